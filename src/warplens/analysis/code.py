@@ -22,7 +22,7 @@ from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.trees import NO_RANGE, nearest
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, Int64s, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from math import comb
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Int64s
 
 #: Fewer repetitions than this are no evidence of a loop.
 MIN_REPEATS = 3

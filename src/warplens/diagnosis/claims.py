@@ -20,9 +20,9 @@ from warplens.analysis.timebudget import Spent
 from warplens.diagnosis.evidence import is_unfused
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.rule import PRECEDENCES, Floats, Rule
+from warplens.profile.schema import Int64s
 
 Codes = npt.NDArray[np.int8]
-Int64s = npt.NDArray[np.int64]
 
 #: Stands for no cause among positions.
 _NO_CAUSE: Final = -1

@@ -20,7 +20,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary, launching_threads
 from warplens.analysis.steps import LOADS_CODE
 from warplens.profile.columns import optional, table
-from warplens.profile.schema import name_categories, rows_named
+from warplens.profile.schema import Int64s, name_categories, rows_named
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------------------------------------------------------------
 # What the launching threads of a window did: how often and how long they waited for the GPU, and how they launched.
 
-
-Int64s = npt.NDArray[np.int64]
 
 #: A launching call takes 2–10 µs. One that takes longer than this waits for room in the queue of launches, which holds
 #: about a thousand: the host is ahead of the GPU, and not at work.

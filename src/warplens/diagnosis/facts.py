@@ -36,10 +36,9 @@ from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.patterns import lazy_pattern
 from warplens.profile import Device, Note
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, Table, name_categories
+from warplens.profile.schema import Column, Int64s, Table, name_categories
 from warplens.profile.trace import GRID_BLOCKS
 
-Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 #: What work other than kernels is labelled with; a copy of another direction is `other`.

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from warplens.analysis.window import Window
     from warplens.profile import Device
 
-Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 #: A replay of the unchanged schedule that is further off says nothing of a changed one (as `prediction` has it).

@@ -19,7 +19,7 @@ from warplens.analysis.frames import running_sum
 from warplens.analysis.headroom import names
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import Bools, Int64s, name_categories
 from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from warplens.analysis.timebudget import Spent
     from warplens.diagnosis.facts import Facts
 
-Bools = npt.NDArray[np.bool_]
 Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _Value = TypeVar("_Value", bound=np.generic)
 

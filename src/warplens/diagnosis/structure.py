@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from warplens.analysis.frames import once
 from warplens.analysis.kernel_names import PRODUCTS
@@ -18,9 +17,7 @@ from warplens.diagnosis.findings import ISSUING, PASSES, Confidence, Finding, Re
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import Floats, Rule
-
-Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Bools, Int64s
 
 #: What several of these rules give as evidence.
 AFFECTED_NS: Final = {"affected_ns": "time of the affected kernels"}

@@ -17,12 +17,9 @@ from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 from warplens.export.tables import shareable
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
-from warplens.profile.schema import name_categories
+from warplens.profile.schema import Int64s, name_categories
 from warplens.wire import Bytes, Part, fixed64s, message, messages, padded_varints, scalar, text
 from warplens.writing import unfinished
-
-Int64s = npt.NDArray[np.int64]
-
 
 # --- The packets of a Perfetto trace ----------------------------------------------------------------------------------
 # slices and counter values of many events at once, tracks, and the dictionaries.

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Int64s
+
 Bytes = npt.NDArray[np.uint8]
 
 _LEAF, _INTERIOR = 13, 5

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Int64s
 
 #: Bins per power of ten of a duration: fine enough to tell two modes apart, coarse enough not to show noise.
 _BINS_PER_DECADE = 8

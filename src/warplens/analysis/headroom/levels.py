@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.shapes import last_sizes, misaligned, sizes_of
 from warplens.analysis.headroom.work import Pieces
 from warplens.analysis.roofs import Roofs, Task
-
-Floats = npt.NDArray[np.float64]
+from warplens.profile.schema import Float64s
 
 #: What keeps a group above its limit, in the order in which it is taken away, and what each is.
 LOSSES: Final = {
@@ -57,7 +55,7 @@ _LEAST_SCORES: Final = 64
 _LIKE: Final = 2.0
 #: No rate above this share of the data sheet's is believed: then the model counts too much.
 _BELIEVED: Final = 0.97
-_NO_RATES: Final[tuple[Floats, Floats]] = (np.zeros(0), np.zeros(0))
+_NO_RATES: Final[tuple[Float64s, Float64s]] = (np.zeros(0), np.zeros(0))
 
 
 @dataclass(frozen=True)
@@ -178,12 +176,12 @@ class Grounds:
     def __init__(self, roofs: Roofs | None, groups: pl.DataFrame, multiprocessors: int | None, steps: int) -> None:
         self.roofs, self.multiprocessors, self.steps = roofs, multiprocessors, steps
         self.scores, self.messages, self.slices = score_sizes(groups), messages(groups), sliced(groups, steps)
-        self._rates: dict[tuple[str, ...], tuple[Floats, Floats]] = {}
+        self._rates: dict[tuple[str, ...], tuple[Float64s, Float64s]] = {}
         if roofs is not None:
             self._rates = self._believed(roofs, groups)
 
     @staticmethod
-    def _believed(roofs: Roofs, groups: pl.DataFrame) -> dict[tuple[str, ...], tuple[Floats, Floats]]:
+    def _believed(roofs: Roofs, groups: pl.DataFrame) -> dict[tuple[str, ...], tuple[Float64s, Float64s]]:
         """By kind of work: amounts in order, and the rate (a second) of each that no peak contradicts."""
         found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
         for row in groups.iter_rows(named=True):

@@ -22,10 +22,7 @@ from warplens.analysis.timebudget import TimeBudget
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.work.catalogue import count_work, operator_work
-from warplens.profile.schema import name_categories
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from warplens.profile.schema import Bools, Int64s, name_categories
 
 #: How the work of a piece is known.
 KNOWN: Final = ("counters", "shapes", "trace", "names", "none")

@@ -16,6 +16,7 @@ from warplens.analysis.intervals import Intervals, clip, complement, measure_bef
 from warplens.analysis.ranges import projected_spans
 from warplens.analysis.timebudget import IDLE_CAUSES
 from warplens.compare.statistics import Samples
+from warplens.profile.schema import Int64s
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
@@ -215,9 +216,6 @@ def _bound(has_work: bool, shares: list[float]) -> str:
 # the backward pass does with the rest of a step, that is the call before it of any thread of the process: while one
 # launches, the other waits for it. Time in a synchronization, an allocation, a blocking copy, the profiler or a long
 # pause is no cost of launching, nor is what the program did before the part that counts.
-
-
-Int64s = npt.NDArray[np.int64]
 
 
 def issue_times(timeline: Timeline, work: pl.DataFrame, since_ns: int | None = None) -> Int64s | None:

@@ -17,10 +17,7 @@ from warplens.analysis.kernel_names import split_name
 from warplens.compare.difference.host import Side
 from warplens.compare.difference.places import RangePaths, range_paths
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column
-
-Int64s = npt.NDArray[np.int64]
-Float64s = npt.NDArray[np.float64]
+from warplens.profile.schema import Column, Float64s, Int64s
 
 #: One step of a large model launches some ten thousand kernels. Windows that are not divided into steps hold more, and
 #: have no order that repeats.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.attribution import is_operator
@@ -24,7 +23,7 @@ from warplens.analysis.trees import NO_RANGE, name_paths, nearest
 from warplens.analysis.window import NO_PHASE, PHASES, generic_name, is_step_name
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import both_sides, table
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, Int64s, name_categories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from warplens.compare.difference.work import KernelChanges
 
 
-Int64s = npt.NDArray[np.int64]
 Path: TypeAlias = tuple[str, ...]
 
 #: Stands between the names of a path as text.

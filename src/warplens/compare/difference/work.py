@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import categories_of
@@ -15,15 +14,12 @@ from warplens.analysis.work import operator_work
 from warplens.compare.difference.matching import MATCHES, SHAPE, Matching, Slots, distinct, match_slots, slots_of
 from warplens.compare.difference.places import SEPARATOR
 from warplens.profile.columns import both_sides, column, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Float64s, Int64s
 
 if TYPE_CHECKING:
     from warplens.compare.difference.difference import SideWall, WallSplit
     from warplens.compare.difference.host import Side
 
-
-Int64s = npt.NDArray[np.int64]
-Float64s = npt.NDArray[np.float64]
 
 _SIDES: Final = ("baseline", "variant")
 _KINDS: Final = ("kept", "changed", "added", "removed")

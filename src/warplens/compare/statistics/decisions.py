@@ -9,7 +9,6 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from warplens.compare.statistics.samples import (
-    Float64s,
     Samples,
     block_medians,
     centres_and_variances,
@@ -20,6 +19,7 @@ from warplens.compare.statistics.samples import (
 )
 from warplens.compare.statistics.shift import Shift, in_turns, shift_between, trend
 from warplens.errors import UsageError
+from warplens.profile.schema import Float64s
 
 
 @dataclass(frozen=True)

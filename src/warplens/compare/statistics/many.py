@@ -10,11 +10,11 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.compare.statistics.decisions import VERDICTS, check_level
-from warplens.compare.statistics.samples import Float64s, Int64s, t_quantile, two_sided
+from warplens.compare.statistics.samples import t_quantile, two_sided
 from warplens.compare.statistics.shift import ORDER_FROM, dependence
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Float64s, Int64s
 
 DIFFERENCES: Final = table(
     "comparison: differences of many kernels",

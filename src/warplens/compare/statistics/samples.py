@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens.errors import UsageError
-
-Float64s = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Float64s
 
 
 @dataclass(frozen=True, eq=False)

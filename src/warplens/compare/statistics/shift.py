@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 
 from warplens.compare.statistics.samples import (
-    Float64s,
     Location,
     Samples,
     centres_and_variances,
@@ -22,6 +21,7 @@ from warplens.compare.statistics.samples import (
     t_quantile,
     units,
 )
+from warplens.profile.schema import Float64s
 
 # Steps of one run, and runs one after another on one machine, are no independent draws: clocks, heat and neighbours
 # change slowly. An interval that ignores it claims too much: in simulated runs whose steps correlate by 0.7 with the

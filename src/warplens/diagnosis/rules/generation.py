@@ -16,8 +16,8 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Floats, Limit, remembered
-from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, Bools, StructureRule, time_of
-from warplens.profile.schema import Int64s
+from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
+from warplens.profile.schema import Bools, Int64s
 
 #: Passes over a growing text, at least: fewer grids in a row grow by the same amount by chance.
 _LEAST_PASSES: Final = 6

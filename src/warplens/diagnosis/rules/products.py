@@ -20,14 +20,13 @@ from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
     SAVED_NS,
-    Bools,
     Passes,
     StructureRule,
     time_beside,
     time_of,
     turns_of_step,
 )
-from warplens.profile.schema import Int64s
+from warplens.profile.schema import Bools, Int64s
 
 #: 16-bit formats, whose products tensor cores take eight numbers at a time.
 _NARROW: Final = ("bf16", "fp16")

@@ -18,14 +18,13 @@ from warplens.diagnosis.structure import (
     AFFECTED_NS,
     AFFECTED_SHARE,
     SAVED_NS,
-    Bools,
-    Int64s,
     StructureRule,
     backward_work,
     passes_of_step,
     passes_over_one_graph,
     time_of,
 )
+from warplens.profile.schema import Bools, Int64s
 
 
 def _close(found: Bools, rows: Int64s, may: Bools, most: int) -> None:

@@ -15,9 +15,9 @@ from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, Rule, remembered
 from warplens.diagnosis.rules.kernels import tiles
 from warplens.diagnosis.rules.products import attention_masks, tensor_shapes
-from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, Bools, StructureRule, time_of
+from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
 from warplens.profile.peaks import peaks_of
-from warplens.profile.schema import Int64s
+from warplens.profile.schema import Bools, Int64s
 
 #: Views of a part of a tensor; they launch nothing.
 _SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")

@@ -13,17 +13,9 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, remembered
-from warplens.diagnosis.structure import (
-    AFFECTED_NS,
-    AFFECTED_SHARE,
-    SAVED_NS,
-    Bools,
-    StructureRule,
-    time_beside,
-    time_of,
-)
+from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_beside, time_of
 from warplens.profile.peaks import peaks_of
-from warplens.profile.schema import Int64s
+from warplens.profile.schema import Bools, Int64s
 
 #: Elements of a block of kernels on lists of tensors, and of a thread of others.
 OF_A_BLOCK: Final = 65_536

@@ -30,7 +30,7 @@ from warplens.diagnosis.rule import (
     predicted,
     seen_idle,
 )
-from warplens.diagnosis.structure import Bools
+from warplens.profile.schema import Bools
 
 #: Where it prepares what the next step works on.
 _INPUT: Final = (

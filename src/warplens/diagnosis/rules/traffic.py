@@ -15,15 +15,8 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, remembered
 from warplens.diagnosis.rules.generation import GrowingCache
-from warplens.diagnosis.structure import (
-    AFFECTED_NS,
-    AFFECTED_SHARE,
-    SAVED_NS,
-    Bools,
-    Int64s,
-    StructureRule,
-    time_of,
-)
+from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
+from warplens.profile.schema import Bools, Int64s
 
 
 class UnfusedChain(StructureRule):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.profile.schema import encode_names
+from warplens.profile.schema import Bools, Int64s, encode_names
 from warplens.readers.kineto import json_text
 from warplens.readers.kineto.document import Document, walk
 from warplens.readers.kineto.scan import MEMBERS, Piece, Scan, scan
@@ -26,8 +26,6 @@ from warplens.readers.kineto.values import (
     Argument,
     Bytes,
     Dictionary,
-    Flags,
-    Int64s,
     Numbers,
     arguments_of,
     hashes,
@@ -38,7 +36,7 @@ from warplens.readers.kineto.values import (
     words_of,
 )
 
-Column: TypeAlias = "tuple[npt.NDArray[Any], Flags | None]"
+Column: TypeAlias = "tuple[npt.NDArray[Any], Bools | None]"
 """Values, and which of them are known; None stands for all."""
 
 _COMMA, _QUOTE = ord(","), ord('"')
@@ -268,7 +266,7 @@ class _Reading:
 
         return dictionary.codes(found, decode)
 
-    def _spans(self, rows: Int64s) -> tuple[Int64s, Int64s, Flags]:
+    def _spans(self, rows: Int64s) -> tuple[Int64s, Int64s, Bools]:
         """Begin and end of the values of these keys, of strings without their quotes; and whether they are strings."""
         keys, scanned = self.scanned.keys, self.scanned
         begins = keys.value.take(rows)

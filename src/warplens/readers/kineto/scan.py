@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from warplens.readers.kineto.values import ARGUMENTS, Bytes, Flags, Int64s, Words, next_of, skip_space
+from warplens.profile.schema import Bools, Int64s
+from warplens.readers.kineto.values import ARGUMENTS, Bytes, Words, next_of, skip_space
 
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _OPEN, _CLOSE, _BRACKET = b'"\\:,{}]'
 
@@ -35,7 +36,7 @@ class Keys:
 
     event: Int64s  #: row of the event
     number: npt.NDArray[np.uint8]  #: which key, from 1: `MEMBERS`, then the keys of `ARGUMENTS`
-    inside: Flags  #: whether it stands in the event's `args`
+    inside: Bools  #: whether it stands in the event's `args`
     value: Int64s  #: where its value begins
     quote: Int64s  #: number of the next string of the piece
     next_key: Int64s  #: where the next key of any kind opens, in this event or a later one
@@ -49,7 +50,7 @@ class Scan:
     starts: Int64s
     ends: Int64s
     inner_ends: Int64s  #: place of the closing brace of `args`, of the event itself where it has none
-    irregular: Flags
+    irregular: Bools
     keys: Keys
     #: opening, closing: places of the quotes of all strings
     opening: Int64s
@@ -229,7 +230,7 @@ def _keys(
     ends: Int64s,
     inner_starts: Int64s,
     inner_ends: Int64s,
-    irregular: Flags,
+    irregular: Bools,
     escapes: Int64s | None,
 ) -> Keys:
     after = text.take(closing + 1)

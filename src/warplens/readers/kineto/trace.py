@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.errors import UnreadableInputError
 from warplens.profile import Capture, Trace
 from warplens.profile.nesting import nest
-from warplens.profile.schema import encode_names
+from warplens.profile.schema import Int64s, encode_names
 from warplens.profile.trace import TABLES
 from warplens.readers.kineto import KINETO
 from warplens.readers.kineto.capture import RECAPTURE, Findings, devices_of, epoch_of, is_rocm, notes_of, placement_of
@@ -40,8 +39,6 @@ from warplens.readers.kineto.gpu import (
 )
 from warplens.readers.kineto.spans import Spans, spans_of
 from warplens.secrets import without_folders
-
-Int64s = npt.NDArray[np.int64]
 
 _FORWARD = ord("s")
 

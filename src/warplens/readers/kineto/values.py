@@ -10,6 +10,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from warplens.profile.schema import Bools, Int64s
+
 #: The kinds of events that are read.
 KINDS = (
     "kernel",
@@ -126,9 +128,7 @@ def arguments_of(kind: str) -> tuple[Argument, ...]:
 # them, where a 64-bit float would lose the last two.
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-Int64s: TypeAlias = "npt.NDArray[np.int64]"
 Words: TypeAlias = "npt.NDArray[np.uint64]"
-Flags: TypeAlias = "npt.NDArray[np.bool_]"
 
 #: So many bytes that belong to no value stand before and after the text, for words that are loaded beyond its ends.
 PADDING = 64
@@ -149,7 +149,7 @@ class Numbers(NamedTuple):
     """`values[i]`, and whether it could be read; where not, the text there has to be looked at one by one."""
 
     values: Int64s
-    read: Flags
+    read: Bools
 
 
 def words_of(text: Bytes) -> Words:
@@ -233,7 +233,7 @@ def _unsigned(text: Bytes, words: Words, places: Int64s, loaded: Words) -> _Digi
     return _Digits(values, counts, text.take(places + counts))
 
 
-def _signed(text: Bytes, words: Words, places: Int64s) -> tuple[_Digits, Int64s, Flags | None]:
+def _signed(text: Bytes, words: Words, places: Int64s) -> tuple[_Digits, Int64s, Bools | None]:
     """The digits of numbers that may have a sign, where these digits begin, and which numbers are negative, if any."""
     loaded = words[places]
     negative = loaded.astype(np.uint8) == _MINUS
@@ -243,9 +243,9 @@ def _signed(text: Bytes, words: Words, places: Int64s) -> tuple[_Digits, Int64s,
     return _unsigned(text, words, places, words[places]), places, negative
 
 
-def _ends_number(characters: Bytes) -> Flags:
+def _ends_number(characters: Bytes) -> Bools:
     """Whether a number is complete before these characters: white space, comma, bracket."""
-    ends: Flags = (characters <= 0x20) | (characters == 0x2C) | ((characters | 0x20) == 0x7D)
+    ends: Bools = (characters <= 0x20) | (characters == 0x2C) | ((characters | 0x20) == 0x7D)
     return ends
 
 
@@ -280,7 +280,7 @@ def nanoseconds_at(text: Bytes, words: Words, places: Int64s) -> Numbers:
     return Numbers(signed, read)
 
 
-def _thousandths(text: Bytes, words: Words, places: Int64s) -> tuple[Words, Flags, Bytes]:
+def _thousandths(text: Bytes, words: Words, places: Int64s) -> tuple[Words, Bools, Bytes]:
     """Decimals as thousandths: their value, whether it is exact, and the character behind them."""
     loaded = words[places]
     values, counts = _digits(loaded)

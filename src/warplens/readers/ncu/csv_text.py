@@ -21,6 +21,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.errors import UnreadableInputError
+from warplens.profile.schema import Float64s, Int64s
 from warplens.readers.limits import LINE_BYTES
 from warplens.readers.ncu.csv_labels import Messages
 from warplens.readers.ncu.metrics import CELLS_PER_VALUE, FREE_CELLS, MOST_METRICS, unit_of
@@ -268,9 +269,6 @@ def _with_points(texts: pl.Series) -> pl.Series:
 #: Cells that are turned into numbers together: some megabytes of text, against calls that cost microseconds.
 _BATCH = 1 << 17
 
-Rows = npt.NDArray[np.int64]
-Reals = npt.NDArray[np.float64]
-
 
 @dataclass
 class _Pending:
@@ -292,8 +290,8 @@ class Cells:
         self._columns: dict[str, int] = {}
         self._units: dict[str, str] = {}
         self._pending = _Pending()
-        self._single: list[tuple[Rows, Rows, Reals]] = []
-        self._tables: list[tuple[int, dict[int, int], Reals]] = []
+        self._single: list[tuple[Int64s, Int64s, Float64s]] = []
+        self._tables: list[tuple[int, dict[int, int], Float64s]] = []
         self._texts: dict[int, dict[int, str]] = {}
         self._table_texts: list[str] = []
         self._table_columns: list[tuple[int, int, bool]] = []
@@ -381,7 +379,7 @@ class Cells:
         self._tables.append((self._table_start, where, np.ascontiguousarray(reals.reshape(count, -1).T)))
         self._table_start += count
 
-    def _sorted_singles(self) -> tuple[Rows, Rows, Reals]:
+    def _sorted_singles(self) -> tuple[Int64s, Int64s, Float64s]:
         nothing = np.empty(0, np.int64)
         columns = np.concatenate([nothing, *(part[0] for part in self._single)])
         rows = np.concatenate([nothing, *(part[1] for part in self._single)])
@@ -392,7 +390,7 @@ class Cells:
         order = order[np.argsort(columns[order], kind="stable")]
         return columns[order], rows[order], reals[order]
 
-    def _series(self, name: str, number: int, launches: int, singles: tuple[Rows, Rows, Reals]) -> pl.Series:
+    def _series(self, name: str, number: int, launches: int, singles: tuple[Int64s, Int64s, Float64s]) -> pl.Series:
         values = np.full(launches, np.nan)
         columns, rows, reals = singles
         begin, end = np.searchsorted(columns, (number, number + 1))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.errors import UnreadableInputError
+from warplens.profile.schema import Bools, Int64s
 from warplens.readers.ncu.container import value_of
 from warplens.wire import Data, Message, WireError
 
@@ -24,8 +25,6 @@ from warplens.wire import Data, Message, WireError
 # A value is a message of one field: text, a number of 4 or 8 bytes, or one of variable length. Writers put the fields
 # of a message in the order of their numbers; what has another layout is decoded by itself.
 
-Positions = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
 #: Kinds of values. The bits of a text are its position among the texts, those of a real number are a double's.
@@ -72,11 +71,11 @@ class ValueDecoder:
         self.texts: list[str] = []
         self.broken = 0
 
-    def byte(self, at: Positions) -> Bytes:
+    def byte(self, at: Int64s) -> Bytes:
         """The bytes at these positions; beyond the end the last byte of the file."""
         return self._bytes[np.minimum(at, self._bytes.size - 1)]
 
-    def varints(self, at: Positions) -> tuple[Positions, Positions]:
+    def varints(self, at: Int64s) -> tuple[Int64s, Int64s]:
         """The numbers of variable length at these positions, as the bits of 64, and the positions after them.
 
         After a number that does not end within ten bytes, or not within the file, the position is one beyond the file.
@@ -95,12 +94,12 @@ class ValueDecoder:
         after[rows] = self._bytes.size + 1
         return values, after
 
-    def behind_lengths(self, at: Positions) -> tuple[Positions, Positions]:
+    def behind_lengths(self, at: Int64s) -> tuple[Int64s, Int64s]:
         """Begin and end of the submessages whose lengths stand at these positions."""
         sizes, starts = self.varints(at)
         return starts, starts + sizes
 
-    def submessages(self, at: Positions, ends: Positions, key: int) -> tuple[Positions, Positions, Flags]:
+    def submessages(self, at: Int64s, ends: Int64s, key: int) -> tuple[Int64s, Int64s, Bools]:
         """Begin and end of the submessages whose `key` stands at these positions, and whether they lie within `ends`.
 
         Where none begins there, a place of no length at `at`.
@@ -112,7 +111,7 @@ class ValueDecoder:
         inside = (starts <= ends) & (sizes >= 0) & (sizes <= ends - starts)
         return starts, starts + np.where(inside, sizes, 0), inside
 
-    def values(self, starts: Positions, ends: Positions) -> Values:
+    def values(self, starts: Int64s, ends: Int64s) -> Values:
         """The values whose messages lie there; a place of no length is an absent value."""
         values = Values.nothing(len(starts))
         sizes = ends - starts
@@ -134,7 +133,7 @@ class ValueDecoder:
             values.kinds[row], values.bits[row] = self._one(int(starts[row]), int(ends[row]))
         return values
 
-    def _fixed(self, at: Positions, width: int) -> Bytes:
+    def _fixed(self, at: Int64s, width: int) -> Bytes:
         found: Bytes = self._bytes[at[:, None] + np.arange(width)].reshape(-1)
         return found
 
@@ -215,7 +214,7 @@ class MetricColumns:
         self._flags = bytearray()
         self._pending: list[tuple[int, array[int]]] = []
         self._pending_count = 0
-        self._parts: list[tuple[Positions, Positions, Values]] = []
+        self._parts: list[tuple[Int64s, Int64s, Values]] = []
         self._instanced: dict[str, list[tuple[int, int, int]]] = {name: [] for name in instanced}
         self._broken = 0
 
@@ -290,7 +289,7 @@ class MetricColumns:
         values = self._decoder.values(value_starts[rows], value_ends[rows])
         self._parts.append((ids[rows], launches[rows], values))
 
-    def _split(self, starts: Positions, ends: Positions) -> tuple[Positions, Positions, Positions]:
+    def _split(self, starts: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Of each metric the number of its name (−1 where it has none) and where its value lies."""
         ids, at = self._decoder.varints(starts + 1)
         value_starts, value_ends, inside = self._decoder.submessages(at, ends, _KEY_VALUE)
@@ -312,8 +311,8 @@ class MetricColumns:
 
     def _elements(self, places: Sequence[tuple[int, int, int]]) -> pl.DataFrame:
         """The instances of one metric; `places` are launches and where the metric lies in each."""
-        launches: list[Positions] = []
-        indices: list[Positions] = []
+        launches: list[Int64s] = []
+        indices: list[Int64s] = []
         keys: list[Values] = []
         values: list[Values] = []
         for launch, start, end in places:
@@ -339,11 +338,11 @@ class MetricColumns:
         return pl.DataFrame([*columns, key] if key.null_count() < key.len() else columns)
 
 
-def _positions(at: array[int]) -> Positions:
+def _positions(at: array[int]) -> Int64s:
     return np.frombuffer(at, np.int64)
 
 
-def _concatenated(parts: Sequence[Positions]) -> Positions:
+def _concatenated(parts: Sequence[Int64s]) -> Int64s:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 

@@ -13,13 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from warplens.profile.schema import Bools, Int64s
 from warplens.readers.nsys.report_wire import BYTES, Bytes, DamagedError, Values, runs, tag, walk
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _TYPE = tag(1)
 _PAYLOADS = {102: "nvtx", 107: "work", 108: "call", 110: "diagnostic", 123: "memory"}

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Bools, Int64s
+
 UInt64s = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 

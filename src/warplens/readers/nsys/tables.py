@@ -18,7 +18,7 @@ import polars as pl
 
 from warplens.errors import UnreadableInputError
 from warplens.profile.nesting import nest
-from warplens.profile.schema import encode_names
+from warplens.profile.schema import Int64s, encode_names
 
 _LOW_24_BITS = 0xFFFFFF
 
@@ -277,7 +277,6 @@ SOURCES: tuple[Source, ...] = (
 # refers to are ever read. The rest of `StringIds` holds the process's environment, command lines and paths, which must
 # not reach anything that Warplens shows.
 
-Int64s = npt.NDArray[np.int64]
 
 #: Ids of one `IN (…)` list; SQLite looks each of them up in the table's key.
 _IDS_PER_QUERY = 5_000

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
@@ -26,6 +25,7 @@ from warplens.compare.difference.work import KERNEL_CHANGES
 from warplens.compare.statistics import Comparison, Regression, Samples, compare, many_differences, regression
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
+from warplens.profile.schema import Float64s
 from warplens.report import text as fmt
 from warplens.report.comparison.words import gate_line, hides_kernels, needed_text, step_answer
 from warplens.report.counters.beside import comparison_data
@@ -291,8 +291,6 @@ def _fields(item: Any) -> dict[str, Any]:
     """The fields of a frozen dataclass; what is inside becomes JSON by itself."""
     return {name: getattr(item, name) for name in item.__dataclass_fields__}
 
-
-Float64s = npt.NDArray[np.float64]
 
 KERNEL_GROUPS: Final = table(
     "comparison: kernels by name",

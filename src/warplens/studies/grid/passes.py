@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import blocks_host
@@ -19,9 +18,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES, Step, phase_of_name
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, name_categories, name_labels
-
-Int64s = npt.NDArray[np.int64]
+from warplens.profile.schema import Column, Int64s, name_categories, name_labels
 
 
 @dataclass(frozen=True, eq=False)
