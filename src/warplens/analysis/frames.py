@@ -6,14 +6,12 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import polars as pl
 
-if TYPE_CHECKING:
-    from warplens.profile.schema import Bools, Int64s
-
+from warplens.profile.schema import Bools, Int64s
 
 #: A standard deviation is a sum of floats, which each number of threads adds up in an order of its own: what differs
 #: are its last digits, behind these.

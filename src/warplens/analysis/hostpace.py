@@ -10,7 +10,7 @@ the GPU was waiting for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,9 @@ from warplens.analysis.api import api_kind, blocks_host, polls_device
 from warplens.analysis.frames import all_equal, once
 from warplens.analysis.intervals import Intervals, Owned, clip, measure_before, owned_union, subtract, total, union
 from warplens.analysis.launches import PROMPT_START_NS
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.profile.schema import Bools, Int64s, name_categories
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
 
 # --- What the launching threads of a process were held up by, instant by instant ---
 #

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from warplens.analysis.categories import CLASSES, OTHER, classify_names
 from warplens.analysis.frames import duration_ns, ratio, spread, spread_of_counts
 from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile.columns import KERNEL_NAME, SPREAD, table
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-
 
 _NAMES = ("name", "full_name")
 

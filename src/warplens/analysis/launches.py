@@ -8,23 +8,19 @@ the end of the kernel or of the call, whichever is later; it is not the sum of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
 from warplens.analysis.frames import all_equal, chosen, duration_ns, number, once, spread
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.profile.columns import KERNEL_NAME, spread_columns, table
 from warplens.profile.schema import Bools, Column
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-
 
 #: A kernel that starts sooner than this after its launching call returned found the GPU with nothing else to do. In
 #: captures from A100, H100, H200 and RTX 5000 the delays of kernels launched onto an idle GPU gather below

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import polars as pl
 
+from warplens.analysis.attribution import RangeForest
 from warplens.analysis.categories import categories_of
 from warplens.analysis.repetition import MIN_REPEATS, largest_drop
 from warplens.analysis.trees import NO_RANGE, Forest
 from warplens.analysis.window import NO_PHASE, is_warmup_name, phase_of_name
+from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_labels
-
-if TYPE_CHECKING:
-    from warplens.analysis.attribution import RangeForest
-    from warplens.profile import Trace
-
 
 #: Steps and passes launch about the same amount of work: within this share of the median.
 ALIKE_TOLERANCE = 0.1

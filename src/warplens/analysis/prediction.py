@@ -9,8 +9,9 @@ changes do not add up.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import polars as pl
@@ -19,15 +20,11 @@ from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.recorder import DEFAULT_LATENCY_NS, GRAPH_GAP_NS, recorded_schedule
 from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, Schedule, replay
 from warplens.analysis.rescheduling import GRAPH_LAUNCH_NS, as_graphs, without_profiler
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile import Device
-    from warplens.profile.schema import Bools
+from warplens.profile import Device
+from warplens.profile.schema import Bools
 
 # --- What-ifs ---
 #

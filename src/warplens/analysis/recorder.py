@@ -21,7 +21,7 @@ what was recorded.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -31,12 +31,9 @@ from warplens.analysis.frames import once
 from warplens.analysis.hostpace import STALL_MIN_NS, HostCalls
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, Schedule
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.profile.schema import Bools, Int64s, rows_named
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-
 
 #: From the return of a launching call to the begin of its work on an idle GPU, where the window has no example of it.
 #: On A100, H100 and H200 1.8–2.4 µs under the profiler.

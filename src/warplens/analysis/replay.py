@@ -17,21 +17,17 @@ then steps from stretch to stretch, so that its cost is that of the waits and no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from warplens.analysis.api import API_KIND
 from warplens.analysis.hostpace import HOLDING_CAUSES, STALL_MAX_NS
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from warplens.analysis.intervals import Intervals
-    from warplens.analysis.window import Window
-    from warplens.profile.schema import Bools, Int64s
-
+from warplens.analysis.intervals import Intervals
+from warplens.analysis.window import Window
+from warplens.profile.schema import Bools, Int64s
 
 #: Earlier than everything, and far enough from the edge of int64 to be added to.
 _NEVER = -(2**60)

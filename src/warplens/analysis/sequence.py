@@ -16,13 +16,15 @@ nothing tells, the turns are given and called a guess.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
 
+from warplens.analysis.attribution import RangeForest
 from warplens.analysis.marks import (
     ALIKE_TOLERANCE,
     MOST_TURNS,
@@ -42,14 +44,8 @@ from warplens.analysis.repetition import (
     stand_out,
 )
 from warplens.patterns import lazy_pattern
+from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_categories
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.attribution import RangeForest
-    from warplens.profile import Trace
-
 
 #: The repeating stretch must hold this share of the GPU time, or it is only a part of the program.
 _MIN_SEQUENCE_SHARE = 0.5

@@ -8,15 +8,12 @@ of what bounds a kernel.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from warplens.collect.machine import Tool
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.collect.machine import Tool
 
 _ALWAYS: Final = ("SpeedOfLight", "LaunchStats")
 

@@ -7,22 +7,18 @@ as long as the program does. What is asked for has to be little, and its price k
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.collect.choices import SETS
+from warplens.collect.machine import Tool
+from warplens.collect.systems import Capture
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.collect.machine import Tool
-    from warplens.collect.systems import Capture
-
 
 #: Options of the commands here beside those of `analysis.counters.nextrun.OPTIONS`: `--help` of 2024.1 has them, and
 #: every version since the first knows them.

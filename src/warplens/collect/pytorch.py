@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from warplens.collect.machine import System
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.collect.machine import System
-
 
 #: Runs by itself in the program's own interpreter, which need not have Warplens.
 _WRAPPER: Final = Path(__file__).with_name("torch_run.py")

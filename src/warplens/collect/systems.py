@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from warplens.collect.choices import added_words
+from warplens.collect.machine import Tool
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.collect.machine import Tool
-
 
 #: Every option that a command here can hold, with the subcommand that it belongs to. All are in `nsys profile --help`
 #: and `nsys export --help` of 2023.4; the shipped profiles were recorded with most of them by 2025.3.

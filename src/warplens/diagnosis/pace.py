@@ -9,8 +9,9 @@ and with less.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,9 @@ from warplens.analysis.prediction import Change, apply, excerpt
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, replay
 from warplens.analysis.rescheduling import paced
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile import Device
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.profile import Device
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,20 +8,17 @@ stretches the whole step evenly, and `stretched` says how much.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.api import API_KIND
+from warplens.analysis.replay import RecordedSchedule, Replayed
+from warplens.diagnosis.facts import Facts
 from warplens.profile.schema import Bools, Int64s, name_categories
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.replay import RecordedSchedule, Replayed
-    from warplens.diagnosis.facts import Facts
 
 #: Neighbours on a lane that are shorter than this share of the longest step become one mark: two pixels of a wide page.
 _CELL: Final = 1 / 500

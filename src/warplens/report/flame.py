@@ -7,8 +7,9 @@ to a module, range, operator or Python function by the same rules as there.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -18,18 +19,14 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.ranges import plain_range_name
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, name_paths, nearest
+from warplens.analysis.window import Window
 from warplens.profile.schema import Bools, Int64s, name_categories
 from warplens.report import text as fmt
 from warplens.report.document import Block, View
+from warplens.report.overview.numbers import Numbers
 from warplens.report.theme import category_fill
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.report.overview.numbers import Numbers
 
 #: Nodes below this share of the window's work stand together as one: they would be thinner than a pixel.
 _LEAST_SHARE: Final = 1 / 2_000

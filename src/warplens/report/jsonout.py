@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 import polars as pl
 
 from warplens._version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from warplens.analysis.window import Window
-    from warplens.profile import Note
+from warplens.analysis.window import Window
+from warplens.profile import Note
 
 
 def envelope(command: str, source: Any, data: Any, warnings: Sequence[Note | str] = ()) -> bytes:

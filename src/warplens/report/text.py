@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
 
 from warplens.patterns import lazy_pattern
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from warplens.profile.schema import Kind
+from warplens.profile.schema import Kind
 
 Scalar: TypeAlias = "str | int | float | bool | None"
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import base64
 import shlex
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from warplens.analysis.categories import CATEGORIES
+from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.rules import rule
+from warplens.diagnosis.steptimes import Lane, StepPictures, StepTimes
+from warplens.diagnosis.whatif import WhatIf, WhatIfs
 from warplens.report import text as fmt
 from warplens.report.brief import ways
 from warplens.report.document import Block, View, ViewRow, quiet
 from warplens.report.jsonout import dumps
+from warplens.report.overview.numbers import Numbers
 from warplens.report.theme import call_fill, category_fill, part_fill
 from warplens.report.verdict import factor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from warplens.diagnosis import Diagnosis
-    from warplens.diagnosis.steptimes import Lane, StepPictures, StepTimes
-    from warplens.diagnosis.whatif import WhatIf, WhatIfs
-    from warplens.report.overview.numbers import Numbers
 
 #: Kinds of work below this share of the unchanged step are one part of the bar.
 _SMALL: Final = 0.03

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -12,17 +13,12 @@ from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
 from warplens.analysis.counters.groups import KEY, SIZES, SUMMARY, group_launches, sample_of, with_keys
 from warplens.analysis.counters.occupancy import launch_occupancy
 from warplens.analysis.counters.speedoflight import measured, speed_of_light
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import KERNEL_NAME, column, optional, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile.counters import KernelCounters
-
 
 #: How a group of the trace was found in the report, the best first: the same kernel with the same grid and block; the
 #: same kernel in another size; another kernel of the same short name (an instance of the same template); not at all.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -16,16 +17,11 @@ from warplens.analysis.counters.memoryaccess import top_stalls
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY
 from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
 from warplens.analysis.kernel_names import split_name
+from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import RULES, KernelCounters
 from warplens.profile.schema import Column, Int64s
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.window import Window
-
 
 #: What launches of a group have in common. A kernel's instances differ in their full names.
 GROUP_KEYS: Final = ("kind", "full_name", "device", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")

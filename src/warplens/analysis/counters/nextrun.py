@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
 from warplens.analysis.counters.coverage import Coverage, recorded_launches
 from warplens.analysis.counters.groups import counters_summary
 from warplens.analysis.counters.speedoflight import measured
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile.counters import KernelCounters
+from warplens.profile.counters import KernelCounters
 
 Version = tuple[int, ...]
 

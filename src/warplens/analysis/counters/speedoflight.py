@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
 from warplens.profile.columns import column, optional, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 from warplens.profile.trace import BLOCK_THREADS
-
-if TYPE_CHECKING:
-    from warplens.profile.counters import KernelCounters
-
 
 LAUNCH: Final = column("launch")
 

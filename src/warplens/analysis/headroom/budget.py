@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -14,15 +15,11 @@ from warplens.analysis.headroom.shapes import Rates, rates_of
 from warplens.analysis.headroom.work import KNOWN, Pieces, pieces_of
 from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import TimeBudget, time_budgets
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
 from warplens.profile.columns import column, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column, name_categories
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-    from warplens.profile.counters import KernelCounters
 
 #: The steps down, in order; `limit` is what is left.
 STEPS_DOWN: Final = ("idle", "roof", "avoidable", "precision", "limit")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
@@ -22,13 +22,11 @@ from warplens.analysis.headroom.work import SOURCE, Pieces, by_shapes, pieces_of
 from warplens.analysis.kernel_names import split_name
 from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import time_budgets
+from warplens.analysis.timeline import Timeline
+from warplens.profile import Device
 from warplens.profile.columns import column, table
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column, name_categories
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-    from warplens.profile import Device
-    from warplens.profile.counters import KernelCounters
 
 #: Kernels of the same work, in one profile as in another.
 KERNEL: Final = ("words", "blocks", "threads")

@@ -5,23 +5,20 @@ A part's backward time is that of the backward operators whose forward operator 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.operators.places import Places, module_name
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, Forest, depth_first, name_paths, nearest
 from warplens.analysis.window import Window, generic_name, is_step_name, phase_of_name
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Int64s, name_categories, name_labels
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.timeline import Timeline
 
 Codes = npt.NDArray[np.int8]
 

@@ -10,8 +10,9 @@ own gradient: that work is GPU time and backward time of `aten::mm`, and once in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -29,16 +30,11 @@ from warplens.analysis.operators.program import (
     module_rows,
     python_rows,
 )
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile.schema import Bools, name_categories
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-
 
 #: Autograd's node that adds a gradient to the parameter's; it has no forward operator.
 _ACCUMULATION: Final = "torch::autograd::AccumulateGrad"

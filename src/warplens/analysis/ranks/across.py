@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -20,15 +21,10 @@ from warplens.analysis.ranks.matching import (
     place_ranks,
     simultaneous,
 )
+from warplens.analysis.ranks.summary import RankSummary
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.analysis.ranks.summary import RankSummary
-
 
 MATCHING: Final = table(
     "matching of collectives",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -12,14 +13,9 @@ from warplens.analysis.frames import ratio
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.ranks.collectives import GROUP, GROUP_SIZE, KINDS, SIZE
 from warplens.analysis.ranks.measures import STEP_TIMES, TIMES
+from warplens.analysis.ranks.summary import RankSummary
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Int64s, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.ranks.summary import RankSummary
-
 
 RANKS: Final = table(
     "ranks",

@@ -15,21 +15,18 @@ What is left, the residual, is printed: waits shorter than it mean nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.ranks.collectives import ENDS_TOGETHER
+from warplens.analysis.ranks.summary import RankSummary
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Float64s, Int64s
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.ranks.summary import RankSummary
 
 #: A drift is looked for from so many collectives on, and believed if it takes away this share of the residual.
 _DRIFT_COLLECTIVES: Final = 24

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -18,14 +18,11 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.ranks.measures import BusyTime, communication_rows
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import Window
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Int64s, name_categories
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
-
 
 #: The kind of a collective that no name reveals.
 UNKNOWN_KIND: Final = "unknown"

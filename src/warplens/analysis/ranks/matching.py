@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +14,9 @@ import polars as pl
 
 from warplens.analysis.ranks.clocks import codes
 from warplens.analysis.ranks.collectives import COLLECTIVES, ENDS_TOGETHER
+from warplens.analysis.ranks.summary import RankSummary
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.analysis.ranks.summary import RankSummary
-    from warplens.profile.schema import Bools, Int64s
-
+from warplens.profile.schema import Bools, Int64s
 
 #: `rank0`, `rank_12`, `rank-3`, `rank=3`, `global_rank07`; and the short `_r3`, `.r3`, which must end a word.
 _NAMED: Final = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -11,14 +11,11 @@ import polars as pl
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered
 from warplens.analysis.intervals import Intervals, Owned, measure_before, subtract, union
+from warplens.analysis.timeline import Timeline
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Int64s
 from warplens.profile.trace import TABLES
-
-if TYPE_CHECKING:
-    from warplens.analysis.timeline import Timeline
-
 
 #: The measured times; the first five sum to the sixth, and the last two of them to `communication_ns`.
 TIMES: Final = (

@@ -7,18 +7,15 @@ still in a cache (S. Williams et al., "Roofline", CACM 52(4), 2009).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
 from warplens.analysis.frames import ratio
+from warplens.analysis.work.catalogue import ModelledWork
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
-
-if TYPE_CHECKING:
-    from warplens.analysis.work.catalogue import ModelledWork
-
 
 #: What operators can be grouped by → the columns that then tell groups apart.
 _KEYS: Final = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +13,7 @@ from warplens.profile import Note, NoteLevel
 from warplens.profile.schema import Int64s
 from warplens.profile.trace import worst_first
 from warplens.readers.lost import LOST_SHARE_WARNING, lost_level, still_queued
-
-if TYPE_CHECKING:
-    from warplens.readers.nsys.capture import Session
-
+from warplens.readers.nsys.capture import Session
 
 #: CUPTI numbers all calls of a process in sequence, and nsys leaves out those that say little: in the complete captures
 #: looked at 1 to 10 numbers a recorded call, and 615 at most between two. So long a silence, while ranges go on, is a

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import altair as alt
 import polars as pl
 
+from warplens.profile.schema import Kind
 from warplens.report import text as fmt
 from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, series_colours, short, tooltip
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.profile.schema import Kind
-    from warplens.report.theme import Ink
-
+from warplens.report.theme import Ink
 
 #: Heights in pixels: a line of text, the bar under it, the space to the next row, the strip of a budget.
 _LABEL, _BAR, _GAP, _STRIP = 17, 9, 11, 30

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import altair as alt
+import polars as pl
 
+from warplens.profile.schema import Kind
 from warplens.report import text as fmt
 from warplens.report.charts.base import (
     Chart,
@@ -22,15 +24,7 @@ from warplens.report.charts.base import (
     time_unit,
     tooltip,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import polars as pl
-
-    from warplens.profile.schema import Kind
-    from warplens.report.theme import Ink
-
+from warplens.report.theme import Ink
 
 #: Pixels of one lane of the timeline: its label, its area, and the space to the next.
 _LANE_LABEL, _LANE_AREA, _LANE_GAP = 18, 56, 12

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import polars as pl
 
@@ -19,15 +20,10 @@ from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
+from warplens.report.overview.numbers import Numbers, OperatorNumbers
 from warplens.report.overview.time import DURATIONS, RANKED, largest_three, nothing
 from warplens.report.questions.memory import MEMORY_USE, OWNER, with_owners
 from warplens.report.questions.operators import coverage_sentences, overhead_sentence, what_to_record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.report.overview.numbers import Numbers, OperatorNumbers
-
 
 #: Nothing that a launch does is shorter; a kernel that begins before its call returns has no queue delay at all.
 _SHORTEST_NS: Final = 100

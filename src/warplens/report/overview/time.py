@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import polars as pl
 
@@ -16,15 +17,11 @@ from warplens.profile.schema import Column
 from warplens.report import chart_data, charts
 from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet
+from warplens.report.overview.numbers import Numbers
 from warplens.report.questions.time import group_times, titled_parts
 from warplens.report.strips import merged_small_parts
 from warplens.report.text import category_title, phase_title
 from warplens.report.theme import category_fill
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.report.overview.numbers import Numbers
 
 #: Parts of a budget below this share of the window are drawn as one; the table keeps them apart.
 _SMALL_PART: Final = 0.005

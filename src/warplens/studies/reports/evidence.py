@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -12,20 +13,15 @@ from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference import Side
 from warplens.errors import MissingDataError
+from warplens.profile import Trace
+from warplens.profile.counters import KernelCounters
+from warplens.profile.measurements import Measurements
 from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
+from warplens.studies.policies.choosing import Policy
 from warplens.studies.policies.regret import CellRegret, regrets_on
 from warplens.studies.reports.hypotheses import Hypothesis, hypotheses
 from warplens.studies.sweeps.numbers import SweepNumbers, examine_sweep
 from warplens.studies.sweeps.reading import same, sweep_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from warplens.profile import Trace
-    from warplens.profile.counters import KernelCounters
-    from warplens.profile.measurements import Measurements
-    from warplens.studies.policies.choosing import Policy
-
 
 #: Differences of this share and less do not matter; and how often an interval may miss the truth.
 MARGIN: Final = 0.02

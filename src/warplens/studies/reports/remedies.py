@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.compare.statistics import compare
 from warplens.profile.columns import column, table
+from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, Table
@@ -15,12 +17,6 @@ from warplens.studies.reports.evidence import Evidence, measured
 from warplens.studies.reports.token_reduction import BEST_MODES, best_modes
 from warplens.studies.sweeps.reading import wall_samples
 from warplens.studies.sweeps.words import columns_of, verdict_counts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from warplens.profile.measurements import Measurements
-
 
 #: Ways to run a point that its table shows.
 _MOST: Final = 4

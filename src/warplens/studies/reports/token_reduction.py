@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.compare.statistics import Samples, compare
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.columns import column, table
+from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Figure, Paragraph, Section, Table
@@ -16,14 +18,8 @@ from warplens.studies.reports.evidence import study_sides
 from warplens.studies.reports.growth import growth, growth_section, measured_times, told_apart
 from warplens.studies.sweeps.numbers import speedup_of
 from warplens.studies.sweeps.reading import sweep_of, wall_samples
+from warplens.studies.sweeps.sweep import Cell, Point
 from warplens.studies.sweeps.words import columns_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from warplens.profile.measurements import Measurements
-    from warplens.studies.sweeps.sweep import Cell, Point
-
 
 #: What makes a point of the grid …
 _POINT: Final = ("model", "input_size", "batch", "precision")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -16,12 +17,7 @@ from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.words import VERDICT_TITLES, change_text, interval_text, signed_share, verdict_text
 from warplens.report.document import Document, KeyFigure, KeyFigures, Paragraph, Section, Table, limits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from warplens.studies.sweeps.sweep import Cell, Point, Sweep
-
+from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 CELL_PAIRS: Final = table(
     "comparison: cells of measurements",

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import polars as pl
 
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
-
-if TYPE_CHECKING:
-    from warplens.studies.sweeps.sweep import Point, Sweep
-
+from warplens.studies.sweeps.sweep import Point, Sweep
 
 AXES: Final = table(
     "sweep: axes",

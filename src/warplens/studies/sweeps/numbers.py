@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.compare.statistics import Comparison, compare
+from warplens.diagnosis.findings import Diagnosis
 from warplens.errors import WarplensError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.studies.sweeps.anomalies import Anomalies, anomalies
+from warplens.studies.sweeps.breakeven import BreakEven
 from warplens.studies.sweeps.breakeven_fit import fit_breakeven
 from warplens.studies.sweeps.confounding import Confounding, confounding
 from warplens.studies.sweeps.payoff import PaysOff, pays_off
 from warplens.studies.sweeps.reading import matched
 from warplens.studies.sweeps.regimes import CellRegime, Regime, cell_key, regimes
 from warplens.studies.sweeps.sweep import Cell, Point, Sweep, framed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from warplens.diagnosis.findings import Diagnosis
-    from warplens.studies.sweeps.breakeven import BreakEven
-
 
 POINTS: Final = table(
     "sweep: points",

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import polars as pl
 
 from warplens.compare.statistics import Samples
 from warplens.errors import UsageError
+from warplens.profile.measurements import Measurements
+from warplens.profile.schema import Float64s
 from warplens.studies.sweeps.sweep import Cell, Point, Sweep
-
-if TYPE_CHECKING:
-    from warplens.profile.measurements import Measurements
-    from warplens.profile.schema import Float64s
-
 
 Settings: TypeAlias = Mapping[str, Any]
 
