@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.collect.machines import NCU, NSYS, Machine, gpu_machine, laptop
-from warplens.collect.machine import ThisMachine
+from warplens.collect.machine import System
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def stand_in(folder: Path, name: str, version: str, body: str) -> str:
 @pytest.fixture
 def nsys(tmp_path: Path, export: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An nsys that exports a small profile."""
-    monkeypatch.setattr(COMMAND, "machine", ThisMachine)
+    monkeypatch.setattr(COMMAND, "machine", System)
     return stand_in(
         tmp_path,
         "nsys",
@@ -147,7 +147,7 @@ def test_a_missing_tool_is_one_line_that_says_how_to_get_it(
 def test_the_permission_error_of_ncu_comes_with_its_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
 ) -> None:
-    monkeypatch.setattr(COMMAND, "machine", ThisMachine)
+    monkeypatch.setattr(COMMAND, "machine", System)
     ncu = ncu_that(tmp_path, "print('==ERROR== ERR_NVGPUCTRPERM - The user does not have permission')\nsys.exit(1)\n")
 
     run = warplens("collect", "ncu", "--tool", ncu, "--", "./program")
@@ -230,7 +230,7 @@ def test_options_of_pytorch_reach_the_wrapper(monkeypatch: pytest.MonkeyPatch, w
 def test_a_recording_that_cannot_be_imported_names_the_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
 ) -> None:
-    monkeypatch.setattr(COMMAND, "machine", ThisMachine)
+    monkeypatch.setattr(COMMAND, "machine", System)
     (tmp_path / "bin").mkdir()
     (tmp_path / "host-linux-x64").mkdir()
     nsys = stand_in(tmp_path / "bin", "nsys", NSYS["2023.4"], "print('importing'); raise SystemExit(1)\n")
@@ -248,7 +248,7 @@ def test_a_recording_that_cannot_be_imported_names_the_libraries(
 def test_without_a_trace_the_light_report_chooses_the_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
 ) -> None:
-    monkeypatch.setattr(COMMAND, "machine", ThisMachine)
+    monkeypatch.setattr(COMMAND, "machine", System)
     planted = tmp_path / "planted.ncu-rep"
     planted.write_bytes(lzma.decompress((DATA / "counters" / "planted_h200.ncu-rep.xz").read_bytes()))
     ncu = ncu_that(tmp_path, f"shutil.copy({str(planted)!r}, report + '.ncu-rep')\n")

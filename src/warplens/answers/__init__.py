@@ -279,6 +279,7 @@ def compare(
     from warplens.answers.sides import both_sides, trace_side
     from warplens.report.comparison.numbers import compare_steps, step_data, step_head
     from warplens.report.comparison.steps import kernel_table, part_table
+    from warplens.report.comparison.words import step_answer
 
     before, after = (timelines_of(side, "compare") for side in (baseline, variant))
     sides = both_sides(
@@ -287,12 +288,11 @@ def compare(
     )
     numbers = compare_steps(*sides, margin=margin, level=level, fail_on=fail_on)
     wall = numbers.difference.wall
-    sources = [*sides[0].sources, *sides[1].sources]
-    found = ComparisonAnswer(
+    return ComparisonAnswer(
         command="compare",
-        source=tuple(sources),
+        source=(*sides[0].sources, *sides[1].sources),
         frame=wall.frame(),
-        facts=(*step_head(numbers),),
+        facts=(*step_head(numbers), " ".join(step_answer(numbers))),
         notes=numbers.notes,
         tables=(
             part_table(wall, most=8, per=numbers.difference.per),
@@ -301,7 +301,6 @@ def compare(
         data=lambda: step_data(numbers),
         numbers=numbers,
     )
-    return _with_facts(found, found.headline)
 
 
 def headroom(
@@ -406,13 +405,12 @@ def ranks(profiles: Profile | Sequence[Profile], *, window: str = "steady", work
         summaries = [(summary, place) for place, trace in enumerate(traces) for summary in summarize(trace, window)]
         result = across_ranks([summary for summary, _ in summaries], [place for _, place in summaries])
         sources = tuple(trace.capture.source for trace in traces)
-    notes = result.notes
     return RanksAnswer(
         command="ranks",
         source=sources,
         frame=rank_rows(result),
         facts=(*facts(result), answer(result)),
-        notes=notes,
+        notes=result.notes,
         tables=tuple(terminal_tables(result)),
         data=lambda: ranks_data(result),
         result=result,
@@ -442,14 +440,12 @@ def counters(report: Counters, *, by: str = "group", metrics: Sequence[str] = ()
     _check_grouping("counters", by, SUMMARY_KEYS)
     counted = counters_of(report, "counters")
     rows = with_words(counters_summary(counted, by, list(metrics)))
-    notes = tuple(counter_notes(counted))
-    source = counted.capture.source
     return TableAnswer(
         command="counters",
-        source=(source,),
+        source=(counted.capture.source,),
         frame=rows,
         facts=(),
-        notes=notes,
+        notes=tuple(counter_notes(counted)),
         tables=(counters_table(rows, metrics),),
         data=lambda: {"by": by, "rows": rows},
     )
@@ -498,9 +494,3 @@ def _check_grouping(asked: str, by: str, words: Sequence[str], *, several: bool 
 def _side_name(timelines: Sequence[Any], role: str) -> str:
     sources = [timeline.trace.capture.source for timeline in timelines]
     return sources[0] if len(sources) == 1 else role
-
-
-def _with_facts(found: ComparisonAnswer, *more: str) -> ComparisonAnswer:
-    from dataclasses import replace
-
-    return replace(found, facts=(*found.facts, *more))

@@ -48,6 +48,7 @@ class Answer:
         notes: what limits it.
         tables: what people see of it.
         data: makes `to_dict`, with frames and dataclasses as they are.
+        problems: profiles that could not be used, and why; () where all could.
     """
 
     command: str
@@ -57,6 +58,7 @@ class Answer:
     notes: tuple[Note, ...]
     tables: tuple[Table, ...]
     data: Callable[[], Mapping[str, Any]]
+    problems: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -72,10 +74,7 @@ class Answer:
         """The object that the command prints with `--format json`."""
         from warplens.report.jsonout import envelope
 
-        return envelope(self.command, self.source, self.data(), self._warnings())
-
-    def _warnings(self) -> list[Note | str]:
-        return list(self.notes)
+        return envelope(self.command, self.source, self.data(), [*self.notes, *self.problems])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the answer to a file; its suffix says as what. CSV and Parquet hold `frame`, the others all of it.
@@ -238,22 +237,14 @@ class DiagnosisAnswer(VerdictAnswer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunAnswer(VerdictAnswer):
-    """What limits a run of several ranks; in `frame` the findings of the run have no rank, those of a rank have one.
-
-    Attributes:
-        problems: profiles that could not be used, and why.
-    """
+    """What limits a run of several ranks; in `frame` the findings of the run have no rank, those of a rank have one."""
 
     diagnosis: RunDiagnosis
-    problems: tuple[str, ...] = field(default=())
 
     @property
     def ranks(self) -> dict[int, Diagnosis]:
         """The diagnosis of each rank by itself."""
         return self.diagnosis.ranks
-
-    def _warnings(self) -> list[Note | str]:
-        return [*self.notes, *self.problems]
 
     def _document(self) -> Document:
         from warplens.report.run import run_document
@@ -331,11 +322,9 @@ class RanksAnswer(Answer):
 
     Attributes:
         result: everything across ranks.
-        problems: profiles that could not be used, and why.
     """
 
     result: RanksResult
-    problems: tuple[str, ...] = field(default=())
     _diagnose: Callable[[], RunAnswer] | None = field(default=None)
 
     @cached_property
@@ -360,9 +349,6 @@ class RanksAnswer(Answer):
         from warplens.report.ranks import answer
 
         return answer(self.result)
-
-    def _warnings(self) -> list[Note | str]:
-        return [*self.notes, *self.problems]
 
     def _document(self) -> Document:
         from warplens.report.ranks import ranks_document

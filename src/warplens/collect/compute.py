@@ -181,8 +181,6 @@ def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = 
     Raises:
         UsageError: the window holds no kernels, or none that are meant.
     """
-    import polars as pl  # the studies of a machine without Polars import this module, too
-
     kernels = timeline.work.filter(pl.col("kind") == "kernel")
     names = timeline.trace.kernels["name"].cast(pl.String).gather(kernels["row"])
     kernels = kernels.select(
@@ -210,8 +208,6 @@ def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = 
 
 def _meant(step: pl.DataFrame, pattern: str, source: str) -> Selection:
     """The kernels of a step whose names hold the pattern."""
-    import polars as pl  # the studies of a machine without Polars import this module, too
-
     found = re.compile(pattern)
     sums = step.group_by("name").agg(pl.col("duration_ns").sum()).sort("duration_ns", "name", descending=[True, False])
     names = tuple(name for name in sums["name"] if found.search(name))
@@ -224,8 +220,6 @@ def _meant(step: pl.DataFrame, pattern: str, source: str) -> Selection:
 
 def kernels_that_matter(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
     """The kernels that take most of the time, without their launches."""
-    import polars as pl  # the studies of a machine without Polars import this module, too
-
     sums = (
         pl.DataFrame({"name": names, "ns": durations_ns}, schema={"name": pl.String, "ns": pl.Int64})
         .group_by("name")
@@ -252,8 +246,6 @@ def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selecti
 
 def _until_each(names: Sequence[str]) -> int:
     """Launches until each name has come twice, or as often as it does."""
-    import polars as pl  # the studies of a machine without Polars import this module, too
-
     frame = pl.DataFrame({"name": names}, schema={"name": pl.String}).with_row_index("at")
     wanted = frame.filter(pl.int_range(pl.len()).over("name") < _EACH)["at"]
     return int(wanted[-1]) + 1 if wanted.len() else 0

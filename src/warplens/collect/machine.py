@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from warplens.errors import UsageError
 
@@ -90,50 +90,22 @@ class Output:
     text: str  #: standard output, then standard error
 
 
-class System(Protocol):
-    """What can be asked of a machine."""
+class System:
+    """What can be asked of a machine: of the one that this runs on. Recorded ones answer the same questions."""
 
     def read(self, path: str) -> str | None:
         """A text file; None where there is none that may be read."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is such a file or folder."""
-
-    def run(self, command: Sequence[str], patience_s: float = _PATIENCE_S) -> Output | None:
-        """What a program prints; None where there is no such program."""
-
-    def which(self, program: str) -> str | None:
-        """Where a program of the search path lies."""
-
-    def matching(self, pattern: str) -> list[str]:
-        """Executable files that match a shell pattern."""
-
-    def variable(self, name: str) -> str | None:
-        """An environment variable. Its value is for looking things up, never for showing."""
-
-    def free_bytes(self, folder: str) -> int | None:
-        """Free space for files in a folder."""
-
-    def python(self) -> str:
-        """The interpreter that runs this."""
-
-
-class ThisMachine:
-    """The machine that this runs on."""
-
-    def read(self, path: str) -> str | None:
-        """See `System`."""
         try:
             return Path(path).read_text("utf-8", errors="replace")
         except OSError:
             return None
 
     def exists(self, path: str) -> bool:
-        """See `System`."""
+        """Whether there is such a file or folder."""
         return Path(path).exists()
 
     def run(self, command: Sequence[str], patience_s: float = _PATIENCE_S) -> Output | None:
-        """See `System`."""
+        """What a program prints; None where there is no such program."""
         try:
             done = subprocess.run(  # noqa: S603  a list of words, no shell
                 list(command), capture_output=True, stdin=subprocess.DEVNULL, timeout=patience_s, check=False
@@ -145,26 +117,26 @@ class ThisMachine:
         return Output(done.returncode, (done.stdout + done.stderr).decode("utf-8", "replace"))
 
     def which(self, program: str) -> str | None:
-        """See `System`."""
+        """Where a program of the search path lies."""
         return shutil.which(program)
 
     def matching(self, pattern: str) -> list[str]:
-        """See `System`."""
+        """Executable files that match a shell pattern."""
         return sorted(path for path in glob.glob(pattern) if os.access(path, os.X_OK) and not Path(path).is_dir())  # noqa: PTH207
 
     def variable(self, name: str) -> str | None:
-        """See `System`."""
+        """An environment variable. Its value is for looking things up, never for showing."""
         return os.environ.get(name)
 
     def free_bytes(self, folder: str) -> int | None:
-        """See `System`."""
+        """Free space for files in a folder."""
         try:
             return shutil.disk_usage(folder).free
         except OSError:
             return None
 
     def python(self) -> str:
-        """See `System`."""
+        """The interpreter that runs this."""
         return sys.executable
 
 

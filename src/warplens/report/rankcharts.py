@@ -9,6 +9,7 @@ import altair as alt
 import polars as pl
 
 from warplens.report import text as fmt
+from warplens.report.charts.bars import y_pixels
 from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, tooltip
 from warplens.report.theme import Ink
 
@@ -52,7 +53,7 @@ def rank_chart(rows: pl.DataFrame) -> Chart:
     marks: list[Mark] = []
     for place, row in enumerate(rows.head(DRAWN_RANKS).iter_rows(named=True)):
         reached = 0
-        for title, token, time_ns in parts_of(row):
+        for title, _, time_ns in parts_of(row):
             marks.append(
                 {
                     "y0": _HEAD + place * _ROW,
@@ -63,7 +64,6 @@ def rank_chart(rows: pl.DataFrame) -> Chart:
                     "name": f"rank {row['rank']}: {title}",
                     "number": f"{fmt.duration(time_ns)} · {fmt.share(time_ns / row['duration_ns'])}",
                     "series": title,
-                    "token": token,
                     "rank": f"rank {row['rank']}",
                 }
             )
@@ -73,17 +73,15 @@ def rank_chart(rows: pl.DataFrame) -> Chart:
     used = [part for part in _CHARTS_PARTS if any(mark["series"] == part[1] for mark in marks)]
 
     def draw(ink: Ink) -> alt.LayerChart:
-        shown = [{key: item for key, item in mark.items() if key != "token"} for mark in marks]
         scale = alt.Scale(domain=[title for _, title, _ in used], range=[ink(token) for _, _, token in used])
-        y = alt.Y("y0:Q", axis=None, scale=alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True))
         bars = (
-            alt.Chart(embedded(shown))
+            alt.Chart(embedded(marks))
             .mark_rect(stroke=ink("surface"), strokeWidth=0.5)
             .encode(
                 **channels(
                     x=alt.X("x0:Q", axis=None, scale=alt.Scale(domain=[-0.09, 1], nice=False)),
                     x2="x1:Q",
-                    y=y,
+                    y=y_pixels("y0", height),
                     y2="y1:Q",
                     color=alt.Color(
                         "series:N", scale=scale, legend=alt.Legend(orient="top", title=None, columns=3, labelLimit=320)
@@ -96,15 +94,7 @@ def rank_chart(rows: pl.DataFrame) -> Chart:
         named = (
             alt.Chart(embedded(labels))
             .mark_text(align="left", baseline="middle", fill=ink("ink"))
-            .encode(
-                **channels(
-                    x=alt.value(0),
-                    y=alt.Y(
-                        "y:Q", axis=None, scale=alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True)
-                    ),
-                    text="text:N",
-                )
-            )
+            .encode(**channels(x=alt.value(0), y=y_pixels("y", height), text="text:N"))
         )
         return layered(bars, named, height=height)
 

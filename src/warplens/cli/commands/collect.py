@@ -17,7 +17,7 @@ from warplens.cli.options import argument, flag, option
 from warplens.collect.choices import ADDITIONS, PRESETS, TARGETS, kernel_pattern
 from warplens.collect.compute import Cost, Profiling, Selection
 from warplens.collect.doctor import Diagnosis, examine_machine, missing
-from warplens.collect.machine import System, ThisMachine, Tool, missing_libraries, needed_tool
+from warplens.collect.machine import System, Tool, missing_libraries, needed_tool
 from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
 from warplens.collect.systems import Capture, Recording, export_command, parse_capture, record_command
 from warplens.errors import UsageError
@@ -105,7 +105,7 @@ def cost_line(phase: str, cost: Cost) -> str:
 
 
 #: What tools are looked for on; tests put recorded machines here.
-machine: Callable[[], System] = ThisMachine
+machine: Callable[[], System] = System
 
 #: Launches of a light pass where nothing else limits it: some minutes.
 _MOST_LAUNCHES = 1000

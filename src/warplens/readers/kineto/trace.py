@@ -1,11 +1,4 @@
-"""Chrome traces of the PyTorch profiler (Kineto), 2021 to 2026, CUDA and ROCm, as a `Trace`.
-
-`kineto_document` reads the text: `kineto_source` unpacks it block by block, `kineto_scan` finds the events of a piece,
-`kineto_events` turns them into columns (`kineto_numbers`, `kineto_strings`; `kineto_json` where a value is unusual),
-`kineto_frames` puts the columns together; `kineto_fields` declares what is read. `kineto_spans` makes intervals of the
-events and `kineto_tables` the trace's tables, with `kineto_gpu`, `kineto_operators` and `kineto_collectives`. Facts
-about the capture come from `kineto_capture`, its shortcomings from `kineto_notes`.
-"""
+"""Chrome traces of the PyTorch profiler (Kineto), 2021 to 2026, CUDA and ROCm, as a `Trace`."""
 
 from __future__ import annotations
 
@@ -41,11 +34,6 @@ from warplens.readers.kineto.spans import Spans, spans_of
 from warplens.secrets import without_folders
 
 _FORWARD = ord("s")
-
-
-def operators_of(operators: pl.DataFrame) -> pl.DataFrame:
-    """The table of operators; they are the first rows of the ranges, in the same order."""
-    return operators.with_columns(range=pl.int_range(pl.len(), dtype=pl.Int64))
 
 
 def autograd_links_of(arrows: pl.DataFrame, operators: pl.DataFrame, ranges: pl.DataFrame, host: int) -> pl.DataFrame:
@@ -144,7 +132,8 @@ def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
     overheads = with_threads(overheads, host).with_columns(named(overheads["name"]))
     tables["profiler_overhead"] = overheads.filter(~pl.col("name").cast(pl.String).str.contains(_NOT_THE_PROFILERS))
     tables["ranges"] = _ranges(operators, (marks, frames.pop("annotation")), host)
-    tables["operators"] = operators_of(operators)
+    # They are the first rows of the ranges, in the same order.
+    tables["operators"] = operators.with_columns(range=pl.int_range(pl.len(), dtype=pl.Int64))
     tables["autograd_links"] = autograd_links_of(spans.arrows, operators, tables["ranges"], host)
     del operators
     functions = frames.pop("python")

@@ -1,8 +1,7 @@
 """Nsight Compute's CSV exports as `KernelCounters`: the raw page (wide) and the details page (long), of 2020 to 2026.
 
-`ncu_csv_text` finds the table in the file, `ncu_csv_messages` says what ncu's own lines mean, `ncu_csv_launches` reads
-the columns before the metrics, `ncu_csv_cells` and `ncu_csv_units` make numbers in base units of what is printed,
-`ncu_csv_labels` knows what the details page calls the metrics; this module puts them together.
+`csv_text` finds the table in the file and makes numbers of its cells, `csv_labels` knows what the details page calls
+the metrics and what ncu's own lines mean; here the launches are read, and all is put together.
 """
 
 from __future__ import annotations
@@ -136,9 +135,6 @@ def _range_name(printed: str) -> str:
     domain, colon, rest = name.partition(":")
     return rest if colon else domain
 
-
-# --- Nsight Compute's CSV exports as `KernelCounters` -----------------------------------------------------------------
-# the raw page (wide) and the details page (long), of 2020 to 2026.
 
 _RECORD = "ncu --set detailed --output profile python your_program.py"
 _EXPORT_AGAIN = "Export it again: ncu --import REPORT.ncu-rep --page raw --csv"

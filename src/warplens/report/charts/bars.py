@@ -78,7 +78,7 @@ def budget_chart(parts: pl.DataFrame) -> Chart:
     def draw(ink: Ink) -> alt.LayerChart:
         strip = [{**mark, "y0": _LABEL + 2, "y1": _LABEL + 2 + _STRIP} for mark in marks]
         segments = (
-            alt.Chart(embedded(_coloured(strip, ink)))
+            alt.Chart(embedded(coloured(strip, ink)))
             .mark_rect(stroke=ink("surface"), strokeWidth=1)
             .encode(
                 **channels(
@@ -124,7 +124,8 @@ def row_place(top: float, begin: float, end: float) -> Mark:
     return {"y": top + 8, "y0": bar, "y1": bar + _BAR, "x0": round(begin, 5), "x1": round(end, 5)}
 
 
-def _coloured(marks: list[Mark], ink: Ink) -> list[Mark]:
+def coloured(marks: list[Mark], ink: Ink) -> list[Mark]:
+    """Marks with the colour of their `token` as `fill`."""
     return [
         {**{key: item for key, item in mark.items() if key != "token"}, "fill": ink(mark["token"])} for mark in marks
     ]
@@ -132,7 +133,7 @@ def _coloured(marks: list[Mark], ink: Ink) -> list[Mark]:
 
 def labelled_bars(marks: list[Mark], ink: Ink, height: int) -> list[alt.Chart]:
     """Layers of bars with a label and a number above each: track, bar, label, number, and what answers a touch."""
-    base = alt.Chart(embedded(_coloured(marks, ink)))
+    base = alt.Chart(embedded(coloured(marks, ink)))
     whole_width = {"x": alt.value(0), "x2": alt.value("width")}
     track = base.mark_rect(fill=ink("track"), cornerRadius=2).encode(
         **channels(**whole_width, y=y_pixels("y0", height), y2="y1:Q")

@@ -10,6 +10,7 @@ import polars as pl
 
 from warplens.profile.schema import Kind
 from warplens.report import text as fmt
+from warplens.report.charts.bars import y_pixels
 from warplens.report.charts.base import (
     Chart,
     Mark,
@@ -127,28 +128,28 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
     height = max(1, len(lanes)) * _LANE
 
     def draw(ink: Ink) -> alt.LayerChart:
-        pixels = alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True)
+        below = y_pixels("y0", height)
         x = alt.X(
             "x0:Q",
             title=f"time since the window's start [{unit}]",
             scale=alt.Scale(domain=[0, end_ns / factor or 1], nice=False),
             axis=alt.Axis(grid=False, tickCount=8),
         )
-        place = {"x": x, "x2": "x1:Q", "y": alt.Y("y0:Q", axis=None, scale=pixels)}
+        place = {"x": x, "x2": "x1:Q", "y": below}
         stretches = alt.Chart(embedded(marks)).transform_calculate(top=f"datum.y0 - {_LANE_AREA}")
         titles = alt.Chart(embedded(labels))
         layers = [
             titles.mark_rect(fill=ink("track")).encode(
-                **channels(x=alt.value(0), x2=alt.value("width"), y=alt.Y("y0:Q", axis=None, scale=pixels), y2="y1:Q")
+                **channels(x=alt.value(0), x2=alt.value("width"), y=below, y2="y1:Q")
             ),
             stretches.mark_area(fill=ink("gemm"), interpolate="step-after").encode(
-                **channels(x=x, y=place["y"], y2="y1:Q", detail="lane:N")
+                **channels(x=x, y=below, y2="y1:Q", detail="lane:N")
             ),
             stretches.mark_rect(opacity=0).encode(
                 **channels(**place, y2="top:Q", tooltip=tooltip("lane", time="time", busy="busy"))
             ),
             titles.mark_text(align="left", baseline="middle", fill=ink("ink")).encode(
-                **channels(x=alt.value(_LABEL_INDENT), y=alt.Y("y:Q", scale=pixels), text="lane:N")
+                **channels(x=alt.value(_LABEL_INDENT), y=y_pixels("y", height), text="lane:N")
             ),
         ]
         if step_starts_ns:

@@ -10,12 +10,12 @@ import altair as alt
 import polars as pl
 
 from warplens.report import text as fmt
-from warplens.report.charts.bars import x_share, y_pixels
+from warplens.report.charts.bars import coloured, x_share, y_pixels
 from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, short, tooltip
+from warplens.report.counters.words import LEVELS, roof_title
 from warplens.report.theme import Ink
 
-#: Levels of memory from the slowest to the fastest, as the legend calls them, and the colour of roof and points.
-_LEVEL_TITLES: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
+#: The colour of roof and points of a level of memory.
 _FILLS: Final = {"dram": "gemm", "l2": "idle-1", "l1": "attention"}
 
 #: Pixels of the plot, and of the largest and the smallest point (area).
@@ -76,16 +76,15 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
     def draw(ink: Ink) -> alt.LayerChart:
         colours = alt.Color(
             "level:N",
-            scale=alt.Scale(domain=list(_LEVEL_TITLES.values()), range=[ink(_FILLS[level]) for level in _LEVEL_TITLES]),
+            scale=alt.Scale(domain=list(LEVELS.values()), range=[ink(_FILLS[level]) for level in LEVELS]),
             legend=None,
         )
         fill = alt.Color("fill:N", scale=None, legend=None)
         x, y = _axes(left, right, bottom, top)
-        drawn = [{**mark, "fill": ink(mark.pop("token"))} for mark in map(dict, lines)]
-        named = [{**mark, "fill": ink(mark.pop("token"))} for mark in map(dict, labels)]
+        named = coloured(labels, ink)
         base = alt.Chart(embedded(marks))
         return layered(
-            alt.Chart(embedded(drawn))
+            alt.Chart(embedded(coloured(lines, ink)))
             .mark_line(strokeWidth=2, clip=True)
             .encode(**channels(x=x, y=y, detail="line:N", color=fill)),
             alt.Chart(embedded(ridges))
@@ -140,14 +139,6 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
     return Chart(draw, zooms="xy")
 
 
-def _roof_title(precision: str | None, number_format: str | None, sparse: bool | None) -> str:
-    """What a roof of arithmetic is called: `FP32`, `tensor cores, BF16`."""
-    if precision != "tensor":
-        return str(precision).upper()
-    named = f"tensor cores, {number_format.upper().replace('_', '/')}" if number_format else "tensor cores"
-    return f"{named}, sparse" if sparse else named
-
-
 def _axes(left: float, right: float, bottom: float, top: float) -> tuple[alt.X, alt.Y]:
     x = alt.X(
         "x:Q",
@@ -177,7 +168,7 @@ def _powers(low: float, high: float) -> list[float]:
 def _span(points: pl.DataFrame, flat: pl.DataFrame, slopes: pl.DataFrame) -> tuple[float, float]:
     """The least and the largest intensity that is drawn: powers of ten that hold all ridges and points."""
     ridges = [peak / slope for peak in flat["peak"] for slope in slopes["peak"]]
-    found = [value for level in _LEVEL_TITLES for value in points[f"{level}_intensity"].to_list() if value]
+    found = [value for level in LEVELS for value in points[f"{level}_intensity"].to_list() if value]
     last = min(max([*found, 10 * max(ridges)]), _REACH * max(ridges))
     return 10.0 ** math.floor(math.log10(min([*found, min(ridges) / 10]))), 10.0 ** math.ceil(math.log10(last))
 
@@ -208,13 +199,12 @@ def _roof_labels(slopes: pl.DataFrame, flat: pl.DataFrame, left: float, bottom: 
     labels: list[Mark] = []
     for row in slopes.iter_rows(named=True):
         x = max(left, bottom / row["peak"])
-        text = f"{_LEVEL_TITLES[row['roof']]} {fmt.bandwidth(row['peak'])}"
+        text = f"{LEVELS[row['roof']]} {fmt.bandwidth(row['peak'])}"
         labels.append(
             {"x": short(x), "y": short(x * row["peak"]), "label": text, "side": "left", "token": _FILLS[row["roof"]]}
         )
     for row in flat.iter_rows(named=True):
-        name = _roof_title(row["precision"], row["format"], row["sparse"])
-        text = f"{name} {fmt.flop_rate(row['peak'])}"
+        text = f"{roof_title(row)} {fmt.flop_rate(row['peak'])}"
         labels.append({"x": short(right), "y": short(row["peak"]), "label": text, "side": "right", "token": "soft"})
     return labels
 
@@ -222,14 +212,13 @@ def _roof_labels(slopes: pl.DataFrame, flat: pl.DataFrame, left: float, bottom: 
 def _ridge_marks(flat: pl.DataFrame, slopes: pl.DataFrame) -> list[Mark]:
     marks: list[Mark] = []
     for roof in flat.iter_rows(named=True):
-        name = _roof_title(roof["precision"], roof["format"], roof["sparse"])
         for slope in slopes.iter_rows(named=True):
             ridge = roof["peak"] / slope["peak"]
             marks.append(
                 {
                     "x": short(ridge),
                     "y": short(roof["peak"]),
-                    "name": f"ridge of {_LEVEL_TITLES[slope['roof']]} and {name}",
+                    "name": f"ridge of {LEVELS[slope['roof']]} and {roof_title(roof)}",
                     "ridge": f"{fmt.number(ridge)} FLOPs per byte",
                     "roof": fmt.flop_rate(roof["peak"]),
                     "label": fmt.number(ridge) if slope["roof"] == "dram" else None,
@@ -242,7 +231,7 @@ def _point_marks(points: pl.DataFrame, right: float) -> list[Mark]:
     named = set(points.sort("total_ns", descending=True, nulls_last=True)["number"].head(_NAMED).to_list())
     marks: list[Mark] = []
     for row in points.iter_rows(named=True):
-        own = [_point(row, level, right) for level in _LEVEL_TITLES if row[f"{level}_intensity"]]
+        own = [_point(row, level, right) for level in LEVELS if row[f"{level}_intensity"]]
         if own:
             name = f" {fmt.shorten_kernel(row['full_name'], 26)}" if row["number"] in named else ""
             max(own, key=lambda mark: float(mark["x"]))["label"] = f"{row['number']}{name}"
@@ -254,7 +243,7 @@ def _point(row: dict[str, Any], level: str, right: float) -> Mark:
     intensity = row[f"{level}_intensity"]
     return {
         "number": row["number"],
-        "level": _LEVEL_TITLES[level],
+        "level": LEVELS[level],
         "x": short(min(intensity, right)),
         "y": short(row["flops_per_s"]),
         "beyond": "yes" if intensity > right else "no",
@@ -263,7 +252,7 @@ def _point(row: dict[str, Any], level: str, right: float) -> Mark:
         "name": f"{row['number']} {fmt.shorten_kernel(row['full_name'])}",
         "kernel": f"grid {row['grid']} · block {row['block']}",
         "rate": fmt.flop_rate(row["flops_per_s"]),
-        "intensity": f"{fmt.number(intensity)} ({_LEVEL_TITLES[level]})",
+        "intensity": f"{fmt.number(intensity)} ({LEVELS[level]})",
         "share": fmt.value(row[f"{level}_share"], "share"),
         "reached": f"{fmt.value(row['roof_share'], 'share')} ({row['roof']})",
         "took": fmt.value(row["total_ns"], "duration_ns"),
@@ -409,11 +398,7 @@ def _grid(marks: list[Mark], cells: pl.DataFrame, axis: str) -> Chart:
     share = alt.Scale(domain=[0, 1], nice=False)
 
     def draw(ink: Ink) -> alt.LayerChart:
-        coloured = [
-            {**{key: item for key, item in mark.items() if key != "token"}, "fill": ink(mark["token"])}
-            for mark in marks
-        ]
-        base = alt.Chart(embedded(coloured))
+        base = alt.Chart(embedded(coloured(marks, ink)))
         middle = alt.X("x:Q", axis=None, scale=share)
         area = base.mark_rect(cornerRadius=2).encode(
             **channels(

@@ -16,7 +16,7 @@ from warplens.profile import Capture
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.counters.numbers import CounterNumbers, with_names
-from warplens.report.counters.words import BOUND, LEVELS, LIMITED_BY, bound_title, next_step_text
+from warplens.report.counters.words import BOUND, LEVELS, LIMITED_BY, bound_title, next_step_text, roof_title
 from warplens.report.document import Block, Document, Figure, Paragraph, SectionOf, Table, pick, quiet, with_texts
 
 
@@ -237,7 +237,7 @@ def roof_lines(found: Roofline) -> list[str]:
     """A line for each source of roofs: what it is, and how high they are."""
     by_source: dict[str, list[str]] = {}
     for row in found.roofs.iter_rows(named=True):
-        by_source.setdefault(row["source"], []).append(f"{_roof_name(row)} {_height(row)}")
+        by_source.setdefault(row["source"], []).append(f"{LEVELS.get(row['roof']) or roof_title(row)} {_height(row)}")
     return [f"roofs, {source}: {'; '.join(roofs)}" for source, roofs in by_source.items()]
 
 
@@ -351,15 +351,6 @@ def _arithmetic(row: Mapping[str, Any]) -> str | None:
 
 def _nearest(row: Mapping[str, Any]) -> str | None:
     return {"compute": "arithmetic", **LEVELS}.get(row["roof"])
-
-
-def _roof_name(row: Mapping[str, Any]) -> str:
-    if row["roof"] != "compute":
-        return LEVELS[row["roof"]]
-    if row["precision"] != "tensor":
-        return str(row["precision"]).upper()
-    named = f"tensor cores, {row['format'].upper().replace('_', '/')}" if row["format"] else "tensor cores"
-    return f"{named}, sparse" if row["sparse"] else named
 
 
 def _height(row: Mapping[str, Any]) -> str:

@@ -41,6 +41,15 @@ _LIMITERS: Final = {
 #: Levels of memory, as people call them.
 LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
+
+def roof_title(roof: Mapping[str, Any]) -> str:
+    """What a roof of arithmetic is called: `FP32`, `tensor cores, BF16`."""
+    if roof["precision"] != "tensor":
+        return str(roof["precision"]).upper()
+    named = f"tensor cores, {roof['format'].upper().replace('_', '/')}" if roof["format"] else "tensor cores"
+    return f"{named}, sparse" if roof["sparse"] else named
+
+
 #: What the words of `with_words` stand under.
 BOUND: Final = column("verdict").but(help="what limits it; healthy is at its roof without waste", title="Bound")
 LIMITED_BY: Final = Column("limited_by", help="what keeps further blocks out", title="limited by")

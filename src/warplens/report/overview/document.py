@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
@@ -44,31 +44,9 @@ from warplens.report.verdict import factor, finding_blocks
 from warplens.report.whatif import what_if_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from warplens.diagnosis.across import RunDiagnosis
-
-
-@dataclass(frozen=True)
-class _Headline:
-    """A profile in one row; null is what it does not tell."""
-
-    source: str
-    verdict: str | None
-    gain: str | None
-    remedy: str | None
-    caution: str | None
-    gpu: str | None
-    window_ns: int
-    steps: int
-    step_ns: float | None
-    busy_share: float | None
-    largest: str | None
-    largest_share: float | None
-    kernel_ns: int | None
-    kernels: int | None
-    kernels_per_step: float | None
-    launches_per_s: float | None
 
 
 _COLUMNS: Final = (
@@ -141,7 +119,7 @@ def comparison_table(profiles: Sequence[Numbers], told: Collection[int] | None =
     schema = {column.name: column.dtype for column in (*_COLUMNS, *_FIGURES)}
     headlines = (
         {
-            **asdict(_headline(numbers)),
+            **_headline(numbers),
             "source": title,
             "part": f"p{position}-answer" if told is None or position - 1 in told else "",
         }
@@ -171,7 +149,8 @@ def _rhythms(numbers: Numbers) -> Iterator[Block]:
     yield from rhythm_tables(search)
 
 
-def _headline(numbers: Numbers) -> _Headline:
+def _headline(numbers: Numbers) -> dict[str, Any]:
+    """A profile in one row; null is what it does not tell."""
     steps = numbers.window_steps
     largest = largest_part(numbers.budgets)
     first = numbers.diagnosis.findings[0] if numbers.diagnosis is not None else None
@@ -180,42 +159,42 @@ def _headline(numbers: Numbers) -> _Headline:
     # No kernel table is not the same as no kernel.
     known = numbers.recorded("kernels")
     kernels = int(numbers.kernels["calls"].sum()) if known else None
-    return _Headline(
-        source=numbers.capture.source,
-        verdict=limit_sentence(numbers.diagnosis) if numbers.diagnosis is not None else None,
-        gain=gain,
-        remedy=remedy,
-        caution=caution(numbers),
-        gpu=", ".join(dict.fromkeys(device.name for device in numbers.capture.devices)) or None,
-        window_ns=numbers.window.duration_ns,
-        steps=steps.height,
-        step_ns=number(steps["wall_ns"].median()),
-        busy_share=busy_share(numbers),
-        largest=category_title(largest[0]) if largest else None,
-        largest_share=largest[1] if largest else None,
-        kernel_ns=int(numbers.kernels["total_ns"].sum()) if known else None,
-        kernels=kernels,
-        kernels_per_step=kernels / steps.height if kernels is not None and steps.height else None,
-        launches_per_s=numbers.launch_summary.per_second if known else None,
-    )
+    return {
+        "source": numbers.capture.source,
+        "verdict": limit_sentence(numbers.diagnosis) if numbers.diagnosis is not None else None,
+        "gain": gain,
+        "remedy": remedy,
+        "caution": caution(numbers),
+        "gpu": ", ".join(dict.fromkeys(device.name for device in numbers.capture.devices)) or None,
+        "window_ns": numbers.window.duration_ns,
+        "steps": steps.height,
+        "step_ns": number(steps["wall_ns"].median()),
+        "busy_share": busy_share(numbers),
+        "largest": category_title(largest[0]) if largest else None,
+        "largest_share": largest[1] if largest else None,
+        "kernel_ns": int(numbers.kernels["total_ns"].sum()) if known else None,
+        "kernels": kernels,
+        "kernels_per_step": kernels / steps.height if kernels is not None and steps.height else None,
+        "launches_per_s": numbers.launch_summary.per_second if known else None,
+    }
 
 
-def _tiles(headline: _Headline, numbers: Numbers) -> Iterator[KeyFigure]:
-    if headline.steps > 1:
+def _tiles(headline: dict[str, Any], numbers: Numbers) -> Iterator[KeyFigure]:
+    if headline["steps"] > 1:
         wall = numbers.window_steps["wall_ns"].to_list()
-        spread = f"median of {headline.steps} steps, {fmt.duration(min(wall))} to {fmt.duration(max(wall))}"
-        yield KeyFigure("Step time", headline.step_ns, "duration_ns", spread)
-    elif headline.steps == 1:
-        yield KeyFigure("Step time", headline.step_ns, "duration_ns", "the only step")
+        spread = f"median of {headline['steps']} steps, {fmt.duration(min(wall))} to {fmt.duration(max(wall))}"
+        yield KeyFigure("Step time", headline["step_ns"], "duration_ns", spread)
+    elif headline["steps"] == 1:
+        yield KeyFigure("Step time", headline["step_ns"], "duration_ns", "the only step")
     else:
-        yield KeyFigure("Window", headline.window_ns, "duration_ns", numbers.window.how)
+        yield KeyFigure("Window", headline["window_ns"], "duration_ns", numbers.window.how)
     gpus = len(numbers.budgets)
-    yield KeyFigure("GPU busy", headline.busy_share, "share", f"of the window{f', {gpus} GPUs' if gpus > 1 else ''}")
-    if headline.largest is not None:
-        yield KeyFigure("Largest part", headline.largest_share, "share", f"of the busy time: {headline.largest}")
-    each = "" if headline.kernels_per_step is None else f", {fmt.count(headline.kernels_per_step)} per step"
-    yield KeyFigure("Kernels", headline.kernels, "count", f"in the window{each}")
-    yield KeyFigure("Launches", headline.launches_per_s, "rate", "kernels launched one by one")
+    yield KeyFigure("GPU busy", headline["busy_share"], "share", f"of the window{f', {gpus} GPUs' if gpus > 1 else ''}")
+    if headline["largest"] is not None:
+        yield KeyFigure("Largest part", headline["largest_share"], "share", f"of the busy time: {headline['largest']}")
+    each = "" if headline["kernels_per_step"] is None else f", {fmt.count(headline['kernels_per_step'])} per step"
+    yield KeyFigure("Kernels", headline["kernels"], "count", f"in the window{each}")
+    yield KeyFigure("Launches", headline["launches_per_s"], "rate", "kernels launched one by one")
     if numbers.memory:
         peak = numbers.memory[0]
         yield KeyFigure(
@@ -226,9 +205,9 @@ def _tiles(headline: _Headline, numbers: Numbers) -> Iterator[KeyFigure]:
 # --- The document ----------------------------------------------------------------------------------------------------
 
 
-def _rooms(*kinds: SectionOf[Numbers]) -> Callable[[Numbers], Iterator[Section]]:
-    """The content of a room: its sections, those left out that have nothing to show."""
-    return lambda numbers: iter(sections(kinds, numbers))
+def _room(name: str, title: str, *kinds: SectionOf[Numbers]) -> SectionOf[Numbers]:
+    """A room with its sections, those left out that have nothing to show."""
+    return SectionOf(f"{name}-room", title, lambda numbers: sections(kinds, numbers))
 
 
 def _findings(numbers: Numbers) -> Iterator[Block | Section]:
@@ -239,72 +218,61 @@ def _findings(numbers: Numbers) -> Iterator[Block | Section]:
 #: The rooms behind the answer, each with its sections in reading order. A new section is a line here, and a function
 #: that yields its blocks.
 _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
-    SectionOf(
-        "timeline-room",
+    _room(
+        "timeline",
         "Timeline",
-        _rooms(SectionOf("timeline", "Timeline", timeline_blocks), SectionOf("steps", "Steps over time", time.steps)),
+        SectionOf("timeline", "Timeline", timeline_blocks),
+        SectionOf("steps", "Steps over time", time.steps),
     ),
-    SectionOf(
-        "budget-room",
+    _room(
+        "budget",
         "Budget",
-        _rooms(
-            SectionOf("budget", "Time budget", time.budget),
-            SectionOf("headroom", "Headroom", headroom_blocks, lambda numbers: numbers.headroom or None),
-            SectionOf("phases", "Phases", time.phases),
-        ),
+        SectionOf("budget", "Time budget", time.budget),
+        SectionOf("headroom", "Headroom", headroom_blocks, lambda numbers: numbers.headroom or None),
+        SectionOf("phases", "Phases", time.phases),
     ),
-    SectionOf("what-if-room", "What if", _rooms(SectionOf("what-if", "What if", what_if_blocks))),
+    _room("what-if", "What if", SectionOf("what-if", "What if", what_if_blocks)),
     SectionOf("findings-room", "Findings", _findings, lambda numbers: numbers if numbers.diagnosis else None),
-    SectionOf(
-        "kernels-room",
+    _room(
+        "kernels",
         "Kernels & operators",
-        _rooms(
-            SectionOf("kernels", "Kernels", time.kernels),
-            SectionOf("categories", "Categories", time.categories),
-            SectionOf("operators", "Operators", host.operators),
-            SectionOf("work", "Modelled work, measured time", host.work),
-        ),
+        SectionOf("kernels", "Kernels", time.kernels),
+        SectionOf("categories", "Categories", time.categories),
+        SectionOf("operators", "Operators", host.operators),
+        SectionOf("work", "Modelled work, measured time", host.work),
     ),
-    SectionOf(
-        "program-room",
+    _room(
+        "program",
         "Program",
-        _rooms(
-            SectionOf("flame", "GPU time by part of the program", flame_blocks),
-            SectionOf("ranges", "Ranges", time.ranges),
-            SectionOf("modules", "Modules", host.modules),
-            SectionOf("code", "Code", host.code),
-        ),
+        SectionOf("flame", "GPU time by part of the program", flame_blocks),
+        SectionOf("ranges", "Ranges", time.ranges),
+        SectionOf("modules", "Modules", host.modules),
+        SectionOf("code", "Code", host.code),
     ),
-    SectionOf(
-        "host-room",
+    _room(
+        "host",
         "Host",
-        _rooms(
-            SectionOf("launches", "Launches", host.launches),
-            SectionOf("api", "CUDA API", host.api),
-            SectionOf("streams", "Streams", host.streams),
-            SectionOf("graphs", "CUDA graphs", host.graphs),
-        ),
+        SectionOf("launches", "Launches", host.launches),
+        SectionOf("api", "CUDA API", host.api),
+        SectionOf("streams", "Streams", host.streams),
+        SectionOf("graphs", "CUDA graphs", host.graphs),
     ),
-    SectionOf(
-        "memory-room",
+    _room(
+        "memory",
         "Memory",
-        _rooms(
-            SectionOf("copies", "Copies", host.copies),
-            SectionOf("memory", "Memory", host.memory),
-            SectionOf("allocator", "Allocated memory", host.allocator),
-        ),
+        SectionOf("copies", "Copies", host.copies),
+        SectionOf("memory", "Memory", host.memory),
+        SectionOf("allocator", "Allocated memory", host.allocator),
     ),
     SectionOf("ranks-room", "Ranks", time.devices),
     SectionOf("counters-room", "Counters", joined_blocks, lambda numbers: numbers.joined or None),
-    SectionOf(
-        "method-room",
+    _room(
+        "method",
         "Data & method",
-        _rooms(
-            SectionOf("quality", "Limits of these numbers", limits, lambda numbers: numbers.notes),
-            SectionOf("checklist", "Checklist", checklist_blocks, lambda numbers: numbers.checklist),
-            SectionOf("rhythms", "What repeats", _rhythms),
-            SectionOf("key-figures", "Key figures", _key_figures),
-        ),
+        SectionOf("quality", "Limits of these numbers", limits, lambda numbers: numbers.notes),
+        SectionOf("checklist", "Checklist", checklist_blocks, lambda numbers: numbers.checklist),
+        SectionOf("rhythms", "What repeats", _rhythms),
+        SectionOf("key-figures", "Key figures", _key_figures),
     ),
 )
 

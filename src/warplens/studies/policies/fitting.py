@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from warplens.compare.statistics import Samples
 from warplens.errors import UsageError
 from warplens.studies.policies.choosing import (
     RULES,
@@ -25,7 +24,11 @@ from warplens.studies.policies.choosing import (
     picked,
 )
 from warplens.studies.policies.regret import CellRegret, Regret, fitted_curves, regret_at, summary
-from warplens.studies.sweeps.sweep import Cell, Sweep
+
+if TYPE_CHECKING:
+    from warplens.compare.statistics import Samples
+    from warplens.studies.sweeps.sweep import Cell, Sweep
+
 
 #: A side must be faster than the baseline by more than this share: less is within what a host does from run to run,
 #: and half of the 2 % by which no choice may be wrong.

@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
-from warplens.studies.policies.choosing import Axis, Place, Policy, Reason, Times, Value
-from warplens.studies.sweeps.sweep import Sweep
+
+if TYPE_CHECKING:
+    from warplens.studies.policies.choosing import Axis, Place, Policy, Reason, Times, Value
+    from warplens.studies.sweeps.sweep import Sweep
+
 
 #: Points of one side and one combination of words: three numbers are fitted to them, and one must be left to disagree.
 _FEWEST_POINTS: Final = 4

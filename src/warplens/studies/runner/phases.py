@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens.collect.choices import PRESETS
 from warplens.collect.compute import PER_CONFIGURATION, Profiling, Selection, profile_command
-from warplens.collect.machine import ThisMachine, Tool, needed_tool
+from warplens.collect.machine import System, Tool, needed_tool
 from warplens.collect.recording import COLLECTING, add_run, run_command
 from warplens.collect.systems import Capture, Recording, export_command, record_command
 from warplens.errors import WarplensError
@@ -137,13 +137,13 @@ class Collection:
         return failed
 
     def _timeline(self, cell: RecordedCell, run: CellRun) -> tuple[Tool, list[list[str]]]:
-        tool = needed_tool("nsys", ThisMachine(), self.nsys)
+        tool = needed_tool("nsys", System(), self.nsys)
         report, program = str(self.folder / cell.name), cell.program(run.measuring.workload, run.measuring.device)
         recording = Recording(force=True)
         return tool, [record_command(tool, recording, report, program), export_command(tool, report, force=True)]
 
     def _counters(self, cell: RecordedCell, run: CellRun) -> tuple[Tool, list[list[str]]]:
-        tool = needed_tool("ncu", ThisMachine(), self.ncu)
+        tool = needed_tool("ncu", System(), self.ncu)
         report, program = str(self.folder / cell.name), cell.program(run.measuring.workload, run.measuring.device)
         chosen = self._selection(tool)
         return tool, [profile_command(tool, _COUNTERS, chosen, Capture("nvtx", "step"), report, program)]
