@@ -31,7 +31,6 @@ from warplens.report.document import (
 )
 from warplens.report.jsonout import window_data
 from warplens.report.rankcharts import DRAWN_RANKS, rank_chart
-from warplens.report.text import part_title
 
 
 def answer(result: RanksResult) -> str:
@@ -209,9 +208,7 @@ def collective_table(result: RanksResult) -> Table:
 
 def part_table(result: RanksResult) -> Table:
     """The time budget over all ranks."""
-    parts = result.balance.parts.with_columns(pl.col("group").cast(pl.String))
-    titles = [part_title(group, part) for group, part in parts.select("group", "part").rows()]
-    rows = parts.with_columns(pl.Series("title", titles, dtype=pl.String))
+    rows = fmt.with_part_titles(result.balance.parts.with_columns(pl.col("group").cast(pl.String)))
     return Table("budget", "Time budget of all ranks", _PARTS, rows, limit=None)
 
 

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
+import polars as pl
+
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Kind
 
@@ -396,6 +398,12 @@ def cause_title(cause: str) -> str:
 def phase_title(phase: str) -> str:
     """A phase of a training step; `none` is the work outside of all phases."""
     return _PHASES.get(phase, phase)
+
+
+def with_part_titles(parts: pl.DataFrame) -> pl.DataFrame:
+    """Rows with `group` and `part`, and a `title` that is what people call them."""
+    keys = parts.select(pl.col("group", "part").cast(pl.String)).iter_rows()
+    return parts.with_columns(pl.Series("title", [part_title(*key) for key in keys], dtype=pl.String))
 
 
 def part_title(group: str, part: str) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from warplens.analysis.counters.comparison import Comparison
-from warplens.compare.difference import Side
 from warplens.profile import NoteLevel
 from warplens.report import text as fmt
 from warplens.report.charts import waterfall_chart
@@ -43,7 +42,6 @@ from warplens.report.document import (
     Figure,
     KeyFigures,
     Paragraph,
-    Section,
     SectionOf,
     limits,
     quiet,
@@ -57,7 +55,10 @@ def step_document(numbers: StepNumbers) -> Document:
     return Document(
         title=f"Comparison: {numbers.variant.name} against {numbers.baseline.name}",
         lead=" ".join(step_answer(numbers)),
-        sections=(*sections(_SECTIONS, numbers), *_counter_sections(numbers)),
+        sections=(
+            *sections(_SECTIONS, numbers),
+            *(sections([SIDE_BY_SIDE], [numbers.counters], "counters-") if numbers.counters is not None else ()),
+        ),
         meta=tuple(_meta(numbers)),
         answer=_answer(numbers),
     )
@@ -90,10 +91,6 @@ def _answer(numbers: StepNumbers) -> Answer:
     )
 
 
-def _counter_sections(numbers: StepNumbers) -> tuple[Section, ...]:
-    return sections([SIDE_BY_SIDE], [numbers.counters], "counters-") if numbers.counters is not None else ()
-
-
 def _meta(numbers: StepNumbers) -> Iterator[tuple[str, str]]:
     for label, side in (("Baseline", numbers.baseline), ("Variant", numbers.variant)):
         typical = side.files[side.typical()]
@@ -101,13 +98,9 @@ def _meta(numbers: StepNumbers) -> Iterator[tuple[str, str]]:
         gpus = ", ".join(dict.fromkeys(device.name for device in capture.devices))
         tool = " ".join(part for part in (capture.tool, capture.tool_version) if part)
         files = f"{len(side.files)} files" if len(side.files) > 1 else ""
-        facts = (side.name, files, tool, gpus, f"window: {_window(typical)}")
+        window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
+        facts = (side.name, files, tool, gpus, window)
         yield label, " · ".join(part for part in facts if part)
-
-
-def _window(side: Side) -> str:
-    window = side.window
-    return f"{fmt.duration(window.duration_ns)}, {window.how}"
 
 
 def _key_figures(numbers: StepNumbers) -> Iterator[Block]:

@@ -158,7 +158,8 @@ def _notes(
     baseline: TraceFiles, variant: TraceFiles, difference: StepDifference, found: Comparison
 ) -> tuple[Note, ...]:
     """What makes the sides hard to compare, then what each file cannot tell, each kind of note once a side."""
-    notes = [*difference.notes, *_typical_notes(baseline, variant), *_doubts(found)]
+    notes = [*difference.notes, *_typical_notes(baseline, variant)]
+    notes += (Note("comparison-doubt", NoteLevel.WARNING, doubt) for doubt in found.doubts)
     told = {item.code for item in difference.notes}
     told |= {_SAME_MATTER[code] for code in told & _SAME_MATTER.keys()}
     for side in (baseline, variant):
@@ -189,11 +190,6 @@ def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
                 )
                 text += "they are not repeats of one program, so there is no verdict"
                 yield Note("unlike-repeats", NoteLevel.WARNING, text, "Put repeats of one program alone in the folder")
-
-
-def _doubts(found: Comparison) -> Iterator[Note]:
-    for doubt in found.doubts:
-        yield Note("comparison-doubt", NoteLevel.WARNING, doubt)
 
 
 def _of_side(side: TraceFiles) -> Iterator[Note]:

@@ -350,8 +350,7 @@ def range_table(ranges: pl.DataFrame) -> Table:
 
 def transfer_table(transfers: pl.DataFrame) -> Table:
     """Copies, fills and communication (`TRANSFER_CHANGES`)."""
-    titles = [part_title(*key) for key in transfers.select("group", "part").iter_rows()]
-    rows = transfers.with_columns(pl.Series("title", titles, dtype=pl.String))
+    rows = fmt.with_part_titles(transfers)
     return Table("transfers", "Copies, fills and communication of a step", _TRANSFER_COLUMNS, rows, None)
 
 

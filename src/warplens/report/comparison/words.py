@@ -168,7 +168,8 @@ def step_answer(numbers: StepNumbers) -> list[str]:
     name = numbers.difference.variant.window.range_name
     subject = "the variant" if name is None else f"range {fmt.printable(name)} of the variant"
     verdict = fmt.capitalised(verdict_text(numbers.comparison, subject))
-    if numbers.comparison.verdict in ("faster", "slower") and _agrees(numbers):
+    # The files that are taken apart may differ otherwise than all files together do.
+    if numbers.comparison.verdict in ("faster", "slower") and numbers.why.direction == numbers.comparison.verdict:
         # Of a paradox, what the sentence begins with is no reason: it is what makes it one.
         return [f"{verdict}; {cause}." if _leads_with_work(numbers.why) else f"{verdict}, because {cause}."]
     return [f"{verdict}.", f"In what was recorded, {cause}."]
@@ -179,11 +180,6 @@ def forbids_verdict(numbers: StepNumbers) -> Note | None:
     return next((note for note in numbers.notes if note.level is NoteLevel.BLOCKING), None)
 
 
-def _agrees(numbers: StepNumbers) -> bool:
-    """Whether the files that are taken apart differ the way that all files together do."""
-    return numbers.why.direction == numbers.comparison.verdict
-
-
 def _leads_with_work(why: Explanation) -> bool:
     return why.cause == "host-issue-bound" and why.is_paradox
 
@@ -192,7 +188,10 @@ def cause_sentence(difference: StepDifference, why: Explanation) -> str:
     """The cause with the numbers that show it, to stand after "because" (a paradox begins with what it is)."""
     work = _gpu_work(why)
     if why.cause == "no-difference":
-        return f"a {difference.per} takes {_about_as_long(difference)}: {work}{_cancelled(why)}"
+        before, after = (
+            fmt.duration(float(side.wall_ns)) for side in (difference.wall.baseline, difference.wall.variant)
+        )
+        return f"a {difference.per} takes about as long ({before} and {after}): {work}{_cancelled(why)}"
     if why.cause == "host-issue-bound":
         both = {why.baseline_bound, why.variant_bound} == {"host-issue"}
         side = "step" if both else "baseline" if why.baseline_bound == "host-issue" else "variant"
@@ -240,15 +239,6 @@ def _rest(why: Explanation) -> str:
 
 def _main_change(why: Explanation) -> float:
     return next((found.change_ns for found in why.contributions if found.cause == why.cause), why.change_ns)
-
-
-def _about_as_long(difference: StepDifference) -> str:
-    return f"about as long ({_step_times(difference)})"
-
-
-def _step_times(difference: StepDifference) -> str:
-    wall = difference.wall
-    return f"{fmt.duration(float(wall.baseline.wall_ns))} and {fmt.duration(float(wall.variant.wall_ns))}"
 
 
 def _gpu_work(why: Explanation) -> str:
@@ -323,10 +313,8 @@ def _given_back(why: Explanation) -> str:
     against = [found for found in why.contributions if found.change_ns * main < 0 and found.cause != "gpu-work"]
     if not against or abs(against[0].change_ns) < _WORTH_SAYING * abs(main):
         return ""
-    change = against[0].change_ns
-    cause = against[0].cause
-    idle = "more idle time" if change > 0 else "less idle time"
-    what = f"{idle} ({cause_title(cause.removeprefix('idle: '))})" if cause.startswith("idle: ") else _THINGS[cause]
+    change, cause = against[0].change_ns, against[0].cause
+    what = _of_cause(against[0]) if cause.startswith("idle: ") else _THINGS[cause]
     of_it = abs(change) <= abs(main)
     if change > 0:
         return f"; {what} takes {fmt.duration(abs(change))}{' of it back' if of_it else ' more'}"
@@ -340,15 +328,10 @@ def work_sentence(numbers: StepNumbers) -> str | None:
         return None
     source = "as given" if work.source == "given" else "modelled from the operators' shapes"
     spent = numbers.comparison.ratio.estimate
+    told = f"FLOPs change by {_change(ratio)} ({source}), the time by"
     if abs(ratio - 1) < _SAME_FLOPS:
-        return (
-            f"FLOPs are the same ({source}), the time changes by {_change(spent)}: each FLOP takes "
-            f"{fmt.number(spent / ratio)} times as long."
-        )
-    return (
-        f"FLOPs change by {_change(ratio)} ({source}), the time by {_change(spent)}: "
-        f"each FLOP takes {fmt.number(spent / ratio)} times as long."
-    )
+        told = f"FLOPs are the same ({source}), the time changes by"
+    return f"{told} {_change(spent)}: each FLOP takes {fmt.number(spent / ratio)} times as long."
 
 
 def _change(ratio: float) -> str:

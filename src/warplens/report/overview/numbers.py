@@ -44,6 +44,7 @@ from warplens.report.checklist import checklist_frame
 from warplens.report.counters.beside import joined_data
 from warplens.report.headroom import headroom_data
 from warplens.report.jsonout import window_data
+from warplens.report.questions.operators import work_data
 from warplens.report.questions.time import budget_data, group_times, rhythm_data
 from warplens.report.strips import strips_data
 from warplens.report.text import category_title
@@ -419,14 +420,8 @@ def _operator_data(operators: OperatorNumbers | None) -> dict[str, Any] | None:
 def _work_data(work: ModelledWork | None) -> dict[str, Any] | None:
     if work is None:
         return None
-    return {
-        "coverage_share": work.coverage_share,
-        "flops": work.flops,
-        "matmul_flops": work.matmul_flops,
-        "peak_sources": list(work.peak_sources),
-        "rows": work_statistics(work),
-        "unmodelled": {"rows": work.unmodelled},
-    }
+    rows = {"rows": work_statistics(work), "unmodelled": {"rows": work.unmodelled}}
+    return {"coverage_share": work.coverage_share, **work_data(work), **rows}
 
 
 def _allocator_data(found: Allocations | None) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from warplens.analysis.operators import GROUPINGS as OPERATOR_GROUPINGS
 from warplens.analysis.operators import (
@@ -101,19 +101,16 @@ def flops(timeline: Timeline, window: Window, by: str) -> Found:
         Table("flops", "Operators: modelled work, measured time", (*labels, *_WORK), rows, empty=_NO_MODEL),
         Table("unmodelled", "GPU time without a model", _UNMODELLED, modelled.unmodelled, empty="None."),
     )
-    coverage = {
-        "total_ns": modelled.total_ns,
-        "modelled_ns": modelled.modelled_ns,
-        "modelled_share": modelled.coverage_share,
-    }
-    data = {
-        "coverage": coverage,
-        "flops": modelled.flops,
-        "matmul_flops": modelled.matmul_flops,
-        "peak_sources": list(modelled.peak_sources),
-        "unmodelled": {"rows": modelled.unmodelled},
-    }
+    known = {"total_ns": modelled.total_ns, "modelled_ns": modelled.modelled_ns}
+    data = {"coverage": {**known, "modelled_share": modelled.coverage_share}, **work_data(modelled)}
+    data["unmodelled"] = {"rows": modelled.unmodelled}
     return Found(rows, tables, tuple(_work_facts(modelled, window)), data)
+
+
+def work_data(modelled: ModelledWork) -> dict[str, Any]:
+    """What JSON says of modelled work beside its rows."""
+    names = ("flops", "matmul_flops", "peak_sources")
+    return {name: getattr(modelled, name) for name in names}
 
 
 def _work_facts(modelled: ModelledWork, window: Window) -> Iterator[str]:

@@ -60,12 +60,9 @@ def group_times(found: TimeBudget) -> dict[str, int]:
 
 def titled_parts(found: TimeBudget) -> pl.DataFrame:
     """The parts of a budget with `title` and `meaning`, what people call them and what they say."""
-    parts = found.parts.with_columns(pl.col("group").cast(pl.String))
-    keys = parts.select("group", "part").rows()
-    return parts.with_columns(
-        pl.Series("title", [fmt.part_title(*key) for key in keys], dtype=pl.String),
-        pl.Series("meaning", [IDLE_CAUSES.get(part, "") if group == "idle" else "" for group, part in keys], pl.String),
-    )
+    parts = fmt.with_part_titles(found.parts.with_columns(pl.col("group").cast(pl.String)))
+    meaning = pl.col("part").cast(pl.String).replace_strict(IDLE_CAUSES, default="", return_dtype=pl.String)
+    return parts.with_columns(pl.when(pl.col("group") == "idle").then(meaning).otherwise(pl.lit("")).alias("meaning"))
 
 
 def _budget_table(found: TimeBudget) -> Table:
