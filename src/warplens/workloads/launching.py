@@ -55,17 +55,22 @@ def launches_of(step: Callable[[], object], device: str) -> Launches | None:
 
 
 def _counted(step: Callable[[], object]) -> Launches:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_STEPS_BEFORE):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
+    _run_aside(step, _STEPS_BEFORE)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
         step()
     kinds = [kind for _, kind in graph_nodes(graph.raw_cuda_graph())]
     return Launches(kinds.count(_KERNEL), kinds.count(COPY_NODE) + kinds.count(_FILL))
+
+
+def _run_aside(step: Callable[[], object], times: int) -> None:
+    """Steps on a stream of their own, so that nothing that they set up is recorded."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(times):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
 
 
 def graph_nodes(graph: int) -> list[tuple[int, int]]:
@@ -121,12 +126,7 @@ def as_graph(
     """
     if not is_cuda(device):
         raise UsageError("a CUDA graph needs a CUDA device")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_STEPS_BEFORE_CAPTURE):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
+    _run_aside(step, _STEPS_BEFORE_CAPTURE)
     if before_capture is not None:
         before_capture()
     graph = torch.cuda.CUDAGraph()

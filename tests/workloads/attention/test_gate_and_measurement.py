@@ -6,14 +6,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from warplens.workloads.attention import KERNELS, AttentionKernel, AttentionShape, TimingPlan, compared, measure
+from warplens.workloads.attention import KERNELS, AttentionKernel, AttentionShape, compared, measure
 from warplens.workloads.attention.problem import (
     attention_inputs,
     reference,
 )
+from warplens.workloads.registry import Plan
 
 SHAPE = AttentionShape(2, 2, 24, 16)
-QUICK = TimingPlan(fewest=6, most=6, warmup_s=0.0, budget_s=0.0)
+QUICK = Plan(least=6, most=6, warmup_ns=0, most_ns=0)
 
 
 def _kernel(run):

@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from warplens.errors import UsageError
-from warplens.workloads.attention import KERNELS, AttentionShape, TimingPlan, attention_flops
+from warplens.workloads.attention import KERNELS, AttentionShape, attention_flops
 from warplens.workloads.attention.kernels import backward_tiles, forward_tiles
 from warplens.workloads.attention.measurement import time_calls
+from warplens.workloads.registry import Plan
 
 
 def test_forward_work_is_four_b_h_s_squared_d():
@@ -70,7 +71,7 @@ def test_timing_stops_once_the_median_is_known():
     pytest.importorskip("torch", reason="torch is not installed")
     calls = []
     timing = time_calls(
-        lambda: calls.append(sum(range(20_000))), "cpu", TimingPlan(fewest=10, most=400, precision=0.5, warmup_s=0.0)
+        lambda: calls.append(sum(range(20_000))), "cpu", Plan(least=10, most=400, precision=0.5, warmup_ns=0)
     )
     assert timing.warmup_calls == 3
     assert len(calls) == 3 + len(timing.samples_ns)
@@ -80,5 +81,5 @@ def test_timing_stops_once_the_median_is_known():
 
 def test_timing_takes_no_more_than_the_most_samples():
     pytest.importorskip("torch", reason="torch is not installed")
-    plan = TimingPlan(fewest=10, most=25, precision=0.0, warmup_s=0.0)
+    plan = Plan(least=10, most=25, precision=0.0, warmup_ns=0)
     assert time_calls(lambda: sum(range(100)), "cpu", plan).summary.samples == 25

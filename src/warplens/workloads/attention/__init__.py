@@ -5,7 +5,7 @@
 A new kernel becomes an entry of `registry.KERNELS`. torch and triton are imported when a kernel first runs.
 """
 
-from warplens.workloads.attention.measurement import AttentionMeasurement, Timing, TimingPlan, measure
+from warplens.workloads.attention.measurement import AttentionMeasurement, Timing, measure
 from warplens.workloads.attention.problem import (
     DTYPES,
     HEAD_DIMS,
@@ -31,7 +31,6 @@ __all__ = [
     "Mode",
     "TensorError",
     "Timing",
-    "TimingPlan",
     "attention_flops",
     "compared",
     "measure",

@@ -22,6 +22,7 @@ from warplens.workloads.attention.problem import (
     compared,
 )
 from warplens.workloads.attention.registry import KERNELS, AttentionKernel, BackendRefusedError
+from warplens.workloads.registry import Plan
 from warplens.workloads.samples import Drift, Summary, drift, median_interval, summary
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from warplens.workloads.registry import Plan, Setting
+    from warplens.workloads.registry import Setting
     from warplens.workloads.settings import AttentionCell
 
 
@@ -46,18 +47,9 @@ _ISSUED: Final = 5
 _CYCLES_PER_NS: Final = 2.0
 
 
-@dataclass(frozen=True)
-class TimingPlan:
-    """How often a call is timed, and when it is enough."""
-
-    #: fewest, most: samples
-    fewest: int = 30
-    most: int = 1000
-    precision: float = 0.01  #: wanted half-width of the median's interval, as a share of the median
-    confidence: float = 0.95  #: of that interval, 0 to 1
-    budget_s: float = 1.0  #: wall time after which no further batch of samples is begun; the fewest are always taken
-    warmup_s: float = 0.05  #: wall time of the calls before the first sample; at least three calls
-    flush_l2: bool = True  #: overwrite the L2 cache before each sample; GPU only
+#: How often a kernel is timed unless stated; of a plan the `least`, `most`, `precision`, `confidence`, times and
+#: `flush_l2` hold. A kernel takes microseconds: it is repeated more often than a step, and known better.
+KERNEL_PLAN: Final = Plan(warmup_ns=50_000_000, most=1000, precision=0.01, most_ns=1_000_000_000, flush_l2=True)
 
 
 @dataclass(frozen=True)
@@ -69,29 +61,27 @@ class Timing:
     drift: Drift | None  #: whether times rose or fell meanwhile; None with too few samples
     warmup_calls: int  #: calls before the first sample
     clock: str  #: "cuda-event" or "wall"
-    launch: str  #: "eager": the host issued each call
     flushed_l2: bool  #: L2 was overwritten before each sample
 
 
-def time_calls(call: Callable[[], object], device: str, plan: TimingPlan | None = None) -> Timing:
+def time_calls(call: Callable[[], object], device: str, plan: Plan = KERNEL_PLAN) -> Timing:
     """Times `call` until its median is known well enough, or the most samples or the time budget is reached.
 
     Args:
         call: issues the work on the current stream; must not wait for it.
-        plan: how often; the default plan if None.
+        plan: how often; at least three calls warm up, and the least number of samples is always taken.
     """
-    plan = plan or TimingPlan()
     on_gpu = device.startswith("cuda")
     flush = plan.flush_l2 and on_gpu
-    warmup_calls = _warm_up(call, plan.warmup_s, on_gpu)
+    warmup_calls = _warm_up(call, plan.warmup_ns, on_gpu)
     head_start = _issue_ns(call) * _HEAD_START if on_gpu else 0.0
 
     def take(count: int) -> list[int]:
         return _event_samples(call, count, flush, head_start) if on_gpu else _wall_samples(call, count)
 
-    began = time.perf_counter()
-    samples = take(plan.fewest)
-    while len(samples) < plan.most and time.perf_counter() - began < plan.budget_s and not _known(samples, plan):
+    began = time.perf_counter_ns()
+    samples = take(plan.least)
+    while len(samples) < plan.most and time.perf_counter_ns() - began < plan.most_ns and not _known(samples, plan):
         # Looking after each sample would stop at the first lucky moment; looks grow apart instead.
         samples += take(min(len(samples), plan.most - len(samples)))
     return Timing(
@@ -100,22 +90,21 @@ def time_calls(call: Callable[[], object], device: str, plan: TimingPlan | None 
         drift=drift(samples),
         warmup_calls=warmup_calls,
         clock="cuda-event" if on_gpu else "wall",
-        launch="eager",
         flushed_l2=flush,
     )
 
 
-def _known(samples: list[int], plan: TimingPlan) -> bool:
+def _known(samples: list[int], plan: Plan) -> bool:
     ordered = sorted(samples)
     interval = median_interval(ordered, plan.confidence)
     return interval is not None and interval[1] - interval[0] <= 2 * plan.precision * ordered[len(ordered) // 2]
 
 
-def _warm_up(call: Callable[[], object], seconds: float, on_gpu: bool) -> int:
+def _warm_up(call: Callable[[], object], warmup_ns: int, on_gpu: bool) -> int:
     import torch
 
-    began, calls = time.perf_counter(), 0
-    while calls < 3 or time.perf_counter() - began < seconds:
+    began, calls = time.perf_counter_ns(), 0
+    while calls < 3 or time.perf_counter_ns() - began < warmup_ns:
         call()
         calls += 1
         if on_gpu:
@@ -193,7 +182,7 @@ def measure(
     causal: bool,
     mode: Mode = "forward",
     device: str = "cuda",
-    plan: TimingPlan | None = None,
+    plan: Plan = KERNEL_PLAN,
     gate: bool = True,
 ) -> AttentionMeasurement:
     """Checks the kernel on this very problem, then times it.
@@ -250,7 +239,7 @@ def _timed(
     causal: bool,
     mode: Mode,
     device: str,
-    plan: TimingPlan | None,
+    plan: Plan,
 ) -> tuple[Timing, int | None]:
     import torch
 
@@ -303,18 +292,9 @@ def run_cell(cell: AttentionCell, plan: Plan, setting: Setting) -> dict[str, Any
     if cell.kernel not in KERNELS:
         raise UsageError(f"{cell.kernel!r} is not an attention kernel; known are {', '.join(KERNELS)}")
     shape = AttentionShape(cell.batch, cell.heads, cell.seq_len, cell.head_dim)
-    timing_plan = TimingPlan(
-        fewest=plan.least,
-        most=plan.most,
-        precision=plan.precision,
-        confidence=plan.confidence,
-        budget_s=plan.most_ns / _SECOND_NS,
-        warmup_s=plan.warmup_ns / _SECOND_NS,
-        flush_l2=plan.flush_l2,
-    )
     found = measure(
         KERNELS[cell.kernel], shape, cell.dtype,
-        causal=cell.causal, mode=cell.mode, device=setting.device, plan=timing_plan,  # type: ignore[arg-type, unused-ignore]
+        causal=cell.causal, mode=cell.mode, device=setting.device, plan=plan,  # type: ignore[arg-type, unused-ignore]
     )  # fmt: skip
     details = {"check": asdict(found.check) if found.check is not None else None}
     if found.timing is None:
@@ -324,7 +304,7 @@ def run_cell(cell: AttentionCell, plan: Plan, setting: Setting) -> dict[str, Any
     flops = int(found.flops)
     return {
         "status": "measured",
-        "launch": timing.launch,
+        "launch": "eager",
         "unit": "sequence",
         "items": cell.batch,
         "latency_ns": None if on_gpu else spread,
