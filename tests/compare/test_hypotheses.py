@@ -10,7 +10,8 @@ import pytest
 
 from tests.compare.difference.programs import GEMM, US, Launch, program, side
 from warplens.analysis.timeline import Timeline
-from warplens.compare.difference import Side, step_difference
+from warplens.compare.difference.difference import step_difference
+from warplens.compare.difference.host import Side
 from warplens.readers import read, read_counters
 from warplens.studies.reports.hypotheses import CLAIMS, hypotheses
 

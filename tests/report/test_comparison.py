@@ -15,7 +15,8 @@ import pytest
 from tests.report.conftest import Visit
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
-from warplens.compare.difference import Contribution, Side
+from warplens.compare.difference.difference import Contribution
+from warplens.compare.difference.host import Side
 from warplens.compare.statistics import Samples, compare, regression
 from warplens.profile import Note, NoteLevel
 from warplens.readers import read

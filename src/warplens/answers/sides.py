@@ -8,7 +8,7 @@ from typing import Final
 
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
-from warplens.compare.difference import Side, step_samples
+from warplens.compare.difference.host import Side, step_samples
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.report.comparison.numbers import TraceFiles

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import call, copy, graph, kernel, launch, nvtx, overhead, trace
 from warplens.analysis.timeline import Timeline
-from warplens.compare.difference import Side
+from warplens.compare.difference.host import Side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

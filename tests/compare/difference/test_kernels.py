@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 
 from tests.compare.difference.programs import GEMM, SOFTMAX, US, Launch, any_side, program, side
-from warplens.compare.difference import KernelChanges, Side, kernel_changes
+from warplens.compare.difference.host import Side
 from warplens.compare.difference.matching import in_order, spelled
+from warplens.compare.difference.work import KernelChanges, kernel_changes
 
 TOPK = "at::native::sbtopk::gatherTopK"
 NORM = "vectorized_layer_norm_kernel"

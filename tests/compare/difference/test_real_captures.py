@@ -13,7 +13,8 @@ from tests import shipped
 from warplens.analysis.kernels import kernel_statistics
 from warplens.analysis.phases import step_statistics
 from warplens.analysis.ranges import range_statistics
-from warplens.compare.difference import Explanation, Side, StepDifference, explanation, step_difference
+from warplens.compare.difference.difference import Explanation, StepDifference, explanation, step_difference
+from warplens.compare.difference.host import Side
 from warplens.compare.statistics import many_differences
 
 PLANTED = Path(__file__).resolve().parents[3] / "data" / "planted"

@@ -24,7 +24,8 @@ from tests.compare.difference.programs import (
 )
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
-from warplens.compare.difference import Side, step_samples, wall_split
+from warplens.compare.difference.difference import wall_split
+from warplens.compare.difference.host import Side, step_samples
 
 
 def _changes(baseline: Side, variant: Side) -> dict[str, Fraction]:

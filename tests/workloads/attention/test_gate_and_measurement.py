@@ -6,11 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from warplens.workloads.attention import KERNELS, AttentionKernel, AttentionShape, compared, measure
+from warplens.workloads.attention.measurement import measure
 from warplens.workloads.attention.problem import (
+    AttentionShape,
     attention_inputs,
+    compared,
     reference,
 )
+from warplens.workloads.attention.registry import KERNELS, AttentionKernel
 from warplens.workloads.registry import Plan
 
 SHAPE = AttentionShape(2, 2, 24, 16)

@@ -9,65 +9,7 @@ May import `warplens.analysis`, `warplens.profile`, `warplens.errors` and durati
 Which changes are more than chance is asked by the reports, to which wording and formatting belong, too.
 """
 
-from __future__ import annotations
+from warplens.compare.difference.difference import explanation, step_difference
+from warplens.compare.difference.host import Side
 
-from warplens.compare.difference.difference import (
-    CAUSES,
-    Contribution,
-    Explanation,
-    PartChange,
-    StepDifference,
-    WallSplit,
-    explanation,
-    step_difference,
-    wall_split,
-)
-from warplens.compare.difference.host import BOUNDS, LaunchChange, Side, SideLaunches, launch_change, step_samples
-from warplens.compare.difference.matching import MATCHES
-from warplens.compare.difference.places import (
-    PHASE_CHANGES,
-    RANGE_CHANGES,
-    comparability_notes,
-    phase_changes,
-    range_changes,
-)
-from warplens.compare.difference.work import (
-    KERNEL_CHANGES,
-    TRANSFER_CHANGES,
-    KernelChanges,
-    WorkChange,
-    kernel_changes,
-    transfer_changes,
-    work_change,
-)
-
-__all__ = [
-    "BOUNDS",
-    "CAUSES",
-    "KERNEL_CHANGES",
-    "MATCHES",
-    "PHASE_CHANGES",
-    "RANGE_CHANGES",
-    "TRANSFER_CHANGES",
-    "Contribution",
-    "Explanation",
-    "KernelChanges",
-    "LaunchChange",
-    "PartChange",
-    "Side",
-    "SideLaunches",
-    "StepDifference",
-    "WallSplit",
-    "WorkChange",
-    "comparability_notes",
-    "explanation",
-    "kernel_changes",
-    "launch_change",
-    "phase_changes",
-    "range_changes",
-    "step_difference",
-    "step_samples",
-    "transfer_changes",
-    "wall_split",
-    "work_change",
-]
+__all__ = ["Side", "explanation", "step_difference"]

@@ -10,18 +10,9 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
-from warplens.compare.difference import (
-    Explanation,
-    KernelChanges,
-    Side,
-    SideLaunches,
-    StepDifference,
-    explanation,
-    kernel_changes,
-    step_difference,
-    step_samples,
-)
-from warplens.compare.difference.work import KERNEL_CHANGES
+from warplens.compare.difference.difference import Explanation, StepDifference, explanation, step_difference
+from warplens.compare.difference.host import Side, SideLaunches, step_samples
+from warplens.compare.difference.work import KERNEL_CHANGES, KernelChanges, kernel_changes
 from warplens.compare.statistics import Comparison, Regression, Samples, compare, many_differences, regression
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table

@@ -11,7 +11,7 @@ from warplens.report import text as fmt
 from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
-    from warplens.compare.difference import Contribution, Explanation, StepDifference
+    from warplens.compare.difference.difference import Contribution, Explanation, StepDifference
     from warplens.compare.statistics import Comparison, Interval, Regression, Verdict
     from warplens.report.comparison.numbers import StepNumbers
 

@@ -11,7 +11,7 @@ import polars as pl
 from warplens.analysis.prediction import Prediction, predictions
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
-from warplens.compare.difference import Side
+from warplens.compare.difference.host import Side
 from warplens.errors import MissingDataError
 from warplens.profile import Trace
 from warplens.profile.counters import KernelCounters

@@ -24,7 +24,8 @@ from warplens.analysis.categories import classify
 from warplens.analysis.counters.coverage import counters_coverage
 from warplens.analysis.counters.groups import counters_summary
 from warplens.analysis.counters.memoryaccess import memory_access
-from warplens.compare.difference import Side, StepDifference
+from warplens.compare.difference.difference import StepDifference
+from warplens.compare.difference.host import Side
 from warplens.profile.counters import KernelCounters
 from warplens.profile.trace import GRID_BLOCKS
 
