@@ -8,7 +8,7 @@ import pytest
 import warplens
 from tests import shipped
 from warplens.analysis.kernels import statistics_of
-from warplens.analysis.operators import operators_by
+from warplens.analysis.operators.statistics import operators_by
 from warplens.analysis.ranges import range_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.report.flame import Flame, flame_difference, flames

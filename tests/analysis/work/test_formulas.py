@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warplens.analysis.work import FORMULAS, Work, work_of
+from warplens.analysis.work.amounts import Work
+from warplens.analysis.work.catalogue import FORMULAS, work_of
 from warplens.analysis.work.products import unmasked_pairs
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "flop_counter.json").read_text("utf-8"))

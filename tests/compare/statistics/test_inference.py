@@ -29,15 +29,8 @@ from benchmarks.comparison_errors import (
 from scipy import stats
 
 from tests.tiers import thinned
-from warplens.compare.statistics import (
-    DIFFERENCES,
-    Comparison,
-    Interval,
-    NoiseFloor,
-    adjusted,
-    many_differences,
-    regression,
-)
+from warplens.compare.statistics.decisions import Comparison, Interval, NoiseFloor, regression
+from warplens.compare.statistics.many import DIFFERENCES, adjusted, many_differences
 from warplens.compare.statistics.samples import power, t_quantile, two_sided, variance_limit
 from warplens.errors import UsageError
 

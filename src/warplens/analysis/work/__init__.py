@@ -8,31 +8,3 @@ counted, never at two; `operators` joins it with the measured time and the peaks
 This package knows the Trace and the shared analyses. A formula for a new operator goes into the module of its family,
 and its name into the `FORMULAS` of that module.
 """
-
-from __future__ import annotations
-
-from warplens.analysis.work.amounts import FAMILIES, MATMUL_FAMILIES, Work
-from warplens.analysis.work.catalogue import (
-    FORMULAS,
-    OPERATOR_WORK,
-    UNMODELLED,
-    ModelledWork,
-    operator_work,
-    work_of,
-)
-from warplens.analysis.work.statistics import GROUPINGS, WORK, work_statistics
-
-__all__ = [
-    "FAMILIES",
-    "FORMULAS",
-    "GROUPINGS",
-    "MATMUL_FAMILIES",
-    "OPERATOR_WORK",
-    "UNMODELLED",
-    "WORK",
-    "ModelledWork",
-    "Work",
-    "operator_work",
-    "work_of",
-    "work_statistics",
-]

@@ -10,7 +10,7 @@ import polars as pl
 
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import sum_by
-from warplens.analysis.work import operator_work
+from warplens.analysis.work.catalogue import operator_work
 from warplens.compare.difference.matching import MATCHES, SHAPE, Matching, Slots, distinct, match_slots, slots_of
 from warplens.compare.difference.places import SEPARATOR
 from warplens.profile.columns import both_sides, column, table

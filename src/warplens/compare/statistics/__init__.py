@@ -5,33 +5,3 @@ stands behind it. `decisions`: faster, slower, the same or undecided, and how ma
 many kernels differ. `growth`: how a time grows with a size. The methods, and how often they err, are in
 docs/explanation/comparison-statistics.md.
 """
-
-from warplens.compare.statistics.decisions import (
-    Comparison,
-    Interval,
-    NoiseFloor,
-    Regression,
-    Verdict,
-    compare,
-    noise_floor,
-    ratio_interval,
-    regression,
-)
-from warplens.compare.statistics.many import DIFFERENCES, adjusted, many_differences
-from warplens.compare.statistics.samples import Samples
-
-__all__ = [
-    "DIFFERENCES",
-    "Comparison",
-    "Interval",
-    "NoiseFloor",
-    "Regression",
-    "Samples",
-    "Verdict",
-    "adjusted",
-    "compare",
-    "many_differences",
-    "noise_floor",
-    "ratio_interval",
-    "regression",
-]

@@ -12,7 +12,7 @@ from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
     from warplens.compare.difference.difference import Contribution, Explanation, StepDifference
-    from warplens.compare.statistics import Comparison, Interval, Regression, Verdict
+    from warplens.compare.statistics.decisions import Comparison, Interval, Regression, Verdict
     from warplens.report.comparison.numbers import StepNumbers
 
 

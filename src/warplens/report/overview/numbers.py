@@ -16,7 +16,7 @@ from warplens.analysis.copies import MemoryUse, copy_statistics, memory_use
 from warplens.analysis.headroom import Headroom, headrooms
 from warplens.analysis.kernels import CategoryCoverage, TensorCoreUse, coverage_of, statistics_of, tensor_core_use_of
 from warplens.analysis.launches import LaunchSummary, launch_statistics, launch_summary
-from warplens.analysis.operators import (
+from warplens.analysis.operators.statistics import (
     FrameworkOverhead,
     OperatorCoverage,
     framework_overhead,
@@ -35,7 +35,8 @@ from warplens.analysis.streams import (
     stream_statistics,
 )
 from warplens.analysis.timebudget import TimeBudget, time_budgets
-from warplens.analysis.work import ModelledWork, operator_work, work_statistics
+from warplens.analysis.work.catalogue import ModelledWork, operator_work
+from warplens.analysis.work.statistics import work_statistics
 from warplens.diagnosis import Diagnosis, diagnose
 from warplens.diagnosis.checklist import CHECKLIST
 from warplens.profile import Capture, Note, NoteLevel

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from warplens.analysis.operators import GROUPINGS as OPERATOR_GROUPINGS
-from warplens.analysis.operators import (
-    OPERATORS,
+from warplens.analysis.operators.program import OPERATORS
+from warplens.analysis.operators.statistics import GROUPINGS as OPERATOR_GROUPINGS
+from warplens.analysis.operators.statistics import (
     FrameworkOverhead,
     OperatorCoverage,
     framework_overhead,
@@ -17,8 +17,9 @@ from warplens.analysis.operators import (
 )
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
-from warplens.analysis.work import GROUPINGS as WORK_GROUPINGS
-from warplens.analysis.work import UNMODELLED, WORK, ModelledWork, operator_work, work_statistics
+from warplens.analysis.work.catalogue import UNMODELLED, ModelledWork, operator_work
+from warplens.analysis.work.statistics import GROUPINGS as WORK_GROUPINGS
+from warplens.analysis.work.statistics import WORK, work_statistics
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick

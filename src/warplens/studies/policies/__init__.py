@@ -6,25 +6,6 @@ at run time and loads torch. A policy is asked inside programs that have PyTorch
 `document` needs Polars, and all but the comparison of samples do without NumPy.
 """
 
-from warplens.studies.policies.choosing import Axis, Choice, GridPoint, Policy, Side
-from warplens.studies.policies.files import POLICY_SCHEMA_NAME, policy_of, read_policy, write_policy
-from warplens.studies.policies.fitting import PointTimes, fit_points, fit_policy
-from warplens.studies.policies.regret import CellRegret, Regret, regrets_on
+from warplens.studies.policies.files import read_policy
 
-__all__ = [
-    "POLICY_SCHEMA_NAME",
-    "Axis",
-    "CellRegret",
-    "Choice",
-    "GridPoint",
-    "PointTimes",
-    "Policy",
-    "Regret",
-    "Side",
-    "fit_points",
-    "fit_policy",
-    "policy_of",
-    "read_policy",
-    "regrets_on",
-    "write_policy",
-]
+__all__ = ["read_policy"]

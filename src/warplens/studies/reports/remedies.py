@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from warplens.compare.statistics import compare
+from warplens.compare.statistics.decisions import compare
 from warplens.profile.columns import column, table
 from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Column

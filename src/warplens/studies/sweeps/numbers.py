@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from warplens.compare.statistics import Comparison, compare
+from warplens.compare.statistics.decisions import Comparison, compare
 from warplens.diagnosis.findings import Diagnosis
 from warplens.errors import WarplensError
 from warplens.profile import Note, NoteLevel

@@ -14,8 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.compare.statistics import Samples
-from warplens.compare.statistics.samples import t_quantile
+from warplens.compare.statistics.samples import Samples, t_quantile
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.schema import Bools, Float64s, Int64s, Table
 from warplens.studies.policies.choosing import is_number
