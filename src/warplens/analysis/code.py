@@ -27,12 +27,8 @@ from warplens.profile.schema import Column, Int64s, name_categories
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy.typing as npt
-
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-
-    Int64s = npt.NDArray[np.int64]
 
 #: Kinds of calls (`warplens.analysis.api.ApiKind`) that somebody may want to find in the program.
 CALL_KINDS: Final = ("sync", "copy", "allocation", "memset", "launch", "graph-launch")

@@ -33,14 +33,9 @@ from warplens.diagnosis.rules.rows import UNSORTED
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, roof_known
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.whatif import what_ifs
+from warplens.profile import Note
+from warplens.profile.counters import KernelCounters
 from warplens.profile.peaks import peaks_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from warplens.profile import Note
-    from warplens.profile.counters import KernelCounters
-
 
 # --- The verdict as one sentence for people --------------------------------------------------------------------------
 
