@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.api import api_kinds
+from warplens.analysis.api import API_KIND, api_kinds
 from warplens.analysis.frames import once
 from warplens.analysis.hostpace import STALL_MIN_NS, HostCalls
 from warplens.analysis.intervals import measure_before
@@ -111,18 +111,27 @@ class _Recorder:
         if not ends_with_work:
             first = min(first, int(np.searchsorted(pieces.starts, window.start_ns)))
             last = max(last, int(np.searchsorted(pieces.ends, window.end_ns, side="right")) - 1)
-        self._tail_ns = None if ends_with_work else window.end_ns - int(pieces.ends[last])
+        self._ends_with_host = not ends_with_work
         self.work = chosen[order]
         self.call = piece[order] - first
         self.start, self.end = self.work["start_ns"].to_numpy(), self.work["end_ns"].to_numpy()
-        self.called, self.returned = pieces.starts[first : last + 1], pieces.ends[first : last + 1]
         owner = pieces.owner[first : last + 1]
-        self.cause = host.cause[owner]
-        self.names = timeline.trace.api_calls["name"].gather(host.row[owner])
-        self.kind = api_kinds(self.names).to_physical().to_numpy().astype(np.int8)
+        # Where the host ends the window, that is a call which does nothing: the pause before it is one like others.
+        end = np.full(int(self._ends_with_host), window.end_ns)
+        self.called, self.returned = (np.r_[times[first : last + 1], end] for times in (pieces.starts, pieces.ends))
+        self.cause = np.r_[host.cause[owner], np.zeros(len(end), dtype=np.int8)]
+        self._names = timeline.trace.api_calls["name"].gather(host.row[owner])
+        kinds = api_kinds(self._names)
+        other = API_KIND.categories.to_list().index("other")
+        self.kind = np.r_[kinds.to_physical().to_numpy(), np.full(len(end), other)].astype(np.int8)
         threads, counts = np.unique(host.thread[owner], return_counts=True)
         self.stalls = host.stalls(int(threads[counts.argmax()]))
-        self.by_graph = (api_kinds(self.names) == "graph-launch").to_numpy()[self.call]
+        self.by_graph = (kinds == "graph-launch").to_numpy()[self.call]
+
+    def _named(self, part: str) -> Bools:
+        """The calls with this in their names."""
+        found = self._names.cast(pl.String).str.contains(part).to_numpy()
+        return np.r_[found, np.zeros(len(self.called) - len(found), dtype=np.bool_)]
 
     def schedule(self) -> RecordedSchedule:
         window = self._window
@@ -136,14 +145,14 @@ class _Recorder:
         after, after_gap = self._dependencies(stream, offset, previous_end)
         begin = int(self.called[0])
         pause = np.r_[np.int64(0), self.called[1:] - self.returned[:-1]]
-        if self._tail_ns is not None and begin > window.start_ns:
+        if self._ends_with_host and begin > window.start_ns:
             begin, pause[0] = window.start_ns, begin - window.start_ns
         duration = self.end - self.start
         last_work = -1
         if self._ends_with_next:
             last_work = int(np.flatnonzero(self.start >= window.end_ns)[0])
             duration[last_work] = 0
-        first_work = int(self.start.argmin()) if self._tail_ns is None else -1
+        first_work = -1 if self._ends_with_host else int(self.start.argmin())
         if first_work >= 0 and self.start[first_work] != window.start_ns:
             first_work = -1
         earlier = self._earlier.group_by("stream").agg(pl.col("end_ns").max())
@@ -164,11 +173,10 @@ class _Recorder:
             ready_ns=np.array([ended.get(int(number), _LONG_AGO) for number in streams], dtype=np.int64),
         )
         stall = measure_before(self.stalls, self.called) - measure_before(self.stalls, self.called - pause)
-        if stall[0] < STALL_MIN_NS:
-            stall[0] = 0  # nothing is known of the time before the first call, and this is no long time
+        # Nothing is known of the time before the first call and behind the last one.
+        stall[[0, -1]] = np.where(stall[[0, -1]] < STALL_MIN_NS, 0, stall[[0, -1]])
         size, direction, pinned = self._copies()
         overrun = 0 if last_work >= 0 else max(0, int(self.end.max()) - window.end_ns)
-        whole = self.names.cast(pl.String).str.contains("(Device|Thread|Ctx)Synchronize").to_numpy()
         return RecordedSchedule(
             schedule=schedule,
             window=window,
@@ -176,7 +184,7 @@ class _Recorder:
             device=self._device,
             kind=self.kind,
             cause=self.cause,
-            whole_device=whole,
+            whole_device=self._named("(Device|Thread|Ctx)Synchronize"),
             stall_ns=stall,
             marked=bool(window.steps) and self._timeline.steps.source == "range",
             step=self._steps(),
@@ -185,7 +193,7 @@ class _Recorder:
             pinned=pinned,
             first_work=first_work,
             last_work=last_work,
-            tail_ns=self._tail_ns,
+            ends_with_host=self._ends_with_host,
             overrun_ns=overrun,
             stalls=self.stalls,
             called_ns=self.called,
@@ -206,7 +214,7 @@ class _Recorder:
         latest = np.maximum.accumulate(self.end)
         issued = np.searchsorted(self.call, numbers, side="right") - 1
         drained = (issued >= 0) & (latest[issued] <= self.returned)
-        frees = (self.cause == ALLOCATION) & self.names.cast(pl.String).str.contains("Free").to_numpy() & drained
+        frees = (self.cause == ALLOCATION) & self._named("Free") & drained
         launches = (self.cause == 0) & (np.bincount(self.call, minlength=len(numbers)) > 0)
         usual = float(np.median(held[launches])) if launches.any() else 0.0
         waiting = issued - np.searchsorted(np.sort(self.end), self.called)

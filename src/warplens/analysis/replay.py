@@ -212,8 +212,7 @@ class RecordedSchedule:
     pinned: Bools  #: whether it is a copy between the device and host memory that is not pageable
     first_work: int  #: the piece of work whose begin is the window's; −1 where the window begins otherwise
     last_work: int  #: the piece of work whose begin is the window's end; −1 where the window ends otherwise
-    #: from the return of the last call to the window's end; None where the window ends with its work
-    tail_ns: int | None
+    ends_with_host: bool  #: whether the window ends with the host: with its last call, which does nothing
     overrun_ns: int  #: by how much its work outlasts the window
     stalls: Intervals  #: when the host did something else for long
     #: called_ns, returned_ns: shape (calls,), when each call began and returned, as recorded
@@ -227,8 +226,8 @@ class RecordedSchedule:
             end = int(replayed.starts[self.last_work])
         else:
             end = int(replayed.ends.max()) - self.overrun_ns
-            if self.tail_ns is not None:
-                end = max(end, int(replayed.call_ends[-1]) + self.tail_ns)
+            if self.ends_with_host:
+                end = max(end, int(replayed.call_ends[-1]))
         return end - self.begin_ns(replayed)
 
     def begin_ns(self, replayed: Replayed) -> int:

@@ -167,10 +167,8 @@ def paced(recorded: RecordedSchedule, factor: float, stalls: float) -> RecordedS
     held = np.where(issuing, np.round(schedule.held_ns * factor).astype(np.int64), schedule.held_ns)
     sooner = schedule.offset_ns - (schedule.held_ns - held)[schedule.call]
     offset = np.maximum(sooner, np.minimum(schedule.offset_ns, 0))  # nothing arrives before it is issued
-    tail = recorded.tail_ns if recorded.tail_ns is None else round(recorded.tail_ns * factor)
     return replace(
         recorded,
         schedule=replace(schedule, pause_ns=pause, held_ns=held, offset_ns=offset),
         stall_ns=stall,
-        tail_ns=tail,
     )
