@@ -130,8 +130,9 @@ class _Recorder:
 
     def _named(self, part: str) -> Bools:
         """The calls with this in their names."""
-        found = self._names.cast(pl.String).str.contains(part).to_numpy()
-        return np.r_[found, np.zeros(len(self.called) - len(found), dtype=np.bool_)]
+        found = np.zeros(len(self.called), dtype=np.bool_)
+        found[: len(self._names)] = self._names.cast(pl.String).str.contains(part).to_numpy()
+        return found
 
     def schedule(self) -> RecordedSchedule:
         window = self._window

@@ -244,7 +244,11 @@ class Rule:
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
         """What it brings by a replay if the work that is claimed goes, and its launches where pauses are claimed."""
-        share = claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1)
+        mine, time = claims.pieces(self.id).whole(), facts.program.own_ns
+        share, asked = mine / np.maximum(time, 1), self.claim(facts)
+        # What is claimed twice goes to one cause; a remedy takes away all of it.
+        if asked is not None and 2 * mine.sum() > asked @ time:
+            share = np.maximum(asked, share)
         gone = np.where(share >= self.unlaunched_share, 1.0, share) if claims.idle_ns(self.id) else None
         return facts.replayed(time=share, calls=gone)
 

@@ -367,7 +367,8 @@ class Precision(Rule):
     raised_when = "it costs 2 %, and the GPU has tensor cores"
     claimed = (
         "the time that fp32 products on vector units, and float64 products of a program with norms, softmax or an "
-        "optimizer, would save at 0.55 of the ratio of the peaks; the passes between them stay"
+        "optimizer, would save at 0.55 of the ratio of the peaks; half of the passes over 32-bit numbers between them "
+        "where most products are such, a quarter in training"
     )
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
@@ -397,6 +398,10 @@ class Precision(Rule):
         "85 % of theirs, and autocast spends the rest on casts of weights, inputs and gradients.",
     )
 
+    passes_share = Limit(0.5, "Of passes over 32-bit numbers between such products: 16 bits are half of the bytes.")
+    trained_passes_share = Limit(
+        0.25, "Autocast keeps norms, softmax and losses in 32 bits, and casts: half of that is saved."
+    )
     default_share = Limit(
         0.25, "Of the busy time, that of convolutions in TF32: below it, what narrower ones save is lost in casts."
     )
@@ -421,6 +426,11 @@ class Precision(Rule):
             factor = min((tensor_core_factor(device, wide) for device in facts.devices), default=_LEAST_FACTOR)
             share[which] = 1 - 1 / max(self.reached_share * factor, 1.0)
         share[default] = np.maximum(share[default], self.default_saved_share)
+        products = facts.program.labelled(*PRODUCTS)
+        if 2 * int(facts.program.own_ns[off].sum()) > int(facts.program.own_ns[products].sum()):
+            long = facts.work["precision"].is_in(["fp32", "fp64"]).fill_null(value=False).to_numpy()
+            saved = self.trained_passes_share if facts.trains else self.passes_share
+            share[long & facts.program.labelled(*PASSES)] = saved
         return share
 
     @remembered
