@@ -10,7 +10,9 @@ those of the tables to the nanosecond. `warplens.report.timelinesection` embeds 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -18,11 +20,12 @@ import polars as pl
 
 from warplens.analysis.api import api_kind
 from warplens.analysis.categories import categories_of
+from warplens.analysis.frames import numbered, sum_by
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
-from warplens.profile.schema import Int64s, name_categories
+from warplens.profile.schema import Bools, Int64s, name_categories
 from warplens.report import text as fmt
 from warplens.report.theme import call_fill, category_fill, part_fill
 from warplens.report.tracks import Details, Marks, Thinned, TimelineView, Track
@@ -44,6 +47,9 @@ _COARSER: Final = 4
 
 #: The width of the first merged level; shorter than any kernel, so that it never replaces the exact one.
 _FINEST_NS: Final = 1_000
+
+#: Of that width, more than any number of nanoseconds has: 2^64.
+_DOUBLINGS: Final = 65
 
 #: A level with fewer marks than this is drawn as it is, whatever the width of the screen.
 _COARSE_ENOUGH: Final = 3_000
@@ -78,42 +84,85 @@ class _Layer:
     """Events of one kind. Arrays have one entry an event; `name` counts from 0 within `names`."""
 
     kind: str
-    owner: pl.DataFrame
+    owners: pl.DataFrame  # distinct pairs of device and stream, or process and thread: `first`, `second`
+    owner: Int64s  # which of them
     start_ns: Int64s
     end_ns: Int64s
     name: Int64s
     names: list[tuple[str, str, str | None]]
     nests: bool = True
-    parts: Int64s | None = None
-    work: Int64s | None = None  # rows of `Timeline.work`
+    idle: Sequence[tuple[Int64s, Int64s]] = ()  # by cause: places of events, and nanoseconds
+
+
+@dataclass(frozen=True, eq=False)
+class _Events:
+    """The events of a layer, by row and time. Those of a row are disjoint."""
+
+    row: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    name: Int64s
+    order: Int64s | slice  # their places in the layer
+
+    @cached_property
+    def rows(self) -> list[tuple[int, int]]:
+        """First event and end of each row that holds any."""
+        bounds = np.flatnonzero(self.row[1:] != self.row[:-1]) + 1
+        edges = [0, *bounds.tolist(), len(self.row)]
+        return list(pairwise(edges)) if len(self.row) else []
+
+    def touching(self, start_ns: int, end_ns: int) -> Iterator[slice]:
+        """Those of each row that a span touches."""
+        for first, end in self.rows:
+            low = first + int(np.searchsorted(self.end_ns[first:end], start_ns))
+            yield slice(low, max(low, first + int(np.searchsorted(self.start_ns[first:end], end_ns))))
+
+    def marks(self, width_ns: int, kept: Bools | None = None) -> Marks:
+        """One a piece, or blocks of what is shorter than this and not kept; without parts."""
+        one = np.broadcast_to(np.int64(1), len(self.row))  # takes no room
+        duration, none = self.end_ns - self.start_ns, np.zeros((len(IDLE_CAUSES), 0), dtype=np.int64)
+        exact = Marks(0, self.row, self.start_ns, self.end_ns, self.name, duration, one, duration, none)
+        return exact.merged(width_ns, kept) if width_ns else exact
+
+    def blocks_by_width(self, kept: Bools) -> Int64s:
+        """Of the pairs of neighbours that may become one: how many do so first at each doubling of the width."""
+        able = ~kept[1:] & ~kept[:-1] & (self.row[1:] == self.row[:-1])
+        duration = self.end_ns - self.start_ns
+        wanted = np.maximum(duration[1:], duration[:-1])
+        wanted //= _FINEST_NS
+        cell = self.start_ns // _FINEST_NS
+        wanted |= cell[1:] ^ cell[:-1]  # the highest bit: of the longer one's length, or in which their cells differ
+        return np.bincount(np.frexp(wanted[able].astype(np.float64))[1], minlength=_DOUBLINGS)
 
 
 def _idle_layer(budgets: Sequence[TimeBudget]) -> _Layer:
     """The pauses of each GPU; the name is that of the main cause."""
     counts = [len(budget.gaps.gaps.starts) for budget in budgets]
-    matrix = np.zeros((len(IDLE_CAUSES), sum(counts)), dtype=np.int64)
+    firsts = [sum(counts[:number]) for number in range(len(counts))]
     main, most = np.zeros(sum(counts), dtype=np.int64), np.zeros(sum(counts), dtype=np.int64)
+    parts = []
     for number, cause in enumerate(IDLE_CAUSES):
-        if any(budget.gaps.totals[cause] for budget in budgets):
-            np.concatenate([budget.gaps.parts[cause].whole() for budget in budgets], out=matrix[number])
-            main[matrix[number] > most] = number
-            np.maximum(most, matrix[number], out=most)
+        spent = [(first, budget.gaps.parts[cause]) for first, budget in zip(firsts, budgets, strict=True)]
+        spent = [(first, part) for first, part in spent if part]
+        nothing = np.zeros(0, dtype=np.int64)
+        at = np.concatenate([nothing, *(np.arange(part.count)[part.at] + first for first, part in spent)])
+        ns = np.concatenate([nothing, *(part.ns for _, part in spent)])
+        more = ns > most[at]
+        main[at[more]] = number
+        most[at[more]] = ns[more]
+        parts.append((at, ns))
     gaps = [budget.gaps.gaps for budget in budgets] or [Intervals.none()]
+    devices = pl.Series("first", [budget.device for budget in budgets], dtype=pl.Int64)
     return _Layer(
         "idle",
-        pl.DataFrame(
-            {
-                "first": np.repeat([budget.device for budget in budgets], counts),
-                "second": np.full(matrix.shape[1], -1),
-            },
-            schema={"first": pl.Int64, "second": pl.Int64},
-        ),
+        pl.DataFrame([devices, pl.Series("second", [-1] * len(devices), dtype=pl.Int64)]),
+        np.repeat(np.arange(len(counts)), counts),
         np.concatenate([gap.starts for gap in gaps]),
         np.concatenate([gap.ends for gap in gaps]),
         main,
         [(f"idle: {fmt.cause_title(cause)}", part_fill("idle", cause), None) for cause in IDLE_CAUSES],
         nests=False,
-        parts=matrix,
+        idle=parts,
     )
 
 
@@ -145,14 +194,21 @@ def _work_layer(timeline: Timeline) -> _Layer:
             code[mine] += texts.to_numpy()[rows[mine]]
     return _Layer(
         "stream",
-        work.select(pl.col("device").cast(pl.Int64).alias("first"), pl.col("stream").cast(pl.Int64).alias("second")),
+        *_owners(work, "device", "stream"),
         work["start_ns"].to_numpy(),
         work["end_ns"].to_numpy(),
         code,
         names,
         nests=False,
-        work=np.arange(work.height),
     )
+
+
+def _owners(table: pl.DataFrame, first: str, second: str) -> tuple[pl.DataFrame, Int64s]:
+    """The distinct pairs of these columns, as `first` and `second`, and which of them each row has."""
+    owners, owner = numbered(table, [first, second])
+    return owners.select(
+        pl.col(first).cast(pl.Int64).alias("first"), pl.col(second).cast(pl.Int64).alias("second")
+    ), owner
 
 
 def _each_name(names: pl.Series) -> pl.Series:
@@ -174,9 +230,7 @@ def _host_layers(timeline: Timeline) -> Iterator[_Layer]:
         distinct, number = _plain_names(table["name"])
         yield _Layer(
             kind,
-            table.select(
-                pl.col("process").cast(pl.Int64).alias("first"), pl.col("thread").cast(pl.Int64).alias("second")
-            ),
+            *_owners(table, "process", "thread"),
             table["start_ns"].to_numpy(),
             table["end_ns"].to_numpy(),
             number[table["name"].to_physical().to_numpy()],
@@ -232,32 +286,22 @@ def timeline_view(
 
     names = _NameTable()
     tracks: list[Track] = []
-    columns: list[tuple[Int64s, ...]] = []  # row, start, end, name and piece of work of each event
-    orders: list[Int64s | slice] = []
-    rows_used = 0
+    events: list[_Events] = []
     for layer in layers:
-        row, found, rows_used = _rows(timeline, layer, rows_used, threads)
+        row, found = _rows(timeline, layer, sum(track.rows for track in tracks), threads)
         tracks += found
-        offset = names.add(layer.names)
-        work = layer.work if layer.work is not None else np.full(len(row), -1)
-        orders.append(order := _by_row_and_time(row, layer.start_ns))
-        columns.append(
-            (row[order], layer.start_ns[order], layer.end_ns[order], layer.name[order] + offset, work[order])
-        )
-    row, start, end, name, work = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    idle = layers[0].parts
-    assert idle is not None
-    duration = end - start
-    exact = Marks(0, row, start, end, name, duration, np.ones(len(row), dtype=np.int64), duration, idle[:, orders[0]])
+        order = _by_row_and_time(row, layer.start_ns)
+        name = layer.name + names.add(layer.names)
+        events.append(_Events(row[order], layer.start_ns[order], layer.end_ns[order], name[order], order))
 
     opens_step = _representative(window)
     opens = (opens_step.start_ns, opens_step.end_ns) if opens_step else (window.start_ns, window.end_ns)
     moments = diagnosis.moments if diagnosis is not None else ()
     spans = [opens, *((moment.start_ns, moment.end_ns) for moment in moments)]
-    finest = _finest(exact, spans, most_marks)
+    finest = _finest(events, layers[0].idle, spans, most_marks)
     alone = finest.count == 1
     levels = (finest, *coarser_levels(finest))
-    details = _details(timeline, tracks, layers, names, finest, work)
+    details = _details(timeline, tracks, layers, names, finest, events)
     used = np.unique(np.r_[np.concatenate([level.name for level in levels]), details.where[details.where > 0] - 1])
     renumbered = np.zeros(len(names.names), dtype=np.int64)
     renumbered[used] = np.arange(len(used))
@@ -266,7 +310,7 @@ def timeline_view(
     in_blocks = int(finest.count[~alone].sum())
     return TimelineView(
         origin_ns(timeline, window),
-        max(int(end.max(initial=window.end_ns)), window.end_ns),
+        max(int(finest.end_ns.max(initial=window.end_ns)), window.end_ns),
         window,
         opens,
         opens_step,
@@ -275,7 +319,7 @@ def timeline_view(
         levels,
         details,
         moments,
-        Thinned(finest.width_ns, len(row), in_blocks, int((~alone).sum()), left_out),
+        Thinned(finest.width_ns, int(finest.count.sum()), in_blocks, int((~alone).sum()), left_out),
         timeline.steps.steps,
     )
 
@@ -319,7 +363,8 @@ class _Threads(NamedTuple):
 def _busiest_threads(timeline: Timeline, hosts: Sequence[_Layer]) -> _Threads:
     if not hosts:
         return _Threads([], 0, 0)
-    events = pl.concat([layer.owner for layer in hosts]).group_by("first", "second").len("events")
+    counted = (layer.owners.with_columns(events=np.bincount(layer.owner)) for layer in hosts)
+    events = pl.concat(counted).group_by("first", "second").agg(pl.col("events").sum())
     launches = (
         timeline.work.select(pl.col("process").cast(pl.Int64).alias("first"), pl.col("thread").alias("second"))
         .drop_nulls()
@@ -337,17 +382,16 @@ def _busiest_threads(timeline: Timeline, hosts: Sequence[_Layer]) -> _Threads:
 
 
 def _of_threads(layer: _Layer, threads: Sequence[tuple[int, int]]) -> _Layer:
-    wanted = pl.DataFrame(threads, schema=layer.owner.schema, orient="row")
-    rows = layer.owner.with_row_index("at").join(wanted, on=["first", "second"], how="semi", maintain_order="left")
-    at = rows["at"].to_numpy()
-    return _Layer(
-        layer.kind,
-        rows.drop("at"),
-        layer.start_ns[at],
-        layer.end_ns[at],
-        layer.name[at],
-        layer.names,
-        layer.nests,
+    listed = np.array([owner in threads for owner in layer.owners.rows()], dtype=np.bool_)
+    at = np.flatnonzero(listed[layer.owner])
+    owner = (np.cumsum(listed) - 1)[layer.owner[at]]
+    return replace(
+        layer,
+        owners=layer.owners.filter(pl.Series(listed)),
+        owner=owner,
+        start_ns=layer.start_ns[at],
+        end_ns=layer.end_ns[at],
+        name=layer.name[at],
     )
 
 
@@ -360,13 +404,14 @@ def _by_row_and_time(row: Int64s, start_ns: Int64s) -> Int64s | slice:
     return np.lexsort((start_ns, row))
 
 
-def _rows(timeline: Timeline, layer: _Layer, used: int, threads: _Threads) -> tuple[Int64s, list[Track], int]:
-    """The row of each event, the layer's tracks, and how many rows there are by then."""
-    owners = layer.owner.unique().sort("first", "second").with_row_index("owner")
-    owner = np.zeros(layer.owner.height, dtype=np.int64)
+def _rows(timeline: Timeline, layer: _Layer, used: int, threads: _Threads) -> tuple[Int64s, list[Track]]:
+    """The row of each event, of which so many are used by others, and the layer's tracks."""
+    owners = layer.owners.with_row_index("given").sort("first", "second").with_row_index("owner")
+    owner = layer.owner
     if owners.height > 1:
-        found = layer.owner.join(owners, on=["first", "second"], how="left", maintain_order="left")
-        owner = found["owner"].to_numpy().astype(np.int64)
+        place = np.zeros(owners.height, dtype=np.int64)
+        place[owners["given"].to_numpy()] = np.arange(owners.height)
+        owner = place[owner]
     if layer.nests:
         lane, depth = nested_lanes(layer.start_ns, layer.end_ns, owner)
         deepest = int(depth.max(initial=0)) + 1
@@ -375,15 +420,15 @@ def _rows(timeline: Timeline, layer: _Layer, used: int, threads: _Threads) -> tu
         inside = disjoint_lanes(layer.start_ns, layer.end_ns, owner)
     # Rows of an owner that hold nothing take no room.
     most = int(inside.max(initial=0)) + 1
-    place = owner * most + inside
+    place = owner * most + inside if owners.height > 1 else inside
     held = np.bincount(place, minlength=owners.height * most) > 0
-    row = (np.cumsum(held) - 1)[place]
+    row = (np.cumsum(held) - 1 + used)[place]
     counts = held.reshape(owners.height, most).sum(axis=1)
     tracks = []
     for (_, first, second), rows in zip(owners.select("owner", "first", "second").rows(), counts.tolist(), strict=True):
         tracks.append(_track(timeline, layer.kind, (int(first), int(second)), used, rows, threads))
         used += rows
-    return row + (used - int(held.sum())), tracks, used
+    return row, tracks
 
 
 def _track(
@@ -420,25 +465,50 @@ def _representative(window: Window) -> Step | None:
     return by_length[(len(by_length) - 1) // 2] if by_length else None
 
 
-def _finest(exact: Marks, spans: Sequence[tuple[int, int]], most: int) -> Marks:
+def _finest(
+    events: Sequence[_Events],
+    idle: Sequence[tuple[Int64s, Int64s]],
+    spans: Sequence[tuple[int, int]],
+    most: int,
+) -> Marks:
     """Every event, or as many as may be: those of the spans one by one, others merged where they are shorter."""
-    if len(exact.row) <= most:
-        return exact
-    kept = np.zeros(len(exact.row), dtype=np.bool_)
-    for start, end in spans:
-        touching = (exact.end_ns >= start) & (exact.start_ns < end) & ~kept
-        if int(kept.sum()) + int(touching.sum()) > most // 2:
+    number = sum(len(each.row) for each in events)
+    if number <= most:
+        return _together([each.marks(0) for each in events], events[0], idle)
+    kept = [np.zeros(len(each.row), dtype=np.bool_) for each in events]
+    alone = 0
+    for span in spans:
+        touching = [(own, part) for own, each in zip(kept, events, strict=True) for part in each.touching(*span)]
+        more = sum(part.stop - part.start - int(np.count_nonzero(own[part])) for own, part in touching)
+        if alone + more > most // 2:
             break  # the page would hold nothing else
-        kept |= touching
-    # Of each pair of neighbours: the longer one, and in which bit the numbers of their cells differ.
-    able = ~kept[1:] & ~kept[:-1] & (exact.row[1:] == exact.row[:-1])
-    longer = np.maximum(exact.longest_ns[1:], exact.longest_ns[:-1])
-    cell = exact.start_ns // _FINEST_NS
-    apart = cell[1:] ^ cell[:-1]
-    width = _FINEST_NS
-    while len(kept) - np.count_nonzero(able & (longer < width) & (apart < width // _FINEST_NS)) > most:
-        width *= 2
-    return exact.merged(width, kept)
+        alone += more
+        for own, part in touching:
+            own[part] = True
+    widths = [each.blocks_by_width(own) for each, own in zip(events, kept, strict=True)]
+    width = _FINEST_NS << int(np.argmax(np.cumsum(np.sum(widths, axis=0)) >= number - most))
+    return _together([each.marks(width, own) for each, own in zip(events, kept, strict=True)], events[0], idle)
+
+
+def _together(marks: Sequence[Marks], pauses: _Events, idle: Sequence[tuple[Int64s, Int64s]]) -> Marks:
+    """The marks of all layers as one level; those of pauses come first, with their parts."""
+    begins = np.cumsum(marks[0].count) - marks[0].count  # the first pause of each mark
+    parts = np.zeros((len(IDLE_CAUSES), len(begins)), dtype=np.int64)
+    for own, (at, ns) in zip(parts, idle, strict=True):
+        if len(at):
+            place = at if isinstance(pauses.order, slice) else np.argsort(pauses.order)[at]
+            own[:] = sum_by(np.searchsorted(begins, place, side="right") - 1, ns, len(begins))
+    return Marks(
+        max(each.width_ns for each in marks),
+        np.concatenate([each.row for each in marks]),
+        np.concatenate([each.start_ns for each in marks]),
+        np.concatenate([each.end_ns for each in marks]),
+        np.concatenate([each.name for each in marks]),
+        np.concatenate([each.longest_ns for each in marks]),
+        np.concatenate([each.count for each in marks]),
+        np.concatenate([each.busy_ns for each in marks]),
+        parts,
+    )
 
 
 def coarser_levels(finest: Marks) -> Iterator[Marks]:
@@ -473,17 +543,18 @@ def _details(
     layers: Sequence[_Layer],
     names: _NameTable,
     finest: Marks,
-    work: Int64s,
+    events: Sequence[_Events],
 ) -> Details:
     """What is known of each piece of work that is a mark of its own."""
     begins = np.cumsum(finest.count) - finest.count  # each mark's first event
-    piece = np.where(finest.count == 1, work[begins], -1)
-    mine = np.flatnonzero(piece >= 0)
-    rows = piece[mine]
+    pauses, work = events[:2]
+    place = begins - len(pauses.row)
+    mine = np.flatnonzero((finest.count == 1) & (place >= 0) & (place < len(work.row)))
+    rows = np.arange(len(work.row))[work.order][place[mine]]
     found = Details(
         np.full(len(begins), -1, dtype=np.int64), *(np.zeros(len(begins), dtype=np.int64) for _ in range(3))
     )
-    table = timeline.work[rows]
+    table = timeline.work.select("launch_start_ns", "process", "thread", "range", "kind", "row")[rows]
     found.launch_ns[mine] = table["launch_start_ns"].fill_null(-1).to_numpy()
     for track in tracks:
         if track.kind == "calls":
