@@ -10,7 +10,7 @@ import polars as pl
 from warplens.analysis.frames import duration_ns, ratio, spread, spread_of_counts
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import SPREAD, column, table
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, name_categories, rows_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,8 +245,8 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
         `BLOCKING_CALLS`; each call counts in one row only.
     """
     calls = timeline.api_calls_in(window)
-    blocking = pl.Series([blocks_host(name) for name in name_categories(calls["name"])], dtype=pl.Boolean)
-    calls = calls.with_columns(api_kinds(calls["name"]), blocking.gather(calls["name"].to_physical()).alias("blocks"))
+    blocking = pl.Series("blocks", rows_named(calls["name"], blocks_host))
+    calls = calls.with_columns(api_kinds(calls["name"]), blocking)
     pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
     from_pageable = timeline.trace.copies.filter(pageable).select("process", "correlation")
     by_name = calls.filter(pl.col("blocks")).with_columns(

@@ -20,7 +20,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary, launching_threads
 from warplens.analysis.steps import LOADS_CODE
 from warplens.profile.columns import optional, table
-from warplens.profile.schema import Int64s, name_categories, rows_named
+from warplens.profile.schema import Int64s, rows_named
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
@@ -69,7 +69,9 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     calls = timeline.api_calls_in(window).select("start_ns", "end_ns", "process", "thread", "correlation", "name")
     kind = api_kinds(calls["name"])
     allocating = calls.filter(kind == "allocation").join(threads, on=["process", "thread"], how="semi")
-    waits = calls.filter(_blocks(calls["name"])).join(threads, on=["process", "thread"], how="semi")
+    waits = calls.filter(pl.Series(rows_named(calls["name"], blocks_host))).join(
+        threads, on=["process", "thread"], how="semi"
+    )
     copies = timeline.copies_in(window)
     small = copies.filter((pl.col("direction") == "device-to-host") & (pl.col("bytes") <= readback_bytes))
     reading = calls.filter(kind == "copy").join(small, on=["process", "correlation"], how="semi")
@@ -136,7 +138,7 @@ def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> d
     staged = timeline.trace.copies.filter(pageable.fill_null(value=False)).select("process", "correlation")
     found = pl.concat(
         [
-            calls.filter(_blocks(calls["name"]) | queue_full),
+            calls.filter(pl.Series(rows_named(calls["name"], blocks_host)) | queue_full),
             calls.filter(kind == "copy").join(staged, on=["process", "correlation"], how="semi"),
         ]
     ).join(threads, on=["process", "thread"], how="semi")
@@ -148,12 +150,6 @@ def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> d
         process: _both(union(_intervals(found.filter(pl.col("process") == process))), working)
         for process in threads["process"].unique().sort()
     }
-
-
-def _blocks(names: pl.Series) -> pl.Series:
-    """Whether each of these functions waits for the GPU by its name."""
-    blocking = pl.Series([blocks_host(name) for name in name_categories(names)], dtype=pl.Boolean)
-    return blocking.gather(names.to_physical())
 
 
 def _both(first: Intervals, second: Intervals) -> Intervals:

@@ -213,6 +213,11 @@ def times(gain: float) -> str:
     return f"{gain:.{decimals}f}×"
 
 
+def percent(share: float) -> str:
+    """A share in words: `12.3 %`."""
+    return f"{100 * share:.1f} %"
+
+
 def about(gain: float) -> str:
     """What a remedy is expected to bring, in words."""
     return f"about {times(gain)}" if gain < MANY else "many times"

@@ -24,13 +24,15 @@ from warplens.diagnosis.findings import Finding, Located, Place
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.host import HOST_COPIES
 from warplens.patterns import lazy_pattern
-from warplens.profile.schema import Int64s, name_categories
+from warplens.profile.schema import Int64s, rows_named
 
 #: A finding names no more places: the rest has a smaller share than any of them.
 _MOST: Final = 3
 #: Less of a finding than this is no place to begin with.
 _LEAST_SHARE: Final = 0.01
 
+#: Inductor's graphs are named after the hash of their code, which nobody can look up.
+_COMPILED: Final = lazy_pattern(r"^## Call (?P<name>CompiledFxGraph) \w+ ##$")
 _LINE: Final = lazy_pattern(r"^(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)$", re.DOTALL)
 
 
@@ -46,6 +48,7 @@ def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, 
     """The places that have the most of what a finding claims, the first the most; none where nothing names them."""
     if by == "work":
         spent = claims.pieces(id_).plus(_of_next_work(facts, claims.pauses(id_))).whole()
+        spent = spent if spent.any() or (sought := rule(id_).sought(facts)) is None else sought
         rows = np.flatnonzero(spent > 0)
         kind = "launches" if claims.idle_ns(id_) > claims.busy_ns(id_) else "kernels"
         return _largest(places_of_work(facts.timeline, facts.rows[rows]), kind, spent[rows])
@@ -87,8 +90,7 @@ def _calls(facts: Facts, by: Located) -> pl.DataFrame:
         window = replace(window, start_ns=int(launched.min(initial=window.start_ns)))
     calls = timeline.api_calls_in(window)
     if by == "waits":
-        blocking = pl.Series([blocks_host(name) for name in name_categories(calls["name"])], dtype=pl.Boolean)
-        chosen = blocking.gather(calls["name"].to_physical())
+        chosen = pl.Series(rows_named(calls["name"], blocks_host))
     else:
         chosen = api_kinds(calls["name"]) == ("copy" if by == "copies" else "allocation")
     calls = calls.filter(chosen).join(threads, on=["process", "thread"], how="semi").sort("start_ns")
@@ -166,7 +168,7 @@ def _place(kind: str, every: int, row: dict[str, Any]) -> Place:
         of_count=every,
         share=row["share"],
         operator=row["operator"],
-        range=row["range"],
+        range=_COMPILED.sub(r"\g<name>", row["range"]) if row["range"] else None,
         module=row["module"],
         file="/".join(re.split(r"[/\\]", source["file"])[-2:]) if source else None,
         line=int(source["line"]) if source else None,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+Int64s: TypeAlias = npt.NDArray[np.int64]
 
 #: How claims on the same piece of work are settled, the last one wins: what was inferred of single kernels, what the
 #: structure of the program shows (of several among these, the largest share), what counters measured, and what is
@@ -111,6 +112,7 @@ class Rule:
     claimed: ClassVar[str] = "nothing"  #: which time it claims
     #: the verdict with this cause, `{share}` being the time that it claims; empty where it describes
     headline: ClassVar[str] = ""
+    headlines: ClassVar[Mapping[str, str]] = {}  #: title → the headline of findings with it, where it is another one
     title: ClassVar[str] = ""  #: one sentence for people, where it is always the same
     #: name of each number that shows it → what it is. The end of a name is its unit (`EVIDENCE_UNITS`).
     evidence: ClassVar[Mapping[str, str]]
@@ -137,8 +139,24 @@ class Rule:
         raise NotImplementedError
 
     def headline_of(self, finding: Finding) -> str:
-        """The verdict with this cause as this finding has it; as `headline`."""
-        return self.headline
+        """The verdict with this cause as this finding has it."""
+        return self.headlines.get(finding.title, self.headline)
+
+    def told(self, facts: Facts, finding: Finding) -> str:
+        """The verdict of a finding that describes, as a sentence; empty where its title has to do."""
+        return ""
+
+    def needless(self, finding: Finding) -> bool:
+        """Whether it is about work whose results nothing takes: what is slow about it is no matter once it is gone."""
+        return False
+
+    def makes_launches(self, finding: Finding) -> bool:
+        """Whether it keeps a host from running ahead, or makes it issue too much: no graph captures that."""
+        return self.needless(finding)
+
+    def sought(self, facts: Facts) -> Int64s | None:
+        """Of each piece of work, the time by which places are told of a finding that claims none; None for none."""
+        return None
 
     @classmethod
     def limits(cls) -> dict[str, Limit]:

@@ -14,7 +14,6 @@ from warplens.analysis.frames import forget, give_back
 from warplens.analysis.headroom import Headroom
 from warplens.analysis.headroom import headrooms as headrooms_of
 from warplens.analysis.hostpace import HostCalls
-from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.prediction import predictions
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timebudget import TimeBudget, time_budgets
@@ -23,19 +22,26 @@ from warplens.analysis.window import PHASES, Window
 from warplens.diagnosis.claims import Claims, divide
 from warplens.diagnosis.evidence import counted
 from warplens.diagnosis.facts import Facts, gather
-from warplens.diagnosis.findings import MANY, SEVERITIES, Coverage, Diagnosis, Finding, PhaseVerdict, about, times
+from warplens.diagnosis.findings import (
+    MANY,
+    SEVERITIES,
+    Coverage,
+    Diagnosis,
+    Finding,
+    PhaseVerdict,
+    about,
+    percent,
+    times,
+)
 from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import RULES, rule
-from warplens.diagnosis.rules.repetition import Recomputation
-from warplens.diagnosis.rules.rows import UNSORTED
-from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, roof_known
+from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.whatif import what_ifs
 from warplens.profile import Note
 from warplens.profile.counters import KernelCounters
-from warplens.profile.peaks import peaks_of
 
 # --- The verdict as one sentence for people --------------------------------------------------------------------------
 
@@ -43,53 +49,19 @@ from warplens.profile.peaks import peaks_of
 _INCOMPLETE: Final = IncompleteProfile()
 _SATURATED: Final = Saturated()
 _BELOW_ROOF: Final = BelowRoof()
-#: A smaller share of the window is not worth a clause of the headline.
-_WORTH_SAYING: Final = 0.01
 
 
 def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
     """What limits the window and how much there is to gain, in one sentence."""
-    busy = _percent(facts.busy_share)
     lost, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
     if share is not None:
-        said = lost.format(share=_percent(share))
+        said = lost.format(share=percent(share))
         behind = verdict.evidence.get("launches_behind_ns", 0) / facts.wall_ns
         if behind > share:  # what is seen would not explain the gain
-            said += f", and by a model another {_percent(behind)} in launches that it delays"
+            said += f", and by a model another {percent(behind)} in launches that it delays"
         return f"{said}; {gain_text(verdict)} as fast without it."
-    if verdict.id == "padded-work":
-        length = verdict.evidence.get("length_count")
-        each = f"each sequence of {length:,} tokens" if length else "each sequence"
-        return (
-            f"The GPU is busy for {busy} of the time{_at(facts)}, and part of that may be padding: attention gets a "
-            f"mask for {each}; how much it hides is not recorded."
-        )
-    if verdict.id == "saturated":
-        return (
-            f"This profile shows nothing to fix: the GPU is busy for {busy} of the time{_at(facts)}, near the "
-            "roofs of its kernels."
-        )
-    if verdict.id == "below-roof":
-        works = f"The GPU is busy for {busy} of the time"
-        quiet = facts.busy_share < facts.thresholds.quiet_busy_share
-        unprofiled, starting = verdict.evidence["unprofiled_busy_share"], verdict.evidence["starting_share"]
-        if quiet and unprofiled - facts.busy_share >= _WORTH_SAYING:
-            works += f" (an estimated {_percent(unprofiled)} without the profiler's overhead)"
-        works += _at(facts)
-        if quiet and starting >= _WORTH_SAYING:
-            works += f", and starts queued work in another {_percent(starting)}"
-        if not roof_known(facts):
-            known = f"FLOPs and bytes are known for {_percent(facts.known_work_share)} of its busy time"
-            why = known if any(map(peaks_of, facts.devices)) else "the profile does not name its GPU"
-            return f"{works}; how near its kernels are to their roofs is unknown: {why}."
-        return (
-            f"{works}, but not near its roofs: without idle time and at the practical roof of its kernels it would "
-            f"take {_percent(facts.to_roof_share)} less time."
-        )
-    if verdict.id == "tensor-compute":
-        return f"Nothing to fix: the GPU is busy for {busy} of the time{_at(facts)}, near the peak of its tensor cores."
-    if verdict.id == "graph-opaque":
-        return f"The GPU is busy for {busy} of the time, inside CUDA graphs whose kernels were not recorded."
+    if facts.wall_ns and (told := rule(verdict.id).told(facts, verdict)):
+        return told
     if not facts.wall_ns:
         # A name such as CUDA keeps its capitals.
         first = verdict.title[:1].lower() if verdict.title[1:2].islower() else verdict.title[:1]
@@ -104,29 +76,11 @@ def headline_share(facts: Facts, verdict: Finding, claims: Claims) -> float | No
     return claims.seen_ns(verdict.id) / facts.wall_ns if rule(verdict.id).headline_of(verdict) else None
 
 
-def _at(facts: Facts) -> str:
-    """What most of the time goes to, where one kind of work has most of it."""
-    spent = {title: facts.own_ns(pl.col("label") == label) for label, title in _PRODUCTS.items()}
-    products = sum(spent.values())
-    if products < facts.thresholds.dominant_share * facts.wall_ns:
-        return ""
-    named = " and ".join(title for title, own in spent.items() if own > _WORTH_SAYING * products)
-    return f", {_percent(products / facts.busy_ns)} of it with {named}"
-
-
-#: Kinds of work that are products of matrices, as people call them.
-_PRODUCTS: Final = dict(zip(PRODUCTS, ("matrix products", "attention", "convolutions"), strict=True))
-
-
 def gain_text(finding: Finding) -> str:
     """What a remedy brings: the expected factor, or the bound where that is all that is known."""
     if finding.gain is None or finding.expected is not None or finding.gain >= MANY:
         return about(finding.gain or MANY)
     return f"at most {times(finding.gain)}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 # --- `diagnose`: the rules applied to a window, their findings ranked, and the one that limits it named first --------
@@ -254,14 +208,6 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     return max([*causes, rest], key=weight)
 
 
-#: Work whose results nothing takes: what is slow about it is no matter once it is gone.
-_NEEDLESS: Final = ("unused-gradients", "unused-results")
-#: What keeps a host from running ahead, or makes it issue too much: it cannot be captured, or goes away by a line.
-_MAKES_LAUNCHES: Final = (
-    *("host-sync", "allocator-churn", "unfused-optimizer", "per-expert-loop", "recomputation", *_NEEDLESS),
-)
-
-
 def _first_to_mend(facts: Facts, costliest: Finding, found: Sequence[Finding]) -> Finding:
     """The cause to mend first, where that is not the costliest.
 
@@ -275,7 +221,7 @@ def _first_to_mend(facts: Facts, costliest: Finding, found: Sequence[Finding]) -
     def worth(finding: Finding) -> float:
         return _lost_share(weight(finding)) / _lost_share(weight(costliest))
 
-    dropped = [each for each in lost if each.id in _NEEDLESS or each.title == Recomputation.growing_title]
+    dropped = [each for each in lost if rule(each.id).needless(each)]
     needless = max(dropped, key=weight, default=None)
     if needless is not None and worth(needless) >= limits.dominant_share:
         return needless
@@ -292,7 +238,7 @@ def _first_to_mend(facts: Facts, costliest: Finding, found: Sequence[Finding]) -
         # Pauses not much longer than launches are those of a host that goes from turn to turn.
         turning = next((each for each in lost if "turns_per_step" in each.evidence), None)
         return turning if turning is not None and worth(turning) >= limits.dominant_share else costliest
-    causes = [each for each in lost if each.id in _MAKES_LAUNCHES or UNSORTED in each.remedies]
+    causes = [each for each in lost if rule(each.id).makes_launches(each)]
     specific = max(causes, key=weight, default=None)
     if specific is not None and worth(specific) >= limits.specific_share:
         return specific

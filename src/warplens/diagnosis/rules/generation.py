@@ -168,6 +168,7 @@ class GrowingCache(StructureRule):
     appended_headline: ClassVar = (
         "Limited by appending to a tensor: {share} of the time goes into copying what was there before"
     )
+    headlines: ClassVar = {appended_title: appended_headline, rolled_title: appended_headline}
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
@@ -199,11 +200,6 @@ class GrowingCache(StructureRule):
     least_turns = Limit(8, "Turns of a step that make the same concatenation: a network has few of one size.")
     least_rolled_share = Limit(0.15, "Of the busy time: networks that join branches spend less in joining one size.")
     most_new_share = Limit(0.25, "Of what is joined, all but the largest part: where two halves meet, neither is kept.")
-
-    def headline_of(self, finding: Finding) -> str:
-        """Whether it is a cache, or what a loop made so far."""
-        joined = finding.title in (self.appended_title, self.rolled_title)
-        return self.appended_headline if joined else self.headline
 
     def share(self, facts: Facts) -> Floats:
         """The concatenations, if they grow; gathers of whole caches."""

@@ -110,6 +110,10 @@ class UnusedGradients(StructureRule):
         0.5, "Of two products of a layer's backward pass one makes the gradient of its weight, one that of its input."
     )
 
+    def needless(self, finding: Finding) -> bool:
+        """That is what it is about."""
+        return True
+
     def share(self, facts: Facts) -> Floats:
         """The work that makes them."""
         found = self._unused(facts)

@@ -319,6 +319,10 @@ class HostSync(Rule):
         """What such a loop runs is not waiting."""
         return self.looped_headline if finding.evidence.get("looped_kernels_per_step") else self.headline
 
+    def makes_launches(self, finding: Finding) -> bool:
+        """A host that waits cannot run ahead."""
+        return True
+
     def claim(self, facts: Facts) -> Floats | None:
         """Copies of a few bytes to the host, and what a loop around them runs for each item."""
         share = self._loops(facts).copy()
@@ -685,6 +689,10 @@ class AllocatorChurn(Rule):
         "takes as long, something else delayed the GPU."
     )
     thresholds = ("allocations_per_step",)
+
+    def makes_launches(self, finding: Finding) -> bool:
+        """No graph captures an allocation, and most of them wait for the GPU."""
+        return True
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""

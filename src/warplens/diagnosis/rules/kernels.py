@@ -13,7 +13,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, ceiling, times
+from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, ceiling, percent, times
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
@@ -186,6 +186,29 @@ class MemoryBandwidth(Rule):
         )
 
 
+#: Kinds of work that are products of matrices, as people call them.
+_PRODUCTS: Final = dict(zip(PRODUCTS, ("matrix products", "attention", "convolutions"), strict=True))
+#: A smaller share of products is not worth a word.
+_WORTH_SAYING: Final = 0.01
+
+
+def busy_with(facts: Facts, beside: str = "") -> str:
+    """How much of the time the GPU is busy, and with what, where products have most of it: a clause behind `is`.
+
+    Args:
+        facts: the window.
+        beside: what to say of the share.
+    """
+    busy = f"busy for {percent(facts.busy_share)} of the time{beside}"
+    spent = {title: facts.own_ns(pl.col("label") == label) for label, title in _PRODUCTS.items()}
+    products = sum(spent.values())
+    if products < facts.thresholds.dominant_share * facts.wall_ns:
+        return busy
+    *others, last = [title for title, own in spent.items() if own > _WORTH_SAYING * products]
+    named = f"{', '.join(others)} and {last}" if others else last
+    return f"{busy}, {percent(products / facts.busy_ns)} of it with {named}"
+
+
 class TensorCompute(Rule):
     """Products on tensor cores that take most of a busy GPU's time. It informs: such a program does what it is for."""
 
@@ -208,6 +231,10 @@ class TensorCompute(Rule):
     )
     thresholds = ("busy_share", "dominant_share", "roof_share")
     describes = True
+
+    def told(self, facts: Facts, finding: Finding) -> str:
+        """Such a program does what it is for."""
+        return f"Nothing to fix: the GPU is {busy_with(facts)}, near the peak of its tensor cores."
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -378,6 +405,7 @@ class Precision(Rule):
     default_headline: ClassVar = (
         "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and in what lies between"
     )
+    headlines: ClassVar = {default_title: default_headline}
     evidence: ClassVar = {
         "claimed_share": "everything that it claims, of the window",
         "off_tensor_cores_ns": "products off the tensor cores",
@@ -411,9 +439,8 @@ class Precision(Rule):
 
     def headline_of(self, finding: Finding) -> str:
         """Before compute capability 8.0, tensor cores take fp16 alone."""
-        if finding.title == self.default_title:
-            return self.default_headline
-        return self.older_headline if finding.remedies[-1:] == _NARROWER_REMEDIES["older"] else self.headline
+        older = finding.remedies[-1:] == _NARROWER_REMEDIES["older"]
+        return self.older_headline if older else super().headline_of(finding)
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of products on vector units, what the fastest narrower format could save."""
@@ -739,6 +766,10 @@ class UnfusedOptimizer(Rule):
     )
     least_lists = Limit(8, "Gradient clipping and loss scaling take a few foreach operations, AdamW a dozen.")
     least_operations = Limit(5, "A foreach optimizer runs several operations, clipping two or three.")
+
+    def makes_launches(self, finding: Finding) -> bool:
+        """Several for each tensor."""
+        return True
 
     def claim(self, facts: Facts) -> Floats | None:
         """Of the optimizer's kernels, the accesses that a fused one does not make."""

@@ -57,6 +57,7 @@ class UnfusedAttention(StructureRule):
         "scaled_dot_product_attention falls back to its written-out form: scores go through memory"
     )
     masked_title: ClassVar = "Fused attention gets an explicit mask: masked scores are computed, in slower kernels"
+    headlines: ClassVar = {masked_title: masked_headline}
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
@@ -96,10 +97,6 @@ class UnfusedAttention(StructureRule):
         "Fused kernels take 16 bits. Products gain more of the ratio of the peaks than by `precision`: no weight is "
         "cast, and hidden scores are not computed.",
     )
-
-    def headline_of(self, finding: Finding) -> str:
-        """Whether scores go through memory, or a mask does."""
-        return self.masked_headline if finding.title == self.masked_title else self.headline
 
     def share(self, facts: Facts) -> Floats:
         """Passes go away whole, products in part; of fused attention with a mask of all scores, what that costs."""

@@ -76,6 +76,7 @@ class Recomputation(StructureRule):
     growing_headline: ClassVar = (
         "Limited by generation without a cache: {share} of the time goes into running all tokens again for each new one"
     )
+    headlines: ClassVar = {passes_title: passes_headline, growing_title: growing_headline}
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
@@ -99,10 +100,13 @@ class Recomputation(StructureRule):
     between = Limit(12, "Casts of weights and copies between two such sequences belong to them.")
     least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
 
-    def headline_of(self, finding: Finding) -> str:
-        """Whether it is the forward pass again, the backward pass, or each token."""
-        others = {self.growing_title: self.growing_headline, self.passes_title: self.passes_headline}
-        return others.get(finding.title, self.headline)
+    def needless(self, finding: Finding) -> bool:
+        """All but the last token of a growing text."""
+        return finding.title == self.growing_title
+
+    def makes_launches(self, finding: Finding) -> bool:
+        """The host issues again what is run again."""
+        return True
 
     def share(self, facts: Facts) -> Floats:
         """The repeated kernels."""
@@ -282,6 +286,10 @@ class PerExpertLoop(StructureRule):
         "of stacked weights, which each part fills with zeros and adds to the sum.",
     )
     whole_saved_share = Limit(0.95, "Grouped products write that gradient once instead of for each of twenty parts.")
+
+    def makes_launches(self, finding: Finding) -> bool:
+        """Each part has launches of its own."""
+        return True
 
     def share(self, facts: Facts) -> Floats:
         """A part of the chain's time."""

@@ -13,7 +13,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, Rule, remembered
-from warplens.diagnosis.rules.kernels import tiles
+from warplens.diagnosis.rules.kernels import busy_with, tiles
 from warplens.diagnosis.rules.products import attention_masks, tensor_shapes
 from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
 from warplens.profile.peaks import peaks_of
@@ -57,6 +57,10 @@ class UnusedResults(StructureRule):
     saved_share = Limit(0.95, "The product of what is read stays, and reads all of its weights.")
     deepest = Limit(16_384, "Few matrices of weights have a longer inner dimension: it bounds the size of the result.")
     reached_share = Limit(0.3, "Of the peak of the tensor cores, what large products of 16 bits reach at least.")
+
+    def needless(self, finding: Finding) -> bool:
+        """That is what it is about."""
+        return True
 
     def share(self, facts: Facts) -> Floats:
         """These products, but for what is read of them."""
@@ -181,6 +185,15 @@ class PaddedWork(Rule):
     describes = True
     least_length = Limit(64, "Sequences of fewer tokens cost little; one token a step is decoding.")
     least_numbers = Limit(512 * 512, "The same without shapes: a smaller mask costs little, and may be anything.")
+
+    def told(self, facts: Facts, finding: Finding) -> str:
+        """That some of the work may be padding, and that how much is not known."""
+        length = finding.evidence.get("length_count")
+        each = f"each sequence of {length:,} tokens" if length else "each sequence"
+        return (
+            f"The GPU is {busy_with(facts)}, and part of that may be padding: attention gets a mask for {each}; "
+            "how much it hides is not recorded."
+        )
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""

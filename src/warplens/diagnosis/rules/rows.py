@@ -98,6 +98,10 @@ class ScatteredAccess(StructureRule):
     )
     freed_calls_share = Limit(0.75, "Share of the launches of a dense gradient that go away: sorts, scans and fills.")
 
+    def makes_launches(self, finding: Finding) -> bool:
+        """Sorts and checks of indices have many launches each."""
+        return UNSORTED in finding.remedies
+
     def share(self, facts: Facts) -> Floats:
         """Of rows that need not be copied, all but one access; of dense gradients, what was not used."""
         program = facts.program

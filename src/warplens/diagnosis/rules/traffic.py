@@ -51,6 +51,12 @@ class UnfusedChain(StructureRule):
         "Limited by copies of what products read: making them once, or not at all, could save {share} of the time"
     )
     headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
+    headlines: ClassVar = {
+        casts_title: casts_headline,
+        copies_title: copies_headline,
+        operands_title: operands_headline,
+        loss_title: loss_headline,
+    }
     evidence: ClassVar = {
         **AFFECTED_NS,
         **AFFECTED_SHARE,
@@ -96,16 +102,6 @@ class UnfusedChain(StructureRule):
     inference_saved_share = Limit(
         0.9, "The same without a backward pass: nothing in the middle of a chain has to be written."
     )
-
-    def headline_of(self, finding: Finding) -> str:
-        """Whether most are casts of weights, copies alone, or operands that are made anew."""
-        others = {
-            self.casts_title: self.casts_headline,
-            self.copies_title: self.copies_headline,
-            self.operands_title: self.operands_headline,
-            self.loss_title: self.loss_headline,
-        }
-        return others.get(finding.title, self.headline)
 
     def share(self, facts: Facts) -> Floats:
         """Of each chain, all but its longest pass, to the part that is expected."""

@@ -14,8 +14,9 @@ from warplens.analysis.quality import aborted_steps
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, times
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Rule
+from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, percent, times
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Int64s, Limit, Rule
+from warplens.diagnosis.rules.kernels import busy_with
 from warplens.profile import NoteLevel
 from warplens.profile.peaks import peaks_of
 
@@ -44,6 +45,11 @@ class GraphOpaque(Rule):
     }
     refutation = "Record with node tracing: if the graphs hold no pauses or small grids, nothing was hidden."
     describes = True
+
+    def told(self, facts: Facts, finding: Finding) -> str:
+        """That the work is hidden."""
+        busy = percent(facts.busy_share)
+        return f"The GPU is busy for {busy} of the time, inside CUDA graphs whose kernels were not recorded."
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -268,6 +274,35 @@ def is_known(finding: Finding) -> bool:
     return finding.id != BelowRoof.id or "to_roof_share" in finding.evidence
 
 
+#: What the gap to the practical roofs is made of, in words. Copies have no roof: all of their time counts.
+_PARTS_OF_GAP: Final = {
+    "idle_share": "idle",
+    "products_above_share": "in matrix products and attention",
+    "passes_above_share": "in passes over memory",
+    "others_above_share": "in other work",
+}
+
+
+def _above(facts: Facts) -> pl.Series:
+    """Time of each piece of work above its practical roof. Of unknown work all of it may be."""
+    known = pl.when(pl.col("known") != "none").then(pl.col("owned_ns") - pl.col("roof_ns")).otherwise("owned_ns")
+    return facts.at_roof.select(known.fill_null(0)).to_series()
+
+
+def _gap(facts: Facts) -> dict[str, float]:
+    """The parts of the gap to the practical roofs, of the window; they sum to it."""
+    if not facts.wall_ns:
+        return {}
+    roof = facts.at_roof["roof_ns"].fill_null(0)
+    frame = facts.work.select("label", above=(pl.col("own_ns") - roof) / facts.wall_ns)
+    label = pl.col("label")
+    products, passes = label.is_in(PRODUCTS), label.is_in(PASSES)
+    kinds = {"products": products, "passes": passes, "others": ~products & ~passes}
+    sums = frame.select(pl.col("above").filter(which).sum().alias(kind) for kind, which in kinds.items()).row(0)
+    shares = (facts.idle_ns / facts.wall_ns, *(max(float(part), 0.0) for part in sums))
+    return dict(zip(_PARTS_OF_GAP, shares, strict=True))
+
+
 class BelowRoof(Rule):
     """A GPU that is busy with kernels far from what it can do, for reasons that no other rule names. It informs."""
 
@@ -286,6 +321,10 @@ class BelowRoof(Rule):
             "of the window, kernel time above the practical roof, as in headroom; null where too little work is known"
         ),
         "to_roof_share": "the same plus idle time: the headroom to the practical roof; null likewise",
+        "idle_share": "of the window; this and the next three are the parts of that headroom, null likewise",
+        "products_above_share": "of the window, products above their practical roof",
+        "passes_above_share": "the same of passes over memory",
+        "others_above_share": "the same of all other work; copies and fills have no roof, and count whole",
         "known_work_share": "of the busy time, with known FLOPs and bytes",
         "unprofiled_busy_share": "estimated busy share without what the profiler adds to launches",
         "starting_share": "of the window, pauses in which queued work was about to start",
@@ -296,6 +335,32 @@ class BelowRoof(Rule):
     )
     thresholds = ("quiet_busy_share", "roof_headroom_share", "known_work_share")
     describes = True
+    worth_saying = Limit(0.01, "A smaller share of the window is not worth a clause of the headline.")
+
+    def told(self, facts: Facts, finding: Finding) -> str:
+        """How busy the GPU is, and where the gap to its roofs lies, the most first."""
+        beside, evidence = "", finding.evidence
+        if facts.busy_share < facts.thresholds.quiet_busy_share:
+            unprofiled, starting = evidence["unprofiled_busy_share"], evidence["starting_share"]
+            if unprofiled - facts.busy_share >= self.worth_saying:
+                beside += f" (an estimated {percent(unprofiled)} without the profiler's overhead)"
+            if starting >= self.worth_saying:
+                beside += f", starts queued work in another {percent(starting)}"
+        works = f"The GPU is {busy_with(facts, beside)}"
+        if not roof_known(facts):
+            known = f"FLOPs and bytes are known for {percent(facts.known_work_share)} of its busy time"
+            why = known if any(map(peaks_of, facts.devices)) else "the profile does not name its GPU"
+            return f"{works}; how near its kernels are to their roofs is unknown: {why}."
+        gap = sorted(((evidence[name], words) for name, words in _PARTS_OF_GAP.items()), reverse=True)
+        parts = ", ".join(f"{percent(share)} {words}" for share, words in gap if share >= self.worth_saying)
+        return (
+            f"{works}, but not near its roofs: without idle time and at the practical roof of its kernels it would "
+            f"take {percent(facts.to_roof_share)} less time ({parts})."
+        )
+
+    def sought(self, facts: Facts) -> Int64s | None:
+        """What is above its roof; of unknown work all may be."""
+        return _above(facts).cast(pl.Int64).to_numpy()
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it and is not saturated."""
@@ -308,11 +373,7 @@ class BelowRoof(Rule):
         if Saturated().find(facts, claims) is not None:
             return None
         known = roof_known(facts)
-        # Of unknown work all of its time may be above the roof.
-        above = facts.at_roof.select(
-            pl.when(pl.col("known") != "none").then(pl.col("owned_ns") - pl.col("roof_ns")).otherwise("owned_ns")
-        ).to_series()
-        above = above.fill_null(0)
+        above = _above(facts)
         names = kernel_names(facts, above)
         pattern = "|".join(dict.fromkeys(re.escape(name.rpartition("::")[2][:40]) for name in names))
         shapes = facts.timeline.trace.operators["input_shapes"]
@@ -327,6 +388,7 @@ class BelowRoof(Rule):
                 # Shares of what is known would read as those of all.
                 "above_roof_share": facts.above_roof_share if known else None,
                 "to_roof_share": facts.to_roof_share if known else None,
+                **(_gap(facts) if known else {}),
                 "known_work_share": facts.known_work_share,
                 "unprofiled_busy_share": min(facts.busy_ns / max(wall, 1), 1.0),
                 "starting_share": facts.idle("start-latency") / facts.wall_ns,
@@ -400,6 +462,10 @@ class Saturated(Rule):
     refutation = "Time the step without a profiler: if it is much faster, the profile does not show the real program."
     thresholds = ("busy_share", "roof_headroom_share", "known_work_share")
     describes = True
+
+    def told(self, facts: Facts, finding: Finding) -> str:
+        """That nothing is to be mended."""
+        return f"This profile shows nothing to fix: the GPU is {busy_with(facts)}, near the roofs of its kernels."
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
