@@ -10,7 +10,7 @@ import pytest
 from tests.report import sample
 from tests.report.conftest import Visit
 from warplens.profile.schema import Column
-from warplens.report.document import Document, Section, Table
+from warplens.report.document import Document, Paragraph, Section, Table
 from warplens.report.html import render_html
 
 pytestmark = pytest.mark.browser
@@ -179,13 +179,14 @@ def test_paper_is_light_and_says_where_the_rows_are_that_it_leaves_out(visit):
     assert not page.locator(".rooms").is_visible()
 
 
-def test_a_table_of_many_columns_is_not_cut_on_paper(browser, tmp_path):
+def test_neither_a_table_of_many_columns_nor_a_long_command_is_cut_on_paper(browser, tmp_path):
     shares = [Column(f"part{place}_share", pl.Float64) for place in range(2)]
     columns = [Column("model"), Column("time is"), *shares, *(Column(f"part {at}_ns", pl.Float64) for at in range(12))]
     row = dict.fromkeys((column.name for column in columns), 0.123) | {"model": "2.7B", "time is": "host to GPU end"}
     wide = Table("wide", "Wide", tuple(columns), pl.DataFrame([row | {f"part {at}_ns": 123e6 for at in range(12)}]))
+    command = Paragraph(f"ncu -k 'regex:^({'|'.join(f'kernel_number_{at}' for at in range(40))})$' -- python train.py")
     path = tmp_path / "wide.html"
-    path.write_text(render_html(Document("Wide", "Wide.", (Section("wide-room", "Wide", (wide,)),))), "utf-8")
+    path.write_text(render_html(Document("Wide", "Wide.", (Section("wide-room", "Wide", (wide, command)),))), "utf-8")
     a4_less_margins = {"width": 688, "height": 1017}
     page = Visit(browser, path, viewport=a4_less_margins).page
     page.emulate_media(media="print")

@@ -249,7 +249,8 @@ def attention_masks(facts: Facts) -> AttentionMasks | None:
 _FUSED: Final = (
     Remedy(
         "Use fused attention",
-        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)  # is_causal=True with a causal mask\n"
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)\n"
+        "# with a causal mask: is_causal=True\n"
         "# transformers: attn_implementation='sdpa' or 'flash_attention_2'\n"
         "# timm: fused_attn is on by default",
         "the passes over the scores go away, forward and backward, with the memory that they take",

@@ -164,7 +164,7 @@ def _answer(grid: Grid, status: pl.DataFrame, diagnosed: Mapping[str, Diagnosis]
         ids = [first.id for _, first in limited]
         most = max(dict.fromkeys(ids), key=ids.count)
         mine = [first for _, first in limited if first.id == most]
-        verdict = f"The limit of {majority(len(mine), len(found), 'profile')}: {rule(most).limiter}. {verdict}"
+        verdict = f"The limit of {majority(len(mine), len(found), 'profile')}: {rule(most).limiter}."
         gains = sorted(first.gain or 0.0 for first in mine)
         gain = " to ".join(dict.fromkeys(map(factor, (gains[0], gains[-1]))))
         remedies = [first.remedies[0] for first in mine if first.remedies]
