@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import polars as pl
@@ -90,6 +90,12 @@ def count(events: float) -> str:
 def plural(events: float, one: str, several: str | None = None) -> str:
     """A count with what is counted, in the plural unless there is one: `1 row`, `12 rows`."""
     return f"{count(events)} {one if events == 1 else several or f'{one}s'}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def capitalised(text: str) -> str:

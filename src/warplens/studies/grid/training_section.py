@@ -8,6 +8,7 @@ import polars as pl
 
 from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.profile.columns import table
+from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.grid import (
@@ -169,7 +170,7 @@ def answer_d(grid: Grid) -> list[str]:
     if not split.height:
         return []
     parts = [f"{phase} {between(split[f'{phase}_share'], 'share')}" for phase in PHASES if split[f"{phase}_ns"].sum()]
-    sentences = [f"Of the GPU time of a training step, {_listed(parts)}."]
+    sentences = [f"Of the GPU time of a training step, {fmt.listed(parts)}."]
     compared = shares.filter(pl.col("change").is_not_null())
     if compared.height:
         lower = int((compared["change"] < 0).sum())
@@ -197,7 +198,7 @@ def _optimizer_sentences(costs: pl.DataFrame) -> list[str]:
         for words, mine in paces
         if mine.height
     ]
-    sentences.append(f"It {_listed(verdicts)}.")
+    sentences.append(f"It {fmt.listed(verdicts)}.")
     if costs["bandwidth_share"].drop_nulls().len():
         sentences.append(
             f"While its kernels run, they move {between(costs['bandwidth_share'], 'share')} of what the memory can "
@@ -212,10 +213,6 @@ _PACE: Final = {
     "both": "waits for launches as well as for the GPU",
     "gpu": "is held up by the GPU",
 }
-
-
-def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def training_section(grid: Grid) -> Section:

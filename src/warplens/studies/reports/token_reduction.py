@@ -300,5 +300,4 @@ def _verdicts(rows: pl.DataFrame) -> str:
     """How often each verdict was reached: `slower at 7 and faster at 13 of 20 points`."""
     counts = {words: rows.filter(pl.col("verdict") == verdict).height for verdict, words in _VERDICTS.items()}
     parts = [f"{words} at {fmt.count(count)}" for words, count in counts.items() if count] or ["measured at none"]
-    *first, last = parts
-    return f"{', '.join(first)}{' and ' if first else ''}{last} of {fmt.plural(rows.height, 'point')}"
+    return f"{fmt.listed(parts)} of {fmt.plural(rows.height, 'point')}"

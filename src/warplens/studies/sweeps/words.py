@@ -113,14 +113,11 @@ def answer(numbers: SweepNumbers) -> str:
             f"From {speedup_text(_speedup(worst))} ({settings_text(worst.point.settings)}) to "
             f"{speedup_text(_speedup(best))} as fast ({settings_text(best.point.settings)})."
         )
-    axes = numbers.confounding.confounded_axes
-    third = f" {_joined(axes)} changed together, so their effects cannot be separated." if axes else ""
+    axes = [_plain(axis) for axis in numbers.confounding.confounded_axes]
+    third = (
+        f" {fmt.capitalised(fmt.listed(axes))} changed together, so their effects cannot be separated." if axes else ""
+    )
     return f"{first} {second}{third}"
-
-
-def _joined(names: tuple[str, ...]) -> str:
-    words = [_plain(name) for name in names]
-    return fmt.capitalised(" and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0])
 
 
 def _speedup(item: SweptPoint) -> float:
