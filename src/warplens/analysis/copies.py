@@ -63,19 +63,14 @@ def copy_statistics(timeline: Timeline, window: Window, by: CopyGrouping = "memo
         raise UsageError(f"copies cannot be grouped by {by!r}; use {', '.join(_GROUPS)}")
     keys = _GROUPS[by]
     # The two tables are grouped one by one: the categories of their names differ, and text is slow to group by.
-    statistics = pl.concat(
-        [_statistics(copies, keys) for copies in (_copies(timeline, window), _fills(timeline, window))]
-    )
+    moved = timeline.copies_in(window).with_columns(pl.lit("copy", dtype=_KIND).alias("kind"))
+    statistics = pl.concat([_statistics(copies, keys) for copies in (moved, _fills(timeline, window))])
     statistics = statistics.with_columns(
         ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"),
         (ratio(pl.col("total_bytes"), pl.col("busy_ns")) * _NS_PER_S).alias("bandwidth_bytes_per_s"),
     )
     order = ["total_ns", *_GROUPS["memory"]]
     return COPIES.conform(statistics).sort(order, descending=[True, *(False for _ in order[1:])])
-
-
-def _copies(timeline: Timeline, window: Window) -> pl.DataFrame:
-    return timeline.copies_in(window).with_columns(pl.lit("copy", dtype=_KIND).alias("kind"))
 
 
 def _fills(timeline: Timeline, window: Window) -> pl.DataFrame:

@@ -252,7 +252,8 @@ def bounds_of(facts: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
 
     compute, memory = pl.col("compute_share"), pl.col("memory_share")
     top = pl.max_horizontal(compute, memory)
-    fed_pipe = _full_of_arithmetic() & (pl.col("memory_unit") == "l1") & (memory - pl.col("pipe_share") < _BALANCED)
+    full_pipe = pl.col("pipe_unit").is_in(list(_NECESSARY)) & (pl.col("pipe_share") >= _AT_ROOF)
+    fed_pipe = full_pipe & (pl.col("memory_unit") == "l1") & (memory - pl.col("pipe_share") < _BALANCED)
     more_memory = (memory.fill_null(0) >= compute.fill_null(0)) | pl.col("compute_unit").is_in(_MEMORY_PIPES)
     by_memory = more_memory & ~fed_pipe.fill_null(value=False)
     busy = top >= LOW_SHARE
@@ -288,10 +289,6 @@ def bounds_of(facts: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
             evidence=evidence(*_DECIDING),
         )
     )
-
-
-def _full_of_arithmetic() -> pl.Expr:
-    return pl.col("pipe_unit").is_in(list(_NECESSARY)) & (pl.col("pipe_share") >= _AT_ROOF)
 
 
 def _waste_is_known() -> pl.Expr:

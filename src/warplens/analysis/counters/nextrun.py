@@ -83,40 +83,28 @@ def no_run(counters: KernelCounters, version: str | None, reason: str) -> NextRu
     return NextRun(None, reason, _valid_version(version or counters.capture.tool_version or _READ_VERSION)[0])
 
 
-def run_for(
-    counters: KernelCounters,
-    chosen: Choice,
-    sections: tuple[str, ...],
-    reason: str,
-    gap_share: float,
-    version: str | None,
-    replay_mode: str,
-) -> NextRun:
-    """The command that profiles the chosen launches with these sections, collected as the report was.
-
-    Raises:
-        UsageError: the version cannot be read.
-    """
+def _run(counters: KernelCounters, gap: _Gap, chosen: Choice, version: str | None) -> NextRun:
+    """The command that profiles the chosen launches with the sections of the gap, collected as the report was."""
     valid_for, remark = _valid_version(version or counters.capture.tool_version or _READ_VERSION)
     session = counters.session
     arguments = [
         *("-k", f"regex:^({'|'.join(re.escape(name) for name in chosen.names)})$"),
         *chosen.filters,
         *("--launch-count", str(chosen.launches)),
-        *(part for section in sections for part in ("--section", section)),
-        *("--replay-mode", replay_mode),
+        *(part for section in gap.sections for part in ("--section", section)),
+        *("--replay-mode", "kernel"),
         *("--clock-control", session.clock_control or "base"),
         *("--cache-control", session.cache_control or "all"),
         *("--export", "next_run"),
     ]
-    each, how = _passes_each(counters, len(sections))
+    each, how = _passes_each(counters, len(gap.sections))
     return NextRun(
         command=shlex.join(("ncu", *arguments, *_PROGRAM)),
-        reason=reason + remark,
+        reason=(_NEW_KERNELS if gap.is_new else _NEW_SECTIONS) + remark,
         ncu_version=valid_for,
         kernels=chosen.names,
         launches=chosen.launches,
-        gap_share=gap_share,
+        gap_share=gap.share,
         covered_share=chosen.worth,
         passes=each * chosen.launches,
         passes_how=how,
@@ -197,8 +185,6 @@ def next_run(
     timeline: Timeline,
     window: Window,
     version: str | None = None,
-    *,
-    replay_mode: str = "kernel",
 ) -> NextRun:
     """The command that fills the most valuable gap.
 
@@ -209,7 +195,6 @@ def next_run(
     Args:
         coverage: of that report and this window.
         version: of the `ncu` to be used, e.g. `2025.3.1`; that of the report unless stated.
-        replay_mode: `kernel`, or `application` where saved and restored memory does not fit.
 
     Raises:
         UsageError: the version cannot be read.
@@ -217,32 +202,25 @@ def next_run(
     gap = max((_unprofiled(coverage), _unexplained(counters, coverage.ranking)), key=lambda found: found.share)
     if gap.share < _LEAST_GAP:
         return no_run(counters, version, "nothing is missing that is worth a twentieth of the kernel time")
-    return _run(counters, gap, _cheapest(gap, timeline, window), version, replay_mode)
+    return _run(counters, gap, _cheapest(gap, timeline, window), version)
 
 
-def next_sections(counters: KernelCounters, version: str | None = None, *, replay_mode: str = "kernel") -> NextRun:
+def next_sections(counters: KernelCounters) -> NextRun:
     """The command that would tell why the kernels of a report are off their roofs, as far as the report alone knows.
 
     Without a trace nobody knows which other kernels there are: the command profiles the same ones again, with the
     sections that are missing. The shares of its answer are of the profiled time.
-
-    Args:
-        version: see `next_run`.
-        replay_mode: see `next_run`.
-
-    Raises:
-        UsageError: the version cannot be read.
     """
     summary = counters_summary(counters).filter((pl.col("kind") == "kernel") & (pl.col("total_ns") > 0))
     if summary.is_empty():
-        return no_run(counters, version, "no kernel was profiled by itself with success; profile the program first")
+        return no_run(counters, None, "no kernel was profiled by itself with success; profile the program first")
     share = pl.col("total_ns") / pl.col("total_ns").sum()
     distance = (1 - pl.max_horizontal("compute_share", "memory_share")).clip(0, 1)
     groups = summary.select("launch", "name", "bound", share=share, gain_share=distance * share)
     gap = _unexplained(counters, groups)
     if gap.share < _LEAST_GAP:
         reason = "no section is missing that would tell more of a twentieth of the profiled time"
-        return no_run(counters, version, reason)
+        return no_run(counters, None, reason)
     by_name = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
     names = tuple(by_name["name"].head(_MOST_NAMES).to_list())
     # A filter by name lets launches of other sizes through, too: they count up to the last one that is wanted.
@@ -250,14 +228,9 @@ def next_sections(counters: KernelCounters, version: str | None = None, *, repla
     wanted = passing.select("launch", pl.col("at").cast(pl.Int64)).join(gap.groups, on="launch").sort("at")
     reached = wanted.filter(pl.col("at") < _MOST_LAUNCHES)
     if reached.is_empty():
-        return no_run(counters, version, f"the kernels in question come after {_MOST_LAUNCHES} others of their names")
+        return no_run(counters, None, f"the kernels in question come after {_MOST_LAUNCHES} others of their names")
     chosen = Choice(names, (), int(reached["at"].tail(1).item()) + 1, float(reached["worth"].sum()))
-    return _run(counters, gap, chosen, version, replay_mode)
-
-
-def _run(counters: KernelCounters, gap: _Gap, chosen: Choice, version: str | None, replay_mode: str) -> NextRun:
-    reason = _NEW_KERNELS if gap.is_new else _NEW_SECTIONS
-    return run_for(counters, chosen, gap.sections, reason, gap.share, version, replay_mode)
+    return _run(counters, gap, chosen, None)
 
 
 def _unprofiled(coverage: Coverage) -> _Gap:

@@ -69,7 +69,9 @@ def busy_time(timeline: Timeline, device: int) -> BusyTime:
     talks[communication_rows(timeline)] = True
     compute = _covered(trace.kernels, mine & ~talks)
     graphs = _covered(trace.graph_launches, (trace.graph_launches["device"] == device).to_numpy())
-    working = _joined(compute, graphs)
+    working = union(
+        Intervals(np.concatenate((compute.starts, graphs.starts)), np.concatenate((compute.ends, graphs.ends)))
+    )
     communication = _covered(trace.kernels, mine & talks)
     return BusyTime(
         compute=compute,
@@ -137,10 +139,6 @@ def step_times(timeline: Timeline, busy: BusyTime, window_steps: frozenset[int])
 
 def _covered(frame: pl.DataFrame, which: Bools) -> Intervals:
     return union(Intervals(frame["start_ns"].to_numpy()[which], frame["end_ns"].to_numpy()[which]))
-
-
-def _joined(one: Intervals, other: Intervals) -> Intervals:
-    return union(Intervals(np.concatenate((one.starts, other.starts)), np.concatenate((one.ends, other.ends))))
 
 
 def _without(intervals: Intervals, covered: Intervals) -> Intervals:

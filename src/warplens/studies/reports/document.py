@@ -78,17 +78,15 @@ def _steps(measurements: Measurements) -> pl.DataFrame:
     rows = measurements.cells.with_columns(
         pl.col("status").cast(pl.String),
         rank=pl.col("size").map_elements(lambda name: model_rank(name)[1], return_dtype=pl.Int64),
-        layers=pl.Series([_layers(row, detail) for row, detail in _with_details(measurements)], dtype=pl.Int64),
+        layers=pl.Series(
+            list(map(_layers, measurements.cells.iter_rows(named=True), measurements.details)), dtype=pl.Int64
+        ),
     )
     keep = [name for name in _APART if rows.get_column(name).n_unique() > 1 and name != "optimizer"]
     names = ("size", "context", "mode", *keep, "status", "latency_ns", "latency_low_ns", "latency_high_ns", "flops")
     return rows.sort("rank", "context", maintain_order=True).select(
         *names, "flops_per_s", "peak_allocated_bytes", "layers"
     )
-
-
-def _with_details(measurements: Measurements) -> list[tuple[dict[str, Any], Any]]:
-    return list(zip(measurements.cells.iter_rows(named=True), measurements.details, strict=True))
 
 
 def _layers(row: dict[str, Any], details: Any) -> int | None:
@@ -202,7 +200,8 @@ def attention_sections(measurements: Measurements) -> tuple[str, tuple[Section, 
     """The answer in one or two sentences, and a section for each kind of problem."""
     rates = _rates(measurements)
     against = flash_against_best(rates)
-    sections = [_problem_section(rates, against, problem) for problem in _problems(rates)]
+    problems = rates.select(_PROBLEM).unique(maintain_order=True).to_dicts()
+    sections = [_problem_section(rates, against, problem) for problem in problems]
     words = (
         "TFLOP/s by the convention 4·B·H·S²·D, half of that with a causal mask, 2.5 times that for the gradients; a "
         "kernel that failed its check against float64 is not timed."
@@ -239,10 +238,6 @@ def _rates(measurements: Measurements) -> pl.DataFrame:
         "kernel", "seq_len", *_PROBLEM, "batch", pl.col("status").cast(pl.String), "reason", "flops_per_s",
         time_ns=pl.coalesce("gpu_ns", "latency_ns"), peak_allocated_bytes="peak_allocated_bytes",
     )  # fmt: skip
-
-
-def _problems(rates: pl.DataFrame) -> list[dict[str, Any]]:
-    return rates.select(_PROBLEM).unique(maintain_order=True).to_dicts()
 
 
 def flash_against_best(rates: pl.DataFrame) -> pl.DataFrame:

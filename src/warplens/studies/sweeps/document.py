@@ -220,7 +220,8 @@ def sweep_document(numbers: SweepNumbers) -> Document:
     ]
     if numbers.regimes:
         sections.append(_regimes(numbers))
-    sections += [_crossovers(numbers), breakeven_section(numbers), _anomalies(numbers), _grid(numbers)]
+    sections += [_crossovers(numbers), breakeven_section(numbers), _anomalies(numbers)]
+    sections.append(Section("grid", "What the grid can tell", (_contrast_table(numbers), *_unvaried(numbers))))
     if numbers.lost.height:
         sections.append(Section("lost", "Cells not measured", (lost_table(numbers),)))
     return Document(
@@ -357,10 +358,6 @@ def _anomalies(numbers: SweepNumbers) -> Section:
         blocks.append(Paragraph(how, quiet=True))
     blocks += [Paragraph(f"{fmt.capitalised(text)}.", quiet=True) for text in found.untested]
     return Section("anomalies", "Anomalies", tuple(blocks))
-
-
-def _grid(numbers: SweepNumbers) -> Section:
-    return Section("grid", "What the grid can tell", (_contrast_table(numbers), *_unvaried(numbers)))
 
 
 def _unvaried(numbers: SweepNumbers) -> Iterator[Block]:

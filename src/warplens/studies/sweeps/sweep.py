@@ -196,7 +196,9 @@ def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> 
         paired = len(before) == len(after) and all(samples.paired for samples in point.durations or ())
         drawn = generator.integers(len(before), size=(count, len(before))) if together is None else together
         if paired:
-            estimate, draws = _paired_draws(before, after, drawn, level)
+            middle, ratio = float(np.median(before)), float(np.median(after - before))
+            varied = _widened(before, drawn, level)
+            estimate, draws = (middle, middle + ratio), (varied, varied + _widened(after - before, drawn, level))
         else:
             other = generator.integers(len(after), size=(count, len(after)))
             own = generator.integers(len(before), size=(count, len(before)))
@@ -226,14 +228,6 @@ def _blocks(cell: Cell | None) -> tuple[Float64s, bool]:
 def _silent(point: Point, count: int) -> tuple[float, float, Float64s, Float64s, bool, bool]:
     before, after = (math.log(cell.time_ns) if cell and cell.time_ns else math.nan for _, cell in point.sides)
     return before, after, np.full(count, before), np.full(count, after), False, False
-
-
-def _paired_draws(
-    before: Float64s, after: Float64s, drawn: Int64s, level: float
-) -> tuple[tuple[float, float], tuple[Float64s, Float64s]]:
-    middle, ratio = float(np.median(before)), float(np.median(after - before))
-    base = _widened(before, drawn, level)
-    return (middle, middle + ratio), (base, base + _widened(after - before, drawn, level))
 
 
 def _widened(logs: Float64s, drawn: Int64s, level: float) -> Float64s:
