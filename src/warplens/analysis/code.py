@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -19,16 +20,12 @@ from warplens.analysis.attribution import is_operator
 from warplens.analysis.frames import numbered, ratio
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.ranges import unnumbered_name
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, nearest
+from warplens.analysis.window import Window
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Int64s, name_categories
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
 
 #: Kinds of calls (`warplens.analysis.api.ApiKind`) that somebody may want to find in the program.
 CALL_KINDS: Final = ("sync", "copy", "allocation", "memset", "launch", "graph-launch")

@@ -7,15 +7,12 @@ rarely states them; where it states the bandwidth, that one is taken.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from warplens.errors import UsageError
 from warplens.profile.trace import Device, Note, NoteLevel, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 #: Formats that are multiplied on the vector units; all others need tensor (matrix) cores.
 VECTOR: Final = ("fp32", "fp64")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from warplens.compare.difference.difference import SAME_MARGIN
+from warplens.compare.difference.difference import SAME_MARGIN, Contribution, Explanation, StepDifference
 from warplens.profile import Note, NoteLevel
 from warplens.report import text as fmt
 from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
-    from warplens.compare.difference.difference import Contribution, Explanation, StepDifference
     from warplens.compare.statistics.decisions import Comparison, Interval, Regression, Verdict
     from warplens.report.comparison.numbers import StepNumbers
 

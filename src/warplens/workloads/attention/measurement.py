@@ -22,7 +22,7 @@ from warplens.workloads.attention.problem import (
     compared,
 )
 from warplens.workloads.attention.registry import KERNELS, AttentionKernel, BackendRefusedError
-from warplens.workloads.registry import Plan
+from warplens.workloads.registry import Plan, Setting
 from warplens.workloads.samples import Drift, Summary, drift, median_interval, summary
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from warplens.workloads.registry import Setting
     from warplens.workloads.settings import AttentionCell
 
 
