@@ -236,7 +236,7 @@ class Cleaner:
     """Rewrites texts, the same text always in the same way, and counts."""
 
     def __init__(self, secrets: Secrets) -> None:
-        self._secrets = secrets
+        self.secrets = secrets
         self._paths: dict[bytes, bytes] = {}
         self._texts: dict[str, dict[bytes, bytes]] = {}
 
@@ -261,7 +261,7 @@ class Cleaner:
 
     def _without_all(self, text: bytes) -> bytes:
         clean = ADDRESSES.sub(REMOVED, PATHS.sub(self._numbered, text))
-        return self._secrets.pattern.sub(REMOVED, clean) if self._secrets.pattern else clean
+        return self.secrets.pattern.sub(REMOVED, clean) if self.secrets.pattern else clean
 
     def _without_python_folders(self, text: bytes) -> bytes:
         frames = (_TEXTS_FOLDERS.sub(self._without_folders, frame) for frame in text.split(b";"))
@@ -278,8 +278,8 @@ class Cleaner:
         A text that holds several counts for each; a text without any counts as "other value".
         """
         patterns = {"path": PATHS, **{kind: re.compile(form) for kind, form in FORMS.items()}}
-        if self._secrets.pattern:
-            patterns["name or value listed in the profile"] = self._secrets.pattern
+        if self.secrets.pattern:
+            patterns["name or value listed in the profile"] = self.secrets.pattern
         found: Counter[str] = Counter()
         for texts in self._texts.values():
             for old in (old for old, new in texts.items() if old != new):

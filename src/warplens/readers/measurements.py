@@ -139,14 +139,9 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     return plain | {
         "samples": (latency or gpu).get("samples"),
         "latency_ns": latency.get("median"),
-        "latency_low_ns": latency.get("low"),
-        "latency_high_ns": latency.get("high"),
-        "latency_p5_ns": latency.get("p5"),
-        "latency_p95_ns": latency.get("p95"),
-        "latency_p99_ns": latency.get("p99"),
+        **{f"latency_{name}_ns": latency.get(name) for name in ("low", "high", "p5", "p95", "p99")},
         "gpu_ns": gpu.get("median"),
-        "gpu_low_ns": gpu.get("low"),
-        "gpu_high_ns": gpu.get("high"),
+        **{f"gpu_{name}_ns": gpu.get(name) for name in ("low", "high")},
         "macs": work.get("macs"),
         "flops": flops,
         "flops_per_s": flops * 1e9 / spent if flops is not None and spent else None,
@@ -264,7 +259,7 @@ def _copy(file: Input, copy: Path) -> Removed:
     content = orjson.dumps(_cleaned(kept, cleaner))
     refuse_remains(content, secrets, file.known_as)
     copy.write_bytes(content)
-    return Removed(dict(+removed), {}, cleaner.rewritten(), len(secrets.all), ("members", "others"), cleaner.kinds())
+    return Removed.of(cleaner, ("members", "others"), +removed, {})
 
 
 def _chosen(members: dict[str, Any], known: tuple[str, ...], removed: Counter[str]) -> dict[str, Any]:

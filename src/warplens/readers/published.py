@@ -39,6 +39,7 @@ _WORK: Final = re.compile(r"([kmgt]?)(macs|flops)(_per_item)?")
 _AMBIGUOUS: Final = re.compile(r"(?:[kmgt]?f|[kmgt]?ops|gflop|ops|compute|complexity|work|operations)", re.IGNORECASE)
 
 _FACTS: Final = ("throughput_per_s", "items", "unit", "status", "reason")
+_NUMBERS: Final = _FACTS[:2]
 
 #: Texts that stand for no result.
 _NOTHING: Final = {"", "-", "–", "nan", "n/a", "na", "null", "none"}
@@ -219,8 +220,8 @@ def _column(name: str, values: list[Any]) -> pl.Series:
     return pl.Series(name, plain)
 
 
-def _is_figure(name: str) -> bool:
-    return name in _FACTS or bool(_LATENCY.fullmatch(name) or _WORK.fullmatch(name))
+def _is_figure(name: str, facts: Sequence[str] = _FACTS) -> bool:
+    return name in facts or bool(_LATENCY.fullmatch(name) or _WORK.fullmatch(name))
 
 
 def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,12 +242,17 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     )
     if status != "measured":
         return record
-    given = {name: _figure(refuse, name, row[name]) for name in row if _is_number(name) and not _is_nothing(row[name])}
+    given = {
+        name: _figure(refuse, name, row[name])
+        for name in row
+        if _is_figure(name, _NUMBERS) and not _is_nothing(row[name])
+    }
     per_second = given.get("throughput_per_s")
     times = {name: given[name] * _TIME_UNITS[match[1]] for name in given if (match := _LATENCY.fullmatch(name))}
-    if any(value <= 0 for value in [*times.values(), *([per_second] if per_second is not None else [])]):
+    least = min([*times.values(), *([per_second] if per_second is not None else [])], default=_LEAST)
+    if least <= 0:
         raise refuse("a time or a rate is not above zero")
-    if any(value < _LEAST for value in [*times.values(), *([per_second] if per_second is not None else [])]):
+    if least < _LEAST:
         raise refuse("a time or a rate is so close to zero that it must be a misprint")
     if per_second is None and not times:
         raise refuse("it has neither a throughput nor a latency; say why in a column `status`")
@@ -262,11 +268,6 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         spent = from_rate if spent is None else spent
     record |= {"latency_ns": spent, "throughput_per_s": per_second}
     return record | _work(refuse, given, record)
-
-
-def _is_number(name: str) -> bool:
-    """Whether a column holds figures."""
-    return name in ("throughput_per_s", "items") or bool(_LATENCY.fullmatch(name) or _WORK.fullmatch(name))
 
 
 def _is_nothing(value: Any) -> bool:
@@ -293,11 +294,9 @@ def _status(row: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    if isinstance(value, int | float):
-        return float(value) if math.isfinite(value) else None
-    return None
+    return float(value)
 
 
 def _work(refuse: Any, given: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from warplens.errors import UnreadableInputError, WarplensError
-from warplens.secrets import ADDRESSES, FORBIDDEN, Secrets
+from warplens.secrets import ADDRESSES, FORBIDDEN, Cleaner, Secrets
 
 #: Shorter than this, a value is found by chance in a large file.
 _SHORTEST_RAW: Final = 6
@@ -31,6 +31,12 @@ class Removed:
     searched: int  #: names and values of the original that the copy was searched for
     words: tuple[str, str]  #: what `tables` and `rows` are called in this format
     kinds: dict[str, int] = field(default_factory=dict)  #: how many of the rewritten texts hold what, `Cleaner.kinds`
+
+    @classmethod
+    def of(cls, cleaner: Cleaner, words: tuple[str, str], tables: dict[str, int], rows: dict[str, int]) -> Removed:
+        """What was left out, and what the cleaner rewrote."""
+        texts, searched = cleaner.rewritten(), len(cleaner.secrets.all)
+        return cls(dict(tables), dict(rows), texts, searched, words, cleaner.kinds())
 
 
 def refuse_remains(texts: bytes, secrets: Secrets, source: Path) -> None:

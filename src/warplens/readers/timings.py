@@ -346,6 +346,4 @@ def _copy(file: Input, copy: Path) -> Removed:
         for line in (header, *lines):
             writer.writerow([cleaner.written("cell", line[at].encode()).decode() for at in kept if at < len(line)])
     refuse_remains(copy.read_bytes(), secrets, file.known_as)
-    return Removed(
-        dict(+removed), {}, cleaner.rewritten(), len(secrets.all), ("cells of columns", "other lines"), cleaner.kinds()
-    )
+    return Removed.of(cleaner, ("cells of columns", "other lines"), +removed, {})

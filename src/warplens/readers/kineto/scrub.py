@@ -98,14 +98,8 @@ def copy_kineto(file: Input, partial: Path) -> Removed:
     rewritten = copy.cleaner.results("python", "name", "argument", "event", *_INSIDE)
     what = "a value that stood around the events"
     search_copy(partial, secrets, file.known_as, rewritten, copy.cleaner.results(), what)
-    return Removed(
-        dict(copy.left_members),
-        dict(copy.left_arguments),
-        copy.cleaner.rewritten(),
-        len(secrets.all),
-        ("members around the events", "members of events"),
-        copy.cleaner.kinds(),
-    )
+    words = ("members around the events", "members of events")
+    return Removed.of(copy.cleaner, words, copy.left_members, copy.left_arguments)
 
 
 @dataclass

@@ -95,14 +95,7 @@ def copy_ncu_rep(source: Path, known_as: Path, partial: Path) -> Removed:
                 file.write(piece)
     texts = copy.cleaner.results()
     search_copy(partial, secrets, known_as, texts, texts, "a value of the environment or the command line")
-    return Removed(
-        dict(copy.left_messages),
-        dict(copy.left_fields),
-        copy.cleaner.rewritten(),
-        len(secrets.all),
-        ("messages", "fields of others"),
-        copy.cleaner.kinds(),
-    )
+    return Removed.of(copy.cleaner, ("messages", "fields of others"), copy.left_messages, copy.left_fields)
 
 
 def _blocks(data: Data, known_as: Path) -> Iterator[Block]:
@@ -268,14 +261,7 @@ def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
         raise UnreadableInputError(known_as, found, "Export it again from the .ncu-rep file") from None
     rewritten, texts = copy.cleaner.results("line", "cell"), copy.cleaner.results()
     search_copy(partial, secrets, known_as, rewritten, texts, "the name of a program or a host")
-    return Removed(
-        dict(+copy.left_columns),
-        dict(copy.left_lines),
-        copy.cleaner.rewritten(),
-        len(secrets.all),
-        ("cells of columns", "other lines"),
-        copy.cleaner.kinds(),
-    )
+    return Removed.of(copy.cleaner, ("cells of columns", "other lines"), +copy.left_columns, copy.left_lines)
 
 
 def _each_row(source: Path, take: Callable[[list[str], str], None]) -> None:

@@ -159,9 +159,7 @@ def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
             raise file.failed(error) from None
     what = "a value of the environment or the command line"
     search_copy(partial, copy.secrets, known_as, [others], [functions, others], what)
-    return Removed(
-        copy.left_tables, copy.left_rows, copy.cleaner.rewritten(), len(copy.secrets.all), _WORDS, copy.cleaner.kinds()
-    )
+    return Removed.of(copy.cleaner, _WORDS, copy.left_tables, copy.left_rows)
 
 
 def keep_needed(source: Path, known_as: Path, kept: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Final, cast
 
 import polars as pl
@@ -96,13 +97,8 @@ def ranges(timeline: Timeline, window: Window, by: str, *, operators: bool) -> F
         empty += " `warplens operators` shows the operators that were recorded."
     depth = "depth" if by == "tree" else None
     shown = Table("ranges", "GPU time of annotated ranges", _RANGES, rows, depth=depth, empty=empty)
-    coverage = {
-        "total_ns": known.total_ns,
-        "same_thread_ns": known.same_thread_ns,
-        "inferred_ns": known.inferred_ns,
-        "unattributed_ns": known.unattributed_ns,
-        "attributed_share": known.attributed_share,
-    }
+    derived = {"unattributed_ns": known.unattributed_ns, "attributed_share": known.attributed_share}
+    coverage = {**asdict(known), **derived}
     return Found(rows, (shown,), tuple(facts), {"coverage": coverage}, ("gpu_ns", "ranges") if depth else None)
 
 
