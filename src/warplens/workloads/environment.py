@@ -31,7 +31,7 @@ def environment(device: str) -> dict[str, Any]:
     """
     import torch
 
-    from warplens.workloads.measurement import is_cuda
+    from warplens.workloads.measurement import is_cuda, open_nvml
 
     facts: dict[str, Any] = {
         "device": _gpu(device) if is_cuda(device) else {"name": "CPU"},
@@ -41,7 +41,10 @@ def environment(device: str) -> dict[str, Any]:
     if is_cuda(device):
         facts["cuda"] = torch.version.cuda
         facts["cudnn"] = torch.backends.cudnn.version()
-        facts |= _driver()
+        if (nvml := open_nvml()) is not None:
+            with suppress(Exception):
+                text = nvml.nvmlSystemGetDriverVersion()
+                facts["driver"] = text.decode() if isinstance(text, bytes) else str(text)
     else:
         facts["threads"] = torch.get_num_threads()
     return {name: fact for name, fact in facts.items() if fact is not None}
@@ -80,17 +83,6 @@ def _gpu(device: str) -> dict[str, Any]:
             facts["power_limit_w"] = nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
             facts["mig"] = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     return {name: fact for name, fact in facts.items() if fact is not None}
-
-
-def _driver() -> dict[str, Any]:
-    from warplens.workloads.measurement import open_nvml
-
-    facts = {}
-    if (nvml := open_nvml()) is not None:
-        with suppress(Exception):
-            text = nvml.nvmlSystemGetDriverVersion()
-            facts["driver"] = text.decode() if isinstance(text, bytes) else str(text)
-    return facts
 
 
 def host_facts() -> dict[str, Any]:

@@ -49,8 +49,7 @@ class AttentionShape:
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "seq_len", "head_dim"):
             if getattr(self, name) < 1:
-                message = f"attention {name} is {getattr(self, name)}; it must be at least 1"
-                raise UsageError(message)
+                raise UsageError(f"attention {name} is {getattr(self, name)}; it must be at least 1")
 
     def __str__(self) -> str:
         return f"{self.batch}×{self.heads}×{self.seq_len}×{self.head_dim}"
@@ -76,8 +75,7 @@ def torch_dtype(name: str) -> Any:
     import torch
 
     if name not in DTYPES:
-        message = f"attention dtype {name!r} is not one of {', '.join(DTYPES)}"
-        raise UsageError(message)
+        raise UsageError(f"attention dtype {name!r} is not one of {', '.join(DTYPES)}")
     return getattr(torch, name)
 
 
@@ -101,22 +99,12 @@ def attention_inputs(
 _ROWS: Final = 512
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Output and, if asked for, gradients; float64, [heads, seq_len, head_dim]."""
-
-    out: torch.Tensor  #: softmax(q kᵀ · scale + mask) v
-    #: d_q, d_k, d_v: gradients of Σ out ∘ d_out; None without `d_out`
-    d_q: torch.Tensor | None = None
-    d_k: torch.Tensor | None = None
-    d_v: torch.Tensor | None = None
-
-
 def reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, scale: float, d_out: torch.Tensor | None = None
-) -> Reference:
-    """Attention of [heads, seq_len, head_dim] inputs by the formulas, in float64 on the inputs' device.
+) -> tuple[torch.Tensor, ...]:
+    """Output and, with `d_out`, the gradients d_q, d_k, d_v of Σ out ∘ d_out: the formulas in float64 on that device.
 
+    All are [heads, seq_len, head_dim], as the inputs.
     The gradients are the derivatives written out (dS = P ∘ (dP − rowsum(P ∘ dP))), not another framework's.
     """
     import torch
@@ -140,7 +128,7 @@ def reference(
             d_s = p * (d_p - (p * d_p).sum(-1, keepdim=True)) * scale
             d_q[:, rows] = d_s @ k
             d_k += d_s.transpose(1, 2) @ q[:, rows]
-    return Reference(out, d_q, d_k, d_v) if d_out is not None else Reference(out)
+    return (out, d_q, d_k, d_v) if d_out is not None else (out,)
 
 
 #: How many times the trusted implementation's error is accepted; see the module's text.
@@ -234,20 +222,13 @@ def compared(
     picked = sorted({0, shape.batch * shape.heads - 1})
     few = [_heads(tensor, picked) for tensor in inputs]
     few_d_out = _heads(d_out, picked) if d_out is not None else None
-    exact = reference(
-        *few,
-        causal=causal,
-        scale=shape.scale,
-        d_out=few_d_out,
-    )
-    exact_tensors = tuple(tensor for tensor in (exact.out, exact.d_q, exact.d_k, exact.d_v) if tensor is not None)
+    exact = reference(*few, causal=causal, scale=shape.scale, d_out=few_d_out)
     trusted, computed = _trusted(few, causal, few_d_out), tuple(_heads(tensor, picked) for tensor in results)
     names = ("out", "d_q", "d_k", "d_v")[: len(computed)]
     errors = tuple(
-        _compare(*tensors, ERROR_FLOORS[dtype])
-        for tensors in zip(names, computed, trusted, exact_tensors, finite, strict=True)
+        _compare(*tensors, ERROR_FLOORS[dtype]) for tensors in zip(names, computed, trusted, exact, finite, strict=True)
     )
-    return Comparison(names, computed, tuple(trusted), exact_tensors, errors)
+    return Comparison(names, computed, tuple(trusted), exact, errors)
 
 
 def _heads(tensor: torch.Tensor, picked: list[int]) -> torch.Tensor:

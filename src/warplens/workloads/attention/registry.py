@@ -48,8 +48,7 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, *, bac
 
     chosen = getattr(SDPBackend, BACKENDS[backend], None)
     if chosen is None:
-        message = f"torch {torch.__version__} has no SDPA backend {BACKENDS[backend]}"
-        raise BackendRefusedError(message)
+        raise BackendRefusedError(f"torch {torch.__version__} has no SDPA backend {BACKENDS[backend]}")
     try:
         with sdpa_kernel([chosen]):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -63,8 +62,7 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, *, bac
             torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         except RuntimeError as error:
             raise BackendRefusedError(_reason(backend, [str(entry.message) for entry in spoken])) from error
-    message = f"SDPA backend {backend} refused once and then ran"
-    raise BackendRefusedError(message)
+    raise BackendRefusedError(f"SDPA backend {backend} refused once and then ran")
 
 
 def _reason(backend: str, spoken: list[str]) -> str:

@@ -68,11 +68,16 @@ def gathered(x: Tensor, indices: Tensor) -> Tensor:
     return x.gather(1, indices.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
-def class_attention(attended: Attended) -> Tensor:
-    """What the class token attends to, as the mean over heads: [batch, patch tokens]."""
+def weights_of(attended: Attended) -> Tensor:
+    """The weights, for a method that decides by them."""
     if attended.weights is None:
         raise ValueError("the method decides by attention weights, which fused attention does not give")
-    return attended.weights[:, :, 0, 1:].mean(dim=1)
+    return attended.weights
+
+
+def class_attention(attended: Attended) -> Tensor:
+    """What the class token attends to, as the mean over heads: [batch, patch tokens]."""
+    return weights_of(attended)[:, :, 0, 1:].mean(dim=1)
 
 
 def with_class_token(x: Tensor, patches: Tensor) -> Tensor:

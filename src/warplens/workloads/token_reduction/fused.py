@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from warplens.errors import UsageError
-from warplens.workloads.token_reduction.choosing import Attended, Reduction, TokenState, tokens_kept
+from warplens.workloads.token_reduction.choosing import Attended, Reduction, TokenState, tokens_kept, weights_of
 
 kernel: Any
 try:
@@ -209,11 +209,9 @@ class FusedTopK(Reduction):
         Raises:
             UsageError: see `select_tokens`.
         """
-        if attended.weights is None:
-            raise ValueError("the method decides by attention weights, which fused attention does not give")
         kept = tokens_kept(x.shape[1] - 1, self.share)
         select = compiled_select if torch.compiler.is_compiling() else select_tokens
-        rows, chosen = select(attended.weights, x, kept, fuse=self._fuse, listing=self.visualisation)
+        rows, chosen = select(weights_of(attended), x, kept, fuse=self._fuse, listing=self.visualisation)
         if chosen is not None:
             state.kept.append(chosen)
         return rows

@@ -21,6 +21,7 @@ from warplens.workloads.token_reduction.choosing import (
     merges,
     most_merges,
     topk_chain,
+    weights_of,
     with_class_token,
 )
 
@@ -55,10 +56,8 @@ class ATS(Reduction):
 
     def queries(self, attended: Attended, state: TokenState) -> Tensor:
         """See the class."""
-        if attended.weights is None:
-            raise ValueError("the method decides by attention weights, which fused attention does not give")
         lengths = attended.values[:, :, 1:].norm(dim=-1)
-        significance = (attended.weights[:, :, 0, 1:] * lengths).sum(dim=1)
+        significance = (weights_of(attended)[:, :, 0, 1:] * lengths).sum(dim=1)
         # Padding has no attention and hence no significance, but a flat stretch of the sum must not take a point.
         significance = significance.to(torch.promote_types(significance.dtype, torch.float32))
         cumulated = (significance / significance.sum(dim=1, keepdim=True)).cumsum(dim=1)
