@@ -13,8 +13,9 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,9 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from warplens.studies.policies.adaptive import AdaptiveModule
 from warplens.studies.policies.choosing import Policy, Side
 from warplens.studies.policies.fitting import PointTimes, fit_points
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RESULTS = Path(__file__).parent / "results"
 

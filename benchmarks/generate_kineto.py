@@ -12,14 +12,12 @@ import argparse
 import gzip
 import random
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from benchmarks.training_step import KERNELS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 __all__ = ["generate", "main"]
 

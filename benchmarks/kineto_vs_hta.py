@@ -18,17 +18,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.measure import Measurement, ProcessFailedError, machine, measure, warm
 from benchmarks.report_vs_nsys import warplens_command
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Comparison", "compare", "main"]
 

@@ -16,16 +16,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.measure import Measurement, ProcessFailedError, machine, measure, warm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Comparison", "compare", "main"]
 

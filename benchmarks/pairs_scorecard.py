@@ -13,21 +13,16 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from benchmarks.pairs import FOLDER, HALVES, SOURCES, Estimate, Pair, pairs
 from warplens.analysis.timeline import Timeline
-from warplens.diagnosis import diagnose
-from warplens.diagnosis.rule import SPREADS
+from warplens.diagnosis import Diagnosis, Finding, diagnose
+from warplens.diagnosis.rule import SPREADS, Model
 from warplens.readers import read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from warplens.diagnosis import Diagnosis, Finding
-    from warplens.diagnosis.rule import Model
 
 #: An expected step this near to the measured one counts as foretold.
 NEAR: Final = 0.20

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from benchmarks import kineto_vs_hta
 from benchmarks.measure import ProcessFailedError
 from benchmarks.report_vs_nsys import compare
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["main"]
 

@@ -6,16 +6,13 @@ for the GPU, which then drains. Each stream does its work in order. All times ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.training_step import KERNELS, CallKind, Step, training_step
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Calls", "Ranges", "simulate"]
 

@@ -21,27 +21,23 @@ import json
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.attribution import is_operator
+from warplens.analysis.steps import StepSearch
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, is_framework_name
 from warplens.errors import WarplensError
-from warplens.profile.schema import name_categories
+from warplens.profile import Trace
+from warplens.profile.schema import Int64s, name_categories
 from warplens.readers import read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from warplens.analysis.steps import StepSearch
-    from warplens.profile import Trace
-    from warplens.profile.schema import Int64s
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = REPOSITORY / "benchmarks" / "results" / "steps.md"

@@ -24,9 +24,10 @@ import os
 import socket
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from common import CUDA, DEVICE, PARTS, recorded, synchronize
@@ -37,9 +38,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from warplens.workloads.settings import LM_SIZES, LMSize
 from warplens.workloads.transformer_lm import TransformerLM
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RUNS = ("healthy", "straggler-gpu", "straggler-host", "exposed")
 WARMUP, STEPS, TIMED = 4, 5, 40

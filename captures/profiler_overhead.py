@@ -17,16 +17,13 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
 import torch
 from common import CUDA, DEVICE, synchronize
 from planted.parts import HALF, language_training, size, tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WARMUP, UNPROFILED, RECORDED = 10, 40, 3
 WORDS = 300

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Run, warplens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["warplens"]
 

@@ -13,7 +13,8 @@ as `[]` was recorded and is empty.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,9 +24,6 @@ from warplens.profile.nesting import nest
 from warplens.profile.schema import NAME, Table
 from warplens.readers.kineto import KINETO
 from warplens.readers.nsys import NSYS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Row = dict[str, Any]
 

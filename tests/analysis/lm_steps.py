@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from tests.analysis.builders import AUTOGRAD_THREAD, MAIN_THREAD, call, kernel, launch, memset, nvtx, trace
 from warplens.analysis.timeline import Timeline
 from warplens.studies.grid.answers import GridCell
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Phase → its kernels (name, duration) in one whole step.
 WHOLE = {

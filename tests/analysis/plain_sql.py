@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import lzma
 import sqlite3
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _NAME = "coalesce(n.text, (SELECT value FROM StringIds WHERE id = n.textId))"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -12,9 +13,6 @@ from warplens.analysis.ranks.across import RanksResult, across_ranks
 from warplens.analysis.ranks.summary import RankSummary, summarize
 from warplens.profile import Trace
 from warplens.profile.trace import TABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

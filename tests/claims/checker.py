@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from tests.claims.pages import Page
 from tests.claims.reading import Reading
 from tests.claims.sentences import check_texts, is_number, leaves, numbers_of
 from warplens.diagnosis.findings import EVIDENCE_UNITS, SEVERITIES
 from warplens.diagnosis.rules import RULES
 from warplens.diagnosis.thresholds import Thresholds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from tests.claims.pages import Page
 
 #: From these gains on a finding is a warning, and critical; what is beside them is named in the legend of its table.
 WARNING: Final = 1.10

@@ -5,31 +5,27 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from tests.golden.running import visible
 from warplens.analysis.timeline import Timeline
-from warplens.answers.given import selected
+from warplens.answers.given import Selection, selected
 from warplens.cli import answer as answers
 from warplens.cli.commands import compare as comparing
 from warplens.cli.commands import diagnose as diagnosing
 from warplens.cli.commands import headroom as budgeting
 from warplens.cli.options import Format
+from warplens.profile import Trace
 from warplens.report.html import render_html
 from warplens.report.markdown import render_markdown
 from warplens.report.overview.document import report_document
 from warplens.report.overview.numbers import examine
 from warplens.report.write import report_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from warplens.answers.given import Selection
-    from warplens.profile import Trace
 
 #: Wide enough that no cell of a table is broken into lines.
 _WIDE = {"COLUMNS": "2000", "NO_COLOR": "1"}

@@ -7,21 +7,16 @@ recording loses what real ones lose: tables, ranges, launches, both ends; its cl
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import polars as pl
 
-from tests.analysis.builders import call, copy, graph, kernel, memset, nvtx, os_call, trace
+from tests.analysis.builders import Row, call, copy, graph, kernel, memset, nvtx, os_call, trace
 from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, NCCL
-from warplens.profile import Device, Note
+from warplens.profile import Device, Note, Trace
 from warplens.readers.lost import lost_level
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.analysis.builders import Row
-    from warplens.profile import Trace
 
 US: Final = 1_000
 _DEVICES: Final = (

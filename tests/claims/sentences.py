@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from tests.claims.pages import Page
+from tests.claims.reading import Reading
 from warplens.diagnosis.findings import times
 from warplens.report import text as fmt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from tests.claims.pages import Page
-    from tests.claims.reading import Reading
 
 #: Keys of JSON whose texts are the same in every answer, or name things: their numbers claim nothing about a profile.
 _FIXED: Final = frozenset(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from tests.claims.pages import Page, compared, pages_of
 from tests.claims.reading import Reading
 from tests.claims.sentences import tokens
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 REPOSITORY = Path(__file__).parents[2]
 _FOLDERS = ("src/warplens/data/captures", "data/captures", "data/planted", "data/pairs", "data/recordings",

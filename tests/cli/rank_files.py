@@ -5,12 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.readers.kineto_traces import event
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEPS = 6
 SLOW_RANK = 1

@@ -7,12 +7,9 @@ calls of 5 µs; then the host waits for the GPU.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.readers.exports import SECRET, Export
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEPS = 4
 STEP_NS = 900_000

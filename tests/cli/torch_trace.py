@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.readers.kineto_traces import event, written
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAIN, AUTOGRAD = 10, 11
 _host = partial(event, process=10, thread=MAIN)

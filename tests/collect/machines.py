@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from warplens.collect.machine import Output
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NSYS = {
     "2023.4": "NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0\n",

@@ -8,9 +8,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,10 +23,6 @@ from warplens.collect.pytorch import Schedule, wrapped_command
 from warplens.collect.recording import add_run, known_failure, without_paths
 from warplens.collect.systems import Capture, Recording, export_command, parse_capture, record_command
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 NSYS = Tool("nsys", "nsys", (2023, 4, 4, 54))
 NCU = Tool("ncu", "ncu", (2024, 1, 1, 0))

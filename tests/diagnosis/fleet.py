@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from tests.analysis.builders import kernel, trace
 from tests.diagnosis.machine import BETWEEN_NS, H200, NCCL, START_NS, US, Machine
 from warplens.analysis.ranks.summary import rank_windows, summary_of
 from warplens.analysis.timeline import Timeline
-from warplens.diagnosis import DEFAULTS
+from warplens.diagnosis import DEFAULTS, Finding
 from warplens.diagnosis.facts import gather
+from warplens.diagnosis.rules.ranks import RanksRule
 from warplens.diagnosis.run import Run, rank_facts, run_of_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from warplens.diagnosis import Finding
-    from warplens.diagnosis.rules.ranks import RanksRule
-    from warplens.profile import Trace
+from warplens.profile import Trace
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 

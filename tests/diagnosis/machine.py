@@ -14,18 +14,12 @@ before the one in front of it. Everything is deterministic.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from tests.analysis.builders import call, copy, graph, kernel, launch, nvtx, trace
-from warplens.profile import Device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.analysis.builders import Row
-    from warplens.profile import Trace
+from tests.analysis.builders import Row, call, copy, graph, kernel, launch, nvtx, trace
+from warplens.profile import Device, Trace
 
 US = 1_000
 MS = 1_000_000

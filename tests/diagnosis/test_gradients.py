@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
 from tests.analysis.builders import AUTOGRAD_THREAD, call, kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis.machine import BF16_GEMM, US
-from warplens.diagnosis import diagnose
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from warplens.diagnosis import Finding
+from warplens.diagnosis import Finding, diagnose
 
 FUSED_ADAM = (
     "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"

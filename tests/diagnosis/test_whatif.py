@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
 
 import warplens
-from tests.diagnosis.machine import MS, US
+from tests.diagnosis.machine import MS, US, Machine
 from tests.diagnosis.programs import verdict
 from tests.shipped import capture
 from warplens.analysis.timeline import Timeline
+from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.rules.stalls import HostStall
-
-if TYPE_CHECKING:
-    from tests.diagnosis.machine import Machine
-    from warplens.diagnosis import Diagnosis
-    from warplens.diagnosis.whatif import WhatIf
+from warplens.diagnosis.whatif import WhatIf
 
 PAIRS = Path(__file__).parents[3] / "shared" / "data" / "pairs"
 

@@ -12,13 +12,11 @@ import json
 import lzma
 import sqlite3
 import struct
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 import lz4.block
 import zstandard
-
-if TYPE_CHECKING:
-    from random import Random
 
 NUMBERS = (
     *(0, 1, -1, 2, 7, 127, 255, 2**15, 2**16, 2**31 - 1, 2**31, -(2**31), 2**32, 2**53, 2**53 + 1),

@@ -14,10 +14,10 @@ from __future__ import annotations
 import resource
 import signal
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -42,9 +42,6 @@ from warplens.profile.schema import LONGEST_NAME
 from warplens.profile.trace import TABLES
 from warplens.readers import EVERYTHING
 from warplens.readers.opening import Asked, Kind, kind_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: How many of the changed files stay valid, so that what they hold can be compared with what others read.
 _VALID = {"sqlite": 0.3, "trace": 0.3}

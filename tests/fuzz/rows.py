@@ -13,22 +13,19 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import cache
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tests.fuzz.judge import Ended
 from tests.fuzz.mutators import NUMBERS, pages, raw
 from tests.fuzz.reading import bounded, place
 from tests.fuzz.seeds import Seed
 from warplens.readers import sqlite
 from warplens.readers.sqlite import Part, SqliteFile, quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.fuzz.judge import Ended
 
 _TYPES = (
     *("INT", "INTEGER", "BIGINT", "int not null default 0", "TINYINT UNSIGNED") * 3,

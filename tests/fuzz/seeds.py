@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from random import Random
 
 from tests import shipped
 from tests.cli.small_export import write_export
 from tests.cli.torch_trace import write_trace
-
-if TYPE_CHECKING:
-    from random import Random
 
 CORPUS = Path(__file__).parent / "corpus"
 INPUTS = Path(__file__).parents[1] / "golden" / "inputs"

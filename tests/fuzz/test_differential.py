@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +13,6 @@ from tests.fuzz.reference import changed_trace, of_database, of_trace, tables_of
 from tests.fuzz.seeds import by_name
 from tests.tiers import thinned
 from warplens.readers import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Changed files of each kind, in parts of which `make test` takes one.
 CASES, PARTS = 150, 5

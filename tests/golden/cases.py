@@ -7,13 +7,11 @@ that they may move.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.golden.running import Case
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = ["CASES"]
 

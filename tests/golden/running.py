@@ -11,17 +11,14 @@ import shutil
 import sqlite3
 import tempfile
 import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.golden.surface import surface
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 __all__ = ["Case", "run"]
 

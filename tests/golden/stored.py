@@ -6,13 +6,11 @@ import json
 import lzma
 import math
 import re
+from collections.abc import Iterator, Mapping
 from difflib import unified_diff
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from typing import Any
 
 __all__ = ["differences", "expected", "store"]
 

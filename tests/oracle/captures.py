@@ -7,15 +7,12 @@ import lzma
 import os
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import zstandard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Capture", "captures", "has_device_data"]
 

@@ -11,13 +11,11 @@ import os
 import shutil
 import sqlite3
 import subprocess
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 __all__ = ["EXPECTED", "REPORTS", "Answers", "Report", "Reported", "collect", "digest", "find_nsys", "load", "store"]
 

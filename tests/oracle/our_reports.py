@@ -6,7 +6,7 @@ is left out here: inferred ranges, memory kinds, categories.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import polars as pl
 
@@ -15,11 +15,7 @@ from warplens.analysis.copies import copy_statistics
 from warplens.analysis.kernels import kernel_statistics
 from warplens.analysis.launches import launch_statistics
 from warplens.analysis.ranges import range_instances
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from warplens.analysis.timeline import Timeline
+from warplens.analysis.timeline import Timeline
 
 __all__ = ["OUR_REPORTS"]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 HEADER = {"schemaVersion": 1}
 

@@ -11,12 +11,10 @@ descriptions (`extras/FileFormat` of Nsight Compute). NVIDIA's `ncu-report` read
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 MAGIC = b"NVR\x00"
 PROCESS = 4711

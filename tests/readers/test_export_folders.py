@@ -6,9 +6,9 @@ import os
 import shutil
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
@@ -17,13 +17,9 @@ from polars.testing import assert_frame_equal
 import warplens
 from tests import shipped
 from warplens.errors import UnreadableInputError
+from warplens.profile import Trace
 from warplens.profile.trace import TABLES
 from warplens.readers.opening import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from warplens.profile import Trace
 
 _OTHERS = Path(__file__).resolve().parents[3] / "shared" / "data" / "nsys"
 _NSYS = Path(os.environ.get("WARPLENS_NSYS") or shutil.which("nsys") or "")

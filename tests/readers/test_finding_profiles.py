@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gzip
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.readers.exports import Export
 from warplens.errors import UnreadableInputError
 from warplens.readers import discover
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REPORT = b"NVIDIA Tegra Profiler Report 2024@6@2@225-246235"
 

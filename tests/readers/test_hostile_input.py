@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -26,9 +26,6 @@ from warplens.readers.published import read_published
 from warplens.readers.timings import read_timings
 from warplens.scrub import scrub
 from warplens.studies.policies.files import read_policy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _HEAD = b'{"schemaVersion":1,"traceEvents":['
 

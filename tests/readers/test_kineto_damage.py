@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -14,10 +16,6 @@ from tests.readers.kineto_traces import kernel, launch, operator, written
 from warplens.errors import UnreadableInputError
 from warplens.profile import Trace
 from warplens.readers import read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _EVENTS = [
     event for at in range(40) for event in (operator("aten::mm", at, 0.5), launch(at, 0.25, at), kernel(at, 1, at))

@@ -7,8 +7,10 @@ import json
 import lzma
 import random
 import sys
+from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +26,6 @@ from warplens.readers.kineto import json_text as kineto_json
 from warplens.readers.kineto.events import Recorded as Document
 from warplens.readers.kineto.events import read_events as read_document
 from warplens.readers.kineto.values import PADDING, nanoseconds_at, whole_at, words_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 REAL_TRACES = (
     "h200_lm_small_train.json.gz",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -12,10 +14,6 @@ from warplens.profile import Device, Trace
 from warplens.readers import discover, read
 from warplens.readers.kernel_names import short_kernel_name
 from warplens.readers.kineto.gpu import copy_words
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 #: Kernels, copies, memsets, API calls, operators, annotations: counted event by event by category.
 COUNTS = {

@@ -7,9 +7,10 @@ import gzip
 import math
 import os
 import re
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import pytest
@@ -36,9 +37,6 @@ from warplens.readers import read_counters
 from warplens.readers.ncu.container import content_of
 from warplens.readers.ncu.metrics import unit_of
 from warplens.readers.ncu.report import read_ncu_rep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 DURATION = "gpu__time_duration.sum"
 THROUGHPUT = "sm__throughput.avg.pct_of_peak_sustained_elapsed"

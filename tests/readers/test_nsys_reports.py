@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
@@ -21,9 +21,6 @@ from warplens.readers import read
 from warplens.readers.nsys import conversion as nsys_rep
 from warplens.readers.nsys.export import read_nsys_sqlite
 from warplens.scrub import scrub
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _HEAD = b"NVIDIA Tegra Profiler Report 2024@6@2@225-246235."
 REPORT = small_report(compression=b"unknown", head=_HEAD)

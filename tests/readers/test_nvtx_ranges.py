@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -13,9 +13,6 @@ from hypothesis import strategies as st
 from tests.readers.exports import Export, global_tid
 from warplens.readers import read
 from warplens.readers.nsys.tables import _crossing_groups, with_nesting
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.readers.exports import CALLS, KERNELS, Export, global_pid, global_tid
+from warplens.profile import Note
 from warplens.readers import read
-
-if TYPE_CHECKING:
-    from warplens.profile import Note
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -11,10 +12,6 @@ import pytest
 from tests.readers.conftest import PlainSql
 from warplens.profile import TABLES
 from warplens.readers import read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _trace = cache(read)  # the tests only look
 

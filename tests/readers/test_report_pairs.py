@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
@@ -12,17 +12,12 @@ import pytest
 from tests.readers.exports import Export
 from tests.readers.nsys_reports import small_report
 from warplens.errors import UnreadableInputError
+from warplens.profile import Note, Trace
 from warplens.profile.trace import TABLES
 from warplens.readers import read
 from warplens.readers.nsys import conversion
 from warplens.readers.nsys.conversion import read_nsys_rep, with_note_on_age
 from warplens.readers.nsys.report import read_nsys_report
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from warplens.profile import Note, Trace
-
 
 _SHIPPED = Path(__file__).resolve().parents[2] / "data" / "nsys-rep"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,16 +24,11 @@ from tests.readers.nsys_reports import (
     varint,
 )
 from warplens.errors import UnreadableInputError
+from warplens.profile import Trace
 from warplens.readers.nsys import report_wire as wire
 from warplens.readers.nsys.report import read_nsys_report
 from warplens.readers.nsys.report_container import NotUnderstoodError
 from warplens.readers.nsys.report_wire import BYTES, Bytes, DamagedError, runs, tag, walk
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from warplens.profile import Trace
-
 
 #: What reading one may take beside its own size: blocks unpacked ahead, arrays of a batch.
 _BYTES = 200 * 2**20

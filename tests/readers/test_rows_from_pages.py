@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,10 +17,6 @@ from tests.cli.small_export import write_export
 from warplens.errors import UnreadableInputError
 from warplens.readers import read, sqlite
 from warplens.readers.sqlite import Part, SqliteFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 #: Both sides of every width that SQLite stores numbers in: 1, 2, 3, 4, 6 and 8 bytes, and none at all for 0 and 1.
 _EDGES = [

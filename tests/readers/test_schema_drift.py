@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -21,12 +21,8 @@ from tests.readers.exports import (
     global_tid,
 )
 from warplens.errors import UnreadableInputError
+from warplens.profile import Trace
 from warplens.readers import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from warplens.profile import Trace
 
 
 @pytest.fixture

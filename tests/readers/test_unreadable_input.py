@@ -7,9 +7,9 @@ import json
 import lzma
 import sqlite3
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
@@ -18,9 +18,6 @@ from tests.readers.exports import Export
 from warplens.errors import UnreadableInputError
 from warplens.readers import limits, read
 from warplens.readers import opening as compressed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _refused(path: Path) -> str:

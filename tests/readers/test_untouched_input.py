@@ -7,15 +7,12 @@ import shutil
 import sqlite3
 import tempfile
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.readers.exports import KERNELS, Export
 from warplens.readers import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _state(folder: Path) -> dict[str, tuple[int, str]]:

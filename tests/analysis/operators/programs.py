@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from tests.analysis.builders import MAIN_THREAD, Row, nvtx, trace
 from warplens.analysis.timeline import Timeline
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ENGINE = "autograd::engine::evaluate_function: "
 

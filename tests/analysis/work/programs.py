@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from tests.analysis.builders import MAIN_THREAD, Row, kernel, launch, nvtx, trace
 from warplens.analysis.timeline import Timeline
 from warplens.profile import Device
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: A GPU whose roofs are in the table of peaks.
 H200 = Device(ordinal=0, name="NVIDIA H200")

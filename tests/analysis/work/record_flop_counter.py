@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ATEN = torch.ops.aten
 
