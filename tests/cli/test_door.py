@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import webbrowser
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,6 @@ from warplens.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.cli.conftest import Run
 
@@ -114,6 +114,15 @@ def test_options_may_stand_before_the_paths_and_the_report_is_opened(
 
     assert warplens("--open", "-o", tmp_path / "out", BASELINE).code == DONE
     assert opened == [(tmp_path / "out" / "report.html").as_uri()]
+
+
+def test_a_busy_gpu_without_a_cause_is_told_how_much_its_roofs_leave(warplens: Callable[..., Run]) -> None:
+    path = Path(__file__).parents[2] / "data/pairs/development/healthy_bert_encoding__before.pt.trace.json.gz"
+    finding = json.loads(warplens("diagnose", str(path), "--format", "json").out)["data"]["findings"][0]
+    room = times(1 / (1 - finding["evidence"]["to_roof_share"]))
+
+    assert finding["id"] == "below-roof"
+    assert f"Up to {room}: if its kernels reached their practical roofs (modelled)" in warplens(str(path)).out
 
 
 def test_programs_get_what_the_command_of_the_question_prints(warplens: Callable[..., Run], tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_products_in_four_bits_are_not_told_to_use_a_narrower_format() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "asked"), [("kineto/tracelens_mi300_qwen0p5b.json.gz", False), ("pairs/healthy_gpt.sqlite", True)]
+    ("name", "asked"), [("kineto/tracelens_vllm_graph_execution.json.gz", False), ("pairs/healthy_gpt.sqlite", True)]
 )
 def test_shapes_are_asked_for_where_the_trace_has_none(name: str, asked: bool) -> None:
     found = _diagnosed(_shared(name)).finding("below-roof")
@@ -87,17 +87,24 @@ def test_shapes_are_asked_for_where_the_trace_has_none(name: str, asked: bool) -
     assert any("record_shapes" in remedy.how for remedy in found.remedies) is asked
 
 
-def test_a_trace_of_an_amd_gpu_is_answered_by_its_name_and_sent_to_the_tools_of_its_maker() -> None:
-    path = _shared("kineto/tracelens_mi300_qwen0p5b.json.gz")
+def test_a_gpu_that_is_not_named_is_asked_for() -> None:
+    path = _shared("kineto/tracelens_vllm_graph_execution.json.gz")
     unnamed = _diagnosed(path)
     assert "does not name its GPU" in unnamed.headline
     assert unnamed.findings[0].remedies[0].action == "Name the GPU that it ran on"
 
-    found = warplens.diagnose(warplens.read(path, gpu="MI300X"))
-    assert "not near its roofs" in found.headline
-    (counters,) = found.findings[0].remedies
+    # It is an AMD GPU: the trace has its limits, and lacks its name.
+    (counters,) = warplens.diagnose(warplens.read(path, gpu="MI300X")).findings[0].remedies
     assert "rocprof-compute profile" in counters.how
     assert "ncu --set" not in counters.how
+
+
+def test_chains_of_passes_are_named_on_an_amd_gpu_and_its_counters_are_read_by_its_makers_tool() -> None:
+    trace = warplens.read(_shared("kineto/tracelens_mi300_qwen0p5b.json.gz"), gpu="MI300X")
+    assert trace.capture.recorder.counters == "rocprof-compute"
+    assert warplens.read(_shared("kineto/tracelens_h100_qwen0p5b.json.gz")).capture.recorder.counters == "ncu"
+    # The same model on both: norms, rotary embeddings and activations in separate passes.
+    assert warplens.diagnose(trace).verdict == "unfused-chain"
 
 
 def test_a_hand_written_optimizer_limits_its_phase() -> None:

@@ -109,6 +109,14 @@ def test_a_name_gives_a_gpu_that_is_not_described_its_data_sheet(named: str, dev
     assert device in found.notes[0].text
 
 
+def test_a_gpu_that_is_described_without_its_name_takes_the_name() -> None:
+    trace = _fills_on(0)
+    own = Device(ordinal=0, name="AMD GPU", sm_count=304)
+    described = replace(trace, capture=replace(trace.capture, devices=(own,)))
+
+    assert with_gpu(described, "MI300X").capture.devices == (replace(own, name="AMD Instinct MI300X"),)
+
+
 def test_a_gpu_that_the_profile_describes_stays_what_it_is() -> None:
     trace = _fills_on(0)
     own = Device(ordinal=0, name="NVIDIA L4", sm_count=58)

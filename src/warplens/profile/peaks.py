@@ -136,6 +136,10 @@ _FP32_LANES: Final = {
 }  # fmt: skip
 
 
+#: What a GPU is called that a profile describes without its name.
+UNNAMED: Final = ("GPU", "AMD GPU")
+
+
 def peaks_of(device: Device | None) -> Peaks | None:
     """The roofs of a GPU; None where neither its name nor what the profile states about it gives any."""
     if device is None:
@@ -159,10 +163,10 @@ def _listed(name: str) -> _Chip | None:
 
 
 def with_gpu(trace: Trace, name: str) -> Trace:
-    """The trace as if it said that its work ran on a GPU of this name, where it does not describe that GPU itself.
+    """The trace as if it said that its work ran on a GPU of this name, where it does not name that GPU itself.
 
-    A name gives the rates of its data sheet, or the measured ones of a stored table, and nothing else: the number of
-    multiprocessors and other limits stay unknown.
+    A name gives the rates of its data sheet, or the measured ones of a stored table, and nothing else: limits that the
+    profile does not state, such as the number of multiprocessors, stay unknown.
 
     Args:
         trace: what was read.
@@ -180,12 +184,14 @@ def with_gpu(trace: Trace, name: str) -> Trace:
     work = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     capture = trace.capture
     used = {ordinal for table in work for ordinal in table["device"].unique()}
+    unnamed = {device.ordinal for device in capture.devices if device.name in UNNAMED}
     missing = sorted(used - {device.ordinal for device in capture.devices})
-    if not missing:
+    if not missing and not unnamed:
         return trace
-    text = f"The profile does not describe its GPUs: roofs are those of {full}, as named; other limits are unknown."
+    text = f"The profile does not name its GPUs: roofs are those of {full}, as was asked for."
     notes = (each for each in capture.notes if each.code != "no-device-info")
-    devices = (*capture.devices, *(Device(ordinal, full) for ordinal in missing))
+    described = (replace(device, name=full) if device.ordinal in unnamed else device for device in capture.devices)
+    devices = (*described, *(Device(ordinal, full) for ordinal in missing))
     told = (*notes, Note("gpu-as-named", NoteLevel.INFO, text))
     return replace(trace, capture=replace(capture, devices=devices, notes=told))
 

@@ -11,7 +11,7 @@ import polars as pl
 from warplens.diagnosis.findings import MANY, Diagnosis
 from warplens.diagnosis.rule import REPLAYED
 from warplens.diagnosis.rules import rule
-from warplens.diagnosis.rules.whole import is_known
+from warplens.diagnosis.rules.whole import BelowRoof, is_known
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.verdict import gain_text
 from warplens.profile import Note, NoteLevel
@@ -118,14 +118,21 @@ def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[st
         return "Unknown", "this profile cannot show it"
     with_gain = (each for each in found.findings[1:] if gain_words(each))
     rest = max(with_gain, key=lambda each: each.gain or 0.0, default=None)
-    if rest is None:
-        return ("Nothing", "that this profile shows") if is_known(verdict) else ("Not known", _UNKNOWN)
-    most = f"{rule(rest.id).limiter}: {gain_words(rest)}"
+    most = "no cause was found" if rest is None else f"of what was found, most from {_with_gain(rest)}"
+    if verdict.id == BelowRoof.id and is_known(verdict):
+        room = 1 / (1 - verdict.evidence["to_roof_share"])
+        return f"Up to {factor(room)}", f"if its kernels reached their practical roofs (modelled); {most}"
     if not is_known(verdict):
         # What busy kernels could gain is not known: the causes that were found are a part of it.
-        return "Not known", f"of what was found, most from {most}"
+        return "Not known", _UNKNOWN if rest is None else most
+    if rest is None:
+        return "Nothing", "that this profile shows"
     word = "Little" if (rest.gain or 0.0) < DEFAULTS.warning_ceiling else "Some"
-    return word, f"most of it from {most}"
+    return word, f"most of it from {_with_gain(rest)}"
+
+
+def _with_gain(finding: Finding) -> str:
+    return f"{rule(finding.id).limiter}: {gain_words(finding)}"
 
 
 def _rests_on(found: Diagnosis | RunDiagnosis) -> str:

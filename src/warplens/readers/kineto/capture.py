@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 
 from warplens.profile import Device, Note, NoteLevel
+from warplens.profile.peaks import UNNAMED
 from warplens.profile.schema import name_categories
 from warplens.profile.trace import worst_first
 from warplens.readers.kineto.events import Recorded
@@ -64,7 +65,7 @@ def _device(ordinal: int, entry: Mapping[str, Any], rocm: bool) -> Device:
     name = entry.get("name")
     return Device(
         ordinal=ordinal,
-        name=name if isinstance(name, str) and name else ("AMD GPU" if rocm else "GPU"),
+        name=name if isinstance(name, str) and name else UNNAMED[rocm],
         # ROCm puts the numbers of its own architectures here (9.4 for gfx942), which mean something else.
         compute_capability=(major, minor) if major and isinstance(minor, int) and not rocm else None,
         sm_count=_positive(entry, "numSms"),
