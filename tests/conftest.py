@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 #: Profiles in memory at a time; the largest takes some 30 MB.
-_KEPT = 8
+_KEPT = 16
 
 #: Machines that are lent for their GPU may have PyTorch and nothing to read profiles with: `make test-gpu` runs there.
 _READS = find_spec("polars") is not None
@@ -74,6 +74,27 @@ def _one_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if _READS:
             patch.setattr("warplens.ranks.default_workers", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _charts_are_drawn_once() -> Iterator[None]:
+    """A picture follows from its specification alone, and takes half a second."""
+    if not find_spec("vl_convert"):
+        yield
+        return
+    import vl_convert
+
+    draw, drawn = vl_convert.vegalite_to_svg, dict[str, str]()
+
+    def svg(spec: Any, **asked: Any) -> str:
+        key = json.dumps([spec, asked])
+        if key not in drawn:
+            drawn[key] = draw(spec, **asked)
+        return drawn[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vl_convert, "vegalite_to_svg", svg)
         yield
 
 

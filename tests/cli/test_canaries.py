@@ -53,7 +53,7 @@ USER = "kanari9"
 UNREAD = ("kanari-env", "kanari-default", "kanari_column", "kanari-comment", "KANARI_KIND", "kanari-row", "kanari-diag")
 
 #: The forms of what prints, all that there are.
-FORMS = [("table", "json"), pytest.param(("csv", "md"), marks=pytest.mark.slow)]
+FORMS = [("json",), pytest.param(("table", "csv", "md"), marks=pytest.mark.slow)]
 TABLES = tuple(name for name, command in COMMANDS.items() if command.module.startswith("questions."))
 OF_TRACES = tuple(f"{name} {{0}}" for name in (*TABLES, "diagnose", "headroom", "ranks --workers 1", "compare {0}"))
 OF_COUNTERS = ("counters {0}", "counters --by launch {0}", "roofline {0}", "compare {0} {0}")

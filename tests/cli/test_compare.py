@@ -117,6 +117,7 @@ def test_a_limit_beyond_the_slowdown_passes(warplens: Callable[..., Run], repeat
     assert "gate passed: not slower by more than 15.0 %" in run.err
 
 
+@pytest.mark.slow
 def test_noise_is_no_regression(warplens: Callable[..., Run], repeated: dict[str, Path]) -> None:
     run = warplens("compare", repeated["baseline"], repeated["same"], "--fail-on", "5%")
     assert run.code == 0

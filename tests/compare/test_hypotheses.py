@@ -161,6 +161,7 @@ def test_times_without_a_profiler_are_what_added_launches_explain():
     assert first.evidence["added_launch_ns"] == pytest.approx(5 * US)
 
 
+@pytest.mark.slow
 def test_a_report_of_another_program_judges_no_scatter():
     counters = read_counters(Path(str(files("warplens") / "data" / "counters" / "planted_h200.ncu-rep.xz")))
     sides = [_capture(f"deit224_bs1_{name}") for name in ("baseline", "topk0.1")]

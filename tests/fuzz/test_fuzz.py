@@ -33,12 +33,13 @@ def test_whatever_the_damage_a_run_ends_in_an_answer_or_in_one_line(part: int) -
     assert codes[2] > len(results) // 5
 
 
-def test_rows_of_tables_of_any_making_are_those_of_sqlite_or_refused() -> None:
-    results = {number: judged(Case(CAMPAIGN, number, "rows")) for number in range(CASES // 2)}
+@pytest.mark.parametrize("part", thinned(range(4), quick=(0,)))
+def test_rows_of_tables_of_any_making_are_those_of_sqlite_or_refused(part: int) -> None:
+    results = {number: judged(Case(CAMPAIGN, number, "rows")) for number in range(part, CASES // 2, 4)}
 
     assert {number: result for number, result in results.items() if result.wrong} == {}
     codes = Counter(result.code for result in results.values())
-    assert min(codes[0], codes[1], codes[2]) > CASES // 20  # decoded from pages, left to SQLite, refused
+    assert min(codes[0], codes[1], codes[2]) > CASES // 80  # decoded from pages, left to SQLite, refused
 
 
 def test_a_campaign_removes_its_own_folders_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

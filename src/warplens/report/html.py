@@ -88,7 +88,9 @@ def render_html(document: Document) -> str:
 _WITHOUT_SCRIPTS: Final = ".fold,.rooms select{display:none}"
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
+    """Compiling the templates takes a quarter of a second: once a process, however many pages it writes."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )

@@ -98,6 +98,7 @@ def test_reports_that_were_collected_alike_compare_without_a_note() -> None:
     assert compare_counters(*(counters(launch(), session=settings) for _ in range(2))).notes == ()
 
 
+@pytest.mark.slow
 def test_a_report_against_itself_changed_in_nothing() -> None:
     report = read_counters(PLANTED)
 

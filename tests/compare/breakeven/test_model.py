@@ -112,6 +112,7 @@ def test_a_graph_has_no_host_that_the_data_would_show() -> None:
     )
 
 
+@pytest.mark.slow
 def test_more_misfit_makes_wider_intervals() -> None:
     def width(found: BreakEven) -> float:
         row = found.thresholds.filter((pl.col("execution") == "eager") & (pl.col("size") == 785)).row(0, named=True)
@@ -182,13 +183,18 @@ def test_a_batch_axis_alone_is_modelled_by_items() -> None:
     assert found.usable
 
 
+@cache
+def few_draws() -> BreakEven:
+    return fit_breakeven(token_reduction(), draws=20)
+
+
 def test_flops_stand_in_for_tokens() -> None:
     found = fit_breakeven(changed(token_reduction(), details={}), draws=20)
     assert found.size_unit == "flops"
     assert found.missing == ("tokens",)
     assert {"work, baseline", "work, variant"} <= set(names(found))
     # Attention and linear layers run at different rates, which FLOPs alone cannot tell.
-    assert found.worst_error > 2 * fit_breakeven(token_reduction(), draws=20).worst_error
+    assert found.worst_error > 2 * few_draws().worst_error
     assert not found.usable
 
 
@@ -248,7 +254,7 @@ def test_too_little_is_refused() -> None:
 
 
 def test_a_prediction_needs_the_axes_that_it_depends_on() -> None:
-    found = fit_breakeven(token_reduction(), draws=20)
+    found = few_draws()
     with pytest.raises(UsageError, match="needs a value of 'execution'"):
         found.predict({"batch": 3})
     with pytest.raises(UsageError, match="was not measured"):
@@ -258,7 +264,7 @@ def test_a_prediction_needs_the_axes_that_it_depends_on() -> None:
 
 
 def test_frames_have_their_schemas() -> None:
-    found = fit_breakeven(token_reduction(), draws=20)
+    found = few_draws()
     axes = ["input_size", "batch", "execution"]
     assert found.errors.columns == [*axes, *ERRORS.names]
     assert found.thresholds.columns == ["execution", *THRESHOLDS.names]

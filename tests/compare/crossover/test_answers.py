@@ -384,6 +384,11 @@ def sweep():
     return token_reduction("explicit")
 
 
+@pytest.fixture(scope="module")
+def model(sweep):
+    return fit_breakeven(sweep, draws=20)
+
+
 def test_measurements_and_their_policy_name_the_same_bracket(sweep) -> None:
     measured = {tuple(found.others.values()): found for found in pays_off(sweep, "batch")}
     chosen = {tuple(found.others.values()): found for found in pays_off(fit_policy(sweep), "batch")}
@@ -399,8 +404,7 @@ def test_measurements_and_their_policy_name_the_same_bracket(sweep) -> None:
         assert high >= crossing.bracket[0]
 
 
-def test_a_model_answers_along_items_and_size_with_intervals(sweep) -> None:
-    model = fit_breakeven(sweep)
+def test_a_model_answers_along_items_and_size_with_intervals(model) -> None:
     for axis in ("items", "size"):
         answers = pays_off(model, axis)
         assert {found.evidence for found in answers} == {"modelled"}
@@ -410,7 +414,7 @@ def test_a_model_answers_along_items_and_size_with_intervals(sweep) -> None:
     assert len(pays_off(model, "items")) + len(pays_off(model, "size")) == model.thresholds.height
 
 
-def test_an_axis_that_the_evidence_does_not_have_is_refused(sweep) -> None:
-    for evidence in (sweep, fit_policy(sweep), fit_breakeven(sweep, draws=10)):
+def test_an_axis_that_the_evidence_does_not_have_is_refused(sweep, model) -> None:
+    for evidence in (sweep, fit_policy(sweep), model):
         with pytest.raises(UsageError, match="depth"):
             pays_off(evidence, "depth")

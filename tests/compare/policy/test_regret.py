@@ -84,6 +84,7 @@ def test_where_two_hosts_differ_by_little_and_the_bend_hides_between_shapes_a_ch
     assert PROMISED < cost(policy, {"input_size": 256, "batch": 1, "execution": "eager"}, (none, variant)) <= 0.051
 
 
+@pytest.mark.slow
 @settings(max_examples=20, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(pairs(), st.integers(0, 2**16))
 def test_noise_of_measurements_costs_little(machines, seed):
