@@ -32,6 +32,6 @@ def test_the_page_counts_the_tensors_and_draws_their_errors() -> None:
     document = errors_document(ROWS)
     assert document.lead.startswith("2 tensors were held against float64; 1 of them is further off than twice")
     assert [figure.alt for figure in document.figures()] == ["2 errors, 2.00e-04 to 0.009"]
-    assert "causal, dq" in render_html(document)
+    assert "needs compute capability 9.0" in render_html(document)
     assert errors_document(ROWS.head(1)).lead.startswith("1 tensors were held against float64; none of them")
     assert not list(errors_document(ROWS.tail(1)).figures())
