@@ -62,6 +62,25 @@ def test_passes_between_two_products_with_a_softmax_are_attention_written_out() 
     assert finding.expected == pytest.approx(1100 / 50, rel=0.1)
 
 
+def test_attention_among_other_chains_keeps_the_work_that_compiling_would_take_as_well() -> None:
+    """A compiler saves more than fused attention does, but most of what it takes away are passes over scores."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(4):
+            machine.launch(300 * US)
+            for name in (ADD, ADD, SOFTMAX, CAST, ADD):
+                machine.launch(200 * US, name)
+            machine.launch(300 * US)
+            machine.launch(230 * US, ADD, times=5)
+
+    found = verdict(step)
+    chain, written = found.finding("unfused-chain"), found.finding("unfused-attention")
+    assert found.verdict == "unfused-attention"
+    assert chain is not None
+    assert written is not None
+    assert chain.gain > written.gain
+
+
 def test_the_fused_function_that_writes_its_scores_is_told_what_its_kernels_take() -> None:
     def step(machine: Machine) -> None:
         for _ in range(4):

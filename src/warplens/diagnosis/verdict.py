@@ -192,7 +192,7 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     if unknown >= limits.warning_ceiling and _lost_share(unknown) > limits.unexplained_factor * _lost_share(named):
         return rest
     if costliest is not None:
-        return _first_to_mend(facts, costliest, found)
+        return _first_to_mend(facts, claims, costliest, found)
     by_id = {finding.id: finding for finding in found}
     hidden = facts.own_ns(pl.col("kind") == "graph")
     if "graph-opaque" in by_id and hidden > facts.thresholds.dominant_share * facts.wall_ns:
@@ -208,7 +208,25 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     return max([*causes, rest], key=weight)
 
 
-def _first_to_mend(facts: Facts, costliest: Finding, found: Sequence[Finding]) -> Finding:
+def _owner(facts: Facts, claims: Claims, costliest: Finding, lost: Sequence[Finding]) -> Finding:
+    """The costliest cause, or that of most of the work that its remedy takes away with it.
+
+    A compiler fuses the passes of written-out attention as well: what they are is said by the cause that claims them.
+    """
+    general = rule(costliest.id).claim(facts)
+    if general is None:
+        return costliest
+    for other in sorted(lost, key=lambda each: -claims.busy_ns(each.id)):
+        mine = claims.pieces(other.id).whole()
+        if other.id == costliest.id or 2 * general @ mine < mine.sum():
+            continue
+        worth = _lost_share(weight(other)) >= facts.thresholds.dominant_share * _lost_share(weight(costliest))
+        if worth and claims.busy_ns(other.id) > claims.busy_ns(costliest.id):
+            return other
+    return costliest
+
+
+def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> Finding:
     """The cause to mend first, where that is not the costliest.
 
     Work that is not needed comes before work that is done slowly. Behind a host that is too slow stands what waits,
@@ -217,6 +235,7 @@ def _first_to_mend(facts: Facts, costliest: Finding, found: Sequence[Finding]) -
     launches is none of issuing them.
     """
     lost, limits = [finding for finding in found if finding.severity != "info"], facts.thresholds
+    costliest = _owner(facts, claims, costliest, lost)
 
     def worth(finding: Finding) -> float:
         return _lost_share(weight(finding)) / _lost_share(weight(costliest))
