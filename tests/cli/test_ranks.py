@@ -79,6 +79,10 @@ def test_a_defect_in_one_file_is_named_and_does_not_stop_the_others(
     assert "rank1.json.gz: KeyError: 'stream'. This is a bug in Warplens" in run.err
 
 
+def test_a_single_rank_has_nothing_to_be_compared_with(warplens: Callable[..., Run]) -> None:
+    assert "communicates with no other" in warplens("ranks", "demo:lm_small_ctx256_train").out
+
+
 def _answer(paths: list[Path], **how: Any) -> bytes:
     run = analyse_ranks(paths, "all", **how)
     return envelope("ranks", run.sources, ranks_data(run.result), run.problems)

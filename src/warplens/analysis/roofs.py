@@ -311,8 +311,8 @@ def roofs_of(device: Device | None) -> Roofs | None:
         if pattern.search(device.name):
             source = f"measured on one {table['gpu']} ({table['date']}, PyTorch {table['torch']})"
             return Roofs(device.name, peaks, tuple(table["entries"]), source)
-    factors = f"× {STATED['gemm']} for products, × {STATED['memory']} for memory"
-    return Roofs(device.name, peaks, (), f"{peaks.source} {factors} and so on: stated factors, not measured")
+    factors = f"{STATED['gemm']} for products, {STATED['memory']} for memory, …"
+    return Roofs(device.name, peaks, (), f"{peaks.source}, times stated factors ({factors}), not measured")
 
 
 @cache

@@ -36,6 +36,8 @@ from warplens.report.rankcharts import DRAWN_RANKS, rank_chart
 def answer(result: RanksResult) -> str:
     """The answer in two or three sentences: the straggler, what it costs, and whether the work is uneven."""
     sentences = [text for text in (_straggler(result), _imbalance(result), _exposed(result)) if text]
+    if len(result.ranks) == 1 and not sentences:
+        return "One rank that communicates with no other: there is nothing to compare it with."
     return " ".join(sentences) if sentences else "The ranks neither communicate nor compute in these windows."
 
 
