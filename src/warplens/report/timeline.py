@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -305,7 +305,7 @@ def timeline_view(
     used = np.unique(np.r_[np.concatenate([level.name for level in levels]), details.where[details.where > 0] - 1])
     renumbered = np.zeros(len(names.names), dtype=np.int64)
     renumbered[used] = np.arange(len(used))
-    levels = tuple(_renamed(level, renumbered) for level in levels)
+    levels = tuple(replace(level, name=renumbered[level.name]) for level in levels)
     details.where[:] = np.where(details.where > 0, renumbered[np.maximum(details.where - 1, 0)] + 1, 0)
     in_blocks = int(finest.count[~alone].sum())
     return TimelineView(
@@ -328,13 +328,8 @@ def origin_ns(timeline: Timeline, window: Window) -> int:
     """The time that links count from: the begin of the first event of all tracks, in the profile's clock."""
     trace = timeline.trace
     tables = (timeline.work, trace.ranges, trace.python_functions, trace.api_calls, trace.os_calls)
-    begins = [_first(table["start_ns"]) for table in (*tables, trace.profiler_overhead) if table.height]
+    begins = [int(table["start_ns"].to_numpy().min()) for table in (*tables, trace.profiler_overhead) if table.height]
     return min(window.start_ns, *begins) if begins else window.start_ns
-
-
-def _first(begins: pl.Series) -> int:
-    first: Any = begins.min()
-    return int(first)
 
 
 @dataclass
@@ -521,20 +516,6 @@ def coarser_levels(finest: Marks) -> Iterator[Marks]:
             yield coarser
             level = coarser
         width *= _COARSER
-
-
-def _renamed(level: Marks, number: Int64s) -> Marks:
-    return Marks(
-        level.width_ns,
-        level.row,
-        level.start_ns,
-        level.end_ns,
-        number[level.name],
-        level.longest_ns,
-        level.count,
-        level.busy_ns,
-        level.parts,
-    )
 
 
 def _details(
