@@ -27,6 +27,7 @@ HALVES = (
     "ninth",
     "tenth",
     "eleventh",
+    "twelfth",
 )
 SOURCES = ("nsys", "torch")
 

@@ -32,6 +32,8 @@ WITHOUT_TRACE = {
     *("norms_and_silu_apart", "recordings_one_by_one", "healthy_distillation", "weights_kept_after_each_step"),
     *("batches_of_eight", "molecules_one_by_one", "swin_checkpointed"),
     *("losses_differentiated_one_by_one", "states_step_by_step"),
+    *("average_over_state_dict", "conformer_checkpointed", "each_module_asserts_no_nan", "eva_blocks_eager"),
+    *("healthy_accumulated_gradients", "rows_collated_one_by_one"),
 }
 
 

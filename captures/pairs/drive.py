@@ -27,7 +27,7 @@ CAPTURES = Path(__file__).resolve().parents[1]
 #: No archive is larger, so that each can be sent anywhere.
 ARCHIVE_BYTES = 15_500_000
 #: Seconds after which a run is given up.
-PATIENCE_S = 130
+PATIENCE_S = 100
 NSYS = os.environ.get("NSYS", "nsys")
 
 
@@ -165,7 +165,7 @@ def main() -> None:
     """Tries all, or times and records all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--half", default="development")
+    parser.add_argument("--half", nargs="+", default=["development"])
     parser.add_argument("--how", nargs="+", choices=["try", "time", "nsys"], default=["time", "nsys"])
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--programs", type=Path, help="what `pairs.run list` printed, to save the time")
@@ -179,7 +179,7 @@ def main() -> None:
         command = [sys.executable, "-m", "pairs.run", "list"]
         listed = subprocess.run(command, cwd=CAPTURES, capture_output=True, text=True, check=True).stdout
     programs = json.loads(listed[listed.index("[\n") :])
-    programs = [p for p in programs if p["half"] == options.half and (not options.only or p["name"] in options.only)]
+    programs = [p for p in programs if p["half"] in options.half and (not options.only or p["name"] in options.only)]
     tasks = []
     for program in programs:
         if "try" in options.how:

@@ -5,15 +5,17 @@
 A part of a half may be recorded anew: entries of other programs stay.
 
 Each profile is scrubbed (`warplens scrub`, which leaves out what tells of people and machines) into `data/pairs/HALF`;
-traces of torch.profiler lose the arrows and arguments that no analysis reads, and where they are still larger than most
-files here, some of their steps. `data/pairs/INDEX.json` says of each program what was recorded and measured.
+traces of torch.profiler lose the arrows and arguments that no analysis reads; what is still larger than most files here
+loses some of its steps. `data/pairs/INDEX.json` says of each program what was recorded and measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import lzma
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -53,7 +55,10 @@ def packed(profile: Path, folder: Path, steps: int, most_bytes: int = MOST_BYTES
         with tempfile.TemporaryDirectory() as work:
             clean = Path(work) / profile.name.removesuffix(".xz")
             scrubbed(profile, clean)
-            content = lzma.compress(clean.read_bytes(), check=lzma.CHECK_CRC32, preset=9 | lzma.PRESET_EXTREME)
+            content = densest(clean)
+            if len(content) > most_bytes and steps > 1:
+                shortened(clean, 1)
+                content, steps = densest(clean), 1
         (folder / profile.name).write_bytes(content)
         return profile.name, steps
     name = profile.name
@@ -65,6 +70,27 @@ def packed(profile: Path, folder: Path, steps: int, most_bytes: int = MOST_BYTES
     content, kept = smallest(trace, steps, most_bytes)
     (folder / name).write_bytes(content)
     return name, kept
+
+
+def densest(path: Path) -> bytes:
+    """The file, compressed."""
+    return lzma.compress(path.read_bytes(), check=lzma.CHECK_CRC32, preset=9 | lzma.PRESET_EXTREME)
+
+
+def shortened(capture: Path, steps: int) -> None:
+    """Leaves the first steps of an nsys export: what the host did until they ended, and what it launched."""
+    with sqlite3.connect(capture) as base:
+        tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        ends = base.execute("SELECT end FROM NVTX_EVENTS WHERE text = 'step' ORDER BY start").fetchall()
+        end = ends[:steps][-1][0]
+        for table in ("NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME"):
+            base.execute(f"DELETE FROM {table} WHERE start > ?", (end,))
+        launched = "SELECT correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME"
+        for kind in ("KERNEL", "MEMCPY", "MEMSET", "SYNCHRONIZATION", "CUDA_EVENT"):
+            if f"CUPTI_ACTIVITY_KIND_{kind}" in tables:
+                base.execute(f"DELETE FROM CUPTI_ACTIVITY_KIND_{kind} WHERE correlationId NOT IN ({launched})")
+    with contextlib.closing(sqlite3.connect(capture)) as base:
+        base.execute("VACUUM")
 
 
 def smallest(trace: dict[str, Any], steps: int, most_bytes: int) -> tuple[bytes, int]:
@@ -89,7 +115,7 @@ def written(trace: dict[str, Any]) -> bytes:
     header = {key: value for key, value in trace.items() if key != "traceEvents"}
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     text = json.dumps(header, separators=(",", ":"))[:-1] + ',"traceEvents":[\n' + lines + "\n]}\n"
-    return lzma.compress(text.encode(), check=lzma.CHECK_CRC32, preset=6)
+    return lzma.compress(text.encode(), check=lzma.CHECK_CRC32, preset=9 | lzma.PRESET_EXTREME)
 
 
 def is_step(event: Event) -> bool:

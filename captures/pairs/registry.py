@@ -19,6 +19,8 @@ __all__ = [
     "SEVENTH",
     "SIXTH",
     "TENTH",
+    "THIRTEENTH",
+    "TWELFTH",
     "Build",
     "Program",
     "Step",
@@ -32,10 +34,14 @@ Build = Callable[[str], Step]
 BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
-#: predecessor. The tenth and the eleventh were written together and split at random.
-DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH, TENTH, ELEVENTH = HALVES = (
+#: predecessor. The tenth and the eleventh were written together and split at random, as were the twelfth and the
+#: thirteenth.
+HALVES = (
     "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
+    "twelfth", "thirteenth",
 )  # fmt: skip
+DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES[:9]
+TENTH, ELEVENTH, TWELFTH, THIRTEENTH = HALVES[9:]
 
 PROGRAMS: dict[str, Program] = {}
 

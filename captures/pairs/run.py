@@ -55,7 +55,11 @@ def held(path: Path | None) -> Iterator[None]:
         return
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            # Closing is not enough: workers of a DataLoader that were forked meanwhile have the file open, too.
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def heat() -> None:
