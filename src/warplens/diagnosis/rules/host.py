@@ -573,7 +573,6 @@ class BlockingCopy(Rule):
             "torch.cuda.current_stream().wait_stream(side)  # before use",
             modelled(facts, "overlapped-copies"),
         )
-        overlaps = predicted(facts, "overlapped-copies") - 1 > self.clearly * (predicted(facts, "async-copies") - 1)
         # Pageable memory says itself what is wrong; a pinned copy that nothing hides may be the program's first need.
         return self.raised(
             facts,
@@ -598,7 +597,7 @@ class BlockingCopy(Rule):
             remedies=(
                 *((_STAYING,) if stays else ()),
                 *((less,) if link_bound else ()),
-                *((ahead, pinned) if overlaps else (pinned, ahead)),
+                *((ahead, pinned) if self._overlaps(facts) else (pinned, ahead)),
                 *(() if link_bound else (less,)),
             ),
             on_gpu=True,
@@ -643,15 +642,23 @@ class BlockingCopy(Rule):
         return _all_of(facts, rows[inside | (fetched & there_and_back)])
 
     def _replayed(self, facts: Facts, staying: Floats) -> Gain | None:
-        """From pinned memory in order, at best beside the kernels, and without the copies that need not be made."""
+        """From pinned memory in order, beside the kernels where that is told first, or without those that need not be.
+
+        With copies that are not made goes what the host does for them, such as memory that it obtains and gives back.
+        """
         pinned, beside = facts.replayed("async-copies"), facts.replayed("overlapped-copies")
         gains = [gain for gain in (pinned, beside) if gain is not None]
         # The waits behind copies that are not made go away with them.
-        if staying.any() and (without := facts.replayed("async-copies", time=staying, calls=staying)) is not None:
-            gains.append(without)
+        without = facts.replayed("async-copies", "no-host-stall", time=staying, calls=staying) if staying.any() else None
+        gains += [without] if without is not None else []
         if not gains:
             return None
-        return Gain(max(gain.expected for gain in gains), gains[0].low, max(gain.high for gain in gains))
+        told = without or (beside if self._overlaps(facts) else None) or gains[0]
+        return Gain(told.expected, gains[0].low, max(gain.high for gain in gains))
+
+    def _overlaps(self, facts: Facts) -> bool:
+        """Whether copies on a stream of their own gain clearly more than pinned ones."""
+        return predicted(facts, "overlapped-copies") - 1 > self.clearly * (predicted(facts, "async-copies") - 1)
 
 
 #: Where what is sent to the GPU is no input of the step.
