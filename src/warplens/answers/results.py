@@ -200,8 +200,9 @@ class VerdictAnswer(Answer):
     def _summary(self) -> str:
         from warplens.report.verdict import gain_words
 
-        gain = gain_words(self.findings[0])
-        return f"{self.verdict}, {gain} as fast without it" if gain else self.verdict
+        first = self.findings[0]
+        gain = gain_words(first)
+        return f"{self.verdict}, {gain} {first.gained}" if gain else self.verdict
 
     def __str__(self) -> str:
         from warplens.report.terminal import brief_text

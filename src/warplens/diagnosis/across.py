@@ -74,10 +74,10 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         own, of = example.findings[0], "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks"
     if between and (not _costs(own) or own.id in told or _makes(between[0], own) or _order(between[0]) < _order(own)):
         first, *rest = between
-        headline, share = f"{first.title}; {gain_text(first)} as fast without it.", None
+        headline, share = f"{first.title}; {gain_text(first)} {first.gained}.", None
     else:
         first, rest = own, between
-        text = f"{own.title}; {gain_text(own)} as fast without it." if example is None else example.headline
+        text = f"{own.title}; {gain_text(own)} {own.gained}." if example is None else example.headline
         headline = f"On {of}: {text[:1].lower()}{text[1:]}"
         share = None if example is None else example.headline_share
     return RunDiagnosis(

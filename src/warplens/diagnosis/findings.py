@@ -135,6 +135,16 @@ class Finding:
         """The one number by which findings are ranked and shown: what is expected, else the bound."""
         return self.expected if self.expected is not None else self.bound
 
+    @property
+    def is_throughput(self) -> bool:
+        """Whether the gain is one of work in the same time: the step hardly gets longer with more in it."""
+        return self.id in ("small-kernels", "weight-bound") and "passes_per_step" not in self.evidence
+
+    @property
+    def gained(self) -> str:
+        """What the gain is a factor of, in words behind it."""
+        return "the work in the same time" if self.is_throughput else "as fast without it"
+
 
 @dataclass(frozen=True)
 class PhaseVerdict:

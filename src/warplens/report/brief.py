@@ -99,7 +99,8 @@ def ways(how: str) -> tuple[str, ...]:
 
 def limit_sentence(found: Diagnosis | RunDiagnosis) -> str:
     """What limits the program, as the headline says it, without the gain at its end."""
-    return fmt.sentence(found.headline.removesuffix(f"; {gain_text(found.findings[0])} as fast without it."))
+    first = found.findings[0]
+    return fmt.sentence(found.headline.removesuffix(f"; {gain_text(first)} {first.gained}."))
 
 
 def _gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
@@ -109,7 +110,7 @@ def _gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
         return fmt.sentence(f"{word} {why}" if word == "Nothing" else f"{word}: {why}")
     if verdict.expected is None:
         return fmt.sentence(_range(verdict))
-    return f"About {factor(verdict.expected)} as fast: {_range(verdict)}."
+    return f"About {factor(verdict.expected)} {verdict.gained.removesuffix(' without it')}: {_range(verdict)}."
 
 
 def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[str, str]:
@@ -183,7 +184,7 @@ def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at:
     costing = [each for each in rest if each.id != _INCOMPLETE and not rule(each.id).describes and each.gain]
     known = not rule(verdict.id).describes and verdict.gain is not None
     limiting = _limiting(note for note in found.notes if note.text != verdict.title)
-    gain, unit, reach = factor(verdict.gain), " as fast", _range(verdict)
+    gain, unit, reach = factor(verdict.gain), f" {verdict.gained.removesuffix(' without it')}", _range(verdict)
     if not known:
         gain, reach = _without_gain(found, verdict)
         unit = ""

@@ -166,7 +166,7 @@ def gain_words(finding: Finding) -> str:
 def standing(finding: Finding) -> str:
     """Severity, confidence and gain in a few words."""
     gain = gain_words(finding)
-    rest = f", {gain} as fast without it" if gain else ""
+    rest = f", {gain} {finding.gained}" if gain else ""
     return f"{finding.severity}, confidence {finding.confidence}{rest}"
 
 

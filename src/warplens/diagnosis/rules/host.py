@@ -648,9 +648,10 @@ class BlockingCopy(Rule):
         """
         pinned, beside = facts.replayed("async-copies"), facts.replayed("overlapped-copies")
         gains = [gain for gain in (pinned, beside) if gain is not None]
-        # The waits behind copies that are not made go away with them.
-        without = facts.replayed("async-copies", "no-host-stall", time=staying, calls=staying) if staying.any() else None
-        gains += [without] if without is not None else []
+        without = None
+        if staying.any():
+            without = facts.replayed("async-copies", "no-host-stall", time=staying, calls=staying)
+            gains += [without] if without is not None else []
         if not gains:
             return None
         told = without or (beside if self._overlaps(facts) else None) or gains[0]
