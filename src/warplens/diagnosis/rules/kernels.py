@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, ceiling, percent, times
+from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
@@ -459,6 +461,15 @@ class Precision(Rule):
             saved = self.trained_passes_share if facts.trains else self.passes_share
             share[long & facts.program.labelled(*PASSES)] = saved
         return share
+
+    def _without(self, facts: Facts, claims: Claims) -> Gain | None:
+        """By 16 bits; at least by TF32, which has half of their rate and leaves the passes as they are."""
+        found, off = super()._without(facts, claims), off_tensor_cores(facts)
+        if found is None or _capability(facts) < (8, 0) or not off.any():
+            return found
+        factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
+        tf32 = facts.replayed(time=np.where(off, 1 - 1 / max(self.reached_share * factor / 2, 1.0), 0.0))
+        return found if tf32 is None else replace(found, low=min(found.low, tf32.low))
 
     @remembered
     def _by_default(self, facts: Facts) -> npt.NDArray[np.bool_]:

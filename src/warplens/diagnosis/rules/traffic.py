@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
@@ -13,6 +14,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, remembered
 from warplens.diagnosis.rules.generation import GrowingCache
 from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
@@ -23,6 +25,7 @@ class UnfusedChain(StructureRule):
     """Chains of passes over memory between the products of a network, of which one fused pass would do."""
 
     id = "unfused-chain"
+    takes_all = False  # a chain may hold the passes of another cause, such as attention's
     question = "Do norms, activations, casts and losses make a separate pass over memory for each operation?"
     limiter = "chains of passes over memory that could be one"
     cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
@@ -225,6 +228,19 @@ class UnfusedChain(StructureRule):
         passes = program.labelled(*PASSES) & ~program.marked("generated") & ~program.marked("layout-conversion")
         passes = passes & (facts.work["phase"] != "optimizer").to_numpy()
         return np.asarray(passes & (GrowingCache().share(facts) == 0), dtype=np.bool_)
+
+    def _without(self, facts: Facts, claims: Claims) -> Gain | None:
+        """Of a host that is ahead of the GPU, some launches go as well, or it would hold back what is left.
+
+        A compiler leaves the host its guards, and other code between the launches: half of the way, in the logarithm.
+        """
+        found = super()._without(facts, claims)
+        if found is None or facts.unprofiled_host_ns >= facts.busy_ns:
+            return found
+        share = claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1)
+        unlaunched = facts.replayed(time=share, calls=share) or found
+        low, high = min(found.low, unlaunched.low), max(found.high, unlaunched.high)
+        return Gain(math.sqrt(found.expected * unlaunched.expected), low, high)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
