@@ -61,6 +61,7 @@ REFUSED = {
     f"compare {_PAIR} --range attention --window 3.4315s:3.43151s": "no GPU work of range 'attention' is in its window",
     f"compare {_MEASURED} --fail-on 0.05": "write it as 5%",
     f"compare {_MEASURED} --window all": "--window and --range choose a part of a trace",
+    f"compare {_MEASURED} --flops 2e9,1e9": "--flops tells what traces cannot",
     f"compare {_MEASURED} --counters-baseline x --counters-variant x": "stand beside traces",
     f"compare {_MEASURED} --baseline-where method": "no '='",
     f"compare {_MEASURED} --baseline-where method=nothing": "no cell has method=nothing",
