@@ -162,6 +162,8 @@ def _check_sentence(reading: Reading, where: str, text: str, found: Sequence[tup
 def _derived(page: Page) -> Iterator[str]:
     """Numbers that follow from two of the JSON: shares of idle, of busy time, times of a step."""
     data = page.data
+    # The window at the practical roofs of its kernels is shorter by their headroom (Amdahl).
+    yield from (times(1 / (1 - value)) for _, key, value in leaves(data) if key == "to_roof_share" and value)
     if page.command == "headroom":
         for device in data["devices"]:
             yield from _of_headroom(device)
