@@ -28,6 +28,7 @@ HALVES = (
     "tenth",
     "eleventh",
     "twelfth",
+    "thirteenth",
 )
 SOURCES = ("nsys", "torch")
 
