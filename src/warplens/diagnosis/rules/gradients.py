@@ -17,6 +17,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, ahead_without, remembered
+from warplens.diagnosis.rules.repetition import PerExpertLoop
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
 from warplens.diagnosis.structure import (
     AFFECTED_NS,
@@ -172,6 +173,8 @@ class UnusedGradients(StructureRule):
         share, added, seen = np.zeros(facts.work.height), 0, 0
         if not adds.any() or not program.labelled("optimizer").any() or passes_over_one_graph(facts)[0].any():
             return None
+        if PerExpertLoop().share(facts).any():
+            return None  # what a loop does to parts of stacked weights is added up for all of them
         threads = np.zeros(len(adds))
         threads[adds] = program.threads(np.flatnonzero(adds))
         tiny = adds & (threads <= self.small_threads)
