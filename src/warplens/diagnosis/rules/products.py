@@ -554,6 +554,11 @@ class WeightBound(StructureRule):
     refutation = "Double the batch: if the step takes about twice as long, the products did more than read weights."
     fewest_share = Limit(0.4, "Products that take less of the time are not the limit.")
     least_busy_share = Limit(0.7, "While a GPU waits for its host, it reads no weights.")
+    least_reading_ns = Limit(
+        5_000,
+        "Libraries take narrow tiles for small products of many rows as well; these last about 3 µs, in which hardly "
+        "any weights are read. Products of single sequences last 9 µs and more.",
+    )
     rows = Limit(
         16, "Up to 16 rows the time of a product hardly depends on them: a quarter of a tile of the tensor cores."
     )
@@ -574,6 +579,13 @@ class WeightBound(StructureRule):
         turns = turns_of_step(facts)
         return int(max(self.rows, turns.count if turns is not None else 0))
 
+    def _by_name(self, facts: Facts, products: Bools) -> Bools:
+        """Of these products those that names call narrow, if most of their time is long enough to read weights in."""
+        named = products & facts.program.marked("vector-product")
+        reading = named & (facts.program.own_ns >= self.least_reading_ns)
+        enough = 2 * time_of(facts.program, reading) >= time_of(facts.program, named)
+        return named if enough else np.zeros_like(named)
+
     def claim_gaps(self, facts: Facts) -> Floats | None:
         """The same of the pauses: a larger batch shares them, too."""
         return np.full(facts.gaps.height, 1 - 1 / self._batch(facts)) if self.share(facts).any() else None
@@ -584,14 +596,14 @@ class WeightBound(StructureRule):
         products = program.labelled("gemm")
         shapes = program.shapes()
         if shapes.null_count() == shapes.len():
-            return products & program.marked("vector-product")
+            return self._by_name(facts, products)
         texts = shapes.filter(pl.Series(products)).drop_nulls().unique().to_list()
         few = {text: 0 < _rows(text) <= self.rows for text in texts}
         found = shapes.replace_strict(few, default=False, return_dtype=pl.Boolean) if few else None
         by_shape = (
             found.fill_null(value=False).to_numpy() if found is not None else np.zeros(len(products), dtype=np.bool_)
         )
-        by_name = program.marked("vector-product") & shapes.is_null().to_numpy()
+        by_name = self._by_name(facts, products & shapes.is_null().to_numpy())
         return np.asarray(products & (by_shape | by_name), dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
