@@ -163,7 +163,9 @@ def _derived(page: Page) -> Iterator[str]:
     """Numbers that follow from two of the JSON: shares of idle, of busy time, times of a step."""
     data = page.data
     # The window at the practical roofs of its kernels is shorter by their headroom (Amdahl).
-    yield from (times(1 / (1 - value)) for _, key, value in leaves(data) if key == "to_roof_share" and value)
+    yield from (
+        times(1 / (1 - value)) for _, key, value in leaves(data) if key == "to_roof_share" and 0 < (value or 0) < 1
+    )
     if page.command == "headroom":
         for device in data["devices"]:
             yield from _of_headroom(device)

@@ -120,9 +120,8 @@ def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[st
     with_gain = (each for each in found.findings[1:] if gain_words(each))
     rest = max(with_gain, key=lambda each: each.gain or 0.0, default=None)
     most = "no cause was found" if rest is None else f"of what was found, most from {_with_gain(rest)}"
-    if verdict.id == BelowRoof.id and is_known(verdict):
-        room = 1 / (1 - verdict.evidence["to_roof_share"])
-        return f"Up to {factor(room)}", f"if its kernels reached their practical roofs (modelled); {most}"
+    if verdict.id == BelowRoof.id and 0 < (left := 1 - verdict.evidence.get("to_roof_share", 1)) < 1:
+        return f"Up to {factor(1 / left)}", f"if its kernels reached their practical roofs (modelled); {most}"
     if not is_known(verdict):
         # What busy kernels could gain is not known: the causes that were found are a part of it.
         return "Not known", _UNKNOWN if rest is None else most
