@@ -345,9 +345,11 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
     for rows in program.by_step():
         ahead, mine = (rows[(product & which)[rows]] for which in (~backward, backward))
         forward = len(ahead)
+        if not forward or len(mine) < _OF_FORWARD * forward:
+            continue
         # What the forward pass launches as well may be a checkpoint's.
         mine = mine[~np.isin(program.launched_as(mine), program.launched_as(ahead))]
-        if not forward or not _OF_FORWARD * forward <= len(mine) <= _MOST_PRODUCTS:
+        if not _OF_FORWARD * forward <= len(mine) <= _MOST_PRODUCTS:
             continue
         # Products alone: what a later pass adds to the gradients of the first one is not launched in that.
         codes = program.launched_as(mine)
