@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import lzma
-import os
 import re
 import sqlite3
 from contextlib import closing
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 import warplens
 import warplens.readers.nsys.scrub
 import warplens.secrets
-from tests.shipped import FOLDERS
+from tests.shipped import FOLDERS, OTHERS
 from tests.tiers import thinned
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
@@ -24,9 +23,6 @@ from warplens.scrub import ScrubError, ScrubReport, scrub
 from warplens.secrets import FORBIDDEN, PATHS
 
 SHIPPED = tuple(folder / "captures" for folder in FOLDERS)
-OTHERS = Path(
-    os.environ.get("WARPLENS_NSYS_CAPTURES", Path(__file__).resolve().parents[2] / "shared" / "data" / "nsys")
-)
 
 USER, HOST, TOKEN = "anneliese", "gpu-node-17.physics.example", "tok-9f8e7d6c5b4a"
 IDENTIFYING = (
@@ -352,12 +348,12 @@ def test_a_long_text_takes_time_in_proportion(unit: bytes) -> None:
 
 @pytest.mark.parametrize(
     "capture",
-    thinned(sorted(OTHERS.glob("*.sqlite")) or [None], slow=("h100x2_before", "h100x2_after", "a100_lm2p7b_nvtx")),
+    thinned(sorted(OTHERS.glob("nsys/*.sqlite")) or [None], slow=("h100x2_before", "h100x2_after", "a100_lm2p7b_nvtx")),
     ids=lambda path: path and path.stem,
 )
 def test_analyses_of_a_scrubbed_capture_are_the_same(capture: Path | None, target: Path) -> None:
     if capture is None:
-        pytest.skip(f"no captures of others in {OTHERS.name}; set WARPLENS_NSYS_CAPTURES")
+        pytest.skip("no captures of others are at hand (see WARPLENS_SHARED)")
     if capture.stem == "not_an_nsys_file":
         pytest.skip("not a capture")
     report = scrub(capture, target)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import lzma
-import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import warplens
 import warplens.readers.ncu.scrub
 from tests import shipped
 from tests.readers.ncu_reports import SECRET, Report, push_pop, put, rule
+from tests.shipped import OTHERS
 from warplens.errors import UnreadableInputError
 from warplens.readers import read_counters
 from warplens.readers.measurements import read_measurements
@@ -20,7 +20,6 @@ from warplens.readers.timings import read_timings
 from warplens.scrub import ScrubError, scrub
 from warplens.secrets import FORBIDDEN
 
-OTHERS = Path(os.environ.get("WARPLENS_NCU_REPORTS", Path(__file__).resolve().parents[2] / "shared" / "data" / "ncu"))
 SHIPPED = Path(warplens.__file__).parent / "data"
 
 USER, HOST, ADDRESS = "anneliese", "gpu-node-17", "10.20.30.40"
@@ -133,10 +132,10 @@ def test_the_shipped_counters_hold_nobody(tmp_path: Path) -> None:
         assert not FORBIDDEN.search(lzma.decompress(path.read_bytes()))
 
 
-@pytest.mark.parametrize("path", sorted(OTHERS.rglob("*.ncu-rep")) or [None], ids=lambda path: path and path.stem)
+@pytest.mark.parametrize("path", sorted(OTHERS.glob("ncu/**/*.ncu-rep")) or [None], ids=lambda path: path and path.stem)
 def test_reports_of_others_give_the_same_counters(path: Path | None, tmp_path: Path) -> None:
     if path is None:
-        pytest.skip(f"no reports of others in {OTHERS.name}; set WARPLENS_NCU_REPORTS")
+        pytest.skip("no reports of others are at hand (see WARPLENS_SHARED)")
     if path.stem == "truncated":
         with pytest.raises(UnreadableInputError, match="not whole"):
             scrub(path, tmp_path / "copy.ncu-rep")
@@ -212,10 +211,10 @@ def test_a_failed_run_has_nothing_to_share(export: Path, tmp_path: Path) -> None
         scrub(export, tmp_path / "shared.csv")
 
 
-@pytest.mark.parametrize("path", sorted(OTHERS.glob("*.csv")) or [None], ids=lambda path: path and path.stem)
+@pytest.mark.parametrize("path", sorted(OTHERS.glob("ncu/*.csv")) or [None], ids=lambda path: path and path.stem)
 def test_exports_of_others_give_the_same_counters(path: Path | None, tmp_path: Path) -> None:
     if path is None:
-        pytest.skip(f"no exports of others in {OTHERS.name}; set WARPLENS_NCU_REPORTS")
+        pytest.skip("no exports of others are at hand (see WARPLENS_SHARED)")
     if path.stem == "error_only":
         pytest.skip("holds no table")
     assert scrub(path, tmp_path / "copy.csv").compared == 3

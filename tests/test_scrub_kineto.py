@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ from hypothesis import strategies as st
 
 import warplens.readers.kineto.scrub
 from tests.readers.kineto_traces import annotation, event, kernel, launch, operator
+from tests.shipped import OTHERS
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
 from warplens.scrub import ScrubError, is_rewriting, scrub
 from warplens.secrets import FORBIDDEN, Cleaner, Secrets, has_other_values
 
-OTHERS = Path(
-    os.environ.get("WARPLENS_KINETO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "data" / "kineto")
-)
 USER, HOST, JOB = "anneliese", "gpu-node-17.physics.example", "zebra-retrain-8842x"
 #: One stands in each place that was seen to hold what identifies.
 IDENTIFYING = (USER, HOST, JOB, "Project Zebra", "10.20.30.40", "someone@example.org", "secret_argument", "zebra-train")
@@ -281,11 +278,11 @@ def test_marks_stand_for_anything_and_nothing_else_may_differ() -> None:
     assert not is_rewriting("read /home/a/b now", "write [path 1] now")
 
 
-@pytest.mark.parametrize("path", sorted(OTHERS.glob("hta_*")) or [None], ids=lambda path: path and path.name)
+@pytest.mark.parametrize("path", sorted(OTHERS.glob("kineto/hta_*")) or [None], ids=lambda path: path and path.name)
 def test_analyses_of_scrubbed_traces_of_others_are_the_same(path: Path | None, target: Path) -> None:
     """`scrub` itself compares all tables; here it must succeed, and the bytes hold nobody."""
     if path is None:
-        pytest.skip(f"no traces of others in {OTHERS.name}; set WARPLENS_KINETO_TRACES")
+        pytest.skip("no traces of others are at hand (see WARPLENS_SHARED)")
     if path.stat().st_size > 200_000:
         pytest.skip("large; scrubbed by hand")
     scrub(path, target)

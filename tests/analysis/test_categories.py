@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 import warplens
 from tests.analysis.builders import kernel, trace
+from tests.shipped import OTHERS
 from warplens.analysis.categories import CATEGORIES, CLASSES, classify, classify_names
 from warplens.analysis.category_rules import RULES
 from warplens.analysis.kernel_names import PRECISIONS, PRODUCTS, split_name
 
 _DATA = Path(__file__).parent / "data"
-_THIRD_PARTY = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 #: More time than this without a category, in a program made of library kernels, is a gap in the rules.
 _MOST_OTHER_SHARE = 0.02
@@ -384,7 +384,7 @@ def _profiles() -> list[Any]:
     found = [
         pytest.param(path, read, id=path.name, marks=[pytest.mark.slow] * (path.name in _LARGE))
         for folder, pattern, read in sources
-        for path in sorted((_THIRD_PARTY / folder).glob(pattern))
+        for path in sorted((OTHERS / folder).glob(pattern))
         if path.name.partition(".")[0] not in _HAND_WRITTEN and not path.name.startswith("not_a")
     ]
     absent = pytest.mark.skip(reason="no folder of real profiles on this machine")

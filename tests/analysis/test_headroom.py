@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 import tests.analysis.builders as b
 import warplens
+from tests.shipped import OTHERS
 from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
 from warplens.analysis.headroom.groups import words_of
@@ -31,11 +31,10 @@ from warplens.readers import read, read_counters
 DATA = Path(warplens.__file__).parent / "data"
 PLANTED = Path(__file__).resolve().parents[2] / "data" / "planted"
 SHIPPED = sorted([*(DATA / "captures").glob("*.xz"), *PLANTED.glob("*.xz")])
-SHARED = Path(os.environ.get("WARPLENS_SHARED", Path(__file__).resolve().parents[3] / "shared" / "data"))
 DEVELOPMENT = Path(__file__).resolve().parents[2] / "data" / "pairs"
 INDEX = DEVELOPMENT / "INDEX.json"
 ENTRIES: list[dict[str, Any]] = json.loads(INDEX.read_text("utf-8"))["pairs"] if INDEX.is_file() else []
-OTHERS = sorted([*SHARED.glob("nsys/*.sqlite"), *SHARED.glob("kineto/*.gz"), *SHARED.glob("pairs/*.sqlite")])
+FURTHER = sorted([*OTHERS.glob("nsys/*.sqlite"), *OTHERS.glob("kineto/*.gz"), *OTHERS.glob("pairs/*.sqlite")])
 
 
 @cache
@@ -79,7 +78,7 @@ def test_parts_sum_to_the_measured_step_of_every_shipped_profile(path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.name)
 def test_parts_sum_to_the_measured_step_of_profiles_of_others(path: Path) -> None:
     if path.name.startswith("not_a"):
         pytest.skip("no profile")
@@ -186,7 +185,7 @@ def test_tools_spell_one_kernel_in_their_own_ways(one: str, other: str) -> None:
 
 
 def test_counters_replace_what_names_imply() -> None:
-    report = SHARED / "ncu" / "h200_topk_reduction.raw.csv"
+    report = OTHERS / "ncu" / "h200_topk_reduction.raw.csv"
     if not report.exists():
         pytest.skip("no reports of others here")
     trace = timeline(DATA / "captures" / "deit224_bs1_topk0.1.sqlite.xz")
@@ -253,15 +252,15 @@ def test_names_tell_what_the_shapes_of_the_same_launches_say(name: str) -> None:
 #: Milliseconds of a step after it.
 AFTER = {"attention_eager": 60.6, "fp32_vit": 26.6, "checkpoint_small": 41.3, "gc_and_logging": 35.8, "moe_loop": 3.3}
 PAIRS = pytest.mark.parametrize("name", [*AFTER, "healthy_gpt"])
-needs_pairs = pytest.mark.skipif(not (SHARED / "pairs").is_dir(), reason="the pairs (shared/data/pairs) are not here")
+needs_pairs = pytest.mark.skipif(not (OTHERS / "pairs").is_dir(), reason="not at hand (see WARPLENS_SHARED)")
 
 
 def torch_of(name: str) -> Headroom:
-    return headroom(SHARED / "pairs" / f"{name}.pt.trace.json.gz")
+    return headroom(OTHERS / "pairs" / f"{name}.pt.trace.json.gz")
 
 
 def capture_of(name: str) -> Headroom:
-    pairs = SHARED / "pairs"
+    pairs = OTHERS / "pairs"
     return headroom(pairs / f"{name}.sqlite", program=pairs / f"{name}.pt.trace.json.gz")
 
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import polars as pl
 import pytest
 
 from tests.analysis.builders import allocation, copy, kernel, memset, nvtx, trace
 from tests.analysis.work.programs import block, operator, program
+from tests.shipped import of_others
 from warplens.analysis.allocator import (
     ALLOCATIONS,
     AllocatorUse,
@@ -374,9 +373,7 @@ def test_recorded_allocations_without_any_event_are_nothing() -> None:
     "name", ["h200_lm_small_train.json.gz", "tracelens_h100_qwen0p5b.json.gz", "tracelens_mi300_qwen0p5b.json.gz"]
 )
 def test_the_totals_of_real_traces_are_the_sums_of_their_events(name: str) -> None:
-    path = Path(__file__).parents[3] / "shared" / "data" / "kineto" / name
-    if not path.exists():
-        pytest.skip(f"{name} is not at hand")
+    path = of_others(f"kineto/{name}")
     timeline = Timeline(read(path))
     window = timeline.window("all")
 

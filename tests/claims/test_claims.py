@@ -15,18 +15,17 @@ from tests.claims.checker import check, check_order
 from tests.claims.pages import Page, compared, pages_of
 from tests.claims.reading import Reading
 from tests.claims.sentences import tokens
+from tests.shipped import OTHERS
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 
 REPOSITORY = Path(__file__).parents[2]
 _FOLDERS = ("src/warplens/data/captures", "data/captures", "data/planted", "data/pairs", "data/recordings",
             "data/nsys-rep", "benchmarks/diagnosis/held_out")  # fmt: skip
 _PROFILES = (".sqlite.xz", ".json.xz", ".sqlite", ".json.gz")
-#: Further profiles, which the repository does not hold.
-_FURTHER = next((found for parent in REPOSITORY.parents if (found := parent / "shared" / "data").is_dir()), REPOSITORY)
 
 
 def _profiles() -> Iterator[Path]:
-    folders = [REPOSITORY / folder for folder in _FOLDERS] + [_FURTHER / kind for kind in ("nsys", "pairs", "kineto")]
+    folders = [REPOSITORY / folder for folder in _FOLDERS] + [OTHERS / kind for kind in ("nsys", "pairs", "kineto")]
     for folder in folders:
         yield from (path for path in sorted(folder.rglob("*")) if path.name.endswith(_PROFILES))
 

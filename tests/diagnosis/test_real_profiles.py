@@ -10,7 +10,7 @@ import pytest
 
 import warplens
 from tests import shipped
-from tests.oracle.captures import THIRD_PARTY
+from tests.shipped import of_others
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, diagnose
 from warplens.readers import read, read_counters
@@ -71,7 +71,7 @@ def test_only_a_training_step_is_told_of_optimizers_and_data_loaders(name: str, 
 
 def test_products_in_four_bits_are_not_told_to_use_a_narrower_format() -> None:
     """A decoder's graphs with MXFP4 weights, launched before the window."""
-    path = _shared("kineto/tracelens_vllm_graph_execution.json.gz")
+    path = of_others("kineto/tracelens_vllm_graph_execution.json.gz")
     found = _diagnosed(path).finding("tensor-compute")
     assert found is not None
     assert not any("fp8" in remedy.how for remedy in found.remedies)
@@ -82,13 +82,13 @@ def test_products_in_four_bits_are_not_told_to_use_a_narrower_format() -> None:
     ("name", "asked"), [("kineto/tracelens_vllm_graph_execution.json.gz", False), ("pairs/healthy_gpt.sqlite", True)]
 )
 def test_shapes_are_asked_for_where_the_trace_has_none(name: str, asked: bool) -> None:
-    found = _diagnosed(_shared(name)).finding("below-roof")
+    found = _diagnosed(of_others(name)).finding("below-roof")
     assert found is not None
     assert any("record_shapes" in remedy.how for remedy in found.remedies) is asked
 
 
 def test_a_gpu_that_is_not_named_is_asked_for() -> None:
-    path = _shared("kineto/tracelens_vllm_graph_execution.json.gz")
+    path = of_others("kineto/tracelens_vllm_graph_execution.json.gz")
     unnamed = _diagnosed(path)
     assert "does not name its GPU" in unnamed.headline
     assert unnamed.findings[0].remedies[0].action == "Name the GPU that it ran on"
@@ -100,9 +100,9 @@ def test_a_gpu_that_is_not_named_is_asked_for() -> None:
 
 
 def test_chains_of_passes_are_named_on_an_amd_gpu_and_its_counters_are_read_by_its_makers_tool() -> None:
-    trace = warplens.read(_shared("kineto/tracelens_mi300_qwen0p5b.json.gz"), gpu="MI300X")
+    trace = warplens.read(of_others("kineto/tracelens_mi300_qwen0p5b.json.gz"), gpu="MI300X")
     assert trace.capture.recorder.counters == "rocprof-compute"
-    assert warplens.read(_shared("kineto/tracelens_h100_qwen0p5b.json.gz")).capture.recorder.counters == "ncu"
+    assert warplens.read(of_others("kineto/tracelens_h100_qwen0p5b.json.gz")).capture.recorder.counters == "ncu"
     # The same model on both: norms, rotary embeddings and activations in separate passes.
     assert warplens.diagnose(trace).verdict == "unfused-chain"
 
@@ -147,7 +147,7 @@ def test_a_step_that_ran_out_of_memory_is_not_diagnosed() -> None:
     ],
 )
 def test_the_verdict_on_a_profile_from_elsewhere(name: str, verdict: str) -> None:
-    assert _diagnosed(_shared(name)).verdict == verdict
+    assert _diagnosed(of_others(name)).verdict == verdict
 
 
 @pytest.mark.parametrize("name", ["held_out/masks_image_by_image", "development/bert_empty_cache"])
@@ -161,17 +161,10 @@ def test_the_same_program_gets_the_same_verdict_from_both_profilers(name: str) -
 
 def test_counters_of_the_warm_up_say_nothing_of_the_steps() -> None:
     """The report holds the first 30 launches of the program, which set its weights up."""
-    found = _diagnosed(shipped.capture("deit448_bs8_baseline"), _shared("ncu/h200_deit448_bs8.ncu-rep"))
+    found = _diagnosed(shipped.capture("deit448_bs8_baseline"), of_others("ncu/h200_deit448_bs8.ncu-rep"))
     assert found.verdict == "unfused-attention"
     assert found.coverage.counters_share is None
     assert any("warplens counters" in line for line in found.coverage.unavailable)
-
-
-def _shared(name: str) -> Path:
-    path = THIRD_PARTY.parent / name
-    if not path.exists():
-        pytest.skip(f"{name} is not at hand")
-    return path
 
 
 def test_a_recording_that_takes_longer_than_what_it_records_says_so() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 
 import warplens
 from tests.diagnosis.machine import MS, US, Machine
 from tests.diagnosis.programs import verdict
-from tests.shipped import capture
+from tests.shipped import capture, of_others
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.whatif import WhatIf
-
-PAIRS = Path(__file__).parents[3] / "shared" / "data" / "pairs"
 
 #: Milliseconds of a step without a profiler, and after the change that the first finding names: as timed.
 TIMED = {
@@ -35,10 +31,7 @@ def of(found: Diagnosis, *ids: str) -> WhatIf:
 
 @pytest.mark.parametrize("name", TIMED)
 def test_the_step_without_a_profiler_and_after_the_change_lies_where_it_is_told(name: str) -> None:
-    path = PAIRS / f"{name}.sqlite"
-    if not path.exists():
-        pytest.skip("the recorded pairs are not here")
-    found = warplens.diagnose(path).diagnosis
+    found = warplens.diagnose(of_others(f"pairs/{name}.sqlite")).diagnosis
     before, after = (time * MS for time in TIMED[name])
 
     low, high = found.what_if.step_interval_ns

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import lzma
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import zstandard
+
+from tests.shipped import OTHERS
 
 __all__ = ["Capture", "captures", "has_device_data"]
 
@@ -26,7 +27,7 @@ SHIPPED = (
 )
 
 #: Captures of other people, which are tested where they are and never become part of the project.
-THIRD_PARTY = Path(os.environ.get("WARPLENS_NSYS_CAPTURES", _REPOSITORY.parent / "shared" / "data" / "nsys"))
+THIRD_PARTY = OTHERS / "nsys"
 
 _SUFFIXES = (".sqlite", ".sqlite.gz", ".sqlite.xz", ".sqlite.zst")
 

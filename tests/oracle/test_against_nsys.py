@@ -103,7 +103,7 @@ def test_nsys_reads_the_generated_capture_of_the_benchmarks_as_we_do(tmp_path: P
 
 def _capture(stem: str) -> Capture:
     if stem not in _CAPTURES:
-        pytest.skip(f"the capture {stem} is not on this machine (see WARPLENS_NSYS_CAPTURES)")
+        pytest.skip(f"the capture {stem} is not on this machine (see WARPLENS_SHARED)")
     return _CAPTURES[stem]
 
 

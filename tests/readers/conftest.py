@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-_CAPTURES = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+from tests.shipped import of_others
 
 #: Exports with real data of nine versions of Nsight Systems; not part of the project, some are other people's.
 REAL_EXPORTS = (
@@ -31,14 +31,7 @@ REAL_EXPORTS = (
 @pytest.fixture(scope="session")
 def captured() -> Callable[[str], Path]:
     """The path of a real file such as `nsys/minimal_schema.sqlite`; skips the test where it is not there."""
-
-    def find(name: str) -> Path:
-        path = _CAPTURES / name
-        if not path.is_file():
-            pytest.skip(f"{name} is not on this machine")
-        return path
-
-    return find
+    return of_others
 
 
 class PlainSql:

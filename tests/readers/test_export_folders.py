@@ -16,12 +16,12 @@ from polars.testing import assert_frame_equal
 
 import warplens
 from tests import shipped
+from tests.shipped import of_others
 from warplens.errors import UnreadableInputError
 from warplens.profile import Trace
 from warplens.profile.trace import TABLES
 from warplens.readers.opening import plain
 
-_OTHERS = Path(__file__).resolve().parents[3] / "shared" / "data" / "nsys"
 _NSYS = Path(os.environ.get("WARPLENS_NSYS") or shutil.which("nsys") or "")
 
 #: Types of nsys 2023.4's folders that differ from those in which SQLite gives numbers back.
@@ -71,18 +71,14 @@ def test_a_folder_gives_the_trace_of_the_export(suffix: str, capture: Path, tmp_
 @pytest.mark.parametrize("suffix", _WRITERS)
 @pytest.mark.parametrize("name", ["h100x2_before", "gtx1060_streams_2022", "a100_lm2p7b_cudagraph"])
 def test_so_do_those_of_other_versions(name: str, suffix: str, tmp_path: Path) -> None:
-    export = _OTHERS / f"{name}.sqlite"
-    if not export.exists():
-        pytest.skip(f"{export.name} is not on this machine")
+    export = of_others(f"nsys/{name}.sqlite")
     _assert_equal(warplens.read(_folder(export, tmp_path / "folder", suffix)), warplens.read(export))
 
 
 @pytest.mark.skipif(not _NSYS.is_file(), reason="nsys is neither in WARPLENS_NSYS nor on the PATH")
 @pytest.mark.parametrize("kind", ["parquetdir", "arrowdir"])
 def test_what_nsys_writes_is_read(kind: str, tmp_path: Path) -> None:
-    report = _OTHERS / "empty_capture_old.qdrep"
-    if not report.exists():
-        pytest.skip(f"{report.name} is not on this machine")
+    report = of_others("nsys/empty_capture_old.qdrep")
     exports = {each: tmp_path / f"export.{each}" for each in (kind, "sqlite")}
     for each, path in exports.items():
         # Tables without rows are asked for as well: they hold the types of all columns.

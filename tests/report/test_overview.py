@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import warplens
 from tests.analysis import builders as b
 from tests.report import sample
 from tests.report.sample import HOSTILE
+from tests.shipped import OTHERS
 from tests.tiers import thinned
 from warplens._version import __version__
 from warplens.analysis.kernels import category_coverage, tensor_core_use
@@ -33,9 +33,7 @@ from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import Numbers, answer, examine
 from warplens.report.write import report_json, write_report
 
-CAPTURES = Path(
-    os.environ.get("WARPLENS_NSYS_CAPTURES", Path(__file__).resolve().parents[3] / "shared" / "data" / "nsys")
-)
+CAPTURES = OTHERS / "nsys"
 
 GEMM = "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8"
 

@@ -7,18 +7,18 @@ The device is an H100-like one of compute capability 9.0 with 132 multiprocessor
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
+from tests.shipped import OTHERS
 from warplens.profile import Capture, Device
 from warplens.profile.counters import LAUNCHES, KernelCounters, Session
 from warplens.profile.schema import NAME
 from warplens.readers.ncu import NCU
 
-SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "ncu"
+SHARED = OTHERS / "ncu"
 
 COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from tests.analysis.builders import AUTOGRAD_THREAD, kernel, launch, python_call
 from tests.analysis.operators.plain_events import totals
 from tests.analysis.operators.programs import ENGINE, annotation, operator, program
+from tests.shipped import OTHERS, of_others
 from warplens.analysis.operators.statistics import operator_coverage, operators_by
 from warplens.analysis.phases import phase_statistics, phase_steps
 from warplens.analysis.quality import quality_notes
@@ -26,18 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
-
-
 @pytest.fixture(scope="module")
 def capture() -> Callable[[str], Timeline]:
     known: dict[str, Timeline] = {}
 
     def find(name: str) -> Timeline:
-        if not (_DATA / name).is_file():
-            pytest.skip(f"{name} is not on this machine")
         if name not in known:
-            known[name] = Timeline(read(_DATA / name))
+            known[name] = Timeline(read(of_others(name)))
         return known[name]
 
     return find
@@ -50,7 +45,7 @@ TRAINING = "kineto/h200_lm_small_train.json.gz"
 def test_every_operator_has_the_times_that_its_events_have(capture: Callable[[str], Timeline], name: str) -> None:
     timeline = capture(name)
     table = operators_by(timeline, timeline.window("all"), "name")
-    expected = totals(_DATA / name)
+    expected = totals(OTHERS / name)
     assert set(table["name"]) == set(expected)
     for row in table.iter_rows(named=True):
         for key in ("calls", "host_ns", "host_self_ns", "gpu_ns", "gpu_self_ns", "backward_ns", "total_ns"):

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 
 from tests.analysis.builders import AUTOGRAD_THREAD, copy, kernel, launch
 from tests.analysis.work.programs import H200, launched, operator, program
+from tests.shipped import of_others
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.analysis.work.catalogue import operator_work
@@ -238,10 +237,7 @@ def test_a_profile_without_operators_has_nothing_to_model() -> None:
 
 
 def kineto(name: str) -> Timeline:
-    path = Path(__file__).parents[4] / "shared" / "data" / "kineto" / name
-    if not path.exists():
-        pytest.skip(f"{name} is not at hand")
-    return Timeline(read(path))
+    return Timeline(read(of_others(f"kineto/{name}")))
 
 
 def test_three_training_steps_of_a_transformer_have_nine_times_the_flops_of_its_forward_pass() -> None:
