@@ -72,7 +72,7 @@ class _Once:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_process() -> Iterator[None]:
+def _one_process():
     """Starting interpreters takes longer than reading a few small files; what needs several processes asks for them."""
     with pytest.MonkeyPatch.context() as patch:
         if _READS:
@@ -81,7 +81,7 @@ def _one_process() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _charts_are_drawn_once() -> Iterator[None]:
+def _charts_are_drawn_once():
     """A picture follows from its specification alone, and takes half a second."""
     if not find_spec("vl_convert"):
         yield
@@ -102,7 +102,7 @@ def _charts_are_drawn_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _shipped_files_are_read_once() -> Iterator[None]:
+def _shipped_files_are_read_once():
     """Files of this repository do not change while tests run, nor do frames: a tenth of the time was reading anew."""
     if not _READS:
         yield

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Run, warplens
+from tests.cli.conftest import warplens
 
 __all__ = ["warplens"]
 
@@ -23,21 +21,20 @@ NVLINK_BYTES_PER_S = 450e9
 
 
 @pytest.fixture
-def straggler(warplens: Callable[..., Run]) -> dict[str, Any]:
+def straggler(warplens):
     ranks = [PLANTED / f"ddp_straggler-gpu_rank{rank}.json.xz" for rank in (0, 1)]
     run = warplens("ranks", *ranks, "--format", "json", "--workers", "1")
     assert run.code == 0
-    found: dict[str, Any] = json.loads(run.out)["data"]
-    return found
+    return json.loads(run.out)["data"]
 
 
-def test_the_slowed_rank_arrives_last_in_every_collective(straggler: dict[str, Any]) -> None:
+def test_the_slowed_rank_arrives_last_in_every_collective(straggler):
     last = [row["last_rank"] for row in straggler["collectives"]["rows"]]
     assert last == [1] * len(last)
     assert len(last) >= 20
 
 
-def test_the_slowed_rank_computes_longer_by_what_was_planted(straggler: dict[str, Any]) -> None:
+def test_the_slowed_rank_computes_longer_by_what_was_planted(straggler):
     steps = straggler["rank_steps"]["rows"]
     by_rank = {rank: {row["step"]: row["compute_ns"] for row in steps if row["rank"] == rank} for rank in (0, 1)}
     for step in by_rank[0].keys() & by_rank[1].keys():
@@ -45,19 +42,19 @@ def test_the_slowed_rank_computes_longer_by_what_was_planted(straggler: dict[str
         assert PLANTED_MS[0] <= extra_ms <= PLANTED_MS[1]
 
 
-def test_the_other_rank_shows_the_exposed_all_reduce(straggler: dict[str, Any]) -> None:
+def test_the_other_rank_shows_the_exposed_all_reduce(straggler):
     waiting, slowed = straggler["rows"]
     assert waiting["exposed_share"] > 0.5
     assert slowed["exposed_share"] < 0.1
 
 
-def test_no_all_reduce_is_faster_than_the_link(straggler: dict[str, Any]) -> None:
+def test_no_all_reduce_is_faster_than_the_link(straggler):
     speeds = [row["bus_bytes_per_s"] for row in straggler["groups"]["rows"] if row["kind"] == "all_reduce"]
     assert speeds
     assert all(0 < speed < NVLINK_BYTES_PER_S for speed in speeds)
 
 
-def test_the_same_run_under_nsys_names_the_same_straggler(warplens: Callable[..., Run]) -> None:
+def test_the_same_run_under_nsys_names_the_same_straggler(warplens):
     run = warplens("ranks", PLANTED / "ddp_straggler-gpu.sqlite.xz", "--format", "json", "--workers", "1")
     assert run.code == 0
     rows = json.loads(run.out)["data"]["collectives"]["rows"]
@@ -76,7 +73,7 @@ def test_the_same_run_under_nsys_names_the_same_straggler(warplens: Callable[...
     ],
     ids=["host", "work", "collectives"],
 )
-def test_the_answer_on_a_run_is_of_the_run_and_not_of_its_worst_rank(name: str, verdict: str, between: str) -> None:
+def test_the_answer_on_a_run_is_of_the_run_and_not_of_its_worst_rank(name, verdict, between):
     from warplens import diagnose
 
     found = diagnose([PLANTED.parent / name.format(rank) for rank in (0, 1)]).to_dict()

@@ -58,7 +58,7 @@ class Copy:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Copy:
+def copy(tmp_path):
     if shutil.which("make") is None:
         pytest.skip("the recipes are run by make, which is not installed")
     root = tmp_path / "copy"
@@ -77,7 +77,7 @@ def _statements(path: Path) -> int:
     return sum(bool(line.strip()) and not line.startswith(told) for line in lines)
 
 
-def test_a_table_command_is_two_files_and_fifteen_lines(copy: Copy) -> None:
+def test_a_table_command_is_two_files_and_fifteen_lines(copy):
     made = copy.make("new-table", "waits")
     assert made.returncode == 0, made.stderr
     assert copy.added() == {"waits.py": pytest.approx(32, abs=6), "catalogue.py": 1}
@@ -93,7 +93,7 @@ def test_a_table_command_is_two_files_and_fifteen_lines(copy: Copy) -> None:
 
 
 @pytest.mark.slow
-def test_a_finding_is_one_file(copy: Copy) -> None:
+def test_a_finding_is_one_file(copy):
     made = copy.make("new-finding", "huge-kernels")
     assert made.returncode == 0, made.stderr
     assert [*copy.added()] == ["huge_kernels.py"]
@@ -104,7 +104,7 @@ def test_a_finding_is_one_file(copy: Copy) -> None:
 
 
 @pytest.mark.slow
-def test_a_format_is_two_files(copy: Copy) -> None:
+def test_a_format_is_two_files(copy):
     made = copy.make("new-format", "handwritten")
     assert made.returncode == 0, made.stderr
     assert [*copy.added()] == ["__init__.py", "handwritten.py"]
@@ -126,9 +126,7 @@ def test_a_format_is_two_files(copy: Copy) -> None:
         pytest.param("new-format", "timings", "is there already", id="a name that is taken"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused_before_anything_is_written(
-    copy: Copy, target: str, name: str, said: str
-) -> None:
+def test_a_name_that_cannot_be_is_refused_before_anything_is_written(copy, target, name, said):
     made = copy.make(target, name)
     assert made.returncode != 0
     assert said in made.stderr
@@ -159,7 +157,7 @@ MOST_BYTES = 3_000_000
 ABOUT_BYTES = 15_000
 
 
-def test_the_wheel_is_no_larger_than_allowed() -> None:
+def test_the_wheel_is_no_larger_than_allowed():
     """Packed as the build backend packs it: deflated in a zip archive, with a RECORD of hashes."""
     package = Path(warplens.__file__).parent
     held, record = io.BytesIO(), []

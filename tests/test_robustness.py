@@ -24,14 +24,14 @@ CHANGED = ["older_names", "no_shapes", "times_0.5", "times_5.0", "on_L4", "on_B2
 
 
 @pytest.mark.parametrize(("name", "source"), CASES)
-def test_what_should_not_matter_leaves_the_first_cause_as_it_is(name: str, source: str) -> None:
+def test_what_should_not_matter_leaves_the_first_cause_as_it_is(name, source):
     pair = next(each for each in pairs() if each.name == name)
     found = list(flips(pair, source, CHANGED))
     assert len(found) >= len(CHANGED) - 1
     assert [(change, before, after) for change, before, after in found if not before == after == pair.habit] == []
 
 
-def test_each_change_changes_what_is_recorded() -> None:
+def test_each_change_changes_what_is_recorded():
     pair = next(each for each in pairs() if each.name == "history_joined_each_turn")
     path = pair.path("torch")
     assert path is not None

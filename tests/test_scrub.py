@@ -89,7 +89,7 @@ PROCESS = 77 << 24
 
 
 @pytest.fixture
-def export(tmp_path: Path) -> Path:
+def export(tmp_path):
     """An export as nsys writes it, with an identity planted in every place that was seen to hold one."""
     path = tmp_path / "export.sqlite"
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -147,7 +147,7 @@ def export(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
+def target(tmp_path):
     return tmp_path / "shared.sqlite"
 
 
@@ -166,7 +166,7 @@ def assert_same_trace(source: Path, copy: Path) -> None:
     assert dataclasses.replace(before.capture, source="") == dataclasses.replace(after.capture, source="")
 
 
-def test_nothing_that_identifies_is_left_in_the_bytes_of_the_copy(export: Path, target: Path) -> None:
+def test_nothing_that_identifies_is_left_in_the_bytes_of_the_copy(export, target):
     original = export.read_bytes()
     scrub(export, target)
     content = target.read_bytes().replace(KERNEL.encode(), b"")
@@ -175,7 +175,7 @@ def test_nothing_that_identifies_is_left_in_the_bytes_of_the_copy(export: Path, 
         assert planted.encode() not in content
 
 
-def test_events_are_copied_unchanged(export: Path, target: Path) -> None:
+def test_events_are_copied_unchanged(export, target):
     scrub(export, target)
     for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"):
         assert rows(target, f"SELECT rowid, * FROM {table}") == rows(export, f"SELECT rowid, * FROM {table}")
@@ -183,13 +183,13 @@ def test_events_are_copied_unchanged(export: Path, target: Path) -> None:
     assert rows(target, times) == rows(export, times)
 
 
-def test_names_of_functions_stay_even_where_they_equal_a_user_name(export: Path, target: Path) -> None:
+def test_names_of_functions_stay_even_where_they_equal_a_user_name(export, target):
     scrub(export, target)
     names = rows(target, "SELECT DISTINCT value FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = demangledName")
     assert names == [(KERNEL.encode(),)]
 
 
-def test_names_of_ranges_lose_paths_and_people_and_nothing_else(export: Path, target: Path) -> None:
+def test_names_of_ranges_lose_paths_and_people_and_nothing_else(export, target):
     scrub(export, target)
     texts = [text for (text,) in rows(target, "SELECT text FROM NVTX_EVENTS WHERE text IS NOT NULL")]
     assert texts[0] == b"step"
@@ -201,19 +201,19 @@ def test_names_of_ranges_lose_paths_and_people_and_nothing_else(export: Path, ta
     assert texts[8] == b"key=[removed]"
 
 
-def test_ranges_that_differ_by_a_path_stay_different(export: Path, target: Path) -> None:
+def test_ranges_that_differ_by_a_path_stay_different(export, target):
     scrub(export, target)
     opened = rows(target, "SELECT text FROM NVTX_EVENTS WHERE text LIKE 'open%'")
     assert len(set(opened)) == 2
     assert all(re.fullmatch(rb"open \[path \d+\]", text) for (text,) in opened if isinstance(text, bytes))
 
 
-def test_only_strings_that_a_row_of_the_copy_refers_to_come_along(export: Path, target: Path) -> None:
+def test_only_strings_that_a_row_of_the_copy_refers_to_come_along(export, target):
     scrub(export, target)
     assert [identifier for (identifier,) in rows(target, "SELECT id FROM StringIds")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_tables_that_no_analysis_reads_are_left_out(export: Path, target: Path) -> None:
+def test_tables_that_no_analysis_reads_are_left_out(export, target):
     report = scrub(export, target)
     left = {"ANALYSIS_FILE", "ProcessStreams", "PROCESSES", "OSRT_FILE_ACCESS_DESCRIPTORS", "NOTES_OF_A_PLUGIN"}
     tables = {name.decode() for (name,) in rows(target, "SELECT name FROM sqlite_master") if isinstance(name, bytes)}
@@ -221,7 +221,7 @@ def test_tables_that_no_analysis_reads_are_left_out(export: Path, target: Path) 
     assert set(report.tables) == left
 
 
-def test_the_gpu_the_versions_and_the_date_stay(export: Path, target: Path) -> None:
+def test_the_gpu_the_versions_and_the_date_stay(export, target):
     scrub(export, target)
     settings = dict(rows(target, "SELECT name, value FROM TARGET_INFO_SYSTEM_ENV"))
     assert settings[b"NvDriverVersion"] == b"580.159.04"
@@ -231,14 +231,14 @@ def test_the_gpu_the_versions_and_the_date_stay(export: Path, target: Path) -> N
     assert dict(rows(target, "SELECT name, value FROM META_DATA_EXPORT")) == {b"EXPORT_PRODUCT_VERSION": b"2025.3.2.0"}
 
 
-def test_the_local_time_does_not_say_where_the_machine_stands(export: Path, target: Path) -> None:
+def test_the_local_time_does_not_say_where_the_machine_stands(export, target):
     scrub(export, target)
     assert rows(target, "SELECT utcTime, localTime FROM TARGET_INFO_SESSION_START_TIME") == [
         (b"2026-01-01T12:00:00", b"2026-01-01T12:00:00")
     ]
 
 
-def test_the_report_counts_and_repeats_nothing(export: Path, target: Path) -> None:
+def test_the_report_counts_and_repeats_nothing(export, target):
     report = scrub(export, target)
     assert (report.source, report.target) == ("export.sqlite", target)
     assert report.rows["META_DATA_CAPTURE"] == 5
@@ -247,7 +247,7 @@ def test_the_report_counts_and_repeats_nothing(export: Path, target: Path) -> No
     assert not any(planted in repr(dataclasses.replace(report, target=Path())) for planted in IDENTIFYING)
 
 
-def test_the_source_is_not_touched(export: Path, target: Path) -> None:
+def test_the_source_is_not_touched(export, target):
     export.chmod(0o444)
     before = export.read_bytes(), export.stat().st_mtime_ns
     scrub(export, target)
@@ -255,7 +255,7 @@ def test_the_source_is_not_touched(export: Path, target: Path) -> None:
     assert sorted(path.name for path in export.parent.iterdir()) == ["export.sqlite", "shared.sqlite"]
 
 
-def test_an_existing_file_is_never_overwritten(export: Path, target: Path) -> None:
+def test_an_existing_file_is_never_overwritten(export, target):
     target.write_text("precious")
     with pytest.raises(UsageError, match=r"shared\.sqlite: exists already"):
         scrub(export, target)
@@ -264,13 +264,13 @@ def test_an_existing_file_is_never_overwritten(export: Path, target: Path) -> No
     assert target.read_text() == "precious"
 
 
-def test_a_missing_folder_is_named(export: Path, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(export, tmp_path):
     with pytest.raises(UsageError, match="the folder to write it to does not exist"):
         scrub(export, tmp_path / "absent" / "shared.sqlite")
 
 
 @pytest.mark.parametrize("content", [b"", b"just text\n", b"SQLite format 3\0" + b"\0" * 50])
-def test_what_is_no_export_is_refused_and_nothing_is_written(content: bytes, tmp_path: Path) -> None:
+def test_what_is_no_export_is_refused_and_nothing_is_written(content, tmp_path):
     source = tmp_path / "profile.sqlite"
     source.write_bytes(content)
     with pytest.raises(UnreadableInputError, match=r"^profile\.sqlite: "):
@@ -278,7 +278,7 @@ def test_what_is_no_export_is_refused_and_nothing_is_written(content: bytes, tmp
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_another_database_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_another_database_is_refused_and_nothing_is_written(tmp_path):
     source = tmp_path / "other.sqlite"
     with closing(sqlite3.connect(source)) as connection, connection:
         connection.execute("CREATE TABLE passwords (name TEXT, value TEXT)")
@@ -287,7 +287,7 @@ def test_another_database_is_refused_and_nothing_is_written(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_a_damaged_export_is_refused_and_nothing_is_written(export: Path, target: Path) -> None:
+def test_a_damaged_export_is_refused_and_nothing_is_written(export, target):
     ((page,),) = rows(export, "SELECT rootpage FROM sqlite_master WHERE name = 'CUPTI_ACTIVITY_KIND_KERNEL'")
     assert isinstance(page, int)
     content = bytearray(export.read_bytes())
@@ -298,16 +298,14 @@ def test_a_damaged_export_is_refused_and_nothing_is_written(export: Path, target
     assert list(target.parent.iterdir()) == [export]
 
 
-def test_a_copy_that_still_identifies_is_discarded(export: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_still_identifies_is_discarded(export, target, monkeypatch):
     monkeypatch.setattr(warplens.secrets, "PATHS", re.compile(rb"(?!)"))
     with pytest.raises(ScrubError, match=r"export\.sqlite: .* was still in the copy"):
         scrub(export, target)
     assert list(target.parent.iterdir()) == [export]
 
 
-def test_the_raw_bytes_are_searched_for_the_environment(
-    export: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_raw_bytes_are_searched_for_the_environment(export, target, monkeypatch):
     monkeypatch.setattr(warplens.readers.nsys.scrub._Copy, "texts", lambda _: (b"", b""))
     monkeypatch.setattr(warplens.readers.nsys.scrub, "_KEPT_SETTINGS", {"META_DATA_CAPTURE": re.compile(rb".*")})
     with pytest.raises(ScrubError, match="a value of the environment or the command line"):
@@ -319,7 +317,7 @@ _FRAGMENTS = st.sampled_from([*_PLACES, "/", "\\", " ", "a", "Ann Lee", "'", '"'
 
 
 @given(st.lists(_FRAGMENTS | st.text(max_size=3), max_size=12).map("".join))
-def test_no_text_keeps_the_path_of_a_home_folder(text: str) -> None:
+def test_no_text_keeps_the_path_of_a_home_folder(text):
     assert not FORBIDDEN.search(PATHS.sub(b"[path]", text.encode("utf-8", "replace")))
 
 
@@ -336,12 +334,12 @@ def test_no_text_keeps_the_path_of_a_home_folder(text: str) -> None:
         (b"http 2/3 of c:d", b"http 2/3 of c:d"),
     ],
 )
-def test_paths_are_told_from_other_slashes(text: bytes, clean: bytes) -> None:
+def test_paths_are_told_from_other_slashes(text, clean):
     assert PATHS.sub(b"[path]", text) == clean
 
 
 @pytest.mark.parametrize("unit", [b"a", b"/a", b"a/", b"/home", b"a ", b"\\a"])
-def test_a_long_text_takes_time_in_proportion(unit: bytes) -> None:
+def test_a_long_text_takes_time_in_proportion(unit):
     """A quadratic search takes hours."""
     assert not FORBIDDEN.search(PATHS.sub(b"[path]", unit * 200_000))
 
@@ -351,7 +349,7 @@ def test_a_long_text_takes_time_in_proportion(unit: bytes) -> None:
     thinned(sorted(OTHERS.glob("nsys/*.sqlite")) or [None], slow=("h100x2_before", "h100x2_after", "a100_lm2p7b_nvtx")),
     ids=lambda path: path and path.stem,
 )
-def test_analyses_of_a_scrubbed_capture_are_the_same(capture: Path | None, target: Path) -> None:
+def test_analyses_of_a_scrubbed_capture_are_the_same(capture, target):
     if capture is None:
         pytest.skip("no captures of others are at hand (see WARPLENS_SHARED)")
     if capture.stem == "not_an_nsys_file":
@@ -375,7 +373,7 @@ CAPTURES = [path for folder in SHIPPED for path in indexed(folder)]
 
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.name)
-def test_the_shipped_captures_identify_nobody(path: Path, target: Path) -> None:
+def test_the_shipped_captures_identify_nobody(path, target):
     content = lzma.decompress(path.read_bytes())
     assert not FORBIDDEN.search(content)
     assert not re.search(rb"ENVIRONMENT_VARIABLE|WORKING_DIR|stdout\.log|Hostname|/tmp/|/opt/", content)
@@ -389,7 +387,7 @@ def test_the_shipped_captures_identify_nobody(path: Path, target: Path) -> None:
     [path for path in CAPTURES if "large_ctx1024_train" not in path.name and "whole" not in path.name],
     ids=lambda path: path.name,
 )
-def test_every_measured_step_of_a_shipped_capture_launched_the_same_kernels(path: Path, tmp_path: Path) -> None:
+def test_every_measured_step_of_a_shipped_capture_launched_the_same_kernels(path, tmp_path):
     plain = tmp_path / "plain.sqlite"
     plain.write_bytes(lzma.decompress(path.read_bytes()))
     counts = rows(

@@ -65,13 +65,13 @@ def the_report() -> Report:
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Path:
+def report(tmp_path):
     path = tmp_path / "profile.ncu-rep"
     the_report().write(path)
     return path
 
 
-def test_nothing_that_identifies_is_left_in_a_report(report: Path, tmp_path: Path) -> None:
+def test_nothing_that_identifies_is_left_in_a_report(report, tmp_path):
     target = tmp_path / "shared.ncu-rep"
     original = report.read_bytes()
     scrub(report, target)
@@ -81,7 +81,7 @@ def test_nothing_that_identifies_is_left_in_a_report(report: Path, tmp_path: Pat
         assert planted.encode() not in content
 
 
-def test_counters_session_and_launches_are_the_same(report: Path, tmp_path: Path) -> None:
+def test_counters_session_and_launches_are_the_same(report, tmp_path):
     target = tmp_path / "shared.ncu-rep"
     done = scrub(report, target)
     before, after = read_counters(report), read_counters(target)
@@ -95,22 +95,20 @@ def test_counters_session_and_launches_are_the_same(report: Path, tmp_path: Path
     assert done.compared == 3
 
 
-def test_the_command_line_keeps_the_options_that_give_numbers_meaning(report: Path, tmp_path: Path) -> None:
+def test_the_command_line_keeps_the_options_that_give_numbers_meaning(report, tmp_path):
     target = tmp_path / "shared.ncu-rep"
     scrub(report, target)
     assert f"ncu {OPTIONS}".encode() in target.read_bytes()
 
 
-def test_a_report_that_still_identifies_is_discarded(
-    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_still_identifies_is_discarded(report, tmp_path, monkeypatch):
     monkeypatch.setattr(warplens.readers.ncu.scrub, "_PROCESS_PLAN", {1: "keep", 2: "keep", 3: "keep"})
     with pytest.raises(ScrubError, match=r"profile\.ncu-rep: .* was still in the copy"):
         scrub(report, tmp_path / "shared.ncu-rep")
     assert list(tmp_path.iterdir()) == [report]
 
 
-def test_a_copy_with_other_counters_is_discarded(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_with_other_counters_is_discarded(report, tmp_path, monkeypatch):
     plans = dict(warplens.readers.ncu.scrub._RESULT_PLANS)
     plans["kernel"] = {number: what for number, what in plans["kernel"].items() if number != 13}
     monkeypatch.setattr(warplens.readers.ncu.scrub, "_RESULT_PLANS", plans)
@@ -119,21 +117,21 @@ def test_a_copy_with_other_counters_is_discarded(report: Path, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("length", [0, 3, 9, 40, 200, 700, -3])
-def test_a_report_that_is_cut_off_is_refused_in_one_line(report: Path, tmp_path: Path, length: int) -> None:
+def test_a_report_that_is_cut_off_is_refused_in_one_line(report, tmp_path, length):
     report.write_bytes(report.read_bytes()[:length])
     with pytest.raises(UnreadableInputError, match=r"^profile\.ncu-rep: [^\n]+$"):
         scrub(report, tmp_path / "shared.ncu-rep")
     assert list(tmp_path.iterdir()) == [report]
 
 
-def test_the_shipped_counters_hold_nobody(tmp_path: Path) -> None:
+def test_the_shipped_counters_hold_nobody(tmp_path):
     for path in SHIPPED.glob("counters/*.xz"):
         scrub(path, tmp_path / "copy.ncu-rep")
         assert not FORBIDDEN.search(lzma.decompress(path.read_bytes()))
 
 
 @pytest.mark.parametrize("path", sorted(OTHERS.glob("ncu/**/*.ncu-rep")) or [None], ids=lambda path: path and path.stem)
-def test_reports_of_others_give_the_same_counters(path: Path | None, tmp_path: Path) -> None:
+def test_reports_of_others_give_the_same_counters(path, tmp_path):
     if path is None:
         pytest.skip("no reports of others are at hand (see WARPLENS_SHARED)")
     if path.stem == "truncated":
@@ -163,13 +161,13 @@ Epoch 2 of {USER}
 
 
 @pytest.fixture
-def export(tmp_path: Path) -> Path:
+def export(tmp_path):
     path = tmp_path / "profile.csv"
     path.write_text(CSV)
     return path
 
 
-def test_nothing_that_identifies_is_left_in_an_export(export: Path, tmp_path: Path) -> None:
+def test_nothing_that_identifies_is_left_in_an_export(export, tmp_path):
     target = tmp_path / "shared.csv"
     done = scrub(export, target)
     content = target.read_text()
@@ -180,7 +178,7 @@ def test_nothing_that_identifies_is_left_in_an_export(export: Path, tmp_path: Pa
     assert done.rows == {"line": 3}
 
 
-def test_the_table_and_its_warnings_are_the_same(export: Path, tmp_path: Path) -> None:
+def test_the_table_and_its_warnings_are_the_same(export, tmp_path):
     target = tmp_path / "shared.csv"
     scrub(export, target)
     before, after = read_counters(export), read_counters(target)
@@ -191,28 +189,26 @@ def test_the_table_and_its_warnings_are_the_same(export: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
-def test_an_export_in_another_encoding_is_scrubbed_too(export: Path, tmp_path: Path, encoding: str) -> None:
+def test_an_export_in_another_encoding_is_scrubbed_too(export, tmp_path, encoding):
     export.write_text(CSV, encoding=encoding)
     scrub(export, tmp_path / "shared.csv")
     assert read_counters(tmp_path / "shared.csv").launches.height == 2
 
 
-def test_an_export_that_still_identifies_is_discarded(
-    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_still_identifies_is_discarded(export, tmp_path, monkeypatch):
     monkeypatch.setattr(warplens.readers.ncu.scrub._CsvCopy, "_cell", lambda _self, _name, cell: cell)
     with pytest.raises(ScrubError, match="was still in the copy"):
         scrub(export, tmp_path / "shared.csv")
 
 
-def test_a_failed_run_has_nothing_to_share(export: Path, tmp_path: Path) -> None:
+def test_a_failed_run_has_nothing_to_share(export, tmp_path):
     export.write_text("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n")
     with pytest.raises(UnreadableInputError, match="nothing was measured"):
         scrub(export, tmp_path / "shared.csv")
 
 
 @pytest.mark.parametrize("path", sorted(OTHERS.glob("ncu/*.csv")) or [None], ids=lambda path: path and path.stem)
-def test_exports_of_others_give_the_same_counters(path: Path | None, tmp_path: Path) -> None:
+def test_exports_of_others_give_the_same_counters(path, tmp_path):
     if path is None:
         pytest.skip("no exports of others are at hand (see WARPLENS_SHARED)")
     if path.stem == "error_only":
@@ -220,7 +216,7 @@ def test_exports_of_others_give_the_same_counters(path: Path | None, tmp_path: P
     assert scrub(path, tmp_path / "copy.csv").compared == 3
 
 
-def test_timings_keep_their_numbers_and_lose_other_columns(tmp_path: Path) -> None:
+def test_timings_keep_their_numbers_and_lose_other_columns(tmp_path):
     source, target = tmp_path / "times.csv", tmp_path / "shared.csv"
     source.write_text(
         "model,context,mode,step,step_ms,notes,machine\n"
@@ -231,7 +227,7 @@ def test_timings_keep_their_numbers_and_lose_other_columns(tmp_path: Path) -> No
     assert read_timings(source).equals(read_timings(target))
 
 
-def test_other_tables_of_text_are_refused(tmp_path: Path) -> None:
+def test_other_tables_of_text_are_refused(tmp_path):
     source = tmp_path / "people.csv"
     source.write_text("name,salary\nann,1\n")
     with pytest.raises(UnreadableInputError, match=r"^people\.csv: "):

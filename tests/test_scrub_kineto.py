@@ -70,7 +70,7 @@ HEADER = {
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
+def trace(tmp_path):
     """A trace in whose every corner something identifies."""
     members = list(HEADER.items())
     members.insert(3, ("traceEvents", EVENTS))
@@ -80,7 +80,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
+def target(tmp_path):
     return tmp_path / "shared.json"
 
 
@@ -93,7 +93,7 @@ def names(path: Path, category: str) -> list[str]:
     return [event["name"] for event in events_of(path) if event.get("cat") == category]
 
 
-def test_nothing_that_identifies_is_left_in_the_bytes_of_the_copy(trace: Path, target: Path) -> None:
+def test_nothing_that_identifies_is_left_in_the_bytes_of_the_copy(trace, target):
     original = trace.read_bytes()
     scrub(trace, target)
     content = target.read_bytes().replace(b"anneliesesque", b"")
@@ -102,7 +102,7 @@ def test_nothing_that_identifies_is_left_in_the_bytes_of_the_copy(trace: Path, t
         assert planted.encode() not in content
 
 
-def test_only_known_members_come_along(trace: Path, target: Path) -> None:
+def test_only_known_members_come_along(trace, target):
     scrub(trace, target)
     copy = json.loads(target.read_bytes())
     assert set(copy) == {
@@ -113,7 +113,7 @@ def test_only_known_members_come_along(trace: Path, target: Path) -> None:
     assert copy["distributedInfo"] == {"backend": "nccl", "rank": 3, "world_size": 8}
 
 
-def test_a_name_keeps_what_does_not_identify(trace: Path, target: Path) -> None:
+def test_a_name_keeps_what_does_not_identify(trace, target):
     scrub(trace, target)
     assert names(target, "user_annotation") == [
         "step",
@@ -124,7 +124,7 @@ def test_a_name_keeps_what_does_not_identify(trace: Path, target: Path) -> None:
     assert names(target, "kernel") == names(trace, "kernel")
 
 
-def test_python_functions_keep_their_file_and_a_library_its_place(trace: Path, target: Path) -> None:
+def test_python_functions_keep_their_file_and_a_library_its_place(trace, target):
     scrub(trace, target)
     mine, installed, relative = names(target, "python_function")
     assert mine.startswith("[path ")
@@ -132,13 +132,13 @@ def test_python_functions_keep_their_file_and_a_library_its_place(trace: Path, t
     assert installed == relative == "torch/nn/modules/linear.py(114): forward"
 
 
-def test_threads_and_processes_keep_names_that_frameworks_give(trace: Path, target: Path) -> None:
+def test_threads_and_processes_keep_names_that_frameworks_give(trace, target):
     scrub(trace, target)
     named = [event["args"]["name"] for event in events_of(target) if event["ph"] == "M"]
     assert named == ["[removed]", "[removed]", "stream 7"]
 
 
-def test_times_keep_every_digit_they_had(tmp_path: Path, target: Path) -> None:
+def test_times_keep_every_digit_they_had(tmp_path, target):
     times = ["1682725898237042.123", "0.001", "9007199254740993.125", "12345678901234567890"]
     events = ",".join(f'{{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":{time},"dur":1}}' for time in times)
     source = tmp_path / "trace.json"
@@ -148,7 +148,7 @@ def test_times_keep_every_digit_they_had(tmp_path: Path, target: Path) -> None:
     assert all(f'"ts":{time},' in content for time in times)
 
 
-def test_the_trace_is_the_same_but_for_the_texts(trace: Path, target: Path) -> None:
+def test_the_trace_is_the_same_but_for_the_texts(trace, target):
     report = scrub(trace, target)
     before, after = read(trace), read(target)
     assert before.kernels.equals(after.kernels)
@@ -160,25 +160,21 @@ def test_the_trace_is_the_same_but_for_the_texts(trace: Path, target: Path) -> N
     assert report.texts
 
 
-def test_a_copy_that_says_something_else_is_discarded(
-    trace: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_says_something_else_is_discarded(trace, target, monkeypatch):
     monkeypatch.setattr(warplens.readers.kineto.scrub, "_MEMBERS", warplens.readers.kineto.scrub._MEMBERS - {"dur"})
     with pytest.raises(ScrubError, match=r"trace\.json: the copy does not say the same"):
         scrub(trace, target)
     assert list(target.parent.iterdir()) == [trace]
 
 
-def test_a_copy_that_still_identifies_is_discarded(trace: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_still_identifies_is_discarded(trace, target, monkeypatch):
     monkeypatch.setattr(Cleaner, "written", lambda _self, _place, text: text)
     with pytest.raises(ScrubError, match="was still in the copy"):
         scrub(trace, target)
     assert list(target.parent.iterdir()) == [trace]
 
 
-def test_the_raw_bytes_are_searched_for_what_stood_around_the_events(
-    trace: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_raw_bytes_are_searched_for_what_stood_around_the_events(trace, target, monkeypatch):
     monkeypatch.setattr(
         warplens.readers.kineto.scrub._Copy, "_naming", lambda _, event: {**event, "args": {"name": f"run by {JOB}"}}
     )
@@ -186,7 +182,7 @@ def test_the_raw_bytes_are_searched_for_what_stood_around_the_events(
         scrub(trace, target)
 
 
-def test_the_source_is_not_touched_and_nothing_is_overwritten(trace: Path, target: Path) -> None:
+def test_the_source_is_not_touched_and_nothing_is_overwritten(trace, target):
     trace.chmod(0o444)
     before = trace.read_bytes(), trace.stat().st_mtime_ns
     scrub(trace, target)
@@ -195,14 +191,14 @@ def test_the_source_is_not_touched_and_nothing_is_overwritten(trace: Path, targe
         scrub(trace, target)
 
 
-def test_a_trace_that_is_a_list_of_events_is_read_too(tmp_path: Path, target: Path) -> None:
+def test_a_trace_that_is_a_list_of_events_is_read_too(tmp_path, target):
     source = tmp_path / "list.json"
     source.write_text(json.dumps(EVENTS[:4]))
     scrub(source, target)
     assert read(target).kernels.height == 2
 
 
-def test_what_pytorch_has_written_against_the_rules_is_forgiven(tmp_path: Path, target: Path) -> None:
+def test_what_pytorch_has_written_against_the_rules_is_forgiven(tmp_path, target):
     source = tmp_path / "odd.json"
     source.write_text(
         '{"traceName": "C:\\Users\\anneliese\\x.json", "traceEvents": [\n'
@@ -233,7 +229,7 @@ def test_what_pytorch_has_written_against_the_rules_is_forgiven(tmp_path: Path, 
     ],
     ids=lambda content: content[:30].decode(),
 )
-def test_what_is_no_whole_trace_is_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
+def test_what_is_no_whole_trace_is_refused_in_one_line(content, tmp_path):
     source = tmp_path / "trace.json"
     source.write_bytes(content)
     with pytest.raises(UnreadableInputError, match=r"^trace\.json: [^\n]+$"):
@@ -241,9 +237,7 @@ def test_what_is_no_whole_trace_is_refused_in_one_line(content: bytes, tmp_path:
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_a_trace_without_end_does_not_fill_the_memory_with_one_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_without_end_does_not_fill_the_memory_with_one_value(tmp_path, monkeypatch):
     monkeypatch.setattr("warplens.readers.kineto.document.EVENT_BYTES", 2**20)
     source = tmp_path / "trace.json"
     source.write_bytes(b'{"traceEvents": [{"name": "' + b"a" * 2**24)
@@ -252,9 +246,7 @@ def test_a_trace_without_end_does_not_fill_the_memory_with_one_value(
 
 
 @pytest.mark.parametrize("piece", [7, 64, 1000])
-def test_the_pieces_in_which_a_file_is_read_do_not_matter(
-    trace: Path, target: Path, tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pieces_in_which_a_file_is_read_do_not_matter(trace, target, tmp_path, piece, monkeypatch):
     scrub(trace, target)
     monkeypatch.setattr("warplens.readers.kineto.document._WINDOW_BYTES", piece)
     scrub(trace, tmp_path / "pieces.json")
@@ -267,11 +259,11 @@ _FRAME_PIECES = st.sampled_from(
 
 
 @given(st.lists(_FRAME_PIECES, max_size=8).map("".join))
-def test_no_python_function_keeps_the_path_of_a_home_folder(text: str) -> None:
+def test_no_python_function_keeps_the_path_of_a_home_folder(text):
     assert not FORBIDDEN.search(Cleaner(Secrets()).python("x", text.encode()))
 
 
-def test_marks_stand_for_anything_and_nothing_else_may_differ() -> None:
+def test_marks_stand_for_anything_and_nothing_else_may_differ():
     assert is_rewriting("read /home/a/b now", "read [path 1] now")
     assert is_rewriting("/opt/x/site-packages/torch/a.py(1): f", "torch/a.py(1): f")
     assert not is_rewriting("forward", "backward")
@@ -279,7 +271,7 @@ def test_marks_stand_for_anything_and_nothing_else_may_differ() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(OTHERS.glob("kineto/hta_*")) or [None], ids=lambda path: path and path.name)
-def test_analyses_of_scrubbed_traces_of_others_are_the_same(path: Path | None, target: Path) -> None:
+def test_analyses_of_scrubbed_traces_of_others_are_the_same(path, target):
     """`scrub` itself compares all tables; here it must succeed, and the bytes hold nobody."""
     if path is None:
         pytest.skip("no traces of others are at hand (see WARPLENS_SHARED)")
@@ -295,6 +287,6 @@ def test_analyses_of_scrubbed_traces_of_others_are_the_same(path: Path | None, t
 @pytest.mark.parametrize(
     "text", ["1" * 5_000 + "x", "1.1." * 300 + "!", "1e5" * 300 + "!", "[" + "12, " * 300 + "s3://b]"]
 )
-def test_inputs_of_many_digits_are_looked_at_once(text: str) -> None:
+def test_inputs_of_many_digits_are_looked_at_once(text):
     """A pattern that tried all ways to split the digits would not end in a lifetime."""
     assert has_other_values(text)

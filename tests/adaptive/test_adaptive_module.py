@@ -26,7 +26,7 @@ def images(batch: int, size: int = 32) -> torch.Tensor:
 
 
 def adaptive(**options: object) -> AdaptiveModule:
-    return AdaptiveModule(Adds(BASELINE), Adds(VARIANT), policy(), **options).eval()  # type: ignore[arg-type]
+    return AdaptiveModule(Adds(BASELINE), Adds(VARIANT), policy(), **options).eval()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def adaptive(**options: object) -> AdaptiveModule:
         (64, BASELINE, "outside"),
     ],
 )
-def test_the_side_that_the_policy_names_runs(batch: int, side: float, reason: str) -> None:
+def test_the_side_that_the_policy_names_runs(batch, side, reason):
     module = adaptive()
     assert ran(module(images(batch))) == side
     explained = module.explain(images(batch))
@@ -49,7 +49,7 @@ def test_the_side_that_the_policy_names_runs(batch: int, side: float, reason: st
     assert module.explain((batch, 3, 32, 32)) == explained
 
 
-def test_a_shape_is_looked_up_once() -> None:
+def test_a_shape_is_looked_up_once():
     asked = []
 
     def features(shape):
@@ -63,7 +63,7 @@ def test_a_shape_is_looked_up_once() -> None:
     assert asked == [(8, 3, 32, 32), (2, 3, 32, 32)]
 
 
-def test_a_module_in_training_runs_its_baseline() -> None:
+def test_a_module_in_training_runs_its_baseline():
     module = adaptive()
     assert ran(module(images(8))) == VARIANT
     module.train()
@@ -73,7 +73,7 @@ def test_a_module_in_training_runs_its_baseline() -> None:
     assert ran(module(images(8))) == VARIANT
 
 
-def test_on_another_gpu_the_baseline_runs_and_the_user_is_told_once() -> None:
+def test_on_another_gpu_the_baseline_runs_and_the_user_is_told_once():
     module = AdaptiveModule(Adds(BASELINE), Adds(VARIANT), policy("NVIDIA H200")).eval()
     with pytest.warns(UserWarning, match="fitted on NVIDIA H200, and this is CPU: its fallback 'method=none' runs"):
         assert ran(module(images(8))) == BASELINE
@@ -83,13 +83,13 @@ def test_on_another_gpu_the_baseline_runs_and_the_user_is_told_once() -> None:
         assert module.explain(images(16)).reason == "other-machine"
 
 
-def test_a_policy_of_another_gpu_can_be_trusted() -> None:
+def test_a_policy_of_another_gpu_can_be_trusted():
     module = AdaptiveModule(Adds(BASELINE), Adds(VARIANT), policy("NVIDIA H200"), elsewhere="policy").eval()
     with pytest.warns(UserWarning, match="used all the same"):
         assert ran(module(images(8))) == VARIANT
 
 
-def test_settings_that_no_shape_shows_are_given_or_the_module_is_refused() -> None:
+def test_settings_that_no_shape_shows_are_given_or_the_module_is_refused():
     by_mode = fit_points(
         [PointTimes({"mode": mode, "batch": batch}, (2.0, 1.0)) for mode in ("a", "b") for batch in (1, 2)],
         sides=SIDES, axes=("mode", "batch"), source="test", workload="test",
@@ -102,7 +102,7 @@ def test_settings_that_no_shape_shows_are_given_or_the_module_is_refused() -> No
     assert ran(module(images(2))) == VARIANT
 
 
-def test_execution_is_known_unless_it_is_given() -> None:
+def test_execution_is_known_unless_it_is_given():
     by_execution = policy(axes=("batch", "input_size", "execution"))
     module = AdaptiveModule(Adds(0), Adds(1), by_execution).eval()
     assert module.explain(images(8)).settings["execution"] == "eager"
@@ -111,7 +111,7 @@ def test_execution_is_known_unless_it_is_given() -> None:
     assert fixed.explain(images(8), execution="graph").reason == "measured"
 
 
-def test_an_input_without_the_dimension_is_refused() -> None:
+def test_an_input_without_the_dimension_is_refused():
     by_tokens = fit_points(
         [PointTimes({"tokens": tokens}, (2.0, 1.0)) for tokens in (1, 2)],
         sides=SIDES, axes=("tokens",), source="test", workload="test",
@@ -121,13 +121,13 @@ def test_an_input_without_the_dimension_is_refused() -> None:
         module(torch.zeros(32))
 
 
-def test_the_policy_may_be_a_file(tmp_path) -> None:
+def test_the_policy_may_be_a_file(tmp_path):
     write_policy(policy(), tmp_path / "policy.json")
     module = AdaptiveModule(Adds(BASELINE), Adds(VARIANT), tmp_path / "policy.json").eval()
     assert ran(module(images(8))) == VARIANT
 
 
-def test_more_than_one_variant_is_given_by_name() -> None:
+def test_more_than_one_variant_is_given_by_name():
     sides = [Side(name, {"method": name}) for name in ("none", "topk", "tome")]
     times = {1: (3.0, 2.0, 5.0), 2: (3.0, 2.0, 5.0), 4: (3.0, 5.0, 1.0), 8: (3.0, 5.0, 1.0)}
     three = fit_points(
@@ -142,7 +142,7 @@ def test_more_than_one_variant_is_given_by_name() -> None:
     assert [ran(module(images(batch))) for batch in (1, 8, 32)] == [1, 2, 0]
 
 
-def test_threads_that_meet_new_shapes_together_all_get_the_right_side() -> None:
+def test_threads_that_meet_new_shapes_together_all_get_the_right_side():
     module, wrong = adaptive(), []
 
     def call() -> None:
@@ -157,7 +157,7 @@ def test_threads_that_meet_new_shapes_together_all_get_the_right_side() -> None:
     assert not wrong
 
 
-def test_equal_weights_are_held_once() -> None:
+def test_equal_weights_are_held_once():
     baseline = Adds(0)
     weights = sum(parameter.numel() for parameter in baseline.parameters())
     module = AdaptiveModule(baseline, Adds(1), policy())
@@ -166,7 +166,7 @@ def test_equal_weights_are_held_once() -> None:
     assert module.variant.calls is baseline.calls
 
 
-def test_weights_that_differ_are_kept_apart_unless_the_user_says_otherwise() -> None:
+def test_weights_that_differ_are_kept_apart_unless_the_user_says_otherwise():
     apart = AdaptiveModule(Adds(0), Adds(1, seed=1), policy())
     assert apart.variant.layer.weight is not apart.baseline.layer.weight
     together = AdaptiveModule(Adds(0), Adds(1, seed=1), policy(), share="all")
@@ -183,13 +183,13 @@ MOVES = {
 
 
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
-def test_moves_and_conversions_keep_weights_and_buffers_together(move) -> None:
+def test_moves_and_conversions_keep_weights_and_buffers_together(move):
     module = move(adaptive())
     assert module.variant.layer.weight is module.baseline.layer.weight
     assert module.variant.calls is module.baseline.calls
 
 
-def test_the_state_is_the_baselines_and_loads_from_and_into_the_plain_model() -> None:
+def test_the_state_is_the_baselines_and_loads_from_and_into_the_plain_model():
     module = AdaptiveModule(Adds(0), Adds(1), policy())
     state = module.state_dict()
     assert set(state) == {"layer.weight", "layer.bias", "calls"}
@@ -200,7 +200,7 @@ def test_the_state_is_the_baselines_and_loads_from_and_into_the_plain_model() ->
     plain.load_state_dict(state)
 
 
-def test_what_only_the_variant_has_is_in_the_state_under_its_name() -> None:
+def test_what_only_the_variant_has_is_in_the_state_under_its_name():
     module = nn.Sequential(AdaptiveModule(Adds(0), Scaled(1), policy()))
     with torch.no_grad():
         module[0].variant.scale.fill_(7)
@@ -211,7 +211,7 @@ def test_what_only_the_variant_has_is_in_the_state_under_its_name() -> None:
     assert torch.equal(other[0].variant.layer.weight, module[0].baseline.layer.weight)
 
 
-def test_a_state_with_strange_or_missing_names_is_refused() -> None:
+def test_a_state_with_strange_or_missing_names_is_refused():
     module = AdaptiveModule(Adds(0), Scaled(1), policy())
     with pytest.raises(RuntimeError, match=r"Missing key.*scale"):
         module.load_state_dict(Adds(0).state_dict())
@@ -219,7 +219,7 @@ def test_a_state_with_strange_or_missing_names_is_refused() -> None:
         module.load_state_dict(module.state_dict() | {"layer.other": torch.zeros(1)})
 
 
-def test_a_baseline_with_a_part_called_variant_is_refused() -> None:
+def test_a_baseline_with_a_part_called_variant_is_refused():
     class Named(Adds):
         def __init__(self) -> None:
             super().__init__(0)
@@ -229,7 +229,7 @@ def test_a_baseline_with_a_part_called_variant_is_refused() -> None:
         AdaptiveModule(Named(), Adds(1), policy())
 
 
-def test_copies_and_pickles_hold_their_own_weights_once() -> None:
+def test_copies_and_pickles_hold_their_own_weights_once():
     module = adaptive()
     module(images(8))
     copied = copy.deepcopy(module)
@@ -243,7 +243,7 @@ def test_copies_and_pickles_hold_their_own_weights_once() -> None:
     assert ran(loaded(images(8))) == VARIANT
 
 
-def test_an_optimizer_sees_each_weight_once() -> None:
+def test_an_optimizer_sees_each_weight_once():
     module = AdaptiveModule(Adds(0), Adds(1), policy()).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     assert len(optimizer.param_groups[0]["params"]) == 2
@@ -258,7 +258,7 @@ def _no_traces():
 
 @pytest.mark.usefixtures("_no_traces")
 @pytest.mark.parametrize("dynamic", [None, False])
-def test_every_shape_is_traced_as_one_graph_with_its_own_side(dynamic: bool | None) -> None:
+def test_every_shape_is_traced_as_one_graph_with_its_own_side(dynamic):
     module = adaptive()
     compiled = torch.compile(module, backend="eager", fullgraph=True, dynamic=dynamic)
     for batch in (1, 8, 2, 16, 3, 12, 1, 8):
@@ -266,7 +266,7 @@ def test_every_shape_is_traced_as_one_graph_with_its_own_side(dynamic: bool | No
 
 
 @pytest.mark.usefixtures("_no_traces")
-def test_a_compiled_module_follows_its_mode() -> None:
+def test_a_compiled_module_follows_its_mode():
     module = adaptive()
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     assert ran(compiled(images(8))) == VARIANT
@@ -275,7 +275,7 @@ def test_a_compiled_module_follows_its_mode() -> None:
 
 
 @pytest.mark.usefixtures("_no_traces")
-def test_a_compiled_call_is_asked_about_as_compiled() -> None:
+def test_a_compiled_call_is_asked_about_as_compiled():
     module = AdaptiveModule(Adds(0), Adds(1), policy(axes=("batch", "input_size", "execution"))).eval()
     assert ran(module(images(8))) == VARIANT
     compiled = torch.compile(module, backend="eager", fullgraph=True)
@@ -283,7 +283,7 @@ def test_a_compiled_call_is_asked_about_as_compiled() -> None:
     assert module.explain(images(8), execution="compile").reason == "outside"
 
 
-def test_graphs_are_refused_where_there_can_be_none() -> None:
+def test_graphs_are_refused_where_there_can_be_none():
     with pytest.raises(UsageError, match="CUDA device"):
         adaptive().graphed([(8, 3, 32, 32)])
     with pytest.raises(UsageError, match=r"eval\(\)"):
@@ -291,7 +291,7 @@ def test_graphs_are_refused_where_there_can_be_none() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_each_shape_replays_its_own_side() -> None:
+def test_each_shape_replays_its_own_side():
     fitted = policy(torch.cuda.get_device_name())
     module = AdaptiveModule(Adds(BASELINE), Adds(VARIANT), fitted).eval().cuda()
     graphed = module.graphed([(batch, 3, 32, 32) for batch in (1, 8)])
@@ -301,7 +301,7 @@ def test_each_shape_replays_its_own_side() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("given", ["new", "strided", "half", "in place", "new after in place"])
-def test_a_graph_reads_the_input_of_the_call_however_it_is_laid_out(given: str) -> None:
+def test_a_graph_reads_the_input_of_the_call_however_it_is_laid_out(given):
     class Echo(Adds):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) + x
@@ -321,7 +321,7 @@ def test_a_graph_reads_the_input_of_the_call_however_it_is_laid_out(given: str) 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.usefixtures("_no_traces")
-def test_compiled_for_a_gpu_each_shape_runs_its_own_side() -> None:
+def test_compiled_for_a_gpu_each_shape_runs_its_own_side():
     fitted = policy(torch.cuda.get_device_name())
     module = AdaptiveModule(Adds(BASELINE), Adds(VARIANT), fitted).eval().cuda()
     compiled = torch.compile(module, fullgraph=True)
@@ -329,24 +329,24 @@ def test_compiled_for_a_gpu_each_shape_runs_its_own_side() -> None:
         assert ran(compiled(images(batch).cuda())) == (VARIANT if batch >= 8 else BASELINE)
 
 
-def test_the_first_input_may_be_given_by_name() -> None:
+def test_the_first_input_may_be_given_by_name():
     module = adaptive()
     assert ran(module(x=images(8))) == VARIANT
     assert ran(module(x=images(2))) == BASELINE
 
 
 @pytest.mark.parametrize("wrong", [(), ([1, 2],), ("text",)])
-def test_an_input_without_a_shape_is_refused(wrong) -> None:
+def test_an_input_without_a_shape_is_refused(wrong):
     with pytest.raises(UsageError, match="it is not a tensor"):
         adaptive()(*wrong)
 
 
-def test_a_state_that_is_assigned_leaves_the_sides_one_set_of_weights() -> None:
+def test_a_state_that_is_assigned_leaves_the_sides_one_set_of_weights():
     module = adaptive()
     assert module.load_state_dict(module.state_dict(), assign=True).missing_keys == []
     assert module.baseline.layer.weight is module.variant.layer.weight
     assert len(list(module.parameters())) == 2
 
 
-def test_a_replica_for_another_device_runs_the_same_side() -> None:
+def test_a_replica_for_another_device_runs_the_same_side():
     assert ran(adaptive()._replicate_for_data_parallel()(images(8))) == VARIANT

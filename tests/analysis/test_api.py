@@ -33,7 +33,7 @@ CALLS = Timeline(
 )
 
 
-def test_functions_are_ranked_by_their_time() -> None:
+def test_functions_are_ranked_by_their_time():
     statistics = api_statistics(CALLS, ALL)
 
     assert statistics.select("name", "kind", "calls", "total_ns").rows() == [
@@ -43,14 +43,14 @@ def test_functions_are_ranked_by_their_time() -> None:
     assert statistics["share"].to_list() == pytest.approx([0.7, 0.3])
 
 
-def test_a_single_call_has_a_deviation_of_zero_as_nsys_prints_it() -> None:
+def test_a_single_call_has_a_deviation_of_zero_as_nsys_prints_it():
     statistics = api_statistics(CALLS, ALL)
 
     assert statistics["stdev_ns"].to_list() == [0.0, pytest.approx(50**0.5)]
     assert statistics["median_ns"].to_list() == [70.0, 15.0]
 
 
-def test_calls_can_be_grouped_by_kind_and_by_thread() -> None:
+def test_calls_can_be_grouped_by_kind_and_by_thread():
     assert api_statistics(CALLS, ALL, by=("kind",)).select("kind", "calls").rows() == [("sync", 1), ("launch", 2)]
     assert api_statistics(CALLS, ALL, by=("process", "thread")).select("thread", "total_ns").rows() == [
         (MAIN_THREAD, 80),
@@ -58,17 +58,17 @@ def test_calls_can_be_grouped_by_kind_and_by_thread() -> None:
     ]
 
 
-def test_only_calls_that_begin_in_the_window_count() -> None:
+def test_only_calls_that_begin_in_the_window_count():
     assert api_statistics(CALLS, Window(20, 50, "explicit", ""))["total_ns"].to_list() == [20]
 
 
-def test_only_calls_inside_the_named_range_count() -> None:
+def test_only_calls_inside_the_named_range_count():
     timeline = Timeline(trace(api=[launch(5, 8, 1), launch(30, 32, 2)], ranges=[nvtx(0, 10, "forward")]))
 
     assert api_statistics(timeline, timeline.window("all", range_name="forward"))["total_ns"].to_list() == [3]
 
 
-def test_the_frames_have_the_declared_schemas_even_without_calls() -> None:
+def test_the_frames_have_the_declared_schemas_even_without_calls():
     nothing = Timeline(trace())
 
     assert api_statistics(nothing, ALL).schema == API_CALLS.by("name", "kind").schema
@@ -76,12 +76,12 @@ def test_the_frames_have_the_declared_schemas_even_without_calls() -> None:
     assert synchronization_statistics(nothing, ALL).height == 0
 
 
-def test_an_unknown_grouping_is_refused() -> None:
+def test_an_unknown_grouping_is_refused():
     with pytest.raises(UsageError, match="API calls cannot be grouped by colour"):
         api_statistics(CALLS, ALL, by=("colour",))
 
 
-def test_waits_are_counted_by_kind() -> None:
+def test_waits_are_counted_by_kind():
     timeline = Timeline(
         trace(synchronizations=[sync(0, 10, "stream"), sync(20, 50, "stream"), sync(60, 100, "context", stream=None)])
     )
@@ -91,7 +91,7 @@ def test_waits_are_counted_by_kind() -> None:
     assert rows == [("context", 1, 40, 40, 0.5), ("stream", 2, 40, 30, 0.5)]
 
 
-def test_a_wait_belongs_to_the_thread_of_its_call() -> None:
+def test_a_wait_belongs_to_the_thread_of_its_call():
     timeline = Timeline(
         trace(
             api=[
@@ -108,7 +108,7 @@ def test_a_wait_belongs_to_the_thread_of_its_call() -> None:
     assert rows == [(AUTOGRAD_THREAD, 1, 20), (MAIN_THREAD, 1, 10), (None, 1, 1)]
 
 
-def test_waits_synchronous_copies_and_copies_of_pageable_memory_hold_the_host() -> None:
+def test_waits_synchronous_copies_and_copies_of_pageable_memory_hold_the_host():
     timeline = Timeline(
         trace(
             api=[
@@ -135,7 +135,7 @@ def test_waits_synchronous_copies_and_copies_of_pageable_memory_hold_the_host() 
     ]
 
 
-def test_a_copy_of_another_process_with_the_same_correlation_id_does_not_count() -> None:
+def test_a_copy_of_another_process_with_the_same_correlation_id_does_not_count():
     timeline = Timeline(
         trace(
             api=[call(0, 20, "cudaMemcpyAsync", 1, process=1), call(0, 30, "cudaMemcpyAsync", 1, process=2)],
@@ -187,16 +187,16 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in FAMILIES.items() for name in names.split()])
-def test_a_function_belongs_to_its_family(kind: str, name: str) -> None:
+def test_a_function_belongs_to_its_family(kind, name):
     assert api_kind(name) == kind
 
 
-def test_a_function_of_a_later_toolkit_falls_into_its_family() -> None:
+def test_a_function_of_a_later_toolkit_falls_into_its_family():
     assert api_kind("cudaLaunchKernelFooBar_v99000") == "launch"
     assert api_kind("cuMemcpyEverywhereAsync") == "copy"
 
 
-def test_kinds_of_a_column_are_those_of_its_names() -> None:
+def test_kinds_of_a_column_are_those_of_its_names():
     names = pl.Series(
         ["cudaFree", None, "cudaLaunchKernel", "cudaFree"], dtype=pl.Enum(["cudaLaunchKernel", "cudaFree"])
     )
@@ -205,7 +205,7 @@ def test_kinds_of_a_column_are_those_of_its_names() -> None:
     assert api_kinds(names.clear()).to_list() == []
 
 
-def test_suffixes_of_versions_and_default_streams_are_not_part_of_the_name() -> None:
+def test_suffixes_of_versions_and_default_streams_are_not_part_of_the_name():
     assert bare_name("cudaGetDeviceProperties_v2_v12000") == "cudaGetDeviceProperties"
     assert bare_name("cudaMemcpyAsync_ptsz_v7000") == "cudaMemcpyAsync"
     assert bare_name("cudaMemset2D") == "cudaMemset2D"
@@ -224,7 +224,7 @@ def test_suffixes_of_versions_and_default_streams_are_not_part_of_the_name() -> 
         ("cudaEventRecord", False),
     ],
 )
-def test_waits_and_synchronous_copies_hold_the_host(name: str, blocks: bool) -> None:
+def test_waits_and_synchronous_copies_hold_the_host(name, blocks):
     assert blocks_host(name) is blocks
 
 
@@ -239,5 +239,5 @@ def test_waits_and_synchronous_copies_hold_the_host(name: str, blocks: bool) -> 
         ("EventQuery", False),
     ],
 )
-def test_questions_for_an_event_or_a_stream_can_be_a_way_to_wait(name: str, polls: bool) -> None:
+def test_questions_for_an_event_or_a_stream_can_be_a_way_to_wait(name, polls):
     assert polls_device(name) is polls

@@ -44,7 +44,7 @@ def _well_known() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("known", _well_known(), ids=lambda known: known["name"][:60])
-def test_well_known_kernels_are_what_they_are_known_to_be(known: dict[str, str]) -> None:
+def test_well_known_kernels_are_what_they_are_known_to_be(known):
     found = classify(known["name"])
 
     assert found.category == known["category"]
@@ -52,13 +52,13 @@ def test_well_known_kernels_are_what_they_are_known_to_be(known: dict[str, str])
     assert found.tensor_cores is _TRUTH[known["tensor_cores"]]
 
 
-def test_each_rule_decides_the_category_of_a_well_known_kernel() -> None:
+def test_each_rule_decides_the_category_of_a_well_known_kernel():
     deciding = {classify(known["name"]).rule for known in _well_known()}
 
     assert [rule.name for rule in RULES if rule.name not in deciding] == []
 
 
-def test_each_rule_has_its_own_name_and_a_declared_category() -> None:
+def test_each_rule_has_its_own_name_and_a_declared_category():
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert {rule.category for rule in RULES} <= set(CATEGORIES)
 
@@ -87,7 +87,7 @@ def test_each_rule_has_its_own_name_and_a_declared_category() -> None:
         ("my_kernel(float*)", None),
     ],
 )
-def test_the_library_is_told_by_namespace_or_habit(name: str, library: str | None) -> None:
+def test_the_library_is_told_by_namespace_or_habit(name, library):
     assert classify(name).library == library
 
 
@@ -128,7 +128,7 @@ def test_the_library_is_told_by_namespace_or_habit(name: str, library: str | Non
         pytest.param(["triton_poi_fused_clone_3", "triton_poi_fused_clone_3.kd"], id="the suffix of ROCm"),
     ],
 )
-def test_a_kernel_is_the_same_however_a_tool_spells_it(spellings: list[str]) -> None:
+def test_a_kernel_is_the_same_however_a_tool_spells_it(spellings):
     category, library, precision, *_ = zip(*(_facts(name) for name in spellings), strict=True)
 
     assert len(set(category)) == len(set(library)) == len(set(precision)) == 1
@@ -139,7 +139,7 @@ def _facts(name: str) -> tuple[str, str | None, str | None]:
     return found.category, found.library, found.precision
 
 
-def test_the_full_name_decides_and_the_short_one_stands_in_for_it() -> None:
+def test_the_full_name_decides_and_the_short_one_stands_in_for_it():
     full_name = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIterator&)>"
 
     assert classify("unrolled_elementwise_kernel", full_name).category == "copy-cast"
@@ -163,20 +163,20 @@ def test_the_full_name_decides_and_the_short_one_stands_in_for_it() -> None:
         ("", "", ""),
     ],
 )
-def test_a_name_comes_apart_into_function_and_template_arguments(name: str, function: str, template: str) -> None:
+def test_a_name_comes_apart_into_function_and_template_arguments(name, function, template):
     parts = split_name(name)
 
     assert (parts.function, parts.template) == (function, template)
 
 
-def test_words_are_the_same_in_snake_case_and_camel_case() -> None:
+def test_words_are_the_same_in_snake_case_and_camel_case():
     assert split_name("norm::FusedAddRMSNormKernel").words == split_name("norm_fused_add_rms_norm_kernel").words
 
 
 @example("_Z09223372036854775786")
 @example("_Z" + "9" * 5_000)
 @given(st.text() | st.text(alphabet="<>(): _Z0123456789NSIEabGemm").map(lambda text: "_ZN" + text))
-def test_any_text_gets_an_answer_of_the_declared_kind(name: str) -> None:
+def test_any_text_gets_an_answer_of_the_declared_kind(name):
     found = classify(name)
 
     assert found.category in CATEGORIES
@@ -232,7 +232,7 @@ def _is_done_otherwise(operation: Operation) -> bool:
 
 
 @pytest.mark.parametrize("kind", sorted({operation.kind for operation in OPERATIONS}))
-def test_an_operation_launches_a_kernel_of_its_kind(kind: str) -> None:
+def test_an_operation_launches_a_kernel_of_its_kind(kind):
     lacking = [
         operation.description
         for operation in OPERATIONS
@@ -256,7 +256,7 @@ _LAUNCHED_BY = {
 
 
 @pytest.mark.parametrize("category", _LAUNCHED_BY)
-def test_no_operation_of_another_kind_launches_such_kernels(category: str) -> None:
+def test_no_operation_of_another_kind_launches_such_kernels(category):
     allowed = _LAUNCHED_BY[category]
     strangers = [
         (operation.kind, operation.description)
@@ -282,7 +282,7 @@ def _products() -> Iterator[tuple[Operation, str, Any]]:
                     yield operation, name, found
 
 
-def test_the_precision_of_a_product_is_that_of_its_operands_or_unknown() -> None:
+def test_the_precision_of_a_product_is_that_of_its_operands_or_unknown():
     wrong = [
         (operation.description, operation.format, found.precision, name[:80])
         for operation, name, found in _products()
@@ -294,13 +294,13 @@ def test_the_precision_of_a_product_is_that_of_its_operands_or_unknown() -> None
     assert wrong == []
 
 
-def test_the_precision_of_most_products_is_known() -> None:
+def test_the_precision_of_most_products_is_known():
     known = [found.precision is not None for _, _, found in _products()]
 
     assert sum(known) > 0.85 * len(known)
 
 
-def test_fp32_products_stay_off_the_tensor_cores_while_tf32_is_not_allowed() -> None:
+def test_fp32_products_stay_off_the_tensor_cores_while_tf32_is_not_allowed():
     # The memory-efficient attention is the exception: it computes fp32 with three TF32 products.
     wrong = [
         (operation.description, name[:80])
@@ -312,7 +312,7 @@ def test_fp32_products_stay_off_the_tensor_cores_while_tf32_is_not_allowed() -> 
 
 
 @pytest.mark.parametrize("format_", ["fp8", "int8"])
-def test_8_bit_products_run_on_tensor_cores(format_: str) -> None:
+def test_8_bit_products_run_on_tensor_cores(format_):
     found = [found for operation, _, found in _products() if operation.format == format_]
 
     assert found
@@ -322,7 +322,7 @@ def test_8_bit_products_run_on_tensor_cores(format_: str) -> None:
 # Frames ---------------------------------------------------------------------------------------------------------------
 
 
-def test_each_row_of_a_frame_gets_the_class_of_its_name() -> None:
+def test_each_row_of_a_frame_gets_the_class_of_its_name():
     names = [known["name"] for known in _well_known()][:40]
     kernels = trace([kernel(i, i + 1, full_name=name) for i, name in enumerate([*names, *reversed(names)])]).kernels
 
@@ -334,14 +334,14 @@ def test_each_row_of_a_frame_gets_the_class_of_its_name() -> None:
         assert classes[column].to_list() == [getattr(found, column) for found in expected]
 
 
-def test_a_name_of_the_dictionary_that_no_kernel_has_is_harmless() -> None:
+def test_a_name_of_the_dictionary_that_no_kernel_has_is_harmless():
     dictionary = pl.Enum(["unused", "ampere_sgemm_32x32_nn"])
     kernels = pl.DataFrame({"full_name": pl.Series(["ampere_sgemm_32x32_nn"], dtype=dictionary)})
 
     assert classify_names(kernels)["category"].to_list() == ["gemm"]
 
 
-def test_a_frame_without_kernels_gives_a_frame_of_the_same_columns() -> None:
+def test_a_frame_without_kernels_gives_a_frame_of_the_same_columns():
     classes = classify_names(trace([]).kernels)
 
     assert classes.height == 0
@@ -392,7 +392,7 @@ def _profiles() -> list[Any]:
 
 
 @pytest.mark.parametrize(("path", "read"), _profiles())
-def test_nearly_all_time_of_real_programs_has_a_category(path: Path, read: Callable[[Path], pl.DataFrame]) -> None:
+def test_nearly_all_time_of_real_programs_has_a_category(path, read):
     kernels = read(path)
     if not kernels["duration"].sum():
         pytest.skip("no kernels in this profile")

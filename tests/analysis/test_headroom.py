@@ -67,19 +67,19 @@ def check(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SHIPPED[::9], ids=lambda path: path.name)
-def test_parts_sum_to_the_measured_step(path: Path) -> None:
+def test_parts_sum_to_the_measured_step(path):
     check(path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_parts_sum_to_the_measured_step_of_every_shipped_profile(path: Path) -> None:
+def test_parts_sum_to_the_measured_step_of_every_shipped_profile(path):
     check(path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.name)
-def test_parts_sum_to_the_measured_step_of_profiles_of_others(path: Path) -> None:
+def test_parts_sum_to_the_measured_step_of_profiles_of_others(path):
     if path.name.startswith("not_a"):
         pytest.skip("no profile")
     check(path)
@@ -94,44 +94,44 @@ def part(found: Headroom, level: str, name: str) -> float:
     return float(found.parts.filter((pl.col("level") == level) & (pl.col("part") == name))["share"].sum())
 
 
-def test_fp32_products_are_a_matter_of_precision() -> None:
+def test_fp32_products_are_a_matter_of_precision():
     found = planted("fp32_products")
     assert part(found, "precision", "gemm") > 0.8
     assert found.to_roof_share < 0.1, "as fp32 products they are near their roof"
 
 
-def test_written_out_norms_are_passes_that_fusion_makes_one() -> None:
+def test_written_out_norms_are_passes_that_fusion_makes_one():
     found = planted("written_out_norms")
     assert part(found, "avoidable", "fusion") > 0.5
 
 
-def test_a_launch_bound_program_is_idle() -> None:
+def test_a_launch_bound_program_is_idle():
     found = planted("tiny_elementwise")
     assert found.after("idle") < 0.1 * found.duration_ns
     owners = found.parts.filter(pl.col("level") == "idle")["owners"].to_list()
     assert any(owners), "a pause belongs to what was issued late"
 
 
-def test_a_loop_of_large_products_has_no_headroom() -> None:
+def test_a_loop_of_large_products_has_no_headroom():
     found = planted("healthy_gemm_loop")
     assert found.to_roof_share < 0.02
     assert found.mfu == pytest.approx(0.797, abs=0.01)
 
 
-def test_utilisation_is_of_the_peak_of_the_narrowest_format_that_products_are_in() -> None:
+def test_utilisation_is_of_the_peak_of_the_narrowest_format_that_products_are_in():
     found = headroom(DEVELOPMENT / "fifth" / "healthy_eight_bits__before.pt.trace.json.xz")
     assert (found.peak_format, found.peak_flops_per_s) == ("fp8", 1978.9e12)
     # 16 products of 8,192³ take most of two steps of 6.82 ms.
     assert found.mfu == pytest.approx(16 * 2 * 8192**3 / 13.64e-3 / 1978.9e12, rel=0.02)
 
 
-def test_decoding_cannot_be_faster_than_reading_its_weights() -> None:
+def test_decoding_cannot_be_faster_than_reading_its_weights():
     found = planted("lm_decode_one_token")
     assert found.rates.weight_bytes is not None
     assert found.rates.weights_ns <= found.after("precision") <= found.after("idle")
 
 
-def test_tokens_and_images_come_from_shapes() -> None:
+def test_tokens_and_images_come_from_shapes():
     language, vision = planted("healthy_lm_training").rates, planted("healthy_vit_batch").rates
     assert language.tokens % 3 == 0, "of three equal steps"
     assert language.images is None
@@ -139,7 +139,7 @@ def test_tokens_and_images_come_from_shapes() -> None:
     assert vision.tokens is None
 
 
-def test_an_unknown_gpu_is_taken_as_it_is() -> None:
+def test_an_unknown_gpu_is_taken_as_it_is():
     kernels = [b.kernel(0, 1000, "sgemm"), b.kernel(2000, 3000, "add")]
     trace = Timeline(b.trace(kernels=kernels))
     (found,) = headrooms(trace, trace.window("all"))
@@ -149,12 +149,12 @@ def test_an_unknown_gpu_is_taken_as_it_is() -> None:
     assert found.mfu is None
 
 
-def test_without_gpu_work_there_is_no_headroom() -> None:
+def test_without_gpu_work_there_is_no_headroom():
     trace = Timeline(b.trace(kernels=[]))
     assert headrooms(trace, trace.window("all")) == ()
 
 
-def test_elementwise_kernels_tell_their_bytes_by_name_and_grid() -> None:
+def test_elementwise_kernels_tell_their_bytes_by_name_and_grid():
     name = (
         "void at::native::vectorized_elementwise_kernel<(int)8, at::native::CUDAFunctor_add<c10::BFloat16>, "
         "std::array<char *, (unsigned long)3>>(int, T2, T3)"
@@ -179,12 +179,12 @@ def test_elementwise_kernels_tell_their_bytes_by_name_and_grid() -> None:
         ("void f<(bool)1, (unsigned int)32>(T1 *)", "void f<true, 32u>(float*)"),
     ],
 )
-def test_tools_spell_one_kernel_in_their_own_ways(one: str, other: str) -> None:
+def test_tools_spell_one_kernel_in_their_own_ways(one, other):
     assert words_of(one) == words_of(other)
     assert words_of(one) != words_of(one.replace("32", "64").replace("add", "mul"))
 
 
-def test_counters_replace_what_names_imply() -> None:
+def test_counters_replace_what_names_imply():
     report = OTHERS / "ncu" / "h200_topk_reduction.raw.csv"
     if not report.exists():
         pytest.skip("no reports of others here")
@@ -216,7 +216,7 @@ def test_counters_replace_what_names_imply() -> None:
     ],
     ids=["vectors", "cast", "load with cast", "lists", "rows in registers", "rows picked"],
 )  # fmt: skip
-def test_names_and_grids_tell_the_bytes_of_a_thread(name: str, bytes_: int) -> None:
+def test_names_and_grids_tell_the_bytes_of_a_thread(name, bytes_):
     full = f"void at::native::{name}(int, T2, T3)"
     kernels = [b.kernel(0, 9_000_000, name.partition("<")[0].rpartition("::")[2], full_name=full, grid=(500, 1, 1))]
     trace = Timeline(b.trace(kernels=kernels))
@@ -225,7 +225,7 @@ def test_names_and_grids_tell_the_bytes_of_a_thread(name: str, bytes_: int) -> N
 
 
 @pytest.mark.parametrize("name", ["whisper_eager_attention", "dit_modulation_eager", "minimal_gpt_written_out"])
-def test_names_tell_what_the_shapes_of_the_same_launches_say(name: str) -> None:
+def test_names_tell_what_the_shapes_of_the_same_launches_say(name):
     """By category of kernel, the bytes of launches that are all of their operator agree within a tenth."""
     entry = next((entry for entry in ENTRIES if entry["name"] == name), None)
     if entry is None:
@@ -266,7 +266,7 @@ def capture_of(name: str) -> Headroom:
 
 @needs_pairs
 @pytest.mark.parametrize("name", AFTER)
-def test_no_measured_remedy_beats_what_is_left_without_what_it_takes_away(name: str) -> None:
+def test_no_measured_remedy_beats_what_is_left_without_what_it_takes_away(name):
     for found in (torch_of(name), capture_of(name)):
         assert found.per_step(found.after("precision")) <= AFTER[name] * 1e6
 
@@ -296,7 +296,7 @@ TIMED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", TIMED)
-def test_no_remedy_of_the_shipped_pairs_beats_the_limit_of_known_work(entry: dict[str, Any]) -> None:
+def test_no_remedy_of_the_shipped_pairs_beats_the_limit_of_known_work(entry):
     trace, capture = (DEVELOPMENT / entry["files"][kind]["path"] for kind in ("torch_before", "nsys_before"))
     for found in (headroom(trace), headroom(capture, program=trace)):
         if (found.known_share or 0) > 0.5:
@@ -305,7 +305,7 @@ def test_no_remedy_of_the_shipped_pairs_beats_the_limit_of_known_work(entry: dic
 
 @needs_pairs
 @PAIRS
-def test_a_capture_and_a_trace_of_one_program_agree(name: str) -> None:
+def test_a_capture_and_a_trace_of_one_program_agree(name):
     trace, capture = torch_of(name), capture_of(name)
     for step in ("idle", "roof", "avoidable", "precision"):
         one, other = (found.per_step(found.after(step)) for found in (trace, capture))
@@ -314,7 +314,7 @@ def test_a_capture_and_a_trace_of_one_program_agree(name: str) -> None:
 
 
 @needs_pairs
-def test_a_healthy_program_is_near_its_practical_roof() -> None:
+def test_a_healthy_program_is_near_its_practical_roof():
     found = torch_of("healthy_gpt")
     assert found.to_roof_share < 0.2, "but for its attention, which reads a mask"
     assert found.known_share == pytest.approx(1, abs=0.01)
@@ -322,7 +322,7 @@ def test_a_healthy_program_is_near_its_practical_roof() -> None:
 
 @needs_pairs
 @PAIRS
-def test_only_checkpointing_runs_work_again(name: str) -> None:
+def test_only_checkpointing_runs_work_again(name):
     found = torch_of(name)
     share = part(found, "avoidable", "recomputation")
     assert (share > 0.05) == (name == "checkpoint_small")
@@ -330,13 +330,13 @@ def test_only_checkpointing_runs_work_again(name: str) -> None:
 
 
 @needs_pairs
-def test_scores_in_memory_are_found_where_attention_is_written_out() -> None:
+def test_scores_in_memory_are_found_where_attention_is_written_out():
     assert part(torch_of("attention_eager"), "avoidable", "unfused-attention") > 0.3
     assert not part(torch_of("gc_and_logging"), "avoidable", "unfused-attention")
 
 
 @needs_pairs
-def test_a_misaligned_output_layer_is_told_by_its_size() -> None:
+def test_a_misaligned_output_layer_is_told_by_its_size():
     lacks = (
         torch_of("attention_eager").groups.filter(pl.col("input_shapes").str.contains("50257"))["lacks"].drop_nulls()
     )
@@ -362,12 +362,12 @@ def passes(bytes_: float, family: str = "elementwise") -> Task:
     return Task(family, 0, bytes_, "bf16", False)
 
 
-def test_a_gpu_of_which_nothing_is_known_has_no_roofs() -> None:
+def test_a_gpu_of_which_nothing_is_known_has_no_roofs():
     assert roofs_of(None) is None
     assert roofs_of(Device(0, "something else")) is None
 
 
-def test_the_measured_table_holds_for_the_very_gpu_and_factors_for_others() -> None:
+def test_the_measured_table_holds_for_the_very_gpu_and_factors_for_others():
     assert roofs().measured
     assert "measured on one NVIDIA H200" in roofs().source
     assert not roofs(Device(0, "NVIDIA H200 NVL")).measured, "another card with the same chip"
@@ -385,14 +385,14 @@ def test_the_measured_table_holds_for_the_very_gpu_and_factors_for_others() -> N
           sizes={"b": 128, "in": 256, "out": 256, "side": 14, "kernel": 3, "groups": 1})],
     ids=lambda task: f"{task.family}-{task.flops:.0e}-{task.bytes:.0e}",
 )  # fmt: skip
-def test_a_practical_roof_is_above_the_data_sheet_and_above_the_shortest_kernel(device: Device, task: Task) -> None:
+def test_a_practical_roof_is_above_the_data_sheet_and_above_the_shortest_kernel(device, task):
     time, theory, large = (getattr(roofs(device), name)(task) for name in ("time_ns", "theoretical_ns", "large_ns"))
     assert time >= SHORTEST_NS
     assert time >= theory
     assert theory <= large <= time * 1.001, "as a part of larger work it takes no longer"
 
 
-def test_small_products_reach_less_than_large_ones() -> None:
+def test_small_products_reach_less_than_large_ones():
     rates = []
     for side in (256, 1024, 2048, 8192):
         task = product(side, side, side)
@@ -401,25 +401,25 @@ def test_small_products_reach_less_than_large_ones() -> None:
     assert rates[-1] * 1e9 == pytest.approx(793e12, rel=0.03), "an entry of the table itself"
 
 
-def test_time_rises_with_size() -> None:
+def test_time_rises_with_size():
     times = [roofs().time_ns(passes(2.0**power)) or 0 for power in range(8, 34)]
     assert all(before <= after for before, after in itertools.pairwise(times))
 
 
-def test_the_table_says_what_unaligned_sizes_cost() -> None:
+def test_the_table_says_what_unaligned_sizes_cost():
     share = roofs().unaligned_share("bf16")
     assert 0.1 < share < 0.9
     assert roofs(A100).unaligned_share("bf16") is None
 
 
-def test_products_of_the_vector_units_have_their_own_roof() -> None:
+def test_products_of_the_vector_units_have_their_own_roof():
     wide = Task("gemm", 2.0 * 4096**3, 3 * 4 * 4096**2, "fp32", False, sizes={"m": 4096, "n": 4096, "k": 4096, "b": 1})
     assert (roofs().time_ns(wide) or 0) > 8 * (roofs().time_ns(product(4096, 4096, 4096)) or 0)
     rate = (wide.flops or 0) / (roofs(A100).large_ns(wide) or 1) * 1e9
     assert rate == pytest.approx(19.5e12 * STATED["vector"])
 
 
-def test_attention_that_reads_a_mask_has_a_lower_roof() -> None:
+def test_attention_that_reads_a_mask_has_a_lower_roof():
     sizes = {"b": 16, "h": 16, "q": 1024, "s": 1024, "d": 64, "causal": 0, "mask": 0}
     bare = Task("attention", 4.0 * 16 * 16 * 1024 * 1024 * 64, 1e8, "bf16", True, sizes=sizes)
     masked = replace(bare, sizes={**sizes, "mask": 1})
@@ -427,16 +427,16 @@ def test_attention_that_reads_a_mask_has_a_lower_roof() -> None:
     assert 0.5 < (roofs().time_ns(bare) or 0) / (roofs().time_ns(masked) or 1) < 0.65
 
 
-def test_a_sort_is_held_against_sorts_and_not_against_the_fastest_pass_over_memory() -> None:
+def test_a_sort_is_held_against_sorts_and_not_against_the_fastest_pass_over_memory():
     by = {name: roofs().time_ns(Task("sort-topk", 0, 1e8, "fp32", operation=name)) or 0 for name in ("sort", "topk")}
     assert by["sort"] > 10 * (roofs().time_ns(passes(1e8)) or 0)
     assert by["sort"] != by["topk"]
 
 
-def test_what_one_way_to_add_rows_takes_is_no_limit_of_another() -> None:
+def test_what_one_way_to_add_rows_takes_is_no_limit_of_another():
     added = Task("gather-scatter", 0, 1e9, "fp32", operation="index_add")
     assert (roofs().time_ns(added) or 0) > 2 * (roofs().large_ns(added) or 0)
 
 
-def test_work_of_unknown_size_has_no_roof() -> None:
+def test_work_of_unknown_size_has_no_roof():
     assert roofs().time_ns(Task("gemm", None, None)) is None

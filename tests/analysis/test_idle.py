@@ -6,7 +6,6 @@ The host's pace: simulated programs whose every microsecond is known, and shippe
 from __future__ import annotations
 
 import lzma
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,14 +128,12 @@ CAUSES = {
 
 
 @pytest.mark.parametrize(("busy", "calls", "tables", "causes"), CAUSES.values(), ids=CAUSES)
-def test_the_calls_of_the_host_say_why_the_gpu_had_no_work(
-    busy: tuple[int, int], calls: list[Row], tables: dict[str, list[Row]], causes: dict[str, int]
-) -> None:
+def test_the_calls_of_the_host_say_why_the_gpu_had_no_work(busy, calls, tables, causes):
     found = idle(two_kernels(busy[0] * US, busy[1] * US), [launch(-9 * US, -5 * US, 1), *calls], **tables)
     assert found == {cause: spent * US for cause, spent in causes.items()}
 
 
-def test_only_the_gap_in_which_the_wait_returned_is_refilled() -> None:
+def test_only_the_gap_in_which_the_wait_returned_is_refilled():
     kernels = [*two_kernels(100 * US, 126 * US), kernel(160 * US, 170 * US, correlation=3)]
     api = [
         launch(-9 * US, -5 * US, 1),
@@ -149,7 +146,7 @@ def test_only_the_gap_in_which_the_wait_returned_is_refilled() -> None:
     assert found["launch"] == 22 * US  # from the end of the second kernel, at 136 µs, to 158 µs
 
 
-def test_the_wait_of_another_thread_drains_as_well() -> None:
+def test_the_wait_of_another_thread_drains_as_well():
     api = [
         launch(-19 * US, -15 * US, 9),
         launch(-9 * US, -5 * US, 1, thread=AUTOGRAD_THREAD),
@@ -160,7 +157,7 @@ def test_the_wait_of_another_thread_drains_as_well() -> None:
     assert idle(kernels, api) == {"synchronization": 8 * US, "refill": 18 * US}
 
 
-def test_a_window_that_begins_after_the_wait_returned_still_sees_the_refill() -> None:
+def test_a_window_that_begins_after_the_wait_returned_still_sees_the_refill():
     api = [
         launch(-9 * US, -5 * US, 1),
         call(0, 108 * US, "cudaStreamSynchronize", 7),
@@ -170,19 +167,19 @@ def test_a_window_that_begins_after_the_wait_returned_still_sees_the_refill() ->
     assert found == {"refill": 16 * US}
 
 
-def test_nothing_refills_after_the_last_work() -> None:
+def test_nothing_refills_after_the_last_work():
     api = [launch(-9 * US, -5 * US, 1), call(0, 108 * US, "cudaStreamSynchronize", 7)]
     found = idle([kernel(0, 100 * US, correlation=1)], api, spec=f"0:{150 * US}", ranges=[])
     assert "refill" not in found
     assert found["synchronization"] == 8 * US
 
 
-def test_the_gaps_between_the_nodes_of_a_graph_are_the_gpus_own() -> None:
+def test_the_gaps_between_the_nodes_of_a_graph_are_the_gpus_own():
     kernels = [kernel(at * US, (at + 9) * US, correlation=1, graph_node=at) for at in (0, 10, 20)]
     assert idle(kernels, [call(-30 * US, -5 * US, "cudaGraphLaunch", 1)]) == {"start-latency": 2 * US}
 
 
-def test_waiting_for_an_event_of_another_stream_is_a_dependency() -> None:
+def test_waiting_for_an_event_of_another_stream_is_a_dependency():
     kernels = [kernel(0, 50 * US, correlation=1), kernel(70 * US, 80 * US, correlation=2, stream=8)]
     api = [
         launch(-9 * US, -5 * US, 1),
@@ -204,19 +201,19 @@ def pace(profile: Trace, spec: str = "steady") -> HostPace:
     return found
 
 
-def test_a_launch_costs_its_call_and_the_pause_before_the_next() -> None:
+def test_a_launch_costs_its_call_and_the_pause_before_the_next():
     found = pace(run([*[("launch", 2 * US), ("pause", 11 * US)] * 10, *END]))
     assert found.host_ns_per_launch[1] == LAUNCH_NS + 11 * US
     assert found.launches == 4 * 10
 
 
-def test_what_holds_the_host_up_is_no_cost_of_launching() -> None:
+def test_what_holds_the_host_up_is_no_cost_of_launching():
     waits = [("launch", 90 * US), ("synchronize",), ("allocate", 50 * US), ("pause", 11 * US)]
     found = pace(run(waits * 10))
     assert found.host_ns_per_launch[1] == LAUNCH_NS + 11 * US
 
 
-def test_the_time_of_the_thread_is_split_without_remainder() -> None:
+def test_the_time_of_the_thread_is_split_without_remainder():
     step = [("launch", 30 * US), ("pause", 20 * US), ("allocate", 7 * US), ("pause", 2 * MS), *END]
     timeline = Timeline(run(step))
     window = timeline.window()
@@ -230,7 +227,7 @@ def test_the_time_of_the_thread_is_split_without_remainder() -> None:
     assert per_step["stalled"] == 2 * MS
 
 
-def test_a_pause_is_long_against_the_pace_of_launches_and_not_of_questions_to_the_driver() -> None:
+def test_a_pause_is_long_against_the_pace_of_launches_and_not_of_questions_to_the_driver():
     kernels, calls, now = [], [], 0
     for number in range(100):
         for _ in range(4):
@@ -244,21 +241,21 @@ def test_a_pause_is_long_against_the_pace_of_launches_and_not_of_questions_to_th
     assert found["outside"] > 90 * 200 * US
 
 
-def test_a_host_that_is_behind_finds_the_gpu_waiting() -> None:
+def test_a_host_that_is_behind_finds_the_gpu_waiting():
     found = pace(run([*[("launch", 2 * US), ("pause", 30 * US)] * 10, *END]))
     assert found.behind_share == 1
     assert not found.is_ahead
     assert found.queue_max == 1
 
 
-def test_a_host_that_is_ahead_has_work_queued() -> None:
+def test_a_host_that_is_ahead_has_work_queued():
     found = pace(run([*[("launch", 200 * US)] * 10, *END]))
     assert found.is_ahead
     assert found.queue_max == 9
     assert found.lead_median_ns > 500 * US
 
 
-def test_the_depth_of_the_queue_is_averaged_over_time() -> None:
+def test_the_depth_of_the_queue_is_averaged_over_time():
     kernels = [kernel(10, 60, correlation=1), kernel(60, 100, correlation=2)]
     found = pace(trace(kernels, [launch(0, 4, 1), launch(6, 10, 2)], window_ns=(0, 100)), "all")
     # The first waits from 4 to 10, the second from 10 to 60: one piece of work for 56 of 100 ns.
@@ -267,7 +264,7 @@ def test_the_depth_of_the_queue_is_averaged_over_time() -> None:
     assert found.queue_empty_share == pytest.approx(0.44)
 
 
-def test_a_layer_is_what_repeats_within_a_step() -> None:
+def test_a_layer_is_what_repeats_within_a_step():
     layer: list[tuple[Any, ...]] = [
         ("launch", 5 * US, 7, "gemm"),
         ("launch", 2 * US, 7, "bias"),
@@ -281,7 +278,7 @@ def test_a_layer_is_what_repeats_within_a_step() -> None:
     assert found.host_ns == 3 * LAUNCH_NS + 8 * US
 
 
-def test_without_launching_calls_there_is_no_pace() -> None:
+def test_without_launching_calls_there_is_no_pace():
     timeline = Timeline(trace([kernel(0, 10)], []))
     assert host_pace(timeline, timeline.window("all")) is None
 
@@ -296,7 +293,7 @@ _OPERATION = st.one_of(
 
 
 @given(st.lists(_OPERATION, min_size=1, max_size=12), st.integers(0, 500), st.integers(1, 2000))
-def test_the_parts_sum_to_any_window(operations: list[tuple[Any, ...]], begin: int, length: int) -> None:
+def test_the_parts_sum_to_any_window(operations, begin, length):
     timeline = Timeline(run([("launch", 10 * US), *operations, *END]))
     windows = [timeline.window("all"), timeline.window()]
     if begin * US < windows[0].end_ns:
@@ -313,7 +310,7 @@ def test_the_parts_sum_to_any_window(operations: list[tuple[Any, ...]], begin: i
     ("name", "layers"),
     [("deit224_bs1_baseline", 12), ("lm_small_ctx128_forward", 12), ("lm_medium_ctx128_forward", 24)],
 )
-def test_the_layers_of_real_models_are_found(name: str, layers: int, tmp_path: Path) -> None:
+def test_the_layers_of_real_models_are_found(name, layers, tmp_path):
     packed = shipped.capture(name)
     path = tmp_path / "profile.sqlite"
     path.write_bytes(lzma.decompress(packed.read_bytes()))

@@ -41,7 +41,7 @@ def tabled(*kernels: Row, by: str = "name") -> pl.DataFrame:
     return statistics_of(trace(kernels).kernels, by)
 
 
-def test_the_durations_of_a_kernel_are_summed_up() -> None:
+def test_the_durations_of_a_kernel_are_summed_up():
     (row,) = tabled(*lasting(10, 40, 20, 30)).to_dicts()
 
     assert row == {
@@ -62,7 +62,7 @@ def test_the_durations_of_a_kernel_are_summed_up() -> None:
     }
 
 
-def test_a_single_call_has_no_spread() -> None:
+def test_a_single_call_has_no_spread():
     (row,) = tabled(*lasting(17)).to_dicts()
 
     assert (row["mean_ns"], row["median_ns"], row["min_ns"], row["max_ns"], row["stdev_ns"]) == (
@@ -74,14 +74,14 @@ def test_a_single_call_has_no_spread() -> None:
     )
 
 
-def test_the_most_expensive_kernel_comes_first_and_ties_go_by_the_alphabet() -> None:
+def test_the_most_expensive_kernel_comes_first_and_ties_go_by_the_alphabet():
     table = tabled(*lasting(5, name="b"), *lasting(5, name="a"), *lasting(9, 9, name="c"))
 
     assert table["name"].to_list() == ["c", "a", "b"]
     assert table["share"].to_list() == pytest.approx([18 / 28, 5 / 28, 5 / 28])
 
 
-def test_a_short_name_of_several_kernels_has_no_full_name_and_the_class_of_the_longest() -> None:
+def test_a_short_name_of_several_kernels_has_no_full_name_and_the_class_of_the_longest():
     kernels = [
         *lasting(10, 10, name="elementwise_kernel", full_name=ADD),
         *lasting(5, name="elementwise_kernel", full_name=COPY),
@@ -113,7 +113,7 @@ def test_a_short_name_of_several_kernels_has_no_full_name_and_the_class_of_the_l
         ("device", [(0, 3, 4, 67)]),
     ],
 )
-def test_kernels_are_grouped_by_what_they_are_and_where_they_ran(by: str, expected: list[tuple[object, ...]]) -> None:
+def test_kernels_are_grouped_by_what_they_are_and_where_they_ran(by, expected):
     kernels = [
         *lasting(10, 20),
         *lasting(30, name=HGEMM),
@@ -127,32 +127,32 @@ def test_kernels_are_grouped_by_what_they_are_and_where_they_ran(by: str, expect
     assert table["share"].sum() == pytest.approx(1.0)
 
 
-def test_what_no_name_reveals_is_a_group_of_its_own() -> None:
+def test_what_no_name_reveals_is_a_group_of_its_own():
     table = tabled(*lasting(10), *lasting(4, name="my_kernel"), by="library")
 
     assert table.select("library", "total_ns").rows() == [("cublas", 10), (None, 4)]
 
 
 @pytest.mark.parametrize("by", GROUPINGS)
-def test_no_kernels_give_an_empty_table_of_the_declared_columns(by: str) -> None:
+def test_no_kernels_give_an_empty_table_of_the_declared_columns(by):
     table = tabled(by=by)
 
     assert table.is_empty()
     assert table.columns == (KERNELS.names if by in ("name", "full_name") else [by, *KERNEL_GROUPS.names])
 
 
-def test_kernels_that_take_no_time_have_no_share() -> None:
+def test_kernels_that_take_no_time_have_no_share():
     (row,) = tabled(*lasting(0, 0)).to_dicts()
 
     assert (row["calls"], row["total_ns"], row["share"]) == (2, 0, None)
 
 
-def test_an_unknown_grouping_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_grouping_is_refused_with_the_known_ones():
     with pytest.raises(UsageError, match=r"'colour'; choose one of name, full_name, category"):
         tabled(*lasting(1), by="colour")
 
 
-def test_only_kernels_that_begin_in_the_window_count() -> None:
+def test_only_kernels_that_begin_in_the_window_count():
     timeline = Timeline(
         trace([kernel(0, 10, "a"), kernel(100, 150, "a"), kernel(190, 300, "b"), kernel(200, 201, "c")])
     )
@@ -162,7 +162,7 @@ def test_only_kernels_that_begin_in_the_window_count() -> None:
     assert table.select("name", "calls", "total_ns").rows() == [("b", 1, 110), ("a", 1, 50)]
 
 
-def test_only_kernels_launched_inside_the_range_count() -> None:
+def test_only_kernels_launched_inside_the_range_count():
     timeline = Timeline(
         trace(
             [kernel(20, 25, "inside", correlation=1), kernel(60, 69, "outside", correlation=2)],
@@ -177,7 +177,7 @@ def test_only_kernels_launched_inside_the_range_count() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 10**9)), max_size=40))
-def test_statistics_equal_those_of_the_standard_library(calls: list[tuple[str, int]]) -> None:
+def test_statistics_equal_those_of_the_standard_library(calls):
     durations = defaultdict(list)
     for name, duration in calls:
         durations[name].append(duration)
@@ -193,7 +193,7 @@ def test_statistics_equal_those_of_the_standard_library(calls: list[tuple[str, i
         assert row["stdev_ns"] == pytest.approx(statistics.stdev(own) if len(own) > 1 else 0.0, rel=1e-11, abs=1e-6)
 
 
-def test_coverage_tells_how_much_time_has_a_name_that_tells() -> None:
+def test_coverage_tells_how_much_time_has_a_name_that_tells():
     timeline = Timeline(
         trace([*lasting(60), *lasting(30, name="my_kernel"), *lasting(10, name="nvjet_something_unheard_of")])
     )
@@ -204,7 +204,7 @@ def test_coverage_tells_how_much_time_has_a_name_that_tells() -> None:
     assert (coverage.category_share, coverage.precision_share) == (0.7, 0.6)
 
 
-def test_tensor_core_use_is_a_matter_of_the_products_alone() -> None:
+def test_tensor_core_use_is_a_matter_of_the_products_alone():
     timeline = Timeline(
         trace(
             [
@@ -223,7 +223,7 @@ def test_tensor_core_use_is_a_matter_of_the_products_alone() -> None:
     assert use.tensor_core_share == 0.5
 
 
-def test_without_kernels_there_are_no_shares() -> None:
+def test_without_kernels_there_are_no_shares():
     timeline = Timeline(trace([]))
     window = timeline.window("all")
 

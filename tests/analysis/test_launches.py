@@ -39,7 +39,7 @@ QUEUED = Timeline(
 )
 
 
-def test_the_phases_of_a_launch_are_call_queue_and_kernel() -> None:
+def test_the_phases_of_a_launch_are_call_queue_and_kernel():
     gemm = launch_statistics(QUEUED, everything()).row(0, named=True)
 
     assert (gemm["name"], gemm["api"], gemm["launches"], gemm["matched"]) == ("gemm", "cudaLaunchKernel", 2, 2)
@@ -50,7 +50,7 @@ def test_the_phases_of_a_launch_are_call_queue_and_kernel() -> None:
     assert gemm["queue_stdev_ns"] == pytest.approx(200**0.5)
 
 
-def test_a_kernel_that_starts_before_its_call_returns_has_no_queue_time() -> None:
+def test_a_kernel_that_starts_before_its_call_returns_has_no_queue_time():
     softmax = launch_statistics(QUEUED, everything()).row(1, named=True)
 
     assert (softmax["launches"], softmax["queued"]) == (1, 0)
@@ -58,7 +58,7 @@ def test_a_kernel_that_starts_before_its_call_returns_has_no_queue_time() -> Non
     assert softmax["whole_total_ns"] == 20  # until the call returns, which is later than the kernel's end
 
 
-def test_kernels_without_a_recorded_call_are_counted_but_not_timed() -> None:
+def test_kernels_without_a_recorded_call_are_counted_but_not_timed():
     timeline = Timeline(trace(kernels=[kernel(0, 5, "k", correlation=1), kernel(6, 9, "k")], api=[launch(0, 1, 7)]))
 
     row = launch_statistics(timeline, everything()).row(0, named=True)
@@ -67,7 +67,7 @@ def test_kernels_without_a_recorded_call_are_counted_but_not_timed() -> None:
     assert row["kernel_total_ns"] == 8
 
 
-def test_launches_can_be_grouped_by_thread_and_by_full_name() -> None:
+def test_launches_can_be_grouped_by_thread_and_by_full_name():
     timeline = Timeline(
         trace(
             kernels=[kernel(5, 7, "k", correlation=1, full_name="k<a>"), kernel(9, 10, "k", correlation=2)],
@@ -82,7 +82,7 @@ def test_launches_can_be_grouped_by_thread_and_by_full_name() -> None:
     assert launch_statistics(timeline, everything(), by=("full_name",))["full_name"].to_list() == ["k<a>", "k"]
 
 
-def test_the_frame_has_the_declared_schema_even_without_launches() -> None:
+def test_the_frame_has_the_declared_schema_even_without_launches():
     empty = launch_statistics(Timeline(trace()), everything())
 
     assert empty.height == 0
@@ -90,12 +90,12 @@ def test_the_frame_has_the_declared_schema_even_without_launches() -> None:
 
 
 @pytest.mark.parametrize("by", [(), ("colour",)])
-def test_an_unknown_grouping_is_refused(by: tuple[str, ...]) -> None:
+def test_an_unknown_grouping_is_refused(by):
     with pytest.raises(UsageError, match="launches cannot be grouped by"):
         launch_statistics(QUEUED, everything(), by=by)
 
 
-def test_the_summary_states_its_coverage_and_rate() -> None:
+def test_the_summary_states_its_coverage_and_rate():
     timeline = Timeline(
         trace(kernels=[kernel(10, 20, correlation=1), kernel(30, 40)], api=[launch(0, 5, 1)], window_ns=(0, 1_000))
     )
@@ -107,7 +107,7 @@ def test_the_summary_states_its_coverage_and_rate() -> None:
     assert (summary.thread, summary.thread_share) == ((1, 1), 1.0)
 
 
-def test_launches_per_step_are_counted_by_the_kernels_begin() -> None:
+def test_launches_per_step_are_counted_by_the_kernels_begin():
     timeline = Timeline(trace(kernels=[kernel(t, t + 1) for t in (0, 5, 10, 15, 19, 20)]))
     steps = (Step(1, 0, 10), Step(2, 10, 20))
 
@@ -116,7 +116,7 @@ def test_launches_per_step_are_counted_by_the_kernels_begin() -> None:
     assert (per_step.steps, per_step.min, per_step.median, per_step.max, per_step.is_constant) == (2, 2, 2.5, 3, False)
 
 
-def test_launches_per_step_are_those_of_the_process_that_the_steps_belong_to() -> None:
+def test_launches_per_step_are_those_of_the_process_that_the_steps_belong_to():
     mine = [kernel(t, t + 4) for t in (0, 5, 10, 15)]
     others = [kernel(t, t + 1, process=2, device=1) for t in (1, 2, 3)]
     steps = (Step(1, 0, 10), Step(2, 10, 20))
@@ -126,7 +126,7 @@ def test_launches_per_step_are_those_of_the_process_that_the_steps_belong_to() -
     assert (per_step.min, per_step.max, per_step.is_constant) == (2, 2, True)
 
 
-def test_the_launch_interval_is_that_of_the_thread_that_launches_the_most() -> None:
+def test_the_launch_interval_is_that_of_the_thread_that_launches_the_most():
     timeline = Timeline(
         trace(
             kernels=[
@@ -149,7 +149,7 @@ def test_the_launch_interval_is_that_of_the_thread_that_launches_the_most() -> N
     assert (summary.api_total_ns, summary.api_mean_ns) == (20, 4.0)
 
 
-def test_a_kernel_that_starts_right_after_its_call_found_the_gpu_waiting() -> None:
+def test_a_kernel_that_starts_right_after_its_call_found_the_gpu_waiting():
     timeline = Timeline(
         trace(
             kernels=[
@@ -163,7 +163,7 @@ def test_a_kernel_that_starts_right_after_its_call_found_the_gpu_waiting() -> No
     assert launch_summary(timeline, everything(0, 50_000)).prompt_share == 0.5
 
 
-def test_graph_launches_count_separately() -> None:
+def test_graph_launches_count_separately():
     timeline = Timeline(
         trace(
             kernels=[
@@ -182,7 +182,7 @@ def test_graph_launches_count_separately() -> None:
     assert (summary.graph_launches, summary.graph_kernels, summary.graph_api_total_ns) == (2, 2, 8)
 
 
-def test_a_profile_without_work_has_no_rates_rather_than_zeros() -> None:
+def test_a_profile_without_work_has_no_rates_rather_than_zeros():
     summary = launch_summary(Timeline(trace()), everything())
 
     assert (summary.launches, summary.coverage_share, summary.thread, summary.interval_median_ns) == (
@@ -194,7 +194,7 @@ def test_a_profile_without_work_has_no_rates_rather_than_zeros() -> None:
     assert (summary.prompt_share, summary.shorter_than_interval_share, summary.per_step) == (None, None, None)
 
 
-def test_only_launches_inside_the_named_range_count() -> None:
+def test_only_launches_inside_the_named_range_count():
     timeline = Timeline(
         trace(
             kernels=[kernel(10, 20, "inside", correlation=1), kernel(30, 40, "outside", correlation=2)],
@@ -235,7 +235,7 @@ NODES = Timeline(
 )
 
 
-def test_a_graph_traced_as_a_whole_is_busy_and_hidden() -> None:
+def test_a_graph_traced_as_a_whole_is_busy_and_hidden():
     summary = graph_summary(WHOLE, WINDOW)
 
     assert (summary.whole_launches, summary.node_launches, summary.nodes_per_launch) == (2, 0, None)
@@ -243,11 +243,11 @@ def test_a_graph_traced_as_a_whole_is_busy_and_hidden() -> None:
     assert summary.hidden_share == 80 / 90
 
 
-def test_hidden_time_is_cut_at_the_edges_of_the_window() -> None:
+def test_hidden_time_is_cut_at_the_edges_of_the_window():
     assert graph_summary(WHOLE, Window(10, 120, "explicit", "")).hidden_ns == 40
 
 
-def test_nodes_are_counted_per_launch_with_their_copies() -> None:
+def test_nodes_are_counted_per_launch_with_their_copies():
     summary = graph_summary(NODES, WINDOW)
 
     assert (summary.node_launches, summary.nodes, summary.nodes_per_launch) == (2, 6, (3, 3.0, 3))
@@ -255,7 +255,7 @@ def test_nodes_are_counted_per_launch_with_their_copies() -> None:
     assert (summary.busy_ns, summary.gpu_busy_ns) == (17 + 19, 136)
 
 
-def test_a_launch_lasts_from_its_first_work_to_its_last() -> None:
+def test_a_launch_lasts_from_its_first_work_to_its_last():
     assert graph_statistics(NODES, WINDOW).select(
         "traced", "graph", "launches", "nodes_per_launch", "total_ns"
     ).rows() == [("nodes", 70, 2, 3.0, 20 + 19)]
@@ -264,7 +264,7 @@ def test_a_launch_lasts_from_its_first_work_to_its_last() -> None:
     ).rows() == [("whole", 4, 2, None, 50)]
 
 
-def test_without_graphs_there_is_nothing_to_report() -> None:
+def test_without_graphs_there_is_nothing_to_report():
     timeline = Timeline(trace(kernels=[kernel(0, 10, correlation=1)], api=[launch(0, 1, 1)]))
 
     assert (graph_statistics(timeline, WINDOW).height, graph_statistics(timeline, WINDOW).schema) == (0, GRAPHS.schema)
@@ -275,7 +275,7 @@ def test_without_graphs_there_is_nothing_to_report() -> None:
 WINDOW_STREAMS = Window(0, 100, "explicit", "as asked for")
 
 
-def test_a_stream_is_busy_for_the_union_of_its_work() -> None:
+def test_a_stream_is_busy_for_the_union_of_its_work():
     timeline = Timeline(
         trace(
             kernels=[kernel(0, 20, stream=1), kernel(10, 30, stream=1), kernel(5, 10, stream=2)],
@@ -293,7 +293,7 @@ def test_a_stream_is_busy_for_the_union_of_its_work() -> None:
     assert rows == [(1, 2, 1, 0, 40, 0.4), (2, 1, 0, 1, 7, 0.07)]
 
 
-def test_streams_of_two_devices_and_processes_are_not_confused() -> None:
+def test_streams_of_two_devices_and_processes_are_not_confused():
     timeline = Timeline(trace(kernels=[kernel(0, 9), kernel(0, 8, device=1), kernel(0, 7, process=2)]))
 
     rows = stream_statistics(timeline, WINDOW_STREAMS).select("device", "process", "stream", "busy_ns").rows()
@@ -301,13 +301,13 @@ def test_streams_of_two_devices_and_processes_are_not_confused() -> None:
     assert rows == [(0, 1, 7, 9), (1, 1, 7, 8), (0, 2, 7, 7)]
 
 
-def test_work_that_reaches_over_an_edge_counts_with_the_part_inside() -> None:
+def test_work_that_reaches_over_an_edge_counts_with_the_part_inside():
     timeline = Timeline(trace(kernels=[kernel(-50, 10), kernel(95, 300), kernel(400, 500)]))
 
     assert stream_statistics(timeline, WINDOW_STREAMS).select("kernels", "busy_ns").rows() == [(2, 15)]
 
 
-def test_only_work_inside_the_named_range_counts() -> None:
+def test_only_work_inside_the_named_range_counts():
     timeline = Timeline(
         trace(
             kernels=[kernel(10, 20, correlation=1), kernel(30, 50, correlation=2)],
@@ -319,7 +319,7 @@ def test_only_work_inside_the_named_range_counts() -> None:
     assert stream_statistics(timeline, timeline.window("all", "forward"))["busy_ns"].to_list() == [10]
 
 
-def test_the_times_with_none_one_two_kernels_sum_to_the_window() -> None:
+def test_the_times_with_none_one_two_kernels_sum_to_the_window():
     # 0─10 one, 10─20 two, 20─30 three (a graph counts as a kernel), 30─40 one; copies do not count.
     timeline = Timeline(
         trace(
@@ -337,7 +337,7 @@ def test_the_times_with_none_one_two_kernels_sum_to_the_window() -> None:
     ]
 
 
-def test_a_kernel_that_begins_as_another_ends_does_not_run_beside_it() -> None:
+def test_a_kernel_that_begins_as_another_ends_does_not_run_beside_it():
     timeline = Timeline(trace(kernels=[kernel(0, 50), kernel(50, 100)]))
 
     assert concurrency(timeline, WINDOW_STREAMS).select("kernels_at_once", "time_ns").rows() == [(1, 100)]
@@ -348,9 +348,7 @@ def test_a_kernel_that_begins_as_another_ends_does_not_run_beside_it() -> None:
     st.integers(0, 90),
     st.integers(1, 60),
 )
-def test_concurrency_equals_a_count_at_every_nanosecond(
-    work: list[tuple[int, int, int]], start: int, length: int
-) -> None:
+def test_concurrency_equals_a_count_at_every_nanosecond(work, start, length):
     window = Window(start, start + length, "explicit", "")
     timeline = Timeline(trace(kernels=[kernel(s, s + d, device=device) for s, d, device in work]))
 
@@ -365,7 +363,7 @@ def test_concurrency_equals_a_count_at_every_nanosecond(
     assert found == counted
 
 
-def test_copies_hide_behind_kernels_or_are_exposed() -> None:
+def test_copies_hide_behind_kernels_or_are_exposed():
     timeline = Timeline(
         trace(
             kernels=[kernel(0, 20)],
@@ -377,11 +375,11 @@ def test_copies_hide_behind_kernels_or_are_exposed() -> None:
     assert copy_overlap(timeline, WINDOW_STREAMS).rows() == [(0, 20, 30, 10, 20, pytest.approx(1 / 3))]
 
 
-def test_a_device_without_copies_has_no_overlap_to_speak_of() -> None:
+def test_a_device_without_copies_has_no_overlap_to_speak_of():
     assert copy_overlap(Timeline(trace(kernels=[kernel(0, 20)])), WINDOW_STREAMS).rows() == [(0, 20, 0, 0, 0, None)]
 
 
-def test_the_frames_have_the_declared_schemas_even_without_work() -> None:
+def test_the_frames_have_the_declared_schemas_even_without_work():
     nothing = Timeline(trace())
 
     assert stream_statistics(nothing, WINDOW_STREAMS).schema == STREAMS.schema

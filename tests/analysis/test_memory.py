@@ -37,7 +37,7 @@ GROWING = Timeline(
 )
 
 
-def test_the_peak_and_the_edges_of_the_window() -> None:
+def test_the_peak_and_the_edges_of_the_window():
     assert memory_use(GROWING, WINDOW) == (
         MemoryUse(
             process=1,
@@ -54,19 +54,19 @@ def test_the_peak_and_the_edges_of_the_window() -> None:
     )
 
 
-def test_where_nothing_grew_the_peak_stood_at_the_begin() -> None:
+def test_where_nothing_grew_the_peak_stood_at_the_begin():
     (use,) = memory_use(GROWING, Window(30, 50, "explicit", "")) or ()
 
     assert (use.begin_bytes, use.end_bytes, use.peak_bytes, use.peak_ns) == (350, 100, 350, 30)
 
 
-def test_a_window_without_events_still_knows_what_is_allocated() -> None:
+def test_a_window_without_events_still_knows_what_is_allocated():
     (use,) = memory_use(GROWING, Window(70, 80, "explicit", "")) or ()
 
     assert (use.begin_bytes, use.end_bytes, use.peak_bytes, use.allocations, use.releases) == (150, 150, 150, 0, 0)
 
 
-def test_memory_released_without_having_been_seen_allocated_stood_there_before() -> None:
+def test_memory_released_without_having_been_seen_allocated_stood_there_before():
     timeline = Timeline(
         trace(memory=[allocation(20, 10, address=1), allocation(30, -400, address=9), allocation(40, 5, address=9)])
     )
@@ -76,7 +76,7 @@ def test_memory_released_without_having_been_seen_allocated_stood_there_before()
     assert (use.unseen_bytes, use.begin_bytes, use.peak_bytes, use.end_bytes) == (400, 400, 410, 15)
 
 
-def test_devices_and_kinds_of_memory_are_kept_apart() -> None:
+def test_devices_and_kinds_of_memory_are_kept_apart():
     timeline = Timeline(
         trace(
             memory=[
@@ -97,7 +97,7 @@ def test_devices_and_kinds_of_memory_are_kept_apart() -> None:
     ]
 
 
-def test_the_timeline_gives_the_amount_after_each_event() -> None:
+def test_the_timeline_gives_the_amount_after_each_event():
     events = memory_timeline(GROWING, WINDOW)
 
     assert events.schema == MEMORY_EVENTS.schema
@@ -108,14 +108,14 @@ def test_the_timeline_gives_the_amount_after_each_event() -> None:
     ]
 
 
-def test_memory_that_was_not_recorded_is_unknown_rather_than_zero() -> None:
+def test_memory_that_was_not_recorded_is_unknown_rather_than_zero():
     unrecorded = Timeline(trace(kernels=[kernel(0, 10)]))
 
     assert memory_use(unrecorded, WINDOW) is None
     assert memory_timeline(unrecorded, WINDOW) is None
 
 
-def test_recorded_memory_without_any_event_is_nothing() -> None:
+def test_recorded_memory_without_any_event_is_nothing():
     assert memory_use(Timeline(trace(memory=[])), WINDOW) == ()
 
 
@@ -134,7 +134,7 @@ MOVES = Timeline(
 )
 
 
-def test_copies_are_told_apart_by_the_memory_on_both_sides() -> None:
+def test_copies_are_told_apart_by_the_memory_on_both_sides():
     rows = (
         copy_statistics(MOVES, ALL).select("kind", "direction", "source_memory", "destination_memory", "calls").rows()
     )
@@ -146,7 +146,7 @@ def test_copies_are_told_apart_by_the_memory_on_both_sides() -> None:
     ]
 
 
-def test_times_and_sizes_are_exact() -> None:
+def test_times_and_sizes_are_exact():
     pageable = copy_statistics(MOVES, ALL).row(0, named=True)
 
     assert (pageable["total_ns"], pageable["mean_ns"], pageable["median_ns"]) == (40, 20.0, 20.0)
@@ -161,7 +161,7 @@ def test_times_and_sizes_are_exact() -> None:
     assert pageable["share"] == 40 / 64
 
 
-def test_directions_can_be_taken_together() -> None:
+def test_directions_can_be_taken_together():
     together = copy_statistics(MOVES, ALL, by="direction")
 
     assert together.select("kind", "direction", "source_memory", "calls", "total_ns", "total_bytes").rows() == [
@@ -170,7 +170,7 @@ def test_directions_can_be_taken_together() -> None:
     ]
 
 
-def test_bandwidth_is_bytes_over_the_time_with_a_copy_in_flight() -> None:
+def test_bandwidth_is_bytes_over_the_time_with_a_copy_in_flight():
     # Two copies share the link for 10 of 20 ns; another device has a link of its own.
     timeline = Timeline(
         trace(
@@ -187,13 +187,13 @@ def test_bandwidth_is_bytes_over_the_time_with_a_copy_in_flight() -> None:
     assert (row["busy_ns"], row["bandwidth_bytes_per_s"]) == (40, 400 / 40 * 1e9)
 
 
-def test_a_copy_that_took_no_time_has_no_bandwidth() -> None:
+def test_a_copy_that_took_no_time_has_no_bandwidth():
     row = copy_statistics(Timeline(trace(copies=[copy(5, 5)])), ALL).row(0, named=True)
 
     assert (row["busy_ns"], row["bandwidth_bytes_per_s"], row["share"]) == (0, None, None)
 
 
-def test_unrecorded_kinds_of_memory_stay_unknown() -> None:
+def test_unrecorded_kinds_of_memory_stay_unknown():
     timeline = Timeline(trace(copies=[copy(0, 10, source=None, destination=None), copy(20, 25)]))
 
     rows = copy_statistics(timeline, ALL).select("source_memory", "calls", "busy_ns").rows()
@@ -201,17 +201,17 @@ def test_unrecorded_kinds_of_memory_stay_unknown() -> None:
     assert rows == [(None, 1, 10), ("pageable", 1, 5)]
 
 
-def test_only_copies_that_begin_in_the_window_count() -> None:
+def test_only_copies_that_begin_in_the_window_count():
     assert copy_statistics(MOVES, Window(100, 200, "explicit", "as asked for"))["calls"].to_list() == [1]
 
 
-def test_the_frame_has_the_declared_schema_even_without_copies() -> None:
+def test_the_frame_has_the_declared_schema_even_without_copies():
     empty = copy_statistics(Timeline(trace()), ALL)
 
     assert (empty.height, empty.schema) == (0, COPIES.schema)
 
 
-def test_an_unknown_grouping_is_refused() -> None:
+def test_an_unknown_grouping_is_refused():
     with pytest.raises(UsageError, match="copies cannot be grouped by 'stream'"):
         copy_statistics(MOVES, ALL, by="stream")  # type: ignore[arg-type]
 
@@ -237,7 +237,7 @@ def recorded(events=EVENTS, operators=OPERATORS) -> Timeline:
     return program(operators, [kernel(0, 10)], [], allocations=events)
 
 
-def test_the_peak_and_the_edges_of_the_window_of_the_allocator() -> None:
+def test_the_peak_and_the_edges_of_the_window_of_the_allocator():
     assert allocator_use(recorded(), WINDOW) == (
         AllocatorUse(
             process=1,
@@ -257,26 +257,26 @@ def test_the_peak_and_the_edges_of_the_window_of_the_allocator() -> None:
     )
 
 
-def test_what_is_held_but_not_in_use_is_cached_or_fragmented() -> None:
+def test_what_is_held_but_not_in_use_is_cached_or_fragmented():
     (use,) = allocator_use(recorded(), WINDOW) or ()
 
     assert use.idle_bytes == 10_000 - 1500
     assert use.known_share == pytest.approx(500 / 1500)
 
 
-def test_where_nothing_grew_the_peak_stood_at_the_begin_of_the_allocator() -> None:
+def test_where_nothing_grew_the_peak_stood_at_the_begin_of_the_allocator():
     (use,) = allocator_use(recorded(), Window(50, 75, "explicit", "")) or ()
 
     assert (use.begin_bytes, use.end_bytes, use.peak_bytes, use.peak_ns) == (1500, 800, 1500, 50)
 
 
-def test_a_window_before_all_events_knows_what_stood_there() -> None:
+def test_a_window_before_all_events_knows_what_stood_there():
     (use,) = allocator_use(recorded(), Window(0, 10, "explicit", "")) or ()
 
     assert (use.begin_bytes, use.end_bytes, use.peak_bytes, use.unseen_bytes) == (1000, 1000, 1000, 1000)
 
 
-def test_memory_at_the_peak_belongs_to_the_operator_that_computes_not_to_the_one_that_allocates() -> None:
+def test_memory_at_the_peak_belongs_to_the_operator_that_computes_not_to_the_one_that_allocates():
     alive = alive_at_peak(recorded(), WINDOW)
 
     assert alive.select("operator", "phase", "from_before", "blocks", "bytes").rows() == [
@@ -288,7 +288,7 @@ def test_memory_at_the_peak_belongs_to_the_operator_that_computes_not_to_the_one
     assert alive["share"].sum() == pytest.approx(1.0)
 
 
-def test_a_block_released_before_the_peak_is_not_alive_at_it() -> None:
+def test_a_block_released_before_the_peak_is_not_alive_at_it():
     events = [
         block(20, 100, address=1, allocated=100),
         block(30, -100, address=1, allocated=0),
@@ -301,7 +301,7 @@ def test_a_block_released_before_the_peak_is_not_alive_at_it() -> None:
     assert alive.select("operator", "blocks", "bytes").rows() == [(None, 2, 150)]
 
 
-def test_memory_allocated_inside_an_annotation_belongs_to_it_where_no_operator_was_open() -> None:
+def test_memory_allocated_inside_an_annotation_belongs_to_it_where_no_operator_was_open():
     timeline = recorded([block(20, 300, address=1, allocated=300)], [{**operator(0, 90, "step"), "kind": "push-pop"}])
 
     alive = alive_at_peak(timeline, WINDOW)
@@ -309,7 +309,7 @@ def test_memory_allocated_inside_an_annotation_belongs_to_it_where_no_operator_w
     assert alive["operator"].to_list() == ["step"]
 
 
-def test_totals_that_the_profile_does_not_state_are_summed() -> None:
+def test_totals_that_the_profile_does_not_state_are_summed():
     events = [{**row, "allocated_bytes": None, "reserved_bytes": None} for row in EVENTS]
 
     (use,) = allocator_use(recorded(events), WINDOW) or ()
@@ -319,7 +319,7 @@ def test_totals_that_the_profile_does_not_state_are_summed() -> None:
     assert (use.reserved_bytes, use.idle_bytes, use.mismatches) == (None, None, 0)
 
 
-def test_a_lost_event_shows_as_a_total_that_is_not_the_sum() -> None:
+def test_a_lost_event_shows_as_a_total_that_is_not_the_sum():
     lost = [EVENTS[0], *EVENTS[2:]]
 
     (use,) = allocator_use(recorded(lost), WINDOW) or ()
@@ -328,7 +328,7 @@ def test_a_lost_event_shows_as_a_total_that_is_not_the_sum() -> None:
     assert use.peak_bytes == 1300
 
 
-def test_each_step_has_its_own_churn_and_peak() -> None:
+def test_each_step_has_its_own_churn_and_peak():
     window = Window(10, 100, "steady", "", (Step(1, 10, 50), Step(2, 50, 100)))
 
     steps = allocator_steps(recorded(), window)
@@ -336,14 +336,14 @@ def test_each_step_has_its_own_churn_and_peak() -> None:
     assert steps.drop("process", "device").rows() == [(1, 2, 0, 500, 0, 1500), (2, 1, 2, 100, 700, 1500)]
 
 
-def test_the_timeline_gives_the_amounts_after_each_event() -> None:
+def test_the_timeline_gives_the_amounts_after_each_event():
     events = allocator_timeline(recorded(), Window(30, 70, "explicit", ""))
 
     assert events.schema == ALLOCATIONS.schema
     assert events.select("time_ns", "delta_bytes", "allocated_bytes").rows() == [(40, 200, 1500), (60, -300, 1200)]
 
 
-def test_host_memory_is_kept_apart_and_holds_nothing_back() -> None:
+def test_host_memory_is_kept_apart_and_holds_nothing_back():
     events = [*EVENTS, block(50, 8, address=5, allocated=8, reserved=0, device=None)]
 
     gpu, host = allocator_use(recorded(events), WINDOW) or ()
@@ -352,7 +352,7 @@ def test_host_memory_is_kept_apart_and_holds_nothing_back() -> None:
     assert (host.device, host.peak_bytes, host.reserved_bytes, host.idle_bytes) == (None, 8, None, None)
 
 
-def test_allocations_that_were_not_recorded_are_unknown_rather_than_zero() -> None:
+def test_allocations_that_were_not_recorded_are_unknown_rather_than_zero():
     unrecorded = Timeline(trace(kernels=[kernel(0, 10)], ranges=[nvtx(0, 5, "step")]))
 
     assert allocator_use(unrecorded, WINDOW) is None
@@ -361,7 +361,7 @@ def test_allocations_that_were_not_recorded_are_unknown_rather_than_zero() -> No
     assert allocator_steps(unrecorded, WINDOW) is None
 
 
-def test_recorded_allocations_without_any_event_are_nothing() -> None:
+def test_recorded_allocations_without_any_event_are_nothing():
     empty = recorded([])
 
     assert allocator_use(empty, WINDOW) == ()
@@ -372,7 +372,7 @@ def test_recorded_allocations_without_any_event_are_nothing() -> None:
 @pytest.mark.parametrize(
     "name", ["h200_lm_small_train.json.gz", "tracelens_h100_qwen0p5b.json.gz", "tracelens_mi300_qwen0p5b.json.gz"]
 )
-def test_the_totals_of_real_traces_are_the_sums_of_their_events(name: str) -> None:
+def test_the_totals_of_real_traces_are_the_sums_of_their_events(name):
     path = of_others(f"kineto/{name}")
     timeline = Timeline(read(path))
     window = timeline.window("all")

@@ -18,7 +18,7 @@ def named(values: object, dtype: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("steps", [0, 1, 3, 100])
-def test_ulps_are_steps_to_the_next_number(dtype: str, steps: int) -> None:
+def test_ulps_are_steps_to_the_next_number(dtype, steps):
     start = np.concatenate([RANDOM.normal(size=50), [0.0, -0.0, 1.0, -1.0, 2.0**-10]]).astype(dtype)
     moved = start.copy()
     for _ in range(steps):
@@ -27,14 +27,14 @@ def test_ulps_are_steps_to_the_next_number(dtype: str, steps: int) -> None:
     assert ulp_distance(moved, start, dtype).tolist() == [steps] * start.size
 
 
-def test_ulps_of_bfloat16_are_steps_of_its_eight_bits() -> None:
+def test_ulps_of_bfloat16_are_steps_of_its_eight_bits():
     one = np.asarray([1.0, 1.0, 1.0, -1.0, 0.0], dtype=np.float32)
     other = np.asarray([1.0 + 2**-7, 1.0 + 2**-9, 2.0, -1.0 - 2**-6, 0.0], dtype=np.float32)
     # The second rounds to one; from one to two are 2^7 numbers.
     assert ulp_distance(one, other, "bfloat16").tolist() == [1, 0, 128, 2, 0]
 
 
-def test_the_coarser_format_counts() -> None:
+def test_the_coarser_format_counts():
     exact = RANDOM.normal(size=1000)
     rows = numeric_differences(named(exact, "float16"), named(exact, "float64"), "a to b")
     assert rows["ulp_format"].to_list() == ["float16"]
@@ -42,7 +42,7 @@ def test_the_coarser_format_counts() -> None:
     assert rows["max_relative"].item() <= 2.0**-11
 
 
-def test_errors_are_those_of_the_definitions() -> None:
+def test_errors_are_those_of_the_definitions():
     a, b = RANDOM.normal(size=(3, 5)).astype(np.float32), RANDOM.normal(size=(3, 5)).astype(np.float32)
     (row,) = numeric_differences(named(a, "float32"), named(b, "float32"), "a to b").to_dicts()
     difference = np.abs(a.astype(float) - b)
@@ -54,7 +54,7 @@ def test_errors_are_those_of_the_definitions() -> None:
     assert sum(value for name, value in row.items() if name.startswith("ulp_") and name[4:].isdigit()) == 15
 
 
-def test_what_is_not_finite_is_counted_and_left_out() -> None:
+def test_what_is_not_finite_is_counted_and_left_out():
     rows = numeric_differences(named([1, np.nan, np.inf, 4], "float32"), named([1, 2, np.inf, 5], "float32"), "a to b")
     (row,) = rows.to_dicts()
     assert (row["not_finite"], row["not_finite_other"], row["max_abs"]) == (2, 1, 1.0)
@@ -63,18 +63,18 @@ def test_what_is_not_finite_is_counted_and_left_out() -> None:
     assert nothing["ulp_0"] == 0
 
 
-def test_an_exact_zero_has_no_relative_error() -> None:
+def test_an_exact_zero_has_no_relative_error():
     (row,) = numeric_differences(named([1e-9], "float32"), named([0], "float32"), "a to b").to_dicts()
     assert (row["relative"], row["max_relative"]) == (None, None)
 
 
-def test_tensors_that_do_not_pair_are_refused() -> None:
+def test_tensors_that_do_not_pair_are_refused():
     with pytest.raises(MissingDataError, match="no tensor has the same name"):
         numeric_differences(named([1], "float32"), {"other": Tensor(np.ones(1), "float64")}, "a to b")
     with pytest.raises(MissingDataError, match="out is of shape"):
         numeric_differences(named([1], "float32"), named([1, 2], "float32"), "a to b")
 
 
-def test_the_columns_are_the_declared_ones() -> None:
+def test_the_columns_are_the_declared_ones():
     assert numeric_differences(named([1], "float16"), named([1], "float16"), "a to b").columns == NUMERICS.names
     assert set(FORMATS) == {"bfloat16", "float16", "float32", "float64"}

@@ -50,7 +50,7 @@ GEMM = "ampere_sgemm_128x32_nn"
         ("step", "none"),
     ],
 )
-def test_names_speak_of_phases(name: str, phase: str) -> None:
+def test_names_speak_of_phases(name, phase):
     assert phase_of_name(name) == phase
 
 
@@ -77,7 +77,7 @@ def _training_step() -> Timeline:
     return Timeline(trace(*training_step()))
 
 
-def test_the_phases_sum_to_the_gpu_time_of_the_step() -> None:
+def test_the_phases_sum_to_the_gpu_time_of_the_step():
     timeline = _training_step()
     table = phase_statistics(timeline, timeline.window("all"))
     assert table.select("phase", "gpu_ns", "inferred_ns", "matmul_ns").rows() == [
@@ -90,7 +90,7 @@ def test_the_phases_sum_to_the_gpu_time_of_the_step() -> None:
     assert table["share"].sum() == pytest.approx(1)
 
 
-def test_work_below_a_range_of_autograds_own_thread_is_inferred_too() -> None:
+def test_work_below_a_range_of_autograds_own_thread_is_inferred_too():
     """The thread says what it computes, not that this is the backward pass: `ranges` counts it as inferred as well."""
     kernels, calls, ranges = training_step()
     own = nvtx(18, 25, "aten::mm", thread=AUTOGRAD_THREAD)
@@ -101,14 +101,14 @@ def test_work_below_a_range_of_autograds_own_thread_is_inferred_too() -> None:
     assert (backward["gpu_ns"], backward["inferred_ns"]) == (40, 40) == (named["gpu_ns"], named["inferred_ns"])
 
 
-def test_a_forward_pass_recomputed_inside_the_backward_pass_is_backward_work() -> None:
+def test_a_forward_pass_recomputed_inside_the_backward_pass_is_backward_work():
     timeline = Timeline(
         trace([kernel(10, 20, correlation=1)], [launch(5, 6, 1)], [nvtx(0, 9, "backward"), nvtx(4, 8, "forward")])
     )
     assert phase_statistics(timeline, timeline.window("all"))["phase"].to_list() == ["backward"]
 
 
-def test_each_step_has_its_phases() -> None:
+def test_each_step_has_its_phases():
     calls = [launch(1000 * i + 10 * j, 1000 * i + 10 * j + 1, 2 * i + j + 1) for i in range(3) for j in range(2)]
     kernels = [
         kernel(1000 * i + 10 * j + 2, 1000 * i + 10 * j + 5 + j, "k", correlation=2 * i + j + 1)
@@ -131,7 +131,7 @@ def test_each_step_has_its_phases() -> None:
     assert table["none_ns"].to_list() == [0, 0, 0]
 
 
-def test_without_ranges_all_work_is_outside_of_phases() -> None:
+def test_without_ranges_all_work_is_outside_of_phases():
     timeline = Timeline(trace([kernel(0, 10)]))
     assert phase_statistics(timeline, timeline.window("all"))["phase"].to_list() == ["none"]
 

@@ -48,7 +48,7 @@ LAYER: list[Operation] = [("launch", 40 * US), ("pause", 9 * US), ("launch", 30 
 END: list[Operation] = [("synchronize",)]
 
 
-def test_without_the_waits_between_layers_the_host_runs_ahead() -> None:
+def test_without_the_waits_between_layers_the_host_runs_ahead():
     wait: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
     found = predicted(run([*(LAYER + wait) * 8, *END], STEPS))["no-synchronization"]
     # A call that finds nothing to wait for still costs the host 2 µs.
@@ -56,41 +56,41 @@ def test_without_the_waits_between_layers_the_host_runs_ahead() -> None:
     assert found.speedup > 1.12
 
 
-def test_removing_waits_from_a_program_that_is_late_anyhow_gains_little() -> None:
+def test_removing_waits_from_a_program_that_is_late_anyhow_gains_little():
     slow: list[Operation] = [("launch", 3 * US), ("pause", 30 * US)]
     wait: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
     found = predicted(run([*(slow * 4 + wait) * 4, *END], STEPS)).get("no-synchronization")
     assert found is None or found.speedup < 1.05
 
 
-def test_the_wait_for_the_device_at_the_end_of_a_step_stays() -> None:
+def test_the_wait_for_the_device_at_the_end_of_a_step_stays():
     assert "no-synchronization" not in predicted(run([*LAYER * 8, *END], STEPS))
 
 
-def test_a_value_read_at_the_end_of_each_step_can_be_read_later() -> None:
+def test_a_value_read_at_the_end_of_each_step_can_be_read_later():
     read_back: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
     found = predicted(run([*LAYER * 8, *read_back], STEPS))["no-synchronization"]
     busy = 8 * (40 + 30) * US
     assert busy < found.predicted_ns < busy * 1.05
 
 
-def test_cached_memory_neither_costs_nor_waits() -> None:
+def test_cached_memory_neither_costs_nor_waits():
     churn: list[Operation] = [("allocate", 60 * US), *LAYER, ("allocate", 80 * US, "cudaFree")]
     found = predicted(run([*churn * 6, *END], STEPS))["cached-allocation"]
     assert found.predicted_ns == pytest.approx(step_ns([*LAYER * 6, *END]), rel=0.001)
 
 
-def test_without_the_stall_only_the_rest_of_the_step_is_left() -> None:
+def test_without_the_stall_only_the_rest_of_the_step_is_left():
     found = predicted(run([("pause", 5 * MS), *LAYER * 8, *END], STEPS))["no-host-stall"]
     assert found.predicted_ns == pytest.approx(step_ns([*LAYER * 8, *END]), rel=0.03)
 
 
-def test_a_stall_that_the_gpu_works_through_costs_nothing() -> None:
+def test_a_stall_that_the_gpu_works_through_costs_nothing():
     found = predicted(run([("launch", 9 * MS), ("pause", 3 * MS), ("launch", 50 * US), *END], STEPS))
     assert "no-host-stall" not in found
 
 
-def test_pinned_copies_take_the_rate_of_the_link_and_free_the_host() -> None:
+def test_pinned_copies_take_the_rate_of_the_link_and_free_the_host():
     size = 24_000_000  # 1 ms at the 24 GB/s that are taken for a GPU of unknown generation
     before: list[Operation] = [("blocking_copy", size, 6 * MS), *LAYER * 4]
     after: list[Operation] = [("async_copy", 1 * MS, 0), *LAYER * 4]
@@ -99,7 +99,7 @@ def test_pinned_copies_take_the_rate_of_the_link_and_free_the_host() -> None:
     assert any("24 GB/s" in text for text in found.assumptions)
 
 
-def test_a_graph_is_one_launch_and_no_python() -> None:
+def test_a_graph_is_one_launch_and_no_python():
     eager: list[Operation] = [("pause", 40 * US), *[("launch", 3 * US), ("pause", 12 * US)] * 60, *END]
     graph: list[Operation] = [("pause", 12 * US), ("launch_graph", [3 * US] * 60, GRAPH_LAUNCH_NS, GRAPH_GAP_NS)]
     found = predicted(run(eager, STEPS))["cuda-graph"]
@@ -107,23 +107,23 @@ def test_a_graph_is_one_launch_and_no_python() -> None:
     assert "60 launches per step become 1 graph" in found.assumptions
 
 
-def test_waits_inside_a_step_part_the_graph() -> None:
+def test_waits_inside_a_step_part_the_graph():
     wait: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
     eager = [*([("launch", 3 * US), ("pause", 12 * US)] * 20 + wait) * 3, *END]
     found = predicted(run(eager, STEPS))["cuda-graph"]
     assert "60 launches per step become 3 graphs" in found.assumptions
 
 
-def test_a_program_that_launches_graphs_already_has_nothing_to_capture() -> None:
+def test_a_program_that_launches_graphs_already_has_nothing_to_capture():
     operations: list[Operation] = [("launch_graph", [5 * US] * 20, 300 * US, 100), *END]
     assert "cuda-graph" not in predicted(run(operations, STEPS))
 
 
-def test_a_saturated_gpu_gains_nothing() -> None:
+def test_a_saturated_gpu_gains_nothing():
     assert predicted(run([*[("launch", 900 * US)] * 20, *END], STEPS)) == {}
 
 
-def test_a_prefetched_copy_on_a_stream_of_its_own_hides_behind_kernels() -> None:
+def test_a_prefetched_copy_on_a_stream_of_its_own_hides_behind_kernels():
     size = 24_000_000
     before: list[Operation] = [("blocking_copy", size, 6 * MS), ("launch", 4 * MS), *END]
     found = predicted(run(before, STEPS))
@@ -138,7 +138,7 @@ def _program(factor: float, wait: list[Operation]) -> list[Operation]:
     return [*([*layer, *layer, *wait] * 10), *END]
 
 
-def test_with_the_time_of_a_step_the_prediction_is_that_of_the_program_without_a_profiler() -> None:
+def test_with_the_time_of_a_step_the_prediction_is_that_of_the_program_without_a_profiler():
     wait: list[Operation] = [("synchronize", "cudaStreamSynchronize")]
     profile = run(_program(2.5, wait), STEPS)
     timeline = Timeline(profile)
@@ -150,7 +150,7 @@ def test_with_the_time_of_a_step_the_prediction_is_that_of_the_program_without_a
     assert found.predicted_ns == pytest.approx(step_ns(_program(1.0, [("pause", 2 * US)])), rel=0.01)
 
 
-def test_a_step_that_was_slower_without_the_profiler_is_taken_as_it_is() -> None:
+def test_a_step_that_was_slower_without_the_profiler_is_taken_as_it_is():
     profile = run([("pause", 5 * MS), *LAYER * 8, *END], STEPS)
     timeline = Timeline(profile)
     plain = predictions(timeline, timeline.window())
@@ -170,7 +170,7 @@ _OPERATION = st.one_of(
 
 
 @given(st.lists(_OPERATION, min_size=2, max_size=14))
-def test_no_prediction_beats_the_work_of_the_gpu(operations: list[Operation]) -> None:
+def test_no_prediction_beats_the_work_of_the_gpu(operations):
     timeline = Timeline(run([("launch", 20 * US), *operations, ("launch", 20 * US), *END], STEPS))
     window = timeline.window()
     found = {prediction.change: prediction for prediction in predictions(timeline, window)}
@@ -185,12 +185,12 @@ def test_no_prediction_beats_the_work_of_the_gpu(operations: list[Operation]) ->
         assert found["free-launches"].predicted_ns <= found["cuda-graph"].predicted_ns
 
 
-def test_without_calls_nothing_is_predicted() -> None:
+def test_without_calls_nothing_is_predicted():
     timeline = Timeline(trace([kernel(0, 10), kernel(90, 99)], []))
     assert predictions(timeline, timeline.window()) == ()
 
 
-def test_confidence_follows_the_error_of_the_unchanged_replay() -> None:
+def test_confidence_follows_the_error_of_the_unchanged_replay():
     prediction = Prediction("cuda-graph", 200, 100, 2.0, 0.0, "", ())
     levels = [Prediction(**{**vars(prediction), "model_error": error}).confidence for error in (0.01, 0.05, 0.2)]
     assert levels == ["high", "medium", "low"]
@@ -213,7 +213,7 @@ def deit_step_ns(keep: str, execution: str) -> float:
 
 @pytest.mark.parametrize("timed", [False, True])
 @pytest.mark.parametrize(("name", "keep"), [("deit224_bs1_baseline", "all"), ("deit224_bs1_topk0.1", "0.1")])
-def test_the_step_in_a_graph_is_foretold_from_the_eager_one(name: str, keep: str, timed: bool, tmp_path: Path) -> None:
+def test_the_step_in_a_graph_is_foretold_from_the_eager_one(name, keep, timed, tmp_path):
     timeline = shipped(name, tmp_path)
     step_ns = deit_step_ns(keep, "eager") if timed else None
     found = {prediction.change: prediction for prediction in predictions(timeline, timeline.window(), step_ns)}[
@@ -224,7 +224,7 @@ def test_the_step_in_a_graph_is_foretold_from_the_eager_one(name: str, keep: str
     assert found.confidence == "high"
 
 
-def test_the_step_in_a_graph_is_foretold_as_the_profiler_sees_it(tmp_path: Path) -> None:
+def test_the_step_in_a_graph_is_foretold_as_the_profiler_sees_it(tmp_path):
     eager, graph = shipped("deit224_bs1_baseline", tmp_path), shipped("deit224_bs1_graph_whole", tmp_path)
     found = {prediction.change: prediction for prediction in predictions(eager, eager.window())}["cuda-graph"]
     window = graph.window()
@@ -234,7 +234,7 @@ def test_the_step_in_a_graph_is_foretold_as_the_profiler_sees_it(tmp_path: Path)
 @pytest.mark.parametrize(
     "name", ["deit448_bs8_topk0.1", "copies_and_syncs", "lm_small_ctx128_train", "lm_large_ctx1024_forward"]
 )
-def test_the_unchanged_replay_of_real_programs_is_within_half_a_percent(name: str, tmp_path: Path) -> None:
+def test_the_unchanged_replay_of_real_programs_is_within_half_a_percent(name, tmp_path):
     timeline = shipped(name, tmp_path)
     found = predictions(timeline, timeline.window())
     assert found

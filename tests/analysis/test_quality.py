@@ -62,11 +62,11 @@ def _codes(timeline: Timeline, window: Window) -> list[str]:
     return [note.code for note in quality_notes(timeline, window)]
 
 
-def test_a_healthy_profile_gives_no_notes() -> None:
+def test_a_healthy_profile_gives_no_notes():
     assert quality_notes(HEALTHY, _window(1, 2, 3)) == ()
 
 
-def test_notes_of_the_reader_come_first_within_their_level_and_the_worst_come_first() -> None:
+def test_notes_of_the_reader_come_first_within_their_level_and_the_worst_come_first():
     notes = [
         Note("odd", NoteLevel.INFO, "odd"),
         Note("bad", NoteLevel.WARNING, "bad"),
@@ -79,20 +79,20 @@ def test_notes_of_the_reader_come_first_within_their_level_and_the_worst_come_fi
     assert codes == ["no", "bad", "no-api-calls", "no-ranges", "odd", "no-steps"]
 
 
-def test_a_matter_that_reader_and_analysis_both_noticed_is_told_once() -> None:
+def test_a_matter_that_reader_and_analysis_both_noticed_is_told_once():
     reader = Note("no-ranges", NoteLevel.WARNING, "no NVTX ranges")
     timeline = Timeline(trace(kernels=[kernel(0, 10, GEMM)], notes=[reader]))
 
     assert _codes(timeline, Window(0, 10, "all", "")).count("no-ranges") == 1
 
 
-def test_a_profile_without_gpu_work_has_only_the_readers_notes() -> None:
+def test_a_profile_without_gpu_work_has_only_the_readers_notes():
     nothing = Note("no-cuda-data", NoteLevel.BLOCKING, "nothing")
 
     assert quality_notes(Timeline(trace(notes=[nothing])), Window(0, 1, "all", "")) == (nothing,)
 
 
-def test_a_step_without_backward_work_was_aborted() -> None:
+def test_a_step_without_backward_work_was_aborted():
     timeline = _training(_step(0), _step(1), _step(2, backward=0), _step(3))
 
     note = quality_notes(timeline, _window(1, 2, 3))[0]
@@ -101,7 +101,7 @@ def test_a_step_without_backward_work_was_aborted() -> None:
     assert note.text.startswith("1 of 3 steps did not finish (it has a forward pass, but no backward work on the GPU)")
 
 
-def test_a_profile_whose_every_step_was_aborted_cannot_answer() -> None:
+def test_a_profile_whose_every_step_was_aborted_cannot_answer():
     timeline = _training(_step(0, backward=0, optimizer=1))
 
     notes = quality_notes(timeline, _window(0))
@@ -110,7 +110,7 @@ def test_a_profile_whose_every_step_was_aborted_cannot_answer() -> None:
     assert notes[0].text.startswith("The only step did not finish")
 
 
-def test_a_step_whose_optimizer_ran_nothing_was_aborted() -> None:
+def test_a_step_whose_optimizer_ran_nothing_was_aborted():
     timeline = _training(*(_step(number, optimizer=0 if number == 2 else 50) for number in range(4)))
 
     (aborted,) = aborted_steps(timeline, _window(1, 2, 3))
@@ -118,7 +118,7 @@ def test_a_step_whose_optimizer_ran_nothing_was_aborted() -> None:
     assert (aborted.step.index, aborted.reasons) == (3, ("its optimizer has no work on the GPU",))
 
 
-def test_an_optimizer_that_ran_its_operators_on_the_host_has_finished() -> None:
+def test_an_optimizer_that_ran_its_operators_on_the_host_has_finished():
     steps = [_step(number, optimizer=0) for number in range(4)]
     ranges = [row for step in steps for row in step.ranges]
     inside = [
@@ -133,13 +133,13 @@ def test_an_optimizer_that_ran_its_operators_on_the_host_has_finished() -> None:
     assert aborted_steps(Timeline(whole), _window(1, 2, 3)) == ()
 
 
-def test_a_step_shorter_than_the_shortest_forward_pass_was_aborted() -> None:
+def test_a_step_shorter_than_the_shortest_forward_pass_was_aborted():
     (aborted,) = aborted_steps(HEALTHY, _window(1, length=50))
 
     assert aborted.reasons == ("it is shorter than the shortest forward pass of the profile",)
 
 
-def test_an_evaluation_step_is_not_an_aborted_training_step() -> None:
+def test_an_evaluation_step_is_not_an_aborted_training_step():
     evaluation = Rows(
         [kernel(2_030, 2_130, GEMM, correlation=20)],
         [launch(2_020, 2_022, 20)],
@@ -150,7 +150,7 @@ def test_an_evaluation_step_is_not_an_aborted_training_step() -> None:
     assert aborted_steps(timeline, _window(1, 2, 3)) == ()
 
 
-def test_steps_without_update_are_normal_where_gradients_accumulate() -> None:
+def test_steps_without_update_are_normal_where_gradients_accumulate():
     updating = [_step(1), _step(3)]
     accumulating = [_step(number, optimizer=0) for number in (0, 2)]
     for step in accumulating:
@@ -160,7 +160,7 @@ def test_steps_without_update_are_normal_where_gradients_accumulate() -> None:
     assert aborted_steps(timeline, _window(0, 1, 2, 3)) == ()
 
 
-def test_inference_cannot_be_an_aborted_training_step() -> None:
+def test_inference_cannot_be_an_aborted_training_step():
     timeline = Timeline(
         trace(
             kernels=[kernel(30, 130, GEMM, correlation=1)],
@@ -172,7 +172,7 @@ def test_inference_cannot_be_an_aborted_training_step() -> None:
     assert aborted_steps(timeline, _window(0)) == ()
 
 
-def test_a_profile_that_lost_kernels_says_nothing_about_aborted_steps() -> None:
+def test_a_profile_that_lost_kernels_says_nothing_about_aborted_steps():
     lost = Note("lost-gpu-work", NoteLevel.BLOCKING, "kernels were lost")
     step = _step(0, backward=0)
     timeline = Timeline(trace(step.kernels, step.calls, step.ranges, notes=[lost]))
@@ -180,7 +180,7 @@ def test_a_profile_that_lost_kernels_says_nothing_about_aborted_steps() -> None:
     assert "aborted-step" not in _codes(timeline, _window(0))
 
 
-def test_allocations_that_failed_for_lack_of_memory_are_told() -> None:
+def test_allocations_that_failed_for_lack_of_memory_are_told():
     refused = [
         call(1_500, 1_510, "cudaMalloc", 900, return_value=2),
         call(1_520, 1_530, "cudaEventQuery", 901, return_value=600),
@@ -192,7 +192,7 @@ def test_allocations_that_failed_for_lack_of_memory_are_told() -> None:
     assert (note.code, note.text) == ("failed-allocations", "Memory allocations that failed for lack of memory: 1.")
 
 
-def test_hidden_graph_interiors_are_told_with_their_share_of_the_busy_time() -> None:
+def test_hidden_graph_interiors_are_told_with_their_share_of_the_busy_time():
     hidden = [graph(number * STEP_NS + 800, number * STEP_NS + 835, correlation=900 + number) for number in range(4)]
     calls = [
         launch(number * STEP_NS + 790, number * STEP_NS + 795, 900 + number, "cudaGraphLaunch") for number in range(4)
@@ -205,7 +205,7 @@ def test_hidden_graph_interiors_are_told_with_their_share_of_the_busy_time() -> 
     assert note.text.startswith("10.0 % of the GPU's busy time lies inside 3 CUDA graph executions")
 
 
-def test_work_whose_launch_was_not_recorded_is_told() -> None:
+def test_work_whose_launch_was_not_recorded_is_told():
     orphan = Rows([kernel(900, 901, GEMM)], [], [])
     timeline = _training(_step(0), orphan)
 
@@ -214,7 +214,7 @@ def test_work_whose_launch_was_not_recorded_is_told() -> None:
     assert "work-outside-ranges" not in codes  # where it was launched, nobody knows
 
 
-def test_work_outside_of_all_ranges_is_told() -> None:
+def test_work_outside_of_all_ranges_is_told():
     outside = Rows([kernel(5_010, 5_110, GEMM, correlation=99)], [launch(5_000, 5_002, 99)], [])
     timeline = _training(_step(0), _step(1), _step(2), outside)
 
@@ -224,7 +224,7 @@ def test_work_outside_of_all_ranges_is_told() -> None:
     assert note.text.startswith("8.7 %")  # 100 of 1,150 ns
 
 
-def test_work_attributed_across_threads_is_told() -> None:
+def test_work_attributed_across_threads_is_told():
     step = _step(0)
     step.calls[1]["thread"] = AUTOGRAD_THREAD
     timeline = _training(step)
@@ -235,7 +235,7 @@ def test_work_attributed_across_threads_is_told() -> None:
     assert note.text.startswith("57.1 %")  # 200 of 350 ns
 
 
-def test_a_window_without_steps_is_doubtful_unless_it_was_asked_for() -> None:
+def test_a_window_without_steps_is_doubtful_unless_it_was_asked_for():
     levels = {
         kind: [note.level for note in quality_notes(HEALTHY, Window(0, 4_000, kind, "")) if note.code == "no-steps"]
         for kind in ("device", "all", "explicit")
@@ -244,7 +244,7 @@ def test_a_window_without_steps_is_doubtful_unless_it_was_asked_for() -> None:
     assert levels == {"device": [NoteLevel.WARNING], "all": [NoteLevel.INFO], "explicit": [NoteLevel.INFO]}
 
 
-def test_work_that_begins_before_its_launch_tells_of_clocks_that_are_apart() -> None:
+def test_work_that_begins_before_its_launch_tells_of_clocks_that_are_apart():
     steps = [_step(number) for number in range(4)]
     kernels = [
         {**row, "start_ns": row["start_ns"] - 15, "end_ns": row["end_ns"] - 15} for step in steps for row in step[0]
@@ -258,11 +258,11 @@ def test_work_that_begins_before_its_launch_tells_of_clocks_that_are_apart() -> 
     assert note.text.startswith("100.0 % of the GPU work begins before the call that launched it, by up to 0.0 µs")
 
 
-def test_too_few_steps_have_no_spread() -> None:
+def test_too_few_steps_have_no_spread():
     assert _codes(HEALTHY, _window(2, 3)) == ["few-steps"]
 
 
-def test_steps_that_run_different_work_are_told() -> None:
+def test_steps_that_run_different_work_are_told():
     longer = _step(3)
     longer.kernels.extend(kernel(start, start + 10, GEMM, correlation=32) for start in (3_800, 3_820))
     timeline = _training(_step(0), _step(1), _step(2), longer)
@@ -272,7 +272,7 @@ def test_steps_that_run_different_work_are_told() -> None:
     assert (note.code, note.text.startswith("The steps run between 3 and 5 kernels")) == ("unequal-steps", True)
 
 
-def test_profiler_overhead_counts_as_time_not_as_a_sum_over_threads() -> None:
+def test_profiler_overhead_counts_as_time_not_as_a_sum_over_threads():
     held = [overhead(1_000, 1_300), overhead(1_100, 1_300, thread=AUTOGRAD_THREAD)]
     timeline = _training(*(_step(number) for number in range(4)), profiler_overhead=held)
 
@@ -284,7 +284,7 @@ def test_profiler_overhead_counts_as_time_not_as_a_sum_over_threads() -> None:
     )
 
 
-def test_kernels_whose_names_fit_no_category_are_told() -> None:
+def test_kernels_whose_names_fit_no_category_are_told():
     steps = [_step(number) for number in range(4)]
     for row in (row for step in steps for row in step.kernels):
         row["name"] = row["full_name"] = "frobnicate"
@@ -292,7 +292,7 @@ def test_kernels_whose_names_fit_no_category_are_told() -> None:
     assert _codes(_training(*steps), _window(1, 2, 3)) == ["unclassified-kernels"]
 
 
-def test_several_gpus_are_told() -> None:
+def test_several_gpus_are_told():
     steps = [_step(number) for number in range(4)]
     for row in steps[2].kernels:
         row["device"] = 1

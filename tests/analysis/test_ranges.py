@@ -31,7 +31,7 @@ def _statistics(profile: Trace, by: str = "name") -> dict[str, dict[str, int]]:
     return {row["name"]: row for row in range_statistics(timeline, timeline.window("all"), by).iter_rows(named=True)}
 
 
-def test_work_belongs_to_the_innermost_range_open_at_its_launch_however_late_it_runs() -> None:
+def test_work_belongs_to_the_innermost_range_open_at_its_launch_however_late_it_runs():
     ranges = _statistics(
         trace(
             [kernel(1000, 1010, correlation=1), kernel(1010, 1030, correlation=2)],
@@ -45,7 +45,7 @@ def test_work_belongs_to_the_innermost_range_open_at_its_launch_however_late_it_
     assert ranges["step"]["host_ns"] == 10
 
 
-def test_backward_kernels_belong_to_the_range_that_the_waiting_thread_holds_open() -> None:
+def test_backward_kernels_belong_to_the_range_that_the_waiting_thread_holds_open():
     timeline = Timeline(
         trace(
             [kernel(100, 110, correlation=1), kernel(110, 150, correlation=2)],
@@ -63,7 +63,7 @@ def test_backward_kernels_belong_to_the_range_that_the_waiting_thread_holds_open
     assert coverage.inferred_share == 0.8
 
 
-def test_ranges_of_the_helping_thread_stand_inside_the_range_of_the_waiting_one() -> None:
+def test_ranges_of_the_helping_thread_stand_inside_the_range_of_the_waiting_one():
     timeline = Timeline(
         trace(
             [kernel(110, 150, correlation=2)],
@@ -78,7 +78,7 @@ def test_ranges_of_the_helping_thread_stand_inside_the_range_of_the_waiting_one(
     ]
 
 
-def test_a_range_of_the_training_loop_is_never_put_inside_one_of_a_helper() -> None:
+def test_a_range_of_the_training_loop_is_never_put_inside_one_of_a_helper():
     # The helper's range is open when the main one begins, but the main thread's ranges cover more time.
     profile = trace(
         [kernel(100, 110, correlation=1)],
@@ -88,27 +88,27 @@ def test_a_range_of_the_training_loop_is_never_put_inside_one_of_a_helper() -> N
     assert _statistics(profile)["prefetch"]["gpu_ns"] == 0
 
 
-def test_another_process_lends_no_range() -> None:
+def test_another_process_lends_no_range():
     profile = trace([kernel(100, 110, correlation=1, process=2)], [launch(8, 9, 1, process=2)], [nvtx(0, 50, "step")])
     timeline = Timeline(profile)
     assert range_coverage(timeline, timeline.window("all")).unattributed_ns == 10
 
 
-def test_of_touching_siblings_the_later_one_holds_the_launch_on_the_border() -> None:
+def test_of_touching_siblings_the_later_one_holds_the_launch_on_the_border():
     ranges = _statistics(
         trace([kernel(20, 30, correlation=1)], [launch(5, 6, 1)], [nvtx(0, 5, "first"), nvtx(5, 10, "second")])
     )
     assert (ranges["first"]["ops"], ranges["second"]["ops"]) == (0, 1)
 
 
-def test_an_empty_range_holds_nothing() -> None:
+def test_an_empty_range_holds_nothing():
     ranges = _statistics(
         trace([kernel(20, 30, correlation=1)], [launch(5, 6, 1)], [nvtx(0, 10, "outer"), nvtx(5, 5, "mark")])
     )
     assert (ranges["outer"]["gpu_exclusive_ns"], ranges["mark"]["gpu_ns"]) == (10, 0)
 
 
-def test_work_shared_by_crossing_ranges_counts_in_both() -> None:
+def test_work_shared_by_crossing_ranges_counts_in_both():
     ranges = _statistics(
         trace(
             [kernel(100, 110, correlation=1), kernel(110, 130, correlation=2), kernel(130, 170, correlation=3)],
@@ -119,7 +119,7 @@ def test_work_shared_by_crossing_ranges_counts_in_both() -> None:
     assert (ranges["a"]["gpu_ns"], ranges["b"]["gpu_ns"]) == (30, 60)
 
 
-def test_copies_count_as_work_and_kernels_are_counted_apart() -> None:
+def test_copies_count_as_work_and_kernels_are_counted_apart():
     ranges = _statistics(
         trace(
             [kernel(20, 30, correlation=1)],
@@ -131,7 +131,7 @@ def test_copies_count_as_work_and_kernels_are_counted_apart() -> None:
     assert (ranges["load"]["ops"], ranges["load"]["kernels"], ranges["load"]["gpu_ns"]) == (2, 1, 14)
 
 
-def test_the_same_name_under_two_parents_is_two_rows_of_the_tree_and_one_by_name() -> None:
+def test_the_same_name_under_two_parents_is_two_rows_of_the_tree_and_one_by_name():
     profile = trace(
         [kernel(20, 30, correlation=1), kernel(30, 50, correlation=2)],
         [launch(2, 3, 1), launch(12, 13, 2)],
@@ -148,7 +148,7 @@ def test_the_same_name_under_two_parents_is_two_rows_of_the_tree_and_one_by_name
     assert _statistics(profile)["matmul"]["instances"] == 2
 
 
-def test_running_numbers_of_operators_do_not_make_names() -> None:
+def test_running_numbers_of_operators_do_not_make_names():
     assert plain_range_name("aten::copy_, op_id = 991065") == "aten::copy_"
     assert plain_range_name("AddmmBackward0, seq = 12, op_id = 7") == "AddmmBackward0"
     assert plain_range_name("layer 7") == "layer 7"
@@ -157,7 +157,7 @@ def test_running_numbers_of_operators_do_not_make_names() -> None:
     assert len(_statistics(profile, "full_name")) == 2
 
 
-def test_the_projected_span_of_a_range_reaches_from_its_first_to_its_last_work() -> None:
+def test_the_projected_span_of_a_range_reaches_from_its_first_to_its_last_work():
     timeline = Timeline(
         trace(
             [kernel(100, 110, correlation=1), kernel(150, 160, correlation=2, device=1)],
@@ -169,13 +169,13 @@ def test_the_projected_span_of_a_range_reaches_from_its_first_to_its_last_work()
     assert [edge.tolist() for edge in projected_spans(timeline, np.array([0]), device=0)] == [[100], [110]]
 
 
-def test_an_unknown_grouping_is_refused() -> None:
+def test_an_unknown_grouping_is_refused():
     timeline = Timeline(trace())
     with pytest.raises(UsageError, match="tree, name or full_name"):
         range_statistics(timeline, timeline.window("all"), "thread")
 
 
-def test_a_profile_without_ranges_gives_empty_tables() -> None:
+def test_a_profile_without_ranges_gives_empty_tables():
     timeline = Timeline(trace([kernel(0, 10)]))
     assert range_statistics(timeline, timeline.window("all")).height == 0
     assert range_coverage(timeline, timeline.window("all")).attributed_share == 0
@@ -185,7 +185,7 @@ _SPAN = st.tuples(st.integers(0, 40), st.integers(1, 30), st.sampled_from([1, 2]
 
 
 @given(st.lists(_SPAN, max_size=8), st.lists(st.tuples(st.integers(0, 70), st.sampled_from([1, 2])), max_size=8))
-def test_inclusive_time_on_the_launching_thread_is_containment(spans: list, launches: list) -> None:
+def test_inclusive_time_on_the_launching_thread_is_containment(spans, launches):
     ranges = [nvtx(start, start + length, name, thread=thread) for start, length, thread, name in spans]
     kernels = [kernel(100 + i, 101 + 2 * i, correlation=i + 1) for i in range(len(launches))]
     calls = [launch(when, when, i + 1, thread=thread) for i, (when, thread) in enumerate(launches)]
@@ -203,7 +203,7 @@ def test_inclusive_time_on_the_launching_thread_is_containment(spans: list, laun
 
 
 @given(st.lists(_SPAN, max_size=8), st.lists(st.tuples(st.integers(0, 70), st.sampled_from([1, 2])), max_size=8))
-def test_each_piece_of_work_is_counted_once_among_exclusive_times(spans: list, launches: list) -> None:
+def test_each_piece_of_work_is_counted_once_among_exclusive_times(spans, launches):
     ranges = [nvtx(start, start + length, name, thread=thread) for start, length, thread, name in spans]
     kernels = [kernel(100 + i, 101 + 2 * i, correlation=i + 1) for i in range(len(launches))]
     calls = [launch(when, when, i + 1, thread=thread) for i, (when, thread) in enumerate(launches)]

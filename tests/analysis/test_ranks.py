@@ -79,31 +79,31 @@ def planted():
     return together(traces)
 
 
-def test_the_slow_rank_arrives_last_every_time(planted) -> None:
+def test_the_slow_rank_arrives_last_every_time(planted):
     waits = planted.waits.ranks
     assert dict(waits.select("rank", "last").iter_rows()) == {rank: STEPS * (rank == SLOW) for rank in range(RANKS)}
     assert planted.waits.collectives["last_rank"].to_list() == [SLOW] * STEPS
 
 
-def test_every_rank_waits_for_the_slow_one_by_exactly_what_it_is_faster(planted) -> None:
+def test_every_rank_waits_for_the_slow_one_by_exactly_what_it_is_faster(planted):
     waits = dict(planted.waits.ranks.select("rank", "wait_ns").iter_rows())
     assert waits == {rank: STEPS * (COMPUTE_NS[SLOW] - COMPUTE_NS[rank]) for rank in range(RANKS)}
     # Nothing is computed meanwhile: all of it is exposed.
     assert planted.waits.ranks["exposed_wait_ns"].to_list() == planted.waits.ranks["wait_ns"].to_list()
 
 
-def test_what_remains_of_a_communication_kernel_is_transfer(planted) -> None:
+def test_what_remains_of_a_communication_kernel_is_transfer(planted):
     assert planted.waits.ranks["transfer_ns"].to_list() == [STEPS * TRANSFER_NS] * RANKS
     assert planted.waits.ranks["unmatched_ns"].to_list() == [0] * RANKS
 
 
-def test_the_slow_rank_holds_up_by_what_it_is_behind_the_last_but_one(planted) -> None:
+def test_the_slow_rank_holds_up_by_what_it_is_behind_the_last_but_one(planted):
     behind = COMPUTE_NS[SLOW] - max(time for rank, time in enumerate(COMPUTE_NS) if rank != SLOW)
     delays = dict(planted.waits.ranks.select("rank", "delay_ns").iter_rows())
     assert delays == {rank: STEPS * behind * (rank == SLOW) for rank in range(RANKS)}
 
 
-def test_the_wrong_epochs_are_found_from_the_ends_of_collectives(planted) -> None:
+def test_the_wrong_epochs_are_found_from_the_ends_of_collectives(planted):
     clocks = planted.alignment.ranks
     assert clocks["shift_ns"].to_list() == [CLOCK_ERROR_NS[0] - error for error in CLOCK_ERROR_NS]
     assert (planted.alignment.residual_median_ns, planted.alignment.residual_max_ns) == (0, 0)
@@ -111,11 +111,11 @@ def test_the_wrong_epochs_are_found_from_the_ends_of_collectives(planted) -> Non
     assert planted.alignment.warning is None
 
 
-def test_the_imbalance_is_the_most_compute_by_the_mean(planted) -> None:
+def test_the_imbalance_is_the_most_compute_by_the_mean(planted):
     assert planted.balance.imbalance == pytest.approx(max(COMPUTE_NS) / (sum(COMPUTE_NS) / RANKS))
 
 
-def test_bus_bandwidth_is_that_of_nccl_tests(planted) -> None:
+def test_bus_bandwidth_is_that_of_nccl_tests(planted):
     row = planted.groups.row(0, named=True)
     assert (row["kind"], row["group"], row["group_size"], row["size_bytes"]) == ("all_reduce", "0", RANKS, SIZE_BYTES)
     assert (row["kernels"], row["collectives"], row["transfer_median_ns"]) == (RANKS * STEPS, STEPS, TRANSFER_NS)
@@ -124,12 +124,12 @@ def test_bus_bandwidth_is_that_of_nccl_tests(planted) -> None:
     assert row["own_bus_bytes_per_s"] == pytest.approx(SIZE_BYTES / (row["median_ns"] * 1e-9) * 2 * 7 / 8)
 
 
-def test_every_collective_is_matched_by_its_number(planted) -> None:
+def test_every_collective_is_matched_by_its_number(planted):
     row = planted.matching.row(0, named=True)
     assert (row["method"], row["kernels"], row["matched"], row["rejected"]) == ("sequence", 80, 80, 0)
 
 
-def test_numbers_that_begin_anywhere_match_what_all_ranks_have() -> None:
+def test_numbers_that_begin_anywhere_match_what_all_ranks_have():
     """A recording that began one collective later: numbers match the rest, order would match wrong ones."""
 
     def numbered(first: int) -> list:
@@ -143,7 +143,7 @@ def test_numbers_that_begin_anywhere_match_what_all_ranks_have() -> None:
     assert result.matching.row(0, named=True)["matched"] == 8
 
 
-def test_overlap_is_the_share_of_communication_during_which_the_rank_computes() -> None:
+def test_overlap_is_the_share_of_communication_during_which_the_rank_computes():
     """Compute 0–100 and 150–200; communication 80–160: 20 + 10 of 80 are hidden, 50 exposed."""
     result = together([rank_trace([(0, 100), (150, 200)], [collective(80, 160)])])
     row = result.balance.ranks.row(0, named=True)
@@ -152,7 +152,7 @@ def test_overlap_is_the_share_of_communication_during_which_the_rank_computes() 
     assert (row["compute_ns"], row["idle_ns"], row["duration_ns"]) == (150, 0, 200)
 
 
-def test_times_of_a_rank_are_the_groups_of_its_time_budget() -> None:
+def test_times_of_a_rank_are_the_groups_of_its_time_budget():
     made = trace(
         kernels=[kernel(10, 40), kernel(30, 60, stream=8), kernel(50, 90, ALL_REDUCE, stream=9)],
         copies=[copy(80, 120)],
@@ -170,7 +170,7 @@ def test_times_of_a_rank_are_the_groups_of_its_time_budget() -> None:
     assert sum(times[key] for key in ("compute_ns", "graph_ns", "exposed_ns", "copy_ns", "idle_ns")) == 200
 
 
-def test_waiting_that_compute_hides_is_not_exposed() -> None:
+def test_waiting_that_compute_hides_is_not_exposed():
     """Rank 0 begins to wait at 0 and computes from 0 to 60; rank 1 comes at 100."""
     first = rank_trace([(0, 60)], [collective(0, 150)], rank=0, epoch_ns=0)
     second = rank_trace([(0, 100)], [collective(100, 150)], rank=1, epoch_ns=0)
@@ -178,7 +178,7 @@ def test_waiting_that_compute_hides_is_not_exposed() -> None:
     assert (waits["wait_ns"], waits["exposed_wait_ns"], waits["transfer_ns"]) == (100, 40, 50)
 
 
-def test_without_numbers_collectives_are_paired_by_order() -> None:
+def test_without_numbers_collectives_are_paired_by_order():
     first = rank_trace([], [collective(0, 30), collective(100, 130)], rank=0, epoch_ns=0)
     second = rank_trace([], [collective(10, 30), collective(120, 130)], rank=1, epoch_ns=0)
     result = together([first, second])
@@ -186,7 +186,7 @@ def test_without_numbers_collectives_are_paired_by_order() -> None:
     assert result.waits.collectives["wait_ns"].to_list() == [10, 20]
 
 
-def test_sampled_traces_are_paired_by_time() -> None:
+def test_sampled_traces_are_paired_by_time():
     """Equal counts, but each rank lost another collective: order would pair what does not run together."""
     first = rank_trace([], [collective(t, t + 30 * US) for t in (0, 1 * MS, 2 * MS, 3 * MS)], rank=0, epoch_ns=0)
     second = rank_trace(
@@ -198,7 +198,7 @@ def test_sampled_traces_are_paired_by_time() -> None:
     assert result.waits.collectives["wait_ns"].to_list() == [5 * US] * 3
 
 
-def test_pairs_of_different_size_are_rejected() -> None:
+def test_pairs_of_different_size_are_rejected():
     def sized(elements: int):
         return collective(
             0, 50, described="allreduce", group="0", ranks="[0, 1]", size=2, in_elements=elements, dtype="Float"
@@ -209,7 +209,7 @@ def test_pairs_of_different_size_are_rejected() -> None:
     assert not result.waits.collectives.height
 
 
-def test_groups_are_kept_apart() -> None:
+def test_groups_are_kept_apart():
     """Two groups of two ranks each, both called by another name: nobody of one waits for the other."""
 
     def of_group(name: str, ranks: str, start: int):
@@ -227,7 +227,7 @@ def test_groups_are_kept_apart() -> None:
     assert result.waits.collectives["ranks"].to_list() == [2, 2]
 
 
-def test_a_group_that_is_not_named_is_found_by_time() -> None:
+def test_a_group_that_is_not_named_is_found_by_time():
     """Four ranks in pairs, without any description: the pairs end together, and not with the others."""
     pair_a = [collective(t, t + 40 * US) for t in (0, 5 * MS)]
     pair_b = [collective(t + 2_500 * US, t + 2_540 * US) for t in (0, 5 * MS, 10 * MS)]
@@ -238,7 +238,7 @@ def test_a_group_that_is_not_named_is_found_by_time() -> None:
     assert result.matching.row(0, named=True)["matched"] == 10
 
 
-def test_one_number_for_several_kernels_pairs_the_first_with_the_first() -> None:
+def test_one_number_for_several_kernels_pairs_the_first_with_the_first():
     def coalesced(shift: int):
         return [
             collective(t + shift, t + 40, described="allgather", group="0", ranks="[0, 1]", size=2, sequence=7)
@@ -251,19 +251,19 @@ def test_one_number_for_several_kernels_pairs_the_first_with_the_first() -> None
     assert result.waits.collectives["wait_ns"].to_list() == [9, 9]
 
 
-def test_a_root_that_leaves_a_broadcast_early_waits_no_longer_than_it_stays() -> None:
+def test_a_root_that_leaves_a_broadcast_early_waits_no_longer_than_it_stays():
     root = rank_trace([], [collective(0, 30, BROADCAST)], rank=0, epoch_ns=0)
     other = rank_trace([], [collective(20, 60, BROADCAST)], rank=1, epoch_ns=0)
     waits = together([root, other]).waits.ranks
     assert waits.select("wait_ns", "transfer_ns").rows() == [(20, 10), (0, 40)]
 
 
-def test_sends_among_more_than_two_ranks_have_no_peers_to_be_paired_with() -> None:
+def test_sends_among_more_than_two_ranks_have_no_peers_to_be_paired_with():
     traces = [rank_trace([], [collective(0, 50, SEND_RECV)], rank=rank) for rank in range(3)]
     assert together(traces).matching.row(0, named=True)["method"] == "no peers"
 
 
-def test_without_any_epoch_collectives_alone_bring_the_clocks_together() -> None:
+def test_without_any_epoch_collectives_alone_bring_the_clocks_together():
     hour = 3_600 * 1_000_000_000
     first = rank_trace([], [collective(t, t + 40) for t in range(0, 1000, 100)], rank=0)
     second = rank_trace([], [collective(hour + t + 15, hour + t + 40) for t in range(0, 1000, 100)], rank=1)
@@ -273,7 +273,7 @@ def test_without_any_epoch_collectives_alone_bring_the_clocks_together() -> None
     assert "no common Unix time" in result.alignment.method
 
 
-def test_a_rank_that_nothing_connects_is_left_out_and_named() -> None:
+def test_a_rank_that_nothing_connects_is_left_out_and_named():
     first = rank_trace([], [collective(0, 40)], rank=0)
     second = rank_trace([(0, 40)], [], rank=1)
     result = together([first, second])
@@ -283,7 +283,7 @@ def test_a_rank_that_nothing_connects_is_left_out_and_named() -> None:
     assert [note.code for note in result.notes] == ["clocks-apart", "unmatched-collectives"]
 
 
-def test_clocks_are_reached_over_ranks_between() -> None:
+def test_clocks_are_reached_over_ranks_between():
     """Ranks 0 and 2 share no group; both share one with rank 1."""
 
     def at(offset: int, name: str, ranks: str):
@@ -302,7 +302,7 @@ def test_clocks_are_reached_over_ranks_between() -> None:
     assert result.alignment.aligned.all()
 
 
-def test_a_drifting_clock_is_straightened() -> None:
+def test_a_drifting_clock_is_straightened():
     """Rank 1's clock runs 20 ppm fast: over a second that is 20 µs, which would drown waits of 1 µs."""
     times = [number * 10 * MS for number in range(100)]
     first = rank_trace([], [collective(t, t + 100 * US) for t in times], rank=0, epoch_ns=0)
@@ -315,7 +315,7 @@ def test_a_drifting_clock_is_straightened() -> None:
     assert result.waits.ranks["last"].to_list() == [0, 100]
 
 
-def test_broadcasts_do_not_move_clocks_that_are_common_already() -> None:
+def test_broadcasts_do_not_move_clocks_that_are_common_already():
     """The root leaves early: its end says nothing of the clocks."""
     root = rank_trace([], [collective(0, 30, BROADCAST)] * 1, rank=0, epoch_ns=0)
     other = rank_trace([], [collective(0, 60, BROADCAST)], rank=1, epoch_ns=0)
@@ -338,11 +338,11 @@ def test_broadcasts_do_not_move_clocks_that_are_common_already() -> None:
         ("bert_r2d2.json", None),
     ],
 )
-def test_the_rank_in_a_name(name: str, rank: int | None) -> None:
+def test_the_rank_in_a_name(name, rank):
     assert rank_in_name(name) == rank
 
 
-def test_the_files_own_record_comes_before_its_name() -> None:
+def test_the_files_own_record_comes_before_its_name():
     result = together(
         [rank_trace([(0, 9)], source="rank7.json", rank=1), rank_trace([(0, 9)], source="x.json", rank=0)]
     )
@@ -351,7 +351,7 @@ def test_the_files_own_record_comes_before_its_name() -> None:
     assert result.placing.how == ("file", "file")
 
 
-def test_files_that_tell_no_rank_are_numbered_in_order() -> None:
+def test_files_that_tell_no_rank_are_numbered_in_order():
     result = together([rank_trace([(0, 9)], source="b.json"), rank_trace([(0, 9)], source="a.json")])
     assert [(rank, summary.source) for rank, summary in zip(result.ranks, result.summaries, strict=True)] == [
         (0, "b.json"),
@@ -360,28 +360,28 @@ def test_files_that_tell_no_rank_are_numbered_in_order() -> None:
     assert "ranks-by-order" in {note.code for note in result.notes}
 
 
-def test_two_files_of_one_rank_are_an_error_that_names_both() -> None:
+def test_two_files_of_one_rank_are_an_error_that_names_both():
     with pytest.raises(UsageError, match=r"one\.json and two\.json are both rank 4"):
         together([rank_trace([(0, 9)], source="one.json", rank=4), rank_trace([(0, 9)], source="two.json", rank=4)])
 
 
-def test_files_of_different_runs_are_an_error() -> None:
+def test_files_of_different_runs_are_an_error():
     with pytest.raises(UsageError, match="world sizes of 2, 4"):
         together([rank_trace([(0, 9)], rank=0, world_size=2), rank_trace([(0, 9)], rank=1, world_size=4)])
 
 
-def test_a_file_that_tells_no_rank_among_others_that_do_is_an_error() -> None:
+def test_a_file_that_tells_no_rank_among_others_that_do_is_an_error():
     with pytest.raises(UsageError, match=r"x\.json does not tell its rank, but rank1\.json does"):
         together([rank_trace([(0, 9)], source="rank1.json"), rank_trace([(0, 9)], source="x.json")])
 
 
-def test_ranks_without_a_profile_are_noted() -> None:
+def test_ranks_without_a_profile_are_noted():
     result = together([rank_trace([(0, 9)], rank=1, world_size=4)])
     assert result.placing.missing == (0, 2, 3)
     assert "3 of the run's 4 ranks" in result.notes[0].text
 
 
-def test_one_file_of_two_processes_is_two_ranks_on_one_clock() -> None:
+def test_one_file_of_two_processes_is_two_ranks_on_one_clock():
     made = trace(
         kernels=[
             kernel(0, 50, ALL_REDUCE, process=1, device=0),
@@ -395,7 +395,7 @@ def test_one_file_of_two_processes_is_two_ranks_on_one_clock() -> None:
     assert "share the clock of their one file" in result.alignment.method
 
 
-def test_each_part_of_a_file_keeps_its_own_rows_and_their_links() -> None:
+def test_each_part_of_a_file_keeps_its_own_rows_and_their_links():
     made = trace(
         kernels=[kernel(0, 10, process=1, device=0), kernel(0, 20, process=2, device=1)],
         ranges=[nvtx(0, 9, "other", process=1), nvtx(0, 9, "outer", process=2), nvtx(1, 5, "inner", process=2)],
@@ -409,7 +409,7 @@ def test_each_part_of_a_file_keeps_its_own_rows_and_their_links() -> None:
     assert "work-outside-ranks" in {note.code for note in second.trace.capture.notes}
 
 
-def test_a_file_of_one_rank_is_not_taken_apart() -> None:
+def test_a_file_of_one_rank_is_not_taken_apart():
     made = trace(kernels=[kernel(0, 10)], copies=[copy(0, 10, device=1)])
     (only,) = split_ranks(made)
     assert only.trace is made
@@ -419,7 +419,7 @@ def stepped(compute: int) -> list[tuple[int, int]]:
     return [(step * 1_000, step * 1_000 + compute) for step in range(4)]
 
 
-def test_steps_that_all_ranks_have_are_compared_one_by_one() -> None:
+def test_steps_that_all_ranks_have_are_compared_one_by_one():
     result = together([rank_trace(stepped(100), rank=0), rank_trace(stepped(300), rank=1)], "steady")
     balance = result.balance.step_balance
     assert balance["compute_max_ns"].to_list() == [300] * 4
@@ -428,7 +428,7 @@ def test_steps_that_all_ranks_have_are_compared_one_by_one() -> None:
     assert result.balance.imbalance == 1.5
 
 
-def test_ranks_with_different_steps_are_compared_by_their_windows() -> None:
+def test_ranks_with_different_steps_are_compared_by_their_windows():
     result = together([rank_trace(stepped(100), rank=0), rank_trace(stepped(300)[:3], rank=1)], "steady")
     assert not result.balance.step_balance.height
     assert "share no steps" in result.balance.how
@@ -446,7 +446,7 @@ def test_ranks_with_different_steps_are_compared_by_their_windows() -> None:
         ("void vllm::cross_device_reduce_1stage<__half, 2>(RankData*)", "all_reduce"),
     ],
 )
-def test_the_kind_of_a_kernel(name: str, kind: str) -> None:
+def test_the_kind_of_a_kernel(name, kind):
     assert kind_of_kernel(name) == kind
 
 
@@ -463,11 +463,11 @@ def test_the_kind_of_a_kernel(name: str, kind: str) -> None:
         ("wait", "unknown"),
     ],
 )
-def test_the_kind_that_a_framework_names(name: str, kind: str) -> None:
+def test_the_kind_that_a_framework_names(name, kind):
     assert kind_of_description(name) == kind
 
 
-def test_only_ranges_of_collectives_name_a_kind() -> None:
+def test_only_ranges_of_collectives_name_a_kind():
     assert kind_of_range("nccl:all_to_all, op_id = 991254") == "all_to_all"
     assert kind_of_range("ncclAllReduce") == "all_reduce"
     assert kind_of_range("c10d::alltoall_base_, op_id = 12") == "all_to_all"
@@ -475,7 +475,7 @@ def test_only_ranges_of_collectives_name_a_kind() -> None:
     assert kind_of_range("ncclGroupEnd") == "unknown"
 
 
-def test_an_all_to_all_of_sends_is_named_by_the_call_around_it() -> None:
+def test_an_all_to_all_of_sends_is_named_by_the_call_around_it():
     made = trace(
         kernels=[kernel(20, 60, SEND_RECV, correlation=1)],
         api=[launch(4, 6, 1)],
@@ -499,11 +499,11 @@ def test_an_all_to_all_of_sends_is_named_by_the_call_around_it() -> None:
         ("unknown", 8, None),
     ],
 )
-def test_the_bus_factor(kind: str, ranks: int | None, factor: float | None) -> None:
+def test_the_bus_factor(kind, ranks, factor):
     assert bus_factor(kind, ranks) == factor
 
 
-def test_sizes_are_the_whole_that_is_gathered_or_scattered() -> None:
+def test_sizes_are_the_whole_that_is_gathered_or_scattered():
     assert size_bytes("all_gather", 100, 800, "BFloat16") == 1600
     assert size_bytes("reduce_scatter", 800, 100, "BFloat16") == 1600
     assert size_bytes("all_reduce", 100, 100, "Float") == 400
@@ -511,13 +511,13 @@ def test_sizes_are_the_whole_that_is_gathered_or_scattered() -> None:
     assert size_bytes("all_reduce", None, None, "Float") is None
 
 
-def test_unrecorded_sizes_stay_unavailable() -> None:
+def test_unrecorded_sizes_stay_unavailable():
     result = together([rank_trace([], [collective(0, 9)], rank=0), rank_trace([], [collective(0, 9)], rank=1)])
     row = result.groups.row(0, named=True)
     assert (row["size_bytes"], row["bus_bytes_per_s"], row["own_bus_bytes_per_s"]) == (None, None, None)
 
 
-def test_a_rank_without_gpu_work_has_no_times_and_does_no_harm() -> None:
+def test_a_rank_without_gpu_work_has_no_times_and_does_no_harm():
     empty = replace(trace(kernels=[]), capture=replace(trace(kernels=[]).capture, source="rank1.json", rank=1))
     result = together([rank_trace([(0, 9)], rank=0), empty])
     assert result.balance.ranks["compute_ns"].to_list() == [9, 0]

@@ -6,7 +6,7 @@ The replay against the obvious way to do the same: one call and one piece of wor
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ _OPERATION = st.one_of(
 
 
 @given(st.lists(_OPERATION, min_size=1, max_size=12), st.integers(2, 4))
-def test_a_simulated_program_is_replayed_to_the_nanosecond(operations: list[tuple[Any, ...]], steps: int) -> None:
+def test_a_simulated_program_is_replayed_to_the_nanosecond(operations, steps):
     # Launches at both edges: the latency of an idle GPU and the gap of a busy one are both there to be seen.
     step = [("launch", 50 * US), ("launch", 50 * US), *operations, ("launch", 9 * US), ("synchronize",)]
     profile = run(step, steps)
@@ -55,28 +55,28 @@ def test_a_simulated_program_is_replayed_to_the_nanosecond(operations: list[tupl
     assert found.duration_ns(replay(found.schedule)) == window.duration_ns
 
 
-def test_what_starting_costs_is_measured_in_the_window() -> None:
+def test_what_starting_costs_is_measured_in_the_window():
     found = schedule_of(run([("launch", 50 * US), ("launch", 50 * US), ("synchronize",)]))
     offset = found.schedule.offset_ns - found.schedule.held_ns[found.schedule.call]
     assert set(offset.tolist()) == {LATENCY_NS}
     assert set(found.schedule.gap_ns.tolist()) == {GAP_NS}
 
 
-def test_a_gpu_bound_program_without_waits_is_replayed() -> None:
+def test_a_gpu_bound_program_without_waits_is_replayed():
     found = schedule_of(run([("launch", 90 * US)] * 6, steps=8))
     window = found.window
     assert found.duration_ns(replay(found.schedule)) == window.duration_ns
     assert not found.ends_with_host
 
 
-def test_a_window_cut_out_anywhere_is_replayed() -> None:
+def test_a_window_cut_out_anywhere_is_replayed():
     profile = run([("launch", 30 * US), ("pause", 40 * US), ("launch", 20 * US), ("synchronize",)], steps=10)
     found = schedule_of(profile, f"{200 * US}:{600 * US}")
     replayed = found.duration_ns(replay(found.schedule))
     assert replayed == pytest.approx(found.window.duration_ns, rel=0.02)
 
 
-def test_a_release_that_drains_the_gpu_is_a_wait() -> None:
+def test_a_release_that_drains_the_gpu_is_a_wait():
     step = [("launch", 300 * US), ("allocate", 20 * US, "cudaFree"), ("launch", 5 * US), ("synchronize",)]
     found = schedule_of(run(step))
     frees = found.cause == 2
@@ -84,7 +84,7 @@ def test_a_release_that_drains_the_gpu_is_a_wait() -> None:
     assert set(found.schedule.return_ns[frees].tolist()) == {20 * US}
 
 
-def test_a_copy_from_pageable_memory_holds_the_host_until_it_is_done() -> None:
+def test_a_copy_from_pageable_memory_holds_the_host_until_it_is_done():
     step = [("launch", 300 * US), ("blocking_copy", 8 << 20, 400 * US), ("launch", 5 * US), ("synchronize",)]
     profile = run(step)
     found = schedule_of(profile)
@@ -93,7 +93,7 @@ def test_a_copy_from_pageable_memory_holds_the_host_until_it_is_done() -> None:
     assert found.duration_ns(replay(found.schedule)) == pytest.approx(found.window.duration_ns, rel=0.01)
 
 
-def test_work_that_waited_for_another_stream_is_tied_to_it() -> None:
+def test_work_that_waited_for_another_stream_is_tied_to_it():
     kernels = [
         kernel(6 * US, 200 * US, correlation=1, stream=7),
         kernel(202 * US, 210 * US, correlation=2, stream=8),
@@ -118,34 +118,34 @@ def _two_streams(waits: Sequence[int], overlap: bool = False) -> list[int]:
     return schedule_of(trace(kernels, api), "all").schedule.after.tolist()
 
 
-def test_work_that_the_host_ordered_behind_another_stream_stays_behind_it() -> None:
+def test_work_that_the_host_ordered_behind_another_stream_stays_behind_it():
     assert _two_streams(waits=[60]) == [-1, 0, -1, 2, -1, 4, -1, 6]
 
 
-def test_without_a_record_of_stream_waits_the_order_that_never_broke_is_kept() -> None:
+def test_without_a_record_of_stream_waits_the_order_that_never_broke_is_kept():
     assert _two_streams(waits=[]) == [-1, 0, 1, 2, 3, 4, 5, 6]
     overlapped = _two_streams(waits=[], overlap=True)
     assert overlapped[1::2] == [-1, -1, -1, -1]  # the second stream was seen not to wait for the first
     assert overlapped[::2] == [-1, 1, 3, 5]
 
 
-def test_long_pauses_are_stalls_and_short_ones_are_not() -> None:
+def test_long_pauses_are_stalls_and_short_ones_are_not():
     found = schedule_of(run([("launch", 5 * US), ("pause", 3 * MS), ("launch", 5 * US), ("pause", 20 * US)] * 3))
     assert {int(time) for time in found.stall_ns} == {0, 3 * MS}
 
 
 @pytest.mark.parametrize("spec", ["steady", "all"])
-def test_without_launching_calls_there_is_no_schedule(spec: str) -> None:
+def test_without_launching_calls_there_is_no_schedule(spec):
     timeline = Timeline(trace([kernel(0, 10), kernel(40, 50)], []))
     assert recorded_schedule(timeline, timeline.window(spec)) is None
 
 
-def test_a_window_of_one_range_has_no_schedule() -> None:
+def test_a_window_of_one_range_has_no_schedule():
     timeline = Timeline(trace([kernel(5, 10, correlation=1)], [launch(0, 4, 1)], [nvtx(0, 4, "forward")]))
     assert recorded_schedule(timeline, timeline.window("all", "forward")) is None
 
 
-def test_the_machine_of_these_tests_keeps_order() -> None:
+def test_the_machine_of_these_tests_keeps_order():
     machine = Machine()
     machine.launch(100 * US)
     machine.launch(1 * US)
@@ -218,14 +218,14 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 
 @given(schedules())
-def test_the_replay_gives_every_time_that_stepping_through_gives(schedule: Schedule) -> None:
+def test_the_replay_gives_every_time_that_stepping_through_gives(schedule):
     found, expected = replay(schedule), step_by_step(schedule)
     for name in ("call_starts", "call_ends", "starts", "ends"):
         assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
 
 
 @given(schedules())
-def test_a_shorter_pause_never_makes_anything_later(schedule: Schedule) -> None:
+def test_a_shorter_pause_never_makes_anything_later(schedule):
     found = replay(schedule)
     sooner = replay(replace(schedule, pause_ns=schedule.pause_ns // 2))
     assert (sooner.ends <= found.ends).all()
@@ -233,7 +233,7 @@ def test_a_shorter_pause_never_makes_anything_later(schedule: Schedule) -> None:
 
 
 @given(schedules())
-def test_work_of_a_stream_keeps_its_order_and_never_overlaps(schedule: Schedule) -> None:
+def test_work_of_a_stream_keeps_its_order_and_never_overlaps(schedule):
     schedule = replace(schedule, gap_ns=np.abs(schedule.gap_ns))
     found = replay(schedule)
     for stream in range(len(schedule.ready_ns)):

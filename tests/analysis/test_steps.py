@@ -32,7 +32,7 @@ def _program(pattern: str, *, gap: int = 50 * US, first: int = 0) -> tuple[list[
     return kernels, calls
 
 
-def test_ranges_called_step_are_the_steps() -> None:
+def test_ranges_called_step_are_the_steps():
     kernels, calls = _program("ab ab ab ab")
     ranges = [nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 30 * US, "step") for k in kernels[::2]]
     search = _search(kernels=kernels, api=calls, ranges=ranges)
@@ -40,7 +40,7 @@ def test_ranges_called_step_are_the_steps() -> None:
     assert (search.steps[0].start_ns, search.steps[0].end_ns) == (-6 * US, 30 * US)
 
 
-def test_numbers_in_names_do_not_matter() -> None:
+def test_numbers_in_names_do_not_matter():
     kernels, calls = _program("ab ab ab")
     ranges = [
         nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 30 * US, f"ProfilerStep#{i}") for i, k in enumerate(kernels[::2])
@@ -48,7 +48,7 @@ def test_numbers_in_names_do_not_matter() -> None:
     assert _search(kernels=kernels, api=calls, ranges=ranges).name == "ProfilerStep#N"
 
 
-def test_steps_inside_a_warm_up_range_are_not_steps() -> None:
+def test_steps_inside_a_warm_up_range_are_not_steps():
     kernels, calls = _program("ab ab ab ab")
     ranges = [nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 30 * US, "step") for k in kernels[::2]]
     warm = nvtx(-10 * US, kernels[2]["start_ns"] + 40 * US, "warm-up")
@@ -57,7 +57,7 @@ def test_steps_inside_a_warm_up_range_are_not_steps() -> None:
     assert search.steps[0].start_ns == kernels[4]["start_ns"] - 6 * US
 
 
-def test_of_two_threads_that_mark_steps_those_with_most_of_the_gpu_time_count() -> None:
+def test_of_two_threads_that_mark_steps_those_with_most_of_the_gpu_time_count():
     kernels, calls, ranges = [], [], []
     for number in range(6):
         thread, begin = 1 + number % 2, 1000 * US * number
@@ -69,7 +69,7 @@ def test_of_two_threads_that_mark_steps_those_with_most_of_the_gpu_time_count() 
     assert [step.start_ns for step in search.steps] == [999 * US, 2999 * US, 4999 * US]
 
 
-def test_a_part_of_the_step_is_not_the_step() -> None:
+def test_a_part_of_the_step_is_not_the_step():
     # The attention ranges repeat, but hold only half of the launches.
     kernels, calls = _program("aabb aabb aabb")
     ranges = [nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 17 * US, "attention") for k in kernels[::4]]
@@ -78,13 +78,13 @@ def test_a_part_of_the_step_is_not_the_step() -> None:
     assert len(search.steps) == 3
 
 
-def test_two_numbered_stages_of_a_program_are_no_repetition() -> None:
+def test_two_numbered_stages_of_a_program_are_no_repetition():
     kernels, calls = _program("abc de")
     ranges = [nvtx(-6 * US, 32 * US, "phase1"), nvtx(kernels[3]["start_ns"] - 6 * US, 300 * US, "phase2")]
     assert _search(kernels=kernels, api=calls, ranges=ranges).source == "none"
 
 
-def test_where_the_host_runs_ahead_a_step_lasts_from_its_first_work_to_the_next_ones() -> None:
+def test_where_the_host_runs_ahead_a_step_lasts_from_its_first_work_to_the_next_ones():
     calls = [launch(10 * i, 10 * i + 2, i + 1) for i in range(4)]
     kernels = [kernel(1000 * i + 500, 1000 * i + 1400, "a", correlation=i + 1) for i in range(4)]
     ranges = [nvtx(10 * i, 10 * i + 5, "train_step") for i in range(4)]
@@ -92,7 +92,7 @@ def test_where_the_host_runs_ahead_a_step_lasts_from_its_first_work_to_the_next_
     assert [(s.start_ns, s.end_ns) for s in steps] == [(500, 1500), (1500, 2500), (2500, 3500), (3500, 4400)]
 
 
-def test_a_kernel_sequence_repeats_by_step_not_by_layer() -> None:
+def test_a_kernel_sequence_repeats_by_step_not_by_layer():
     kernels, calls = _program(" ".join(["e" + "xyz" * 6 + "h"] * 5))
     search = _search(kernels=kernels, api=calls)
     assert search.source == "sequence"
@@ -100,33 +100,33 @@ def test_a_kernel_sequence_repeats_by_step_not_by_layer() -> None:
     assert search.steps[1].start_ns == kernels[20]["start_ns"]
 
 
-def test_layers_that_repeat_inside_one_forward_pass_are_not_steps() -> None:
+def test_layers_that_repeat_inside_one_forward_pass_are_not_steps():
     kernels, calls = _program("e" + "xyz" * 8 + "h")
     ranges = [nvtx(-6 * US, kernels[-1]["end_ns"], "forward_pass")]
     assert _search(kernels=kernels, api=calls, ranges=ranges).source == "none"
 
 
-def test_a_single_range_called_step_is_the_step_however_its_layers_repeat() -> None:
+def test_a_single_range_called_step_is_the_step_however_its_layers_repeat():
     kernels, calls = _program("e" + "xyz" * 8 + "h")
     ranges = [nvtx(-6 * US, kernels[-1]["end_ns"], "step")]
     search = _search(kernels=kernels, api=calls, ranges=ranges)
     assert (search.source, len(search.steps)) == ("range", 1)
 
 
-def test_start_up_work_before_the_loop_is_outside_of_the_steps() -> None:
+def test_start_up_work_before_the_loop_is_outside_of_the_steps():
     kernels, calls = _program("ijklm " + " ".join(["abcd"] * 6))
     search = _search(kernels=kernels, api=calls)
     assert len(search.steps) == 6
     assert search.steps[0].start_ns == kernels[5]["start_ns"]
 
 
-def test_repeated_graph_launches_are_steps() -> None:
+def test_repeated_graph_launches_are_steps():
     calls = [launch(1000 * i, 1000 * i + 5, i + 1, "cudaGraphLaunch") for i in range(5)]
     graphs = [graph(1000 * i + 10, 1000 * i + 900, correlation=i + 1) for i in range(5)]
     assert len(_search(api=calls, graph_launches=graphs).steps) == 5
 
 
-def test_the_optimizer_ends_a_step_even_if_no_two_steps_launch_alike() -> None:
+def test_the_optimizer_ends_a_step_even_if_no_two_steps_launch_alike():
     # Experts are chosen anew in each step, so that nothing repeats: 21, 20, 22 and 21 launches.
     steps = [
         "abcde" * 3 + "xyxy" + "OO",
@@ -145,7 +145,7 @@ def test_the_optimizer_ends_a_step_even_if_no_two_steps_launch_alike() -> None:
     assert [step.start_ns for step in search.steps] == [kernels[first]["start_ns"] for first in firsts]
 
 
-def test_what_precedes_the_first_optimizer_pass_is_a_step_behind_a_start() -> None:
+def test_what_precedes_the_first_optimizer_pass_is_a_step_behind_a_start():
     kernels, calls = _program("ijklmnopq" + "abcdeO" * 4 + "abc")
     for row in kernels:
         if row["name"] == "O":
@@ -156,13 +156,13 @@ def test_what_precedes_the_first_optimizer_pass_is_a_step_behind_a_start() -> No
     assert search.steps[-1].end_ns == kernels[9 + 24 - 1]["end_ns"]
 
 
-def test_layers_of_one_step_are_no_steps_where_an_optimizer_runs_beside_them() -> None:
+def test_layers_of_one_step_are_no_steps_where_an_optimizer_runs_beside_them():
     kernels, calls = _program("e" + "xyz" * 12 + "hO")
     kernels[-1]["full_name"] = "adamw_kernel"
     assert _search(kernels=kernels, api=calls).source == "none"
 
 
-def test_a_data_loader_tells_the_steps_of_an_evaluation() -> None:
+def test_a_data_loader_tells_the_steps_of_an_evaluation():
     # Batches of unequal shape: nothing repeats.
     steps = ["abcd", "badc", "cdab", "dcba"]
     kernels, calls = _program("".join(steps))
@@ -174,7 +174,7 @@ def test_a_data_loader_tells_the_steps_of_an_evaluation() -> None:
     assert "from the requests to the data loader" in search.how
 
 
-def test_compiled_regions_are_no_steps_though_they_hold_all_work() -> None:
+def test_compiled_regions_are_no_steps_though_they_hold_all_work():
     kernels, calls = _program(" ".join(["abcdef"] * 4))
     ranges = [
         nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 17 * US, "## Call CompiledFxGraph f1 ##") for k in kernels[::2]
@@ -183,7 +183,7 @@ def test_compiled_regions_are_no_steps_though_they_hold_all_work() -> None:
     assert (search.source, len(search.steps)) == ("sequence", 4)
 
 
-def test_tokens_of_a_text_are_not_surely_steps() -> None:
+def test_tokens_of_a_text_are_not_surely_steps():
     layers = "abc" * 6
     kernels, calls = _program(" ".join(["e" + layers + "hm"] * 6))
     sure = _search(kernels=kernels, api=calls)
@@ -196,7 +196,7 @@ def test_tokens_of_a_text_are_not_surely_steps() -> None:
     assert "they may be parts of a step" in chosen.how
 
 
-def test_what_happens_once_in_several_turns_makes_them_one_step() -> None:
+def test_what_happens_once_in_several_turns_makes_them_one_step():
     kernels, calls = _program("ab" * 12)
     waits = [
         call(kernels[i]["start_ns"], kernels[i]["start_ns"] + US, "cudaDeviceSynchronize") for i in range(7, 24, 8)
@@ -206,7 +206,7 @@ def test_what_happens_once_in_several_turns_makes_them_one_step() -> None:
     assert "4 turns in each" in search.how
 
 
-def test_what_repeats_inside_of_a_step_and_beyond_it_is_listed_beside_it() -> None:
+def test_what_repeats_inside_of_a_step_and_beyond_it_is_listed_beside_it():
     kernels, calls = _program("ab" * 12)
     waits = [
         call(kernels[i]["start_ns"], kernels[i]["start_ns"] + US, "cudaDeviceSynchronize") for i in range(7, 24, 8)
@@ -218,7 +218,7 @@ def test_what_repeats_inside_of_a_step_and_beyond_it_is_listed_beside_it() -> No
     assert [(each.count, each.launches, each.confidence) for each in layered] == [(5, 20, "medium"), (30, 3, "low")]
 
 
-def test_of_ranges_that_could_be_steps_all_are_listed_and_the_named_one_is_taken() -> None:
+def test_of_ranges_that_could_be_steps_all_are_listed_and_the_named_one_is_taken():
     kernels, calls = _program("ab ab ab ab")
     ranges = [
         nvtx(k["start_ns"] - depth * US, k["start_ns"] + 30 * US, name)
@@ -232,7 +232,7 @@ def test_of_ranges_that_could_be_steps_all_are_listed_and_the_named_one_is_taken
     ]
 
 
-def test_an_evaluation_ends_the_steady_steps_and_start_and_compilation_are_told_apart() -> None:
+def test_an_evaluation_ends_the_steady_steps_and_start_and_compilation_are_told_apart():
     step = "abcdeO"
     kernels, calls = _program("ijk" + "abc deO" + step * 7 + "vwxyz" * 6 + step * 3 + "ab")
     for row in kernels:
@@ -247,7 +247,7 @@ def test_an_evaluation_ends_the_steady_steps_and_start_and_compilation_are_told_
     assert told == [("start-up", 3), ("compilation", 6), ("interruption", 48), ("rest", 2)]
 
 
-def test_what_was_launched_before_the_recording_began_keeps_its_place() -> None:
+def test_what_was_launched_before_the_recording_began_keeps_its_place():
     # The host is 400 µs ahead: of the first eight kernels no launch was recorded.
     step = "abcdeO"
     kernels, _ = _program("deO" + step * 5)
@@ -260,7 +260,7 @@ def test_what_was_launched_before_the_recording_began_keeps_its_place() -> None:
     assert search.confidence == "high"
 
 
-def test_two_passes_of_an_optimizer_are_no_sure_steps() -> None:
+def test_two_passes_of_an_optimizer_are_no_sure_steps():
     kernels, calls = _program("abcdeO" + "bacdfO" + "ab")
     for row in kernels:
         if row["name"] == "O":
@@ -270,13 +270,13 @@ def test_two_passes_of_an_optimizer_are_no_sure_steps() -> None:
 
 
 @pytest.mark.parametrize(("turns", "confidence"), [(6, "medium"), (16, "low")])
-def test_many_turns_that_take_nothing_in_may_be_those_of_a_sampler(turns: int, confidence: str) -> None:
+def test_many_turns_that_take_nothing_in_may_be_those_of_a_sampler(turns, confidence):
     kernels, calls = _program(" ".join(["e" + "xyz" * 6 + "h"] * turns))
     assert _search(kernels=kernels, api=calls).confidence == confidence
 
 
 @pytest.mark.parametrize(("launch", "confidence"), [(20, "high"), (9, "low")], ids=["behind each", "inside of each"])
-def test_waits_tell_steps_only_where_they_lie_between_the_turns(launch: int, confidence: str) -> None:
+def test_waits_tell_steps_only_where_they_lie_between_the_turns(launch, confidence):
     kernels, calls = _program(" ".join(["e" + "xyz" * 6 + "h"] * 6))
     lasts = kernels[launch - 1 :: 20]
     waits = [call(row["start_ns"] + US, row["start_ns"] + 2 * US, "cudaStreamSynchronize") for row in lasts]
@@ -284,7 +284,7 @@ def test_waits_tell_steps_only_where_they_lie_between_the_turns(launch: int, con
 
 
 @pytest.mark.parametrize("beside", ["forward", "loss"])
-def test_an_optimizer_of_many_launches_is_a_part_of_the_step_where_another_phase_lies_beside(beside: str) -> None:
+def test_an_optimizer_of_many_launches_is_a_part_of_the_step_where_another_phase_lies_beside(beside):
     kernels, calls = _program(" ".join(["f" + "xyz" * 10] * 4))
     firsts = kernels[::31]
     ranges = [nvtx(row["start_ns"] - 6 * US, row["start_ns"], beside) for row in firsts]
@@ -294,7 +294,7 @@ def test_an_optimizer_of_many_launches_is_a_part_of_the_step_where_another_phase
     assert (search.source, search.name) == (("sequence", None) if beside == "forward" else ("range", "optimizer"))
 
 
-def test_of_two_turns_with_a_wait_each_the_first_is_the_step_whose_length_is_known() -> None:
+def test_of_two_turns_with_a_wait_each_the_first_is_the_step_whose_length_is_known():
     turn = "e" + "xyz" * 6 + "hb"
     kernels, calls = _program(turn + " " + turn, gap=500 * US)
     waits = [call(kernels[i]["end_ns"], kernels[i]["end_ns"] + US, "cudaDeviceSynchronize") for i in (20, 41)]
@@ -304,14 +304,14 @@ def test_of_two_turns_with_a_wait_each_the_first_is_the_step_whose_length_is_kno
 
 
 @pytest.mark.parametrize(("pause", "kept"), [(500 * US, 3), (US // 2, 4)])
-def test_a_last_step_counts_where_the_pause_that_it_lacks_does_not_matter(pause: int, kept: int) -> None:
+def test_a_last_step_counts_where_the_pause_that_it_lacks_does_not_matter(pause, kept):
     kernels, calls = _program(" ".join(["abcdefghij"] * 4), gap=pause)
     search = _search(kernels=kernels, api=calls)
     assert (len(search.steps), len(search.steady)) == (4, kept)
     assert ("the last left out, because its end was not recorded" in search.how) == (kept == 3)
 
 
-def test_two_turns_are_a_repetition_only_if_nothing_else_was_recorded() -> None:
+def test_two_turns_are_a_repetition_only_if_nothing_else_was_recorded():
     turn = "e" + "xyz" * 6 + "hb"
     kernels, calls = _program(turn + " " + turn)
     assert (len(_search(kernels=kernels, api=calls).steps), _search(kernels=kernels, api=calls).is_sure) == (2, False)
@@ -323,7 +323,7 @@ def test_two_turns_are_a_repetition_only_if_nothing_else_was_recorded() -> None:
     assert _search(kernels=kernels, api=calls).source == "none"
 
 
-def test_a_slow_first_step_is_warm_up() -> None:
+def test_a_slow_first_step_is_warm_up():
     calls = [launch(1000 * i, 1000 * i + 2, i + 1) for i in range(5)]
     lengths = [900, 300, 310, 290, 300]
     kernels = [kernel(1000 * i + 10, 1000 * i + 10 + lengths[i], "a", correlation=i + 1) for i in range(5)]
@@ -343,9 +343,7 @@ def test_a_slow_first_step_is_warm_up() -> None:
     ],
     ids=["slower-alone", "memory", "code", "more-work"],
 )
-def test_the_slower_of_two_steps_is_warm_up_only_if_it_does_what_a_warm_up_does(
-    beside: list[Row], kept: list[int]
-) -> None:
+def test_the_slower_of_two_steps_is_warm_up_only_if_it_does_what_a_warm_up_does(beside, kept):
     calls = [launch(0, 2, 1), launch(1000, 1002, 2), *beside]
     kernels = [kernel(10, 910, "a", correlation=1), kernel(1010, 1310, "a", correlation=2)]
     kernels += [kernel(920, 930, "b", correlation=3)] if any(row["correlation"] == 3 for row in beside) else []
@@ -356,28 +354,28 @@ def test_the_slower_of_two_steps_is_warm_up_only_if_it_does_what_a_warm_up_does(
 @pytest.mark.parametrize(
     ("name", "kept"), [("eleventh/masks_made_by_numpy__before.sqlite.xz", 2), ("fifth/blocks_are_timed__before.pt.", 1)]
 )
-def test_the_first_of_two_steps_pays_for_a_profiler_inside_of_the_program(name: str, kept: int) -> None:
+def test_the_first_of_two_steps_pays_for_a_profiler_inside_of_the_program(name, kept):
     """NumPy makes masks in each step, not in the first alone; PyTorch's profiler starts in the first."""
     (path,) = (REPOSITORY / "data" / "pairs").glob(f"{name}*")
     search = Timeline(read(path)).steps
     assert (len(search.steps), len(search.steady)) == (2, kept)
 
 
-def test_steps_that_all_differ_are_all_kept() -> None:
+def test_steps_that_all_differ_are_all_kept():
     calls = [launch(1000 * i, 1000 * i + 2, i + 1) for i in range(4)]
     kernels = [kernel(1000 * i + 10, 1000 * i + 100 + 150 * i, "a", correlation=i + 1) for i in range(4)]
     ranges = [nvtx(1000 * i, 1000 * i + 800, "iteration") for i in range(4)]
     assert len(_search(kernels=kernels, api=calls, ranges=ranges).steady) == 4
 
 
-def test_without_any_repetition_the_window_reaches_over_all_gpu_work_and_says_so() -> None:
+def test_without_any_repetition_the_window_reaches_over_all_gpu_work_and_says_so():
     timeline = Timeline(trace([kernel(10, 20, "a"), kernel(30, 44, "b")], window_ns=(0, 100)))
     window = timeline.window()
     assert (window.kind, window.start_ns, window.end_ns, window.steps) == ("device", 10, 44, ())
     assert "no repeating steps in ranges or kernel sequence" in window.how
 
 
-def test_step_statistics_count_wall_and_busy_time_of_each_step() -> None:
+def test_step_statistics_count_wall_and_busy_time_of_each_step():
     calls = [launch(100 * i, 100 * i + 2, i + 1) for i in range(3)]
     kernels = [kernel(100 * i + 10, 100 * i + 40 + i, "a", correlation=i + 1) for i in range(3)]
     ranges = [nvtx(100 * i, 100 * i + 60, "step") for i in range(3)]
@@ -403,13 +401,13 @@ _SAMPLE = {
 
 
 @pytest.mark.parametrize("path", _SAMPLE)
-def test_steps_are_those_that_were_marked(path: str) -> None:
+def test_steps_are_those_that_were_marked(path):
     case = judged(REPOSITORY / path)
     assert case.answer == _SAMPLE[path], case.line()
 
 
 @pytest.mark.slow
-def test_the_scorecard_is_the_stored_one_and_what_is_called_a_step_is_one() -> None:
+def test_the_scorecard_is_the_stored_one_and_what_is_called_a_step_is_one():
     cases: list[Case] = [case for path in recordings() if (case := judged(path)) is not None]
     assert len(cases) > 250, f"recordings in {', '.join(FOLDERS)}"
     sure = [case for case in cases if case.answer != "unsure"]

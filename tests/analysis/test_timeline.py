@@ -19,7 +19,7 @@ from warplens.analysis.window import parse_span
 from warplens.errors import UsageError
 
 
-def test_the_same_correlation_id_in_two_processes_joins_each_to_its_own_call() -> None:
+def test_the_same_correlation_id_in_two_processes_joins_each_to_its_own_call():
     timeline = Timeline(
         trace(
             [kernel(10, 20, correlation=5, process=1), kernel(12, 22, correlation=5, process=2)],
@@ -29,30 +29,30 @@ def test_the_same_correlation_id_in_two_processes_joins_each_to_its_own_call() -
     assert timeline.work["launch_start_ns"].to_list() == [0, 3]
 
 
-def test_work_without_a_recorded_call_has_no_launch_and_is_kept() -> None:
+def test_work_without_a_recorded_call_has_no_launch_and_is_kept():
     timeline = Timeline(trace([kernel(10, 20, correlation=9), kernel(30, 40)], [launch(0, 1, 5)]))
     assert timeline.work["api_row"].to_list() == [None, None]
     assert timeline.work["thread"].to_list() == [None, None]
 
 
-def test_of_nested_calls_with_one_correlation_id_the_outer_one_launched() -> None:
+def test_of_nested_calls_with_one_correlation_id_the_outer_one_launched():
     timeline = Timeline(trace([kernel(10, 20, correlation=5)], [launch(2, 5, 5, "cuLaunchKernel"), launch(1, 6, 5)]))
     assert timeline.work["launch_start_ns"].to_list() == [1]
 
 
-def test_sparse_correlation_ids_are_found_too() -> None:
+def test_sparse_correlation_ids_are_found_too():
     calls = [launch(i, i + 1, 10**12 * i) for i in range(1, 5)]
     timeline = Timeline(trace([kernel(50 + i, 51 + i, correlation=10**12 * i) for i in (4, 1)], calls))
     assert sorted(timeline.work["launch_start_ns"].to_list()) == [1, 4]
 
 
-def test_all_kinds_of_work_stand_in_one_sequence_in_order_of_their_begin() -> None:
+def test_all_kinds_of_work_stand_in_one_sequence_in_order_of_their_begin():
     timeline = Timeline(trace([kernel(10, 20), kernel(0, 5)], copies=[copy(7, 9)], memsets=[memset(5, 6)]))
     assert timeline.work["kind"].to_list() == ["kernel", "memset", "copy", "kernel"]
     assert timeline.work["row"].to_list() == [1, 0, 0, 0]
 
 
-def test_a_profile_without_work_gives_an_empty_timeline() -> None:
+def test_a_profile_without_work_gives_an_empty_timeline():
     timeline = Timeline(trace(api=[launch(0, 1, 1)]))
     assert timeline.work.height == 0
     assert timeline.window().kind == "all"
@@ -69,12 +69,12 @@ def test_a_profile_without_work_gives_an_empty_timeline() -> None:
         ("-0.5ms:1µs", (-500_000, 1_000)),
     ],
 )
-def test_spans_are_exact_in_nanoseconds(text: str, expected: tuple[int | None, int | None]) -> None:
+def test_spans_are_exact_in_nanoseconds(text, expected):
     assert parse_span(text) == expected
 
 
 @pytest.mark.parametrize("text", ["1", "1:2:3", "a:b", "2s:1s", "1 parsec:", "5:5"])
-def test_a_span_that_cannot_be_read_says_what_it_should_look_like(text: str) -> None:
+def test_a_span_that_cannot_be_read_says_what_it_should_look_like(text):
     with pytest.raises(UsageError):
         parse_span(text)
 
@@ -93,30 +93,30 @@ def _timeline() -> Timeline:
     )
 
 
-def test_an_explicit_window_selects_the_work_that_begins_inside() -> None:
+def test_an_explicit_window_selects_the_work_that_begins_inside():
     timeline = _timeline()
     assert timeline.kernels_in(timeline.window("30:50"))["start_ns"].to_list() == [30]
 
 
-def test_all_selects_everything() -> None:
+def test_all_selects_everything():
     timeline = _timeline()
     window = timeline.window("all")
     assert timeline.kernels_in(window).height == 3
     assert (window.start_ns, window.end_ns) == (0, 60)
 
 
-def test_a_range_selects_the_work_launched_inside_it_not_the_work_that_runs_meanwhile() -> None:
+def test_a_range_selects_the_work_launched_inside_it_not_the_work_that_runs_meanwhile():
     timeline = _timeline()
     assert timeline.kernels_in(timeline.window("all", "forward"))["start_ns"].to_list() == [10, 30]
     assert timeline.api_calls_in(timeline.window("all", "backward"))["correlation"].to_list() == [3]
 
 
-def test_an_unknown_range_is_refused_with_similar_names() -> None:
+def test_an_unknown_range_is_refused_with_similar_names():
     with pytest.raises(UsageError, match=r"'forwrd'.*'forward'"):
         _timeline().window("all", "forwrd")
 
 
-def test_a_window_outside_of_the_recording_is_refused() -> None:
+def test_a_window_outside_of_the_recording_is_refused():
     with pytest.raises(UsageError, match=r"outside the recorded time"):
         _timeline().window("1s:")
 
@@ -138,7 +138,7 @@ def _mask(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 @given(_PAIRS)
-def test_the_union_covers_the_same_instants_once(pairs: list[tuple[int, int]]) -> None:
+def test_the_union_covers_the_same_instants_once(pairs):
     given_ = _intervals(pairs)
     merged = union(given_)
     assert (_mask(*merged) == _mask(*given_)).all()
@@ -147,7 +147,7 @@ def test_the_union_covers_the_same_instants_once(pairs: list[tuple[int, int]]) -
 
 
 @given(_PAIRS)
-def test_each_instant_of_the_union_belongs_to_the_interval_that_began_first(pairs: list[tuple[int, int]]) -> None:
+def test_each_instant_of_the_union_belongs_to_the_interval_that_began_first(pairs):
     starts, ends = _intervals(pairs)
     pieces = owned_union(starts, ends)
     assert total(pieces) == _mask(starts, ends).sum()
@@ -159,9 +159,7 @@ def test_each_instant_of_the_union_belongs_to_the_interval_that_began_first(pair
 
 
 @given(_PAIRS, _PAIRS)
-def test_subtraction_leaves_what_only_the_first_covers(
-    first: list[tuple[int, int]], second: list[tuple[int, int]]
-) -> None:
+def test_subtraction_leaves_what_only_the_first_covers(first, second):
     pieces = owned_union(*_intervals(first))
     rest = subtract(pieces, union(_intervals(second)))
     expected = _mask(*_intervals(first)) & ~_mask(*_intervals(second))
@@ -170,20 +168,20 @@ def test_subtraction_leaves_what_only_the_first_covers(
 
 
 @given(_PAIRS, st.integers(0, 40), st.integers(0, 24))
-def test_the_complement_fills_the_window_exactly(pairs: list[tuple[int, int]], start: int, length: int) -> None:
+def test_the_complement_fills_the_window_exactly(pairs, start, length):
     covered = union(_intervals(pairs))
     gaps = complement(covered, start, start + length)
     assert total(gaps) + total(clip(covered, start, start + length)) == length
 
 
 @given(_PAIRS, st.lists(st.integers(-5, _LENGTH + 5), min_size=1, max_size=5))
-def test_the_measure_before_an_instant_counts_the_covered_ones(pairs: list[tuple[int, int]], times: list[int]) -> None:
+def test_the_measure_before_an_instant_counts_the_covered_ones(pairs, times):
     covered = union(_intervals(pairs))
     counted = [int(_mask(*covered)[: max(0, min(time, _LENGTH))].sum()) for time in times]
     assert measure_before(covered, np.array(times)).tolist() == counted
 
 
-def test_sums_stay_exact_far_beyond_the_precision_of_floats() -> None:
+def test_sums_stay_exact_far_beyond_the_precision_of_floats():
     day = 86_400_000_000_000
     starts = np.array([2**60, 2**60 + day + 1], dtype=np.int64)
     assert total(union(Intervals(starts, starts + day))) == 2 * day

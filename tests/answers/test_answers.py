@@ -20,10 +20,8 @@ from warplens.cli.main import app
 from warplens.diagnosis.findings import times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from warplens.answers.results import RunAnswer
 
 BASELINE, VARIANT, TRAINING = "demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1", "demo:lm_small_ctx256_train"
 COUNTERS = "demo:planted_h200"
@@ -44,14 +42,13 @@ class Profiler:
 
 
 @pytest.fixture(scope="module")
-def torch_trace() -> Path:
+def torch_trace():
     return next(path for path in files("planted", "deep_mlp_bs1__baseline.json.xz"))
 
 
 def commands_json(*arguments: object) -> dict[str, Any]:
     result = CliRunner().invoke(app, [*map(str, arguments), "--format", "json", "--quiet"])
-    answer: dict[str, Any] = json.loads(result.stdout)
-    return answer
+    return json.loads(result.stdout)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +64,7 @@ def commands_json(*arguments: object) -> dict[str, Any]:
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_python_and_the_command_line_give_the_same_json(ask: Callable[[], Any], arguments: tuple[object, ...]) -> None:
+def test_python_and_the_command_line_give_the_same_json(ask, arguments):
     answer = ask()
 
     said = commands_json(*arguments)
@@ -80,13 +77,11 @@ RANKS = files("planted", "ddp_straggler-gpu_rank*.json.xz")
 
 
 @pytest.fixture(scope="module")
-def diagnosed() -> RunAnswer:
+def diagnosed():
     return warplens.diagnose(RANKS)
 
 
-def test_the_ranks_of_a_run_are_those_of_the_command_line_from_files_and_from_traces(
-    diagnosed: RunAnswer,
-) -> None:
+def test_the_ranks_of_a_run_are_those_of_the_command_line_from_files_and_from_traces(diagnosed):
     answer = warplens.ranks(RANKS)
 
     assert answer.to_dict() == commands_json("ranks", *RANKS)["data"]
@@ -97,7 +92,7 @@ def test_the_ranks_of_a_run_are_those_of_the_command_line_from_files_and_from_tr
     assert answer.findings[0].id == "straggler"
 
 
-def test_several_profiles_are_judged_as_the_ranks_of_one_run(diagnosed: RunAnswer) -> None:
+def test_several_profiles_are_judged_as_the_ranks_of_one_run(diagnosed):
     assert diagnosed.to_dict() == commands_json("diagnose", *RANKS)["data"]
     assert (diagnosed.verdict, list(diagnosed.ranks)) == ("straggler", [0, 1])
     report = warplens.report(RANKS)
@@ -107,7 +102,7 @@ def test_several_profiles_are_judged_as_the_ranks_of_one_run(diagnosed: RunAnswe
         warplens.diagnose(["demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1"])
 
 
-def test_a_profile_may_be_a_path_a_trace_a_timeline_or_a_live_profiler(torch_trace: Path) -> None:
+def test_a_profile_may_be_a_path_a_trace_a_timeline_or_a_live_profiler(torch_trace):
     trace = warplens.read(torch_trace)
     profiler = Profiler(torch_trace)
     expected = warplens.kernels(torch_trace).frame
@@ -118,7 +113,7 @@ def test_a_profile_may_be_a_path_a_trace_a_timeline_or_a_live_profiler(torch_tra
     assert profiler.exports == 1
 
 
-def test_a_profiler_that_was_exported_before_is_refused_in_one_line(torch_trace: Path, tmp_path: Path) -> None:
+def test_a_profiler_that_was_exported_before_is_refused_in_one_line(torch_trace, tmp_path):
     profiler = Profiler(torch_trace)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
 
@@ -129,17 +124,17 @@ def test_a_profiler_that_was_exported_before_is_refused_in_one_line(torch_trace:
 
 @pytest.mark.parametrize("given", [3, None, b"x", dict, ["no-such-file", 3], {"a": 1}])
 @pytest.mark.parametrize("name", ["read", "diagnose", "report", "headroom", "budget", "kernels", "ranks", "counters"])
-def test_what_is_no_profile_is_refused_at_the_call(name: str, given: Any) -> None:
+def test_what_is_no_profile_is_refused_at_the_call(name, given):
     with pytest.raises(TypeError, match=rf"^warplens\.{name}\(\) takes a path.* not [^\n]+$"):
         getattr(warplens, name)(given)
 
 
-def test_a_timeline_is_made_of_nothing_but_a_trace() -> None:
+def test_a_timeline_is_made_of_nothing_but_a_trace():
     with pytest.raises(TypeError, match=r"takes a Trace .* not str"):
-        warplens.Timeline("profile.sqlite")  # type: ignore[arg-type]
+        warplens.Timeline("profile.sqlite")
 
 
-def test_a_diagnosis_has_its_verdict_findings_and_five_lines() -> None:
+def test_a_diagnosis_has_its_verdict_findings_and_five_lines():
     answer = warplens.diagnose(BASELINE)
 
     assert answer.verdict == answer.findings[0].id == "launch-overhead"
@@ -148,7 +143,7 @@ def test_a_diagnosis_has_its_verdict_findings_and_five_lines() -> None:
     low, high = answer.findings[0].expected_interval or (0.0, 0.0)
     assert all(times(number) in answer.lines[1].text for number in (answer.findings[0].expected or 0.0, low, high))
     with pytest.raises(AttributeError):
-        answer.window = answer.window  # type: ignore[misc]
+        answer.window = answer.window
 
 
 @pytest.mark.parametrize(
@@ -160,9 +155,7 @@ def test_a_diagnosis_has_its_verdict_findings_and_five_lines() -> None:
         pytest.param(lambda: warplens.report([BASELINE, VARIANT]), marks=pytest.mark.slow),
     ],
 )
-def test_an_answer_has_a_repr_of_one_line_and_is_saved_as_what_the_suffix_says(
-    ask: Callable[[], Any], tmp_path: Path
-) -> None:
+def test_an_answer_has_a_repr_of_one_line_and_is_saved_as_what_the_suffix_says(ask, tmp_path):
     answer = ask()
 
     assert "\n" not in repr(answer)
@@ -176,7 +169,7 @@ def test_an_answer_has_a_repr_of_one_line_and_is_saved_as_what_the_suffix_says(
         answer.save(tmp_path / "a.pdf")
 
 
-def test_a_trace_says_in_one_line_what_it_holds() -> None:
+def test_a_trace_says_in_one_line_what_it_holds():
     assert repr(warplens.read("demo:copies_and_syncs")).count("\n") == 0
     assert "247 kernels, 142 copies" in repr(warplens.read("demo:copies_and_syncs"))
 
@@ -198,7 +191,7 @@ class Card(HTMLParser):
             self.shares.append(float(style[5:].split()[0]))
 
 
-def test_the_card_of_a_notebook_shows_the_whole_budget_and_loads_nothing() -> None:
+def test_the_card_of_a_notebook_shows_the_whole_budget_and_loads_nothing():
     text = warplens.diagnose(BASELINE)._repr_html_()
     card = Card(text)
 
@@ -208,7 +201,7 @@ def test_the_card_of_a_notebook_shows_the_whole_budget_and_loads_nothing() -> No
     assert "torch.compile" in text
 
 
-def test_the_card_draws_the_step_of_median_length_as_recorded() -> None:
+def test_the_card_draws_the_step_of_median_length_as_recorded():
     """The lane of the stream shows each kernel where the table has it, to a part of six hundred of the step."""
     answer = warplens.diagnose(BASELINE)
     text = answer._repr_html_()
@@ -220,13 +213,13 @@ def test_the_card_draws_the_step_of_median_length_as_recorded() -> None:
     assert int(lane[1]) == work.height
     part = step.duration_ns / 600
     begins = [float(at) for at in re.findall(r"M([\d.e-]+) 0h", lane[0])]
-    assert min(begins) == pytest.approx((work["start_ns"].min() - step.start_ns) / part, abs=0.1)  # type: ignore[operator]
+    assert min(begins) == pytest.approx((work["start_ns"].min() - step.start_ns) / part, abs=0.1)
     drawn = sum(float(wide) for wide in re.findall(r"0h([\d.e-]+)v", lane[0]))
     busy = (work["end_ns"] - work["start_ns"]).sum() / part
     assert busy * 0.99 <= drawn <= busy * 1.25, "merged neighbours hide pauses shorter than a part of the step"
 
 
-def test_names_of_a_profile_become_no_markup_on_a_card(tmp_path: Path) -> None:
+def test_names_of_a_profile_become_no_markup_on_a_card(tmp_path):
     path = tmp_path / "<img src=x>.sqlite.xz"
     shutil.copy(capture("deit224_bs1_baseline"), path)
 
@@ -240,7 +233,7 @@ def test_names_of_a_profile_become_no_markup_on_a_card(tmp_path: Path) -> None:
         "import warplens.report.text, warplens.compare, warplens.ranks, warplens.cli.main",
     ],
 )
-def test_packages_with_the_name_of_a_question_answer_it_whoever_loaded_them_first(before: str) -> None:
+def test_packages_with_the_name_of_a_question_answer_it_whoever_loaded_them_first(before):
     program = f"{before}\nimport warplens\nimport warplens.report.text as text\nassert text.duration(1500)\n"
     program += f"print(warplens.compare({BASELINE!r}, {VARIANT!r}).verdict, warplens.report({BASELINE!r}).frame.height)"
 
@@ -249,7 +242,7 @@ def test_packages_with_the_name_of_a_question_answer_it_whoever_loaded_them_firs
     assert done.stdout == "undecided 1\n"
 
 
-def test_demo_names_every_file_that_is_shipped_and_no_other() -> None:
+def test_demo_names_every_file_that_is_shipped_and_no_other():
     from warplens.readers.shipped import located, shipped
 
     assert {located(f"demo:{name}") for name in shipped()} == set(shipped().values())

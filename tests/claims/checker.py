@@ -180,8 +180,7 @@ def _check_row(reading: Reading, where: str, row: Mapping[str, Any]) -> None:
 
 
 def _bound(finding: Mapping[str, Any]) -> float | None:
-    bound: float | None = finding["bound"]
-    return bound
+    return finding["bound"]
 
 
 def _gain(finding: Mapping[str, Any]) -> float | None:

@@ -63,7 +63,7 @@ def _parameters() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("path", list(_parameters()))
-def test_what_is_said_of_a_profile_does_not_contradict_itself(path: Path) -> None:
+def test_what_is_said_of_a_profile_does_not_contradict_itself(path):
     try:
         pages = pages_of(path)
     except (UnreadableInputError, MissingDataError, UsageError) as error:
@@ -74,7 +74,7 @@ def test_what_is_said_of_a_profile_does_not_contradict_itself(path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_page_says_what_the_json_says() -> None:
+def test_the_page_says_what_the_json_says():
     reading = check(pages_of(REPOSITORY / "data/planted/item_per_layer__baseline.json.xz", html=True))
     assert [str(each) for each in reading.contradictions] == []
 
@@ -86,7 +86,7 @@ def _comparisons() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("baseline", "variant"), list(_comparisons()))
-def test_what_is_said_of_two_profiles_does_not_contradict_itself(baseline: Path, variant: Path) -> None:
+def test_what_is_said_of_two_profiles_does_not_contradict_itself(baseline, variant):
     reading = check([compared(baseline, variant)])
     assert reading.sentences > 20
     assert [str(each) for each in reading.contradictions] == []
@@ -136,7 +136,7 @@ FALSEHOODS = (
 
 
 @pytest.mark.parametrize(("rule", "command", "place", "value"), FALSEHOODS, ids=[rule for rule, *_ in FALSEHOODS])
-def test_a_falsehood_is_seen(rule: str, command: str, place: str, value: object) -> None:
+def test_a_falsehood_is_seen(rule, command, place, value):
     pages = copy.deepcopy(_pages())
     within: Any = next(page.data for page in pages if page.command == command)
     *path, last = (int(key) if key.isdigit() else key for key in place.split("."))
@@ -150,9 +150,7 @@ def test_a_falsehood_is_seen(rule: str, command: str, place: str, value: object)
 
 @pytest.mark.parametrize(("first", "gain", "holds"),
     [("host-sync", 1.26, True), ("host-sync", 1.24, False), ("blocking-copy", 4.9, False)])  # fmt: skip
-def test_what_makes_a_host_slow_may_stand_before_its_pace_from_a_quarter_of_it_on(
-    first: str, gain: float, holds: bool
-) -> None:
+def test_what_makes_a_host_slow_may_stand_before_its_pace_from_a_quarter_of_it_on(first, gain, holds):
     findings = [
         {"id": id_, "severity": "warning", "bound": None, "expected": expected}
         for id_, expected in ((first, gain), ("launch-overhead", 5.0))
@@ -163,7 +161,7 @@ def test_what_makes_a_host_slow_may_stand_before_its_pace_from_a_quarter_of_it_o
 
 
 @pytest.mark.parametrize("form", ["table", "md"])
-def test_a_number_that_is_nowhere_in_the_json_is_seen(form: str) -> None:
+def test_a_number_that_is_nowhere_in_the_json_is_seen(form):
     diagnosis, *rest = _pages()
     false = replace(diagnosis, texts={**diagnosis.texts, form: "The GPU waits for 12.3 % of it."})
     (found,) = check([false, *rest]).contradictions
@@ -171,13 +169,13 @@ def test_a_number_that_is_nowhere_in_the_json_is_seen(form: str) -> None:
     assert found.said == "12.3 %"
 
 
-def test_a_share_above_all_of_it_is_seen() -> None:
+def test_a_share_above_all_of_it_is_seen():
     diagnosis, *rest = _pages()
     false = replace(diagnosis, texts={"table": "gpu busy 172.3 %"})
     assert "percentages are at most 100 %" in {each.rule for each in check([false, *rest]).contradictions}
 
 
-def test_numbers_are_read_with_their_units_and_names_are_none() -> None:
+def test_numbers_are_read_with_their_units_and_names_are_none():
     assert tokens("idle 5.31 ms, 22.0 %, 1.29×, 24.8 GB/s, −3.2 µs, 1,204 B") == [
         ("5.31", "ms"), ("22.0", "%"), ("1.29", "×"), ("24.8", "GB/s"), ("−3.2", "µs"), ("1,204", "B"),
     ]  # fmt: skip

@@ -17,7 +17,7 @@ _MANY = 250
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=() if seed in _QUICK else (pytest.mark.slow,)) for seed in range(_MANY)]
 )
-def test_what_is_said_of_a_random_program_does_not_contradict_itself(seed: int) -> None:
+def test_what_is_said_of_a_random_program_does_not_contradict_itself(seed):
     reading = check(pages_of_trace(generated(seed)))
     assert reading.numbers > 0
     assert [str(each) for each in reading.contradictions] == []
@@ -26,7 +26,7 @@ def test_what_is_said_of_a_random_program_does_not_contradict_itself(seed: int) 
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=() if seed == 10 else (pytest.mark.slow,)) for seed in range(0, _MANY, 10)]
 )
-def test_what_is_said_of_two_random_programs_does_not_contradict_itself(seed: int) -> None:
+def test_what_is_said_of_two_random_programs_does_not_contradict_itself(seed):
     try:
         page = compared_traces(generated(seed), generated(seed + 1000))
     except (MissingDataError, UsageError) as error:

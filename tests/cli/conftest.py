@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -22,13 +20,13 @@ class Run:
 
 
 @pytest.fixture(autouse=True)
-def _heard() -> None:
+def _heard():
     """A run with --quiet in one test silences no other; the program itself begins afresh each time."""
     start_afresh()
 
 
 @pytest.fixture
-def warplens() -> Callable[..., Run]:
+def warplens():
     """Runs the program in this process with the given arguments."""
 
     def run(*arguments: object) -> Run:
@@ -40,6 +38,6 @@ def warplens() -> Callable[..., Run]:
 
 
 @pytest.fixture(scope="session")
-def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def export(tmp_path_factory):
     """A small profile; see `small_export`."""
     return write_export(tmp_path_factory.mktemp("profiles") / "small.sqlite")

@@ -163,9 +163,7 @@ WRITERS = [nsys, torch, measurements, counters, ncu_report]
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_no_planted_word_is_in_the_bytes_of_a_scrubbed_copy(
-    write: Callable[[Path], Path], tmp_path: Path, warplens: Callable[..., Run]
-) -> None:
+def test_no_planted_word_is_in_the_bytes_of_a_scrubbed_copy(write, tmp_path, warplens):
     source, planted = write(tmp_path), (*WRITTEN.values(), *UNREAD)
     assert len(found(source.read_bytes(), planted)) > len(WRITTEN) / 2  # they were there
 
@@ -184,9 +182,7 @@ def test_no_planted_word_is_in_the_bytes_of_a_scrubbed_copy(
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_what_others_would_see_is_told_in_kinds_and_counts(
-    write: Callable[[Path], Path], tmp_path: Path, warplens: Callable[..., Run]
-) -> None:
+def test_what_others_would_see_is_told_in_kinds_and_counts(write, tmp_path, warplens):
     source, copy = write(tmp_path), tmp_path / "copy"
 
     run = warplens("scrub", "--check", source)
@@ -265,12 +261,8 @@ sys.addaudithook(_listen)  # for good: hooks cannot be removed
 )  # fmt: skip
 @pytest.mark.parametrize("forms", FORMS, ids="-".join)
 def test_nothing_that_is_said_of_an_original_holds_what_nothing_reads_and_nobody_is_contacted(
-    write: Callable[[Path], Path],
-    lines: tuple[str, ...],
-    forms: tuple[str, ...],
-    tmp_path: Path,
-    warplens: Callable[..., Run],
-) -> None:
+    write, lines, forms, tmp_path, warplens
+):
     source = write(tmp_path)
 
     with contacts() as found_online:
@@ -281,7 +273,7 @@ def test_nothing_that_is_said_of_an_original_holds_what_nothing_reads_and_nobody
     assert found_online == []
 
 
-def test_a_connection_would_be_noticed() -> None:
+def test_a_connection_would_be_noticed():
     with contacts() as found_online, socket.socket(socket.AF_INET, socket.SOCK_DGRAM):
         assert len(found_online) == 1
 
@@ -289,8 +281,8 @@ def test_a_connection_would_be_noticed() -> None:
 @pytest.mark.parametrize("write", [pytest.param(nsys, marks=pytest.mark.slow), torch], ids=lambda write: write.__name__)
 @pytest.mark.parametrize("forms", FORMS, ids="-".join)
 def test_no_planted_word_is_in_what_is_said_of_a_scrubbed_copy_nor_in_an_export_of_the_original(
-    write: Callable[[Path], Path], forms: tuple[str, ...], tmp_path: Path, warplens: Callable[..., Run]
-) -> None:
+    write, forms, tmp_path, warplens
+):
     source, copy = write(tmp_path), tmp_path / "copy"
     assert warplens("scrub", source, copy).code == 0
     said = everything_said(copy, OF_TRACES, tmp_path / "written", warplens, forms)

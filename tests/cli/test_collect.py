@@ -12,17 +12,11 @@ import shlex
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.collect.machines import NCU, NSYS, Machine, gpu_machine, laptop
 from warplens.collect.machine import System
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
 
 COMMAND = importlib.import_module("warplens.cli.commands.collect")
 DATA = Path(str(resources.files("warplens"))) / "data"
@@ -30,7 +24,7 @@ TRACE = DATA / "captures" / "deit224_bs1_baseline.sqlite.xz"
 
 
 @pytest.fixture(autouse=True)
-def _recorded_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _recorded_tools(monkeypatch, tmp_path):
     """Tools that answer with their version only, and a folder to work in."""
     machine = Machine(programs={"/usr/local/cuda/bin/nsys": NSYS["2025.3"], "/usr/local/cuda/bin/ncu": NCU["2025.3"]})
     monkeypatch.setattr(COMMAND, "machine", lambda: machine)
@@ -49,7 +43,7 @@ def stand_in(folder: Path, name: str, version: str, body: str) -> str:
 
 
 @pytest.fixture
-def nsys(tmp_path: Path, export: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def nsys(tmp_path, export, monkeypatch):
     """An nsys that exports a small profile."""
     monkeypatch.setattr(COMMAND, "machine", System)
     return stand_in(
@@ -70,7 +64,7 @@ def ncu_that(folder: Path, body: str) -> str:
     return stand_in(folder, "ncu", NCU["2024.1"], "report = words[words.index('--export') + 1]\n" + body)
 
 
-def test_a_dry_run_prints_the_commands_and_runs_nothing(tmp_path: Path, warplens: Callable[..., Run]) -> None:
+def test_a_dry_run_prints_the_commands_and_runs_nothing(tmp_path, warplens):
     options = ("--dry-run", "--capture", "cuda-profiler", "-o", "out")
     run = warplens("collect", "nsys", *options, "--", "python", "train.py", "--lr", "1")
 
@@ -83,7 +77,7 @@ def test_a_dry_run_prints_the_commands_and_runs_nothing(tmp_path: Path, warplens
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_recorded_exported_and_listed(tmp_path: Path, nsys: str, warplens: Callable[..., Run]) -> None:
+def test_a_run_is_recorded_exported_and_listed(tmp_path, nsys, warplens):
     run = warplens("collect", "nsys", "--tool", nsys, "--", "python", str(tmp_path / "train.py"), "--token", "abc")
 
     assert run.code == 0
@@ -98,19 +92,19 @@ def test_a_run_is_recorded_exported_and_listed(tmp_path: Path, nsys: str, warple
     assert str(tmp_path) not in text
 
 
-def test_the_report_can_be_written_at_once(tmp_path: Path, nsys: str, warplens: Callable[..., Run]) -> None:
+def test_the_report_can_be_written_at_once(tmp_path, nsys, warplens):
     assert warplens("collect", "nsys", "--tool", nsys, "--report", "--", "./program").code == 0
     assert list((tmp_path / "collected" / "report").glob("*.html"))
 
 
-def test_the_folder_can_be_reported_on_as_it_is(tmp_path: Path, nsys: str, warplens: Callable[..., Run]) -> None:
+def test_the_folder_can_be_reported_on_as_it_is(tmp_path, nsys, warplens):
     warplens("collect", "nsys", "--tool", nsys, "--", "./program")
     (tmp_path / "collected" / "program.nsys-rep").unlink()  # the stand-in's is none
 
     assert warplens("report", "collected", "-o", "report").code == 0
 
 
-def test_nothing_is_written_over_unless_asked(nsys: str, warplens: Callable[..., Run]) -> None:
+def test_nothing_is_written_over_unless_asked(nsys, warplens):
     command = ("collect", "nsys", "--tool", nsys)
     assert warplens(*command, "--", "./program").code == 0
 
@@ -121,9 +115,7 @@ def test_nothing_is_written_over_unless_asked(nsys: str, warplens: Callable[...,
     assert warplens(*command, "--force", "--", "./program").code == 0
 
 
-def test_a_program_that_fails_fails_the_run_but_keeps_what_was_recorded(
-    nsys: str, warplens: Callable[..., Run]
-) -> None:
+def test_a_program_that_fails_fails_the_run_but_keeps_what_was_recorded(nsys, warplens):
     run = warplens("collect", "nsys", "--tool", nsys, "--", "./program", "fails")
 
     assert run.code == 1
@@ -132,9 +124,7 @@ def test_a_program_that_fails_fails_the_run_but_keeps_what_was_recorded(
     assert json.loads(Path("collected/manifest.json").read_text())["runs"][0]["exit_code"] == 7
 
 
-def test_a_missing_tool_is_one_line_that_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
-) -> None:
+def test_a_missing_tool_is_one_line_that_says_how_to_get_it(monkeypatch, warplens):
     monkeypatch.setattr(COMMAND, "machine", Machine)
 
     run = warplens("collect", "ncu", "--", "./program")
@@ -144,9 +134,7 @@ def test_a_missing_tool_is_one_line_that_says_how_to_get_it(
     assert len(run.err.splitlines()) == 1
 
 
-def test_the_permission_error_of_ncu_comes_with_its_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
-) -> None:
+def test_the_permission_error_of_ncu_comes_with_its_fix(tmp_path, monkeypatch, warplens):
     monkeypatch.setattr(COMMAND, "machine", System)
     ncu = ncu_that(tmp_path, "print('==ERROR== ERR_NVGPUCTRPERM - The user does not have permission')\nsys.exit(1)\n")
 
@@ -157,7 +145,7 @@ def test_the_permission_error_of_ncu_comes_with_its_fix(
     assert not Path("collected/manifest.json").exists()
 
 
-def test_the_price_stands_before_the_commands_of_ncu(warplens: Callable[..., Run]) -> None:
+def test_the_price_stands_before_the_commands_of_ncu(warplens):
     run = warplens("collect", "ncu", "--dry-run", "--phase", "light", "--launches", "50", "--", "python", "train.py")
 
     assert "light: 50 launches × about 9 passes = 450 passes" in run.err
@@ -167,7 +155,7 @@ def test_the_price_stands_before_the_commands_of_ncu(warplens: Callable[..., Run
     assert "--export collected/train_light python train.py" in line
 
 
-def test_a_trace_tells_which_launches_are_one_steady_step(warplens: Callable[..., Run]) -> None:
+def test_a_trace_tells_which_launches_are_one_steady_step(warplens):
     run = warplens("collect", "ncu", "--dry-run", "--trace", TRACE, "--", "python", "vit.py")
 
     light, targeted = (shlex.split(line) for line in run.out.splitlines())
@@ -179,7 +167,7 @@ def test_a_trace_tells_which_launches_are_one_steady_step(warplens: Callable[...
     assert "% of the kernel time)" in run.err
 
 
-def test_a_preset_is_one_run_with_its_counters_alone(warplens: Callable[..., Run]) -> None:
+def test_a_preset_is_one_run_with_its_counters_alone(warplens):
     command = ("collect", "ncu", "--dry-run", "--preset", "cache", "--preset", "memory", "--", "python", "train.py")
     run = warplens(*command)
 
@@ -195,7 +183,7 @@ def test_a_preset_is_one_run_with_its_counters_alone(warplens: Callable[..., Run
     assert "cache: 50 launches × about" in run.err
 
 
-def test_kernels_that_the_user_names_are_profiled_whatever_their_share(warplens: Callable[..., Run]) -> None:
+def test_kernels_that_the_user_names_are_profiled_whatever_their_share(warplens):
     reduced = DATA / "captures" / "deit224_bs1_topk0.1.sqlite.xz"
     command = ("collect", "ncu", "--dry-run", "--trace", reduced)
     named = ("--target", "token-reduction", "--kernel", "^Kernel2$")
@@ -216,7 +204,7 @@ def test_kernels_that_the_user_names_are_profiled_whatever_their_share(warplens:
     assert "no kernel of a step is called like 'nothing'; its longest are" in absent.err
 
 
-def test_options_of_pytorch_reach_the_wrapper(monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]) -> None:
+def test_options_of_pytorch_reach_the_wrapper(monkeypatch, warplens):
     machine = Machine(programs={"python -c": "torch=2.13.0\n"})
     monkeypatch.setattr(COMMAND, "machine", lambda: machine)
     options = ("--stacks", "--modules", "--no-shapes", "--memory")
@@ -227,9 +215,7 @@ def test_options_of_pytorch_reach_the_wrapper(monkeypatch: pytest.MonkeyPatch, w
     assert words[words.index("--trace") + 2 : words.index("--")] == ["--memory", "--stacks", "--modules"]
 
 
-def test_a_recording_that_cannot_be_imported_names_the_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
-) -> None:
+def test_a_recording_that_cannot_be_imported_names_the_libraries(tmp_path, monkeypatch, warplens):
     monkeypatch.setattr(COMMAND, "machine", System)
     (tmp_path / "bin").mkdir()
     (tmp_path / "host-linux-x64").mkdir()
@@ -245,9 +231,7 @@ def test_a_recording_that_cannot_be_imported_names_the_libraries(
     assert len(run.err.splitlines()[-1]) < 400
 
 
-def test_without_a_trace_the_light_report_chooses_the_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
-) -> None:
+def test_without_a_trace_the_light_report_chooses_the_kernels(tmp_path, monkeypatch, warplens):
     monkeypatch.setattr(COMMAND, "machine", System)
     planted = tmp_path / "planted.ncu-rep"
     planted.write_bytes(lzma.decompress((DATA / "counters" / "planted_h200.ncu-rep.xz").read_bytes()))
@@ -280,7 +264,7 @@ def test_without_a_trace_the_light_report_chooses_the_kernels(
         ("ncu", "--kernel", "gemm(", "--", "./program"),
     ],
 )
-def test_requests_that_make_no_sense_are_wrong_usage(words: tuple[str, ...], warplens: Callable[..., Run]) -> None:
+def test_requests_that_make_no_sense_are_wrong_usage(words, warplens):
     run = warplens("collect", *words)
 
     assert run.code == 2
@@ -288,11 +272,11 @@ def test_requests_that_make_no_sense_are_wrong_usage(words: tuple[str, ...], war
 
 
 @pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
+def on(monkeypatch):
     return lambda machine: monkeypatch.setattr(COMMAND, "machine", lambda: machine)
 
 
-def test_a_machine_without_gpu_is_no_failure(on: Callable[[Machine], None], warplens: Callable[..., Run]) -> None:
+def test_a_machine_without_gpu_is_no_failure(on, warplens):
     on(laptop())
 
     run = warplens("doctor")
@@ -303,17 +287,13 @@ def test_a_machine_without_gpu_is_no_failure(on: Callable[[Machine], None], warp
 
 
 @pytest.mark.parametrize(("required", "code"), [("nsys", 0), ("nsys,ncu,gpu,torch", 0), ("", 2), ("cuda", 2)])
-def test_requirements_that_are_met(
-    required: str, code: int, on: Callable[[Machine], None], warplens: Callable[..., Run]
-) -> None:
+def test_requirements_that_are_met(required, code, on, warplens):
     on(gpu_machine())
 
     assert warplens("doctor", "--require", required).code == code
 
 
-def test_requirements_that_are_not_met_fail_by_name(
-    on: Callable[[Machine], None], warplens: Callable[..., Run]
-) -> None:
+def test_requirements_that_are_not_met_fail_by_name(on, warplens):
     machine = gpu_machine()
     machine.files["/proc/driver/nvidia/params"] = "RmProfilingAdminOnly: 1\n"
     on(machine)
@@ -324,7 +304,7 @@ def test_requirements_that_are_not_met_fail_by_name(
     assert "NVreg_RestrictProfilingToAdminUsers=0" in run.out
 
 
-def test_programs_get_the_checks_by_name(on: Callable[[Machine], None], warplens: Callable[..., Run]) -> None:
+def test_programs_get_the_checks_by_name(on, warplens):
     on(gpu_machine())
 
     answer = json.loads(warplens("doctor", "--format", "json").out)
@@ -336,7 +316,7 @@ def test_programs_get_the_checks_by_name(on: Callable[[Machine], None], warplens
     assert checks["nsys"]["found"].startswith("Nsight Systems 2025.3.2.367")
 
 
-def test_this_machine_can_be_examined(warplens: Callable[..., Run]) -> None:
+def test_this_machine_can_be_examined(warplens):
     answer = json.loads(warplens("doctor", "--format", "json").out)
 
     assert {"gpu", "torch", "nsys", "ncu", "counters", "disk"} <= {check["name"] for check in answer["data"]["checks"]}

@@ -34,8 +34,7 @@ NOISE = (1.0, 1.01, 0.99, 1.004, 0.995)
 def _asked(warplens: Callable[..., Run], *arguments: object, code: int = 0) -> dict[str, Any]:
     run = warplens("compare", *arguments, "--format", "json", "--quiet")
     assert run.code == code, run.err
-    found: dict[str, Any] = json.loads(run.out)
-    return found
+    return json.loads(run.out)
 
 
 def _repeats(folder: Path, source: Path, factors: Sequence[float]) -> Path:
@@ -46,7 +45,7 @@ def _repeats(folder: Path, source: Path, factors: Sequence[float]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def repeated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def repeated(tmp_path_factory):
     """Five runs each of the baseline, of a change that costs 10 %, and of one that costs nothing."""
     folder = tmp_path_factory.mktemp("repeats")
     return {
@@ -57,13 +56,12 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def paradox() -> dict[str, Any]:
+def paradox():
     result = CliRunner().invoke(app, ["compare", str(BASELINE), str(TOPK), "--format", "json", "--quiet"])
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    return json.loads(result.stdout)
 
 
-def test_the_parts_add_up_to_the_wall_difference(paradox: dict[str, Any]) -> None:
+def test_the_parts_add_up_to_the_wall_difference(paradox):
     data = paradox["data"]
     assert paradox["schema"] == "warplens.compare/1"
     assert paradox["source"] == [BASELINE.name, TOPK.name]
@@ -72,7 +70,7 @@ def test_the_parts_add_up_to_the_wall_difference(paradox: dict[str, Any]) -> Non
     assert sum(row["baseline_ns"] for row in data["rows"]) == pytest.approx(data["wall"]["baseline_ns"], abs=1e-3)
 
 
-def test_kernels_by_name_sum_to_those_by_place(paradox: dict[str, Any]) -> None:
+def test_kernels_by_name_sum_to_those_by_place(paradox):
     names, places = paradox["data"]["kernels"]["rows"], paradox["data"]["kernel_places"]["rows"]
     for column in ("baseline_ns_per_step", "variant_ns_per_step", "variant_launches_per_step"):
         assert sum(row[column] for row in names) == pytest.approx(sum(row[column] for row in places))
@@ -80,7 +78,7 @@ def test_kernels_by_name_sum_to_those_by_place(paradox: dict[str, Any]) -> None:
     assert changes == sorted(changes, reverse=True)
 
 
-def test_the_same_file_twice_has_no_decided_difference_and_passes(warplens: Callable[..., Run]) -> None:
+def test_the_same_file_twice_has_no_decided_difference_and_passes(warplens):
     run = warplens("compare", BASELINE, BASELINE, "--fail-on", "0%")
     assert run.code == 0
     assert "both sides are the same file" in run.err
@@ -90,7 +88,7 @@ def test_the_same_file_twice_has_no_decided_difference_and_passes(warplens: Call
     assert {row["change_ns"] for row in data["rows"]} == {0}
 
 
-def test_a_folder_of_repeats_is_a_block_a_file(warplens: Callable[..., Run], repeated: dict[str, Path]) -> None:
+def test_a_folder_of_repeats_is_a_block_a_file(warplens, repeated):
     data = _asked(warplens, repeated["baseline"], repeated["slower"])["data"]
     assert data["baseline"]["name"] == "baseline"
     assert [len(times) for times in data["variant"]["step_times_ns"]] == [10] * 5
@@ -99,9 +97,7 @@ def test_a_folder_of_repeats_is_a_block_a_file(warplens: Callable[..., Run], rep
     assert data["verdict"]["ratio"]["low"] < 1.1 < data["verdict"]["ratio"]["high"]
 
 
-def test_a_planted_slowdown_fails_the_gate_and_says_why(
-    warplens: Callable[..., Run], repeated: dict[str, Path]
-) -> None:
+def test_a_planted_slowdown_fails_the_gate_and_says_why(warplens, repeated):
     run = warplens("compare", repeated["baseline"], repeated["slower"], "--fail-on", "5%", "--quiet")
     assert run.code == 1
     assert run.err.startswith("error: gate failed: slower by more than 5.0 % (95 %: ")
@@ -111,28 +107,28 @@ def test_a_planted_slowdown_fails_the_gate_and_says_why(
     ]
 
 
-def test_a_limit_beyond_the_slowdown_passes(warplens: Callable[..., Run], repeated: dict[str, Path]) -> None:
+def test_a_limit_beyond_the_slowdown_passes(warplens, repeated):
     run = warplens("compare", repeated["baseline"], repeated["slower"], "--fail-on", "15%")
     assert run.code == 0
     assert "gate passed: not slower by more than 15.0 %" in run.err
 
 
 @pytest.mark.slow
-def test_noise_is_no_regression(warplens: Callable[..., Run], repeated: dict[str, Path]) -> None:
+def test_noise_is_no_regression(warplens, repeated):
     run = warplens("compare", repeated["baseline"], repeated["same"], "--fail-on", "5%")
     assert run.code == 0
     data = _asked(warplens, repeated["baseline"], repeated["same"])["data"]
     assert data["verdict"]["verdict"] in ("same", "undecided")
 
 
-def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens: Callable[..., Run]) -> None:
+def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens):
     run = warplens("compare", BASELINE, TOPK, "--fail-on", "5%")
     assert run.code == 0
     assert "gate undecided (not a failure)" in run.err
     assert "steps of each side would decide it" in run.err
 
 
-def test_copies_of_one_run_are_no_repeats(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_copies_of_one_run_are_no_repeats(warplens, tmp_path):
     for side, source in (("a", BASELINE), ("b", TOPK)):
         (tmp_path / side).mkdir()
         for number in (1, 2, 3):
@@ -143,12 +139,12 @@ def test_copies_of_one_run_are_no_repeats(warplens: Callable[..., Run], tmp_path
     assert [warning["code"] for warning in copied["warnings"]].count("copied-repeat") == 2
 
 
-def test_a_copy_on_the_other_side_is_the_same_file(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_copy_on_the_other_side_is_the_same_file(warplens, tmp_path):
     shutil.copy(BASELINE, tmp_path / "other.sqlite.xz")
     assert "both sides are the same file" in warplens("compare", BASELINE, tmp_path / "other.sqlite.xz").err
 
 
-def test_a_repeat_that_left_an_empty_file_is_told(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_repeat_that_left_an_empty_file_is_told(warplens, tmp_path):
     shutil.copy(BASELINE, tmp_path / "run1.sqlite.xz")
     (tmp_path / "run2.sqlite").touch()
     run = warplens("compare", tmp_path, TOPK)
@@ -156,7 +152,7 @@ def test_a_repeat_that_left_an_empty_file_is_told(warplens: Callable[..., Run], 
     assert "the folder holds files that are not traces; they were skipped: run2.sqlite" in run.err
 
 
-def test_files_of_several_programs_are_no_repeats(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_files_of_several_programs_are_no_repeats(warplens, tmp_path):
     for source in (BASELINE, TOPK):
         shutil.copy(source, tmp_path)
     found = _asked(warplens, tmp_path, TOPK)
@@ -165,7 +161,7 @@ def test_files_of_several_programs_are_no_repeats(warplens: Callable[..., Run], 
     assert "a step of its files launches 179 to 211 pieces of work" in run.err
 
 
-def test_copies_of_a_step_stand_with_their_size_and_what_nothing_hides(paradox: dict[str, Any]) -> None:
+def test_copies_of_a_step_stand_with_their_size_and_what_nothing_hides(paradox):
     rows = {row["part"]: row for row in paradox["data"]["transfers"]["rows"]}
     # Two fills a step of each side, a few bytes each; no copy.
     assert set(rows) == {"memset"}
@@ -174,7 +170,7 @@ def test_copies_of_a_step_stand_with_their_size_and_what_nothing_hides(paradox: 
     assert rows["memset"]["exposed_change_ns_per_step"] == pytest.approx(part["change_ns"])
 
 
-def test_a_range_is_compared_by_itself(warplens: Callable[..., Run]) -> None:
+def test_a_range_is_compared_by_itself(warplens):
     data = _asked(warplens, BASELINE, TOPK, "--range", "attention")["data"]
     assert data["baseline"]["windows"][0]["range"] == "attention"
     assert data["wall"]["residual_ns"] == 0
@@ -185,7 +181,7 @@ def test_a_range_is_compared_by_itself(warplens: Callable[..., Run]) -> None:
     assert data["answer"].startswith(("Range attention of the variant", "Whether range attention of the variant"))
 
 
-def test_windows_without_steps_have_no_interval_but_parts(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_windows_without_steps_have_no_interval_but_parts(warplens, tmp_path):
     plain = write_export(tmp_path / "plain.sqlite", annotated=False)
     more = write_export(tmp_path / "more.sqlite", "another_kernel", annotated=False)
     run = warplens("compare", plain, more, "--window", "all", "--fail-on", "5%")
@@ -195,14 +191,14 @@ def test_windows_without_steps_have_no_interval_but_parts(warplens: Callable[...
     assert [row["name"] for row in data["kernels"]["rows"] if row["change"] == "added"] == ["another_kernel"]
 
 
-def test_a_trace_of_pytorch_is_held_against_one_of_nsight(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_trace_of_pytorch_is_held_against_one_of_nsight(warplens, tmp_path):
     kineto, nsys = write_trace(tmp_path / "torch.json"), write_export(tmp_path / "nsys.sqlite")
     found = _asked(warplens, nsys, kineto)
     assert found["data"]["wall"]["residual_ns"] == 0
     assert "different-tool" in [warning["code"] for warning in found["warnings"]]
 
 
-def test_a_capture_in_which_nothing_happened_is_named(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_capture_in_which_nothing_happened_is_named(warplens, tmp_path):
     source, hollow = write_export(tmp_path / "full.sqlite"), tmp_path / "hollow.sqlite"
     shutil.copy(source, hollow)
     with sqlite3.connect(hollow) as database:
@@ -215,7 +211,7 @@ def test_a_capture_in_which_nothing_happened_is_named(warplens: Callable[..., Ru
     assert run.err.startswith("error: hollow.sqlite: ")
 
 
-def test_there_is_no_gate_on_a_step_that_ran_out_of_memory(warplens: Callable[..., Run]) -> None:
+def test_there_is_no_gate_on_a_step_that_ran_out_of_memory(warplens):
     """It ends before its backward pass, and would pass as much faster."""
     sides = CAPTURES / "lm_small_ctx256_train.sqlite.xz", CAPTURES / "lm_large_ctx1024_train.sqlite.xz"
     assert warplens("compare", *sides, "--quiet").code == 0

@@ -23,13 +23,12 @@ SIDES = ("--baseline-where", "method=none,attention=explicit", "--variant-where"
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(lzma.decompress(TOKEN_REDUCTION.read_bytes()))
-    return document
+def measured():
+    return json.loads(lzma.decompress(TOKEN_REDUCTION.read_bytes()))
 
 
 @pytest.fixture(scope="module")
-def halves(measured: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def halves(measured, tmp_path_factory):
     """The shipped file split in two: a file a method, as two runs would have written them."""
     folder = tmp_path_factory.mktemp("halves")
     paths = folder / "none.json", folder / "topk.json"
@@ -46,8 +45,7 @@ def halves(measured: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 def _asked(warplens: Callable[..., Run], *arguments: object, code: int = 0) -> dict[str, Any]:
     run = warplens("compare", *arguments, "--format", "json", "--quiet")
     assert run.code == code, run.err
-    found: dict[str, Any] = json.loads(run.out)
-    return found
+    return json.loads(run.out)
 
 
 def _by_cell(found: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -55,9 +53,7 @@ def _by_cell(found: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
     return dict(zip(settings, found["data"]["rows"], strict=True))
 
 
-def test_cells_are_matched_by_what_does_not_tell_the_sides_apart(
-    warplens: Callable[..., Run], halves: tuple[Path, Path]
-) -> None:
+def test_cells_are_matched_by_what_does_not_tell_the_sides_apart(warplens, halves):
     found = _asked(warplens, *halves)
 
     assert found["schema"] == "warplens.compare/1"
@@ -70,9 +66,7 @@ def test_cells_are_matched_by_what_does_not_tell_the_sides_apart(
     assert len(data["rows"]) == 2 * 5 * 2
 
 
-def test_the_ratio_of_a_cell_is_that_of_its_times(
-    warplens: Callable[..., Run], halves: tuple[Path, Path], measured: dict[str, Any]
-) -> None:
+def test_the_ratio_of_a_cell_is_that_of_its_times(warplens, halves, measured):
     rows = _by_cell(_asked(warplens, *halves))
     medians = {
         (record["cell"]["input_size"], record["cell"]["batch"], record["cell"]["execution"], record["cell"]["method"]):
@@ -88,16 +82,14 @@ def test_the_ratio_of_a_cell_is_that_of_its_times(
         assert row["work_ratio"] == pytest.approx(0.316, abs=0.01)
 
 
-def test_the_paradox_is_decided_in_both_directions(warplens: Callable[..., Run], halves: tuple[Path, Path]) -> None:
+def test_the_paradox_is_decided_in_both_directions(warplens, halves):
     rows = _by_cell(_asked(warplens, *halves))
     assert rows[(224, 1, "eager")]["verdict"] == "slower"
     assert rows[(224, 1, "graph")]["verdict"] == "faster"
     assert rows[(448, 16, "eager")]["verdict"] == "faster"
 
 
-def test_rounds_of_one_file_are_paired_and_those_of_two_files_are_not(
-    warplens: Callable[..., Run], halves: tuple[Path, Path]
-) -> None:
+def test_rounds_of_one_file_are_paired_and_those_of_two_files_are_not(warplens, halves):
     one = _asked(warplens, TOKEN_REDUCTION, TOKEN_REDUCTION, *SIDES)
     assert one["data"]["paired"] is True
     assert _asked(warplens, *halves)["data"]["paired"] is False
@@ -105,7 +97,7 @@ def test_rounds_of_one_file_are_paired_and_those_of_two_files_are_not(
     assert rows[(224, 1, "eager")]["baseline_blocks"] == 40
 
 
-def test_a_file_against_itself_is_the_same_everywhere_and_passes_the_gate(warplens: Callable[..., Run]) -> None:
+def test_a_file_against_itself_is_the_same_everywhere_and_passes_the_gate(warplens):
     run = warplens("compare", TOKEN_REDUCTION, TOKEN_REDUCTION, "--fail-on", "0%")
     assert run.code == 0
     assert "The variant is the same in 60 of 60 cells." in run.out
@@ -113,9 +105,7 @@ def test_a_file_against_itself_is_the_same_everywhere_and_passes_the_gate(warple
     assert "gate passed" in run.err
 
 
-def test_other_gpus_are_told(
-    warplens: Callable[..., Run], measured: dict[str, Any], halves: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_other_gpus_are_told(warplens, measured, halves, tmp_path):
     device = {**measured["environment"]["device"], "name": "NVIDIA H100"}
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**measured, "environment": {**measured["environment"], "device": device}}))
@@ -123,9 +113,7 @@ def test_other_gpus_are_told(
     assert "The GPUs differ: NVIDIA H200 and NVIDIA H100" in run.err
 
 
-def test_files_without_a_common_cell_are_named(
-    warplens: Callable[..., Run], measured: dict[str, Any], tmp_path: Path
-) -> None:
+def test_files_without_a_common_cell_are_named(warplens, measured, tmp_path):
     sides = []
     for size, batch in ((224, 1), (448, 2)):
         point = {"input_size": size, "batch": batch}
@@ -138,7 +126,7 @@ def test_files_without_a_common_cell_are_named(
     assert "compared side" not in line
 
 
-def test_the_gate_fails_on_a_decided_regression_alone(warplens: Callable[..., Run], halves: tuple[Path, Path]) -> None:
+def test_the_gate_fails_on_a_decided_regression_alone(warplens, halves):
     run = warplens("compare", *halves, "--fail-on", "5%", "--quiet")
     assert run.code == 1
     assert run.err.startswith("error: gate failed: ")
@@ -149,9 +137,7 @@ def test_the_gate_fails_on_a_decided_regression_alone(warplens: Callable[..., Ru
     assert found["data"]["gate"]["found"] is True
 
 
-def test_a_slower_copy_fails_its_gate_and_a_faster_one_does_not(
-    warplens: Callable[..., Run], measured: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_slower_copy_fails_its_gate_and_a_faster_one_does_not(warplens, measured, tmp_path):
     one = copy.deepcopy(measured)
     # A calm cell: replayed from a graph, so that the host's noise stays out.
     one["measurements"] = [
@@ -171,9 +157,7 @@ def test_a_slower_copy_fails_its_gate_and_a_faster_one_does_not(
     assert warplens("compare", after, before, "--fail-on", "5%").code == 0
 
 
-def test_cells_without_a_partner_are_told(
-    warplens: Callable[..., Run], measured: dict[str, Any], halves: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_cells_without_a_partner_are_told(warplens, measured, halves, tmp_path):
     fewer = {**measured, "measurements": [r for r in measured["measurements"] if r["cell"]["input_size"] == 224]}
     part = tmp_path / "part.json"
     part.write_text(json.dumps(fewer))
@@ -182,9 +166,7 @@ def test_cells_without_a_partner_are_told(
     assert [warning["code"] for warning in found["warnings"]].count("cells-unmatched") == 1
 
 
-def test_a_cell_that_ran_out_of_memory_is_not_compared_and_says_why(
-    warplens: Callable[..., Run], halves: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_cell_that_ran_out_of_memory_is_not_compared_and_says_why(warplens, halves, tmp_path):
     document = json.loads(halves[1].read_text())
     document["measurements"][0] = {
         "cell": document["measurements"][0]["cell"], "status": "out-of-memory", "reason": "2 GiB were missing"
@@ -201,11 +183,10 @@ def _refused(warplens: Callable[..., Run], *arguments: object) -> str:
     assert run.code == 2, run.out
     assert run.out == ""
     assert run.err.count("\n") == 1
-    line: str = run.err
-    return line
+    return run.err
 
 
-def test_foreign_files_are_refused(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_foreign_files_are_refused(warplens, tmp_path):
     foreign = tmp_path / "foreign.txt"
     foreign.write_text("neither the one nor the other")
     assert "foreign.txt" in _refused(warplens, foreign, TRACE)
@@ -224,9 +205,7 @@ def _empty(folder: Path) -> Path:
     return made
 
 
-def test_a_cell_that_no_longer_runs_fails_the_gate(
-    warplens: Callable[..., Run], halves: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_cell_that_no_longer_runs_fails_the_gate(warplens, halves, tmp_path):
     variant = json.loads(halves[1].read_text())
     record = variant["measurements"][3]
     lost = {"cell": record["cell"], "status": "out-of-memory", "reason": "CUDA out of memory"}

@@ -34,7 +34,7 @@ def run(*arguments: object) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
-def test_each_kernel_gets_its_bound_and_the_reason() -> None:
+def test_each_kernel_gets_its_bound_and_the_reason():
     out, err = run(A10G)
 
     assert out.startswith("a10g_sgemm_4.ncu-rep · Nsight Compute 2023.1.1.0 · NVIDIA A10G\n")
@@ -44,7 +44,7 @@ def test_each_kernel_gets_its_bound_and_the_reason() -> None:
     assert "caution: 1 of 4 launches have no duration" in err
 
 
-def test_json_is_one_object_with_every_number() -> None:
+def test_json_is_one_object_with_every_number():
     out, err = run(H200, EXPORT, "--format", "json")
 
     answer = json.loads(out)
@@ -59,7 +59,7 @@ def test_json_is_one_object_with_every_number() -> None:
     assert "idle" not in out
 
 
-def test_csv_has_a_column_for_a_metric_that_was_asked_for() -> None:
+def test_csv_has_a_column_for_a_metric_that_was_asked_for():
     out, _ = run(H200, "--by", "launch", "--metric", "dram__bytes.sum.per_second", "--format", "csv", "--limit", "5")
 
     rows = list(csv.DictReader(io.StringIO(out)))
@@ -68,7 +68,7 @@ def test_csv_has_a_column_for_a_metric_that_was_asked_for() -> None:
     assert rows[0]["launch"] == "0"
 
 
-def test_a_metric_that_was_not_collected_is_refused() -> None:
+def test_a_metric_that_was_not_collected_is_refused():
     with pytest.raises(UsageError, match="was not collected"):
         run(H200, "--metric", "dram__bytes.sum.per_secnd")
 
@@ -76,7 +76,7 @@ def test_a_metric_that_was_not_collected_is_refused() -> None:
 TRACE = Path(warplens.__file__).parent / "data" / "captures" / "deit224_bs1_topk0.1.sqlite.xz"
 
 
-def test_a_trace_tells_what_was_covered_and_what_to_collect_next() -> None:
+def test_a_trace_tells_what_was_covered_and_what_to_collect_next():
     out, err = run(EXPORT, "--trace", TRACE)
 
     assert "matched: 7 of 8 profiled launches occur in the window" in out
@@ -86,7 +86,7 @@ def test_a_trace_tells_what_was_covered_and_what_to_collect_next() -> None:
     assert "How much of the program" not in err
 
 
-def test_json_holds_coverage_ranking_and_the_next_run() -> None:
+def test_json_holds_coverage_ranking_and_the_next_run():
     data = json.loads(run(EXPORT, H200, "--trace", TRACE, "--ncu-version", "2024.1", "--format", "json")[0])["data"]
 
     assert [item["source"] for item in data["coverage"]] == [EXPORT.name, H200.name]

@@ -21,7 +21,7 @@ MODES = Path(__file__).resolve().parents[1] / "readers" / "data" / "counter_mode
 NODES, NVTX, APPLICATION = (MODES / f"{name}.ncu-rep.xz" for name in ("graph_nodes", "nvtx", "application"))
 
 
-def test_csv_has_columns_for_a_metric_that_was_asked_for(warplens) -> None:
+def test_csv_has_columns_for_a_metric_that_was_asked_for(warplens):
     name = "launch__registers_per_thread"
     run = warplens("counters", NODES, NVTX, "--compare", "--metric", name, "--format", "csv")
 
@@ -29,7 +29,7 @@ def test_csv_has_columns_for_a_metric_that_was_asked_for(warplens) -> None:
     assert [row[f"{name} ratio"] for row in rows] == ["1.0", "1.0"]
 
 
-def test_kernels_of_other_names_can_be_paired(warplens) -> None:
+def test_kernels_of_other_names_can_be_paired(warplens):
     alone = warplens("counters", APPLICATION, MODES / "clusters.ncu-rep.xz", "--compare")
     paired = warplens(
         *("counters", APPLICATION, MODES / "clusters.ncu-rep.xz", "--compare", "--pair", "scale=clustered_sum"),
@@ -40,7 +40,7 @@ def test_kernels_of_other_names_can_be_paired(warplens) -> None:
     assert "| clustered_sum | scale | stated |" in paired.out
 
 
-def test_a_report_on_counters_alone(warplens, tmp_path: Path) -> None:
+def test_a_report_on_counters_alone(warplens, tmp_path):
     shutil.copy(PLANTED, tmp_path)
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
 
@@ -51,14 +51,14 @@ def test_a_report_on_counters_alone(warplens, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "report.json").exists()
 
 
-def test_json_alone_is_printed(warplens) -> None:
+def test_json_alone_is_printed(warplens):
     answer = json.loads(warplens("report", NODES, NVTX, "--format", "json").out)
 
     assert answer["schema"] == "warplens.counters-report/1"
     assert len(answer["data"]["comparisons"]) == 1
 
 
-def test_counters_that_cannot_be_read_do_not_stop_the_others(warplens, tmp_path: Path) -> None:
+def test_counters_that_cannot_be_read_do_not_stop_the_others(warplens, tmp_path):
     broken = tmp_path / "broken.ncu-rep"
     broken.write_bytes(b"NVR\0" + bytes(3))
 
@@ -70,7 +70,7 @@ def test_counters_that_cannot_be_read_do_not_stop_the_others(warplens, tmp_path:
     assert warplens("report", broken, "-o", tmp_path / "none").code == 2
 
 
-def test_json_holds_points_and_roofs(warplens) -> None:
+def test_json_holds_points_and_roofs(warplens):
     answer = json.loads(warplens("roofline", PLANTED, MODES / "products.ncu-rep.xz", "--format", "json").out)
 
     assert answer["schema"] == "warplens.roofline/1"
@@ -85,7 +85,7 @@ def test_json_holds_points_and_roofs(warplens) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<svg"), (".html", b"<!doctype html>")])
-def test_the_chart_is_written_as_its_suffix_says(warplens, tmp_path: Path, suffix: str, begin: bytes) -> None:
+def test_the_chart_is_written_as_its_suffix_says(warplens, tmp_path, suffix, begin):
     target = tmp_path / f"roof{suffix}"
 
     run = warplens("roofline", PLANTED, "-o", target)
@@ -94,7 +94,7 @@ def test_the_chart_is_written_as_its_suffix_says(warplens, tmp_path: Path, suffi
     assert target.read_bytes().lower().startswith(begin.lower())
 
 
-def test_a_report_without_the_metrics_says_what_to_collect(warplens, tmp_path: Path) -> None:
+def test_a_report_without_the_metrics_says_what_to_collect(warplens, tmp_path):
     run = warplens("roofline", MODES / "nvtx.ncu-rep.xz")
     assert run.code == 0
     assert "--section SpeedOfLight_HierarchicalSingleRooflineChart" in run.out

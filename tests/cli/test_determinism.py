@@ -20,7 +20,7 @@ def _printed(seed: int, threads: int, *arguments: str) -> bytes:
 @pytest.mark.parametrize(
     "name", [pytest.param("lm_small_ctx256_train", marks=pytest.mark.slow), "item_per_layer__baseline"]
 )
-def test_reports_do_not_differ_between_runs(name: str) -> None:
+def test_reports_do_not_differ_between_runs(name):
     found = next(path for kind in ("captures", "planted") for path in shipped.files(kind, f"{name}.*"))
     first, *others = (
         _printed(seed, threads, "report", str(found), "--format", "json") for seed, threads in ((0, 1), (1, 5))

@@ -26,11 +26,10 @@ TRAINING = shipped.capture("lm_small_ctx128_train")
 def _asked(warplens: Callable[..., Run], *arguments: object) -> dict[str, Any]:
     run = warplens("diagnose", *arguments, "--format", "json", "--quiet")
     assert (run.code, run.err) == (0, "")
-    found: dict[str, Any] = json.loads(run.out)
-    return found
+    return json.loads(run.out)
 
 
-def test_the_json_has_the_documented_layout(warplens: Callable[..., Run]) -> None:
+def test_the_json_has_the_documented_layout(warplens):
     found = _asked(warplens, LAUNCH_BOUND)
     assert found["schema"] == "warplens.diagnose/1"
     assert found["source"] == LAUNCH_BOUND.name
@@ -42,7 +41,7 @@ def test_the_json_has_the_documented_layout(warplens: Callable[..., Run]) -> Non
     assert data["window"]["kind"] == "steady"
 
 
-def test_the_pace_of_the_host_splits_the_window(warplens: Callable[..., Run]) -> None:
+def test_the_pace_of_the_host_splits_the_window(warplens):
     data = _asked(warplens, LAUNCH_BOUND)["data"]
     pace, window = data["pace"], data["window"]
     assert sum(pace["thread_ns"].values()) == window["end_ns"] - window["start_ns"]
@@ -51,14 +50,14 @@ def test_the_pace_of_the_host_splits_the_window(warplens: Callable[..., Run]) ->
     assert pace["launches"] == 10 * (177 + 2)  # kernels a step, as the captures' README says, and two fills
 
 
-def test_a_range_is_judged_by_itself(warplens: Callable[..., Run]) -> None:
+def test_a_range_is_judged_by_itself(warplens):
     data = _asked(warplens, TRAINING, "--range", "optimizer_step")["data"]
     assert data["verdict"] == "unfused-optimizer"
     assert data["window"]["range"] == "optimizer_step"
 
 
 @needs_reports
-def test_counters_are_read_and_their_coverage_is_told(warplens: Callable[..., Run]) -> None:
+def test_counters_are_read_and_their_coverage_is_told(warplens):
     report = SHARED / "h200_deit448_bs8.ncu-rep"
     run = warplens("diagnose", CAPTURES / "deit448_bs8_baseline.sqlite.xz", "--counters", report)
     assert run.code == 0
@@ -66,7 +65,7 @@ def test_counters_are_read_and_their_coverage_is_told(warplens: Callable[..., Ru
 
 
 @pytest.mark.slow
-def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(warplens: Callable[..., Run]) -> None:
+def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(warplens):
     ranks = shipped.files("planted", "ddp_straggler-gpu_rank*.json.xz")
     data = _asked(warplens, *ranks)["data"]
     assert data["verdict"] == data["findings"][0]["id"] == "straggler"
@@ -78,9 +77,7 @@ def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(warplens: Callable[..
     assert low <= 1.02 < high
 
 
-def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(
-    warplens: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(warplens, tmp_path):
     write_ranks(tmp_path, 3)
     late = f"Rank {SLOW_RANK} is late and the others wait for it, {WAIT_US / 1000} ms per step: the same kernels take"
     text = warplens("diagnose", tmp_path).out
@@ -96,7 +93,7 @@ def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(
     assert data["ranks"][0]["findings"] == alone["findings"]
 
 
-def test_a_report_on_the_ranks_of_a_run_begins_with_the_run(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_report_on_the_ranks_of_a_run_begins_with_the_run(warplens, tmp_path):
     ranks = write_ranks(tmp_path, 2)
     run = warplens("report", *ranks, "-o", tmp_path / "out", "-f", "md,json")
     assert run.code == 0
@@ -108,7 +105,7 @@ def test_a_report_on_the_ranks_of_a_run_begins_with_the_run(warplens: Callable[.
     assert [profile["source"] for profile in data["profiles"]] == ["rank0.json.gz", "rank1.json.gz"]
 
 
-def test_where_no_gpu_work_was_recorded_nothing_is_said_of_it(warplens: Callable[..., Run]) -> None:
+def test_where_no_gpu_work_was_recorded_nothing_is_said_of_it(warplens):
     """Ranges and API calls alone: how busy the GPU was is not known, which is not 0 %."""
     ranges = Path(__file__).parents[1] / "golden" / "inputs" / "lm_small_ctx128_forward_ranges.sqlite.xz"
     run = warplens("diagnose", ranges)

@@ -6,7 +6,6 @@ import json
 import re
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,17 +15,12 @@ from warplens.cli.main import with_shipped_profiles
 from warplens.diagnosis.findings import times
 from warplens.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
-
 BASELINE, VARIANT = "demo:deit224_bs1_baseline", "demo:deit224_bs1_topk0.1"
 RANKS = files("planted", "ddp_straggler-gpu_rank*.json.xz")
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -36,7 +30,7 @@ def labels(text: str) -> list[str]:
     return list(dict.fromkeys(label for label in found if label))
 
 
-def test_one_profile_is_answered_in_five_lines_and_a_report(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_one_profile_is_answered_in_five_lines_and_a_report(warplens, tmp_path):
     run = warplens(BASELINE)
 
     diagnosis = json.loads(warplens("diagnose", BASELINE, "--format", "json").out)["data"]
@@ -69,9 +63,7 @@ def test_one_profile_is_answered_in_five_lines_and_a_report(warplens: Callable[.
     ],
     ids=["two", "grid", "counters"],
 )
-def test_several_paths_get_what_fits_them(
-    paths: tuple[str, ...], shown: list[str], documents: set[str], warplens: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_several_paths_get_what_fits_them(paths, shown, documents, warplens, tmp_path):
     run = warplens(*paths, "-o", tmp_path / "out")
 
     assert run.code == DONE
@@ -88,9 +80,7 @@ def folder_of_ranks(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_ranks_is_answered_by_what_its_ranks_cost_each_other(
-    warplens: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_folder_of_ranks_is_answered_by_what_its_ranks_cost_each_other(warplens, tmp_path):
     folder = folder_of_ranks(tmp_path)
 
     run = warplens(folder, "-o", tmp_path / "out")
@@ -106,9 +96,7 @@ def test_a_folder_of_ranks_is_answered_by_what_its_ranks_cost_each_other(
     assert json.loads(told)["data"]["verdict"] == "straggler"
 
 
-def test_options_may_stand_before_the_paths_and_the_report_is_opened(
-    warplens: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_may_stand_before_the_paths_and_the_report_is_opened(warplens, tmp_path, monkeypatch):
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address) or True))
 
@@ -116,7 +104,7 @@ def test_options_may_stand_before_the_paths_and_the_report_is_opened(
     assert opened == [(tmp_path / "out" / "report.html").as_uri()]
 
 
-def test_a_busy_gpu_without_a_cause_is_told_how_much_its_roofs_leave(warplens: Callable[..., Run]) -> None:
+def test_a_busy_gpu_without_a_cause_is_told_how_much_its_roofs_leave(warplens):
     path = Path(__file__).parents[2] / "data/pairs/development/healthy_bert_encoding__before.pt.trace.json.gz"
     finding = json.loads(warplens("diagnose", str(path), "--format", "json").out)["data"]["findings"][0]
     room = times(1 / (1 - finding["evidence"]["to_roof_share"]))
@@ -125,7 +113,7 @@ def test_a_busy_gpu_without_a_cause_is_told_how_much_its_roofs_leave(warplens: C
     assert f"Up to {room}: if its kernels reached their practical roofs (modelled)" in warplens(str(path)).out
 
 
-def test_programs_get_what_the_command_of_the_question_prints(warplens: Callable[..., Run], tmp_path: Path) -> None:
+def test_programs_get_what_the_command_of_the_question_prints(warplens, tmp_path):
     for form in ("json", "csv"):
         assert warplens(BASELINE, "--format", form).out == warplens("diagnose", BASELINE, "--format", form).out
     assert (
@@ -135,7 +123,7 @@ def test_programs_get_what_the_command_of_the_question_prints(warplens: Callable
     assert not list(tmp_path.iterdir())
 
 
-def test_report_says_the_same_lines_before_its_paths(warplens: Callable[..., Run]) -> None:
+def test_report_says_the_same_lines_before_its_paths(warplens):
     answer = warplens(BASELINE).out.splitlines()
     report = warplens("report", BASELINE, "--format", "html").out.splitlines()
 
@@ -144,9 +132,7 @@ def test_report_says_the_same_lines_before_its_paths(warplens: Callable[..., Run
     assert report[-1] == "warplens-report/report.html"
 
 
-def test_a_terminal_gets_colour_and_lines_of_its_width(
-    warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_colour_and_lines_of_its_width(warplens, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     coloured = warplens("report", BASELINE, "--format", "json", "-o", "out").out
@@ -158,7 +144,7 @@ def test_a_terminal_gets_colour_and_lines_of_its_width(
     assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines())) <= 80
 
 
-def test_a_window_without_gpu_work_says_where_there_is_some(warplens: Callable[..., Run]) -> None:
+def test_a_window_without_gpu_work_says_where_there_is_some(warplens):
     run = warplens("kernels", BASELINE, "--window", "1s:1.1s")
 
     assert run.code == DONE
@@ -167,14 +153,14 @@ def test_a_window_without_gpu_work_says_where_there_is_some(warplens: Callable[.
 
 
 @pytest.mark.parametrize(("words", "shown"), [(("help",), "diagnose"), (("help", "budget"), "Usage: warplens budget")])
-def test_help_is_a_word_as_well(words: tuple[str, ...], shown: str, warplens: Callable[..., Run]) -> None:
+def test_help_is_a_word_as_well(words, shown, warplens):
     run = warplens(*words)
 
     assert run.code == DONE
     assert shown in run.out
 
 
-def test_shipped_profiles_are_named_anywhere_but_in_ranges_and_other_programs() -> None:
+def test_shipped_profiles_are_named_anywhere_but_in_ranges_and_other_programs():
     path = str(capture("deit224_bs1_baseline"))
 
     assert with_shipped_profiles(["budget", BASELINE]) == ["budget", path]
@@ -185,16 +171,14 @@ def test_shipped_profiles_are_named_anywhere_but_in_ranges_and_other_programs() 
         with_shipped_profiles(["budget", "demo:deit224"])
 
 
-def test_every_shipped_profile_is_listed(warplens: Callable[..., Run]) -> None:
+def test_every_shipped_profile_is_listed(warplens):
     listed = {line.split()[0] for line in warplens("demo:").out.splitlines()}
 
     assert {BASELINE, VARIANT, "demo:planted_h200", "demo:policies/token_reduction"} <= listed
     assert all(with_shipped_profiles(["budget", name])[1] != name for name in listed)
 
 
-def test_a_folder_of_two_runs_is_compared_and_says_which_is_the_baseline(
-    warplens: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_a_folder_of_two_runs_is_compared_and_says_which_is_the_baseline(warplens, tmp_path):
     for name, file in (("fewer_tokens", "deit224_bs1_topk0.1"), ("tokens_before", "deit224_bs1_baseline")):
         (tmp_path / f"{name}.sqlite.xz").symlink_to(capture(file))
     lines = warplens(tmp_path).out.splitlines()

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import typer
@@ -25,10 +24,6 @@ from tests.cli.small_export import write_export
 from tests.tiers import thinned
 from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, TERMINATED, UNUSABLE, guarded
 from warplens.errors import UsageError
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Run
-
 
 #: A device that has no room for anything.
 FULL = Path("/dev/full")
@@ -59,9 +54,7 @@ def subprocess_arguments(*arguments: object) -> list[str]:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
 )
-def test_a_failure_is_one_line_and_an_exit_code(
-    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_is_one_line_and_an_exit_code(error, code, capsys):
     assert guarded(failing(error), debug=False) == code
 
     shown = capsys.readouterr()
@@ -70,13 +63,13 @@ def test_a_failure_is_one_line_and_an_exit_code(
     assert shown.err.count("\n") == 1
 
 
-def test_success_and_a_failed_gate_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_success_and_a_failed_gate_say_nothing(capsys):
     assert guarded(lambda: None, debug=False) == DONE
     assert guarded(lambda: GATE_FAILED, debug=False) == GATE_FAILED
     assert capsys.readouterr() == ("", "")
 
 
-def test_debug_shows_where_it_failed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_where_it_failed(capsys):
     assert guarded(failing(ZeroDivisionError("division by zero")), debug=True) == DEFECT
 
     shown = capsys.readouterr().err
@@ -84,13 +77,13 @@ def test_debug_shows_where_it_failed(capsys: pytest.CaptureFixture[str]) -> None
     assert shown.splitlines()[-1].startswith("error: ZeroDivisionError: division by zero")
 
 
-def test_a_path_in_an_error_is_named_without_the_folders_above_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_in_an_error_is_named_without_the_folders_above_it(capsys):
     guarded(failing(PermissionError(errno.EACCES, "Permission denied", "/home/ada/report.html")), debug=False)
 
     assert capsys.readouterr().err == "error: report.html: Permission denied\n"
 
 
-def test_escape_sequences_of_a_name_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_escape_sequences_of_a_name_do_not_reach_the_terminal(capsys):
     guarded(failing(UsageError("there is no range '\x1b]0;owned\x07'")), debug=False)
 
     assert "\x1b" not in capsys.readouterr().err
@@ -113,7 +106,7 @@ NO_PROFILES: dict[str, Callable[[Path], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", [*NO_PROFILES, "no file", "a folder"])
-def test_what_is_no_profile_gives_one_line_and_code_2(kind: str, tmp_path: Path, warplens: Callable[..., Run]) -> None:
+def test_what_is_no_profile_gives_one_line_and_code_2(kind, tmp_path, warplens):
     path = tmp_path / "case.sqlite"
     if kind == "a folder":
         path.mkdir()
@@ -126,7 +119,7 @@ def test_what_is_no_profile_gives_one_line_and_code_2(kind: str, tmp_path: Path,
     assert run.err.startswith("error: case.sqlite")
 
 
-def test_a_real_process_separates_answer_and_error(tmp_path: Path) -> None:
+def test_a_real_process_separates_answer_and_error(tmp_path):
     (text := tmp_path / "notes.sqlite").write_text("These are not the bytes of a profile.\n")
     done = subprocess.run(subprocess_arguments("kernels", text), capture_output=True, text=True, check=False)
 
@@ -136,7 +129,7 @@ def test_a_real_process_separates_answer_and_error(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_reader_that_goes_away_is_no_failure(export: Path) -> None:
+def test_a_reader_that_goes_away_is_no_failure(export):
     process = subprocess.Popen(
         subprocess_arguments("kernels", export, "--format", "csv", "--quiet"),
         stdout=subprocess.PIPE,
@@ -151,7 +144,7 @@ def test_a_reader_that_goes_away_is_no_failure(export: Path) -> None:
     assert complaint == b""
 
 
-def test_a_gate_fails_though_nobody_reads_the_answer() -> None:
+def test_a_gate_fails_though_nobody_reads_the_answer():
     sides = ("demo:deit448_bs8_topk0.1", "demo:deit448_bs8_baseline")
     process = subprocess.Popen(
         subprocess_arguments("compare", *sides, "--fail-on", "5%", "--quiet"),
@@ -164,7 +157,7 @@ def test_a_gate_fails_though_nobody_reads_the_answer() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
-def test_closed_standard_streams_are_no_defect(export: Path) -> None:
+def test_closed_standard_streams_are_no_defect(export):
     command = shlex.join(subprocess_arguments("kernels", export, "--format", "csv"))
 
     without_output = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, check=False)
@@ -177,7 +170,7 @@ def test_closed_standard_streams_are_no_defect(export: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows sends no SIGINT to a single process")
-def test_an_interrupted_run_is_one_line(export: Path) -> None:
+def test_an_interrupted_run_is_one_line(export):
     script = (
         "import os, signal, sys\n"
         "import warplens.cli.commands.tables as kernels\n"
@@ -194,7 +187,7 @@ def test_an_interrupted_run_is_one_line(export: Path) -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
-def test_a_full_disk_is_one_line(export: Path) -> None:
+def test_a_full_disk_is_one_line(export):
     with FULL.open("w") as full:
         done = subprocess.run(
             subprocess_arguments("kernels", export, "--format", "csv", "--quiet"),
@@ -209,7 +202,7 @@ def test_a_full_disk_is_one_line(export: Path) -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
-def test_what_rust_says_of_a_full_disk_is_one_line(export: Path, tmp_path: Path, warplens: Callable[..., Run]) -> None:
+def test_what_rust_says_of_a_full_disk_is_one_line(export, tmp_path, warplens):
     (tmp_path / "kernels.parquet").symlink_to(FULL)
     (tmp_path / "copies.parquet").symlink_to(FULL)
 
@@ -220,9 +213,7 @@ def test_what_rust_says_of_a_full_disk_is_one_line(export: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("threads", ["0", "-1", "x", "", "99999999999"])
-def test_a_setting_that_polars_dies_of_is_wrong_usage(
-    threads: str, export: Path, monkeypatch: pytest.MonkeyPatch, warplens: Callable[..., Run]
-) -> None:
+def test_a_setting_that_polars_dies_of_is_wrong_usage(threads, export, monkeypatch, warplens):
     monkeypatch.setenv("POLARS_MAX_THREADS", threads)
 
     run = warplens("kernels", export)
@@ -235,7 +226,7 @@ class PanicException(BaseException):
     """As the libraries in Rust raise it."""
 
 
-def test_a_panic_of_a_library_is_a_defect_and_no_failed_gate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_panic_of_a_library_is_a_defect_and_no_failed_gate(capsys):
     assert guarded(failing(PanicException("index out of bounds")), debug=False) == DEFECT
     assert capsys.readouterr().err.startswith("error: PanicException: index out of bounds")
 
@@ -245,7 +236,7 @@ def test_a_panic_of_a_library_is_a_defect_and_no_failed_gate(capsys: pytest.Capt
     ("number", "code", "said"),
     [("SIGINT", INTERRUPTED, "interrupted"), ("SIGTERM", TERMINATED, "terminated")],
 )
-def test_a_signal_leaves_nothing_behind(number: str, code: int, said: str, export: Path, tmp_path: Path) -> None:
+def test_a_signal_leaves_nothing_behind(number, code, said, export, tmp_path):
     packed, copy = tmp_path / "p.sqlite.gz", tmp_path / "out" / "copy.sqlite"
     packed.write_bytes(gzip.compress(export.read_bytes()))
     copy.parent.mkdir()
@@ -267,7 +258,7 @@ def test_a_signal_leaves_nothing_behind(number: str, code: int, said: str, expor
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("module", ["warplens._version", "typer", "warplens.cli.catalogue", "polars", "numpy"])
-def test_an_interruption_while_modules_are_loaded_is_one_line(module: str, export: Path) -> None:
+def test_an_interruption_while_modules_are_loaded_is_one_line(module, export):
     script = (
         "import importlib.abc, os, signal, sys\n"
         "class Finder(importlib.abc.MetaPathFinder):\n"
@@ -285,9 +276,7 @@ def test_an_interruption_while_modules_are_loaded_is_one_line(module: str, expor
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "error: interrupted\n")
 
 
-def test_a_report_that_cannot_be_finished_leaves_the_earlier_one_as_it_was(
-    export: Path, tmp_path: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_cannot_be_finished_leaves_the_earlier_one_as_it_was(export, tmp_path, warplens, monkeypatch):
     assert warplens("report", export, "-o", tmp_path, "-f", "html").code == DONE
     earlier = (tmp_path / "report.html").read_bytes()
 
@@ -314,9 +303,7 @@ def test_a_report_that_cannot_be_finished_leaves_the_earlier_one_as_it_was(
         ("operator-(a)", "operator-(a)"),
     ],
 )
-def test_a_name_in_csv_is_neither_a_formula_nor_obeyed_by_a_terminal(
-    name: str, shown: str, tmp_path: Path, warplens: Callable[..., Run]
-) -> None:
+def test_a_name_in_csv_is_neither_a_formula_nor_obeyed_by_a_terminal(name, shown, tmp_path, warplens):
     profile = write_export(tmp_path / "p.sqlite", extra_kernel_name=name)
 
     printed = warplens("kernels", profile, "-f", "csv").out
@@ -345,9 +332,7 @@ LIMITS = {"AS": 4 * 2**30, "NOFILE": 10, "FSIZE": 4096}
         ),
     ),
 )
-def test_a_process_that_may_have_little_answers_or_says_so(
-    limit: str, command: str, export: Path, tmp_path: Path
-) -> None:
+def test_a_process_that_may_have_little_answers_or_says_so(limit, command, export, tmp_path):
     import resource
 
     number, value = getattr(resource, f"RLIMIT_{limit}"), LIMITS[limit]
@@ -370,9 +355,7 @@ def test_a_process_that_may_have_little_answers_or_says_so(
     ]
 
 
-def test_an_answer_on_standard_output_needs_no_folder_to_write_to(
-    export: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_on_standard_output_needs_no_folder_to_write_to(export, warplens, monkeypatch):
     allowed = os.access
     monkeypatch.setattr(os, "access", lambda path, mode, **how: not mode & os.W_OK and allowed(path, mode, **how))
 
@@ -388,7 +371,7 @@ def test_an_answer_on_standard_output_needs_no_folder_to_write_to(
         MemoryError(),
     ],
 )
-def test_too_little_memory_is_no_defect(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_little_memory_is_no_defect(error, capsys):
     def fail() -> None:
         raise error
 
@@ -396,7 +379,7 @@ def test_too_little_memory_is_no_defect(error: Exception, capsys: pytest.Capture
     assert "there is not enough memory" in capsys.readouterr().err
 
 
-def test_a_termination_between_two_steps_is_one_line() -> None:
+def test_a_termination_between_two_steps_is_one_line():
     script = (
         "import warplens.cli.main as program\n"
         "def run(): raise program.TerminatedError\n"

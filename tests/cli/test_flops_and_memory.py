@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from benchmarks.generate_nsys import generate
@@ -24,12 +23,6 @@ from warplens.cli.memory import parse_size
 from warplens.errors import UsageError
 from warplens.readers import read, sqlite
 from warplens.readers.nsys import slices
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
-
 
 #: One product of 64 × 128 × 256 in bf16 (1 µs), one sum (2 µs), one operator of an extension (1 µs).
 PRODUCT_FLOPS = 2 * 64 * 128 * 256
@@ -60,7 +53,7 @@ def _memory(time: float, size: int, address: int, total: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def torch_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def torch_trace(tmp_path_factory):
     """A trace of three operators and three allocator events, as PyTorch's profiler writes it."""
     matrix = "c10::BFloat16"
     numbers = {"Input Dims": [[64, 256], [], [], []], "Input type": [matrix, "ScalarList", "Scalar", ""]}
@@ -80,19 +73,18 @@ def torch_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def asked(warplens: Callable[..., Run], torch_trace: Path) -> Callable[..., dict[str, Any]]:
+def asked(warplens, torch_trace):
     """`data` of the object that a command prints with `--format json`."""
 
     def ask(command: str, *arguments: object) -> dict[str, Any]:
         run = warplens(command, torch_trace, "--window", "all", "--format", "json", *arguments)
         assert run.code == 0
-        data: dict[str, Any] = json.loads(run.out)["data"]
-        return data
+        return json.loads(run.out)["data"]
 
     return ask
 
 
-def test_flops_gives_modelled_work_over_measured_time(asked: Callable[..., dict[str, Any]]) -> None:
+def test_flops_gives_modelled_work_over_measured_time(asked):
     data = asked("flops")
 
     by_name = {row["name"]: row for row in data["rows"]}
@@ -105,7 +97,7 @@ def test_flops_gives_modelled_work_over_measured_time(asked: Callable[..., dict[
     assert data["matmul_flops"] == PRODUCT_FLOPS
 
 
-def test_flops_says_how_much_of_the_time_has_a_model_and_what_has_none(asked: Callable[..., dict[str, Any]]) -> None:
+def test_flops_says_how_much_of_the_time_has_a_model_and_what_has_none(asked):
     data = asked("flops")
 
     assert data["coverage"] == {"total_ns": 4000, "modelled_ns": 3000, "modelled_share": 0.75}
@@ -114,13 +106,13 @@ def test_flops_says_how_much_of_the_time_has_a_model_and_what_has_none(asked: Ca
 
 
 @pytest.mark.parametrize("by", ["name", "shapes", "family", "phase", "precision", "device"])
-def test_however_operators_are_grouped_the_work_is_the_same(by: str, asked: Callable[..., dict[str, Any]]) -> None:
+def test_however_operators_are_grouped_the_work_is_the_same(by, asked):
     rows = asked("flops", "--by", by)["rows"]
 
     assert sum(row["flops"] for row in rows) == PRODUCT_FLOPS + SUM_FLOPS
 
 
-def test_memory_gives_the_peak_and_whose_it_was(asked: Callable[..., dict[str, Any]]) -> None:
+def test_memory_gives_the_peak_and_whose_it_was(asked):
     data = asked("memory")
 
     (row,) = data["rows"]
@@ -131,7 +123,7 @@ def test_memory_gives_the_peak_and_whose_it_was(asked: Callable[..., dict[str, A
     assert alive == [("allocated before the recording", 1_000_000), ("aten::mm", 32_768), ("aten::sum", 512)]
 
 
-def test_every_allocation_can_be_listed(asked: Callable[..., dict[str, Any]]) -> None:
+def test_every_allocation_can_be_listed(asked):
     rows = asked("memory", "--by", "event")["rows"]
 
     assert [row["delta_bytes"] for row in rows] == [32_768, 512, -32_768]
@@ -139,9 +131,7 @@ def test_every_allocation_can_be_listed(asked: Callable[..., dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("by", ["memory", "operator", "step", "event"])
-def test_a_profile_without_allocations_says_how_to_record_them(
-    by: str, warplens: Callable[..., Run], export: Path
-) -> None:
+def test_a_profile_without_allocations_says_how_to_record_them(by, warplens, export):
     run = warplens("memory", export, "--by", by)
 
     assert run.code == 0
@@ -152,12 +142,12 @@ def test_a_profile_without_allocations_says_how_to_record_them(
 @pytest.mark.parametrize(
     ("text", "size"), [("2GB", 2_000_000_000), ("500MB", 500_000_000), ("1.5GiB", 1_610_612_736), ("7", 7)]
 )
-def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
+def test_a_size_is_read_as_people_write_it(text, size):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "lots", "0GB", "-1GB", "2 XB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_what_is_no_size_is_refused(text):
     with pytest.raises(UsageError, match="2GB"):
         parse_size(text)
 
@@ -170,9 +160,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         *("api", "api --by name,thread", "copies", "copies --by direction"),
     ],
 )
-def test_slices_give_the_numbers_of_the_whole(
-    question: str, window: str, export: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slices_give_the_numbers_of_the_whole(question, window, export, warplens, monkeypatch):
     monkeypatch.setattr(sqlite, "ROWS_PER_PART", 3)
     monkeypatch.setattr(slices, "_LOOSE_ROWS", 3)  # so that counts are added up more than once
     command = (*question.split(), str(export), "--window", window, "--format", "json")
@@ -196,7 +184,7 @@ def _rounded(data: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def many_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def many_steps(tmp_path_factory):
     """An export of 18 equal training steps."""
     path = tmp_path_factory.mktemp("many") / "steps.sqlite"
     generate(path, 40_000)
@@ -204,7 +192,7 @@ def many_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.7])
-def test_the_steps_of_a_part_have_the_numbers_that_they_have_in_the_whole(share: float, many_steps: Path) -> None:
+def test_the_steps_of_a_part_have_the_numbers_that_they_have_in_the_whole(share, many_steps):
     part, whole = Timeline(read(many_steps, share=share)), Timeline(read(many_steps))
     window = part.window()
     same = replace(whole.window("all"), start_ns=window.start_ns, end_ns=window.end_ns, kind="explicit",
@@ -223,8 +211,8 @@ def test_the_steps_of_a_part_have_the_numbers_that_they_have_in_the_whole(share:
 
 @pytest.mark.parametrize("command", ["kernels", "diagnose", "report --format json"])
 def test_a_profile_that_does_not_fit_is_answered_for_the_steps_in_its_middle(
-    command: str, many_steps: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    command, many_steps, warplens, monkeypatch, tmp_path
+):
     for name in ("_FIXED_BYTES", "_READING_BYTES"):  # of a small file they are nearly all
         monkeypatch.setattr(memory, name, 0)
     monkeypatch.chdir(tmp_path)

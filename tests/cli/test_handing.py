@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
-
-
-def test_the_profile_itself_is_never_overwritten(warplens: Callable[..., Run], export: Path) -> None:
+def test_the_profile_itself_is_never_overwritten(warplens, export):
     before = export.read_bytes()
     run = warplens("export", export, "--to", "perfetto", "-o", export)
     assert run.code == 2

@@ -17,12 +17,12 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> None:
+def _fresh():
     messages.start_afresh()
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(monkeypatch):
     """Standard error is a terminal, and whatever lasts at all lasts long enough to be shown."""
     stream = Terminal()
     _redirect(monkeypatch, stream)
@@ -43,7 +43,7 @@ def wait_for(stream: io.StringIO, text: str) -> None:
         time.sleep(0.001)
 
 
-def test_progress_shows_what_is_going_on_and_leaves_an_empty_line(terminal: Terminal) -> None:
+def test_progress_shows_what_is_going_on_and_leaves_an_empty_line(terminal):
     with messages.progress("reading small.sqlite") as tell:
         wait_for(terminal, "reading small.sqlite … 0 s")
         tell("analysing")
@@ -54,7 +54,7 @@ def test_progress_shows_what_is_going_on_and_leaves_an_empty_line(terminal: Term
     assert last[1] == ""
 
 
-def test_what_is_over_within_a_second_shows_no_progress(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_over_within_a_second_shows_no_progress(terminal, monkeypatch):
     monkeypatch.setattr(messages, "_SILENT_S", 1.0)
 
     with messages.progress("reading small.sqlite"):
@@ -63,7 +63,7 @@ def test_what_is_over_within_a_second_shows_no_progress(terminal: Terminal, monk
     assert terminal.getvalue() == ""
 
 
-def test_progress_goes_to_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_goes_to_terminals_only(monkeypatch):
     stream = io.StringIO()
     _redirect(monkeypatch, stream)
     monkeypatch.setattr(messages, "_SILENT_S", 0)
@@ -74,7 +74,7 @@ def test_progress_goes_to_terminals_only(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stream.getvalue() == ""
 
 
-def test_quiet_silences_progress_and_notes_but_not_errors(terminal: Terminal) -> None:
+def test_quiet_silences_progress_and_notes_but_not_errors(terminal):
     messages.be_quiet()
     with messages.progress("reading small.sqlite"):
         time.sleep(0.01)
@@ -84,7 +84,7 @@ def test_quiet_silences_progress_and_notes_but_not_errors(terminal: Terminal) ->
     assert terminal.getvalue() == "error: no such file\n"
 
 
-def test_the_progress_of_a_name_with_control_characters_stays_on_its_line(terminal: Terminal) -> None:
+def test_the_progress_of_a_name_with_control_characters_stays_on_its_line(terminal):
     with messages.progress("reading \x1b[2Jbad\nname.sqlite"):
         wait_for(terminal, "bad name.sqlite")
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
 
 VALUES = np.random.default_rng(3).normal(size=(4, 8))
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("exact.npy", VALUES)
     np.save("half.npy", VALUES.astype(np.float16))
@@ -28,7 +22,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez("wrong.npz", out=wrong, grad=VALUES * 1.01)
 
 
-def test_both_are_held_against_the_exact_values(warplens: Callable[..., Run]) -> None:
+def test_both_are_held_against_the_exact_values(warplens):
     run = warplens("numerics", "half.npy", "half.npy", "--exact", "exact.npy", "-f", "json")
 
     same, first, second = json.loads(run.out)["data"]["rows"]
@@ -36,7 +30,7 @@ def test_both_are_held_against_the_exact_values(warplens: Callable[..., Run]) ->
     assert first["max_abs"] == second["max_abs"] == np.abs(VALUES.astype(np.float16) - VALUES).max()
 
 
-def test_tensors_are_paired_by_name_and_a_gate_can_fail(warplens: Callable[..., Run]) -> None:
+def test_tensors_are_paired_by_name_and_a_gate_can_fail(warplens):
     run = warplens("numerics", "wrong.npz", "many.npz", "--fail-on", "0.001")
 
     assert run.code == 1
@@ -53,9 +47,7 @@ def test_tensors_are_paired_by_name_and_a_gate_can_fail(warplens: Callable[..., 
         ("absent.npy", None, "there is no such file"),
     ],
 )
-def test_other_files_are_refused_in_one_line(
-    name: str, content: bytes | None, said: str, warplens: Callable[..., Run]
-) -> None:
+def test_other_files_are_refused_in_one_line(name, content, said, warplens):
     if content is not None:
         Path(name).write_bytes(content)
     run = warplens("numerics", name, "exact.npy")
@@ -65,12 +57,12 @@ def test_other_files_are_refused_in_one_line(
     assert len(run.err.splitlines()) == 1
 
 
-def test_nothing_in_a_file_is_executed(warplens: Callable[..., Run]) -> None:
+def test_nothing_in_a_file_is_executed(warplens):
     np.save("objects.npy", np.asarray([{"a": 1}], dtype=object), allow_pickle=True)
     assert warplens("numerics", "objects.npy", "exact.npy").code == 2
 
 
-def test_files_of_pytorch_are_read_with_their_nested_names(warplens: Callable[..., Run]) -> None:
+def test_files_of_pytorch_are_read_with_their_nested_names(warplens):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     values = torch.tensor(VALUES)
     torch.save({"layer": [values.bfloat16()], "step": 3}, "a.pt")
@@ -82,7 +74,7 @@ def test_files_of_pytorch_are_read_with_their_nested_names(warplens: Callable[..
     assert (row["tensor"], row["ulp_format"], row["ulp_max"]) == ("layer.0", "bfloat16", 0.0)
 
 
-def test_safetensors_are_read_by_their_names_and_compared_in_their_formats(warplens: Callable[..., Run]) -> None:
+def test_safetensors_are_read_by_their_names_and_compared_in_their_formats(warplens):
     pytest.importorskip("torch", reason="torch is not installed")
     saving = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     half = VALUES.astype(np.float16)

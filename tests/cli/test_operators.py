@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.cli.torch_trace import BACKWARD_NS, FORWARD_NS, OPTIMIZER_NS, STEPS, write_trace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.cli.conftest import Run
-
 TOTAL_NS = STEPS * (FORWARD_NS + BACKWARD_NS + OPTIMIZER_NS)
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
+def trace(tmp_path):
     return write_trace(tmp_path / "trace.json")
 
 
 @pytest.fixture
-def data(warplens: Callable[..., Run], trace: Path) -> Callable[..., dict[str, Any]]:
+def data(warplens, trace):
     """`data` of the JSON that a command prints."""
 
     def ask(*arguments: str) -> dict[str, Any]:
         command, *options = arguments
         run = warplens(command, trace, *options, "--format", "json")
         assert run.code == 0, run.err
-        answer: dict[str, Any] = json.loads(run.out)["data"]
-        return answer
+        return json.loads(run.out)["data"]
 
     return ask
 
 
-def test_operators_have_host_gpu_and_backward_time(data: Callable[..., dict[str, Any]]) -> None:
+def test_operators_have_host_gpu_and_backward_time(data):
     rows = {row["name"]: row for row in data("operators")["rows"]}
     linear = rows["aten::linear"]
     assert linear["calls"] == STEPS
@@ -46,7 +39,7 @@ def test_operators_have_host_gpu_and_backward_time(data: Callable[..., dict[str,
     assert linear["share"] == pytest.approx((FORWARD_NS + BACKWARD_NS) / (TOTAL_NS / STEPS))
 
 
-def test_coverage_and_overhead_are_stated(data: Callable[..., dict[str, Any]]) -> None:
+def test_coverage_and_overhead_are_stated(data):
     answer = data("operators")
     assert answer["coverage"]["operator_share"] == answer["coverage"]["linked_share"] == 1.0
     assert answer["overhead"]["threads"] == 2
@@ -54,7 +47,7 @@ def test_coverage_and_overhead_are_stated(data: Callable[..., dict[str, Any]]) -
     assert answer["overhead"]["framework_ns"] == answer["overhead"]["host_ns"] - STEPS * 15_000
 
 
-def test_modules_have_their_backward_pass(data: Callable[..., dict[str, Any]]) -> None:
+def test_modules_have_their_backward_pass(data):
     rows = [
         (row["level"], row["name"], row["gpu_ns"], row["backward_ns"])
         for row in data("operators", "--by", "module")["rows"]
@@ -65,26 +58,24 @@ def test_modules_have_their_backward_pass(data: Callable[..., dict[str, Any]]) -
     ]
 
 
-def test_python_functions_stand_by_what_they_launch(data: Callable[..., dict[str, Any]]) -> None:
+def test_python_functions_stand_by_what_they_launch(data):
     rows = {row["name"]: row["gpu_self_ns"] for row in data("operators", "--by", "python")["rows"]}
     assert rows == {"linear.py(124): forward": STEPS * FORWARD_NS, "train.py(7): step": STEPS * OPTIMIZER_NS}
 
 
-def test_shapes_are_told(data: Callable[..., dict[str, Any]]) -> None:
+def test_shapes_are_told(data):
     shapes = {row["name"]: row["input_shapes"] for row in data("operators", "--by", "shapes")["rows"]}
     assert json.loads(shapes["aten::linear"]) == [[4, 8], [8, 8], []]
 
 
-def test_a_limited_tree_names_what_it_leaves_out(warplens: Callable[..., Run], trace: Path) -> None:
+def test_a_limited_tree_names_what_it_leaves_out(warplens, trace):
     run = warplens("operators", trace, "--by", "tree", "--limit", "1")
     assert "the 1 of 3 rows with the most GPU time" in run.out
     assert "aten::linear" in run.out
     assert "aten::add_" not in run.out
 
 
-def test_without_python_stacks_the_level_used_and_what_to_record_are_said(
-    warplens: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_without_python_stacks_the_level_used_and_what_to_record_are_said(warplens, tmp_path):
     trace = write_trace(tmp_path / "bare.json", python=False)
     modules = warplens("operators", trace, "--by", "module").out
     assert "with_modules=True" in modules
@@ -94,17 +85,17 @@ def test_without_python_stacks_the_level_used_and_what_to_record_are_said(
     assert "with_stack=True" in functions.out
 
 
-def test_ranges_are_annotations_unless_operators_are_asked_for(data: Callable[..., dict[str, Any]]) -> None:
+def test_ranges_are_annotations_unless_operators_are_asked_for(data):
     assert [row["name"] for row in data("ranges")["rows"]] == ["ProfilerStep#N", "Optimizer.step#SGD.step"]
     assert "aten::linear" in [row["name"] for row in data("ranges", "--operators")["rows"]]
 
 
-def test_phases_need_no_annotation(data: Callable[..., dict[str, Any]]) -> None:
+def test_phases_need_no_annotation(data):
     phases = {row["phase"]: row["gpu_ns"] for row in data("phases")["rows"]}
     assert phases == {
         "forward": STEPS * FORWARD_NS, "backward": STEPS * BACKWARD_NS, "optimizer": STEPS * OPTIMIZER_NS,
     }  # fmt: skip
 
 
-def test_profiler_steps_are_steps(data: Callable[..., dict[str, Any]]) -> None:
+def test_profiler_steps_are_steps(data):
     assert [row["kernels"] for row in data("steps")["rows"]] == [3, 3]

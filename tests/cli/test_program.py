@@ -6,18 +6,11 @@ import inspect
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from warplens import __version__
 from warplens.cli.catalogue import COMMANDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.cli.conftest import Run
 
 #: Libraries that are slow to import, and rooms and topics that only some commands need.
 HEAVY = (
@@ -43,38 +36,38 @@ def imported_by(*arguments: str) -> set[str]:
     return set(eval(done.stderr.splitlines()[-1]))
 
 
-def test_help_lists_every_command_with_its_summary(warplens: Callable[..., Run]) -> None:
+def test_help_lists_every_command_with_its_summary(warplens):
     shown = " ".join(warplens("--help").out.split())
 
     for command in COMMANDS.values():
         assert f"{command.name} {command.summary}" in shown
 
 
-def test_without_a_command_the_program_shows_its_help(warplens: Callable[..., Run]) -> None:
+def test_without_a_command_the_program_shows_its_help(warplens):
     assert warplens() == warplens("--help")
     assert warplens().code == 0
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
-def test_the_list_says_what_the_command_itself_says(command: object, warplens: Callable[..., Run]) -> None:
+def test_the_list_says_what_the_command_itself_says(command, warplens):
     docstring = inspect.getdoc(command.function())
 
     assert docstring.splitlines()[0] == command.summary
     assert command.summary in " ".join(warplens(command.name, "--help").out.split())
 
 
-def test_help_imports_nothing_that_is_slow() -> None:
+def test_help_imports_nothing_that_is_slow():
     assert imported_by("--help") == set()
 
 
 @pytest.mark.parametrize("options", [(), ("--format", "json")], ids=["table", "json"])
-def test_a_table_imports_its_own_topic_and_no_other(options: tuple[str, ...], export: Path) -> None:
+def test_a_table_imports_its_own_topic_and_no_other(options, export):
     libraries = {"polars", "numpy", "adbc_driver_sqlite", "orjson"}
 
     assert imported_by("kernels", str(export), *options) == libraries | (set() if options else {"rich.console"})
 
 
-def test_a_diagnosis_needs_no_study_no_chart_and_no_counters(export: Path) -> None:
+def test_a_diagnosis_needs_no_study_no_chart_and_no_counters(export):
     loaded = imported_by("diagnose", str(export))
 
     assert "warplens.diagnosis" in loaded
@@ -82,7 +75,7 @@ def test_a_diagnosis_needs_no_study_no_chart_and_no_counters(export: Path) -> No
     assert loaded.isdisjoint({"scipy", "altair", "jinja2", "vl_convert", *others})
 
 
-def test_the_package_runs_as_a_module() -> None:
+def test_the_package_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "warplens", "--version"], capture_output=True, text=True, check=True)
 
     assert done.stdout == f"warplens {__version__}\n"
@@ -97,7 +90,7 @@ def test_the_package_runs_as_a_module() -> None:
         ("warplens ranges --window ", 3, {"steady", "all"}),
     ],
 )
-def test_the_shell_completes_commands_and_values(words: str, position: int, expected: set[str]) -> None:
+def test_the_shell_completes_commands_and_values(words, position, expected):
     environment = {
         **os.environ,
         "_WARPLENS_COMPLETE": "complete_bash",

@@ -17,24 +17,22 @@ from warplens.report.jsonout import envelope
 from warplens.report.ranks import ranks_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.cli.conftest import Run
 
 RANKS = 3
 WAIT_NS = STEPS * WAIT_US * 1000
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_ranks(folder, RANKS)
     return folder
 
 
 @pytest.fixture
-def asked(warplens: Callable[..., Run], run_folder: Path) -> Callable[..., dict[str, Any]]:
+def asked(warplens, run_folder):
     def ask(*arguments: object) -> dict[str, Any]:
         run = warplens("ranks", run_folder, "--format", "json", *arguments)
         assert (run.code, run.err) == (0, "")
@@ -43,14 +41,14 @@ def asked(warplens: Callable[..., Run], run_folder: Path) -> Callable[..., dict[
     return ask
 
 
-def test_the_slow_rank_is_last_and_the_others_wait(asked: Callable[..., dict[str, Any]]) -> None:
+def test_the_slow_rank_is_last_and_the_others_wait(asked):
     rows = {row["rank"]: row for row in asked("--window", "all")["data"]["rows"]}
     assert {rank: row["last"] for rank, row in rows.items()} == {0: 0, SLOW_RANK: STEPS, 2: 0}
     assert {rank: row["wait_ns"] for rank, row in rows.items()} == {0: WAIT_NS, SLOW_RANK: 0, 2: WAIT_NS}
     assert rows[SLOW_RANK]["delay_ns"] == WAIT_NS
 
 
-def test_the_size_and_group_of_the_collective_are_those_recorded(asked: Callable[..., dict[str, Any]]) -> None:
+def test_the_size_and_group_of_the_collective_are_those_recorded(asked):
     (group,) = asked("--window", "all")["data"]["groups"]["rows"]
     assert (group["kind"], group["group"], group["group_size"], group["size_bytes"]) == (
         "all_reduce",
@@ -62,9 +60,7 @@ def test_the_size_and_group_of_the_collective_are_those_recorded(asked: Callable
     assert group["bus_bytes_per_s"] == pytest.approx(4e6 / 80e-6 * 2 * 2 / 3)
 
 
-def test_a_defect_in_one_file_is_named_and_does_not_stop_the_others(
-    warplens: Callable[..., Run], run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_in_one_file_is_named_and_does_not_stop_the_others(warplens, run_folder, monkeypatch):
     real = files.read
 
     def broken(path: str, **how: Any) -> Any:
@@ -79,7 +75,7 @@ def test_a_defect_in_one_file_is_named_and_does_not_stop_the_others(
     assert "rank1.json.gz: KeyError: 'stream'. This is a bug in Warplens" in run.err
 
 
-def test_a_single_rank_has_nothing_to_be_compared_with(warplens: Callable[..., Run]) -> None:
+def test_a_single_rank_has_nothing_to_be_compared_with(warplens):
     assert "communicates with no other" in warplens("ranks", "demo:lm_small_ctx256_train").out
 
 
@@ -88,14 +84,12 @@ def _answer(paths: list[Path], **how: Any) -> bytes:
     return envelope("ranks", run.sources, ranks_data(run.result), run.problems)
 
 
-def test_several_processes_give_what_one_gives(run_folder: Path) -> None:
+def test_several_processes_give_what_one_gives(run_folder):
     paths = sorted(run_folder.iterdir())
     assert _answer(paths, workers=2) == _answer(paths, workers=1)
 
 
-def test_without_dask_the_message_says_what_to_install(
-    warplens: Callable[..., Run], run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_dask_the_message_says_what_to_install(warplens, run_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     run = warplens("ranks", run_folder, "--scheduler", "tcp://127.0.0.1:1")
     assert run.code == 2
@@ -104,7 +98,7 @@ def test_without_dask_the_message_says_what_to_install(
 
 @pytest.mark.slow  # a scheduler and two workers start; that a lost one is one line is tested each time
 @pytest.mark.filterwarnings("ignore")
-def test_a_dask_cluster_gives_what_this_machine_gives(run_folder: Path) -> None:
+def test_a_dask_cluster_gives_what_this_machine_gives(run_folder):
     distributed = pytest.importorskip("distributed", reason="Dask's distributed is not installed")
     paths = sorted(run_folder.iterdir())
     with distributed.LocalCluster(
@@ -114,9 +108,7 @@ def test_a_dask_cluster_gives_what_this_machine_gives(run_folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_address_where_no_scheduler_answers_is_one_line(
-    warplens: Callable[..., Run], run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_where_no_scheduler_answers_is_one_line(warplens, run_folder, monkeypatch):
     pytest.importorskip("distributed", reason="Dask's distributed is not installed")
     monkeypatch.setattr("warplens.ranks._CONNECT_S", 1)
     run = warplens("ranks", run_folder, "--scheduler", "tcp://127.0.0.1:9")
@@ -126,9 +118,7 @@ def test_an_address_where_no_scheduler_answers_is_one_line(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("lost", ["workers", "scheduler"])
-def test_a_cluster_that_is_lost_is_one_line(
-    lost: str, warplens: Callable[..., Run], run_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_is_lost_is_one_line(lost, warplens, run_folder, monkeypatch):
     pytest.importorskip("distributed", reason="Dask's distributed is not installed")
     words = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
     scheduler = subprocess.Popen([*words, "--host", "127.0.0.1"], stderr=subprocess.PIPE, text=True)
@@ -152,8 +142,8 @@ def test_a_cluster_that_is_lost_is_one_line(
 
 
 def test_of_more_ranks_than_a_page_holds_the_late_one_and_the_first_are_told_in_full(
-    warplens: Callable[..., Run], run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    warplens, run_folder, tmp_path, monkeypatch
+):
     monkeypatch.setattr("warplens.cli.commands.report._IN_FULL", 2)
     told = warplens("report", run_folder, "-f", "json")
     data = json.loads(told.out)["data"]

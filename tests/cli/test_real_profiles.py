@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.oracle.captures import THIRD_PARTY
 from tests.tiers import thinned
 from warplens.cli.catalogue import COMMANDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
-
 
 READABLE = (
     "h200_lm_small_train.sqlite",
@@ -44,13 +37,13 @@ TABLES = [command.name for command in COMMANDS.values() if command.section.start
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _profiles_are_here() -> None:
+def _profiles_are_here():
     if not THIRD_PARTY.is_dir():
         pytest.skip("the profiles of other people are not here")
 
 
 @pytest.mark.parametrize("name", thinned(READABLE, slow=LARGE))
-def test_every_table_of_every_profile(name: str, warplens: Callable[..., Run]) -> None:
+def test_every_table_of_every_profile(name, warplens):
     for command in TABLES:
         run = warplens(command, THIRD_PARTY / name, "--format", "json")
 
@@ -61,7 +54,7 @@ def test_every_table_of_every_profile(name: str, warplens: Callable[..., Run]) -
 
 
 @pytest.mark.parametrize("name", READABLE)
-def test_the_budget_of_each_device_adds_up_to_the_window(name: str, warplens: Callable[..., Run]) -> None:
+def test_the_budget_of_each_device_adds_up_to_the_window(name, warplens):
     data = json.loads(warplens("budget", THIRD_PARTY / name, "--format", "json").out)["data"]
 
     for device in data["devices"]:
@@ -70,7 +63,7 @@ def test_the_budget_of_each_device_adds_up_to_the_window(name: str, warplens: Ca
 
 
 @pytest.mark.parametrize("name", HOLLOW)
-def test_a_hollow_profile_says_what_is_missing_and_how_to_record_it(name: str, warplens: Callable[..., Run]) -> None:
+def test_a_hollow_profile_says_what_is_missing_and_how_to_record_it(name, warplens):
     run = warplens("kernels", THIRD_PARTY / name)
 
     assert run.code == 0
@@ -78,14 +71,14 @@ def test_a_hollow_profile_says_what_is_missing_and_how_to_record_it(name: str, w
     assert "nsys" in run.err
 
 
-def test_time_inside_graphs_is_busy_and_declared_hidden(warplens: Callable[..., Run]) -> None:
+def test_time_inside_graphs_is_busy_and_declared_hidden(warplens):
     run = warplens("budget", THIRD_PARTY / "a100_lm2p7b_cudagraph.sqlite")
 
     assert "hidden inside CUDA graphs" in run.out
     assert "--cuda-graph-trace=node" in run.err
 
 
-def test_a_database_that_is_no_profile_is_one_line(warplens: Callable[..., Run]) -> None:
+def test_a_database_that_is_no_profile_is_one_line(warplens):
     run = warplens("kernels", THIRD_PARTY / "not_an_nsys_file.sqlite")
 
     assert (run.code, run.out) == (2, "")

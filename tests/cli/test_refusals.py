@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.cli.conftest import Run
 
 _MODES = "tests/readers/data/counter_modes"
 _PAIR = "demo:deit224_bs1_baseline demo:deit224_bs1_topk0.1"
@@ -115,9 +108,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_it_is_refused_in_one_line_and_nothing_is_written(
-    line: str, warplens: Callable[..., Run], export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig
-) -> None:
+def test_it_is_refused_in_one_line_and_nothing_is_written(line, warplens, export, tmp_path, monkeypatch, pytestconfig):
     monkeypatch.chdir(tmp_path)
     shutil.copy(export, tmp_path)
     for name in ("nvtx", "graph_nodes"):

@@ -13,16 +13,14 @@ from tests.cli.small_export import SECRET
 from warplens.cli.commands import report as demo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from tests.cli.conftest import Run
 
 GRID = ("lm_small_ctx128_forward.sqlite.xz", "lm_small_ctx256_forward.sqlite.xz")
 
 
 @pytest.fixture
-def grid_folder(tmp_path: Path) -> Path:
+def grid_folder(tmp_path):
     """A folder with profiles of two cells, and a file that is no profile."""
     folder = tmp_path / "grid"
     folder.mkdir()
@@ -36,9 +34,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_report_is_a_page_and_its_numbers_and_markdown_where_asked_for(
-    tmp_path: Path, export: Path, warplens: Callable[..., Run]
-) -> None:
+def test_a_report_is_a_page_and_its_numbers_and_markdown_where_asked_for(tmp_path, export, warplens):
     run = warplens("report", export, "-o", tmp_path / "new" / "folder")
 
     written = tmp_path / "new" / "folder"
@@ -51,9 +47,7 @@ def test_a_report_is_a_page_and_its_numbers_and_markdown_where_asked_for(
         assert SECRET not in (written / name).read_text("utf-8")
 
 
-def test_the_default_folder_stands_in_the_current_one(
-    tmp_path: Path, export: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_folder_stands_in_the_current_one(tmp_path, export, warplens, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     run = warplens("report", export, "--format", "html,json")
@@ -62,9 +56,7 @@ def test_the_default_folder_stands_in_the_current_one(
     assert names(tmp_path / "warplens-report") == {"report.html", "report.json"}
 
 
-def test_json_alone_goes_to_standard_output(
-    tmp_path: Path, export: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_alone_goes_to_standard_output(tmp_path, export, warplens, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     run = warplens("report", export, "--format", "json")
@@ -76,14 +68,14 @@ def test_json_alone_goes_to_standard_output(
     assert names(tmp_path) == set()
 
 
-def test_printed_and_written_json_are_the_same(tmp_path: Path, export: Path, warplens: Callable[..., Run]) -> None:
+def test_printed_and_written_json_are_the_same(tmp_path, export, warplens):
     printed = warplens("report", export, "--format", "json").out
     warplens("report", export, "--format", "json", "-o", tmp_path)
 
     assert json.loads(printed) == json.loads((tmp_path / "report.json").read_text("utf-8"))
 
 
-def test_the_window_of_a_report_can_be_chosen(export: Path, warplens: Callable[..., Run]) -> None:
+def test_the_window_of_a_report_can_be_chosen(export, warplens):
     out = warplens("report", export, "-f", "json", "--window", "1ms:2ms", "--range", "forward_pass").out
 
     window = json.loads(out)["data"]["profiles"][0]["window"]
@@ -92,9 +84,7 @@ def test_the_window_of_a_report_can_be_chosen(export: Path, warplens: Callable[.
 
 @pytest.mark.parametrize("name", ["x.html", "x.md", "x.json", "new/x.html"])
 @pytest.mark.parametrize("command", [["report"], ["answer"]])
-def test_a_name_with_a_suffix_is_the_document_itself(
-    command: list[str], name: str, tmp_path: Path, export: Path, warplens: Callable[..., Run]
-) -> None:
+def test_a_name_with_a_suffix_is_the_document_itself(command, name, tmp_path, export, warplens):
     run = warplens(*command, export, "-o", tmp_path / name)
     assert run.code == 0
     assert run.out.rstrip().endswith(str(tmp_path / name))
@@ -104,7 +94,7 @@ def test_a_name_with_a_suffix_is_the_document_itself(
     assert (tmp_path / name).read_text("utf-8").startswith(begins[name.rpartition(".")[2]])
 
 
-def test_output_that_is_a_file_is_refused_before_anything_is_read(tmp_path: Path, warplens: Callable[..., Run]) -> None:
+def test_output_that_is_a_file_is_refused_before_anything_is_read(tmp_path, warplens):
     taken = tmp_path / "report"
     taken.write_text("mine")
 
@@ -115,9 +105,7 @@ def test_output_that_is_a_file_is_refused_before_anything_is_read(tmp_path: Path
     assert taken.read_text() == "mine"
 
 
-def test_profiles_of_one_cell_are_no_grid_unless_asked_for(
-    grid_folder: Path, tmp_path: Path, warplens: Callable[..., Run]
-) -> None:
+def test_profiles_of_one_cell_are_no_grid_unless_asked_for(grid_folder, tmp_path, warplens):
     profile = grid_folder / GRID[0]
 
     warplens("report", profile, "-o", tmp_path / "plain", "-f", "json")
@@ -127,7 +115,7 @@ def test_profiles_of_one_cell_are_no_grid_unless_asked_for(
     assert names(tmp_path / "asked") == {"report.json", "grid.json"}
 
 
-def test_every_profile_of_the_index_is_shipped() -> None:
+def test_every_profile_of_the_index_is_shipped():
     entries = demo._shipped_profiles()
 
     assert len(entries) > len(demo._ALSO_IN_REPORT)
@@ -136,15 +124,13 @@ def test_every_profile_of_the_index_is_shipped() -> None:
     assert (demo._CAPTURES / demo._TIMINGS).is_file()
 
 
-def test_all_shipped_language_models_ran_with_the_same_batch() -> None:
+def test_all_shipped_language_models_ran_with_the_same_batch():
     workloads = [entry["workload"] for entry in demo._shipped_profiles() if "model" in entry]
 
     assert all(f"batch {demo._BATCH}," in workload for workload in workloads)
 
 
-def test_the_demo_answers_in_two_sentences_and_says_where_the_documents_are(
-    tmp_path: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_answers_in_two_sentences_and_says_where_the_documents_are(tmp_path, warplens, monkeypatch):
     few = {"deit224_bs1_baseline.sqlite.xz", *GRID}
     entries = [entry for entry in demo._shipped_profiles() if entry["file"] in few]
     monkeypatch.setattr(demo, "_shipped_profiles", lambda: entries)
@@ -163,9 +149,7 @@ def test_the_demo_answers_in_two_sentences_and_says_where_the_documents_are(
     assert "DeiT-B/16, fp16, eager, input 224, batch 1 (deit224_bs1_baseline)" in run.out
 
 
-def test_an_installation_without_profiles_says_so(
-    tmp_path: Path, warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installation_without_profiles_says_so(tmp_path, warplens, monkeypatch):
     monkeypatch.setattr(demo, "_CAPTURES", tmp_path)
 
     run = warplens("demo", "--output", tmp_path)

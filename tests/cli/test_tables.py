@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -31,11 +31,6 @@ from tests.cli.small_export import (
 )
 from warplens.report.terminal import wrapped
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
-
 
 def csv_text(value: int | str | bool) -> str:
     """A value of JSON as CSV writes it."""
@@ -47,7 +42,7 @@ WORK_NS = GEMM_NS + SOFTMAX_NS + COPY_NS
 
 
 @pytest.fixture
-def asked(warplens: Callable[..., Run], export: Path) -> Callable[..., dict[str, Any]]:
+def asked(warplens, export):
     """The object that a command prints with `--format json`."""
 
     def ask(command: str, *arguments: object) -> dict[str, Any]:
@@ -59,7 +54,7 @@ def asked(warplens: Callable[..., Run], export: Path) -> Callable[..., dict[str,
 
 
 @pytest.mark.parametrize("command", TABLES)
-def test_the_window_and_how_it_was_found_are_stated(command: str, asked: Callable[..., dict[str, Any]]) -> None:
+def test_the_window_and_how_it_was_found_are_stated(command, asked):
     window = asked(command)["data"]["window"]
 
     assert (window["start_ns"], window["end_ns"]) == (1_000_000, 1_000_000 * STEPS + STEP_NS)
@@ -69,7 +64,7 @@ def test_the_window_and_how_it_was_found_are_stated(command: str, asked: Callabl
     assert window["range"] is None
 
 
-def test_kernels_carry_names_calls_and_exact_times(asked: Callable[..., dict[str, Any]]) -> None:
+def test_kernels_carry_names_calls_and_exact_times(asked):
     gemm, softmax = asked("kernels")["data"]["rows"]
 
     assert (gemm["name"], gemm["full_name"]) == (GEMM, GEMM)
@@ -81,7 +76,7 @@ def test_kernels_carry_names_calls_and_exact_times(asked: Callable[..., dict[str
     assert gemm["share"] == pytest.approx(GEMM_NS / (GEMM_NS + SOFTMAX_NS))
 
 
-def test_kernels_by_category(asked: Callable[..., dict[str, Any]]) -> None:
+def test_kernels_by_category(asked):
     rows = asked("kernels", "--by", "category")["data"]["rows"]
 
     assert {row["category"]: row["total_ns"] for row in rows} == {
@@ -90,7 +85,7 @@ def test_kernels_by_category(asked: Callable[..., dict[str, Any]]) -> None:
     }
 
 
-def test_the_budget_adds_up_to_the_window(asked: Callable[..., dict[str, Any]]) -> None:
+def test_the_budget_adds_up_to_the_window(asked):
     data = asked("budget")["data"]
     (device,) = data["devices"]
 
@@ -100,7 +95,7 @@ def test_the_budget_adds_up_to_the_window(asked: Callable[..., dict[str, Any]]) 
     assert device["hidden_ns"] == 0
 
 
-def test_each_step_is_a_row(asked: Callable[..., dict[str, Any]]) -> None:
+def test_each_step_is_a_row(asked):
     rows = asked("steps")["data"]["rows"]
 
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
@@ -109,7 +104,7 @@ def test_each_step_is_a_row(asked: Callable[..., dict[str, Any]]) -> None:
     }
 
 
-def test_all_work_of_the_forward_range_is_forward(asked: Callable[..., dict[str, Any]]) -> None:
+def test_all_work_of_the_forward_range_is_forward(asked):
     (forward,) = asked("phases")["data"]["rows"]
 
     assert (forward["phase"], forward["gpu_ns"], forward["matmul_ns"]) == (
@@ -119,7 +114,7 @@ def test_all_work_of_the_forward_range_is_forward(asked: Callable[..., dict[str,
     )
 
 
-def test_ranges_form_a_tree(asked: Callable[..., dict[str, Any]]) -> None:
+def test_ranges_form_a_tree(asked):
     data = asked("ranges")["data"]
     step, forward = data["rows"]
 
@@ -129,13 +124,13 @@ def test_ranges_form_a_tree(asked: Callable[..., dict[str, Any]]) -> None:
     assert data["coverage"]["attributed_share"] == 1
 
 
-def test_a_limited_tree_keeps_its_largest_ranges(asked: Callable[..., dict[str, Any]]) -> None:
+def test_a_limited_tree_keeps_its_largest_ranges(asked):
     rows = asked("ranges", "--limit", 1)["data"]["rows"]
 
     assert [row["name"] for row in rows] == ["step"]
 
 
-def test_launches_know_the_call_that_made_them(asked: Callable[..., dict[str, Any]]) -> None:
+def test_launches_know_the_call_that_made_them(asked):
     data = asked("launches", "--by", "api")["data"]
     (row,) = data["rows"]
 
@@ -143,7 +138,7 @@ def test_launches_know_the_call_that_made_them(asked: Callable[..., dict[str, An
     assert data["summary"]["coverage_share"] == 1
 
 
-def test_copies_have_sizes_and_bandwidth(asked: Callable[..., dict[str, Any]]) -> None:
+def test_copies_have_sizes_and_bandwidth(asked):
     (row,) = asked("copies")["data"]["rows"]
 
     assert (row["direction"], row["source_memory"], row["destination_memory"]) == ("host-to-device", "pinned", "device")
@@ -151,13 +146,13 @@ def test_copies_have_sizes_and_bandwidth(asked: Callable[..., dict[str, Any]]) -
     assert row["bandwidth_bytes_per_s"] == pytest.approx(COPY_BYTES / (COPY_NS / 1e9))
 
 
-def test_api_calls_by_thread(asked: Callable[..., dict[str, Any]]) -> None:
+def test_api_calls_by_thread(asked):
     (row,) = asked("api", "--by", "process,thread")["data"]["rows"]
 
     assert (row["process"], row["thread"], row["calls"]) == (77, 78, 4 * STEPS)
 
 
-def test_a_window_and_a_range_can_be_asked_for(asked: Callable[..., dict[str, Any]]) -> None:
+def test_a_window_and_a_range_can_be_asked_for(asked):
     data = asked("kernels", "--window", "1ms:2ms", "--range", "forward_pass")["data"]
 
     assert (data["window"]["kind"], data["window"]["range"]) == ("explicit", "forward_pass")
@@ -165,9 +160,7 @@ def test_a_window_and_a_range_can_be_asked_for(asked: Callable[..., dict[str, An
 
 
 @pytest.mark.parametrize("command", TABLES)
-def test_csv_holds_the_same_numbers_as_json(
-    command: str, asked: Callable[..., dict[str, Any]], warplens: Callable[..., Run], export: Path
-) -> None:
+def test_csv_holds_the_same_numbers_as_json(command, asked, warplens, export):
     rows = asked(command)["data"]["rows"]
 
     table = list(csv.DictReader(io.StringIO(warplens(command, export, "--format", "csv").out)))
@@ -179,9 +172,7 @@ def test_csv_holds_the_same_numbers_as_json(
 
 
 @pytest.mark.parametrize("command", TABLES)
-def test_a_table_for_people_opens_with_source_and_window(
-    command: str, warplens: Callable[..., Run], export: Path
-) -> None:
+def test_a_table_for_people_opens_with_source_and_window(command, warplens, export):
     run = warplens(command, export)
 
     source, window, *_ = run.out.splitlines()
@@ -191,7 +182,7 @@ def test_a_table_for_people_opens_with_source_and_window(
     assert SECRET not in run.out + run.err
 
 
-def test_people_see_the_first_rows_and_programs_see_all(warplens: Callable[..., Run], export: Path) -> None:
+def test_people_see_the_first_rows_and_programs_see_all(warplens, export):
     limited = warplens("kernels", export, "--limit", 1)
 
     assert GEMM in limited.out
@@ -200,7 +191,7 @@ def test_people_see_the_first_rows_and_programs_see_all(warplens: Callable[..., 
     assert SOFTMAX in warplens("kernels", export, "--limit", 0).out
 
 
-def test_the_budget_states_what_is_known_of_idle_time(warplens: Callable[..., Run], export: Path) -> None:
+def test_the_budget_states_what_is_known_of_idle_time(warplens, export):
     out = warplens("budget", export).out
 
     assert "GPU 0: busy 640 µs of 3.90 ms" in out
@@ -208,7 +199,7 @@ def test_the_budget_states_what_is_known_of_idle_time(warplens: Callable[..., Ru
     assert "sum" in out
 
 
-def test_a_kernel_named_like_markup_stays_text(tmp_path: Path, warplens: Callable[..., Run]) -> None:
+def test_a_kernel_named_like_markup_stays_text(tmp_path, warplens):
     name = "<img src=x onerror=alert(1)>[bold]\x1b[2J"
     profile = write_export(tmp_path / "markup.sqlite", extra_kernel_name=name)
 
@@ -218,7 +209,7 @@ def test_a_kernel_named_like_markup_stays_text(tmp_path: Path, warplens: Callabl
     assert "<img" not in warplens("kernels", profile, "--format", "md").out
 
 
-def test_notes_go_to_standard_error_and_can_be_silenced(tmp_path: Path, warplens: Callable[..., Run]) -> None:
+def test_notes_go_to_standard_error_and_can_be_silenced(tmp_path, warplens):
     profile = write_export(tmp_path / "unannotated.sqlite", annotated=False)
     spoken = warplens("kernels", profile)
 
@@ -229,13 +220,13 @@ def test_notes_go_to_standard_error_and_can_be_silenced(tmp_path: Path, warplens
     assert warplens("--quiet", "kernels", profile).err == ""
 
 
-def test_a_folder_with_one_profile_stands_for_it(tmp_path: Path, warplens: Callable[..., Run]) -> None:
+def test_a_folder_with_one_profile_stands_for_it(tmp_path, warplens):
     write_export(tmp_path / "only.sqlite")
 
     assert warplens("kernels", tmp_path).out.startswith("only.sqlite")
 
 
-def test_a_folder_with_several_profiles_is_wrong_usage(tmp_path: Path, warplens: Callable[..., Run]) -> None:
+def test_a_folder_with_several_profiles_is_wrong_usage(tmp_path, warplens):
     for name in ("a.sqlite", "b.sqlite"):
         write_export(tmp_path / name)
 
@@ -246,7 +237,7 @@ def test_a_folder_with_several_profiles_is_wrong_usage(tmp_path: Path, warplens:
     assert run.err.count("\n") == 1
 
 
-def test_a_real_process_prints_json_and_nothing_else(export: Path) -> None:
+def test_a_real_process_prints_json_and_nothing_else(export):
     done = subprocess.run(
         [sys.executable, "-m", "warplens", "kernels", str(export), "--format", "json"],
         capture_output=True,
@@ -258,7 +249,7 @@ def test_a_real_process_prints_json_and_nothing_else(export: Path) -> None:
     assert json.loads(done.stdout)["schema"] == "warplens.kernels/1"
 
 
-def test_pipes_get_utf8_whatever_the_locale(export: Path) -> None:
+def test_pipes_get_utf8_whatever_the_locale(export):
     done = subprocess.run(
         [sys.executable, "-m", "warplens", "budget", str(export)],
         capture_output=True,
@@ -271,8 +262,8 @@ def test_pipes_get_utf8_whatever_the_locale(export: Path) -> None:
 
 @pytest.mark.parametrize("command", TABLES)
 def test_a_terminal_of_80_columns_shows_whole_numbers_and_names_the_columns_that_do_not_fit(
-    command: str, warplens: Callable[..., Run], export: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command, warplens, export, monkeypatch
+):
     wide = warplens(command, export).out
     monkeypatch.setenv("FORCE_COLOR", "1")  # the output is taken for a terminal
     monkeypatch.setenv("COLUMNS", "80")
@@ -288,7 +279,7 @@ def test_a_terminal_of_80_columns_shows_whole_numbers_and_names_the_columns_that
     assert all(title in narrow for title in titles)
 
 
-def test_sentences_are_wrapped_between_words_and_numbers_stay_with_their_units() -> None:
+def test_sentences_are_wrapped_between_words_and_numbers_stay_with_their_units():
     line = "   evidence: idle 33.9 ms, idle 81.3 %, launch interval median 22.8 µs, host needed 4.16 ms a step"
 
     for width in range(40, 100):
@@ -299,9 +290,7 @@ def test_sentences_are_wrapped_between_words_and_numbers_stay_with_their_units()
         assert not any(re.search(r"\d$", piece) or re.match(r"\s*(ms|µs|%)", piece) for piece in pieces)
 
 
-def test_counters_keep_what_bounds_a_kernel_on_a_terminal_of_80_columns(
-    warplens: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counters_keep_what_bounds_a_kernel_on_a_terminal_of_80_columns(warplens, monkeypatch):
     counters = Path(package.__file__).parent / "data" / "counters" / "planted_h200.ncu-rep.xz"
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")

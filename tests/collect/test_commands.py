@@ -79,7 +79,7 @@ def own(command: list[str]) -> list[str]:
     return command[: -len(PROGRAM)]
 
 
-def test_every_option_of_nsys_is_in_its_help() -> None:
+def test_every_option_of_nsys_is_in_its_help():
     used = set().union(*(options_of(own(command)) for command in nsys_commands()))
 
     assert used == set(systems.NSYS_OPTIONS["profile"])
@@ -89,7 +89,7 @@ def test_every_option_of_nsys_is_in_its_help() -> None:
     assert exported <= NSYS_HELP["export"]
 
 
-def test_every_option_of_ncu_is_in_its_help() -> None:
+def test_every_option_of_ncu_is_in_its_help():
     used = set().union(*(options_of(own(command)) for command in ncu_commands()))
 
     assert used == {*OPTIONS, *compute.FURTHER_OPTIONS}
@@ -99,7 +99,7 @@ def test_every_option_of_ncu_is_in_its_help() -> None:
 @pytest.mark.oracle
 @pytest.mark.skipif(not Path(REAL_NSYS).is_file(), reason="nsys is neither in WARPLENS_NSYS nor on the PATH")
 @pytest.mark.parametrize("subcommand", ["profile", "export"])
-def test_the_installed_nsys_has_every_option(subcommand: str) -> None:
+def test_the_installed_nsys_has_every_option(subcommand):
     text = subprocess.run([REAL_NSYS, subcommand, "--help"], capture_output=True, text=True, check=False).stdout
     there = set(re.findall(r"--[a-z][a-z-]+", text))
 
@@ -109,7 +109,7 @@ def test_the_installed_nsys_has_every_option(subcommand: str) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.skipif(not Path(REAL_NCU).is_file(), reason="ncu is neither in WARPLENS_NCU nor on the PATH")
-def test_the_installed_ncu_has_every_option_and_section() -> None:
+def test_the_installed_ncu_has_every_option_and_section():
     text = subprocess.run([REAL_NCU, "--help"], capture_output=True, text=True, check=False).stdout
     there = set(re.findall(r"^ {2}(-\w)|(--[a-z][a-z-]+)", text, re.MULTILINE))
     words = {word for pair in there for word in pair if word}
@@ -123,7 +123,7 @@ def test_the_installed_ncu_has_every_option_and_section() -> None:
 
 @pytest.mark.oracle
 @pytest.mark.skipif(not Path(REAL_NCU).is_file(), reason="ncu is neither in WARPLENS_NCU nor on the PATH")
-def test_the_installed_ncu_knows_every_metric_and_set_of_the_presets() -> None:
+def test_the_installed_ncu_knows_every_metric_and_set_of_the_presets():
     metrics = sorted({name for preset in PRESETS.values() for name in preset.metrics})
     query = ["--query-metrics", "--query-metrics-mode", "suffix", "--chips", "gh100", "--csv"]
     bases = ",".join(sorted({name.partition(".")[0] for name in metrics}))
@@ -134,7 +134,7 @@ def test_the_installed_ncu_knows_every_metric_and_set_of_the_presets() -> None:
     assert set(SETS) <= {line.split(" ")[0] for line in sets.splitlines()}
 
 
-def test_more_is_recorded_only_where_this_nsys_can() -> None:
+def test_more_is_recorded_only_where_this_nsys_can():
     command = record_command(NSYS, Recording(also=("osrt", "cublas", "cpu", "python")), "run", PROGRAM)
 
     assert command[2:6] == [
@@ -171,14 +171,14 @@ NAMED = {
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_kernels_of_a_kind_are_found_by_their_names(kind: str) -> None:
+def test_kernels_of_a_kind_are_found_by_their_names(kind):
     pattern = kernel_pattern([kind], [])
     assert pattern
     assert [name for name in NAMED[kind] if not re.search(pattern, name)] == []
     assert not re.search(pattern, "vectorized_elementwise_kernel")
 
 
-def test_an_expression_that_is_none_is_refused() -> None:
+def test_an_expression_that_is_none_is_refused():
     assert kernel_pattern([], ["gemm", "top[kK]"]) == "gemm|top[kK]"
     assert kernel_pattern([], []) is None
     with pytest.raises(UsageError, match="--target takes gemm, attention"):
@@ -187,7 +187,7 @@ def test_an_expression_that_is_none_is_refused() -> None:
         kernel_pattern([], ["gemm("])
 
 
-def test_a_choice_costs_its_sections_and_its_metrics_and_a_preset_what_was_measured() -> None:
+def test_a_choice_costs_its_sections_and_its_metrics_and_a_preset_what_was_measured():
     memory = PRESETS["memory"]
     chosen = Profiling(memory.sections, metrics=memory.metrics)
 
@@ -196,14 +196,14 @@ def test_a_choice_costs_its_sections_and_its_metrics_and_a_preset_what_was_measu
     assert cost(Profiling((), set_name="basic"), Selection(launches=1)).passes_each == 12
 
 
-def test_a_recording_of_the_steady_steps_stops_with_them() -> None:
+def test_a_recording_of_the_steady_steps_stops_with_them():
     command = record_command(NSYS, Recording(Capture("cuda-profiler")), "run", PROGRAM)
 
     assert "--capture-range=cudaProfilerApi" in command
     assert "--capture-range-end=stop" in command
 
 
-def test_a_range_of_pytorch_starts_the_recording_though_its_string_is_not_registered() -> None:
+def test_a_range_of_pytorch_starts_the_recording_though_its_string_is_not_registered():
     command = record_command(NSYS, Recording(parse_capture("nvtx:train@home")), "run", PROGRAM)
 
     assert "--nvtx-capture=train\\@home" in command
@@ -211,19 +211,19 @@ def test_a_range_of_pytorch_starts_the_recording_though_its_string_is_not_regist
 
 
 @pytest.mark.parametrize("text", ["", "nvtx", "nvtx:", "all:x", "cudaProfilerApi"])
-def test_other_captures_are_refused(text: str) -> None:
+def test_other_captures_are_refused(text):
     with pytest.raises(UsageError, match="--capture takes"):
         parse_capture(text)
 
 
-def test_tools_that_are_too_old_are_refused_by_name() -> None:
+def test_tools_that_are_too_old_are_refused_by_name():
     with pytest.raises(UsageError, match=r"Nsight Systems 2021\.1\.3\.14 is too old"):
         record_command(Tool("nsys", "nsys", (2021, 1, 3, 14)), Recording(), "run", PROGRAM)
     with pytest.raises(UsageError, match=r"Nsight Compute 2020\.3\.1\.0 is too old"):
         profile_command(Tool("ncu", "ncu", (2020, 3, 1, 0)), Profiling(), Selection(), Capture(), "run", PROGRAM)
 
 
-def test_names_of_kernels_are_matched_as_a_whole() -> None:
+def test_names_of_kernels_are_matched_as_a_whole():
     selection = Selection(("void gemm<1>", "add"), 4, 6)
 
     command = profile_command(NCU, Profiling(), selection, Capture(), "run", PROGRAM)
@@ -235,19 +235,19 @@ def test_names_of_kernels_are_matched_as_a_whole() -> None:
     assert command[command.index("--launch-skip") + 1] == "4"
 
 
-def test_a_range_that_ncu_would_read_as_a_filter_of_its_own_is_refused() -> None:
+def test_a_range_that_ncu_would_read_as_a_filter_of_its_own_is_refused():
     with pytest.raises(UsageError, match="cannot filter by a range"):
         profile_command(NCU, Profiling(), Selection(), Capture("nvtx", "a/b"), "run", PROGRAM)
 
 
-def test_inside_a_capture_nothing_is_skipped_twice() -> None:
+def test_inside_a_capture_nothing_is_skipped_twice():
     command = profile_command(NCU, Profiling(), Selection((), 7, 2), Capture("cuda-profiler"), "run", PROGRAM)
 
     assert "--launch-skip" not in command
     assert command[command.index("--profile-from-start") + 1] == "off"
 
 
-def test_the_kernels_that_matter_take_four_fifths_of_the_time() -> None:
+def test_the_kernels_that_matter_take_four_fifths_of_the_time():
     names = ["gemm", "add", "softmax", "gemm", "copy"]
 
     chosen = kernels_that_matter(names, [400, 20, 250, 300, 30])
@@ -256,7 +256,7 @@ def test_the_kernels_that_matter_take_four_fifths_of_the_time() -> None:
     assert chosen.share == pytest.approx(0.95)
 
 
-def test_two_launches_of_each_kernel_that_matters_are_enough() -> None:
+def test_two_launches_of_each_kernel_that_matters_are_enough():
     names = ["gemm", "add", "softmax", "gemm", "gemm", "softmax", "gemm"]
     durations = [10, 1, 9, 10, 10, 9, 10]
 
@@ -267,7 +267,7 @@ def test_two_launches_of_each_kernel_that_matters_are_enough() -> None:
     assert chosen.busy_ns == 10 + 9 + 10 + 10 + 9
 
 
-def test_the_price_grows_with_launches_and_sections() -> None:
+def test_the_price_grows_with_launches_and_sections():
     light = cost(Profiling(compute.LIGHT), Selection(launches=10, busy_ns=1_000_000_000))
 
     assert (light.passes_each, light.passes) == (9, 90)
@@ -276,7 +276,7 @@ def test_the_price_grows_with_launches_and_sections() -> None:
     assert cost(Profiling(compute.TARGETED), Selection(launches=10)).passes_each == 27
 
 
-def test_a_python_program_runs_under_the_wrapper_in_its_own_interpreter() -> None:
+def test_a_python_program_runs_under_the_wrapper_in_its_own_interpreter():
     words = wrapped_command(["python3.11", "-u", "-W", "ignore", "train.py", "-m"], "t.json", Schedule(2, 1, 3))
 
     assert words[:4] == ["python3.11", "-u", "-W", "ignore"]
@@ -285,12 +285,12 @@ def test_a_python_program_runs_under_the_wrapper_in_its_own_interpreter() -> Non
 
 
 @pytest.mark.parametrize("program", [["./a.out"], ["python"], ["python", "-c", "print(1)"], ["torchrun", "x.py"]])
-def test_what_is_no_python_script_cannot_run_under_the_wrapper(program: list[str]) -> None:
+def test_what_is_no_python_script_cannot_run_under_the_wrapper(program):
     with pytest.raises(UsageError, match="collect torch"):
         wrapped_command(program, "t.json")
 
 
-def test_the_oldest_ncu_is_that_of_the_youngest_option() -> None:
+def test_the_oldest_ncu_is_that_of_the_youngest_option():
     assert max(since for since, _ in OPTIONS.values()) == compute.OLDEST
 
 
@@ -312,11 +312,11 @@ def test_the_oldest_ncu_is_that_of_the_youngest_option() -> None:
         ("step/", "step/"),
     ],
 )
-def test_folders_are_left_out(word: str, kept: str) -> None:
+def test_folders_are_left_out(word, kept):
     assert without_paths([word]) == [kept]
 
 
-def test_values_that_sound_secret_are_left_out() -> None:
+def test_values_that_sound_secret_are_left_out():
     words = ["train.py", "--hf-token", "abc", "--api_key=xyz", "PASSWORD=q", "--steps", "5"]
 
     kept = without_paths(words)
@@ -324,7 +324,7 @@ def test_values_that_sound_secret_are_left_out() -> None:
     assert kept == ["train.py", "--hf-token", "[removed]", "--api_key=[removed]", "PASSWORD=[removed]", "--steps", "5"]
 
 
-def test_a_folder_keeps_the_runs_of_several_tools_and_a_repeated_one_once(tmp_path: Path) -> None:
+def test_a_folder_keeps_the_runs_of_several_tools_and_a_repeated_one_once(tmp_path):
     for name in ("a.sqlite", "b.ncu-rep"):
         (tmp_path / name).write_bytes(b"1234")
 
@@ -350,9 +350,9 @@ def test_a_folder_keeps_the_runs_of_several_tools_and_a_repeated_one_once(tmp_pa
         ("Importer error status: The importer binary and its dependencies were not found.", "install all of"),
     ],
 )
-def test_known_failures_come_with_their_fix(line: str, advice: str) -> None:
+def test_known_failures_come_with_their_fix(line, advice):
     assert advice in (known_failure(line) or "")
 
 
-def test_other_lines_are_no_failure() -> None:
+def test_other_lines_are_no_failure():
     assert known_failure("step 5: loss 3.2") is None

@@ -31,7 +31,7 @@ def check(machine: Machine, name: str) -> Check:
     return found
 
 
-def test_a_gpu_server_can_record_with_everything() -> None:
+def test_a_gpu_server_can_record_with_everything():
     diagnosis = examine_machine(gpu_machine())
 
     assert diagnosis.can == {"gpu": True, "torch": True, "nsys": True, "ncu": True}
@@ -40,7 +40,7 @@ def test_a_gpu_server_can_record_with_everything() -> None:
     assert "collect nsys, collect ncu, collect torch" in diagnosis.works
 
 
-def test_a_laptop_learns_what_works_all_the_same() -> None:
+def test_a_laptop_learns_what_works_all_the_same():
     diagnosis = examine_machine(laptop())
 
     assert not any(diagnosis.can.values())
@@ -48,7 +48,7 @@ def test_a_laptop_learns_what_works_all_the_same() -> None:
     assert "Reading, reporting on, comparing and scrubbing profiles works here" in diagnosis.works
 
 
-def test_every_problem_has_a_fix() -> None:
+def test_every_problem_has_a_fix():
     broken = gpu_machine(gpus="NVIDIA H200, 570.1, 9.0, 143771, 90000, Enabled\n", apps="100\n", names=[])
     broken.files["/proc/driver/nvidia/params"] = "RmProfilingAdminOnly: 1\n"
     broken.free = 1 << 30
@@ -58,7 +58,7 @@ def test_every_problem_has_a_fix() -> None:
             assert (item.fix is not None) or item.status in ("ok", "unknown")
 
 
-def test_a_requirement_that_nobody_knows_is_refused() -> None:
+def test_a_requirement_that_nobody_knows_is_refused():
     with pytest.raises(UsageError, match="--require takes gpu, torch, nsys, ncu"):
         missing(examine_machine(laptop()), "cuda")
 
@@ -74,7 +74,7 @@ def test_a_requirement_that_nobody_knows_is_refused() -> None:
         ("1", PERFMON_ONLY, "550.1", "problem"),
     ],
 )
-def test_who_may_read_counters(restricted: str, capabilities: str, driver: str, status: str) -> None:
+def test_who_may_read_counters(restricted, capabilities, driver, status):
     machine = gpu_machine(gpus=f"NVIDIA H200, {driver}, 9.0, 143771, 1, Disabled\n")
     machine.files["/proc/driver/nvidia/params"] = f"RmProfilingAdminOnly: {restricted}\n"
     machine.files["/proc/self/status"] = f"Name:\tpython\n{capabilities}"
@@ -89,14 +89,14 @@ def test_who_may_read_counters(restricted: str, capabilities: str, driver: str, 
         assert "NVreg_RestrictProfilingToAdminUsers=0" in (found.fix or "")
 
 
-def test_nvidia_smi_of_wsl2_is_found_off_the_search_path() -> None:
+def test_nvidia_smi_of_wsl2_is_found_off_the_search_path():
     machine = gpu_machine()
     machine.programs["/usr/lib/wsl/lib/nvidia-smi --query-gpu"] = machine.programs.pop("nvidia-smi --query-gpu")
 
     assert check(machine, "gpu").status == "ok"
 
 
-def test_the_python_of_the_users_programs_is_asked() -> None:
+def test_the_python_of_the_users_programs_is_asked():
     machine = laptop()
     machine.programs["/envs/mine/bin/python"] = torch_answer(available=False, cuda=None, names=[], arch=[])
 
@@ -106,7 +106,7 @@ def test_the_python_of_the_users_programs_is_asked() -> None:
     assert "work on the CPU" in diagnosis.works
 
 
-def test_nothing_of_the_environment_is_shown() -> None:
+def test_nothing_of_the_environment_is_shown():
     machine = gpu_machine()
     machine.variables = {"CUDA_HOME": "/home/someone/cuda", "USER": "someone"}
     machine.files["/proc/version"] = LINUX + "built by someone@host\n"
@@ -188,7 +188,7 @@ NOTICED = {
 
 
 @pytest.mark.parametrize(("machine", "name", "status", "found", "fix"), NOTICED.values(), ids=NOTICED)
-def test_what_stands_in_the_way_is_noticed(machine: Machine, name: str, status: str, found: str, fix: str) -> None:
+def test_what_stands_in_the_way_is_noticed(machine, name, status, found, fix):
     diagnosis = examine_machine(machine)
     (item,) = (each for each in diagnosis.checks if each.name == name)
     assert (item.status, found in item.found, fix in (item.fix or "")) == (status, True, True), item
@@ -200,7 +200,7 @@ def test_what_stands_in_the_way_is_noticed(machine: Machine, name: str, status: 
         assert diagnosis.can["nsys"]
 
 
-def test_a_pytorch_with_kernels_for_a_new_gpu_is_not_mentioned() -> None:
+def test_a_pytorch_with_kernels_for_a_new_gpu_is_not_mentioned():
     machine = gpu_machine(gpus=BLACKWELL, names=["NVIDIA B200"], arch=["sm_90", "sm_100", "sm_120"])
     assert "architecture" not in {item.name for item in examine_machine(machine).checks}
 
@@ -217,11 +217,11 @@ def test_a_pytorch_with_kernels_for_a_new_gpu_is_not_mentioned() -> None:
         ("command not found", None),
     ],
 )
-def test_the_version_is_read_from_what_the_tool_prints(text: str, version: tuple[int, ...] | None) -> None:
+def test_the_version_is_read_from_what_the_tool_prints(text, version):
     assert parse_version(text) == version
 
 
-def test_the_search_path_comes_first() -> None:
+def test_the_search_path_comes_first():
     machine = Machine(
         programs={"/tools/nsys": NSYS["2023.4"], "/usr/local/cuda/bin/nsys": NSYS["2025.3"]},
         on_path={"nsys": "/tools/nsys"},
@@ -245,13 +245,13 @@ def test_the_search_path_comes_first() -> None:
         ("ncu", "/usr/local/cuda/nsight-compute-2025.3.0/ncu"),
     ],
 )
-def test_tools_outside_the_search_path_are_found(name: str, place: str) -> None:
+def test_tools_outside_the_search_path_are_found(name, place):
     tool = find_tool(name, Machine(programs={place: (NSYS if name == "nsys" else NCU)["2025.3"]}))
 
     assert (tool.path, tool.on_path) == (place, False)
 
 
-def test_cuda_home_is_looked_into() -> None:
+def test_cuda_home_is_looked_into():
     machine = Machine(programs={"/software/cuda/bin/ncu": NCU["2024.1"]}, variables={"CUDA_HOME": "/software/cuda"})
 
     tool = find_tool("ncu", machine)
@@ -259,7 +259,7 @@ def test_cuda_home_is_looked_into() -> None:
     assert tool.title == "Nsight Compute 2024.1.1.0"
 
 
-def test_variables_name_the_tool_to_use() -> None:
+def test_variables_name_the_tool_to_use():
     places = {"/a/nsys": NSYS["2023.4"], "/b/ncu": NCU["2024.1"], "/usr/local/cuda/bin/nsys": NSYS["2025.3"]}
     machine = Machine(programs=dict(places), variables={"NSYS": "/a/nsys", "NCU": "/b/ncu"})
 
@@ -272,7 +272,7 @@ def test_variables_name_the_tool_to_use() -> None:
         needed_tool("nsys", wrong)
 
 
-def test_libraries_that_the_importer_lacks_are_named() -> None:
+def test_libraries_that_the_importer_lacks_are_named():
     root = "/opt/nvidia/nsight-systems/2025.3.2"
     tool = Tool("nsys", f"{root}/bin/nsys", (2025, 3, 2))
     importer = f"{root}/host-linux-x64/QdstrmImporter"
@@ -286,7 +286,7 @@ def test_libraries_that_the_importer_lacks_are_named() -> None:
     assert missing_libraries(tool, Machine()) == []
 
 
-def test_of_several_installed_versions_the_newest_is_used() -> None:
+def test_of_several_installed_versions_the_newest_is_used():
     places = [f"/opt/nvidia/nsight-systems/{version}/bin/nsys" for version in ("2023.4.4", "2025.3.2", "2024.10.1")]
 
     tool = find_tool("nsys", Machine(programs=dict.fromkeys(places, NSYS["2025.3"])))
@@ -294,18 +294,18 @@ def test_of_several_installed_versions_the_newest_is_used() -> None:
     assert tool.path == places[1]
 
 
-def test_a_program_of_the_same_name_is_no_profiler() -> None:
+def test_a_program_of_the_same_name_is_no_profiler():
     machine = Machine(programs={"/bin/ncu": "node check updates, version 2024.1\n"}, on_path={"ncu": "/bin/ncu"})
 
     assert find_tool("ncu", machine) is None
 
 
-def test_a_missing_tool_is_an_error_that_says_how_to_get_it() -> None:
+def test_a_missing_tool_is_an_error_that_says_how_to_get_it():
     with pytest.raises(UsageError, match=r"nsys .* was not found .* install the package nsight-systems-cli"):
         needed_tool("nsys", Machine())
 
 
-def test_the_tool_that_the_user_names_is_the_only_candidate() -> None:
+def test_the_tool_that_the_user_names_is_the_only_candidate():
     machine = Machine(programs={"/opt/nvidia/nsight-compute/2025.3.0/ncu": NCU["2025.3"]})
 
     with pytest.raises(UsageError, match="does not answer as Nsight Compute"):

@@ -48,7 +48,7 @@ def names(trace: Path) -> list[str]:
 
 
 @needs_torch
-def test_a_capture_is_a_trace_that_can_be_read(tmp_path: Path) -> None:
+def test_a_capture_is_a_trace_that_can_be_read(tmp_path):
     done = run(
         tmp_path,
         "import torch, warplens\n"
@@ -68,7 +68,7 @@ def test_a_capture_is_a_trace_that_can_be_read(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_only_the_active_steps_are_recorded(tmp_path: Path) -> None:
+def test_only_the_active_steps_are_recorded(tmp_path):
     done = run(
         tmp_path,
         "import torch, warplens\n"
@@ -81,7 +81,7 @@ def test_only_the_active_steps_are_recorded(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_a_capture_with_too_few_steps_says_so(tmp_path: Path) -> None:
+def test_a_capture_with_too_few_steps_says_so(tmp_path):
     done = run(
         tmp_path,
         "import warplens\nwith warplens.capture('t.json', wait=4, active=2) as r:\n    r.step()\n",
@@ -92,7 +92,7 @@ def test_a_capture_with_too_few_steps_says_so(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_under_another_profiler_a_capture_writes_nothing(tmp_path: Path) -> None:
+def test_under_another_profiler_a_capture_writes_nothing(tmp_path):
     program = "import torch, warplens\nwith warplens.capture('t.json'):\n    torch.ones(3) + 1\n"
 
     assert run(tmp_path, program, collecting="nsys").returncode == 0
@@ -100,7 +100,7 @@ def test_under_another_profiler_a_capture_writes_nothing(tmp_path: Path) -> None
 
 
 @needs_torch
-def test_the_wrapper_records_the_steps_that_the_program_tells(tmp_path: Path) -> None:
+def test_the_wrapper_records_the_steps_that_the_program_tells(tmp_path):
     done = wrapped(
         tmp_path,
         "import sys, torch, warplens\nprint(sys.argv, __name__)\n"
@@ -114,7 +114,7 @@ def test_the_wrapper_records_the_steps_that_the_program_tells(tmp_path: Path) ->
 
 
 @needs_torch
-def test_the_wrapper_records_programs_that_know_nothing_of_it(tmp_path: Path) -> None:
+def test_the_wrapper_records_programs_that_know_nothing_of_it(tmp_path):
     (tmp_path / "beside.py").write_text("value = 3\n")
 
     done = wrapped(tmp_path, "import torch, beside\ntorch.ones(2) + beside.value\nraise SystemExit(4)\n")
@@ -125,7 +125,7 @@ def test_the_wrapper_records_programs_that_know_nothing_of_it(tmp_path: Path) ->
 
 @needs_torch
 @pytest.mark.parametrize("ending", ["os._exit(5)", "sys.exit(5)"])
-def test_a_program_that_ends_at_once_leaves_its_trace(ending: str, tmp_path: Path) -> None:
+def test_a_program_that_ends_at_once_leaves_its_trace(ending, tmp_path):
     done = wrapped(tmp_path, f"import os, sys, torch\ntorch.ones(2) + 1\n{ending}\n", "--stacks", "--modules")
 
     assert done.returncode == 5
@@ -134,7 +134,7 @@ def test_a_program_that_ends_at_once_leaves_its_trace(ending: str, tmp_path: Pat
 
 
 @needs_torch
-def test_a_child_that_ends_at_once_ends_as_it_asked(tmp_path: Path) -> None:
+def test_a_child_that_ends_at_once_ends_as_it_asked(tmp_path):
     program = "import os, torch\nif os.fork() == 0:\n    os._exit(3)\nprint(os.wait()[1] >> 8)\ntorch.ones(2) + 1\n"
 
     done = wrapped(tmp_path, program)
@@ -144,14 +144,14 @@ def test_a_child_that_ends_at_once_ends_as_it_asked(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_steps_that_the_program_never_tells_are_missed(tmp_path: Path) -> None:
+def test_steps_that_the_program_never_tells_are_missed(tmp_path):
     done = wrapped(tmp_path, "import torch\ntorch.ones(2) + 1\n", "--schedule", "2,1,3")
 
     assert done.returncode == 3
     assert "warplens.step()" in done.stderr
 
 
-def test_importing_the_names_costs_no_pytorch() -> None:
+def test_importing_the_names_costs_no_pytorch():
     script = (
         "import sys, warplens; warplens.capture; warplens.step()\n"
         "print([name in sys.modules for name in ('torch', 'polars')])"
@@ -165,6 +165,6 @@ def test_importing_the_names_costs_no_pytorch() -> None:
     ("path", "options"),
     [("trace.txt", {}), ("t.json", {"wait": 1}), ("t.json", {"active": 0}), ("t.json", {"active": 1, "wait": -1})],
 )
-def test_captures_that_make_no_sense_are_refused(path: str, options: dict[str, int]) -> None:
+def test_captures_that_make_no_sense_are_refused(path, options):
     with pytest.raises(warplens.UsageError):
         warplens.capture(path, **options)

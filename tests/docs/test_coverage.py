@@ -16,7 +16,7 @@ from warplens.cli.main import app
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
-from generate_coverage import PAGE, Row, page, rows
+from generate_coverage import PAGE, page, rows
 
 ROWS = rows()
 
@@ -64,7 +64,7 @@ SLOW = {"A10", "A14", "C3", "C13", "I5", "M10", "P8", "W2", "W3", "W15"}
 @pytest.mark.parametrize(
     "row", [pytest.param(row, id=row.id, marks=[pytest.mark.slow] if row.id in SLOW else []) for row in ROWS]
 )
-def test_the_row_is_shown(row: Row, outputs):
+def test_the_row_is_shown(row, outputs):
     assert row.shows, "a row that shows nothing proves nothing"
     assert row.page or row.run
     text = (ROOT / row.page).read_text("utf-8") if row.page else ""

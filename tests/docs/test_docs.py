@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
-from console_examples import Example, empty_folder, examples, pages
+from console_examples import empty_folder, examples, pages
 from generate_columns import PAGE, counter_tables, page, result_tables
 
 #: Options of nsys that the pages recommend.
@@ -53,16 +53,16 @@ def _text(path: str) -> str:
 # ── columns ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_column_dictionary_is_what_the_tables_give() -> None:
+def test_the_column_dictionary_is_what_the_tables_give():
     assert PAGE.read_text("utf-8") == page(), "run `python docs/generate_columns.py`"
 
 
-def test_every_column_of_every_table_is_explained() -> None:
+def test_every_column_of_every_table_is_explained():
     tables = (*TABLES.values(), *counter_tables(), *result_tables())
     assert not [(table.name, column.name) for table in tables for column in table.columns if not column.help]
 
 
-def test_no_result_declares_its_types_apart_from_its_columns() -> None:
+def test_no_result_declares_its_types_apart_from_its_columns():
     packages = (warplens.readers, warplens.analysis, warplens.studies.grid)
     for module in (name for package in packages for name in _modules(package)):
         declared = vars(importlib.import_module(module)).items()
@@ -80,7 +80,7 @@ def _modules(package: Any) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def options() -> dict[str, set[str]]:
+def options():
     """The options of each command, and of the program itself under the empty name."""
     group: Any = typer.main.get_command(app)
     found = {"": _options_of(group)}
@@ -107,7 +107,7 @@ def _command_lines(text: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
-def test_every_command_and_option_on_the_page_exists(path: Path, options: dict[str, set[str]]) -> None:
+def test_every_command_and_option_on_the_page_exists(path, options):
     for words in _command_lines(path.read_text("utf-8")):
         is_path = bool(words) and ("." in words[0] or ":" in words[0] or words[0].isupper())
         named = [word for word in words if re.fullmatch(r"[a-z]+", word) and word != "help"]
@@ -118,14 +118,14 @@ def test_every_command_and_option_on_the_page_exists(path: Path, options: dict[s
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
-def test_every_option_named_in_the_text_exists(path: Path, options: dict[str, set[str]]) -> None:
+def test_every_option_named_in_the_text_exists(path, options):
     known = set.union(*options.values()) | NSYS_OPTIONS | NCU_OPTIONS
     text = _FENCED.sub("", path.read_text("utf-8"))
     named = {code.split()[0].partition("=")[0] for code in _INLINE.findall(text) if code.startswith("--")}
     assert named <= known
 
 
-def test_every_command_has_a_page() -> None:
+def test_every_command_has_a_page():
     for name in COMMANDS:
         assert f"warplens {name}" in _text(f"how-to/{name}.md")
 
@@ -138,21 +138,21 @@ _EXAMPLES = [example for path in pages() for example in examples(path) if exampl
 
 
 @pytest.fixture
-def _anywhere() -> Iterator[None]:
+def _anywhere():
     with empty_folder():
         yield
 
 
 @pytest.mark.usefixtures("_anywhere")
 @pytest.mark.parametrize("example", _EXAMPLES, ids=lambda example: f"{example.page.stem}: {example.command}")
-def test_the_output_on_the_page_is_what_the_command_prints(example: Example) -> None:
+def test_the_output_on_the_page_is_what_the_command_prints(example):
     assert list(example.shown) == example.updated(), (
         "run `python docs/console_examples.py --update` and read the changes"
     )
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
-def test_no_output_of_a_command_is_shown_that_is_not_run(path: Path) -> None:
+def test_no_output_of_a_command_is_shown_that_is_not_run(path):
     blocks = _FENCED.finditer(path.read_text("utf-8"))
     assert not [block["body"] for block in blocks if block["kind"] != "console" and "$ warplens" in block["body"]]
 
@@ -178,7 +178,7 @@ _NOTEBOOKS = [
 
 @pytest.mark.usefixtures("_anywhere")
 @pytest.mark.parametrize("program", _PROGRAMS + _NOTEBOOKS)
-def test_the_python_on_the_page_runs(program: str) -> None:
+def test_the_python_on_the_page_runs(program):
     exec(compile(program, "example", "exec"), {})
 
 
@@ -202,7 +202,7 @@ _FURTHER_PROFILES = {
 
 @pytest.mark.usefixtures("_anywhere")
 @pytest.mark.parametrize("command", _TABLES)
-def test_every_key_of_the_json_output_is_explained(command: str) -> None:
+def test_every_key_of_the_json_output_is_explained(command):
     documented = set(_INLINE.findall(_text("reference/json.md")))
     profile = _OTHER_PROFILES.get(command, "demo:deit224_bs1_graph_nodes")
     further = _FURTHER_PROFILES.get(command, ())
@@ -227,7 +227,7 @@ def _keys(value: Any, but: tuple[str, ...]) -> Iterator[str]:
 # ── reference pages ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_quality_note_is_explained() -> None:
+def test_every_quality_note_is_explained():
     documented = set(_INLINE.findall(_text("reference/quality-notes.md")))
     assert _note_codes() <= documented
 
@@ -245,7 +245,7 @@ def _note_codes() -> set[str]:
     return codes
 
 
-def test_every_category_is_explained_with_names_that_belong_to_it() -> None:
+def test_every_category_is_explained_with_names_that_belong_to_it():
     table, _, _ = _text("reference/categories.md").partition("\n## ")
     rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
     assert [category for category, _ in rows] == list(CATEGORIES)
@@ -254,13 +254,13 @@ def test_every_category_is_explained_with_names_that_belong_to_it() -> None:
             assert classify(name).category == category, name
 
 
-def test_every_idle_cause_is_explained_under_both_of_its_names() -> None:
+def test_every_idle_cause_is_explained_under_both_of_its_names():
     text = _text("explanation/time-budget.md")
     rows = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
     assert dict(rows) == {cause: cause_title(cause) for cause in IDLE_CAUSES}
 
 
-def test_every_table_that_is_read_is_in_the_format_matrix() -> None:
+def test_every_table_that_is_read_is_in_the_format_matrix():
     documented = set(_INLINE.findall(_text("reference/formats.md")))
     for source in SOURCES:
         assert {source.table, source.trace_table} <= documented

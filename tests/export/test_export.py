@@ -29,11 +29,11 @@ CAPTURES = shipped.files("captures", "*.sqlite*")
 
 def _written(made: object, folder: Path) -> Path:
     target = folder / "out.perfetto-trace"
-    write_perfetto(Timeline(made), target)  # type: ignore[arg-type]
+    write_perfetto(Timeline(made), target)
     return target
 
 
-def test_a_kernel_keeps_its_times_name_and_launch_configuration(tmp_path: Path) -> None:
+def test_a_kernel_keeps_its_times_name_and_launch_configuration(tmp_path):
     made = trace(kernels=[kernel(100, 250, "gemm", grid=(4, 2, 1), correlation=9)], api=[launch(10, 20, correlation=9)])
     (drawn,) = [item for item in play(_written(made, tmp_path)).slices if item.track.startswith("GPU")]
     assert (drawn.name, drawn.start_ns, drawn.end_ns) == ("gemm", 100, 250)
@@ -42,7 +42,7 @@ def test_a_kernel_keeps_its_times_name_and_launch_configuration(tmp_path: Path) 
     ).items()
 
 
-def test_an_arrow_leads_from_the_call_to_its_kernel(tmp_path: Path) -> None:
+def test_an_arrow_leads_from_the_call_to_its_kernel(tmp_path):
     made = trace(
         kernels=[kernel(100, 250, "a", correlation=1), kernel(250, 300, "b", correlation=2)],
         api=[launch(10, 20, correlation=1), launch(30, 40, correlation=2)],
@@ -53,31 +53,31 @@ def test_an_arrow_leads_from_the_call_to_its_kernel(tmp_path: Path) -> None:
     assert {ends[flow]: begin for flow, begin in starts.items()} == {"a": 10, "b": 30}
 
 
-def test_kernels_that_overlap_on_a_stream_stand_on_lanes_of_it(tmp_path: Path) -> None:
+def test_kernels_that_overlap_on_a_stream_stand_on_lanes_of_it(tmp_path):
     made = trace(kernels=[kernel(0, 100, "a"), kernel(90, 120, "b"), kernel(110, 130, "c"), kernel(120, 140, "d")])
     tracks = {item.name: item.track.split("/")[-1] for item in play(_written(made, tmp_path)).slices}
     assert tracks == {"a": "stream 7", "b": "stream 7 (2)", "c": "stream 7", "d": "stream 7 (2)"}
 
 
-def test_ranges_that_cross_stand_on_lanes_and_nested_ones_do_not(tmp_path: Path) -> None:
+def test_ranges_that_cross_stand_on_lanes_and_nested_ones_do_not(tmp_path):
     made = trace(ranges=[nvtx(0, 100, "outer"), nvtx(10, 50, "inner"), nvtx(40, 120, "crossing")])
     tracks = {item.name: item.track.split("/")[-1] for item in play(_written(made, tmp_path)).slices}
     assert tracks == {"outer": "ranges", "inner": "ranges", "crossing": "ranges (2)"}
 
 
-def test_slices_that_touch_and_slices_of_no_length_keep_their_order(tmp_path: Path) -> None:
+def test_slices_that_touch_and_slices_of_no_length_keep_their_order(tmp_path):
     ranges = [nvtx(0, 50, "first"), nvtx(50, 50, "instant"), nvtx(50, 90, "second"), nvtx(50, 60, "inside")]
     drawn = {item.name: (item.start_ns, item.end_ns) for item in play(_written(trace(ranges=ranges), tmp_path)).slices}
     assert drawn == {"first": (0, 50), "instant": (50, 50), "second": (50, 90), "inside": (50, 60)}
 
 
-def test_times_before_the_profiles_zero_are_moved_together(tmp_path: Path) -> None:
+def test_times_before_the_profiles_zero_are_moved_together(tmp_path):
     made = trace(kernels=[kernel(-30, -10, "early"), kernel(5, 9, "late")])
     drawn = {item.name: (item.start_ns, item.end_ns) for item in play(_written(made, tmp_path)).slices}
     assert drawn == {"early": (0, 20), "late": (35, 39)}
 
 
-def test_a_profile_without_anything_is_refused(tmp_path: Path) -> None:
+def test_a_profile_without_anything_is_refused(tmp_path):
     with pytest.raises(UsageError, match="nothing to draw"):
         _written(trace(kernels=[]), tmp_path)
 
@@ -86,9 +86,7 @@ _SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.integers(
 
 
 @given(ranges=_SPANS, kernels=_SPANS)
-def test_every_slice_comes_back_however_they_lie(
-    tmp_path_factory: pytest.TempPathFactory, ranges: list[tuple[int, int, int]], kernels: list[tuple[int, int, int]]
-) -> None:
+def test_every_slice_comes_back_however_they_lie(tmp_path_factory, ranges, kernels):
     made = trace(
         kernels=[kernel(start, start + length, f"k{length}", stream=stream) for start, length, stream in kernels],
         ranges=[nvtx(start, start + length, f"r{length}", thread=thread) for start, length, thread in ranges],
@@ -100,7 +98,7 @@ def test_every_slice_comes_back_however_they_lie(
 
 
 @pytest.mark.parametrize("path", CAPTURES[:4], ids=lambda path: path.name)
-def test_every_event_of_a_real_capture_comes_back(path: Path, tmp_path: Path) -> None:
+def test_every_event_of_a_real_capture_comes_back(path, tmp_path):
     made = read(path)
     drawn = play(_written(made, tmp_path)).slices
     on_device = sum(
@@ -116,16 +114,16 @@ def test_every_event_of_a_real_capture_comes_back(path: Path, tmp_path: Path) ->
 
 
 def _spans(frame: pl.DataFrame) -> Counter[tuple[int, int]]:
-    return Counter(frame.select("start_ns", "end_ns").rows())  # type: ignore[arg-type]
+    return Counter(frame.select("start_ns", "end_ns").rows())
 
 
-def test_copies_say_their_direction_and_bytes(tmp_path: Path) -> None:
+def test_copies_say_their_direction_and_bytes(tmp_path):
     (drawn,) = play(_written(trace(copies=[copy(5, 9, "device-to-host", 4096)]), tmp_path)).slices
     assert drawn.name == "copy device-to-host"
     assert dict(drawn.arguments)["bytes"] == 4096
 
 
-def test_the_memory_of_a_gpu_is_a_counter(tmp_path: Path) -> None:
+def test_the_memory_of_a_gpu_is_a_counter(tmp_path):
     made = trace(kernels=[kernel(0, 10)])
     levels = pl.DataFrame(
         {
@@ -146,14 +144,14 @@ def test_the_memory_of_a_gpu_is_a_counter(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_a_varint_is_what_protobuf_writes(value: int) -> None:
+def test_a_varint_is_what_protobuf_writes(value):
     packet = schema.TracePacket()
     packet.timestamp = value
     assert b"\x40" + varint(value) == packet.SerializeToString()
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
-def test_padded_numbers_are_read_as_the_same_numbers(values: list[int]) -> None:
+def test_padded_numbers_are_read_as_the_same_numbers(values):
     rows = messages(4, len(values), [padded_varints(4, np.array(values), 10)])
     for row, value in zip(rows, values, strict=True):
         event = schema.TrackEvent()
@@ -161,7 +159,7 @@ def test_padded_numbers_are_read_as_the_same_numbers(values: list[int]) -> None:
         assert [note.int_value for note in event.debug_annotations] == [value]
 
 
-def test_fixed_numbers_are_read_as_the_same_numbers() -> None:
+def test_fixed_numbers_are_read_as_the_same_numbers():
     values = np.array([0, 1, 2**62], dtype=np.int64)
     found = []
     for row in fixed64s(47, values):
@@ -172,7 +170,7 @@ def test_fixed_numbers_are_read_as_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 35])
-def test_a_number_that_does_not_fit_is_refused(value: int) -> None:
+def test_a_number_that_does_not_fit_is_refused(value):
     with pytest.raises(ValueError, match="do not fit"):
         padded_varints(1, np.array([value]), 5)
 
@@ -181,7 +179,7 @@ CAPTURE = next((Path(__file__).parents[2] / "src/warplens/data/captures").glob("
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_every_number_comes_back(form: str, tmp_path: Path) -> None:
+def test_every_number_comes_back(form, tmp_path):
     timeline = Timeline(read(CAPTURE))
     tables = trace_tables(timeline)
     write_tables(tables, timeline.trace.capture, tmp_path, form)
@@ -196,13 +194,13 @@ def _csv(path: Path) -> pl.DataFrame:
     return pl.read_csv(path, infer_schema=False)
 
 
-def test_work_names_the_range_that_issued_it(tmp_path: Path) -> None:
+def test_work_names_the_range_that_issued_it(tmp_path):
     work = trace_tables(Timeline(read(CAPTURE)))["work"]
     assert work.filter(pl.col("range").is_not_null() != pl.col("range_name").is_not_null()).height == 0
     assert work["range_name"].drop_nulls().len() > 0
 
 
-def test_the_capture_says_where_the_tables_come_from(tmp_path: Path) -> None:
+def test_the_capture_says_where_the_tables_come_from(tmp_path):
     timeline = Timeline(read(CAPTURE))
     write_tables({}, timeline.trace.capture, tmp_path, "csv")
     facts = orjson.loads((tmp_path / "capture.json").read_bytes())

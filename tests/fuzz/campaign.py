@@ -131,7 +131,7 @@ def _work(campaign: int, start: int, stop: int, step: int, nice: int, end: float
                 at, cpu = int(rest), _cpu_seconds(process.pid)
             else:
                 number, *told = json.loads(rest)
-                with lock:  # type: ignore[attr-defined]
+                with lock:
                     ledger.add(campaign, number, Ended(*told))
                 at = number + step
                 if time.monotonic() > end:
@@ -143,7 +143,7 @@ def _work(campaign: int, start: int, stop: int, step: int, nice: int, end: float
             how = "hang" if killed else f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
             tail = (ledger.folder / f"process-{start % step}.log").read_text("utf-8", "replace")[-1_500:]
             seed, _, command = Case(campaign, at, ledger.tier).made()
-            with lock:  # type: ignore[attr-defined]
+            with lock:
                 ledger.add(campaign, at, Ended(None, f"{how}: {command.split()[0]}", tail, seed.format))
             at += step
         start = max(at, start + step) if at < until else until

@@ -73,7 +73,7 @@ class Case:
         """The seed, the mutated file, the command line."""
         random = Random(f"{self.campaign}:{self.number}")
         if self.tier in _TIERS:
-            return import_module(_TIERS[self.tier][0]).made(random)  # type: ignore[no-any-return]
+            return import_module(_TIERS[self.tier][0]).made(random)
         seed = random.choice(seeds())
         return seed, mutated(seed.kind, seed.content, random), random.choice(seed.commands)
 
@@ -227,7 +227,7 @@ def _no_json(word: str) -> None:
 
 def _content(stream: io.TextIOWrapper) -> str:
     stream.flush()
-    return stream.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
+    return stream.buffer.getvalue().decode("utf-8", "replace")
 
 
 def stop(*_: object) -> None:

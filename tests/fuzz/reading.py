@@ -113,7 +113,7 @@ def _wrong(content: object, path: Path, state: str) -> str:
             return f"{name}: an end before its begin"
     for name in ("kernels", "ranges"):
         lengths = getattr(content, name)["name"].cast(pl.String).str.len_chars()
-        if lengths.len() and lengths.max() > LONGEST_NAME:  # type: ignore[operator]
+        if lengths.len() and lengths.max() > LONGEST_NAME:
             return f"{name}: a name of more than {LONGEST_NAME} characters"
     if content.capture.format == "nsys-sqlite" and kind_of(path) is Kind.SQLITE:  # else it is packed
         expected = of_database(path)

@@ -111,7 +111,7 @@ def _from_first(rows: Rows) -> Rows:
     """Sorted, with times counted from the first kernel: the zero of a trace is its first event."""
     rows = sorted(rows)
     zero = rows[0][0] if rows else 0
-    return [(start - zero, end - zero, name) for start, end, name in rows]  # type: ignore[operator]
+    return [(start - zero, end - zero, name) for start, end, name in rows]
 
 
 def _once(events: list[dict]) -> list[dict]:

@@ -6,7 +6,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ CASES, PARTS = 800, 8
 
 
 @pytest.mark.parametrize("part", thinned(range(PARTS), quick=(0, 4)))
-def test_whatever_the_damage_a_run_ends_in_an_answer_or_in_one_line(part: int) -> None:
+def test_whatever_the_damage_a_run_ends_in_an_answer_or_in_one_line(part):
     results = {number: judged(Case(CAMPAIGN, number)) for number in range(part, CASES, PARTS)}
 
     assert {f"{CAMPAIGN}:{number}": result for number, result in results.items() if result.wrong} == {}
@@ -34,7 +33,7 @@ def test_whatever_the_damage_a_run_ends_in_an_answer_or_in_one_line(part: int) -
 
 
 @pytest.mark.parametrize("part", thinned(range(4), quick=(0,)))
-def test_rows_of_tables_of_any_making_are_those_of_sqlite_or_refused(part: int) -> None:
+def test_rows_of_tables_of_any_making_are_those_of_sqlite_or_refused(part):
     results = {number: judged(Case(CAMPAIGN, number, "rows")) for number in range(part, CASES // 2, 4)}
 
     assert {number: result for number, result in results.items() if result.wrong} == {}
@@ -42,7 +41,7 @@ def test_rows_of_tables_of_any_making_are_those_of_sqlite_or_refused(part: int) 
     assert min(codes[0], codes[1], codes[2]) > CASES // 80  # decoded from pages, left to SQLite, refused
 
 
-def test_a_campaign_removes_its_own_folders_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_campaign_removes_its_own_folders_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(judge, "memory_folder", lambda: None)  # other tests of this process keep a folder there
     for name in (f"{judge.OWN}x", "fuzz-0-x", "fuzz-x"):
@@ -53,7 +52,7 @@ def test_a_campaign_removes_its_own_folders_alone(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.*")), ids=lambda path: path.name)
-def test_what_was_wrong_once_is_right_now(path: Path) -> None:
+def test_what_was_wrong_once_is_right_now(path):
     """Files are named `SEED.COMMAND.WHAT`; the commands are those of the seed that begin with the word."""
     name, word, _ = path.name.split(".", 2)
     seed = by_name(name)
@@ -64,7 +63,7 @@ def test_what_was_wrong_once_is_right_now(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_seed_is_read_by_its_commands() -> None:
+def test_every_seed_is_read_by_its_commands():
     refused = {
         f"{seed.name}: {command}"
         for seed in seeds()
@@ -75,13 +74,13 @@ def test_every_seed_is_read_by_its_commands() -> None:
     assert all("--range step" in line or line.startswith(("report: scrub", "grid: policy fit")) for line in refused)
 
 
-def test_a_case_is_the_same_each_time() -> None:
+def test_a_case_is_the_same_each_time():
     for number in range(60):
         once, again = Case(5, number).made(), Case(5, number).made()
         assert (once[0].name, *once[1:]) == (again[0].name, *again[1:])
 
 
-def test_the_judge_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_judge_notices(monkeypatch):
     seed = by_name("export")
 
     def with_reader(reader: Callable[..., object]) -> str:
@@ -115,7 +114,7 @@ def test_the_judge_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_reader(wordy) == "no one line: kernels"
 
 
-def test_a_defect_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_made_smaller(monkeypatch):
     monkeypatch.setattr("tests.fuzz.campaign.ended", lambda _, content, __: Ended(70, "x" if b"!" in content else ""))
 
     assert minimised(by_name("trace"), b"a" * 300 + b"!" + b"b" * 700, "kernels") == b"!"

@@ -72,7 +72,7 @@ def _in_folder(folder: Path) -> Iterator[Capture]:
         yield from (Capture(path) for path in sorted(folder.rglob("*")) if path.name.endswith(_SUFFIXES))
 
 
-def _opened(path: Path):  # type: ignore[no-untyped-def]  # three libraries, three stream types, one way of reading
+def _opened(path: Path):  # three libraries, three stream types, one way of reading
     match path.suffix:
         case ".gz":
             return gzip.open(path, "rb")

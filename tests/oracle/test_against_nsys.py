@@ -42,14 +42,14 @@ _STORED = [path.name.removesuffix(".json.gz") for path in sorted(EXPECTED.glob("
 _VERSION_SUFFIX = re.compile(r"_v\d{4,5}$")
 
 
-def test_an_expectation_is_stored_for_every_capture_with_device_data(tmp_path: Path) -> None:
+def test_an_expectation_is_stored_for_every_capture_with_device_data(tmp_path):
     for stem, capture in _CAPTURES.items():
         if has_device_data(capture.unpacked_into(tmp_path)):
             assert stem in _STORED, f"{stem}: run `python -m tests.oracle.collect_expected {stem}`"
 
 
 @pytest.mark.parametrize("stem", _STORED)
-def test_the_stored_expectation_is_of_this_version_of_the_capture(stem: str, tmp_path: Path) -> None:
+def test_the_stored_expectation_is_of_this_version_of_the_capture(stem, tmp_path):
     database = _capture(stem).unpacked_into(tmp_path)
     assert _stored(stem).sha256 == fingerprint(database), "the capture has changed: collect the expectations again"
 
@@ -70,7 +70,7 @@ _STORED_REPORTS = [
 
 
 @pytest.mark.parametrize(("stem", "report"), _STORED_REPORTS)
-def test_the_statistics_equal_those_that_nsys_gave(stem: str, report: str) -> None:
+def test_the_statistics_equal_those_that_nsys_gave(stem, report):
     answers = _stored(stem)
     _assert_equal(stem, report, answers.reports[report], answers.domains)
 
@@ -81,7 +81,7 @@ _needs_nsys = pytest.mark.skipif(find_nsys() is None, reason="nsys is neither in
 @pytest.mark.oracle
 @_needs_nsys
 @pytest.mark.parametrize("stem", thinned(_CAPTURES, quick=_ASKED_AGAIN))
-def test_the_statistics_equal_those_that_nsys_gives_now(stem: str, tmp_path: Path) -> None:
+def test_the_statistics_equal_those_that_nsys_gives_now(stem, tmp_path):
     database = _capture(stem).unpacked_into(tmp_path)
     if not has_device_data(database):
         pytest.skip("the capture holds no CUDA data")
@@ -92,7 +92,7 @@ def test_the_statistics_equal_those_that_nsys_gives_now(stem: str, tmp_path: Pat
 
 @pytest.mark.oracle
 @_needs_nsys
-def test_nsys_reads_the_generated_capture_of_the_benchmarks_as_we_do(tmp_path: Path) -> None:
+def test_nsys_reads_the_generated_capture_of_the_benchmarks_as_we_do(tmp_path):
     database = tmp_path / "generated.sqlite"
     generate(database, kernels=10_000)
     answers = collect(str(find_nsys()), database, shorten=False)

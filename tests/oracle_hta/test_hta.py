@@ -128,7 +128,7 @@ def close(found_ns: int, told_us: float, edges: int = 4) -> bool:
 
 
 @named
-def test_temporal_breakdown(name: str) -> None:
+def test_temporal_breakdown(name):
     told, trace = ANSWERS[name]["temporal"], ours(name)
     compute, busy = trace.covered("compute"), trace.covered()
     assert close(trace.span_ns, told["kernel_time(us)"])
@@ -139,7 +139,7 @@ def test_temporal_breakdown(name: str) -> None:
 
 
 @named
-def test_kernel_types(name: str) -> None:
+def test_kernel_types(name):
     """HTA cuts fractions of a microsecond off every piece; the sum may lack one for each."""
     told, trace = ANSWERS[name]["kernel_types"], ours(name)
     if name in COUNTS_WAITING:
@@ -154,7 +154,7 @@ def test_kernel_types(name: str) -> None:
 
 
 @named
-def test_overlap_of_communication_and_compute(name: str) -> None:
+def test_overlap_of_communication_and_compute(name):
     told, trace = ANSWERS[name]["overlap"], ours(name)
     if not isinstance(told, float):
         pytest.skip("HTA finds no communication")
@@ -164,7 +164,7 @@ def test_overlap_of_communication_and_compute(name: str) -> None:
 
 
 @named
-def test_idle_time_by_stream(name: str) -> None:
+def test_idle_time_by_stream(name):
     """HTA's three classes, computed from our tables: the gap before each piece of work on its stream."""
     trace = ours(name)
     if name in COUNTS_WAITING | COUNTS_OPERATOR:
@@ -187,7 +187,7 @@ def test_idle_time_by_stream(name: str) -> None:
 
 
 @named
-def test_launch_statistics(name: str) -> None:
+def test_launch_statistics(name):
     """Calls, their time, the work's time and the delay between, over the four calls that HTA knows."""
     told, trace = ANSWERS[name]["launches"], ours(name)
     names = trace.timeline.trace.api_calls["name"].cast(pl.String)
@@ -204,7 +204,7 @@ def test_launch_statistics(name: str) -> None:
 
 
 @named
-def test_the_command_gives_the_same_times(name: str) -> None:
+def test_the_command_gives_the_same_times(name):
     """What `warplens ranks` prints rests on `busy_time`; where no rule of HTA's differs, it is HTA's figure."""
     if name in DROPS_UNLAUNCHED | COUNTS_WAITING | COUNTS_OPERATOR:
         pytest.skip("HTA counts other work; see the rules above")

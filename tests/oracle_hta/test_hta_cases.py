@@ -27,7 +27,7 @@ def hta(case: str, way: str = "exact") -> dict:
     return json.loads((HERE / "figures" / "cases" / f"{case}.json").read_text("utf-8"))[way]
 
 
-def test_short_kernels_lose_their_fractions_by_rounding() -> None:
+def test_short_kernels_lose_their_fractions_by_rounding():
     """Four kernels of 1.9 µs, 0.1 µs apart: busy 7.6 of 7.9 µs. Rounded as HTA does by default: 4 of 7."""
     times = ours("short_kernels").times
     assert (times["compute_ns"], times["idle_ns"], times["duration_ns"]) == (7_600, 300, 7_900)
@@ -37,14 +37,14 @@ def test_short_kernels_lose_their_fractions_by_rounding() -> None:
     assert (round(exact["compute_time(us)"], 6), round(exact["idle_time(us)"], 6)) == (7.6, 0.3)
 
 
-def test_waiting_for_the_gpu_is_no_work_of_the_gpu() -> None:
+def test_waiting_for_the_gpu_is_no_work_of_the_gpu():
     """Two kernels of 100 µs with 400 µs between them, in which the host waits: the GPU is idle for 400 µs."""
     times = ours("waiting_is_no_work").times
     assert (times["compute_ns"], times["idle_ns"]) == (200_000, 400_000)
     assert hta("waiting_is_no_work")["temporal"]["idle_time(us)"] == 100
 
 
-def test_work_that_was_launched_before_the_recording_keeps_the_gpu_busy() -> None:
+def test_work_that_was_launched_before_the_recording_keeps_the_gpu_busy():
     """Kernels of 400, 100 and 100 µs; HTA drops the first, and the GPU seems to begin 490 µs later."""
     times = ours("launched_before").times
     assert (times["compute_ns"], times["duration_ns"]) == (600_000, 1_590_000)
@@ -52,7 +52,7 @@ def test_work_that_was_launched_before_the_recording_keeps_the_gpu_busy() -> Non
     assert (told["compute_time(us)"], told["kernel_time(us)"]) == (200, 1_100)
 
 
-def test_kernels_of_a_graph_are_launched_by_the_graphs_launch() -> None:
+def test_kernels_of_a_graph_are_launched_by_the_graphs_launch():
     """One graph of three kernels, one single kernel: two launching calls. HTA's launch statistics know one of them."""
     assert ours("graph_replay").times["compute_ns"] == 200_000
     assert hta("graph_replay")["temporal"]["compute_time(us)"] == 200
@@ -62,7 +62,7 @@ def test_kernels_of_a_graph_are_launched_by_the_graphs_launch() -> None:
     assert launch_statistics(timeline, timeline.window("all")).height
 
 
-def test_both_count_overlap_alike() -> None:
+def test_both_count_overlap_alike():
     """Communication 0–100, compute 60–160."""
     times = ours("overlap").times
     assert times["overlapped_ns"] / times["communication_ns"] == 0.4

@@ -19,7 +19,7 @@ def _nest(ranges: list[tuple[int, int, int]]):
 
 
 @given(_RANGES)
-def test_the_parent_is_the_innermost_range_that_encloses(ranges: list[tuple[int, int, int]]) -> None:
+def test_the_parent_is_the_innermost_range_that_encloses(ranges):
     starts, ends, threads, nesting = _nest(ranges)
     order = np.lexsort((-ends, starts, threads)).tolist()
     place = {row: position for position, row in enumerate(order)}
@@ -39,7 +39,7 @@ def test_the_parent_is_the_innermost_range_that_encloses(ranges: list[tuple[int,
 
 
 @given(_RANGES)
-def test_exactly_the_overlapping_ranges_that_do_not_nest_are_crossing(ranges: list[tuple[int, int, int]]) -> None:
+def test_exactly_the_overlapping_ranges_that_do_not_nest_are_crossing(ranges):
     starts, ends, threads, nesting = _nest(ranges)
     for row in range(len(ranges)):
         crosses = any(
@@ -53,11 +53,11 @@ def test_exactly_the_overlapping_ranges_that_do_not_nest_are_crossing(ranges: li
         assert bool(nesting.crossing[row]) == crosses
 
 
-def test_of_two_equal_ranges_the_earlier_row_is_outside() -> None:
+def test_of_two_equal_ranges_the_earlier_row_is_outside():
     nesting = nest(np.array([0, 0]), np.array([10, 10]), np.array([1, 1]))
     assert nesting.parent.tolist() == [-1, 0]
 
 
-def test_ranges_of_different_threads_never_enclose_each_other() -> None:
+def test_ranges_of_different_threads_never_enclose_each_other():
     nesting = nest(np.array([0, 2]), np.array([10, 5]), np.array([1, 2]))
     assert nesting.parent.tolist() == [-1, -1]

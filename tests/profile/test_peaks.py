@@ -35,9 +35,7 @@ from warplens.profile.trace import TABLES, Recorder
         ("AMD Instinct MI300X VF", 5300, 1307.4e12),
     ],
 )
-def test_a_gpu_is_found_by_the_name_that_its_driver_gives(
-    name: str, gigabytes_per_s: float, bf16: float | None
-) -> None:
+def test_a_gpu_is_found_by_the_name_that_its_driver_gives(name, gigabytes_per_s, bf16):
     peaks = peaks_of(Device(ordinal=0, name=name))
 
     assert peaks.bytes_per_s == gigabytes_per_s * 1e9
@@ -45,7 +43,7 @@ def test_a_gpu_is_found_by_the_name_that_its_driver_gives(
     assert "data sheet" in peaks.source or "architecture" in peaks.source or "brief" in peaks.source
 
 
-def test_multiples_of_the_vector_rate_are_those_of_the_architecture() -> None:
+def test_multiples_of_the_vector_rate_are_those_of_the_architecture():
     # Lanes and clock of an H200 SXM: 132 × 128 × 2 × 1.98 GHz; tensor cores multiply bf16 16 times as fast as that in
     # 4,096 FLOPs a cycle and multiprocessor at 1.83 GHz.
     peaks = peaks_of(Device(ordinal=0, name="NVIDIA H200"))
@@ -55,14 +53,14 @@ def test_multiples_of_the_vector_rate_are_those_of_the_architecture() -> None:
     assert peaks.of("bf16", tensor_cores=True) == pytest.approx(2 * (peaks.of("tf32", tensor_cores=True) or 0))
 
 
-def test_a_bandwidth_that_the_profile_states_is_taken() -> None:
+def test_a_bandwidth_that_the_profile_states_is_taken():
     peaks = peaks_of(Device(ordinal=0, name="NVIDIA H200", memory_bandwidth_bytes_per_s=4_814_000_000_000))
 
     assert peaks.bytes_per_s == 4.814e12
     assert "stated in the profile" in peaks.source
 
 
-def test_an_unlisted_gpu_is_computed_from_its_attributes() -> None:
+def test_an_unlisted_gpu_is_computed_from_its_attributes():
     ada = Device(ordinal=0, name="Quadro", compute_capability=(8, 9), sm_count=10, clock_hz=2_000_000_000)
 
     peaks = peaks_of(ada)
@@ -71,13 +69,13 @@ def test_an_unlisted_gpu_is_computed_from_its_attributes() -> None:
     assert (peaks.bytes_per_s, peaks.of("bf16", tensor_cores=True)) == (None, None)
 
 
-def test_a_gpu_of_which_nothing_is_known_has_no_roofs() -> None:
+def test_a_gpu_of_which_nothing_is_known_has_no_roofs():
     assert peaks_of(None) is None
     assert peaks_of(Device(ordinal=0, name="AMD Radeon Graphics")) is None
     assert peaks_of(Device(ordinal=0, name="NVIDIA GeForce RTX 4090 Laptop GPU")) is None
 
 
-def test_narrow_formats_without_tensor_cores_are_computed_in_fp32() -> None:
+def test_narrow_formats_without_tensor_cores_are_computed_in_fp32():
     peaks = peaks_of(Device(ordinal=0, name="NVIDIA H200"))
 
     assert peaks.of("bf16", tensor_cores=False) == peaks.of("fp32", tensor_cores=False) == 67e12
@@ -97,7 +95,7 @@ def _fills_on(*ordinals: int) -> Trace:
     ("named", "device"),
     [("H200", "NVIDIA H200"), ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), ("MI300X", "AMD Instinct MI300X")],
 )
-def test_a_name_gives_a_gpu_that_is_not_described_its_data_sheet(named: str, device: str) -> None:
+def test_a_name_gives_a_gpu_that_is_not_described_its_data_sheet(named, device):
     found = with_gpu(_fills_on(0, 2), named).capture
 
     assert [(each.ordinal, each.name, each.sm_count) for each in found.devices] == [
@@ -109,7 +107,7 @@ def test_a_name_gives_a_gpu_that_is_not_described_its_data_sheet(named: str, dev
     assert device in found.notes[0].text
 
 
-def test_a_gpu_that_is_described_without_its_name_takes_the_name() -> None:
+def test_a_gpu_that_is_described_without_its_name_takes_the_name():
     trace = _fills_on(0)
     own = Device(ordinal=0, name="AMD GPU", sm_count=304)
     described = replace(trace, capture=replace(trace.capture, devices=(own,)))
@@ -117,7 +115,7 @@ def test_a_gpu_that_is_described_without_its_name_takes_the_name() -> None:
     assert with_gpu(described, "MI300X").capture.devices == (replace(own, name="AMD Instinct MI300X"),)
 
 
-def test_a_gpu_that_the_profile_describes_stays_what_it_is() -> None:
+def test_a_gpu_that_the_profile_describes_stays_what_it_is():
     trace = _fills_on(0)
     own = Device(ordinal=0, name="NVIDIA L4", sm_count=58)
     described = replace(trace, capture=replace(trace.capture, devices=(own,)))
@@ -125,6 +123,6 @@ def test_a_gpu_that_the_profile_describes_stays_what_it_is() -> None:
     assert with_gpu(described, "H200") is described
 
 
-def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
+def test_an_unknown_gpu_is_refused_with_those_that_are_known():
     with pytest.raises(UsageError, match=r"'H9000'.*B200, GH200, H200 NVL.*RTX 4090.*MI300X"):
         with_gpu(_fills_on(0), "H9000")

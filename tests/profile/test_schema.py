@@ -25,7 +25,7 @@ from warplens.profile.schema import Column, encode_names, name_categories, name_
 CAPTURE = Capture("file.sqlite", "nsys-sqlite", Recorder("Nsight Systems"))
 
 
-def test_a_trace_without_tables_has_all_of_them_empty_with_their_schema() -> None:
+def test_a_trace_without_tables_has_all_of_them_empty_with_their_schema():
     trace = Trace(CAPTURE)
     fields = {field.name for field in dataclasses.fields(Trace)} - {"capture"}
     assert fields == set(TABLES)
@@ -36,18 +36,18 @@ def test_a_trace_without_tables_has_all_of_them_empty_with_their_schema() -> Non
     assert not trace.has_device_work
 
 
-def test_a_column_of_the_wrong_type_is_refused_by_name() -> None:
+def test_a_column_of_the_wrong_type_is_refused_by_name():
     frame = TABLES["os_calls"].empty().with_columns(pl.col("start_ns").cast(pl.Float64))
     with pytest.raises(SchemaError, match=r"os_calls.*start_ns.*Float64"):
         Trace(CAPTURE, os_calls=frame)
 
 
-def test_a_missing_column_is_refused_by_name() -> None:
+def test_a_missing_column_is_refused_by_name():
     with pytest.raises(SchemaError, match=r"kernels.*full_name is absent"):
         Trace(CAPTURE, kernels=TABLES["kernels"].empty().drop("full_name"))
 
 
-def test_a_null_where_none_may_stand_is_refused() -> None:
+def test_a_null_where_none_may_stand_is_refused():
     frame = pl.DataFrame(
         {"start_ns": [1], "end_ns": [None], "process": [1], "thread": [1], "name": ["poll"]},
         schema_overrides={"end_ns": pl.Int64, "process": pl.Int32, "thread": pl.Int32, "name": pl.Enum(["poll"])},
@@ -56,18 +56,18 @@ def test_a_null_where_none_may_stand_is_refused() -> None:
         Trace(CAPTURE, os_calls=frame)
 
 
-def test_extra_columns_do_not_enter_the_trace() -> None:
+def test_extra_columns_do_not_enter_the_trace():
     frame = TABLES["os_calls"].empty().with_columns(pl.lit("secret").alias("command_line"))
     assert "command_line" not in Trace(CAPTURE, os_calls=frame).os_calls.columns
 
 
-def test_names_are_encoded_by_position_and_repeated_texts_merge() -> None:
+def test_names_are_encoded_by_position_and_repeated_texts_merge():
     names = encode_names(np.array([2, 0, 1]), ["a", "b", "a"])
     assert names.to_list() == ["a", "a", "b"]
     assert name_categories(names).to_list() == ["a", "b"]
 
 
-def test_a_meaning_is_asked_once_for_names_that_differ_in_numbers() -> None:
+def test_a_meaning_is_asked_once_for_names_that_differ_in_numbers():
     names = encode_names(
         np.array([3, 0, 2, 1, 0]), ["aten::mm, seq = 1, op_id = 12", "aten::mm, seq = 27, op_id = 5", "step 7", "b"]
     )
@@ -82,7 +82,7 @@ def test_a_meaning_is_asked_once_for_names_that_differ_in_numbers() -> None:
     assert name_labels(names.clear(), is_operator).tolist() == []
 
 
-def test_a_dictionary_is_looked_at_once_until_another_one_comes() -> None:
+def test_a_dictionary_is_looked_at_once_until_another_one_comes():
     seen = []
 
     @once_a_dictionary
@@ -95,7 +95,7 @@ def test_a_dictionary_is_looked_at_once_until_another_one_comes() -> None:
     assert seen == [["a", "bb"], ["a", "ccc"]]
 
 
-def test_a_null_code_is_a_null_name() -> None:
+def test_a_null_code_is_a_null_name():
     assert encode_names(pl.Series([0, None]), ["a"]).to_list() == ["a", None]
 
 
@@ -114,17 +114,17 @@ def test_a_null_code_is_a_null_name() -> None:
         (Column("name", kind="kernel"), "Name", "kernel"),
     ],
 )
-def test_a_columns_name_and_type_say_how_people_see_it(column: Column, title: str, kind: str) -> None:
+def test_a_columns_name_and_type_say_how_people_see_it(column, title, kind):
     assert (column.title, column.kind) == (title, kind)
 
 
-def test_help_reads_as_a_sentence_without_markup() -> None:
+def test_help_reads_as_a_sentence_without_markup():
     assert Column("a", help="share of the window").sentence == "Share of the window."
     assert Column("a", help="`b` over [c](c.md), exact").sentence == "b over c, exact."
     assert Column("a").sentence == ""
 
 
-def test_a_table_shows_some_of_its_columns_in_another_order() -> None:
+def test_a_table_shows_some_of_its_columns_in_another_order():
     shown = KERNELS.only("calls name", KERNELS.column("share").but(title="Part"))
     assert [column.title for column in shown.columns] == ["Calls", "Kernel", "Part"]
     assert KERNELS.only("calls share").schema == {"calls": pl.Int64, "share": pl.Float64}
@@ -133,18 +133,18 @@ def test_a_table_shows_some_of_its_columns_in_another_order() -> None:
         KERNELS.only("speed")
 
 
-def test_what_a_shared_column_means_in_one_table_changes_it_there_alone() -> None:
+def test_what_a_shared_column_means_in_one_table_changes_it_there_alone():
     assert table("a", "one", "share", share="of all").column("share").help == "of all"
     assert table("a", "one", "share").column("share") == column("share")
 
 
 @pytest.mark.parametrize("parts", ["share share", "kernels"])
-def test_a_column_stands_once_and_is_explained_only_where_it_is(parts: str) -> None:
+def test_a_column_stands_once_and_is_explained_only_where_it_is(parts):
     with pytest.raises(SchemaError, match="share twice"):
         table("a", "one", parts, share="of all")
 
 
-def test_a_column_that_nobody_declared_is_refused() -> None:
+def test_a_column_that_nobody_declared_is_refused():
     with pytest.raises(SchemaError, match="no column speed is shared"):
         table("a", "one", "speed")
 
@@ -152,7 +152,7 @@ def test_a_column_that_nobody_declared_is_refused() -> None:
 SOURCES = Path(warplens.__file__).parent
 
 
-def test_a_name_that_several_tables_have_is_declared_once() -> None:
+def test_a_name_that_several_tables_have_is_declared_once():
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCES.rglob("*.py")):
         for name, line in _declared(ast.parse(path.read_text("utf-8"))):
@@ -175,12 +175,12 @@ def _declared(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield from ((item.arg, node.lineno) for item in node.keywords if item.arg and item.arg not in COLUMNS)
 
 
-def test_the_count_of_declarations_sees_each_way_to_declare_a_column() -> None:
+def test_the_count_of_declarations_sees_each_way_to_declare_a_column():
     source = "Column('a', pl.Int64); optional(b='', share=''); both_sides('c', pl.Int64, ''); column('share')"
     assert [name for name, _ in _declared(ast.parse(source))] == ["a", "b", "baseline_c", "variant_c"]
 
 
-def test_what_is_otherwise_in_one_table_leaves_the_shared_column_as_it_is() -> None:
+def test_what_is_otherwise_in_one_table_leaves_the_shared_column_as_it_is():
     own = column("share", help="of the peak rate", title="Of its peak")
     assert (own.name, own.dtype, own.kind, own.title) == ("share", pl.Float64, "share", "Of its peak")
     assert column("share").title == "Share"
@@ -196,11 +196,11 @@ def test_what_is_otherwise_in_one_table_leaves_the_shared_column_as_it_is() -> N
         pytest.param(Column("count", pl.Int64), {"dtype": pl.String, "kind": "name"}, "name", id="a kind given here"),
     ],
 )
-def test_values_are_written_as_their_type_asks(declared: Column, changes: dict[str, object], kind: str) -> None:
+def test_values_are_written_as_their_type_asks(declared, changes, kind):
     assert declared.but(**changes).kind == kind
 
 
-def test_a_quantity_that_may_be_absent_takes_the_heading_of_the_shared_column() -> None:
+def test_a_quantity_that_may_be_absent_takes_the_heading_of_the_shared_column():
     found = table("t", "one", optional(pl.Int32, device="CUDA ordinal", unheard_of="a quantity")).columns
     assert [(each.title, each.nullable, each.dtype) for each in found] == [
         ("GPU", True, pl.Int32),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ REAL_EXPORTS = (
 
 
 @pytest.fixture(scope="session")
-def captured() -> Callable[[str], Path]:
+def captured():
     """The path of a real file such as `nsys/minimal_schema.sqlite`; skips the test where it is not there."""
     return of_others
 
@@ -53,5 +52,5 @@ class PlainSql:
 
 
 @pytest.fixture(params=REAL_EXPORTS)
-def real_export(request: pytest.FixtureRequest, captured: Callable[[str], Path]) -> Path:
+def real_export(request, captured):
     return captured(f"nsys/{request.param}.sqlite")

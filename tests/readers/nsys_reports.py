@@ -182,4 +182,4 @@ def small_report(**changed: object) -> bytes:
         "options": message({26: {1: 4, 20: 1, 21: 1}}),
         **changed,
     }
-    return report(**parts)  # type: ignore[arg-type]
+    return report(**parts)

@@ -26,13 +26,11 @@ def _frame(rows: list[tuple[int | None, int | None, bytes]]) -> pl.DataFrame:
 
 
 @given(parts=st.lists(st.tuples(_rows, _rows, st.integers(0, 4)), max_size=5), order=st.randoms())
-def test_parts_of_any_size_in_any_order_of_arrival(
-    parts: list[tuple[list[tuple[int | None, int | None, bytes]], ...]], order: object
-) -> None:
+def test_parts_of_any_size_in_any_order_of_arrival(parts, order):
     frames = [pl.concat([_frame(first), _frame(second)], rechunk=False) for first, second, _ in parts]
     buffers = ColumnBuffers(SCHEMA, [frame.height + spare for frame, (*_, spare) in zip(frames, parts, strict=True)])
     arrival = list(range(len(parts)))
-    order.shuffle(arrival)  # type: ignore[attr-defined]
+    order.shuffle(arrival)
     for part in arrival:
         buffers.put(part, frames[part])
     assert_frame_equal(buffers.frame(), pl.concat([_frame([]), *frames]))

@@ -59,25 +59,25 @@ def _assert_equal(ours: Trace, theirs: Trace) -> None:
 
 
 @pytest.fixture(scope="module")
-def capture() -> Path:
+def capture():
     return shipped.capture("lm_small_ctx128_forward")
 
 
 @pytest.mark.parametrize("suffix", _WRITERS)
-def test_a_folder_gives_the_trace_of_the_export(suffix: str, capture: Path, tmp_path: Path) -> None:
+def test_a_folder_gives_the_trace_of_the_export(suffix, capture, tmp_path):
     _assert_equal(warplens.read(_folder(capture, tmp_path / "folder", suffix)), warplens.read(capture))
 
 
 @pytest.mark.parametrize("suffix", _WRITERS)
 @pytest.mark.parametrize("name", ["h100x2_before", "gtx1060_streams_2022", "a100_lm2p7b_cudagraph"])
-def test_so_do_those_of_other_versions(name: str, suffix: str, tmp_path: Path) -> None:
+def test_so_do_those_of_other_versions(name, suffix, tmp_path):
     export = of_others(f"nsys/{name}.sqlite")
     _assert_equal(warplens.read(_folder(export, tmp_path / "folder", suffix)), warplens.read(export))
 
 
 @pytest.mark.skipif(not _NSYS.is_file(), reason="nsys is neither in WARPLENS_NSYS nor on the PATH")
 @pytest.mark.parametrize("kind", ["parquetdir", "arrowdir"])
-def test_what_nsys_writes_is_read(kind: str, tmp_path: Path) -> None:
+def test_what_nsys_writes_is_read(kind, tmp_path):
     report = of_others("nsys/empty_capture_old.qdrep")
     exports = {each: tmp_path / f"export.{each}" for each in (kind, "sqlite")}
     for each, path in exports.items():
@@ -89,13 +89,13 @@ def test_what_nsys_writes_is_read(kind: str, tmp_path: Path) -> None:
     _assert_equal(ours, theirs)
 
 
-def test_a_folder_is_found_by_its_own_name_and_below_another(capture: Path, tmp_path: Path) -> None:
+def test_a_folder_is_found_by_its_own_name_and_below_another(capture, tmp_path):
     folder = _folder(capture, tmp_path / "runs", ".parquet")
     assert warplens.readers.discover([folder]) == [folder]
     assert warplens.readers.discover([tmp_path]) == [folder]
 
 
-def test_tables_about_people_and_machines_are_never_opened(capture: Path, tmp_path: Path) -> None:
+def test_tables_about_people_and_machines_are_never_opened(capture, tmp_path):
     folder = _folder(capture, tmp_path / "folder", ".parquet")
     for name in ("PROCESSES", "TARGET_INFO_SESSION_START_TIME", "ThreadNames"):
         (folder / f"{name}.parquet").write_bytes(b"not to be opened")
@@ -103,14 +103,14 @@ def test_tables_about_people_and_machines_are_never_opened(capture: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "META_DATA_EXPORT"])
-def test_a_damaged_table_is_named(name: str, capture: Path, tmp_path: Path) -> None:
+def test_a_damaged_table_is_named(name, capture, tmp_path):
     damaged = _folder(capture, tmp_path / "folder", ".parquet") / f"{name}.parquet"
     damaged.write_bytes(damaged.read_bytes()[:-20])
     with pytest.raises(UnreadableInputError, match=rf"folder: its file {name}\.parquet is damaged"):
         warplens.read(damaged.parent)
 
 
-def test_one_table_alone_is_refused_with_what_to_give(capture: Path, tmp_path: Path) -> None:
+def test_one_table_alone_is_refused_with_what_to_give(capture, tmp_path):
     folder = _folder(capture, tmp_path / "folder", ".parquet")
     with pytest.raises(UnreadableInputError, match="Give the folder that nsys export --type parquetdir wrote"):
         warplens.read(folder / "StringIds.parquet")

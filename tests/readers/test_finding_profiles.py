@@ -15,7 +15,7 @@ REPORT = b"NVIDIA Tegra Profiler Report 2024@6@2@225-246235"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     export = Export().write(tmp_path / "content").read_bytes()
     (tmp_path / "content").unlink()
     for name, content in {
@@ -43,7 +43,7 @@ def _names(folder: Path, found: list[Path]) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in found]
 
 
-def test_a_folder_gives_its_profiles_by_content_in_order(folder: Path) -> None:
+def test_a_folder_gives_its_profiles_by_content_in_order(folder):
     assert _names(folder, discover([folder])) == [
         "a/no_suffix",
         "a/packed.sqlite.gz",
@@ -52,24 +52,24 @@ def test_a_folder_gives_its_profiles_by_content_in_order(folder: Path) -> None:
     ]
 
 
-def test_a_file_that_is_named_is_kept_whatever_it_is(folder: Path) -> None:
+def test_a_file_that_is_named_is_kept_whatever_it_is(folder):
     named = [folder / "b/notes.txt", folder / "b/run.nsys-rep", folder / ".cache/hidden.sqlite"]
     assert discover(named) == named
     assert discover([str(path) for path in named]) == named
 
 
-def test_what_is_named_twice_comes_once_and_in_its_first_place(folder: Path) -> None:
+def test_what_is_named_twice_comes_once_and_in_its_first_place(folder):
     found = discover([folder / "b/run.sqlite", folder])
     assert _names(folder, found) == ["b/run.sqlite", "a/no_suffix", "a/packed.sqlite.gz", "b/alone.nsys-rep"]
 
 
-def test_a_folder_without_profiles_is_an_error(folder: Path) -> None:
+def test_a_folder_without_profiles_is_an_error(folder):
     (folder / "c").mkdir()
     (folder / "c/notes.txt").write_text("nothing to see")
     with pytest.raises(UnreadableInputError, match=r"c: none of the 1 files in this folder"):
         discover([folder / "c"])
 
 
-def test_a_path_that_does_not_exist_is_an_error(folder: Path) -> None:
+def test_a_path_that_does_not_exist_is_an_error(folder):
     with pytest.raises(UnreadableInputError, match="no such file or folder"):
         discover([folder / "d"])

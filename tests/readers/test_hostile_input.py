@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +43,7 @@ def _trace(path: Path, *events: bytes) -> Path:
     return path
 
 
-def test_forward_and_backward_links_in_a_circle_are_no_links(tmp_path: Path) -> None:
+def test_forward_and_backward_links_in_a_circle_are_no_links(tmp_path):
     there = [_arrow(b"s", b"10", b"1"), _arrow(b"f", b"20", b"1")]
     back = [_arrow(b"s", b"20", b"2"), _arrow(b"f", b"10", b"2")]
     timeline = Timeline(read(_trace(tmp_path / "t.json", _operator(10, 1), _operator(20, 2), *there, *back)))
@@ -54,7 +53,7 @@ def test_forward_and_backward_links_in_a_circle_are_no_links(tmp_path: Path) -> 
     assert [rows.tolist() for rows in chain] == [[-1, 0]]
 
 
-def test_arrows_without_time_or_number_are_left_out(tmp_path: Path) -> None:
+def test_arrows_without_time_or_number_are_left_out(tmp_path):
     arrows = [_arrow(b"s", b"NaN", b"1"), _arrow(b"f", b"20", b"NaN"), _arrow(b"s", b"10", b"2")]
 
     trace = read(_trace(tmp_path / "t.json", _operator(10), _operator(20), *arrows))
@@ -63,7 +62,7 @@ def test_arrows_without_time_or_number_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [1, -1])
-def test_a_desert_of_blanks_is_crossed_from_either_side(step: int) -> None:
+def test_a_desert_of_blanks_is_crossed_from_either_side(step):
     text = np.full(100_000, ord(" "), np.uint8)
     text[[PADDING, 5_000, 90_000]] = ord("x")
     places = np.array([PADDING, 5_001, 40_000, 89_999])
@@ -73,7 +72,7 @@ def test_a_desert_of_blanks_is_crossed_from_either_side(step: int) -> None:
     )
 
 
-def test_blanks_everywhere_change_nothing(tmp_path: Path) -> None:
+def test_blanks_everywhere_change_nothing(tmp_path):
     events = [_operator(1), _operator(9)]
     spaced = [event.replace(b":", b":" + b" " * 3_000).replace(b"}", b" " * 3_000 + b"}") for event in events]
     plain = read(_trace(tmp_path / "plain.json", *events))
@@ -85,9 +84,7 @@ def test_blanks_everywhere_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("filler", [b"x", b'"', b"\\", b"{"], ids=["letters", "quotes", "backslashes", "braces"])
-def test_text_without_events_is_passed_over_in_parts(
-    filler: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_without_events_is_passed_over_in_parts(filler, tmp_path, monkeypatch):
     monkeypatch.setattr(document, "EVENT_BYTES", 2**16)
     longest = 0
     padded = document._padded
@@ -109,7 +106,7 @@ def test_text_without_events_is_passed_over_in_parts(
     assert {"truncated-trace", "damaged-events"} & {note.code for note in trace.capture.notes}
 
 
-def test_a_huge_text_is_removed_whole_from_a_copy(tmp_path: Path) -> None:
+def test_a_huge_text_is_removed_whole_from_a_copy(tmp_path):
     source = tmp_path / "profile.sqlite"
     write_export(source)
     huge = "x/" * 2**20
@@ -121,7 +118,7 @@ def test_a_huge_text_is_removed_whole_from_a_copy(tmp_path: Path) -> None:
     assert (tmp_path / "copy.sqlite").stat().st_size < len(huge)
 
 
-def test_a_cut_trace_is_copied_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_cut_trace_is_copied_as_far_as_it_goes(tmp_path):
     source = tmp_path / "cut.json"
     source.write_bytes(_HEAD + _operator(1) + b"," + _operator(9) + b',{"ph": "X", "na')
 
@@ -133,7 +130,7 @@ def test_a_cut_trace_is_copied_as_far_as_it_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("figure", ["99999999999999999999", "1e999999999", "10000000000000"])
-def test_figures_beyond_64_bits_are_no_timings(figure: str, tmp_path: Path) -> None:
+def test_figures_beyond_64_bits_are_no_timings(figure, tmp_path):
     path = tmp_path / "times.csv"
     path.write_text(f"model,context,step_s\nsmall,128,{figure}\n")
 
@@ -141,7 +138,7 @@ def test_figures_beyond_64_bits_are_no_timings(figure: str, tmp_path: Path) -> N
         read_timings(path)
 
 
-def test_a_name_of_megabytes_is_cut(tmp_path: Path) -> None:
+def test_a_name_of_megabytes_is_cut(tmp_path):
     profile = write_export(tmp_path / "p.sqlite", extra_kernel_name="k" * 5 * 2**20)
 
     names = read(profile).kernels["name"].cast(pl.String).unique().to_list()
@@ -157,17 +154,13 @@ def _fifo(folder: Path) -> Path:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 @pytest.mark.parametrize("reader", [read, read_counters, read_measurements, read_published, read_timings, read_policy])
 @pytest.mark.parametrize("make", [_fifo, lambda _: Path("/dev/zero")], ids=["pipe", "device"])
-def test_what_never_ends_is_not_read(
-    reader: Callable[[Path], object], make: Callable[[Path], Path], tmp_path: Path
-) -> None:
+def test_what_never_ends_is_not_read(reader, make, tmp_path):
     with pytest.raises(UnreadableInputError, match="this is not a regular file"):
         reader(make(tmp_path))
 
 
 @pytest.mark.parametrize("reader", [read_measurements, read_published, read_timings])
-def test_documents_are_bounded_and_the_bound_is_named(
-    reader: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_are_bounded_and_the_bound_is_named(reader, tmp_path, monkeypatch):
     path = tmp_path / "large.json"
     path.write_bytes(b"[" * 2_000)
     monkeypatch.setenv("WARPLENS_MAX_DOCUMENT_BYTES", "1e3")
@@ -176,7 +169,7 @@ def test_documents_are_bounded_and_the_bound_is_named(
         reader(path)
 
 
-def test_a_policy_is_no_larger_than_policies_are(tmp_path: Path) -> None:
+def test_a_policy_is_no_larger_than_policies_are(tmp_path):
     path = tmp_path / "large.json"
     path.write_bytes(b" " * (16 * 2**20 + 1))
 
@@ -185,7 +178,7 @@ def test_a_policy_is_no_larger_than_policies_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "1e30", "many"])
-def test_a_bound_that_is_none_is_wrong_usage(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_that_is_none_is_wrong_usage(text, tmp_path, monkeypatch):
     monkeypatch.setenv("WARPLENS_MAX_DOCUMENT_BYTES", text)
     (tmp_path / "p.json").write_text("{}")
 
@@ -193,7 +186,7 @@ def test_a_bound_that_is_none_is_wrong_usage(text: str, tmp_path: Path, monkeypa
         read_measurements(tmp_path / "p.json")
 
 
-def test_an_endless_view_in_place_of_a_table_is_no_table(tmp_path: Path) -> None:
+def test_an_endless_view_in_place_of_a_table_is_no_table(tmp_path):
     path = write_export(tmp_path / "p.sqlite")
     with sqlite3.connect(path) as connection:
         connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
@@ -203,7 +196,7 @@ def test_an_endless_view_in_place_of_a_table_is_no_table(tmp_path: Path) -> None
     assert read(path).kernels.height == 0
 
 
-def test_counters_of_which_a_damaged_report_has_none_are_still_grouped(tmp_path: Path) -> None:
+def test_counters_of_which_a_damaged_report_has_none_are_still_grouped(tmp_path):
     report = Report().launch("gemm", {}).launch("gemm", {"gpu__time_duration.sum": "a text"})
 
     counters = read_counters(report.write(tmp_path / "p.ncu-rep"))

@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import zstandard
@@ -37,9 +34,7 @@ def _rows(trace: Trace) -> int:
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.77, 0.99])
-def test_the_complete_events_of_a_trace_that_was_cut_off_are_recovered(
-    tmp_path: Path, indent: int | None, share: float
-) -> None:
+def test_the_complete_events_of_a_trace_that_was_cut_off_are_recovered(tmp_path, indent, share):
     whole = json.dumps({"schemaVersion": 1, "traceEvents": _EVENTS}, indent=indent)
     text = whole[: int(len(whole) * share)]
     (path := tmp_path / "trace.json").write_text(text)
@@ -53,7 +48,7 @@ def _ends_event(text: str) -> bool:
     return text.count("{") - text.count("}") == 1
 
 
-def test_a_trace_cut_off_before_its_gpu_work_is_not_called_one_of_the_cpu(tmp_path: Path) -> None:
+def test_a_trace_cut_off_before_its_gpu_work_is_not_called_one_of_the_cpu(tmp_path):
     whole = written(tmp_path / "whole.json", [operator("aten::mm", at, 0.5) for at in range(40)])
     path = tmp_path / "cut.json"
     path.write_bytes(whole.read_bytes()[:-200])
@@ -63,7 +58,7 @@ def test_a_trace_cut_off_before_its_gpu_work_is_not_called_one_of_the_cpu(tmp_pa
     assert not _has(found, "no-cuda-data")
 
 
-def test_a_real_trace_cut_anywhere_keeps_every_complete_event(captured: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_real_trace_cut_anywhere_keeps_every_complete_event(captured, tmp_path):
     text = gzip.decompress(captured("kineto/h200_topk_deit224_bs1.json.gz").read_bytes())
     begin = text.index(b'"traceEvents"')
     for cut in range(begin + 1_000, len(text), len(text) // 7):
@@ -77,7 +72,7 @@ def test_a_real_trace_cut_anywhere_keeps_every_complete_event(captured: Callable
     [gzip.compress, pytest.param(lzma.compress, marks=pytest.mark.slow), zstandard.ZstdCompressor().compress],
     ids=["gzip", "xz", "zstd"],
 )
-def test_what_a_damaged_compressed_file_gives_is_kept(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_what_a_damaged_compressed_file_gives_is_kept(tmp_path, pack):
     many = [kernel(at * 1.37, (at * 7919) % 1_000 / 10, at) for at in range(40_000)]
     packed = pack(json.dumps({"schemaVersion": 1, "traceEvents": many}).encode())
     (path := tmp_path / "trace.json.x").write_bytes(packed[: len(packed) * 2 // 3])
@@ -86,7 +81,7 @@ def test_what_a_damaged_compressed_file_gives_is_kept(tmp_path: Path, pack: Call
     assert _has(found, "truncated-trace")
 
 
-def test_a_trace_that_ends_with_its_last_event_but_without_brackets(tmp_path: Path) -> None:
+def test_a_trace_that_ends_with_its_last_event_but_without_brackets(tmp_path):
     text = json.dumps({"schemaVersion": 1, "traceEvents": _EVENTS})[:-2]
     (path := tmp_path / "trace.json").write_text(text)
     found = read(path)
@@ -96,7 +91,7 @@ def test_a_trace_that_ends_with_its_last_event_but_without_brackets(tmp_path: Pa
     assert not _has(read(path), "truncated-trace")
 
 
-def test_constants_and_commas_that_json_does_not_have(tmp_path: Path) -> None:
+def test_constants_and_commas_that_json_does_not_have(tmp_path):
     text = json.dumps({"schemaVersion": 1, "a": float("inf"), "distributedInfo": {"rank": 5}, "traceEvents": _EVENTS})
     text = text.replace('"cbid": 211', '"cbid": NaN, "x": -Infinity').replace("}}, ", "}},, ").replace("}]", "},]")
     (path := tmp_path / "trace.json").write_text(text.replace('"rank": 5}', '"rank": 5,}'))
@@ -106,7 +101,7 @@ def test_constants_and_commas_that_json_does_not_have(tmp_path: Path) -> None:
     assert {note.code for note in found.capture.notes} == {"no-device-info", "no-shapes", "whole-microseconds"}
 
 
-def test_backslashes_that_escape_nothing(tmp_path: Path) -> None:
+def test_backslashes_that_escape_nothing(tmp_path):
     (path := tmp_path / "trace.json").write_text(
         r'{"schemaVersion": 1, "traceName": "C:\Users\x.json", "distributedInfo": {"rank": 2}, "traceEvents": ['
         r'{"ph": "X", "cat": "python_function", "name": "C:\code\new.py(1): f", "pid": 1, "ts": 1, "dur": 2}]}'
@@ -129,7 +124,7 @@ def test_backslashes_that_escape_nothing(tmp_path: Path) -> None:
     ],
     ids=["stray quote", "missing brace", "extra brace", "lost bytes"],
 )
-def test_a_damaged_event_costs_itself_and_at_most_its_neighbour(tmp_path: Path, breakage: tuple[str, str]) -> None:
+def test_a_damaged_event_costs_itself_and_at_most_its_neighbour(tmp_path, breakage):
     text = json.dumps({"schemaVersion": 1, "traceEvents": _EVENTS})
     broken = text.replace(*breakage)
     assert broken != text
@@ -140,7 +135,7 @@ def test_a_damaged_event_costs_itself_and_at_most_its_neighbour(tmp_path: Path, 
         assert _has(found, "damaged-events")
 
 
-def test_objects_in_arrays_of_an_event_are_no_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_in_arrays_of_an_event_are_no_events(tmp_path, monkeypatch):
     monkeypatch.setattr("warplens.readers.kineto.document.BLOCK_BYTES", 300)
     inner = [{"name": "x", "cat": "kernel"}, {"name": "y", "ph": "X", "ts": 1}, {"name": "z"}]
     events = [operator("aten::mm", at + 0.5, 0.5, nested=inner) for at in range(40)] + [kernel(1, 1)]
@@ -162,7 +157,7 @@ def test_objects_in_arrays_of_an_event_are_no_events(tmp_path: Path, monkeypatch
         ([], "has no events"),
     ],
 )
-def test_json_of_another_kind_is_refused_for_what_it_is(tmp_path: Path, content: Any, said: str) -> None:
+def test_json_of_another_kind_is_refused_for_what_it_is(tmp_path, content, said):
     (path := tmp_path / "trace.json").write_text(json.dumps(content))
     with pytest.raises(UnreadableInputError, match=said) as caught:
         read(path)
@@ -170,7 +165,7 @@ def test_json_of_another_kind_is_refused_for_what_it_is(tmp_path: Path, content:
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_a_file_that_unpacks_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_unpacks_without_end_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr("warplens.readers.limits.UNSUSPICIOUS_BYTES", 2**20)
     monkeypatch.setenv("WARPLENS_MAX_TRACE_EXPANSION", "10")
     (path := tmp_path / "trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 2**23))

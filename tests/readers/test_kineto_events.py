@@ -7,7 +7,6 @@ import json
 import lzma
 import random
 import sys
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,7 @@ def _assert_same(document: Document, expected: dict[str, list[dict[str, Any]]]) 
 
 
 @pytest.mark.parametrize("name", thinned(REAL_TRACES, slow=LARGE))
-def test_every_value_of_a_real_trace(captured: Callable[[str], Path], name: str) -> None:
+def test_every_value_of_a_real_trace(captured, name):
     path = captured(f"kineto/{name}")
     is_packed = name.endswith(".gz")
     text = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
@@ -89,9 +88,7 @@ def test_every_value_of_a_real_trace(captured: Callable[[str], Path], name: str)
     ("compression", "pack"),
     [("gzip", gzip.compress), ("xz", lzma.compress), ("zstd", zstandard.ZstdCompressor().compress)],
 )
-def test_compressed_traces_of_one_and_of_several_members(
-    tmp_path: Path, compression: str, pack: Callable[[bytes], bytes]
-) -> None:
+def test_compressed_traces_of_one_and_of_several_members(tmp_path, compression, pack):
     text = json.dumps({"traceEvents": [_plain_kernel(number) for number in range(50)]}).encode()
     for parts in ([text], [text[:300], text[300:2_000], b"", text[2_000:]]):
         (path := tmp_path / "trace").write_bytes(b"".join(pack(part) for part in parts))
@@ -100,9 +97,7 @@ def test_compressed_traces_of_one_and_of_several_members(
         assert document.cut_off_bytes is None
 
 
-def test_gzip_is_unpacked_without_isal_too(
-    captured: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gzip_is_unpacked_without_isal_too(captured, tmp_path, monkeypatch):
     packed = captured("kineto/hta_alexnet.json.gz").read_bytes()
     for path in ((tmp_path / "whole.gz"), (tmp_path / "cut.gz")):
         path.write_bytes(packed if path.stem == "whole" else packed[:20_000])
@@ -184,9 +179,7 @@ _EVENTS = st.fixed_dictionaries(
 
 
 @given(events=st.lists(_EVENTS, max_size=12), seed=st.integers(0, 10**6), around=st.sampled_from(["{}", "{}x", "[]"]))
-def test_any_valid_layout_gives_what_a_json_parser_gives(
-    tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, Any]], seed: int, around: str
-) -> None:
+def test_any_valid_layout_gives_what_a_json_parser_gives(tmp_path_factory, events, seed, around):
     choice = random.Random(seed)
     if around == "[]":
         text = laid_out(events, choice)
@@ -214,9 +207,7 @@ def _assert_same_in_any_order(document: Document, expected: dict[str, list[dict[
 
 
 @given(events=st.lists(_EVENTS, min_size=1, max_size=40), seed=st.integers(0, 10**6), size=st.integers(40, 900))
-def test_it_does_not_matter_where_the_text_is_cut(
-    tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, Any]], seed: int, size: int
-) -> None:
+def test_it_does_not_matter_where_the_text_is_cut(tmp_path_factory, events, seed, size):
     path = tmp_path_factory.mktemp("cut") / "trace.json"
     path.write_bytes(
         laid_out({"traceEvents": events, "a": [{"ph": 1}]}, random.Random(seed)).encode("utf-8", "replace")
@@ -238,7 +229,7 @@ def test_it_does_not_matter_where_the_text_is_cut(
         max_size=20,
     )
 )
-def test_a_number_is_read_exactly_or_left_to_the_exact_parser(tokens: list[str]) -> None:
+def test_a_number_is_read_exactly_or_left_to_the_exact_parser(tokens):
     text = b"\xff" * PADDING
     places = []
     for token in tokens:
@@ -254,7 +245,7 @@ def test_a_number_is_read_exactly_or_left_to_the_exact_parser(tokens: list[str])
             assert wholes.values[row] == kineto_json.whole(int(token))
 
 
-def test_usual_times_and_ids_need_no_second_look() -> None:
+def test_usual_times_and_ids_need_no_second_look():
     tokens = [
         "4371753741882.861",
         "1712195495519689.123",

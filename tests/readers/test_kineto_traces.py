@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -28,7 +26,7 @@ COUNTS = {
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Callable[..., Trace]:
+def trace(tmp_path):
     """Reads the trace that holds these events."""
 
     def of(*events: dict[str, Any], **header: Any) -> Trace:
@@ -42,7 +40,7 @@ def _codes(trace: Trace) -> set[str]:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_every_event_of_a_real_trace_is_there(captured: Callable[[str], Path], name: str) -> None:
+def test_every_event_of_a_real_trace_is_there(captured, name):
     found = read(captured(f"kineto/{name}"))
     kinds = found.ranges["kind"].cast(pl.String)
     assert COUNTS[name] == (
@@ -55,7 +53,7 @@ def test_every_event_of_a_real_trace_is_there(captured: Callable[[str], Path], n
     )
 
 
-def test_a_real_kernel_value_by_value(captured: Callable[[str], Path]) -> None:
+def test_a_real_kernel_value_by_value(captured):
     found = read(captured("kineto/h200_lm_small_train.json.gz"))
     row = found.kernels.row(0, named=True)
     assert found.capture.epoch_ns == 1_790_857_026_000_000_000 + 4_371_753_723_578_073
@@ -73,7 +71,7 @@ def test_a_real_kernel_value_by_value(captured: Callable[[str], Path]) -> None:
     assert (call["name"], call["end_ns"] - call["start_ns"], call["thread"]) == ("cudaLaunchKernel", 41_357, 683)
 
 
-def test_a_real_gpu_is_described(captured: Callable[[str], Path]) -> None:
+def test_a_real_gpu_is_described(captured):
     found = read(captured("kineto/h200_lm_small_train.json.gz"))
     assert found.capture.devices == (
         Device(
@@ -92,24 +90,24 @@ def test_a_real_gpu_is_described(captured: Callable[[str], Path]) -> None:
     assert found.capture.format == "kineto-json"
 
 
-def test_an_amd_gpu_has_no_compute_capability(captured: Callable[[str], Path]) -> None:
+def test_an_amd_gpu_has_no_compute_capability(captured):
     (device,) = read(captured("kineto/hta_amd_mi250_minitoy.json.gz")).capture.devices
     assert (device.ordinal, device.compute_capability, device.sm_count) == (2, None, 104)
 
 
-def test_the_two_ranks_of_a_run_are_told_apart(captured: Callable[[str], Path]) -> None:
+def test_the_two_ranks_of_a_run_are_told_apart(captured):
     ranks = [read(captured(f"kineto/hta_multirank_sampled_rank{rank}.json.gz")).capture for rank in (0, 1)]
     assert [(capture.rank, capture.world_size) for capture in ranks] == [(0, 128), (1, 128)]
     assert ranks[0].epoch_ns is not None
     assert abs(ranks[0].epoch_ns - ranks[1].epoch_ns) < 10**9
 
 
-def test_nothing_that_identifies_people_or_machines_gets_into_the_capture(captured: Callable[[str], Path]) -> None:
+def test_nothing_that_identifies_people_or_machines_gets_into_the_capture(captured):
     shown = repr(read(captured("kineto/hta_ns_resolution_rank0.json.gz")).capture)
     assert not [word for word in ("sraikund", "twshared", "torchx", "mast_", "facebook", "/tmp") if word in shown]
 
 
-def test_times_count_from_the_first_event_to_the_nanosecond(trace: Callable[..., Trace]) -> None:
+def test_times_count_from_the_first_event_to_the_nanosecond(trace):
     found = trace(
         kernel(4371753741882.861, 2.004), launch(4371753741880.1, 1.5, 1), baseTimeNanoseconds=1_790_857_026_000_000_000
     )
@@ -118,7 +116,7 @@ def test_times_count_from_the_first_event_to_the_nanosecond(trace: Callable[...,
     assert found.capture.epoch_ns == 1_790_857_026_000_000_000 + 4_371_753_741_880_100
 
 
-def test_absolute_times_of_19_digits_lose_none(tmp_path: Path) -> None:
+def test_absolute_times_of_19_digits_lose_none(tmp_path):
     (path := tmp_path / "trace.json").write_text(
         '{"schemaVersion": 1, "displayTimeUnit": "ns", "traceEvents": ['
         '{"ph":"X","cat":"kernel","name":"a","pid":0,"tid":7,"ts":1712195495519689.123,"dur":0.001},'
@@ -129,16 +127,16 @@ def test_absolute_times_of_19_digits_lose_none(tmp_path: Path) -> None:
     assert found.kernels.select("start_ns", "end_ns").rows() == [(0, 1), (1, 3)]
 
 
-def test_times_of_another_clock_have_no_epoch(trace: Callable[..., Trace]) -> None:
+def test_times_of_another_clock_have_no_epoch(trace):
     assert trace(kernel(100, 50)).capture.epoch_ns is None
 
 
-def test_whole_microseconds_are_noted(trace: Callable[..., Trace]) -> None:
+def test_whole_microseconds_are_noted(trace):
     assert "whole-microseconds" in _codes(trace(kernel(100, 5)))
     assert "whole-microseconds" not in _codes(trace(kernel(100.5, 5)))
 
 
-def test_events_that_end_before_they_begin_are_left_out(trace: Callable[..., Trace]) -> None:
+def test_events_that_end_before_they_begin_are_left_out(trace):
     no_duration = kernel(20.5, 1)
     del no_duration["dur"]
     found = trace(kernel(10.5, 1), kernel(12, -3), no_duration, kernel(30, float("nan")))
@@ -147,7 +145,7 @@ def test_events_that_end_before_they_begin_are_left_out(trace: Callable[..., Tra
     assert note.text.startswith("3 events")
 
 
-def test_an_operator_without_an_end_lasts_until_the_trace_ends(trace: Callable[..., Trace]) -> None:
+def test_an_operator_without_an_end_lasts_until_the_trace_ends(trace):
     still_open = operator("step", 2.5, 0)
     del still_open["dur"]
     found = trace(still_open, kernel(10.5, 4))
@@ -155,7 +153,7 @@ def test_an_operator_without_an_end_lasts_until_the_trace_ends(trace: Callable[.
     assert "open-ranges" in _codes(found)
 
 
-def test_begins_and_ends_are_matched_on_their_thread(trace: Callable[..., Trace]) -> None:
+def test_begins_and_ends_are_matched_on_their_thread(trace):
     def edge(phase: str, name: str, when: float, thread: int) -> dict[str, Any]:
         return {"ph": phase, "cat": "cpu_op", "name": name, "pid": 1, "tid": thread, "ts": when}
 
@@ -174,21 +172,21 @@ def test_begins_and_ends_are_matched_on_their_thread(trace: Callable[..., Trace]
     assert spans == {"outer": (0, 5_500), "elsewhere": (500, 3_500), "inner": (1_500, 2_500), "open": (6_500, 7_500)}
 
 
-def test_work_belongs_to_the_process_that_launched_it(trace: Callable[..., Trace]) -> None:
+def test_work_belongs_to_the_process_that_launched_it(trace):
     found = trace(
         launch(1, 1, 5, process=100), launch(1, 1, 6, process=200), kernel(3, 1, 5), kernel(4, 1, 6), kernel(5, 1, 99)
     )
     assert found.kernels["process"].to_list() == [100, 200, 100]
 
 
-def test_categories_of_2021_mean_the_same(trace: Callable[..., Trace]) -> None:
+def test_categories_of_2021_mean_the_same(trace):
     older = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
     events = [launch(1, 1, 5), kernel(3, 1, 5), operator("aten::mm", 0, 4)]
     found = trace(*({**event, "cat": older[event["cat"]]} for event in events))
     assert (found.kernels.height, found.api_calls.height, found.ranges.height) == (1, 1, 1)
 
 
-def test_marks_that_were_operators_in_2021_are_annotations(trace: Callable[..., Trace]) -> None:
+def test_marks_that_were_operators_in_2021_are_annotations(trace):
     names = ["ProfilerStep#3", "aten::mm", "Optimizer.step#Adam.step", "enumerate(DataLoader)#_SingleProcess.__next__"]
     found = trace(*({**operator(name, 10 * i, 4), "cat": "Operator"} for i, name in enumerate(names)))
     kinds = dict(found.ranges.select(pl.col("name", "kind").cast(pl.String)).iter_rows())
@@ -196,7 +194,7 @@ def test_marks_that_were_operators_in_2021_are_annotations(trace: Callable[..., 
     assert [found.ranges["name"][row] for row in found.operators["range"]] == ["aten::mm"]
 
 
-def test_what_the_profiler_derives_is_no_work(trace: Callable[..., Trace]) -> None:
+def test_what_the_profiler_derives_is_no_work(trace):
     derived = {**kernel(0, 100), "cat": "gpu_user_annotation", "name": "ProfilerStep#1"}
     found = trace(kernel(3, 1), derived, {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}})
     assert found.kernels.height == 1
@@ -204,15 +202,13 @@ def test_what_the_profiler_derives_is_no_work(trace: Callable[..., Trace]) -> No
 
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**63, 10_159_970_886_766_084_423, 2**64 - 1])
-def test_ids_of_64_bits_join_call_and_kernel(trace: Callable[..., Trace], number: int) -> None:
+def test_ids_of_64_bits_join_call_and_kernel(trace, number):
     found = trace(launch(1, 1, number), kernel(3, 1, number), operator("aten::mm", 0, 4, **{"External id": number}))
     assert found.kernels["correlation"].to_list() == found.api_calls["correlation"].to_list()
     assert found.operators["external_id"][0] % 2**64 == number
 
 
-def test_a_kernel_without_grid_takes_that_of_its_call_unless_the_call_launched_several(
-    trace: Callable[..., Trace],
-) -> None:
+def test_a_kernel_without_grid_takes_that_of_its_call_unless_the_call_launched_several(trace):
     def bare(start: float, correlation: int) -> dict[str, Any]:
         event = kernel(start, 1, correlation)
         event["args"] = {"device": 0, "stream": 0, "correlation": correlation}
@@ -227,13 +223,13 @@ def test_a_kernel_without_grid_takes_that_of_its_call_unless_the_call_launched_s
     assert "no-launch-configuration" in _codes(found)
 
 
-def test_grids_are_not_read_where_they_are_not_asked_for(tmp_path: Path) -> None:
+def test_grids_are_not_read_where_they_are_not_asked_for(tmp_path):
     found = read(written(tmp_path / "trace.json", [kernel(3.5, 1)]), launch_configuration=False)
     assert found.kernels["grid_x"].to_list() == [None]
     assert "no-launch-configuration" not in _codes(found)
 
 
-def test_kernels_of_a_graph_share_their_call(trace: Callable[..., Trace]) -> None:
+def test_kernels_of_a_graph_share_their_call(trace):
     graph = {**launch(1, 2, 9), "name": "cudaGraphLaunch"}
     found = trace(graph, *(kernel(5 + number, 1, 9, **{"graph node id": number}) for number in range(4)))
     assert found.kernels.height == 4
@@ -241,14 +237,14 @@ def test_kernels_of_a_graph_share_their_call(trace: Callable[..., Trace]) -> Non
     assert "repeated-events" not in _codes(found)
 
 
-def test_events_that_stand_there_twice_count_once(trace: Callable[..., Trace]) -> None:
+def test_events_that_stand_there_twice_count_once(trace):
     events = [launch(1, 1, 5), kernel(3, 1, 5), operator("aten::mm", 0.5, 4, **{"External id": 1})]
     found = trace(*events, *events, kernel(9, 1, 6))
     assert (found.kernels.height, found.api_calls.height, found.ranges.height) == (2, 1, 1)
     assert "repeated-events" in _codes(found)
 
 
-def test_copies_and_memsets_say_what_they_move(trace: Callable[..., Trace]) -> None:
+def test_copies_and_memsets_say_what_they_move(trace):
     copy = {**kernel(1, 1, bytes=4_096), "cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)"}
     memset = {**kernel(3, 1, bytes=512), "cat": "gpu_memset", "name": "Memset (Device)"}
     found = trace(copy, memset)
@@ -258,7 +254,7 @@ def test_copies_and_memsets_say_what_they_move(trace: Callable[..., Trace]) -> N
     assert found.memsets.select("bytes", "memory").row(0) == (512, "device")
 
 
-def test_waits_are_told_by_what_they_wait_for(captured: Callable[[str], Path]) -> None:
+def test_waits_are_told_by_what_they_wait_for(captured):
     waits = read(captured("kineto/hta_alexnet.json.gz")).synchronizations
     assert waits.height == 41
     assert set(waits["kind"].cast(pl.String)) == {"stream", "stream-wait-event", "context"}
@@ -290,18 +286,18 @@ def test_waits_are_told_by_what_they_wait_for(captured: Callable[[str], Path]) -
         ("std::enable_if<!(false), void>::type internal::gemvNSP_kernel<float, 1>(P)", "gemvNSP_kernel"),
     ],
 )
-def test_short_names_are_the_function_alone(full: str, short: str) -> None:
+def test_short_names_are_the_function_alone(full, short):
     assert short_kernel_name(full) == short
 
 
-def test_copies_of_all_directions() -> None:
+def test_copies_of_all_directions():
     assert copy_words("Memcpy DtoH (Device -> Pinned)") == ("device-to-host", "device", "pinned")
     assert copy_words("Memcpy PtoP (Device -> Device)") == ("peer-to-peer", "device", "device")
     assert copy_words("Memcpy DtoD") == ("device-to-device", None, None)
     assert copy_words("CopyBuffer") == ("unknown", None, None)
 
 
-def test_operators_nest_by_thread(trace: Callable[..., Trace]) -> None:
+def test_operators_nest_by_thread(trace):
     found = trace(
         operator("aten::linear", 1.5, 10), operator("aten::mm", 3, 4), operator("other", 3, 4, thread=102),
         annotation("step", 1, 20),
@@ -315,7 +311,7 @@ def test_operators_nest_by_thread(trace: Callable[..., Trace]) -> None:
     ]
 
 
-def test_operators_keep_what_they_recorded(trace: Callable[..., Trace]) -> None:
+def test_operators_keep_what_they_recorded(trace):
     found = trace(
         annotation("step", 0.5, 20),
         operator("aten::mm", 1, 4, **{"Input Dims": [[2, 3], []], "Input type": ["float", ""], "Sequence number": 7}),
@@ -326,7 +322,7 @@ def test_operators_keep_what_they_recorded(trace: Callable[..., Trace]) -> None:
     assert found.ranges["name"][0] == "aten::mm"
 
 
-def test_arrows_link_forward_and_backward_operators(trace: Callable[..., Trace]) -> None:
+def test_arrows_link_forward_and_backward_operators(trace):
     numbered = {"Sequence number": 7}
     found = trace(
         operator("aten::linear", 1, 10, **numbered), operator("aten::t", 1, 2, **{"Sequence number": 6}),
@@ -339,7 +335,7 @@ def test_arrows_link_forward_and_backward_operators(trace: Callable[..., Trace])
     assert links == [("aten::linear", "AddmmBackward0")]
 
 
-def test_all_arrows_of_a_real_trace_link_operators_of_one_sequence_number(captured: Callable[[str], Path]) -> None:
+def test_all_arrows_of_a_real_trace_link_operators_of_one_sequence_number(captured):
     found = read(captured("kineto/h200_lm_small_train.json.gz"))
     sequence = dict(found.operators.select("range", "sequence").iter_rows())
     forward_threads = dict(found.operators.select("range", "forward_thread").iter_rows())
@@ -349,7 +345,7 @@ def test_all_arrows_of_a_real_trace_link_operators_of_one_sequence_number(captur
     assert all(forward_threads[backward] for _, backward in links)
 
 
-def test_allocations_are_those_of_the_framework(trace: Callable[..., Trace]) -> None:
+def test_allocations_are_those_of_the_framework(trace):
     def memory(when: float, size: int, kind: int) -> dict[str, Any]:
         args = {"Bytes": size, "Addr": 640, "Device Id": 3, "Device Type": kind, "Total Allocated": 700}
         return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 2, "ts": when, "args": args}
@@ -374,14 +370,12 @@ def test_allocations_are_those_of_the_framework(trace: Callable[..., Trace]) -> 
         ("<built-in method item of Tensor object at 0x7f>", "<built-in method item of Tensor object at 0x7f>"),
     ],
 )  # fmt: skip
-def test_no_folder_above_a_python_file_leaves_the_reader(
-    trace: Callable[..., Trace], recorded: str, read_as: str
-) -> None:
+def test_no_folder_above_a_python_file_leaves_the_reader(trace, recorded, read_as):
     call = {**operator(recorded, 1, 5), "cat": "python_function"}
     assert trace(kernel(2, 1), call).python_functions["name"].to_list() == [read_as]
 
 
-def test_python_functions_are_no_ranges(captured: Callable[[str], Path]) -> None:
+def test_python_functions_are_no_ranges(captured):
     found = read(captured("kineto/tracelens_h100_qwen0p5b.json.gz"))
     assert found.python_functions.height == 4_262
     assert found.python_functions["depth"].max() > 10
@@ -389,7 +383,7 @@ def test_python_functions_are_no_ranges(captured: Callable[[str], Path]) -> None
     assert modules.sum() == 316
 
 
-def test_threads_told_by_handles_stay_apart(trace: Callable[..., Trace]) -> None:
+def test_threads_told_by_handles_stay_apart(trace):
     handles = [140_000_000_000_000, 140_000_000_000_000 + 2**31, 5]
     found = trace(*(operator("op", 1.5, 1, thread=handle) for handle in handles))
     threads = found.ranges["thread"].to_list()
@@ -397,7 +391,7 @@ def test_threads_told_by_handles_stay_apart(trace: Callable[..., Trace]) -> None
     assert threads[2] == 5
 
 
-def test_threads_and_processes_that_are_texts(trace: Callable[..., Trace]) -> None:
+def test_threads_and_processes_that_are_texts(trace):
     event = {**operator("op", 1.5, 1), "pid": "python: 123", "tid": "thread 45 (main)"}
     gpu = {**kernel(3, 1), "pid": "GPU 2", "tid": "stream 9", "args": {}}
     found = trace(event, gpu)
@@ -405,7 +399,7 @@ def test_threads_and_processes_that_are_texts(trace: Callable[..., Trace]) -> No
     assert found.kernels.select("process", "device", "stream").row(0) == (123, 2, 9)
 
 
-def test_overhead_that_happens_without_a_profiler_is_not_the_profilers(trace: Callable[..., Trace]) -> None:
+def test_overhead_that_happens_without_a_profiler_is_not_the_profilers(trace):
     events = [
         {**operator(name, 1.5, 1), "cat": "overhead", "pid": -1} for name in ("Buffer Flush", "Lazy Function Loading")
     ]
@@ -419,7 +413,7 @@ _ALLREDUCE = {
 }  # fmt: skip
 
 
-def test_a_kernel_that_describes_itself_is_one_collective(trace: Callable[..., Trace]) -> None:
+def test_a_kernel_that_describes_itself_is_one_collective(trace):
     teller = operator("record_param_comms", 1.5, 9, **{"External id": 4}, **_ALLREDUCE)
     nccl = {**kernel(5, 3, 8, **{"External id": 4}, **_ALLREDUCE), "name": "ncclDevKernel_AllReduce"}
     found = trace(teller, launch(2, 1, 8), nccl)
@@ -431,19 +425,19 @@ def test_a_kernel_that_describes_itself_is_one_collective(trace: Callable[..., T
     ]  # fmt: skip
 
 
-def test_a_kernel_is_described_by_the_operator_around_its_launch(trace: Callable[..., Trace]) -> None:
+def test_a_kernel_is_described_by_the_operator_around_its_launch(trace):
     teller = operator("record_param_comms", 1.5, 9, **_ALLREDUCE)
     nccl = {**kernel(15, 3, 8), "name": "ncclKernel_AllReduce_RING"}
     found = trace(kernel(1, 1, 3), teller, launch(4, 1, 8), nccl)
     assert found.collectives.select("kernel", "name").rows() == [(1, "allreduce")]
 
 
-def test_a_collective_without_a_kernel_is_still_one(trace: Callable[..., Trace]) -> None:
+def test_a_collective_without_a_kernel_is_still_one(trace):
     found = trace(operator("record_param_comms", 1.5, 9, **_ALLREDUCE), kernel(3, 1, 2))
     assert found.collectives.select("kernel", "name").rows() == [(None, "allreduce")]
 
 
-def test_every_nccl_kernel_of_real_traces_is_described(captured: Callable[[str], Path]) -> None:
+def test_every_nccl_kernel_of_real_traces_is_described(captured):
     for name in ("hta_nccl_data", "hta_ns_resolution_rank0", "tracelens_b200_eager_trace"):
         found = read(captured(f"kineto/{name}.json.gz"))
         communicating = found.kernels.with_row_index("row").filter(
@@ -453,20 +447,20 @@ def test_every_nccl_kernel_of_real_traces_is_described(captured: Callable[[str],
         assert found.collectives["kernel"].drop_nulls().is_unique().all()
 
 
-def test_a_trace_of_the_cpu_alone_is_blocked(captured: Callable[[str], Path]) -> None:
+def test_a_trace_of_the_cpu_alone_is_blocked(captured):
     found = read(captured("kineto/hta_cpu_only_rank34.json.gz"))
     assert "no-cuda-data" in _codes(found)
     assert (found.capture.rank, found.capture.world_size) == (34, 300)
     assert "kernels" not in found.capture.recorded
 
 
-def test_hardware_counters_in_place_of_kernels_are_noted(captured: Callable[[str], Path]) -> None:
+def test_hardware_counters_in_place_of_kernels_are_noted(captured):
     (note,) = read(captured("kineto/hta_cupti_profiler_counters.json.gz")).capture.notes
     assert note.code == "no-gpu-work"
     assert "range profiler" in note.text
 
 
-def test_launches_without_a_kernel_are_lost_work(trace: Callable[..., Trace]) -> None:
+def test_launches_without_a_kernel_are_lost_work(trace):
     events = [event for number in range(100) for event in (launch(number + 0.5, 1, number), kernel(number, 1, number))]
     assert "lost-gpu-work" not in _codes(trace(*events))
     (note,) = [note for note in trace(*events[:-1]).capture.notes if note.code == "lost-gpu-work"]
@@ -475,18 +469,18 @@ def test_launches_without_a_kernel_are_lost_work(trace: Callable[..., Trace]) ->
     assert note.level.value == "blocking"
 
 
-def test_a_trace_without_shapes_calls_or_devices_says_so(trace: Callable[..., Trace]) -> None:
+def test_a_trace_without_shapes_calls_or_devices_says_so(trace):
     assert {"no-api-calls", "no-device-info", "no-ranges"} <= _codes(trace(kernel(1.5, 1)))
     shaped = operator("aten::mm", 1.5, 1, **{"Input Dims": [[1]]})
     assert "no-shapes" in _codes(trace(kernel(1.5, 1), operator("aten::mm", 1, 1)))
     assert "no-shapes" not in _codes(trace(kernel(1.5, 1), shaped))
 
 
-def test_a_good_trace_has_no_notes(captured: Callable[[str], Path]) -> None:
+def test_a_good_trace_has_no_notes(captured):
     assert read(captured("kineto/h200_lm_small_train.json.gz")).capture.notes == ()
 
 
-def test_a_folder_gives_its_traces_and_no_other_json(tmp_path: Path) -> None:
+def test_a_folder_gives_its_traces_and_no_other_json(tmp_path):
     trace = written(tmp_path / "rank0.json", [kernel(1, 1)])
     (tmp_path / "config.json").write_text('{"traceEvents": []}')
     (tmp_path / "chrome.json").write_text('[{"ph": "X", "cat": "blink", "name": "paint", "ts": 1, "dur": 2}]')

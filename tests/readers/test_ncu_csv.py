@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -36,7 +36,7 @@ def _written(
     rows: Sequence[Sequence[str]], before: str = "", quoting: int = csv.QUOTE_ALL, delimiter: str = ","
 ) -> str:
     text = io.StringIO()
-    csv.writer(text, quoting=quoting, delimiter=delimiter, lineterminator="\n").writerows(rows)  # type: ignore[arg-type]
+    csv.writer(text, quoting=quoting, delimiter=delimiter, lineterminator="\n").writerows(rows)
     return before + text.getvalue()
 
 
@@ -71,7 +71,7 @@ def _refusal(folder: Path, text: str | bytes) -> str:
     return str(caught.value)
 
 
-def test_scaled_units_of_the_raw_page_come_back_in_base_units(tmp_path: Path) -> None:
+def test_scaled_units_of_the_raw_page_come_back_in_base_units(tmp_path):
     counters = _read(
         tmp_path,
         _raw(
@@ -98,7 +98,7 @@ def test_scaled_units_of_the_raw_page_come_back_in_base_units(tmp_path: Path) ->
     }
 
 
-def test_both_pages_give_a_metric_the_same_name_and_unit(tmp_path: Path) -> None:
+def test_both_pages_give_a_metric_the_same_name_and_unit(tmp_path):
     details = _read(
         tmp_path,
         _details(
@@ -125,7 +125,7 @@ def test_both_pages_give_a_metric_the_same_name_and_unit(tmp_path: Path) -> None
     assert [note.code for note in details.capture.notes] == ["rounded-values"]
 
 
-def test_a_launch_is_told_by_the_columns_before_its_metrics(tmp_path: Path) -> None:
+def test_a_launch_is_told_by_the_columns_before_its_metrics(tmp_path):
     counters = _read(tmp_path, _raw({"gpu__time_duration.sum": ("ns", ["1", "2"])}))
     assert counters.launches.select(pl.exclude("name", "full_name")).row(1, named=True) == {
         "launch": 1,
@@ -147,7 +147,7 @@ def test_a_launch_is_told_by_the_columns_before_its_metrics(tmp_path: Path) -> N
     assert counters.capture.devices[0].compute_capability == (9, 0)
 
 
-def test_host_and_process_names_are_nowhere_in_the_result(tmp_path: Path) -> None:
+def test_host_and_process_names_are_nowhere_in_the_result(tmp_path):
     for text in (_raw({"inst_executed": ("inst", ["1"])}), _details((_SOL, "Duration", "us", "1.00"))):
         counters = _read(tmp_path, text)
         everything = repr((counters.capture, counters.session, counters.units))
@@ -155,7 +155,7 @@ def test_host_and_process_names_are_nowhere_in_the_result(tmp_path: Path) -> Non
         assert "secret" not in everything
 
 
-def test_metrics_that_were_not_asked_for_are_left_out(tmp_path: Path) -> None:
+def test_metrics_that_were_not_asked_for_are_left_out(tmp_path):
     raw = _raw({"a__b.sum": ("", ["1"]), "device__attribute_display_name": ("", ["GPU X"]), "c__d.sum": ("us", ["3"])})
     counters = _read(tmp_path, raw, ["c__d.sum", "no__such.metric"])
     assert counters.metrics.to_dicts() == [{"c__d.sum": 3000.0}]
@@ -164,7 +164,7 @@ def test_metrics_that_were_not_asked_for_are_left_out(tmp_path: Path) -> None:
     assert _read(tmp_path, details, ["gpc__cycles_elapsed.max"]).metrics.columns == ["gpc__cycles_elapsed.max"]
 
 
-def test_rules_come_with_their_kind_and_speedup(tmp_path: Path) -> None:
+def test_rules_come_with_their_kind_and_speedup(tmp_path):
     rows = [
         [*_FACTS, *_NEW_DETAILS],
         _rule("SOLBottleneck", "OPT", 'A "long", text.', "", ""),
@@ -186,7 +186,7 @@ def test_rules_come_with_their_kind_and_speedup(tmp_path: Path) -> None:
     assert rules["message"].to_list()[2] == "Failed in\nNvRules.py:2062, see https://a.b/c/d"
 
 
-def test_the_header_of_2022_has_neither_sizes_nor_speedups(tmp_path: Path) -> None:
+def test_the_header_of_2022_has_neither_sizes_nor_speedups(tmp_path):
     header = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream"]
     launch = ["0", "77", "secret_program", "secret-host", _KERNEL, "2023-May-07 19:59:29", "1", "7"]
     rows = [
@@ -211,7 +211,7 @@ def test_the_header_of_2022_has_neither_sizes_nor_speedups(tmp_path: Path) -> No
     assert counters.rules["kind"].to_list() == ["warning"]
 
 
-def test_launches_of_a_details_page_are_told_apart_even_where_their_rows_mix(tmp_path: Path) -> None:
+def test_launches_of_a_details_page_are_told_apart_even_where_their_rows_mix(tmp_path):
     rows = [[*_FACTS, *_NEW_DETAILS]]
     rows += [[*_launch(n), _SOL, "Duration", "us", f"{n + 1}.00", ""] for n in (0, 1, 2)]
     rows += [[*_launch(n), _SOL, "Elapsed Cycles", "cycle", f"{n}", ""] for n in (2, 0)]
@@ -220,13 +220,13 @@ def test_launches_of_a_details_page_are_told_apart_even_where_their_rows_mix(tmp
     assert counters.values("gpc__cycles_elapsed.max").to_list() == [0.0, None, 2.0]
 
 
-def test_a_metric_printed_in_two_sections_keeps_its_first_value(tmp_path: Path) -> None:
+def test_a_metric_printed_in_two_sections_keeps_its_first_value(tmp_path):
     name = "gpu__time_duration.sum"
     counters = _read(tmp_path, _details((_SOL, name, "us", "n/a"), (_SOL, name, "us", "4.80"), (_SOL, name, "ns", "9")))
     assert counters.values(name).to_list() == [4800.0]
 
 
-def test_nvtx_ranges_stand_outermost_first(tmp_path: Path) -> None:
+def test_nvtx_ranges_stand_outermost_first(tmp_path):
     rest = ":none" * 6
     state = f'634  "<default domain>:block3{rest}"  "<default domain>:a:b{rest}" '
     assert open_ranges(state) == ["block3", "a:b"]
@@ -257,7 +257,7 @@ def test_nvtx_ranges_stand_outermost_first(tmp_path: Path) -> None:
         ("", None, 0),
     ],
 )
-def test_base_units(printed: str, base: str | None, power: int) -> None:
+def test_base_units(printed, base, power):
     assert base_unit(printed) == (base, power)
 
 
@@ -279,11 +279,11 @@ def test_base_units(printed: str, base: str | None, power: int) -> None:
         ("", None),
     ],
 )
-def test_numbers_as_printed(tmp_path: Path, printed: str, number: float | None) -> None:
+def test_numbers_as_printed(tmp_path, printed, number):
     assert _read(tmp_path, _raw({"a__b.sum": ("inst", [printed, "1"])})).values("a__b.sum").to_list() == [number, 1.0]
 
 
-def test_a_decimal_comma_is_recognised_for_the_whole_file(tmp_path: Path) -> None:
+def test_a_decimal_comma_is_recognised_for_the_whole_file(tmp_path):
     counters = _read(
         tmp_path,
         _details(
@@ -295,22 +295,22 @@ def test_a_decimal_comma_is_recognised_for_the_whole_file(tmp_path: Path) -> Non
     assert counters.metrics.row(0) == (9428.0, 4800.0, 1234567.5)
 
 
-def test_values_without_a_unit_of_a_known_metric_are_in_its_base_unit(tmp_path: Path) -> None:
+def test_values_without_a_unit_of_a_known_metric_are_in_its_base_unit(tmp_path):
     counters = _read(tmp_path, _details((_SOL, "Duration", "", "5184")))
     assert (counters.values("gpu__time_duration.sum")[0], counters.units["gpu__time_duration.sum"]) == (5184.0, "ns")
 
 
-def test_a_raw_page_without_its_row_of_units_is_refused(tmp_path: Path) -> None:
+def test_a_raw_page_without_its_row_of_units_is_refused(tmp_path):
     lines = _raw({"gpu__time_duration.sum": ("us", ["4.8"])}).splitlines(keepends=True)
     assert "units" in _refusal(tmp_path, lines[0] + lines[2])
 
 
-def test_a_column_of_mixed_values_is_text(tmp_path: Path) -> None:
+def test_a_column_of_mixed_values_is_text(tmp_path):
     counters = _read(tmp_path, _raw({"launch__tpc_enabled": ("", ["all", "3", "n/a"])}))
     assert counters.values("launch__tpc_enabled").to_list() == ["all", "3", None]
 
 
-def test_labels_are_told_by_their_section() -> None:
+def test_labels_are_told_by_their_section():
     assert metric_of(_SOL, "", "SM Frequency") == "gpc__cycles_elapsed.avg.per_second"
     roofline = "GPU Speed Of Light Roofline Chart"
     assert metric_of(roofline, "Single Precision Roofline", "SM Frequency") == "sm__cycles_elapsed.avg.per_second"
@@ -323,13 +323,13 @@ def test_labels_are_told_by_their_section() -> None:
     )
 
 
-def test_labels_whose_metric_differs_between_releases_stay_labels() -> None:
+def test_labels_whose_metric_differs_between_releases_stay_labels():
     assert metric_of("Compute Workload Analysis", "", "SM Busy") == "label:ComputeWorkloadAnalysis/SM Busy"
     assert metric_of("A section of 2031", "", "Duration") == "label:A section of 2031/Duration"
     assert section_of("Command line profiler metrics") is None
 
 
-def test_names_printed_in_place_of_labels_or_behind_them_are_taken() -> None:
+def test_names_printed_in_place_of_labels_or_behind_them_are_taken():
     assert metric_of(_SOL, "", "gpu__time_duration.sum") == "gpu__time_duration.sum"
     assert metric_of(_SOL, "", "Compute (SM) Throughput (sm__throughput.avg.pct)") == "sm__throughput.avg.pct"
 
@@ -347,14 +347,14 @@ def test_names_printed_in_place_of_labels_or_behind_them_are_taken() -> None:
         ("==PROF== Disconnected from process 77", "only messages", "Run it again"),
     ],
 )
-def test_a_failed_run_saved_as_csv_is_told_as_such(tmp_path: Path, message: str, says: str, advises: str) -> None:
+def test_a_failed_run_saved_as_csv_is_told_as_such(tmp_path, message, says, advises):
     text = _refusal(tmp_path, f"==PROF== Connected to process 77 (/home/me/python)\n{message}\n")
     assert says in text
     assert advises in text
     assert "/home" not in text
 
 
-def test_lines_of_the_program_and_of_ncu_are_kept_out_of_the_table(tmp_path: Path) -> None:
+def test_lines_of_the_program_and_of_ncu_are_kept_out_of_the_table(tmp_path):
     table = _details((_SOL, "Duration", "us", "4.80"), (_SOL, "Elapsed Cycles", "cycle", "13,485"))
     header, first, second = table.splitlines()
     lines = [
@@ -369,13 +369,13 @@ def test_lines_of_the_program_and_of_ncu_are_kept_out_of_the_table(tmp_path: Pat
     assert [note.code for note in counters.capture.notes] == ["unsupported-gpu", "rounded-values", "foreign-lines"]
 
 
-def test_an_error_beside_a_table_is_a_warning_about_it(tmp_path: Path) -> None:
+def test_an_error_beside_a_table_is_a_warning_about_it(tmp_path):
     text = _raw({"a__b.sum": ("inst", ["1"])}) + "==ERROR== The application returned an error code (11).\n"
     (note,) = _read(tmp_path, text).capture.notes
     assert (note.code, note.level) == ("run-failed", NoteLevel.WARNING)
 
 
-def test_a_header_without_rows_is_an_export_without_launches(tmp_path: Path) -> None:
+def test_a_header_without_rows_is_an_export_without_launches(tmp_path):
     counters = _read(tmp_path, _details())
     assert counters.launches.height == 0
     assert counters.capture.notes[0].code == "no-launches"
@@ -393,11 +393,11 @@ def test_a_header_without_rows_is_an_export_without_launches(tmp_path: Path) -> 
         ('"ID","Process ID","Metric Name"\n"0","1","x"\n', "lacks the columns"),
     ],
 )
-def test_other_tables_are_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
+def test_other_tables_are_refused_by_name(tmp_path, text, says):
     assert says in _refusal(tmp_path, text)
 
 
-def test_content_tells_the_format() -> None:
+def test_content_tells_the_format():
     assert looks_like_ncu_csv(_details().encode())
     assert looks_like_ncu_csv(b"==ERROR== Option '--section x' did not match any section.\n")
     assert looks_like_ncu_csv(b'output of a program\n"ID","Process ID","Process Name"\n')
@@ -409,33 +409,33 @@ def test_content_tells_the_format() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_exports_of_windows_shells_are_read(tmp_path: Path, encoding: str) -> None:
+def test_exports_of_windows_shells_are_read(tmp_path, encoding):
     text = _details((_SOL, "Duration", "us", "4.80")).replace("\n", "\r\n")
     assert _read(tmp_path, text.encode(encoding)).metrics.row(0) == (4800.0,)
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_exports_saved_again_by_a_spreadsheet_are_read(tmp_path: Path, delimiter: str) -> None:
+def test_exports_saved_again_by_a_spreadsheet_are_read(tmp_path, delimiter):
     rows = list(csv.reader(io.StringIO(_raw({"gpu__time_duration.sum": ("us", ["4.8", "1,204.8"])}))))
     counters = _read(tmp_path, _written(rows, quoting=csv.QUOTE_MINIMAL, delimiter=delimiter).rstrip("\n"))
     assert counters.values("gpu__time_duration.sum").to_list() == [4800.0, 1204800.0]
 
 
-def test_a_second_table_of_the_same_columns_adds_its_launches(tmp_path: Path) -> None:
+def test_a_second_table_of_the_same_columns_adds_its_launches(tmp_path):
     first = _raw({"gpu__time_duration.sum": ("us", ["4.8"])})
     second = _raw({"gpu__time_duration.sum": ("ms", ["2.5"]), "a__b.sum": ("", ["1"])})
     counters = _read(tmp_path, first + second)
     assert counters.metrics.rows() == [(4800.0, None), (2500000.0, 1.0)]
 
 
-def test_a_row_cut_off_by_the_end_of_the_file_is_left_out(tmp_path: Path) -> None:
+def test_a_row_cut_off_by_the_end_of_the_file_is_left_out(tmp_path):
     whole = _details((_SOL, "Duration", "us", "4.80"), (_SOL, "Elapsed Cycles", "cycle", "13,485"))
     counters = _read(tmp_path, whole[: whole.index("13,485") + 3])
     assert counters.metrics.columns == ["gpu__time_duration.sum"]
     assert counters.capture.notes[0].code == "incomplete-report"
 
 
-def test_a_row_with_a_field_too_few_is_left_out_and_told(tmp_path: Path) -> None:
+def test_a_row_with_a_field_too_few_is_left_out_and_told(tmp_path):
     lines = _raw({"a__b.sum": ("inst", ["1", "2", "3"])}).splitlines(keepends=True)
     lines[3] = lines[3].replace('"9.0",', "")
     counters = _read(tmp_path, "".join(lines))
@@ -448,7 +448,7 @@ def _last_digit(printed: str) -> float:
     return 10.0 ** -len(printed.partition(".")[2])
 
 
-def test_the_raw_page_agrees_with_the_report_to_the_last_printed_digit(captured: Callable[[str], Path]) -> None:
+def test_the_raw_page_agrees_with_the_report_to_the_last_printed_digit(captured):
     path = captured("ncu/h200_deit448_bs8.raw.csv")
     report = captured("ncu/h200_deit448_bs8.ncu-rep")
     counters, reference = read_ncu_csv(path, path), read_ncu_rep(report, report)
@@ -479,7 +479,7 @@ def test_the_raw_page_agrees_with_the_report_to_the_last_printed_digit(captured:
     assert counters.capture.devices == reference.capture.devices
 
 
-def test_the_details_page_agrees_with_the_report(captured: Callable[[str], Path]) -> None:
+def test_the_details_page_agrees_with_the_report(captured):
     path = captured("ncu/h200_deit448_bs8.details.csv")
     report = captured("ncu/h200_deit448_bs8.ncu-rep")
     counters, reference = read_ncu_csv(path, path), read_ncu_rep(report, report)
@@ -505,7 +505,7 @@ def test_the_details_page_agrees_with_the_report(captured: Callable[[str], Path]
     assert counters.rules.select(same).sort(key).equals(reference.rules.select(same).sort(key))
 
 
-def test_raw_and_details_page_of_one_report_agree(captured: Callable[[str], Path]) -> None:
+def test_raw_and_details_page_of_one_report_agree(captured):
     raw_path, details_path = (
         captured("ncu/h200_topk_reduction.raw.csv"),
         captured("ncu/h200_topk_reduction.details.csv"),
@@ -521,7 +521,7 @@ def test_raw_and_details_page_of_one_report_agree(captured: Callable[[str], Path
 
 
 @pytest.mark.parametrize("name", ["a100_bert_attention_old.csv", "a100_gpt2_attention_old.csv"])
-def test_exports_of_2022_are_read(captured: Callable[[str], Path], name: str) -> None:
+def test_exports_of_2022_are_read(captured, name):
     path = captured(f"ncu/{name}")
     counters = read_ncu_csv(path, path)
     assert counters.metrics.shape == (26, 60)
@@ -542,7 +542,7 @@ _EXPORTS_OF_A_KERNEL = (
 
 @pytest.mark.parametrize("kernel", ["0001", "0005", "0012"])
 @pytest.mark.parametrize("export", _EXPORTS_OF_A_KERNEL)
-def test_every_export_of_the_rtx_5090_is_read(captured: Callable[[str], Path], kernel: str, export: str) -> None:
+def test_every_export_of_the_rtx_5090_is_read(captured, kernel, export):
     path = captured(f"ncu/rtx5090_deepseek_ocr_kernel_{kernel}/ncu.{export}.csv")
     counters = read_ncu_csv(path, path)
     assert counters.launches.height == 1
@@ -551,7 +551,7 @@ def test_every_export_of_the_rtx_5090_is_read(captured: Callable[[str], Path], k
     assert {note.code for note in counters.capture.notes} == {"rounded-values"}
 
 
-def test_thousands_and_scaled_units_of_the_rtx_5090(captured: Callable[[str], Path]) -> None:
+def test_thousands_and_scaled_units_of_the_rtx_5090(captured):
     path = captured("ncu/rtx5090_deepseek_ocr_kernel_0001/ncu.details.csv")
     counters = read_ncu_csv(path, path)
     assert counters.values("gpc__cycles_elapsed.max").to_list() == [13485.0]

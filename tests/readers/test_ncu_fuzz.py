@@ -70,7 +70,7 @@ def _read(path: Path, content: bytes) -> KernelCounters:
 
 
 @given(metrics=st.lists(st.binary(max_size=40), max_size=6), extra=st.binary(max_size=60))
-def test_metrics_of_anything(tmp_path: Path, metrics: list[bytes], extra: bytes) -> None:
+def test_metrics_of_anything(tmp_path, metrics, extra):
     report = Report().launch("good", {"count": 1, "per_pc": 2})
     report.launch("odd", extra=b"".join(put(13, metric) for metric in metrics))
     report.launch("odder", extra=put(19, extra) + put(21, extra) + put(25, extra) + put(17, extra))
@@ -79,7 +79,7 @@ def test_metrics_of_anything(tmp_path: Path, metrics: list[bytes], extra: bytes)
 
 
 @given(value=st.binary(max_size=30), elements=st.lists(st.binary(max_size=30), max_size=4))
-def test_values_and_instances_of_anything(tmp_path: Path, value: bytes, elements: list[bytes]) -> None:
+def test_values_and_instances_of_anything(tmp_path, value, elements):
     report = Report().launch("good", {"count": 1, "per_pc": 2})
     metric = put(1, 1) + put(2, value) + b"".join(put(3, element) for element in elements)
     report.launch("odd", extra=put(13, metric))
@@ -90,7 +90,7 @@ def test_values_and_instances_of_anything(tmp_path: Path, value: bytes, elements
 
 @pytest.mark.parametrize("count", [2, 1_000, 2**32 - 1])
 @pytest.mark.parametrize("number", [1, 2, 7, 8, 9])
-def test_more_messages_announced_than_there_are(tmp_path: Path, number: int, count: int) -> None:
+def test_more_messages_announced_than_there_are(tmp_path, number, count):
     report = whole_report()
     header = put(number, count) + put(5, 2**32 - 1)
     counters = _read(tmp_path / "announced.ncu-rep", bytes(report.content) + sized(header) + sized(bytes(40)))
@@ -98,13 +98,13 @@ def test_more_messages_announced_than_there_are(tmp_path: Path, number: int, cou
     assert "incomplete-report" in [note.code for note in counters.capture.notes]
 
 
-def test_a_huge_declared_size_takes_no_memory(tmp_path: Path) -> None:
+def test_a_huge_declared_size_takes_no_memory(tmp_path):
     content = bytes(_WHOLE.content) + struct.pack("<I", 2**32 - 1) + b"\x08\x00"
     counters = _read(tmp_path / "huge.ncu-rep", content)
     assert counters.launches.height == _LAUNCHES
 
 
-def test_launches_that_share_no_metric_are_refused(tmp_path: Path) -> None:
+def test_launches_that_share_no_metric_are_refused(tmp_path):
     report = Report()
     names = [f"m{number}" for number in range(4_000)]
     launches = b"".join(
@@ -130,7 +130,7 @@ def test_launches_that_share_no_metric_are_refused(tmp_path: Path) -> None:
         pytest.param(put(500, 0), id="unknown fields", marks=pytest.mark.slow),
     ],
 )
-def test_a_flood_of_tiny_fields_is_bounded(tmp_path: Path, flood: bytes) -> None:
+def test_a_flood_of_tiny_fields_is_bounded(tmp_path, flood):
     report = Report().launch("good", {"count": 1}).launch("flooded", extra=flood * (3_000_000 // len(flood)))
     path = report.write(tmp_path / "flood.ncu-rep")
     tracemalloc.start()
@@ -150,7 +150,7 @@ def report(mode: str) -> KernelCounters:
     return read_counters(DATA / f"{mode}.ncu-rep.xz")
 
 
-def test_every_way_is_here() -> None:
+def test_every_way_is_here():
     assert sorted(MODES) == [
         *("app_ranges", "application", "clusters", "full", "graph", "graph_nodes", "nvtx", "nvtx_ranges", "products"),
         "ranges",
@@ -158,7 +158,7 @@ def test_every_way_is_here() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_value_is_what_ncu_prints_to_the_last_digit(mode: str) -> None:
+def test_every_value_is_what_ncu_prints_to_the_last_digit(mode):
     text = lzma.decompress((DATA / f"{mode}.raw.csv.xz").read_bytes()).decode()
     names, _, *rows = csv.reader(io.StringIO(text))
     metrics = report(mode).metrics
@@ -179,7 +179,7 @@ def test_every_value_is_what_ncu_prints_to_the_last_digit(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ncus_export_of_it_is_read_as_the_same_results(mode: str) -> None:
+def test_ncus_export_of_it_is_read_as_the_same_results(mode):
     one, other = report(mode), read_counters(DATA / f"{mode}.raw.csv.xz")
 
     for column in ("kind", "name", "grid_x", "block_x"):
@@ -200,7 +200,7 @@ def test_ncus_export_of_it_is_read_as_the_same_results(mode: str) -> None:
         ("full", "kernel", 1, "kernel"),
     ],
 )
-def test_what_was_profiled_as_one_result_is_told(mode: str, kind: str, results: int, replay: str) -> None:
+def test_what_was_profiled_as_one_result_is_told(mode, kind, results, replay):
     counters = report(mode)
 
     assert counters.launches["kind"].to_list() == [kind] * results
@@ -210,25 +210,25 @@ def test_what_was_profiled_as_one_result_is_told(mode: str, kind: str, results: 
     assert [note.code for note in counters.capture.notes] == []
 
 
-def test_a_range_and_a_graph_have_no_grid() -> None:
+def test_a_range_and_a_graph_have_no_grid():
     for mode in ("ranges", "graph"):
         sizes = report(mode).launches.select("grid_x", "block_x")
         assert sizes.null_count().row(0) == (2, 2)
 
 
-def test_open_nvtx_ranges_are_told_of_kernels_and_of_ranges() -> None:
+def test_open_nvtx_ranges_are_told_of_kernels_and_of_ranges():
     assert report("nvtx").launches["nvtx"].to_list() == [["step", "elementwise"]] * 2
     assert report("nvtx_ranges").launches["nvtx"].to_list() == [["step"]]
 
 
-def test_nodes_of_a_graph_are_kernels_with_their_own_grids() -> None:
+def test_nodes_of_a_graph_are_kernels_with_their_own_grids():
     launches = report("graph_nodes").launches
 
     assert launches["name"].to_list() == ["scale", "add", "dense_products"] * 2
     assert launches["grid_x"].to_list() == [65536, 65536, 1056] * 2
 
 
-def test_they_hold_nothing_of_people_and_machines() -> None:
+def test_they_hold_nothing_of_people_and_machines():
     for path in DATA.glob("*.xz"):
         content = lzma.decompress(path.read_bytes())
         assert not FORBIDDEN.search(content)

@@ -7,7 +7,7 @@ import gzip
 import math
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ THROUGHPUT = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., KernelCounters]:
+def read(tmp_path):
     def read_report(report: Report, **options: Any) -> KernelCounters:
         path = report.write(tmp_path / "profile.ncu-rep")
         return read_ncu_rep(path, path, **options)
@@ -60,7 +60,7 @@ def note(counters: KernelCounters, code: str) -> str:
     return found
 
 
-def test_a_launch_has_its_names_its_sizes_and_its_place(read: Callable[..., KernelCounters]) -> None:
+def test_a_launch_has_its_names_its_sizes_and_its_place(read):
     launch = read(
         Report().launch("gemm", {"launch__device_id": 0}, full_name="gemm<8>(T *)", grid=(12, 5, 2), block=(32, 4, 1))
     ).launches.row(0, named=True)
@@ -72,14 +72,14 @@ def test_a_launch_has_its_names_its_sizes_and_its_place(read: Callable[..., Kern
     }  # fmt: skip
 
 
-def test_launches_stand_in_the_order_of_the_file_each_with_its_process(read: Callable[..., KernelCounters]) -> None:
+def test_launches_stand_in_the_order_of_the_file_each_with_its_process(read):
     report = Report().launch("first", {DURATION: 1.0}, process=10).launch("second", {DURATION: 2.0}, process=20)
     launches = read(report.launch("first", {DURATION: 3.0}, process=10)).launches
     assert launches["name"].to_list() == ["first", "second", "first"]
     assert launches["process"].to_list() == [10, 20, 10]
 
 
-def test_ranges_graphs_and_command_lists_are_results_too(read: Callable[..., KernelCounters]) -> None:
+def test_ranges_graphs_and_command_lists_are_results_too(read):
     report = Report().launch("gemm", {DURATION: 1.0}).result(7, {DURATION: 2.0})
     report.result(8, {DURATION: 3.0}, put(12, 9) + put(18, "the list")).result(9, {DURATION: 4.0}, put(12, 9))
     counters = read(report)
@@ -91,14 +91,14 @@ def test_ranges_graphs_and_command_lists_are_results_too(read: Callable[..., Ker
     assert counters.values(DURATION).to_list() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_machine_code_is_passed_over_unseen(read: Callable[..., KernelCounters]) -> None:
+def test_machine_code_is_passed_over_unseen(read):
     no_message = b"\xff" * 5000  # a reader that looked into it would stop here
     counters = read(Report().launch("gemm", {DURATION: 1.0}, sources=[no_message, no_message]))
     assert counters.values(DURATION).to_list() == [1.0]
     assert counters.capture.notes == ()
 
 
-def test_results_of_an_unknown_kind_are_passed_over_and_mentioned(read: Callable[..., KernelCounters]) -> None:
+def test_results_of_an_unknown_kind_are_passed_over_and_mentioned(read):
     report = Report().launch("gemm", {DURATION: 1.0})
     report.block(put(10, 1), trailing=b"\x05\x00\x00\x00hello").launch("gemm", {DURATION: 2.0})
     counters = read(report)
@@ -106,13 +106,13 @@ def test_results_of_an_unknown_kind_are_passed_over_and_mentioned(read: Callable
     assert note(counters, "unknown-results").startswith("9 bytes")
 
 
-def test_a_report_without_a_launch_says_that_it_answers_nothing(read: Callable[..., KernelCounters]) -> None:
+def test_a_report_without_a_launch_says_that_it_answers_nothing(read):
     counters = read(Report().session(details(version="2025.3.1.0")))
     assert counters.launches.height == 0
     assert [(note.code, note.level) for note in counters.capture.notes] == [("no-launches", NoteLevel.BLOCKING)]
 
 
-def test_values_keep_their_type_and_every_bit(read: Callable[..., KernelCounters]) -> None:
+def test_values_keep_their_type_and_every_bit(read):
     values = {
         "large": 2**64 - 1, "odd": 2**53 + 1, "zero": 0, "small": UInt32(7), "real": 0.1, "half": Float(0.5),
         "text": "Größe", "empty": "",
@@ -125,7 +125,7 @@ def test_values_keep_their_type_and_every_bit(read: Callable[..., KernelCounters
     assert metrics.dtypes == [*[pl.UInt64] * 4, *[pl.Float64] * 2, *[pl.String] * 2]
 
 
-def test_what_was_not_collected_for_a_launch_is_null_and_never_zero(read: Callable[..., KernelCounters]) -> None:
+def test_what_was_not_collected_for_a_launch_is_null_and_never_zero(read):
     report = Report().launch(metrics={"count": 5, "rate": 1.5, "text": "on"}).launch(metrics={"other": 3})
     metrics = read(report).metrics
     assert metrics.row(1, named=True) == {"count": None, "rate": None, "text": None, "other": 3}
@@ -133,24 +133,24 @@ def test_what_was_not_collected_for_a_launch_is_null_and_never_zero(read: Callab
     assert metrics.dtypes == [pl.UInt64, pl.Float64, pl.String, pl.UInt64]
 
 
-def test_a_ratio_of_nothing_to_nothing_is_null(read: Callable[..., KernelCounters]) -> None:
+def test_a_ratio_of_nothing_to_nothing_is_null(read):
     counters = read(Report().launch(metrics={"hit_rate": math.nan}).launch(metrics={"hit_rate": 50.0}))
     assert counters.values("hit_rate").to_list() == [None, 50.0]
 
 
-def test_a_metric_that_has_only_instances_has_no_value(read: Callable[..., KernelCounters]) -> None:
+def test_a_metric_that_has_only_instances_has_no_value(read):
     counters = read(Report().launch(metrics={"per_pc": Instanced(None, [(16, 4), (32, 5)]), DURATION: 1.0}))
     assert counters.values("per_pc").to_list() == [None]
     with pytest.raises(MissingDataError, match="per_pc"):
         counters.require("per_pc", DURATION)
 
 
-def test_a_count_that_is_real_in_one_launch_is_real_in_all(read: Callable[..., KernelCounters]) -> None:
+def test_a_count_that_is_real_in_one_launch_is_real_in_all(read):
     counters = read(Report().launch(metrics={"passes": 3}).launch(metrics={"passes": 2.5}).launch(metrics={"x": 1}))
     assert counters.values("passes").to_list() == [3.0, 2.5, None]
 
 
-def test_only_the_metrics_asked_for_are_read(read: Callable[..., KernelCounters]) -> None:
+def test_only_the_metrics_asked_for_are_read(read):
     report = Report().launch(metrics={"launch__device_id": 2, "a": 1, DURATION: 4.0, "b": "x"})
     counters = read(report, metrics=[DURATION, "never collected"])
     assert counters.metrics.columns == [DURATION]
@@ -159,7 +159,7 @@ def test_only_the_metrics_asked_for_are_read(read: Callable[..., KernelCounters]
     assert read(report, metrics=[]).metrics.width == 0
 
 
-def test_names_are_found_in_the_tables_of_all_blocks_so_far(read: Callable[..., KernelCounters]) -> None:
+def test_names_are_found_in_the_tables_of_all_blocks_so_far(read):
     report = Report()
     for number in range(5):
         report.launch(metrics={f"metric_{at}": number * 10 + at for at in range(number + 1)})
@@ -168,12 +168,12 @@ def test_names_are_found_in_the_tables_of_all_blocks_so_far(read: Callable[..., 
     assert metrics["metric_2"].to_list() == [None, None, 22, 32, 42]
 
 
-def test_many_names_need_numbers_of_more_than_one_byte(read: Callable[..., KernelCounters]) -> None:
+def test_many_names_need_numbers_of_more_than_one_byte(read):
     values = {f"metric_{at}": at * at for at in range(300)}
     assert read(Report().launch(metrics=values)).metrics.row(0, named=True) == values
 
 
-def test_the_fields_of_a_metric_may_stand_in_any_order(read: Callable[..., KernelCounters]) -> None:
+def test_the_fields_of_a_metric_may_stand_in_any_order(read):
     report = Report().launch(metrics={"a": 1})
     backwards = put(4, 0) + put(2, value_message(2.5)) + put(99, "future") + put(1, report.names.index("a"))
     twice = put(1, report.names.index("a")) + put(2, value_message(1)) + put(2, value_message(3))
@@ -181,14 +181,14 @@ def test_the_fields_of_a_metric_may_stand_in_any_order(read: Callable[..., Kerne
     assert read(report).values("a").to_list()[:2] == [1.0, 2.5]
 
 
-def test_a_metric_without_a_known_name_is_left_out_and_counted(read: Callable[..., KernelCounters]) -> None:
+def test_a_metric_without_a_known_name_is_left_out_and_counted(read):
     unknown = put(1, 77) + put(2, value_message(1))
     counters = read(Report().launch(metrics={"a": 1}, extra=put(13, unknown) + put(13, b"") + put(13, b"\xff")))
     assert counters.metrics.columns == ["a"]
     assert note(counters, "unreadable-metrics").startswith("3 metrics")
 
 
-def test_instances_come_with_what_they_belong_to(read: Callable[..., KernelCounters]) -> None:
+def test_instances_come_with_what_they_belong_to(read):
     report = Report().launch(metrics={"a": 1, "per_pc": Instanced(9, [(0xFFFF0010, 4), (0xFFFF0020, 5)])})
     report.launch(metrics={"per_pc": Instanced(1, [(0xFFFF0010, 1)])})
     report.launch(metrics={"a": 1, "names": Instanced(None, [(0, "first"), (1, "second")])})
@@ -202,27 +202,27 @@ def test_instances_come_with_what_they_belong_to(read: Callable[..., KernelCount
     assert instances["absent"].height == 0
 
 
-def test_instances_without_keys_have_no_column_for_them(read: Callable[..., KernelCounters]) -> None:
+def test_instances_without_keys_have_no_column_for_them(read):
     report = Report().launch(metrics={"samples": 0})
     listed = put(1, 0) + b"".join(put(3, put(2, value_message(number))) for number in (1.5, 2.5))
     instances = read(report.launch(extra=put(13, listed)), instances=["samples"]).instances["samples"]
     assert instances.rows() == [(1, 0, 1.5), (1, 1, 2.5)]
 
 
-def test_nvtx_ranges_of_the_launching_thread_stand_outermost_first(read: Callable[..., KernelCounters]) -> None:
+def test_nvtx_ranges_of_the_launching_thread_stand_outermost_first(read):
     other = put(2, put(1, THREAD + 1) + put(2, put(1, 0) + put(3, put(1, "data loader"))))
     report = Report().launch(extra=put(21, push_pop("step", "forward", "attention") + other))
     report.launch(extra=put(21, push_pop())).launch()
     assert read(report).launches["nvtx"].to_list() == [["step", "forward", "attention"], [], None]
 
 
-def test_ranges_of_several_domains_are_ordered_by_when_they_were_opened(read: Callable[..., KernelCounters]) -> None:
+def test_ranges_of_several_domains_are_ordered_by_when_they_were_opened(read):
     process_wide = put(3, put(1, 1) + put(3, put(1, 5) + put(2, "epoch") + put(4, 2)))
     state = push_pop("step", "layer", calls=(3, 8)) + process_wide
     assert read(Report().launch(extra=put(21, state))).launches["nvtx"].to_list() == [["epoch", "step", "layer"]]
 
 
-def test_each_thing_that_a_rule_says_is_a_row_as_ncu_prints_it(read: Callable[..., KernelCounters]) -> None:
+def test_each_thing_that_a_rule_says_is_a_row_as_ncu_prints_it(read):
     stalls = rule(
         "CPIStall",
         (4, "Look at @section:SourceCounters:Source Counters@.", (1, 81.5)),
@@ -240,7 +240,7 @@ def test_each_thing_that_a_rule_says_is_a_row_as_ncu_prints_it(read: Callable[..
     ]
 
 
-def test_sections_are_those_of_all_launches(read: Callable[..., KernelCounters]) -> None:
+def test_sections_are_those_of_all_launches(read):
     report = Report()
     for names in (("LaunchStats", "Occupancy"), ("Occupancy", "SpeedOfLight")):
         report.launch(extra=b"".join(put(17, put(1, name) + put(2, name.lower())) for name in names))
@@ -257,38 +257,34 @@ def test_sections_are_those_of_all_launches(read: Callable[..., KernelCounters])
         (None, (None, None, None)),
     ],
 )
-def test_the_command_line_tells_what_the_numbers_mean(
-    read: Callable[..., KernelCounters], command: str | None, expected: tuple[str | None, ...]
-) -> None:
+def test_the_command_line_tells_what_the_numbers_mean(read, command, expected):
     session = read(Report().session(details(command=command)).launch()).session
     assert (session.clock_control, session.cache_control, session.replay_mode) == expected
 
 
-def test_the_settings_of_the_gui_count_before_the_command_line(read: Callable[..., KernelCounters]) -> None:
+def test_the_settings_of_the_gui_count_before_the_command_line(read):
     report = Report().session(details(settings={8: "None", 11: "Application", 7: SECRET}, command="ncu-ui")).launch()
     assert (read(report).session.clock_control, read(report).session.replay_mode) == ("none", "application")
 
 
 @pytest.mark.parametrize(("asked", "control"), [(1, "base"), (0, "none")])
-def test_launches_tell_of_the_clocks_where_no_command_line_does(
-    read: Callable[..., KernelCounters], asked: int, control: str
-) -> None:
+def test_launches_tell_of_the_clocks_where_no_command_line_does(read, asked, control):
     counters = read(Report().launch(extra=put(25, put(1, asked) + put(2, asked))))
     assert counters.session.clock_control == control
     assert counters.session.cache_control is None
     assert codes(counters) == []
 
 
-def test_clocks_that_could_not_be_locked_are_mentioned(read: Callable[..., KernelCounters]) -> None:
+def test_clocks_that_could_not_be_locked_are_mentioned(read):
     counters = read(Report().launch(extra=put(25, put(1, 1) + put(2, 0))).launch(extra=put(25, put(1, 1) + put(2, 1))))
     assert "1 of 2 launches" in note(counters, "clocks-not-locked")
 
 
-def test_a_gpu_that_ncu_did_not_support_is_mentioned(read: Callable[..., KernelCounters]) -> None:
+def test_a_gpu_that_ncu_did_not_support_is_mentioned(read):
     assert "1 of 1 launches" in note(read(Report().launch(extra=put(20, 1))), "unsupported-gpu")
 
 
-def test_the_gpus_are_those_that_launches_ran_on(read: Callable[..., KernelCounters]) -> None:
+def test_the_gpus_are_those_that_launches_ran_on(read):
     attributes: dict[str, Any] = {
         "device__attribute_display_name": "NVIDIA H200",
         "device__attribute_compute_capability_major": 9, "device__attribute_compute_capability_minor": 0,
@@ -306,13 +302,13 @@ def test_the_gpus_are_those_that_launches_ran_on(read: Callable[..., KernelCount
     assert counters.capture.tool_version == "2025.3.1.0"
 
 
-def test_without_session_details_a_gpu_is_known_by_a_launch_on_it(read: Callable[..., KernelCounters]) -> None:
+def test_without_session_details_a_gpu_is_known_by_a_launch_on_it(read):
     metrics = {"launch__device_id": 0, "device__attribute_display_name": "NVIDIA A10G", "a": 1}
     (device,) = read(Report().launch(metrics=metrics), metrics=["a"]).capture.devices
     assert device.name == "NVIDIA A10G"
 
 
-def test_nothing_that_tells_of_people_or_machines_is_read(read: Callable[..., KernelCounters]) -> None:
+def test_nothing_that_tells_of_people_or_machines_is_read(read):
     report = Report().session(details(version="2025.1.0.0", command=f"ncu --set full {SECRET}", devices={0: {}}))
     counters = read(report.launch(metrics={DURATION: 1.0}))
     shown = (
@@ -323,7 +319,7 @@ def test_nothing_that_tells_of_people_or_machines_is_read(read: Callable[..., Ke
     assert "do-not-print" not in shown
 
 
-def test_a_cut_report_gives_the_launches_before_the_cut(tmp_path: Path) -> None:
+def test_a_cut_report_gives_the_launches_before_the_cut(tmp_path):
     report = Report().session(details(version="2025.3.1.0"))
     for number in range(3):
         report.launch("gemm", {DURATION: float(number), "count": number}, sources=[b"x" * 40])
@@ -337,7 +333,7 @@ def test_a_cut_report_gives_the_launches_before_the_cut(tmp_path: Path) -> None:
         assert (size in ends) or f"byte {size}" in note(counters, "incomplete-report")
 
 
-def test_the_launches_before_a_damaged_one_are_read_and_the_place_is_named(read: Callable[..., KernelCounters]) -> None:
+def test_the_launches_before_a_damaged_one_are_read_and_the_place_is_named(read):
     report = Report().launch("gemm", {DURATION: 1.0}).launch("gemm", {DURATION: 2.0})
     place = report.content.rindex(b"\x32\x04gemm")  # the name of the second kernel
     report.content[place] = 0x37  # no such type of field
@@ -349,7 +345,7 @@ def test_the_launches_before_a_damaged_one_are_read_and_the_place_is_named(read:
     assert report.starts[1] < int(byte) < place
 
 
-def test_a_file_that_ends_in_zeros_is_read_up_to_them(read: Callable[..., KernelCounters]) -> None:
+def test_a_file_that_ends_in_zeros_is_read_up_to_them(read):
     report = Report().launch("gemm", {DURATION: 1.0})
     report.content += bytes(1_000_000)
     counters = read(report)
@@ -369,7 +365,7 @@ def test_a_file_that_ends_in_zeros_is_read_up_to_them(read: Callable[..., Kernel
         (b"", "empty"),
     ],
 )
-def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, content: bytes, found: str) -> None:
+def test_what_is_no_report_is_refused_in_one_line(tmp_path, content, found):
     path = tmp_path / "odd.ncu-rep"
     path.write_bytes(content)
     with pytest.raises(UnreadableInputError, match=found) as refused:
@@ -404,11 +400,11 @@ def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, content: bytes
         ("device__attribute_max_warps_per_multiprocessor", None),
     ],
 )
-def test_the_name_of_a_metric_tells_its_unit(metric: str, unit: str | None) -> None:
+def test_the_name_of_a_metric_tells_its_unit(metric, unit):
     assert unit_of(metric) == unit
 
 
-def test_compressed_reports_are_read_by_their_content(tmp_path: Path) -> None:
+def test_compressed_reports_are_read_by_their_content(tmp_path):
     content = bytes(Report().launch("gemm", {DURATION: 1.0, THROUGHPUT: 5.0}).content)
     for name, packed in {
         "a.ncu-repz": zstandard.compress(content),
@@ -422,7 +418,7 @@ def test_compressed_reports_are_read_by_their_content(tmp_path: Path) -> None:
         assert counters.capture.source == name
 
 
-def test_other_profiles_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_other_profiles_are_refused_with_what_to_do(tmp_path):
     for content, advice in {
         b"SQLite format 3\x00" + bytes(100): "warplens report",
         gzip.compress(b"NVIDIA Tegra Profiler Report 2024"): "warplens report",
@@ -456,7 +452,7 @@ def base(unit: str) -> str | None:
     return re.sub(r"(^|/)[KMGT](?=byte|hz)", r"\1", unit).replace("/s", "/second") or None
 
 
-def test_units_are_those_that_ncu_prints(captured: Callable[[str], Path]) -> None:
+def test_units_are_those_that_ncu_prints(captured):
     units = counters_of(captured("ncu/h200_deit448_bs8.ncu-rep")).units
     names, printed_units, _ = printed(captured("ncu/h200_deit448_bs8.raw.csv"))
     shown = {name: base(unit.replace("Ghz", "hz")) for name, unit in zip(names, printed_units, strict=True)}
@@ -467,7 +463,7 @@ def test_units_are_those_that_ncu_prints(captured: Callable[[str], Path]) -> Non
     assert len([unit for unit in shown.values() if unit]) > 350
 
 
-def test_the_gpus_of_real_reports_are_described(captured: Callable[[str], Path]) -> None:
+def test_the_gpus_of_real_reports_are_described(captured):
     expected = {
         "a100_tiny_2021": ("A100-PCIE-40GB", (8, 0), 108, 1_555_200_000_000, 64),
         "a10g_sgemm_4": ("NVIDIA A10G", (8, 6), 80, 600_096_000_000, 48),
@@ -482,7 +478,7 @@ def test_the_gpus_of_real_reports_are_described(captured: Callable[[str], Path])
         )  # fmt: skip
 
 
-def test_sessions_of_real_reports_are_described(captured: Callable[[str], Path]) -> None:
+def test_sessions_of_real_reports_are_described(captured):
     old, new = (counters_of(captured(f"ncu/{name}.ncu-rep")) for name in ("a100_tiny_2021", "gb200_full_set"))
     assert (old.capture.tool_version, new.capture.tool_version) == ("2020.3.1.0", "2025.3.1.0")
     assert (old.session.clock_control, old.session.cache_control) == ("base", None)
@@ -491,13 +487,13 @@ def test_sessions_of_real_reports_are_described(captured: Callable[[str], Path])
     assert old.launches["nvtx"].to_list() == [[]] * 6
 
 
-def test_a_report_of_2021_has_counts_as_real_numbers(captured: Callable[[str], Path]) -> None:
+def test_a_report_of_2021_has_counts_as_real_numbers(captured):
     counters = counters_of(captured("ncu/a100_tiny_2021.ncu-rep"))
     assert counters.values("launch__registers_per_thread").to_list()[0] == 16.0
     assert counters.launches["device"].to_list() == [0] * 6
 
 
-def test_a_cut_in_the_eighth_launch_leaves_seven(captured: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_cut_in_the_eighth_launch_leaves_seven(captured, tmp_path):
     whole = captured("ncu/h200_deit448_bs8.ncu-rep")
     path = tmp_path / "cut.ncu-rep"
     path.write_bytes(whole.read_bytes()[:5_700_000])
@@ -507,7 +503,7 @@ def test_a_cut_in_the_eighth_launch_leaves_seven(captured: Callable[[str], Path]
     assert "byte 5700000" in note(counters, "incomplete-report")
 
 
-def test_instances_of_a_real_report_add_up(captured: Callable[[str], Path]) -> None:
+def test_instances_of_a_real_report_add_up(captured):
     path = captured("ncu/gb200_full_set.ncu-rep")
     counters = read_ncu_rep(path, path, metrics=["inst_executed"], instances=["inst_executed"])
     by_launch = counters.instances["inst_executed"].group_by("launch", maintain_order=True).agg(pl.col("value").sum())
@@ -517,14 +513,14 @@ def test_instances_of_a_real_report_add_up(captured: Callable[[str], Path]) -> N
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", REPORTS)
-def test_ncu_report_reads_the_same(captured: Callable[[str], Path], name: str) -> None:
+def test_ncu_report_reads_the_same(captured, name):
     ncu_report = pytest.importorskip("ncu_report", reason="NVIDIA's ncu-report is not installed")
     path = captured(f"ncu/{name}.ncu-rep")
     _assert_equal(counters_of(path), [action for group in ncu_report.load_report(str(path)) for action in group])
 
 
 @pytest.mark.oracle
-def test_ncu_report_reads_a_report_written_by_hand_the_same(tmp_path: Path) -> None:
+def test_ncu_report_reads_a_report_written_by_hand_the_same(tmp_path):
     ncu_report = pytest.importorskip("ncu_report", reason="NVIDIA's ncu-report is not installed")
     state = push_pop("step", "layer") + put(2, put(1, THREAD + 1) + put(2, put(1, 0) + put(3, put(1, "loader"))))
     report = Report().session(details(version="2025.3.1.0")).launch(
@@ -561,7 +557,7 @@ def _assert_equal(counters: KernelCounters, actions: Collection[Any]) -> None:
     assert counters.rules.select("launch", "rule", "name", "section").rows() == rules
 
 
-def test_a_report_that_becomes_shorter_while_it_is_read_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_report_that_becomes_shorter_while_it_is_read_is_read_as_it_was(tmp_path):
     """Touching mapped memory behind the new end would end the process by a signal."""
     report = tmp_path / "report.ncu-rep"
     report.write_bytes(b"NVR\0" + b"x" * 100_000)

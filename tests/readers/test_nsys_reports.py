@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in fo
 
 
 @pytest.fixture(autouse=True)
-def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path_factory, monkeypatch):
     """A machine without nsys, with an empty cache."""
     folder = tmp_path_factory.mktemp("machine")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -45,7 +44,7 @@ def shutil_which(folder: Path) -> str | None:
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Path:
+def report(tmp_path):
     path = tmp_path / "run.nsys-rep"
     path.write_bytes(REPORT)
     return path
@@ -68,7 +67,7 @@ def _runs(program: Path) -> int:
 
 
 @pytest.fixture
-def converting(tmp_path_factory: pytest.TempPathFactory) -> str:
+def converting(tmp_path_factory):
     """The shell command of an nsys that succeeds."""
     export = Export()
     export.kernel(10, 20)
@@ -77,7 +76,7 @@ def converting(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f'{bar}\ncp "{content}" "$out"'
 
 
-def test_a_report_is_converted_once_and_keeps_its_name(machine: Path, report: Path, converting: str) -> None:
+def test_a_report_is_converted_once_and_keeps_its_name(machine, report, converting):
     nsys = _install(machine / "bin/nsys", "2025.1.1.0", converting)
     told: list[str] = []
     for _ in range(2):
@@ -95,16 +94,14 @@ def test_a_report_is_converted_once_and_keeps_its_name(machine: Path, report: Pa
     assert [entry.name for entry in report.parent.iterdir()] == ["run.nsys-rep"]
 
 
-def test_the_same_content_under_another_name_is_not_converted_again(
-    machine: Path, report: Path, converting: str
-) -> None:
+def test_the_same_content_under_another_name_is_not_converted_again(machine, report, converting):
     nsys = _install(machine / "bin/nsys", "2025.1.1.0", converting)
     read(report)
     read(report.rename(report.with_name("renamed.qdrep")))
     assert _runs(nsys) == 1
 
 
-def test_other_content_or_another_nsys_converts_again(machine: Path, report: Path, converting: str) -> None:
+def test_other_content_or_another_nsys_converts_again(machine, report, converting):
     nsys = _install(machine / "bin/nsys", "2025.1.1.0", converting)
     read(report)
     report.write_bytes(small_report(compression=b"unknown", head=_HEAD, strings=(b"another",)))
@@ -115,7 +112,7 @@ def test_other_content_or_another_nsys_converts_again(machine: Path, report: Pat
     assert _runs(nsys) == 3
 
 
-def test_the_cache_is_private_and_holds_only_finished_conversions(machine: Path, report: Path, converting: str) -> None:
+def test_the_cache_is_private_and_holds_only_finished_conversions(machine, report, converting):
     _install(machine / "bin/nsys", "2025.1.1.0", f"{converting}\nexit 1")
     with pytest.raises(UnreadableInputError):
         read(report)
@@ -124,9 +121,7 @@ def test_the_cache_is_private_and_holds_only_finished_conversions(machine: Path,
     assert cache.stat().st_mode & 0o077 == 0
 
 
-def test_a_kept_conversion_holds_what_is_read_and_nothing_of_people_and_machines(
-    machine: Path, report: Path, tmp_path: Path
-) -> None:
+def test_a_kept_conversion_holds_what_is_read_and_nothing_of_people_and_machines(machine, report, tmp_path):
     planted = canaries.nsys(tmp_path)
     _install(machine / "bin/nsys", "2025.1.1.0", f'cp "{planted}" "$out"')
     earlier = machine / "cache/warplens/nsys-rep/0123-nsys-2025.1.1.0.sqlite"
@@ -145,7 +140,7 @@ def test_a_kept_conversion_holds_what_is_read_and_nothing_of_people_and_machines
     assert canaries.found((tmp_path / "copy").read_bytes(), (*words, *canaries.WRITTEN.values())) == []
 
 
-def test_the_cache_is_shown_and_cleared(machine: Path, report: Path, converting: str) -> None:
+def test_the_cache_is_shown_and_cleared(machine, report, converting):
     cache = machine / "cache/warplens/nsys-rep"
     assert CliRunner().invoke(app, ["cache"]).stdout.startswith("0 conversions, 0 B, kept in ")
     _install(machine / "bin/nsys", "2025.1.1.0", converting)
@@ -157,9 +152,7 @@ def test_the_cache_is_shown_and_cleared(machine: Path, report: Path, converting:
     assert list(cache.iterdir()) == []
 
 
-def test_what_was_used_longest_ago_leaves_a_full_cache(
-    machine: Path, report: Path, converting: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_used_longest_ago_leaves_a_full_cache(machine, report, converting, monkeypatch):
     _install(machine / "bin/nsys", "2025.1.1.0", converting)
     cache = machine / "cache/warplens/nsys-rep"
     cache.mkdir(parents=True, mode=0o755)
@@ -175,7 +168,7 @@ def test_what_was_used_longest_ago_leaves_a_full_cache(
     assert all(path.stat().st_mode & 0o077 == 0 for path in cache.iterdir() if not path.name.startswith("old"))
 
 
-def test_without_nsys_it_says_how_to_export(report: Path) -> None:
+def test_without_nsys_it_says_how_to_export(report):
     with pytest.raises(UnreadableInputError) as caught:
         read(report)
     assert str(caught.value) == (
@@ -185,13 +178,13 @@ def test_without_nsys_it_says_how_to_export(report: Path) -> None:
     )
 
 
-def test_without_nsys_it_points_at_the_export_beside_the_report(report: Path) -> None:
+def test_without_nsys_it_points_at_the_export_beside_the_report(report):
     Export().write(report.with_suffix(".sqlite"))
     with pytest.raises(UnreadableInputError, match=r"which lies beside it: run\.sqlite"):
         read(report)
 
 
-def test_an_nsys_older_than_the_report_is_named_with_both_versions(machine: Path, report: Path) -> None:
+def test_an_nsys_older_than_the_report_is_named_with_both_versions(machine, report):
     _install(machine / "bin/nsys", "2023.4.4.54", "exit 1")
     with pytest.raises(
         UnreadableInputError, match=r"recorded with nsys 2024\.6\.2, which the installed nsys 2023\.4\.4\.54 is too old"
@@ -199,7 +192,7 @@ def test_an_nsys_older_than_the_report_is_named_with_both_versions(machine: Path
         read(report)
 
 
-def test_where_the_report_does_not_tell_its_version_nsys_does(machine: Path, report: Path) -> None:
+def test_where_the_report_does_not_tell_its_version_nsys_does(machine, report):
     report.write_bytes(REPORT.replace(b"2024@6@2", b"********"))
     said = "Report was created in Nsight Systems version (2025.5.1.121-255136380782v0), newer than your current version"
     _install(machine / "bin/nsys", "2023.4.4.54", f'echo "Exportation error: {said} (2023.4.4.54)." >&2; exit 1')
@@ -209,22 +202,20 @@ def test_where_the_report_does_not_tell_its_version_nsys_does(machine: Path, rep
         read(report)
 
 
-def test_a_report_that_a_newer_nsys_cannot_convert_is_damaged(machine: Path, report: Path) -> None:
+def test_a_report_that_a_newer_nsys_cannot_convert_is_damaged(machine, report):
     _install(machine / "bin/nsys", "2025.1.1.0", "exit 1")
     with pytest.raises(UnreadableInputError, match=r"nsys 2025\.1\.1\.0 could not convert it; the report is damaged"):
         read(report)
 
 
-def test_the_newest_installed_nsys_is_used(machine: Path, report: Path, converting: str) -> None:
+def test_the_newest_installed_nsys_is_used(machine, report, converting):
     old = _install(machine / "bin/nsys", "2023.4.4.54", "exit 1")
     new = _install(machine / "opt/2025/bin/nsys", "2025.1.1.0", converting)
     read(report)
     assert (_runs(old), _runs(new)) == (0, 1)
 
 
-def test_the_one_that_the_user_names_goes_first(
-    machine: Path, report: Path, converting: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_one_that_the_user_names_goes_first(machine, report, converting, monkeypatch):
     newer = _install(machine / "bin/nsys", "2026.1.1.0", "exit 1")
     named = _install(machine / "my/nsys", "2025.1.1.0", converting)
     monkeypatch.setenv("NSYS", str(named))
@@ -237,9 +228,7 @@ _NVIDIAS = os.environ.get("WARPLENS_NSYS") or os.environ.get("NSYS") or shutil.w
 
 @pytest.mark.oracle
 @pytest.mark.skipif(not Path(_NVIDIAS).is_file(), reason="nsys is neither in WARPLENS_NSYS nor on the PATH")
-def test_nvidias_own_tool_converts_an_old_report(
-    captured: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvidias_own_tool_converts_an_old_report(captured, monkeypatch):
     report = captured("nsys/empty_capture_old.qdrep")
     monkeypatch.setenv("NSYS", _NVIDIAS)
     siblings = sorted(report.parent.iterdir())

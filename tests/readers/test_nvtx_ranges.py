@@ -16,12 +16,12 @@ from warplens.readers.nsys.tables import _crossing_groups, with_nesting
 
 
 @pytest.fixture
-def export() -> Export:
+def export():
     return Export()
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "profile.sqlite"
 
 
@@ -37,7 +37,7 @@ def _lineage(ranges: pl.DataFrame) -> dict[str, str | None]:
     }
 
 
-def test_names_come_from_the_row_or_from_the_strings_mixed_in_one_file(export: Export, path: Path) -> None:
+def test_names_come_from_the_row_or_from_the_strings_mixed_in_one_file(export, path):
     export.range(0, 10, "own text")
     export.range(20, 30, None, textId=export.string("registered"))
     export.range(40, 50, "own text", textId=export.string("registered"))
@@ -47,14 +47,14 @@ def test_names_come_from_the_row_or_from_the_strings_mixed_in_one_file(export: E
     assert "unnamed-events" not in [note.code for note in read(path).capture.notes]
 
 
-def test_text_in_the_row_may_hold_nuls_and_foreign_bytes(export: Export, path: Path) -> None:
+def test_text_in_the_row_may_hold_nuls_and_foreign_bytes(export, path):
     export.range(0, 10, "schön")
     export.range(20, 30, b"sch\xf6n")
     export.range(40, 50, b"step\x00\x01")
     assert _ranges(export, path)["name"].to_list() == ["schön", "sch�n", "step"]
 
 
-def test_marks_and_domains_are_no_ranges(export: Export, path: Path) -> None:
+def test_marks_and_domains_are_no_ranges(export, path):
     for kind in (33, 34, 39, 59, 60, 70, 71, 75):
         export.range(0, 10, str(kind), eventType=kind)
     ranges = _ranges(export, path)
@@ -66,20 +66,20 @@ def test_marks_and_domains_are_no_ranges(export: Export, path: Path) -> None:
     ]
 
 
-def test_an_export_of_marks_alone_has_no_ranges(export: Export, path: Path) -> None:
+def test_an_export_of_marks_alone_has_no_ranges(export, path):
     export.kernel(0, 1)
     export.range(5, None, "a mark", eventType=34)
     assert _ranges(export, path).height == 0
 
 
-def test_the_exports_own_event_types_go_first(export: Export, path: Path) -> None:
+def test_the_exports_own_event_types_go_first(export, path):
     export.row("ENUM_NSYS_EVENT_TYPE", id=159, name="NvtxPushPopRange", label="")
     export.range(0, 10, "new number", eventType=159)
     export.range(0, 10, "old number", eventType=59)
     assert _ranges(export, path)["name"].to_list() == ["new number"]
 
 
-def test_a_range_that_was_still_open_ends_with_the_capture(export: Export, path: Path) -> None:
+def test_a_range_that_was_still_open_ends_with_the_capture(export, path):
     export.range(10, None, "open")
     export.range(20, 30, "inside")
     export.kernel(50, 99)
@@ -91,14 +91,14 @@ def test_a_range_that_was_still_open_ends_with_the_capture(export: Export, path:
     ]
 
 
-def test_a_librarys_ranges_lie_inside_the_applications(export: Export, path: Path) -> None:
+def test_a_librarys_ranges_lie_inside_the_applications(export, path):
     export.range(0, 100, "step", domainId=0)
     export.range(10, 90, "allreduce", domainId=5)
     export.range(20, 30, "copy", domainId=0)
     assert _lineage(_ranges(export, path)) == {"step": None, "allreduce": "step", "copy": "allreduce"}
 
 
-def test_where_domains_cross_on_a_thread_each_nests_on_its_own(export: Export, path: Path) -> None:
+def test_where_domains_cross_on_a_thread_each_nests_on_its_own(export, path):
     export.range(0, 50, "a", domainId=0)
     export.range(10, 20, "inside a", domainId=0)
     export.range(40, 60, "b", domainId=5)
@@ -116,7 +116,7 @@ def test_where_domains_cross_on_a_thread_each_nests_on_its_own(export: Export, p
     }
 
 
-def test_start_end_ranges_that_cross_are_set_apart_and_domains_stay_together(export: Export, path: Path) -> None:
+def test_start_end_ranges_that_cross_are_set_apart_and_domains_stay_together(export, path):
     export.range(0, 50, "forward")
     export.range(10, 20, "nccl", domainId=5)
     export.range(30, 70, "prefetch", eventType=60)
@@ -131,13 +131,13 @@ def test_start_end_ranges_that_cross_are_set_apart_and_domains_stay_together(exp
     }
 
 
-def test_start_end_ranges_that_nest_enclose_the_others(export: Export, path: Path) -> None:
+def test_start_end_ranges_that_nest_enclose_the_others(export, path):
     export.range(0, 100, "epoch", eventType=60)
     export.range(10, 50, "step")
     assert _lineage(_ranges(export, path)) == {"epoch": None, "step": "epoch"}
 
 
-def test_threads_and_processes_do_not_nest_in_each_other(export: Export, path: Path) -> None:
+def test_threads_and_processes_do_not_nest_in_each_other(export, path):
     export.range(0, 100, "main")
     export.range(10, 50, "other thread", globalTid=global_tid(thread=1))
     export.range(10, 50, "other process", globalTid=global_tid(process=1))
@@ -165,7 +165,7 @@ def _some_ranges(draw: st.DrawFn) -> pl.DataFrame:
 
 
 @given(_some_ranges())
-def test_crossing_threads_are_found_as_by_comparing_every_pair(ranges: pl.DataFrame) -> None:
+def test_crossing_threads_are_found_as_by_comparing_every_pair(ranges):
     rows = ranges.to_dicts()
     crossing = {a["thread"] for a in rows for b in rows if a["thread"] == b["thread"] and _cross(a, b)}
     threads = ranges["thread"].to_numpy().astype(np.int64)
@@ -178,7 +178,7 @@ def _cross(a: dict[str, int], b: dict[str, int]) -> bool:
 
 
 @given(_some_ranges())
-def test_whatever_the_ranges_a_parent_encloses_its_child_on_the_same_thread(ranges: pl.DataFrame) -> None:
+def test_whatever_the_ranges_a_parent_encloses_its_child_on_the_same_thread(ranges):
     rows = with_nesting(ranges).to_dicts()
     for row in rows:
         if row["parent"] is not None:

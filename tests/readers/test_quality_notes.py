@@ -12,7 +12,7 @@ from warplens.readers import read
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "profile.sqlite"
 
 
@@ -32,15 +32,15 @@ def _good_export(launches: int = 100) -> Export:
 
 
 @pytest.fixture
-def export() -> Export:
+def export():
     return _good_export()
 
 
-def test_a_complete_capture_needs_no_note(path: Path) -> None:
+def test_a_complete_capture_needs_no_note(path):
     assert _notes(_good_export(), path) == {}
 
 
-def test_without_any_cuda_data_nothing_can_be_answered(path: Path) -> None:
+def test_without_any_cuda_data_nothing_can_be_answered(path):
     export = Export()
     export.range(0, 10)
     (note,) = _notes(export, path).values()
@@ -48,43 +48,43 @@ def test_without_any_cuda_data_nothing_can_be_answered(path: Path) -> None:
     assert "nsys profile --trace=cuda,nvtx" in str(note.remedy)
 
 
-def test_it_says_so_when_cuda_was_not_asked_for(path: Path) -> None:
+def test_it_says_so_when_cuda_was_not_asked_for(path):
     export = Export()
     export.row("META_DATA_CAPTURE", name="PROCESS_0:COLLECT_CUDA_TRACE", value="false")
     assert "not asked for" in _notes(export, path)["no-cuda-data"].text
 
 
-def test_it_says_so_when_the_capture_is_from_wsl(path: Path) -> None:
+def test_it_says_so_when_the_capture_is_from_wsl(path):
     export = Export()
     export.row("TARGET_INFO_SYSTEM_ENV", name="SoftwareReleaseVersion", value="6.6.87.2-microsoft-standard-WSL2")
     assert "WSL2" in _notes(export, path)["no-cuda-data"].text
 
 
-def test_calls_without_any_work_are_no_capture_of_a_gpu(export: Export, path: Path) -> None:
+def test_calls_without_any_work_are_no_capture_of_a_gpu(export, path):
     del export.tables[KERNELS]
     assert _notes(export, path)["no-gpu-work"].level == "blocking"
 
 
-def test_work_without_calls_cannot_be_attributed(export: Export, path: Path) -> None:
+def test_work_without_calls_cannot_be_attributed(export, path):
     del export.tables[CALLS]
     assert _notes(export, path)["no-api-calls"].level == "warning"
 
 
 @pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (3, "warning"), (40, "blocking")])
-def test_launches_without_a_kernel_are_lost_work(export: Export, path: Path, lost: int, level: str) -> None:
+def test_launches_without_a_kernel_are_lost_work(export, path, lost, level):
     del export.tables[KERNELS][10 : 10 + lost]
     note = _notes(export, path)["lost-gpu-work"]
     assert note.level == level
     assert note.text.startswith(f"{lost} of 100 launches")
 
 
-def test_launches_that_still_waited_when_the_capture_stopped_are_not_lost(export: Export, path: Path) -> None:
+def test_launches_that_still_waited_when_the_capture_stopped_are_not_lost(export, path):
     for number in range(101, 111):
         export.call(10_100 + number, 10_110 + number, correlation=number)
     assert _notes(export, path) == {}
 
 
-def test_a_host_far_ahead_leaves_more_in_the_queues_than_one_queue_holds(path: Path) -> None:
+def test_a_host_far_ahead_leaves_more_in_the_queues_than_one_queue_holds(path):
     export = Export()
     export.gpu(0, "NVIDIA H200")
     export.range(0, 20_000, "step")
@@ -97,14 +97,14 @@ def test_a_host_far_ahead_leaves_more_in_the_queues_than_one_queue_holds(path: P
     assert _notes(export, path.with_name("stopped.sqlite"))["lost-gpu-work"].level == "blocking"
 
 
-def test_a_few_launches_of_many_are_told_quietly(path: Path) -> None:
+def test_a_few_launches_of_many_are_told_quietly(path):
     export = _good_export(1_000)
     del export.tables[KERNELS][10:15]
     assert _notes(export, path)["lost-gpu-work"].level == "info"
 
 
 @pytest.mark.parametrize("function", ["cudaMemsetAsync_v3020", "cudaMemcpyAsync_v3020"])
-def test_fills_and_copies_of_no_byte_launch_no_work(export: Export, path: Path, function: str) -> None:
+def test_fills_and_copies_of_no_byte_launch_no_work(export, path, function):
     for number in range(201, 214):
         export.call(100 * number - 15_000, 100 * number - 14_995, function, correlation=number)
     assert _notes(export, path) == {}
@@ -113,45 +113,45 @@ def test_fills_and_copies_of_no_byte_launch_no_work(export: Export, path: Path, 
 
 
 @pytest.mark.parametrize("name", ["launches_queued", "memset_nothing"])
-def test_a_recording_that_ends_in_the_midst_of_work_or_fills_nothing_lost_nothing(name: str) -> None:
+def test_a_recording_that_ends_in_the_midst_of_work_or_fills_nothing_lost_nothing(name):
     path = Path(__file__).parents[2] / "data" / "recordings" / f"{name}.sqlite.xz"
     assert "lost-gpu-work" not in {note.code for note in read(path).capture.notes}
 
 
-def test_launches_that_failed_are_not_lost(export: Export, path: Path) -> None:
+def test_launches_that_failed_are_not_lost(export, path):
     del export.tables[KERNELS][20:40]
     for call in export.tables[CALLS][20:40]:
         call["returnValue"] = 98
     assert _notes(export, path) == {}
 
 
-def test_launches_into_a_graph_that_is_being_captured_are_not_lost(export: Export, path: Path) -> None:
+def test_launches_into_a_graph_that_is_being_captured_are_not_lost(export, path):
     del export.tables[KERNELS][20:40]
     export.call(2090, 2091, "cudaStreamBeginCapture_v10000", correlation=901)
     export.call(4095, 4096, "cudaStreamEndCapture_v10000", correlation=902)
     assert _notes(export, path) == {}
 
 
-def test_a_capture_on_another_thread_does_not_excuse_them(export: Export, path: Path) -> None:
+def test_a_capture_on_another_thread_does_not_excuse_them(export, path):
     del export.tables[KERNELS][20:40]
     export.call(2090, 2091, "cudaStreamBeginCapture_v10000", correlation=901, globalTid=global_tid(thread=5))
     assert "lost-gpu-work" in _notes(export, path)
 
 
-def test_the_same_correlation_id_in_another_process_is_no_match(export: Export, path: Path) -> None:
+def test_the_same_correlation_id_in_another_process_is_no_match(export, path):
     for kernel in export.tables[KERNELS][20:40]:
         kernel["globalPid"] = global_pid(process=99)
     assert "lost-gpu-work" in _notes(export, path)
 
 
-def test_a_launched_graph_may_come_back_as_its_nodes_or_as_a_whole(export: Export, path: Path) -> None:
+def test_a_launched_graph_may_come_back_as_its_nodes_or_as_a_whole(export, path):
     export.call(5001, 5002, "cudaGraphLaunch_v10000", correlation=901)
     export.kernel(5010, 5020, correlation=901, graphNodeId=1)
     export.kernel(5020, 5030, correlation=901, graphNodeId=2)
     assert _notes(export, path) == {}
 
 
-def test_a_graph_as_a_whole_hides_its_kernels(export: Export, path: Path) -> None:
+def test_a_graph_as_a_whole_hides_its_kernels(export, path):
     export.call(5001, 5002, "cudaGraphLaunch_v10000", correlation=901)
     row = {"deviceId": 0, "streamId": 7, "globalPid": global_pid(), "correlationId": 901, "graphId": 1}
     export.row("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=5010, end=5020, **row)
@@ -160,7 +160,7 @@ def test_a_graph_as_a_whole_hides_its_kernels(export: Export, path: Path) -> Non
     assert "--cuda-graph-trace=node" in str(note.remedy)
 
 
-def test_a_long_silence_of_the_calls_while_ranges_go_on_is_lost_work(export: Export, path: Path) -> None:
+def test_a_long_silence_of_the_calls_while_ranges_go_on_is_lost_work(export, path):
     for row in export.tables[CALLS][50:] + export.tables[KERNELS][50:]:
         row["correlationId"] += 70_000
         row["start"] += 10_000
@@ -171,7 +171,7 @@ def test_a_long_silence_of_the_calls_while_ranges_go_on_is_lost_work(export: Exp
     assert "70,001 CUDA calls left no trace" in note.text
 
 
-def test_a_pause_of_the_collection_is_no_lost_work(export: Export, path: Path) -> None:
+def test_a_pause_of_the_collection_is_no_lost_work(export, path):
     for row in export.tables[CALLS][50:] + export.tables[KERNELS][50:]:
         row["correlationId"] += 70_000  # cudaProfilerStop … cudaProfilerStart: no ranges either in between
         row["start"] += 10_000
@@ -179,12 +179,12 @@ def test_a_pause_of_the_collection_is_no_lost_work(export: Export, path: Path) -
     assert _notes(export, path) == {}
 
 
-def test_without_ranges_there_are_no_phases(export: Export, path: Path) -> None:
+def test_without_ranges_there_are_no_phases(export, path):
     del export.tables["NVTX_EVENTS"]
     assert _notes(export, path)["no-ranges"].level == "warning"
 
 
-def test_without_a_gpus_description_there_are_no_limits(export: Export, path: Path) -> None:
+def test_without_a_gpus_description_there_are_no_limits(export, path):
     del export.tables["TARGET_INFO_GPU"]
     assert _notes(export, path)["no-device-info"].level == "warning"
 
@@ -197,9 +197,7 @@ def test_without_a_gpus_description_there_are_no_limits(export: Export, path: Pa
         ("CUPTI buffer overflow: records lost", "warning"),
     ],
 )
-def test_a_diagnostic_about_lost_events_is_passed_on_but_never_quoted(
-    export: Export, path: Path, text: str, level: str
-) -> None:
+def test_a_diagnostic_about_lost_events_is_passed_on_but_never_quoted(export, path, text, level):
     export.row("DIAGNOSTIC_EVENT", severity=2, text=text, globalPid=global_pid())
     (note,) = _notes(export, path).values()
     assert (note.code, note.level) == ("dropped-events", level)
@@ -215,11 +213,11 @@ def test_a_diagnostic_about_lost_events_is_passed_on_but_never_quoted(
         (2, "No MMAP events were received; symbols might remain unresolved.", 77),
     ],
 )
-def test_other_diagnostics_are_noise(export: Export, path: Path, severity: int, text: str, process: int) -> None:
+def test_other_diagnostics_are_noise(export, path, severity, text, process):
     export.row("DIAGNOSTIC_EVENT", severity=severity, text=text, globalPid=global_pid(process))
     assert _notes(export, path) == {}
 
 
-def test_a_newer_schema_than_tested_is_said(export: Export, path: Path) -> None:
+def test_a_newer_schema_than_tested_is_said(export, path):
     export.row("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="4.1.0")
     assert _notes(export, path)["untested-schema"].level == "info"

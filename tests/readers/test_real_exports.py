@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -28,7 +26,7 @@ ONE_TO_ONE = {
 
 
 @pytest.mark.parametrize("name", ONE_TO_ONE)
-def test_no_row_is_lost_and_no_nanosecond(real_export: Path, name: str) -> None:
+def test_no_row_is_lost_and_no_nanosecond(real_export, name):
     sql, frame = PlainSql(real_export), getattr(_trace(real_export), name)
     if not sql.has(ONE_TO_ONE[name]):
         assert frame.height == 0
@@ -39,7 +37,7 @@ def test_no_row_is_lost_and_no_nanosecond(real_export: Path, name: str) -> None:
     assert frame["end_ns"].sum() == (ends or 0)
 
 
-def test_rows_stay_in_the_order_of_the_file(real_export: Path) -> None:
+def test_rows_stay_in_the_order_of_the_file(real_export):
     sql, trace = PlainSql(real_export), _trace(real_export)
     for name, table in ONE_TO_ONE.items():
         if sql.has(table):
@@ -47,7 +45,7 @@ def test_rows_stay_in_the_order_of_the_file(real_export: Path) -> None:
             assert getattr(trace, name)["start_ns"].to_list() == begins
 
 
-def test_every_column_of_a_kernel_is_what_the_file_says(real_export: Path) -> None:
+def test_every_column_of_a_kernel_is_what_the_file_says(real_export):
     sql, kernels = PlainSql(real_export), _trace(real_export).kernels
     if not sql.has("CUPTI_ACTIVITY_KIND_KERNEL"):
         return
@@ -87,7 +85,7 @@ def test_every_column_of_a_kernel_is_what_the_file_says(real_export: Path) -> No
     assert ours.rows() == rows
 
 
-def test_api_calls_carry_the_functions_own_names(real_export: Path) -> None:
+def test_api_calls_carry_the_functions_own_names(real_export):
     sql, calls = PlainSql(real_export), _trace(real_export).api_calls
     if not sql.has("CUPTI_ACTIVITY_KIND_RUNTIME"):
         return
@@ -105,7 +103,7 @@ def test_api_calls_carry_the_functions_own_names(real_export: Path) -> None:
     assert {row[0]: row[1:] for row in found.rows()} == expected
 
 
-def test_calls_that_2021_recorded_twice_count_once(captured: Callable[[str], Path]) -> None:
+def test_calls_that_2021_recorded_twice_count_once(captured):
     trace = _trace(captured("nsys/a100_tiny_2021.sqlite"))
     # A six-launch program, counted in its source: 4 cudaMalloc, 6 launches, 7 cudaDeviceSynchronize, 1 cudaMemcpy.
     assert dict(trace.api_calls["name"].cast(pl.String).value_counts().rows()) == {
@@ -118,7 +116,7 @@ def test_calls_that_2021_recorded_twice_count_once(captured: Callable[[str], Pat
     assert [note.code for note in trace.capture.notes if note.code == "repeated-api-calls"]
 
 
-def test_ranges_have_the_text_that_nsys_shows(real_export: Path) -> None:
+def test_ranges_have_the_text_that_nsys_shows(real_export):
     sql, ranges = PlainSql(real_export), _trace(real_export).ranges
     if not sql.has("NVTX_EVENTS"):
         assert ranges.height == 0
@@ -130,7 +128,7 @@ def test_ranges_have_the_text_that_nsys_shows(real_export: Path) -> None:
     assert ranges.select("start_ns", "end_ns", pl.col("name").cast(pl.String)).rows() == rows
 
 
-def test_a_parent_encloses_its_child_one_level_up(real_export: Path) -> None:
+def test_a_parent_encloses_its_child_one_level_up(real_export):
     ranges = _trace(real_export).ranges.with_row_index("row")
     nested = ranges.filter(pl.col("parent").is_not_null())
     joined = nested.join(ranges, left_on=pl.col("parent").cast(pl.UInt32), right_on="row", suffix="_parent")
@@ -145,7 +143,7 @@ def test_a_parent_encloses_its_child_one_level_up(real_export: Path) -> None:
     assert ranges.filter(pl.col("parent").is_null())["depth"].eq(0).all()
 
 
-def test_waits_are_of_the_kind_that_their_api_call_says(real_export: Path) -> None:
+def test_waits_are_of_the_kind_that_their_api_call_says(real_export):
     trace = _trace(real_export)
     joined = trace.synchronizations.join(trace.api_calls, on=["process", "correlation"], suffix="_call")
     kinds = {
@@ -160,7 +158,7 @@ def test_waits_are_of_the_kind_that_their_api_call_says(real_export: Path) -> No
     assert [kind for name, kind in pairs] == [kinds[name] for name, kind in pairs]
 
 
-def test_memory_in_use_returns_to_zero_when_everything_is_freed(captured: Callable[[str], Path]) -> None:
+def test_memory_in_use_returns_to_zero_when_everything_is_freed(captured):
     memory = _trace(captured("nsys/gtx1060_streams_2022.sqlite")).memory
     assert memory.height == 60
     assert memory["delta_bytes"].sum() == 0
@@ -169,7 +167,7 @@ def test_memory_in_use_returns_to_zero_when_everything_is_freed(captured: Callab
     assert dict(memory["memory"].cast(pl.String).value_counts().rows()) == {"pinned": 30, "device": 30}
 
 
-def test_copies_have_direction_and_kind_of_memory(captured: Callable[[str], Path]) -> None:
+def test_copies_have_direction_and_kind_of_memory(captured):
     copies = _trace(captured("nsys/a100_lm_small_no_nvtx.sqlite")).copies
     kinds = copies.group_by(pl.col("direction", "source_memory", "destination_memory").cast(pl.String)).len()
     assert sorted(kinds.rows()) == [
@@ -178,7 +176,7 @@ def test_copies_have_direction_and_kind_of_memory(captured: Callable[[str], Path
     ]
 
 
-def test_two_processes_may_use_the_same_correlation_id(captured: Callable[[str], Path]) -> None:
+def test_two_processes_may_use_the_same_correlation_id(captured):
     trace = _trace(captured("nsys/h100x2_after.sqlite"))
     shared = trace.kernels.group_by("correlation").agg(pl.col("process").n_unique()).filter(pl.col("process") > 1)
     assert shared.height == 82
@@ -186,7 +184,7 @@ def test_two_processes_may_use_the_same_correlation_id(captured: Callable[[str],
     assert sorted(trace.kernels.select("process", "device").unique().rows()) == [(148, 0), (149, 1)]
 
 
-def test_a_table_that_the_file_lacks_is_empty_and_not_recorded(real_export: Path) -> None:
+def test_a_table_that_the_file_lacks_is_empty_and_not_recorded(real_export):
     sql, trace = PlainSql(real_export), _trace(real_export)
     for name, table in {**ONE_TO_ONE, "ranges": "NVTX_EVENTS", "api_calls": "CUPTI_ACTIVITY_KIND_RUNTIME"}.items():
         assert (name in trace.capture.recorded) == sql.has(table)
@@ -204,9 +202,7 @@ def test_a_table_that_the_file_lacks_is_empty_and_not_recorded(real_export: Path
         ("h100x2_after", []),
     ],
 )
-def test_devices_are_the_gpus_that_were_used(
-    captured: Callable[[str], Path], name: str, expected: list[tuple[object, ...]]
-) -> None:
+def test_devices_are_the_gpus_that_were_used(captured, name, expected):
     devices = _trace(captured(f"nsys/{name}.sqlite")).capture.devices
     limits = [(d.ordinal, d.name, d.compute_capability, d.sm_count, d.memory_bandwidth_bytes_per_s) for d in devices]
     assert limits == expected
@@ -229,9 +225,7 @@ def test_devices_are_the_gpus_that_were_used(
         ("wsl2_no_cuda_tables", ["no-cuda-data"]),
     ],
 )
-def test_a_capture_says_what_it_cannot_tell_and_a_good_one_nothing(
-    captured: Callable[[str], Path], name: str, codes: list[str]
-) -> None:
+def test_a_capture_says_what_it_cannot_tell_and_a_good_one_nothing(captured, name, codes):
     notes = _trace(captured(f"nsys/{name}.sqlite")).capture.notes
     assert [note.code for note in notes] == codes
     for note in notes:
@@ -239,7 +233,7 @@ def test_a_capture_says_what_it_cannot_tell_and_a_good_one_nothing(
         assert note.level == levels.get(note.code, "warning")
 
 
-def test_nothing_about_people_machines_or_programs_reaches_the_capture(real_export: Path) -> None:
+def test_nothing_about_people_machines_or_programs_reaches_the_capture(real_export):
     sql, trace = PlainSql(real_export), _trace(real_export)
     private: set[str] = set()
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):

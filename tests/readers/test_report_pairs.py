@@ -70,31 +70,31 @@ def _assert_equal(ours: Trace, theirs: Trace, texts_overwritten: bool) -> None:
 
 
 @pytest.mark.parametrize("report", sorted(_SHIPPED.glob("*.nsys-rep")), ids=lambda path: path.stem)
-def test_a_shipped_report_equals_its_export(report: Path) -> None:
+def test_a_shipped_report_equals_its_export(report):
     ours = _native(report)
     _assert_equal(ours, read(report.with_suffix(".sqlite.xz")), texts_overwritten=False)
     assert ours.ranges.height > 0
 
 
-def test_there_are_shipped_reports() -> None:
+def test_there_are_shipped_reports():
     assert list(_SHIPPED.glob("*.nsys-rep"))
 
 
 @pytest.mark.parametrize(("name", "texts_overwritten"), _OTHERS.items())
-def test_a_report_equals_its_export(name: str, texts_overwritten: bool, captured: Callable[[str], Path]) -> None:
+def test_a_report_equals_its_export(name, texts_overwritten, captured):
     report, export = captured(f"{name}.nsys-rep"), captured(f"{name}.sqlite")
     _assert_equal(_native(report), read(export), texts_overwritten)
 
 
 @pytest.mark.skipif(not _MORE, reason="WARPLENS_REPORT_PAIRS names no folder")
 @pytest.mark.parametrize("report", sorted(Path(_MORE or ".").glob("*.nsys-rep")), ids=lambda path: path.stem)
-def test_one_more_report_equals_its_export(report: Path) -> None:
+def test_one_more_report_equals_its_export(report):
     if not report.with_suffix(".sqlite").is_file():
         pytest.skip("it has no export beside it")
     _assert_equal(_native(report), read(report.with_suffix(".sqlite")), texts_overwritten=True)
 
 
-def test_an_old_report_without_cuda_says_what_its_export_says(captured: Callable[[str], Path]) -> None:
+def test_an_old_report_without_cuda_says_what_its_export_says(captured):
     ours, theirs = _native(captured("nsys/empty_capture_old.qdrep")), read(captured("nsys/empty_capture_old.sqlite"))
     assert not any(getattr(ours, name).height for name in TABLES)
     # An nsys of 2021 did not export how long the session was; the report says it.
@@ -103,7 +103,7 @@ def test_an_old_report_without_cuda_says_what_its_export_says(captured: Callable
     assert (ours.capture.window_ns, ours.capture.tool_version) == ((0, 250_987_377), "2021.3.2.12")
 
 
-def test_graph_launches_of_a_report_without_an_export(captured: Callable[[str], Path]) -> None:
+def test_graph_launches_of_a_report_without_an_export(captured):
     trace = _native(captured("nsys/gb200_pdl_graphs.nsys-rep"))
     assert (trace.graph_launches.height, trace.kernels.height) == (1_000, 3_000)
     assert [device.name for device in trace.capture.devices] == ["NVIDIA GB200"]
@@ -114,13 +114,13 @@ def _codes(notes: tuple[Note, ...]) -> set[str]:
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Path:
+def report(tmp_path):
     path = tmp_path / "run.nsys-rep"
     path.write_bytes(small_report())
     return path
 
 
-def test_a_known_report_needs_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_report_needs_no_nsys(report, monkeypatch):
     def never(path: Path, known_as: Path, told: Callable[[str], None]) -> Path:
         raise AssertionError
 
@@ -129,9 +129,7 @@ def test_a_known_report_needs_no_nsys(report: Path, monkeypatch: pytest.MonkeyPa
     assert trace.kernels.height == 10
 
 
-def test_an_unknown_report_is_converted_and_says_so(
-    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_report_is_converted_and_says_so(report, tmp_path, monkeypatch):
     export = Export()
     export.kernel(10, 20)
     path = export.write(tmp_path / "converted.sqlite")
@@ -147,7 +145,7 @@ def test_an_unknown_report_is_converted_and_says_so(
     )
 
 
-def test_a_damaged_report_is_not_handed_on(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_report_is_not_handed_on(report, monkeypatch):
     monkeypatch.setattr(conversion, "converted", lambda *_: pytest.fail("nsys was asked"))
     report.write_bytes(small_report()[:-1])
     with pytest.raises(UnreadableInputError, match="the report is cut off"):
@@ -155,7 +153,7 @@ def test_a_damaged_report_is_not_handed_on(report: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("seconds", "noted"), [(-3600, True), (-10, False), (3600, False)])
-def test_an_export_older_than_its_report_is_noticed(report: Path, seconds: float, noted: bool) -> None:
+def test_an_export_older_than_its_report_is_noticed(report, seconds, noted):
     export = report.with_suffix(".sqlite")
     export.write_bytes(b"")
     written = report.stat().st_mtime
@@ -166,6 +164,6 @@ def test_an_export_older_than_its_report_is_noticed(report: Path, seconds: float
     assert with_note_on_age(trace, report.with_suffix(".json")) is trace
 
 
-def test_a_report_alone_has_no_age(report: Path) -> None:
+def test_a_report_alone_has_no_age(report):
     trace = read_nsys_rep(report, report, lambda _: None)
     assert with_note_on_age(trace, report) is trace

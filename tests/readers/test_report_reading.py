@@ -40,7 +40,7 @@ def _read(tmp_path: Path, content: bytes) -> Trace:
     return read_nsys_report(path, path, lambda _: None)
 
 
-def test_launches_kernels_copies_and_ranges_come_out_as_they_went_in(tmp_path: Path) -> None:
+def test_launches_kernels_copies_and_ranges_come_out_as_they_went_in(tmp_path):
     trace = _read(tmp_path, small_report())
     assert trace.kernels["start_ns"].to_list() == [1_030 + 100 * n for n in range(10)]
     assert trace.kernels.select("device", "stream", "process", "block_x", "static_shared_bytes").row(0) == (
@@ -60,7 +60,7 @@ def test_launches_kernels_copies_and_ranges_come_out_as_they_went_in(tmp_path: P
     assert (trace.capture.format, trace.capture.tool_version) == ("nsys-rep", "2025.3.1.0")
 
 
-def test_columns_of_the_launch_configuration_can_be_left_out(tmp_path: Path) -> None:
+def test_columns_of_the_launch_configuration_can_be_left_out(tmp_path):
     path = tmp_path / "run.nsys-rep"
     path.write_bytes(small_report())
     trace = read_nsys_report(path, path, lambda _: None, launch_configuration=False)
@@ -68,7 +68,7 @@ def test_columns_of_the_launch_configuration_can_be_left_out(tmp_path: Path) -> 
     assert trace.kernels["name"].unique().to_list() == ["gemm"]
 
 
-def test_event_types_that_are_not_known_are_counted_and_named(tmp_path: Path) -> None:
+def test_event_types_that_are_not_known_are_counted_and_named(tmp_path):
     events = [kernel(10, 20, 1), event(152, 120, {1: 5}), event(152, 120, {1: 6}), event(999, 121, {1: 5})]
     trace = _read(tmp_path, small_report(blocks=[block(events)], events=4))
     (note,) = [note for note in trace.capture.notes if note.code == "unread-events"]
@@ -79,12 +79,12 @@ def test_event_types_that_are_not_known_are_counted_and_named(tmp_path: Path) ->
     ("version", "noted"),
     [(b"2026.2.1.210-26", False), (b"2027.1.1.5-27", True), (b"?", False), (b"2026." + b"1" * 9_000, True)],
 )
-def test_a_report_of_a_newer_nsys_is_noted(tmp_path: Path, version: bytes, noted: bool) -> None:
+def test_a_report_of_a_newer_nsys_is_noted(tmp_path, version, noted):
     trace = _read(tmp_path, small_report(origin=message({6: version})))
     assert ("untested-report" in {note.code for note in trace.capture.notes}) is noted
 
 
-def test_events_stored_otherwise_than_known_are_counted(tmp_path: Path) -> None:
+def test_events_stored_otherwise_than_known_are_counted(tmp_path):
     events = [
         kernel(10, 20, 1),
         message({1: 79, 107: 5}),
@@ -96,32 +96,32 @@ def test_events_stored_otherwise_than_known_are_counted(tmp_path: Path) -> None:
     assert note.text.endswith("does not know: TraceFunctions, CudaDeviceKernel, CudaDeviceMemory.")
 
 
-def test_names_beyond_the_strings_are_shown_by_number(tmp_path: Path) -> None:
+def test_names_beyond_the_strings_are_shown_by_number(tmp_path):
     trace = _read(tmp_path, small_report(strings=[b"x"] * 3))
     assert "unnamed-events" in {note.code for note in trace.capture.notes}
     assert trace.api_calls["name"].unique().to_list() == ["unnamed (4)"]
 
 
-def test_types_that_no_table_is_made_of_are_passed_over(tmp_path: Path) -> None:
+def test_types_that_no_table_is_made_of_are_passed_over(tmp_path):
     events = [kernel(10, 20, 1), event(27, 113, {1: 5, 6: b"python"}), event(41, 106, {1: 5})]
     trace = _read(tmp_path, small_report(blocks=[block(events)], events=3))
     assert "unread-events" not in {note.code for note in trace.capture.notes}
 
 
-def test_marks_alone_show_that_ranges_were_recorded(tmp_path: Path) -> None:
+def test_marks_alone_show_that_ranges_were_recorded(tmp_path):
     events = [kernel(10, 20, 1), event(34, 102, {1: 34, 2: 15, 7: b"a mark", 9: made.THREAD})]
     trace = _read(tmp_path, small_report(blocks=[block(events)], events=2))
     assert trace.ranges.height == 0
     assert {"kernels", "ranges"} == trace.capture.recorded
 
 
-def test_a_report_without_events_says_so(tmp_path: Path) -> None:
+def test_a_report_without_events_says_so(tmp_path):
     trace = _read(tmp_path, small_report(blocks=[], events=0))
     assert [note.code for note in trace.capture.notes] == ["no-cuda-data"]
     assert trace.capture.window_ns == (0, 4_000)
 
 
-def test_environment_and_command_line_never_leave_the_report(tmp_path: Path) -> None:
+def test_environment_and_command_line_never_leave_the_report(tmp_path):
     secret = b"SECRET_OF_THE_USER"
     content = small_report(
         target=message({1: {2: {1: [{1: 610, 2: secret}, {1: 619, 2: secret}]}}, 2: secret, 17: 1, 18: 2}),
@@ -155,7 +155,7 @@ def test_environment_and_command_line_never_leave_the_report(tmp_path: Path) -> 
         (small_report(tail=b"\x0a\x50"), "found a field that reaches beyond its message"),
     ],
 )
-def test_a_damaged_report_is_refused_in_one_line(tmp_path: Path, content: bytes, found: str) -> None:
+def test_a_damaged_report_is_refused_in_one_line(tmp_path, content, found):
     with pytest.raises(UnreadableInputError) as caught:
         _read(tmp_path, content)
     assert found in str(caught.value)
@@ -170,12 +170,12 @@ def test_a_damaged_report_is_refused_in_one_line(tmp_path: Path, content: bytes,
         (small_report().replace(b"Raw Sampling Data", b"Raw Sampling Date"), "no section Raw Sampling Data"),
     ],
 )
-def test_a_report_of_another_kind_is_told_from_a_damaged_one(tmp_path: Path, content: bytes, found: str) -> None:
+def test_a_report_of_another_kind_is_told_from_a_damaged_one(tmp_path, content, found):
     with pytest.raises(NotUnderstoodError, match=found):
         _read(tmp_path, content)
 
 
-def test_blocks_that_unpack_to_far_more_than_a_report_holds_are_refused(tmp_path: Path) -> None:
+def test_blocks_that_unpack_to_far_more_than_a_report_holds_are_refused(tmp_path):
     bomb = packed(framed(made.bytes_field(1, message({1: 27, 113: bytes(2**25)}))))
     assert len(bomb) < 2**18
     content = small_report(blocks=[bomb] * 40, events=40)
@@ -188,7 +188,7 @@ def test_blocks_that_unpack_to_far_more_than_a_report_holds_are_refused(tmp_path
         tracemalloc.stop()
 
 
-def test_deep_nesting_costs_nothing(tmp_path: Path) -> None:
+def test_deep_nesting_costs_nothing(tmp_path):
     deep = b""
     for _ in range(5_000):
         deep = made.bytes_field(101, deep)
@@ -237,17 +237,17 @@ def _walked(messages: list[bytes]) -> list[dict[int, object]]:
 
 
 @given(st.lists(_MESSAGES, min_size=1, max_size=30))
-def test_every_field_of_every_message_is_found(contents: list[dict[int, object]]) -> None:
+def test_every_field_of_every_message_is_found(contents):
     ordered = [dict(sorted(content.items())) for content in contents]
     wanted = [{n: v for n, v in content.items() if n not in (5, 200)} for content in ordered]
     assert _walked([message(content) for content in ordered]) == wanted
 
 
-def test_of_a_repeated_field_the_last_value_counts() -> None:
+def test_of_a_repeated_field_the_last_value_counts():
     assert _walked([message({1: [4, 5], 2: 1}), message({1: 6})]) == [{1: 5, 2: 1}, {1: 6}]
 
 
-def test_numbers_written_longer_than_needed_mean_the_same() -> None:
+def test_numbers_written_longer_than_needed_mean_the_same():
     assert _walked([b"\x08\x85\x80\x80\x80\x80\x80\x80\x80\x80\x00", b"\x08\x85\x80\x00"]) == [{1: 5}, {1: 5}]
 
 
@@ -266,14 +266,14 @@ def test_numbers_written_longer_than_needed_mean_the_same() -> None:
         b"\x05\x01\x01\x01\x01",
     ],
 )
-def test_what_is_no_message_is_refused(content: bytes) -> None:
+def test_what_is_no_message_is_refused(content):
     with pytest.raises(DamagedError):
         _walked([content])
     with pytest.raises(DamagedError):
         _walked([message({1: 1, 300: 2}), content])
 
 
-def test_a_message_of_endless_fields_is_refused() -> None:
+def test_a_message_of_endless_fields_is_refused():
     with pytest.raises(DamagedError, match="far too many"):
         _walked([message({2: list(range(2_000))})])
 
@@ -286,7 +286,7 @@ _EVENTS = st.builds(
 
 
 @given(st.lists(_EVENTS, max_size=40), st.binary(max_size=3))
-def test_a_list_is_cut_where_its_lengths_say(events: list[bytes], before: bytes) -> None:
+def test_a_list_is_cut_where_its_lengths_say(events, before):
     content = b"".join(bytes_field(1, one) for one in events)
     source = Bytes(before + content + b"\x0a\x02\x08\x01")
     starts, ends = runs(source, len(before), len(before) + len(content), tag(1))
@@ -294,7 +294,7 @@ def test_a_list_is_cut_where_its_lengths_say(events: list[bytes], before: bytes)
 
 
 @given(st.lists(_EVENTS, min_size=1, max_size=8), st.data())
-def test_a_list_whose_lengths_lead_elsewhere_is_refused(events: list[bytes], data: st.DataObject) -> None:
+def test_a_list_whose_lengths_lead_elsewhere_is_refused(events, data):
     content = bytearray(b"".join(bytes_field(1, one) for one in events))
     cut = data.draw(st.integers(1, len(content) - 1))
     whole = np.cumsum([len(bytes_field(1, one)) for one in events])
@@ -304,7 +304,7 @@ def test_a_list_whose_lengths_lead_elsewhere_is_refused(events: list[bytes], dat
         runs(Bytes(content), 0, cut, tag(1))
 
 
-def test_fields_one_by_one_agree_with_the_bulk() -> None:
+def test_fields_one_by_one_agree_with_the_bulk():
     content = message({1: -5, 7: b"text", 300: 2**40})
     assert list(wire.fields(content, 0, len(content))) == [
         (tag(1), 2**64 - 5, 0),

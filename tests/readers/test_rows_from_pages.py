@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -183,7 +182,7 @@ _LEAF, _INTERIOR = 13, 5
 
 
 @pytest.fixture(params=["small", "large"])
-def export(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+def export(tmp_path, request, monkeypatch):
     """An export with 4,000 kernels on some sixty pages; read as one that is too large for a check of all pages, too."""
     if request.param == "large":
         monkeypatch.setattr(sqlite, "_CHECKED_BYTES", 0)
@@ -237,7 +236,7 @@ def _an_earlier_page_at_the_end(content: bytearray) -> None:
     "damage",
     [_fewer_rows, _one_page_twice, _one_row_twice, _another_number_of_a_row, _an_earlier_page_at_the_end],
 )
-def test_damage_that_sqlite_reads_over_is_refused(export: Path, damage: Callable[[bytearray], None]) -> None:
+def test_damage_that_sqlite_reads_over_is_refused(export, damage):
     content = bytearray(export.read_bytes())
     damage(content)
     export.write_bytes(content)
@@ -263,9 +262,7 @@ def _shortened(export: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_updated, _replaced, _shortened])
-def test_an_export_that_is_written_to_while_it_is_read_is_refused(
-    export: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_is_written_to_while_it_is_read_is_refused(export, change, monkeypatch):
     """Half of the tables would be of one time, and half of another."""
     unchanged = sqlite.SqliteFile.parts
 
@@ -279,11 +276,11 @@ def test_an_export_that_is_written_to_while_it_is_read_is_refused(
         read(export)
 
 
-def test_a_sound_export_is_read(export: Path) -> None:
+def test_a_sound_export_is_read(export):
     assert read(export).kernels.height == _ROWS
 
 
-def test_gaps_between_the_numbers_of_rows_are_no_damage(export: Path) -> None:
+def test_gaps_between_the_numbers_of_rows_are_no_damage(export):
     with closing(sqlite3.connect(export)) as file:
         file.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE rowid % 7 = 0")
         file.commit()
@@ -291,7 +288,7 @@ def test_gaps_between_the_numbers_of_rows_are_no_damage(export: Path) -> None:
     assert read(export).kernels.height == _ROWS - _ROWS // 7
 
 
-def test_expressions_of_the_file_are_not_carried_out(export: Path) -> None:
+def test_expressions_of_the_file_are_not_carried_out(export):
     """A constraint or a computed column may say anything, and take forever."""
     endless = "length(hex(zeroblob(900000000)))"
     with closing(sqlite3.connect(export)) as file:

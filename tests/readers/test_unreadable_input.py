@@ -50,16 +50,16 @@ def _refused(path: Path) -> str:
         (b"SQLite format 3\x00", "within the SQLite header"),
     ],
 )
-def test_a_file_of_another_kind_is_named_for_what_it_is(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_of_another_kind_is_named_for_what_it_is(tmp_path, content, said):
     path = tmp_path / "profile.sqlite"
     path.write_bytes(content)
     assert said in _refused(path)
 
 
-def test_a_trace_that_perfettos_own_library_wrote_is_named(tmp_path: Path) -> None:
+def test_a_trace_that_perfettos_own_library_wrote_is_named(tmp_path):
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
-    trace = schema.Trace()  # type: ignore[attr-defined]
+    trace = schema.Trace()
     for when in range(1000, 1010):
         packet = trace.packet.add(timestamp=when, trusted_packet_sequence_id=1)
         packet.track_event.name = "aten::mm"
@@ -68,15 +68,15 @@ def test_a_trace_that_perfettos_own_library_wrote_is_named(tmp_path: Path) -> No
     assert "found a trace in Perfetto's format" in _refused(path)
 
 
-def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
+def test_a_file_that_does_not_exist(tmp_path):
     assert "there is no such file" in _refused(tmp_path / "profile.sqlite")
 
 
-def test_a_folder(tmp_path: Path) -> None:
+def test_a_folder(tmp_path):
     assert "this is a folder" in _refused(tmp_path)
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     path = Export().write(tmp_path / "profile.sqlite")
 
     def denied(self: Path, *_: object, **__: object) -> None:
@@ -86,14 +86,14 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert 'permission to read it was denied. Allow it first: chmod u+r "profile.sqlite"' in _refused(path)
 
 
-def test_another_sqlite_database(tmp_path: Path) -> None:
+def test_another_sqlite_database(tmp_path):
     path = tmp_path / "photos.sqlite"
     with closing(sqlite3.connect(path)) as file:
         file.execute("CREATE TABLE photos (id INTEGER)")
     assert "an SQLite database, but not an Nsight Systems export" in _refused(path)
 
 
-def test_an_nvprof_database(tmp_path: Path) -> None:
+def test_an_nvprof_database(tmp_path):
     path = tmp_path / "profile.nvvp"
     with closing(sqlite3.connect(path)) as file:
         file.execute("CREATE TABLE StringTable (_id_ INTEGER, value TEXT)")
@@ -101,7 +101,7 @@ def test_an_nvprof_database(tmp_path: Path) -> None:
     assert "an nvprof database" in _refused(path)
 
 
-def test_real_files_of_other_kinds(captured: Callable[[str], Path]) -> None:
+def test_real_files_of_other_kinds(captured):
     assert "not an Nsight Systems export" in _refused(captured("nsys/not_an_nsys_file.sqlite"))
     assert "an Nsight Compute report" in _refused(captured("ncu/truncated.ncu-rep"))
     assert "found text" in _refused(captured("ncu/error_only.csv"))
@@ -109,14 +109,14 @@ def test_real_files_of_other_kinds(captured: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
-def test_a_file_that_was_cut_off(tmp_path: Path, captured: Callable[[str], Path], share: float) -> None:
+def test_a_file_that_was_cut_off(tmp_path, captured, share):
     whole = captured("nsys/h200_lm_small_train.sqlite").read_bytes()
     path = tmp_path / "profile.sqlite"
     path.write_bytes(whole[: int(len(whole) * share)])
     assert f"{int(len(whole) * share):,} of {len(whole):,} bytes are there" in _refused(path)
 
 
-def test_a_page_of_garbage_in_the_middle_of_a_table(tmp_path: Path) -> None:
+def test_a_page_of_garbage_in_the_middle_of_a_table(tmp_path):
     export = Export()
     for number in range(2000):
         export.kernel(number, number + 1, correlation=number)
@@ -136,7 +136,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.fixture
-def export(tmp_path: Path) -> bytes:
+def export(tmp_path):
     small = Export()
     for number in range(300):
         small.call(number, number + 1, correlation=number)
@@ -147,16 +147,14 @@ def export(tmp_path: Path) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_a_compressed_profile_is_read_and_leaves_nothing_behind(
-    tmp_path: Path, export: bytes, temporary: Path, packer: str
-) -> None:
+def test_a_compressed_profile_is_read_and_leaves_nothing_behind(tmp_path, export, temporary, packer):
     path = tmp_path / f"profile.sqlite.{packer}"
     path.write_bytes(PACKERS[packer](export))
     trace = read(path)
@@ -167,16 +165,14 @@ def test_a_compressed_profile_is_read_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_the_suffix_does_not_matter(tmp_path: Path, export: bytes, packer: str) -> None:
+def test_the_suffix_does_not_matter(tmp_path, export, packer):
     path = tmp_path / "profile.sqlite"
     path.write_bytes(PACKERS[packer](export))
     assert read(path).kernels.height == 300
 
 
 @pytest.mark.parametrize("packer", PACKERS)
-def test_an_incomplete_one_is_refused_and_leaves_nothing_behind(
-    tmp_path: Path, export: bytes, temporary: Path, packer: str
-) -> None:
+def test_an_incomplete_one_is_refused_and_leaves_nothing_behind(tmp_path, export, temporary, packer):
     path = tmp_path / "profile.sqlite"
     packed = PACKERS[packer](export)
     path.write_bytes(packed[: len(packed) // 2])
@@ -185,14 +181,14 @@ def test_an_incomplete_one_is_refused_and_leaves_nothing_behind(
     assert list(temporary.iterdir()) == []
 
 
-def test_several_frames_one_after_the_other_are_one_file(tmp_path: Path, export: bytes) -> None:
+def test_several_frames_one_after_the_other_are_one_file(tmp_path, export):
     for packer, pack in PACKERS.items():
         path = tmp_path / packer
         path.write_bytes(pack(export[:5000]) + pack(export[5000:]))
         assert read(path).kernels.height == 300
 
 
-def test_something_else_inside_is_named_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_something_else_inside_is_named_before_it_is_unpacked(tmp_path, monkeypatch):
     path = tmp_path / "counters.gz"
     path.write_bytes(gzip.compress(b"NVR\x00"))
     monkeypatch.setattr(compressed, "_unpack", lambda *_: pytest.fail("unpacked"))
@@ -200,9 +196,7 @@ def test_something_else_inside_is_named_before_it_is_unpacked(tmp_path: Path, mo
         read(path)
 
 
-def test_a_file_that_grows_without_end_is_stopped(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_grows_without_end_is_stopped(tmp_path, temporary, monkeypatch):
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"SQLite format 3\x00" + bytes(20_000_000)))
     monkeypatch.setattr(limits, "UNSUSPICIOUS_BYTES", 100_000)
@@ -212,9 +206,7 @@ def test_a_file_that_grows_without_end_is_stopped(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_temporary_folder_is_said(
-    tmp_path: Path, export: bytes, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_temporary_folder_is_said(tmp_path, export, temporary, monkeypatch):
     path = tmp_path / "profile.sqlite.gz"
     path.write_bytes(gzip.compress(export))
     (temporary / "full").mkdir()

@@ -327,7 +327,7 @@ def drawn_points(points: pl.DataFrame, roofs: pl.DataFrame) -> list[dict[str, An
     )
 
 
-def test_each_kernel_stands_once_for_each_level_at_its_own_intensity() -> None:
+def test_each_kernel_stands_once_for_each_level_at_its_own_intensity():
     points, roofs = roofline_points()
 
     marks = [mark for mark in drawn_points(points, roofs) if mark["number"] == 2]
@@ -340,7 +340,7 @@ def test_each_kernel_stands_once_for_each_level_at_its_own_intensity() -> None:
     assert [mark["y"] for mark in marks] == pytest.approx([row["flops_per_s"]] * 3, rel=1e-5)
 
 
-def test_a_slope_rises_with_its_bandwidth_to_the_highest_roof_of_arithmetic() -> None:
+def test_a_slope_rises_with_its_bandwidth_to_the_highest_roof_of_arithmetic():
     points, roofs = roofline_points()
 
     lines = next(marks for mark, marks in layers(points, roofs) if mark["type"] == "line" and "line" in marks[0])
@@ -352,7 +352,7 @@ def test_a_slope_rises_with_its_bandwidth_to_the_highest_roof_of_arithmetic() ->
     assert sorted(set(flat)) == [6.7e13, 8.6e14]
 
 
-def test_ridges_stand_where_slope_and_roof_meet() -> None:
+def test_ridges_stand_where_slope_and_roof_meet():
     points, roofs = roofline_points()
 
     ridges = next(marks for mark, marks in layers(points, roofs) if mark.get("shape") == "diamond")
@@ -364,7 +364,7 @@ def test_ridges_stand_where_slope_and_roof_meet() -> None:
     }
 
 
-def test_what_moves_hardly_a_byte_stands_at_the_edge_and_says_so() -> None:
+def test_what_moves_hardly_a_byte_stands_at_the_edge_and_says_so():
     marks = drawn_points(*roofline_points())
 
     beyond = [mark for mark in marks if mark["beyond"] == "yes"]
@@ -373,13 +373,13 @@ def test_what_moves_hardly_a_byte_stands_at_the_edge_and_says_so() -> None:
     assert beyond[0]["intensity"].startswith("1.00e+07") or beyond[0]["intensity"].startswith("10,000,000")
 
 
-def test_a_kernel_without_a_duration_is_drawn() -> None:
+def test_a_kernel_without_a_duration_is_drawn():
     points, roofs = roofline_points()
 
     assert HOSTILE in next(mark for mark in drawn_points(points, roofs) if mark["number"] == 1)["name"]
 
 
-def test_many_kernels_are_thinned_to_the_most_expensive() -> None:
+def test_many_kernels_are_thinned_to_the_most_expensive():
     points, roofs = roofline_points()
     many = pl.concat([points] * 20).with_columns(number=pl.int_range(1, 20 * points.height + 1))
 

@@ -23,7 +23,7 @@ from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts import waterfall_chart
 from warplens.report.comparison.document import step_document
-from warplens.report.comparison.numbers import StepNumbers, TraceFiles, compare_steps
+from warplens.report.comparison.numbers import TraceFiles, compare_steps
 from warplens.report.comparison.steps import kernel_table, part_table, waterfall_rows
 from warplens.report.comparison.words import (
     cause_sentence,
@@ -48,17 +48,17 @@ def side(name: str) -> TraceFiles:
 
 
 @pytest.fixture(scope="module")
-def baseline() -> TraceFiles:
+def baseline():
     return side("deit224_bs1_baseline")
 
 
 @pytest.fixture(scope="module")
-def paradox(baseline: TraceFiles) -> StepNumbers:
+def paradox(baseline):
     return compare_steps(baseline, side("deit224_bs1_topk0.1"), margin=0.02, level=0.05, fail_on=0.05)
 
 
 @pytest.fixture(scope="module")
-def graph(baseline: TraceFiles) -> StepNumbers:
+def graph(baseline):
     return compare_steps(baseline, side("deit224_bs1_graph_nodes"), margin=0.02, level=0.05)
 
 
@@ -71,15 +71,15 @@ def noisy(mean: float, share: float, seed: int, blocks: int = 12) -> Samples:
     ("ratio", "text"),
     [(1.171, "17.1 % slower"), (0.46, "54.0 % less time"), (3.1, "3.10 times as long"), (1.0, "0.0 % slower")],
 )
-def test_a_ratio_reads_as_the_change_that_it_is(ratio: float, text: str) -> None:
+def test_a_ratio_reads_as_the_change_that_it_is(ratio, text):
     assert change_text(ratio) == text
 
 
-def test_signs_stand_before_changes_and_not_before_none() -> None:
+def test_signs_stand_before_changes_and_not_before_none():
     assert [signed_share(change) for change in (0.171, -0.54, 0.0)] == ["+17.1 %", "−54.0 %", "0.0 %"]
 
 
-def test_each_verdict_has_its_sentence() -> None:
+def test_each_verdict_has_its_sentence():
     calm = noisy(1e6, 0.005, 1)
     slower, faster = compare(calm, noisy(1.2e6, 0.005, 2)), compare(calm, noisy(0.5e6, 0.005, 3))
     same, undecided = compare(calm, noisy(1e6, 0.005, 4)), compare(noisy(1e6, 0.2, 5), noisy(1.01e6, 0.2, 6))
@@ -93,13 +93,13 @@ def test_each_verdict_has_its_sentence() -> None:
     assert "of each side would decide it" in str(needed_text(undecided))
 
 
-def test_a_single_duration_has_no_interval_and_says_so() -> None:
+def test_a_single_duration_has_no_interval_and_says_so():
     found = compare(Samples.of([[1e6]]), Samples.of([[2e6]]))
     assert interval_text(found.ratio) == "no interval: a single duration per side"
     assert str(needed_text(found)).startswith("The variation of the times is unknown")
 
 
-def test_the_gate_has_three_ends() -> None:
+def test_the_gate_has_three_ends():
     calm = noisy(1e6, 0.005, 1)
     slower, noise = compare(calm, noisy(1.2e6, 0.005, 2)), compare(noisy(1e6, 0.2, 5), noisy(1.01e6, 0.2, 6))
     assert gate_line(regression(slower, 0.05), slower).startswith("gate failed: slower by more than 5.0 %")
@@ -107,21 +107,21 @@ def test_the_gate_has_three_ends() -> None:
     assert gate_line(regression(noise, 0.05), noise).startswith("gate undecided (not a failure)")
 
 
-def test_a_cause_is_no_reason_where_the_verdict_is_open(paradox: StepNumbers) -> None:
+def test_a_cause_is_no_reason_where_the_verdict_is_open(paradox):
     undecided = replace(paradox.comparison, verdict="undecided")
     first, second = step_answer(replace(paradox, comparison=undecided))
     assert "because" not in first
     assert second.startswith("In what was recorded, ")
 
 
-def test_a_paradox_is_no_reason_of_the_verdict(paradox: StepNumbers) -> None:
+def test_a_paradox_is_no_reason_of_the_verdict(paradox):
     decided = replace(paradox.comparison, verdict="slower")
     (answer,) = step_answer(replace(paradox, comparison=decided))
     assert "because" not in answer
     assert "; GPU work fell 9.6 %, but the step is limited by the host's launch rate" in answer
 
 
-def test_a_factor_has_its_interval_in_factors() -> None:
+def test_a_factor_has_its_interval_in_factors():
     text = verdict_text(compare(noisy(1e6, 0.005, 1), noisy(13e6, 0.005, 2)), "it")
     assert re.fullmatch(r"it takes 1[23]\.\d times as long \(95 %: 1[23]\S* to 13\S* times\)", text)
     assert signed_share(184.766) == "+18,477 %"
@@ -129,12 +129,12 @@ def test_a_factor_has_its_interval_in_factors() -> None:
     assert signed_share(-0.0002) == "−<0.1 %"
 
 
-def test_a_small_gain_is_no_factor() -> None:
+def test_a_small_gain_is_no_factor():
     calm, faster = noisy(1e6, 0.0005, 1), noisy(0.99e6, 0.0005, 2)
     assert verdict_text(compare(calm, faster, margin=0.001), "it").startswith("it takes 1.0 % less time (95 %: ")
 
 
-def test_launches_that_became_fewer_are_no_reason_to_be_slower(paradox: StepNumbers) -> None:
+def test_launches_that_became_fewer_are_no_reason_to_be_slower(paradox):
     """Then it is what each of them costs."""
     before, after = paradox.difference.launches.baseline, paradox.difference.launches.variant
     fewer = replace(after, calls=before.calls - 20, issue_ns=2 * float(after.issue_ns or 0))
@@ -143,13 +143,13 @@ def test_launches_that_became_fewer_are_no_reason_to_be_slower(paradox: StepNumb
     assert re.search(r"20 fewer launches per step, but at \S+ µs each instead of \S+ µs", text)
 
 
-def test_only_launches_of_added_kernels_are_priced_by_them(graph: StepNumbers, baseline: TraceFiles) -> None:
+def test_only_launches_of_added_kernels_are_priced_by_them(graph, baseline):
     """The kernels of the top-k selection are not in the graph; the others are, and their launches are spared."""
     found = compare_steps(side("deit224_bs1_topk0.1"), graph.variant, margin=0.02, level=0.05)
     assert re.search(r"210 fewer launches per step at 2\d\.\d µs each", " ".join(step_answer(found)))
 
 
-def test_nothing_is_most_of_a_change_that_others_oppose(paradox: StepNumbers) -> None:
+def test_nothing_is_most_of_a_change_that_others_oppose(paradox):
     wall, why = paradox.difference.wall, paradox.why
     parts = tuple(part for part in wall.parts if part.group == "compute")
     gemm = next(part for part in parts if part.part == "gemm")
@@ -167,7 +167,7 @@ def test_nothing_is_most_of_a_change_that_others_oppose(paradox: StepNumbers) ->
     assert "above all in matrix products (GEMM) (+3.00 ms per step), against −1.00 ms in elementwise" in text
 
 
-def test_what_cannot_be_compared_has_no_verdict(paradox: StepNumbers) -> None:
+def test_what_cannot_be_compared_has_no_verdict(paradox):
     stopped = Note("aborted-steps", NoteLevel.BLOCKING, "one of its steps did not finish")
     first, second = step_answer(replace(paradox, notes=(stopped,)))
     assert first == "No verdict: the sides cannot be compared: one of its steps did not finish."
@@ -177,7 +177,7 @@ def test_what_cannot_be_compared_has_no_verdict(paradox: StepNumbers) -> None:
     assert "Not comparable" in render_markdown(step_document(replace(paradox, notes=(stopped,))))
 
 
-def test_gpu_work_that_changed_in_a_step_as_long_is_told_with_what_made_up_for_it(paradox: StepNumbers) -> None:
+def test_gpu_work_that_changed_in_a_step_as_long_is_told_with_what_made_up_for_it(paradox):
     why = replace(
         paradox.why, cause="no-difference", direction="same", gpu_change_share=0.29,
         contributions=(Contribution("gpu-work", 9e6, None), Contribution("communication", -8e6, None)),
@@ -186,7 +186,7 @@ def test_gpu_work_that_changed_in_a_step_as_long_is_told_with_what_made_up_for_i
     assert text.endswith(": GPU work rose 29.0 %, against 8.00 ms less of exposed communication")
 
 
-def test_opposing_changes_have_no_shares_of_what_they_leave(paradox: StepNumbers) -> None:
+def test_opposing_changes_have_no_shares_of_what_they_leave(paradox):
     wall = paradox.difference.wall
     assert "share" in [column.name for column in part_table(wall).columns]
     least = replace(wall.variant, wall_ns=wall.baseline.wall_ns + 1000)
@@ -195,7 +195,7 @@ def test_opposing_changes_have_no_shares_of_what_they_leave(paradox: StepNumbers
     assert table.caption.endswith("opposing changes that nearly cancel")
 
 
-def test_the_last_row_is_the_sum_of_the_others(paradox: StepNumbers) -> None:
+def test_the_last_row_is_the_sum_of_the_others(paradox):
     wall = paradox.difference.wall
     for table in (part_table(wall), part_table(wall, most=4)):
         *parts, total = table.rows.iter_rows(named=True)
@@ -205,21 +205,21 @@ def test_the_last_row_is_the_sum_of_the_others(paradox: StepNumbers) -> None:
     assert part_table(wall, most=4).rows.height == 6, "four parts, the smaller ones together, and the sum"
 
 
-def test_the_waterfall_leads_from_one_step_to_the_other(paradox: StepNumbers) -> None:
+def test_the_waterfall_leads_from_one_step_to_the_other(paradox):
     wall = paradox.difference.wall
     rows = waterfall_rows(wall)
     assert float(wall.baseline.wall_ns) + rows["delta"].sum() == pytest.approx(float(wall.variant.wall_ns))
     assert rows["delta"][0] < 0 < rows["delta"][-2]
 
 
-def test_a_waterfall_of_nothing_can_be_drawn(baseline: TraceFiles) -> None:
+def test_a_waterfall_of_nothing_can_be_drawn(baseline):
     wall = compare_steps(baseline, baseline, margin=0.02, level=0.05).difference.wall
     rows = waterfall_rows(wall)
     assert rows.is_empty()
     assert waterfall_chart(("one", 1.0), rows, ("other", 1.0)).svg("nothing changed").startswith("<svg")
 
 
-def test_a_kernel_that_took_anothers_place_is_named_with_it(paradox: StepNumbers) -> None:
+def test_a_kernel_that_took_anothers_place_is_named_with_it(paradox):
     rows = kernel_table(paradox.kernels, limit=None).rows
     replaced = rows.filter(pl.col("before").is_not_null())
     assert replaced.height > 0
@@ -227,7 +227,7 @@ def test_a_kernel_that_took_anothers_place_is_named_with_it(paradox: StepNumbers
     assert set(rows.filter(pl.col("change") == "added")["sure"]) == {"yes"}
 
 
-def test_what_a_graph_hides_is_not_called_removed_for_certain(baseline: TraceFiles) -> None:
+def test_what_a_graph_hides_is_not_called_removed_for_certain(baseline):
     whole = compare_steps(baseline, side("deit224_bs1_graph_whole"), margin=0.02, level=0.05)
     removed = whole.kernels.filter(pl.col("change") == "removed")
     assert removed.height > 0
@@ -238,7 +238,7 @@ def test_what_a_graph_hides_is_not_called_removed_for_certain(baseline: TraceFil
 
 @pytest.mark.browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_page_draws_its_waterfall_in_both_themes(browser, paradox: StepNumbers, tmp_path: Path, theme: str) -> None:
+def test_the_page_draws_its_waterfall_in_both_themes(browser, paradox, tmp_path, theme):
     path = tmp_path / "compare.html"
     path.write_text(render_html(step_document(paradox)), "utf-8")
     visit = Visit(browser, path, "waterfall", color_scheme=theme, viewport={"width": 390, "height": 844})
@@ -251,7 +251,7 @@ def test_the_page_draws_its_waterfall_in_both_themes(browser, paradox: StepNumbe
     assert visit.trouble == []
 
 
-def test_the_first_screen_shows_both_steps_on_one_scale(paradox: StepNumbers) -> None:
+def test_the_first_screen_shows_both_steps_on_one_scale(paradox):
     found = step_document(paradox).answer
     assert found is not None
     wall = paradox.difference.wall

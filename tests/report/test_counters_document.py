@@ -48,13 +48,13 @@ def words(part: Section) -> str:
     return " ".join(block.text for block in part.all_blocks() if isinstance(block, Paragraph))
 
 
-def test_ranges_are_not_called_kernels() -> None:
+def test_ranges_are_not_called_kernels():
     lead = counters_lead(examine_counters(read_counters(MODES / "nvtx_ranges.ncu-rep.xz")))
 
     assert lead.startswith("1 result of kernels, ranges or graphs took 2.47 ms: 100.0 % bound by compute.")
 
 
-def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy() -> None:
+def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy():
     faults = table(planted(), "faults-table")
 
     assert faults["name"].to_list()[0] == "tiny_grid"
@@ -66,7 +66,7 @@ def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy() -> None:
     assert "Pad or swizzle" in faults.filter(fault="bank conflicts")["remedy"][0]
 
 
-def test_the_roofline_is_drawn_with_its_roofs_and_their_source() -> None:
+def test_the_roofline_is_drawn_with_its_roofs_and_their_source():
     part = section(planted(), "roofline-section")
 
     (figure,) = (block for block in part.all_blocks() if isinstance(block, Figure))
@@ -76,14 +76,14 @@ def test_the_roofline_is_drawn_with_its_roofs_and_their_source() -> None:
     assert "3 of 9 kernels did no arithmetic" in words(part)
 
 
-def test_launch_configurations_with_a_problem_stand_first() -> None:
+def test_launch_configurations_with_a_problem_stand_first():
     rows = table(planted(), "launch-table")
 
     assert rows.select("name", "problem").row(0) == ("tiny_grid", "4 blocks for 132 multiprocessors")
     assert rows["problem"].null_count() > 0
 
 
-def test_clusters_have_columns_only_where_there_are_some() -> None:
+def test_clusters_have_columns_only_where_there_are_some():
     clusters = examine_counters(read_counters(MODES / "clusters.ncu-rep.xz"))
     plain = examine_counters(read_counters(MODES / "nvtx.ncu-rep.xz"))
 
@@ -96,7 +96,7 @@ def test_clusters_have_columns_only_where_there_are_some() -> None:
     assert "clusters of 8 leave multiprocessors partly empty" in table(clusters, "launch-table")["problem"][0]
 
 
-def test_what_was_not_collected_is_said_with_what_to_collect() -> None:
+def test_what_was_not_collected_is_said_with_what_to_collect():
     numbers = examine_counters(counters(launch("a")))
 
     for part in ("speed-of-light", "stalls", "memory", "roofline-section"):
@@ -104,7 +104,7 @@ def test_what_was_not_collected_is_said_with_what_to_collect() -> None:
     assert "--section SpeedOfLight" in words(section(numbers, "next-run"))
 
 
-def test_a_report_without_a_launch_is_a_document_all_the_same() -> None:
+def test_a_report_without_a_launch_is_a_document_all_the_same():
     numbers = examine_counters(counters())
 
     assert counters_document([numbers]).lead == "The report holds no profiled kernel."
@@ -112,7 +112,7 @@ def test_a_report_without_a_launch_is_a_document_all_the_same() -> None:
     json.loads(counters_json([numbers]))
 
 
-def test_several_reports_are_compared_with_the_first() -> None:
+def test_several_reports_are_compared_with_the_first():
     before, after = (examine_counters(counters(launch(ns=ns, sm=sm))) for ns, sm in ((200.0, 70.0), (100.0, 80.0)))
 
     document = counters_document([before, after])
@@ -129,7 +129,7 @@ def hostile() -> KernelCounters:
     return replace(report, capture=replace(report.capture, source=f"{HOSTILE}.ncu-rep"))
 
 
-def test_hostile_names_are_text() -> None:
+def test_hostile_names_are_text():
     document = counters_document([examine_counters(hostile())])
 
     page, text = render_html(document), render_markdown(document)
@@ -143,7 +143,7 @@ def timeline() -> Timeline:
     return Timeline(read(TRACE))
 
 
-def test_the_report_on_a_trace_ranks_its_kernels_by_what_they_could_save() -> None:
+def test_the_report_on_a_trace_ranks_its_kernels_by_what_they_could_save():
     numbers = read_counters(MODES / "full.ncu-rep.xz")
     shape = timeline().trace.kernels.select(
         "name", "full_name", *(f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz")
@@ -164,7 +164,7 @@ def test_the_report_on_a_trace_ranks_its_kernels_by_what_they_could_save() -> No
     assert row["verdict"].startswith("memory (DRAM)")
 
 
-def test_counters_of_another_program_match_nothing_and_say_so() -> None:
+def test_counters_of_another_program_match_nothing_and_say_so():
     joined = join_counters(read_counters(PLANTED), timeline(), timeline().window())
 
     assert not joined.matches
@@ -174,7 +174,7 @@ def test_counters_of_another_program_match_nothing_and_say_so() -> None:
 
 
 @pytest.mark.browser
-def test_the_page_is_drawn_without_a_request(browser, tmp_path: Path) -> None:
+def test_the_page_is_drawn_without_a_request(browser, tmp_path):
     path = write_counters([planted()], tmp_path, ["html"])[0]
     visit = Visit(browser, path, "roofline", viewport={"width": 390, "height": 844})
     drawing = visit.page.locator("[data-chart=roofline] svg")

@@ -11,17 +11,17 @@ from tests.diagnosis.programs import record
 from warplens.analysis.timeline import Timeline
 from warplens.report.document import SectionOf, Table
 from warplens.report.overview.document import overview_document, report_document
-from warplens.report.overview.numbers import Numbers, examine
+from warplens.report.overview.numbers import examine
 from warplens.report.verdict import evidence_text, factor, finding_blocks, standing
 
 
 @pytest.fixture(scope="module")
-def numbers() -> Numbers:
+def numbers():
     timeline = Timeline(record(programs.unfused_optimizer))
     return examine(timeline, timeline.window())
 
 
-def test_a_report_opens_with_what_limits_how_much_and_what_to_do(numbers: Numbers) -> None:
+def test_a_report_opens_with_what_limits_how_much_and_what_to_do(numbers):
     answer = overview_document(numbers).answer
     assert answer is not None
     first = numbers.diagnosis.findings[0]
@@ -30,14 +30,14 @@ def test_a_report_opens_with_what_limits_how_much_and_what_to_do(numbers: Number
     assert (answer.do, answer.code, answer.refute) == (first.remedies[0].action, first.remedies[0].how, first.refute)
 
 
-def test_the_parts_of_the_first_screens_strips_are_the_whole(numbers: Numbers) -> None:
+def test_the_parts_of_the_first_screens_strips_are_the_whole(numbers):
     answer = overview_document(numbers).answer
     assert answer is not None
     for strip in answer.strips:
         assert sum(part.share for part in strip.segments) == pytest.approx(1.0, abs=0.03)
 
 
-def test_each_of_several_profiles_has_its_answer_under_ids_of_its_own(numbers: Numbers) -> None:
+def test_each_of_several_profiles_has_its_answer_under_ids_of_its_own(numbers):
     document = report_document([numbers, numbers])
     assert [part.answer.id for part in document.parts if part.answer] == ["p1-answer", "p2-answer"]
     comparison = document.tables()[0]
@@ -47,14 +47,14 @@ def test_each_of_several_profiles_has_its_answer_under_ids_of_its_own(numbers: N
     assert len(ids) == len(set(ids))
 
 
-def test_the_room_of_findings_holds_phases_predictions_and_remedies(numbers: Numbers) -> None:
+def test_the_room_of_findings_holds_phases_predictions_and_remedies(numbers):
     assert numbers.diagnosis is not None
     section = SectionOf("findings", "Findings", finding_blocks).of(numbers.diagnosis)
     tables = {block.id for block in section.all_blocks() if isinstance(block, Table)}
     assert {"findings", "phase-verdicts", "predictions", "remedies-unfused-optimizer"} <= tables
 
 
-def test_numbers_are_written_with_their_units() -> None:
+def test_numbers_are_written_with_their_units():
     evidence = {
         "idle_ns": 1_500_000,
         "idle_share": 0.25,
@@ -70,7 +70,7 @@ def test_numbers_are_written_with_their_units() -> None:
     )
 
 
-def test_without_steps_counts_are_those_of_the_window() -> None:
+def test_without_steps_counts_are_those_of_the_window():
     assert evidence_text({"waits_per_step": 12.0, "held_ns_per_step": 2e6}, steps=0) == "waits 12, held 2.00 ms"
 
 
@@ -83,7 +83,7 @@ def test_without_steps_counts_are_those_of_the_window() -> None:
         (None, 3.0, "at most 3.00×"),
     ],
 )
-def test_what_is_not_known_leaves_no_comma_behind(expected: float | None, bound: float | None, said: str) -> None:
+def test_what_is_not_known_leaves_no_comma_behind(expected, bound, said):
     finding = replace(
         programs.verdict(programs.launch_bound).findings[0],
         expected=expected,
@@ -93,10 +93,10 @@ def test_what_is_not_known_leaves_no_comma_behind(expected: float | None, bound:
     assert standing(finding).endswith(f", {said} as fast without it")
 
 
-def test_ceilings_beyond_reason_are_not_written_out() -> None:
+def test_ceilings_beyond_reason_are_not_written_out():
     assert (factor(1.5), factor(50_000.0), factor(None)) == ("1.50×", ">100×", "–")
 
 
-def test_what_a_gpu_does_is_not_said_to_cost_time() -> None:
+def test_what_a_gpu_does_is_not_said_to_cost_time():
     saturated = programs.verdict(programs.large_products).findings[0]
     assert "faster" not in standing(saturated)

@@ -39,7 +39,7 @@ def _table(document, identity):
     return next(table for table in document.tables() if table.id == identity)
 
 
-def test_the_lead_counts_the_verdicts_of_the_table(evidence, document) -> None:
+def test_the_lead_counts_the_verdicts_of_the_table(evidence, document):
     for name, numbers in evidence.sweeps.items():
         counted = Counter(_table(document, f"points-{name}").rows["verdict"].to_list())
         assert sum(counted.values()) == len(numbers.points)
@@ -47,7 +47,7 @@ def test_the_lead_counts_the_verdicts_of_the_table(evidence, document) -> None:
             assert re.search(rf"{name}[^;]*{verdict} at {count}\b", document.lead, re.IGNORECASE)
 
 
-def test_each_hypothesis_stands_as_the_profiles_judged_it(evidence, document) -> None:
+def test_each_hypothesis_stands_as_the_profiles_judged_it(evidence, document):
     rows = {(row["id"], row["point"]): row["standing"] for row in _table(document, "hypotheses-table").rows.to_dicts()}
     judged = {(item.id, pair.title): item.standing for pair in evidence.pairs for item in pair.hypotheses}
     assert rows == judged
@@ -57,7 +57,7 @@ def test_each_hypothesis_stands_as_the_profiles_judged_it(evidence, document) ->
     assert said == "At input size 224, batch 1: H1, H2 confirmed; H2c, H4c not judged; H3 partly confirmed; H4 refuted."
 
 
-def test_predictions_are_held_against_what_was_measured(evidence, document) -> None:
+def test_predictions_are_held_against_what_was_measured(evidence, document):
     rows = _table(document, "predicted").rows
     assert rows.equals(predicted_times(evidence))
     assert rows.height == 4
@@ -68,13 +68,13 @@ def test_predictions_are_held_against_what_was_measured(evidence, document) -> N
         assert row["measured_ns"] in cells["latency_ns"].to_list()
 
 
-def test_a_profile_that_does_not_decide_stands_beside_the_measurement_that_does(document) -> None:
+def test_a_profile_that_does_not_decide_stands_beside_the_measurement_that_does(document):
     first, second = _texts(_section(document, "evidence"))[:2]
     assert "without a profiler (eager), the variant is slower: 0.84× as fast (0.81 to 0.87)" in first
     assert second.startswith("In the profiles: whether the variant is faster or slower is undecided")
 
 
-def test_where_the_model_contradicts_a_measurement_the_report_says_so(evidence, document) -> None:
+def test_where_the_model_contradicts_a_measurement_the_report_says_so(evidence, document):
     told = [text for text in _texts(_section(document, "cause")) if "the model names" in text]
     assert len(told) == len(evidence.sweeps)
     for text, numbers in zip(told, evidence.sweeps.values(), strict=True):
@@ -87,13 +87,13 @@ def test_where_the_model_contradicts_a_measurement_the_report_says_so(evidence, 
         assert text.startswith(f"At {wrong} of {len(decided)} points" if wrong else f"At all {len(decided)} points")
 
 
-def test_an_answer_that_all_lines_share_is_given_once(document) -> None:
+def test_an_answer_that_all_lines_share_is_given_once(document):
     graph = [text for text in _texts(_section(document, "cause")) if "faster at all measured values" in text]
     assert len(graph) == 2
     assert all(text.startswith("Measured: at every ") for text in graph)
 
 
-def test_the_policys_sentences_are_its_regrets(evidence, document) -> None:
+def test_the_policys_sentences_are_its_regrets(evidence, document):
     said = _texts(_section(document, "policy"))
     for text, reasons in zip(said, (("measured",), ("interpolated", "outside")), strict=True):
         found = [regret for regret in evidence.regrets if regret.reason in reasons]
@@ -102,7 +102,7 @@ def test_the_policys_sentences_are_its_regrets(evidence, document) -> None:
         assert ("every time" in text) == (right == len(found))
 
 
-def test_a_policy_that_was_wrong_is_not_praised(evidence) -> None:
+def test_a_policy_that_was_wrong_is_not_praised(evidence):
     first, *rest = evidence.regrets
     other = next(name for name in ("method=none", "method=topk") if name != first.best)
     worse = replace(first, chosen=other, share=0.25)
@@ -110,20 +110,20 @@ def test_a_policy_that_was_wrong_is_not_praised(evidence) -> None:
     assert any("at most 25.0 % slower" in text for text in said)
 
 
-def test_figures_of_two_runs_are_not_passed_off_as_one(document) -> None:
+def test_figures_of_two_runs_are_not_passed_off_as_one(document):
     quiet = _texts(_section(document, "remedies"))[-1]
     assert "another run than the grid above" in quiet
     assert "took 4.15 ms here and 3.74 ms there" in quiet
 
 
-def test_a_limit_of_all_profiles_is_told_once(document) -> None:
+def test_a_limit_of_all_profiles_is_told_once(document):
     blocks = list(_section(document, "limits").all_blocks())
     texts = [note.text for block in blocks if isinstance(block, Notes) for note in block.notes]
     assert len(texts) == len(set(texts))
     assert all(text[0].isupper() and text.endswith(".") for text in texts)
 
 
-def test_no_id_stands_twice_in_the_page(document) -> None:
+def test_no_id_stands_twice_in_the_page(document):
     ids = re.findall(r'\sid="([^"]+)"', render_html(document))
     assert {name: count for name, count in Counter(ids).items() if count > 1} == {}
 
@@ -138,7 +138,7 @@ def test_no_id_stands_twice_in_the_page(document) -> None:
         ({"pairs": (), "policy": None, "regrets": (), "remedies": None, "grid": None}, None),
     ],
 )
-def test_what_there_is_no_evidence_for_is_left_out(evidence, without, lacking) -> None:
+def test_what_there_is_no_evidence_for_is_left_out(evidence, without, lacking):
     found = {section.id for section in findings_document(replace(evidence, **without), TITLE).sections}
     assert {"answer", "problem", "cause", "limits", "files"} <= found
     if lacking is None:
@@ -147,7 +147,7 @@ def test_what_there_is_no_evidence_for_is_left_out(evidence, without, lacking) -
         assert not found & lacking
 
 
-def test_run_in_its_best_way_the_variant_is_faster_at_every_point_of_the_grid(evidence, document) -> None:
+def test_run_in_its_best_way_the_variant_is_faster_at_every_point_of_the_grid(evidence, document):
     rows = best_ways(evidence)
     cells = evidence.grid.cells.filter(pl.col("status") == "measured")
     for row in rows.iter_rows(named=True):

@@ -28,12 +28,12 @@ def norms() -> Headroom:
     return found("written_out_norms__baseline.json.xz")[0]
 
 
-def test_the_parts_on_the_page_sum_to_the_step() -> None:
+def test_the_parts_on_the_page_sum_to_the_step():
     *parts, total = parts_table(norms()).rows["step_ns"].to_list()
     assert sum(parts) == total == norms().per_step(norms().duration_ns)
 
 
-def test_sentences_name_the_levels_the_roofs_and_what_is_known() -> None:
+def test_sentences_name_the_levels_the_roofs_and_what_is_known():
     levels, roofs, known, *_ = facts(norms())
     assert levels.startswith("GPU 0, one step: 4.5")
     assert levels.endswith("at the limit")
@@ -41,12 +41,12 @@ def test_sentences_name_the_levels_the_roofs_and_what_is_known() -> None:
     assert "known for 100.0 % of the busy time" in known
 
 
-def test_a_launch_bound_decoder_is_told_what_reading_its_weights_takes() -> None:
+def test_a_launch_bound_decoder_is_told_what_reading_its_weights_takes():
     said = list(facts(found("lm_decode_one_token__baseline.json.xz")[0]))
     assert any("of weights per step: at least" in sentence for sentence in said)
 
 
-def test_the_chart_names_what_is_worth_a_bar() -> None:
+def test_the_chart_names_what_is_worth_a_bar():
     (figure,) = [block for block in headroom_blocks((norms(),)) if isinstance(block, Figure)]
     drawn = figure.chart.svg(figure.alt)
     for text in ("measured step", "below roof: elementwise", "avoidable: passes that fusion makes one", "limit"):
@@ -54,7 +54,7 @@ def test_the_chart_names_what_is_worth_a_bar() -> None:
     assert "conversions of layout" not in drawn, "0.3 % of the step are not worth a bar"
 
 
-def test_each_gpu_has_its_own_headroom() -> None:
+def test_each_gpu_has_its_own_headroom():
     several = found("ddp_straggler-gpu.sqlite.xz")
     document = Document("", "", sections((SectionOf("headroom", "Headroom", headroom_blocks),), several))
     ids = [block.id for block in (*document.figures(), *document.tables())]
@@ -66,7 +66,7 @@ def test_each_gpu_has_its_own_headroom() -> None:
 
 
 @pytest.mark.parametrize("name", ["written_out_norms__baseline.json.xz", "ddp_straggler-gpu.sqlite.xz"])
-def test_the_json_holds_parts_and_groups_of_each_gpu(name: str) -> None:
+def test_the_json_holds_parts_and_groups_of_each_gpu(name):
     devices = headroom_data(found(name))["devices"]
     assert [device["device"] for device in devices] == list(range(len(devices)))
     for device in devices:
@@ -74,7 +74,7 @@ def test_the_json_holds_parts_and_groups_of_each_gpu(name: str) -> None:
         assert device["groups"]["rows"]["measured_ns"].sum() == device["after"]["idle"]
 
 
-def test_rows_of_kernels_that_share_a_short_name_are_told_apart() -> None:
+def test_rows_of_kernels_that_share_a_short_name_are_told_apart():
     full = [f"void cutlass::Kernel2<cutlass_80_simt_sgemm_{tile}_8x4_nn>(int)" for tile in ("256x128", "128x256")]
     blank = {column.name: None for column in GROUPS.columns}
     rows = [{**blank, "name": "Kernel2", "kernel": kernel, "calls": 1.0} for kernel in full]

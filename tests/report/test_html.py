@@ -30,7 +30,7 @@ TEXT_ONLY = Document("plain", "Nothing.", (Section("a", "A", (Paragraph("One < t
 
 
 @pytest.fixture(scope="module")
-def page() -> str:
+def page():
     return render_html(sample.document())
 
 

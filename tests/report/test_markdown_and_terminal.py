@@ -98,7 +98,7 @@ def test_a_table_without_rows_says_so():
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_commands_stay_whole_and_what_they_answer_fits_the_width(width: int) -> None:
+def test_commands_stay_whole_and_what_they_answer_fits_the_width(width):
     command, why = "warplens diagnose profile.sqlite", "every finding, with its evidence and what would refute it"
     rows = brief_text([Line("next", "", "quiet", (f"{command}  # {why}",))], width).splitlines()
     assert all(len(row) <= width for row in rows)

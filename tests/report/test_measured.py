@@ -20,7 +20,7 @@ ROWS = pl.DataFrame(
 )
 
 
-def test_what_is_too_far_off_and_what_was_not_compared_is_told_apart() -> None:
+def test_what_is_too_far_off_and_what_was_not_compared_is_told_apart():
     errors, ulps, lost = errors_tables(ROWS)
     assert errors.rows["near_enough"].to_list() == ["yes", "no"]
     assert ulps.rows.height == 2
@@ -28,7 +28,7 @@ def test_what_is_too_far_off_and_what_was_not_compared_is_told_apart() -> None:
     assert len(errors_tables(ROWS.head(2))) == 2
 
 
-def test_the_page_counts_the_tensors_and_draws_their_errors() -> None:
+def test_the_page_counts_the_tensors_and_draws_their_errors():
     document = errors_document(ROWS)
     assert document.lead.startswith("2 tensors were held against float64; 1 of them is further off than twice")
     assert [figure.alt for figure in document.figures()] == ["2 errors, 2.00e-04 to 0.009"]

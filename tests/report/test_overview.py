@@ -63,7 +63,7 @@ def sentences(text: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def training() -> Numbers:
+def training():
     return numbers_of(training_trace())
 
 

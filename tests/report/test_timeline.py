@@ -34,7 +34,7 @@ PROFILES = {
 
 
 @pytest.fixture(scope="module", params=PROFILES)
-def timeline(request) -> Timeline:
+def timeline(request):
     return Timeline(warplens.read(PROFILES[request.param]))
 
 

@@ -14,21 +14,20 @@ from tests.report.conftest import Visit
 from warplens.analysis.timeline import Timeline
 from warplens.report.html import render_html
 from warplens.report.overview.document import report_document
-from warplens.report.overview.numbers import Numbers, examine
+from warplens.report.overview.numbers import examine
 from warplens.report.timeline import timeline_view
-from warplens.report.tracks import TimelineView
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def numbers() -> Numbers:
+def numbers():
     timeline = Timeline(warplens.read(shipped.capture("copies_and_syncs")))
     return examine(timeline, timeline.window())
 
 
 @pytest.fixture(scope="module")
-def view(numbers) -> TimelineView:
+def view(numbers):
     return timeline_view(numbers.timeline, numbers.window, numbers.diagnosis, numbers.budgets)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -79,7 +78,7 @@ register(Workload("trouble", "One that fails.", Settings, prepare))
 
 
 @pytest.fixture(scope="session")
-def _modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _modules(tmp_path_factory):
     folder = tmp_path_factory.mktemp("modules")
     (folder / "torch.py").write_text(_TORCH)
     (folder / "troubled.py").write_text(_WORKLOAD)
@@ -87,7 +86,7 @@ def _modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def troubled(_modules: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def troubled(_modules, monkeypatch):
     """The module that registers the workload `trouble`; child processes find it, and a torch of its kind."""
     inherited = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(_modules), inherited])))

@@ -248,5 +248,5 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     ("text", "value"),
     [("yes", True), ("True", True), ("true", True), ("1", True), ("no", False), ("False", False), ("0", False)],
 )
-def test_a_yes_or_no_may_be_typed_as_measurements_and_python_write_it(text: str, value: bool) -> None:
+def test_a_yes_or_no_may_be_typed_as_measurements_and_python_write_it(text, value):
     assert setting_value("--axis causal", text, not value) is value

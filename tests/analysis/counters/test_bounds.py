@@ -23,17 +23,17 @@ COALESCED = {SECTORS: 1000.0, f"{SECTORS}_ideal": 1000.0}
 
 
 def bound(**arguments: object) -> dict[str, object]:
-    return kernel_bounds(counters(launch(**arguments))).row(0, named=True)  # type: ignore[arg-type]
+    return kernel_bounds(counters(launch(**arguments))).row(0, named=True)
 
 
-def test_a_streaming_copy_at_the_bandwidth_of_memory_is_healthy() -> None:
+def test_a_streaming_copy_at_the_bandwidth_of_memory_is_healthy():
     found = bound(sm=5.0, memory=91.0, **{DRAM: 91.0, "l1tex__t_sector_hit_rate.pct": 0.0}, **COALESCED)
 
     assert (found["bound"], found["unit"], found["unit_share"]) == ("memory", "dram", 0.91)
     assert (found["at_roof"], found["healthy"], found["fault"]) == (True, True, None)
 
 
-def test_a_matrix_product_at_the_peak_of_the_tensor_pipe_is_healthy_at_low_occupancy() -> None:
+def test_a_matrix_product_at_the_peak_of_the_tensor_pipe_is_healthy_at_low_occupancy():
     found = bound(
         registers=168, block=128, sm=88.0, memory=45.0, **{TENSOR: 88.0, DRAM: 45.0, ACHIEVED: 12.0, THREADS: 32.0}
     )
@@ -41,7 +41,7 @@ def test_a_matrix_product_at_the_peak_of_the_tensor_pipe_is_healthy_at_low_occup
     assert (found["bound"], found["unit"], found["healthy"], found["fault"]) == ("compute", "tensor", True, None)
 
 
-def test_multiply_adds_that_fill_the_issue_slots_are_bound_by_their_pipe() -> None:
+def test_multiply_adds_that_fill_the_issue_slots_are_bound_by_their_pipe():
     found = bound(sm=98.0, memory=1.0, **{ISSUE: 98.0, FMA: 95.0, THREADS: 32.0})
 
     assert (found["bound"], found["unit"], found["unit_share"], found["healthy"]) == (
@@ -52,19 +52,19 @@ def test_multiply_adds_that_fill_the_issue_slots_are_bound_by_their_pipe() -> No
     )
 
 
-def test_issue_slots_full_of_mixed_instructions_are_no_proof_of_health() -> None:
+def test_issue_slots_full_of_mixed_instructions_are_no_proof_of_health():
     found = bound(sm=88.0, memory=30.0, **{ISSUE: 88.0, FMA: 41.0, THREADS: 32.0})
 
     assert (found["unit"], found["at_roof"], found["healthy"]) == ("issue", True, None)
 
 
-def test_a_full_load_store_pipe_is_memory_not_compute() -> None:
+def test_a_full_load_store_pipe_is_memory_not_compute():
     found = bound(sm=97.8, memory=97.7, **{LSU: 97.8, L1: 97.7})
 
     assert (found["bound"], found["unit"], found["balanced"]) == ("memory", "l1", True)
 
 
-def test_a_full_tensor_pipe_is_the_bound_although_l1_that_feeds_it_is_a_little_fuller() -> None:
+def test_a_full_tensor_pipe_is_the_bound_although_l1_that_feeds_it_is_a_little_fuller():
     found = bound(sm=93.4, memory=94.6, **{TENSOR: 93.4, L1: 94.6, THREADS: 32.0})
 
     assert (found["bound"], found["unit"], found["unit_share"]) == ("compute", "tensor", pytest.approx(0.934))
@@ -72,26 +72,26 @@ def test_a_full_tensor_pipe_is_the_bound_although_l1_that_feeds_it_is_a_little_f
 
 
 @pytest.mark.parametrize("l1_or_dram", [{L1: 97.0}, {DRAM: 97.0}])
-def test_memory_is_the_bound_where_the_arithmetic_is_not_full(l1_or_dram: dict[str, float]) -> None:
+def test_memory_is_the_bound_where_the_arithmetic_is_not_full(l1_or_dram):
     assert bound(sm=78.0, memory=97.0, **{TENSOR: 78.0}, **l1_or_dram)["bound"] == "memory"
 
 
-def test_full_device_memory_is_the_bound_beside_a_full_pipe() -> None:
+def test_full_device_memory_is_the_bound_beside_a_full_pipe():
     assert bound(sm=93.4, memory=94.6, **{TENSOR: 93.4, DRAM: 94.6})["unit"] == "dram"
 
 
-def test_without_the_metrics_that_would_show_waste_health_cannot_be_said() -> None:
+def test_without_the_metrics_that_would_show_waste_health_cannot_be_said():
     assert bound(sm=5.0, memory=91.0, **{DRAM: 91.0})["healthy"] is None
 
 
 @pytest.mark.parametrize("collected", ["sm", "memory"])
-def test_where_one_throughput_was_not_collected_it_may_be_what_is_busy(collected: str) -> None:
+def test_where_one_throughput_was_not_collected_it_may_be_what_is_busy(collected):
     found = bound(**{"sm": None, "memory": None, collected: 54.4, ACHIEVED: 62.0})
 
     assert (found["bound"], found["unit"]) == ("unknown", None)
 
 
-def test_low_throughputs_on_a_full_grid_are_latency_with_the_longest_wait() -> None:
+def test_low_throughputs_on_a_full_grid_are_latency_with_the_longest_wait():
     waits = {STALLED.format("long_scoreboard"): 30.0, STALLED.format("selected"): 1.0, STALLED.format("wait"): 4.0}
 
     found = bound(sm=20.0, memory=30.0, **{ACHIEVED: 90.0}, **waits)
@@ -100,7 +100,7 @@ def test_low_throughputs_on_a_full_grid_are_latency_with_the_longest_wait() -> N
     assert found["stall_share"] == pytest.approx(30 / 35)
 
 
-def test_a_grid_of_less_than_a_wave_is_too_small_to_say() -> None:
+def test_a_grid_of_less_than_a_wave_is_too_small_to_say():
     found = bound(grid=66, sm=3.0, memory=4.0)
 
     assert (found["bound"], found["fault"], found["fault_gain_share"]) == (
@@ -110,15 +110,15 @@ def test_a_grid_of_less_than_a_wave_is_too_small_to_say() -> None:
     )
 
 
-def test_a_persistent_kernel_of_few_blocks_that_fills_its_pipe_is_not_small() -> None:
+def test_a_persistent_kernel_of_few_blocks_that_fills_its_pipe_is_not_small():
     assert bound(grid=128, registers=168, block=384, sm=85.0, memory=40.0, **{TENSOR: 85.0})["bound"] == "compute"
 
 
-def test_low_throughput_of_a_launch_that_hides_its_configuration_is_unknown() -> None:
+def test_low_throughput_of_a_launch_that_hides_its_configuration_is_unknown():
     assert bound(registers=None, sm=3.0, memory=4.0)["bound"] == "unknown"
 
 
-def test_without_throughputs_the_bound_is_unknown() -> None:
+def test_without_throughputs_the_bound_is_unknown():
     assert bound()["bound"] == "unknown"
 
 
@@ -143,7 +143,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_the_planted_fault_is_named_first(fault: str) -> None:
+def test_the_planted_fault_is_named_first(fault):
     assert bound(**PLANTED[fault])["fault"] == fault
 
 
@@ -156,10 +156,8 @@ def test_the_planted_fault_is_named_first(fault: str) -> None:
         ("barriers", {"block": 64, "barriers": 16}, 12.4),
     ],
 )
-def test_low_occupancy_is_at_fault_with_its_limiter(
-    limiter: str, arguments: dict[str, object], achieved: float
-) -> None:
-    occupied = kernel_bounds(counters(launch(**arguments)))  # type: ignore[arg-type]
+def test_low_occupancy_is_at_fault_with_its_limiter(limiter, arguments, achieved):
+    occupied = kernel_bounds(counters(launch(**arguments)))
     assert occupied["fault"].to_list() == [None]  # without throughputs nothing says that it waits
 
     found = bound(**arguments, sm=15.0, memory=20.0, **{ACHIEVED: achieved})
@@ -167,13 +165,13 @@ def test_low_occupancy_is_at_fault_with_its_limiter(
     assert (found["bound"], found["fault"], found["occupancy_limiter"]) == ("latency", "occupancy", limiter)
 
 
-def test_low_occupancy_of_a_kernel_at_its_roof_is_no_fault() -> None:
+def test_low_occupancy_of_a_kernel_at_its_roof_is_no_fault():
     assert kernel_faults(
         counters(launch(registers=255, sm=90.0, memory=10.0, **{TENSOR: 90.0, ACHIEVED: 12.0}))
     ).is_empty()
 
 
-def test_occupancy_that_contradicts_itself_is_not_blamed() -> None:
+def test_occupancy_that_contradicts_itself_is_not_blamed():
     claimed = {"sm__maximum_warps_per_active_cycle_pct": 100.0, ACHIEVED: 48.0}
 
     found = bound(registers=64, sm=15.0, memory=20.0, **claimed)
@@ -182,15 +180,15 @@ def test_occupancy_that_contradicts_itself_is_not_blamed() -> None:
     assert found["inconsistent"] is not None
 
 
-def test_a_fault_that_costs_less_than_a_tenth_is_not_named() -> None:
+def test_a_fault_that_costs_less_than_a_tenth_is_not_named():
     # Half of the sectors are wasted, but memory is hardly used.
     assert bound(sm=70.0, memory=15.0, **{FMA: 70.0, SECTORS: 2000.0, f"{SECTORS}_ideal": 1000.0})["fault"] is None
 
 
-def test_the_evidence_is_the_numbers_that_decide() -> None:
+def test_the_evidence_is_the_numbers_that_decide():
     found = bound(sm=20.0, memory=30.0, **{ACHIEVED: 90.0})
 
-    assert [item["name"] for item in found["evidence"]] == [  # type: ignore[attr-defined]
+    assert [item["name"] for item in found["evidence"]] == [
         "compute_share",
         "memory_share",
         "waves",
@@ -203,7 +201,7 @@ SAMPLED = "smsp__pcsamp_warps_issue_stalled_{}"
 OP = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
 
 
-def test_stalls_are_shares_of_the_cycles_between_two_instructions() -> None:
+def test_stalls_are_shares_of_the_cycles_between_two_instructions():
     cycles = {"long_scoreboard": 6.0, "wait": 2.0, "selected": 1.0, "not_selected": 1.0}
 
     found = warp_stalls(counters(launch(**{STALLED.format(name): value for name, value in cycles.items()})))
@@ -216,7 +214,7 @@ def test_stalls_are_shares_of_the_cycles_between_two_instructions() -> None:
     ]
 
 
-def test_a_warp_that_issues_or_could_is_not_stalled() -> None:
+def test_a_warp_that_issues_or_could_is_not_stalled():
     report = counters(
         launch(**{STALLED.format("selected"): 5.0, STALLED.format("not_selected"): 4.0, STALLED.format("wait"): 1.0})
     )
@@ -224,7 +222,7 @@ def test_a_warp_that_issues_or_could_is_not_stalled() -> None:
     assert top_stalls(report)["reason"].to_list() == ["wait"]
 
 
-def test_samples_stand_in_where_cycles_were_not_counted() -> None:
+def test_samples_stand_in_where_cycles_were_not_counted():
     sampled = {
         SAMPLED.format("barrier"): 90.0,
         SAMPLED.format("selected"): 30.0,
@@ -236,22 +234,22 @@ def test_samples_stand_in_where_cycles_were_not_counted() -> None:
     assert found.select("launch", "reason", "share").rows() == [(0, "barrier", 0.75), (1, "wait", 1.0)]
 
 
-def test_a_handful_of_samples_says_nothing() -> None:
+def test_a_handful_of_samples_says_nothing():
     assert top_stalls(counters(launch(**{SAMPLED.format("barrier"): 5.0, SAMPLED.format("wait"): 1.0}))).is_empty()
 
 
-def test_names_that_two_versions_give_to_one_state_are_one() -> None:
+def test_names_that_two_versions_give_to_one_state_are_one():
     found = top_stalls(counters(launch(**{SAMPLED.format("no_instructions"): 200.0})))
 
     assert found["reason"].to_list() == ["no_instruction"]
     assert "no_instruction" in STALL_REASONS
 
 
-def test_names_of_nvprof_are_not_used() -> None:
+def test_names_of_nvprof_are_not_used():
     assert not {"memory_throttle", "execution_dependency", "memory_dependency"} & set(STALL_REASONS)
 
 
-def test_sectors_for_each_request() -> None:
+def test_sectors_for_each_request():
     metrics = {
         OP.format("requests", "ld"): 100.0,
         OP.format("sectors", "ld"): 3200.0,
@@ -268,13 +266,13 @@ def test_sectors_for_each_request() -> None:
     assert found["global_wasted_share"] == pytest.approx(2800 / 3400)
 
 
-def test_wasted_sectors_of_the_access_pattern_come_first() -> None:
+def test_wasted_sectors_of_the_access_pattern_come_first():
     metrics = {"memory_l2_theoretical_sectors_global": 800.0, "memory_l2_theoretical_sectors_global_ideal": 200.0}
 
     assert memory_access(counters(launch(**metrics)))["global_wasted_share"].to_list() == [0.75]
 
 
-def test_bank_conflicts_are_wavefronts_beyond_the_ideal() -> None:
+def test_bank_conflicts_are_wavefronts_beyond_the_ideal():
     metrics = {
         "memory_l1_wavefronts_shared": 32_000.0,
         "memory_l1_wavefronts_shared_ideal": 1000.0,
@@ -287,7 +285,7 @@ def test_bank_conflicts_are_wavefronts_beyond_the_ideal() -> None:
     assert found["conflict_cycles_share"] == pytest.approx(31_000 / (500 * 132))
 
 
-def test_a_kernel_that_reads_everything_once_is_streaming_and_its_hit_rate_no_grade() -> None:
+def test_a_kernel_that_reads_everything_once_is_streaming_and_its_hit_rate_no_grade():
     metrics = {
         OP.format("requests", "ld"): 100.0,
         OP.format("sectors", "ld"): 1600.0,
@@ -301,7 +299,7 @@ def test_a_kernel_that_reads_everything_once_is_streaming_and_its_hit_rate_no_gr
     assert found["l1_hit_share"].to_list() == [0.0, 0.0]
 
 
-def test_active_threads_come_from_the_ratio_or_from_the_counts() -> None:
+def test_active_threads_come_from_the_ratio_or_from_the_counts():
     ratio = {"smsp__thread_inst_executed_per_inst_executed.ratio": 24.0}
     counts = {"thread_inst_executed": 1600.0, "inst_executed": 100.0, "thread_inst_executed_true": 800.0}
 

@@ -25,7 +25,7 @@ def full(name: str, full_name: str) -> KernelCounters:
     return replace(report, launches=report.launches.with_columns(whole))
 
 
-def test_percentages_change_in_points_and_amounts_in_ratios() -> None:
+def test_percentages_change_in_points_and_amounts_in_ratios():
     before = counters(launch(ns=200.0, sm=70.0, memory=20.0, **{HIT_RATE: 40.0, BYTES: 1000.0}))
     after = counters(launch(ns=100.0, sm=45.0, memory=85.0, **{HIT_RATE: 65.0, BYTES: 250.0}))
 
@@ -40,14 +40,14 @@ def test_percentages_change_in_points_and_amounts_in_ratios() -> None:
     assert changes[BYTES] == (None, 0.25)
 
 
-def test_what_only_one_report_has_is_unpaired() -> None:
+def test_what_only_one_report_has_is_unpaired():
     found = compare_counters(counters(launch("a"), launch("b")), counters(launch("a"), launch("c")))
 
     assert found.unpaired.select("side", "name").rows() == [("before", "b"), ("after", "c")]
     assert found.paired_share_before == found.paired_share_after == 0.5
 
 
-def test_a_kernel_in_another_size_is_found_where_there_is_no_doubt() -> None:
+def test_a_kernel_in_another_size_is_found_where_there_is_no_doubt():
     one = compare_counters(counters(launch("a", grid=100)), counters(launch("a", grid=200)))
     two = compare_counters(counters(launch("a", grid=100)), counters(launch("a", grid=200), launch("a", grid=300)))
 
@@ -55,19 +55,19 @@ def test_a_kernel_in_another_size_is_found_where_there_is_no_doubt() -> None:
     assert two.groups.is_empty(), "which of the two it became, nobody knows"
 
 
-def test_another_instance_of_a_template_is_found_by_its_short_name() -> None:
+def test_another_instance_of_a_template_is_found_by_its_short_name():
     found = compare_counters(full("f", "void f<128>(float *)"), full("f", "void f<256>(float *)"))
 
     assert found.groups["matched"].to_list() == ["name"]
 
 
-def test_tools_that_spell_a_literal_in_other_ways_mean_the_same_kernel() -> None:
+def test_tools_that_spell_a_literal_in_other_ways_mean_the_same_kernel():
     found = compare_counters(full("f", "void f<(int)128, (bool)0>(float *)"), full("f", "void f<128, false>(float*)"))
 
     assert found.groups["matched"].to_list() == ["exact"]
 
 
-def test_a_kernel_that_was_renamed_is_compared_if_the_user_says_so() -> None:
+def test_a_kernel_that_was_renamed_is_compared_if_the_user_says_so():
     before, after = counters(launch("naive", ns=900.0)), counters(launch("tiled", ns=300.0))
 
     assert compare_counters(before, after).groups.is_empty()
@@ -78,7 +78,7 @@ def test_a_kernel_that_was_renamed_is_compared_if_the_user_says_so() -> None:
         compare_counters(before, after, [("naive", "tilde")])
 
 
-def test_other_ways_of_collecting_are_mentioned() -> None:
+def test_other_ways_of_collecting_are_mentioned():
     clock = "sm__cycles_elapsed.avg.per_second"
     before = counters(launch(**{clock: 1.2e9}), session=Session(("A",), "base", "all", "kernel"))
     after = counters(launch(**{clock: 1.9e9}), session=Session(("B",), "none", "none", None))
@@ -92,14 +92,14 @@ def test_other_ways_of_collecting_are_mentioned() -> None:
     ]
 
 
-def test_reports_that_were_collected_alike_compare_without_a_note() -> None:
+def test_reports_that_were_collected_alike_compare_without_a_note():
     settings = Session(("A",), "none", "all", "kernel")
 
     assert compare_counters(*(counters(launch(), session=settings) for _ in range(2))).notes == ()
 
 
 @pytest.mark.slow
-def test_a_report_against_itself_changed_in_nothing() -> None:
+def test_a_report_against_itself_changed_in_nothing():
     report = read_counters(PLANTED)
 
     found = compare_counters(report, report)
@@ -112,7 +112,7 @@ def test_a_report_against_itself_changed_in_nothing() -> None:
 
 
 @needs_reports
-def test_the_ladder_of_matrix_products_climbs() -> None:
+def test_the_ladder_of_matrix_products_climbs():
     before, after = (read_counters(SHARED / f"a10g_sgemm_{step}.ncu-rep") for step in (4, 5))
 
     found = compare_counters(before, after, [("esmm_shmem_multi3", "warptiling")])

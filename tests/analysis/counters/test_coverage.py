@@ -58,7 +58,7 @@ def with_full_names(report: KernelCounters, names: Sequence[str]) -> KernelCount
     return replace(report, launches=report.launches.with_columns(full))
 
 
-def test_a_group_is_covered_by_launches_of_its_kernel_grid_and_block() -> None:
+def test_a_group_is_covered_by_launches_of_its_kernel_grid_and_block():
     report = counters(launch("gemm", **GEMM), launch("gemm", **GEMM), launch("copy", grid=7), launch("other"))
 
     covered = cover(report, steps())
@@ -77,7 +77,7 @@ def test_a_group_is_covered_by_launches_of_its_kernel_grid_and_block() -> None:
     ]
 
 
-def test_another_instance_of_a_template_is_another_kernel() -> None:
+def test_another_instance_of_a_template_is_another_kernel():
     report = with_full_names(counters(launch("fill", **COPY)), ["void fill<float, 4>(float *)"])
     kernels = [
         traces.kernel(at, at + 10, "fill", full_name=f"void fill<{kind}, 4>({kind} *)", **COPY)
@@ -104,14 +104,14 @@ def test_another_instance_of_a_template_is_another_kernel() -> None:
         ("sort", "void at::sort<(int)4>(float *)"),
     ],
 )
-def test_the_same_kernel_is_found_however_tools_spell_it(in_report: str, in_trace: str) -> None:
+def test_the_same_kernel_is_found_however_tools_spell_it(in_report, in_trace):
     report = with_full_names(counters(launch("sort", **COPY)), [in_report])
     timeline = Timeline(traces.trace([traces.kernel(0, 10, "sort", full_name=in_trace, **COPY)]))
 
     assert cover(report, timeline).groups["matched"].to_list() == ["exact"]
 
 
-def test_the_most_to_gain_is_the_distance_to_the_roof_times_the_share_of_the_time() -> None:
+def test_the_most_to_gain_is_the_distance_to_the_roof_times_the_share_of_the_time():
     report = counters(
         launch("gemm", sm=90.0, memory=20.0, **GEMM),
         launch("copy", sm=5.0, memory=40.0, **COPY),
@@ -126,7 +126,7 @@ def test_the_most_to_gain_is_the_distance_to_the_roof_times_the_share_of_the_tim
     assert ranking["bound"][1] == "compute"
 
 
-def test_launches_that_ran_before_the_steady_steps_only_are_warm_up() -> None:
+def test_launches_that_ran_before_the_steady_steps_only_are_warm_up():
     covered = cover(counters(launch("tune", **GEMM)), steps(warmup=2))
 
     assert covered.sample == "warm-up"
@@ -134,7 +134,7 @@ def test_launches_that_ran_before_the_steady_steps_only_are_warm_up() -> None:
     assert covered.exact_share == 0
 
 
-def test_the_order_of_launches_tells_warm_up_where_kernels_alone_do_not() -> None:
+def test_the_order_of_launches_tells_warm_up_where_kernels_alone_do_not():
     tuned = [launch("tune", **GEMM), launch("gemm", **GEMM)]
     whole = [launch("gemm", **GEMM), launch("copy", **COPY)]
 
@@ -143,19 +143,19 @@ def test_the_order_of_launches_tells_warm_up_where_kernels_alone_do_not() -> Non
     assert cover(counters(*whole), steps()).sample == "steady"
 
 
-def test_a_sample_across_the_begin_of_the_window_is_mixed() -> None:
+def test_a_sample_across_the_begin_of_the_window_is_mixed():
     across = [launch(name, **size) for name, size in (("tune", GEMM), ("gemm", GEMM), ("copy", COPY), ("norm", NORM))]
     report = counters(*across, launch("gemm", **GEMM), launch("copy", **COPY))
 
     assert cover(report, steps(warmup=1)).sample == "mixed"
 
 
-def test_where_the_trace_lacks_the_kernels_or_the_steps_the_sample_is_unknown() -> None:
+def test_where_the_trace_lacks_the_kernels_or_the_steps_the_sample_is_unknown():
     assert cover(counters(launch("other")), steps()).sample == "unknown"
     assert cover(counters(launch("gemm", **GEMM)), steps(), "all").sample == "unknown"
 
 
-def test_an_empty_report_covers_nothing_and_an_empty_trace_has_no_shares() -> None:
+def test_an_empty_report_covers_nothing_and_an_empty_trace_has_no_shares():
     nothing = cover(counters(), steps())
     assert (nothing.exact_share, nothing.missing_share, nothing.launches_profiled) == (0, 1, 0)
     assert nothing.ranking.is_empty()
@@ -215,7 +215,7 @@ def plain_join(report: str, capture: str) -> tuple[Counter[str], int, int]:
         ("h200_deit448_bs8.ncu-rep", "deit448_bs8_baseline.sqlite.xz", 0),
     ],
 )
-def test_our_own_reports_cover_our_own_traces_as_a_plain_join_counts(report: str, capture: str, matched: int) -> None:
+def test_our_own_reports_cover_our_own_traces_as_a_plain_join_counts(report, capture, matched):
     covered = cover(read_counters(SHARED / report), Timeline(warplens.read(CAPTURES / capture)))
     times, total, launches = plain_join(report, capture)
 
@@ -227,7 +227,7 @@ def test_our_own_reports_cover_our_own_traces_as_a_plain_join_counts(report: str
     assert covered.sample == "unknown"
 
 
-def test_launches_of_the_same_kernel_grid_and_block_are_one_group() -> None:
+def test_launches_of_the_same_kernel_grid_and_block_are_one_group():
     report = counters(
         launch("a", grid=10),
         launch("b", grid=10),
@@ -242,7 +242,7 @@ def test_launches_of_the_same_kernel_grid_and_block_are_one_group() -> None:
     assert groups.groups.select("first_launch", "launches").rows() == [(0, 2), (1, 1), (2, 1), (4, 1)]
 
 
-def test_a_group_has_the_medians_of_its_launches_and_their_total_time() -> None:
+def test_a_group_has_the_medians_of_its_launches_and_their_total_time():
     groups = group_launches(counters(*(launch(ns=ns, sm=sm) for ns, sm in ((100, 10.0), (300, 50.0), (120, 20.0)))))
 
     assert groups.groups["total_ns"].to_list() == [520.0]
@@ -250,40 +250,40 @@ def test_a_group_has_the_medians_of_its_launches_and_their_total_time() -> None:
     assert groups.counters.values(COMPUTE).to_list() == [20.0]
 
 
-def test_a_launch_that_failed_does_not_spoil_its_group() -> None:
+def test_a_launch_that_failed_does_not_spoil_its_group():
     groups = group_launches(counters(launch(ns=float("nan")), launch(ns=200.0), launch(ns=None)))
 
     assert groups.counters.values("gpu__time_duration.sum").to_list() == [200.0]
     assert groups.groups["total_ns"].to_list() == [200.0]
 
 
-def test_groups_stand_in_the_order_of_their_time_and_launches_in_that_of_the_file() -> None:
+def test_groups_stand_in_the_order_of_their_time_and_launches_in_that_of_the_file():
     report = counters(launch("short", ns=10.0), launch("long", ns=1000.0), launch("failed", ns=None))
 
     assert counters_summary(report)["name"].to_list() == ["long", "short", "failed"]
     assert counters_summary(report, "launch")["name"].to_list() == ["short", "long", "failed"]
 
 
-def test_a_metric_asked_for_is_a_column_of_its_own() -> None:
+def test_a_metric_asked_for_is_a_column_of_its_own():
     report = counters(launch(**{"lts__t_sectors.sum": 5.0}), launch(**{"lts__t_sectors.sum": 7.0}))
 
     assert counters_summary(report, "launch", ["lts__t_sectors.sum"])["lts__t_sectors.sum"].to_list() == [5.0, 7.0]
     assert counters_summary(report, "group", ["lts__t_sectors.sum"])["lts__t_sectors.sum"].to_list() == [6.0]
 
 
-def test_a_metric_that_was_not_collected_is_refused_with_those_near_it() -> None:
+def test_a_metric_that_was_not_collected_is_refused_with_those_near_it():
     with pytest.raises(UsageError, match=r"'lts__t_sector.sum' was not collected; near it are lts__t_sectors.sum"):
         counters_summary(counters(launch(**{"lts__t_sectors.sum": 5.0})), "group", ["lts__t_sector.sum"])
 
 
-def test_an_empty_report_has_no_rows_and_says_so() -> None:
+def test_an_empty_report_has_no_rows_and_says_so():
     report = counters()
 
     assert counters_summary(report).is_empty()
     assert [item.code for item in counter_notes(report)][:1] == ["no-launches"]
 
 
-def test_notes_say_how_the_numbers_were_got() -> None:
+def test_notes_say_how_the_numbers_were_got():
     session = Session(cache_control="all", clock_control="base")
 
     codes = {
@@ -293,12 +293,12 @@ def test_notes_say_how_the_numbers_were_got() -> None:
     assert codes == {"caches-flushed", "clocks-locked", "replayed", "coverage-unknown"}
 
 
-def test_notes_say_what_is_missing() -> None:
+def test_notes_say_what_is_missing():
     notes = {item.code: item.text for item in counter_notes(counters(launch(ns=None), launch(sm=1.0), launch()))}
 
     assert notes["launches-without-time"].startswith("1 of 3 launches")
     assert notes["no-throughputs"].startswith("1 of 3 launches")
 
 
-def test_no_note_claims_idle_time() -> None:
+def test_no_note_claims_idle_time():
     assert not any("idle" in item.text for item in counter_notes(counters(launch(sm=1.0))))

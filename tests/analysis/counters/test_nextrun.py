@@ -86,7 +86,7 @@ def value(run: NextRun, option: str) -> str | None:
     return given[given.index(option) + 1] if option in given else None
 
 
-def test_the_kernel_with_most_of_the_time_is_asked_for_inside_the_steps() -> None:
+def test_the_kernel_with_most_of_the_time_is_asked_for_inside_the_steps():
     run = ask(counters(launch("other")), steps())
 
     assert value(run, "-k") == "regex:^(gemm)$"
@@ -96,18 +96,18 @@ def test_the_kernel_with_most_of_the_time_is_asked_for_inside_the_steps() -> Non
     assert words(run)[-2:] == ["python", "your_program.py"]
 
 
-def test_a_kernel_that_was_profiled_is_not_asked_for_again() -> None:
+def test_a_kernel_that_was_profiled_is_not_asked_for_again():
     assert value(ask(counters(launch("gemm", sm=97.0, memory=20.0, **GEMM)), steps()), "-k") == "regex:^(copy)$"
 
 
-def test_a_kernel_profiled_without_throughputs_is_asked_for_again() -> None:
+def test_a_kernel_profiled_without_throughputs_is_asked_for_again():
     run = ask(counters(launch("gemm", **GEMM)), steps())
 
     assert value(run, "-k") == "regex:^(gemm)$"
     assert "SpeedOfLight" in words(run)
 
 
-def test_without_ranges_launches_before_the_window_are_skipped() -> None:
+def test_without_ranges_launches_before_the_window_are_skipped():
     kernels = [
         traces.kernel(at + shift, at + shift + ns, name, **size)
         for at in range(0, 8000, 1000)
@@ -123,14 +123,14 @@ def test_without_ranges_launches_before_the_window_are_skipped() -> None:
     assert "--nvtx" not in words(run)
 
 
-def test_steps_of_warm_up_with_the_same_name_are_not_let_through() -> None:
+def test_steps_of_warm_up_with_the_same_name_are_not_let_through():
     run = ask(counters(launch("tune", **GEMM)), steps(warmup=2))
 
     assert "--nvtx-include" not in words(run)
     assert value(run, "--launch-skip") == "2"
 
 
-def test_a_numbered_step_is_named_and_its_quantifiers_are_escaped() -> None:
+def test_a_numbered_step_is_named_and_its_quantifiers_are_escaped():
     kernels = [traces.kernel(at + 10, at + 500, "gemm", correlation=at + 1, **GEMM) for at in range(0, 4000, 1000)]
     api = [traces.launch(at + 1, at + 2, at + 1) for at in range(0, 4000, 1000)]
     ranges = [traces.nvtx(at, at + 600, f"train step [{at // 1000}]") for at in range(0, 4000, 1000)]
@@ -140,14 +140,14 @@ def test_a_numbered_step_is_named_and_its_quantifiers_are_escaped() -> None:
     assert value(run, "--nvtx-include") == r"train step \[0\]/"
 
 
-def test_a_program_that_starts_the_profiler_is_waited_for() -> None:
+def test_a_program_that_starts_the_profiler_is_waited_for():
     kernels = [traces.kernel(at, at + 50, "gemm", correlation=at, **GEMM) for at in (100, 200, 300)]
     api = [traces.call(1, 2, "cudaProfilerStart"), *(traces.launch(at - 5, at - 4, at) for at in (100, 200, 300))]
 
     assert value(ask(counters(), Timeline(traces.trace(kernels, api))), "--profile-from-start") == "off"
 
 
-def test_where_all_was_profiled_the_sections_that_explain_the_greatest_loss_are_asked_for() -> None:
+def test_where_all_was_profiled_the_sections_that_explain_the_greatest_loss_are_asked_for():
     session = Session(("SpeedOfLight", "LaunchStats", "Occupancy"), "none", "none", "kernel")
     run = ask(
         counters(
@@ -169,7 +169,7 @@ def test_where_all_was_profiled_the_sections_that_explain_the_greatest_loss_are_
     assert (value(run, "--clock-control"), value(run, "--cache-control")) == ("none", "none")
 
 
-def test_where_nothing_is_missing_there_is_no_command() -> None:
+def test_where_nothing_is_missing_there_is_no_command():
     covered = counters(
         *(launch(name, sm=97.0, memory=20.0, **size) for name, size in (("gemm", GEMM), ("copy", COPY), ("norm", NORM)))
     )
@@ -177,7 +177,7 @@ def test_where_nothing_is_missing_there_is_no_command() -> None:
     assert ask(covered, steps()).command is None
 
 
-def test_passes_follow_from_what_the_report_took() -> None:
+def test_passes_follow_from_what_the_report_took():
     session = Session(("SpeedOfLight", "Occupancy"))
     known = ask(counters(launch("other", profiler__replayer_passes=10.0), session=session), steps())
 
@@ -185,7 +185,7 @@ def test_passes_follow_from_what_the_report_took() -> None:
     assert "modelled" in str(known.passes_how)
 
 
-def test_the_command_is_for_the_version_stated_or_that_of_the_report() -> None:
+def test_the_command_is_for_the_version_stated_or_that_of_the_report():
     assert ask(counters(), steps()).ncu_version == "2025.3.1"
     assert ask(counters(), steps(), "2022.4.0.15").ncu_version == "2022.4.0"
     old = ask(counters(), steps(), "2020.3.1")
@@ -195,7 +195,7 @@ def test_the_command_is_for_the_version_stated_or_that_of_the_report() -> None:
         ask(counters(), steps(), "latest")
 
 
-def test_every_option_and_section_is_one_that_ncu_has() -> None:
+def test_every_option_and_section_is_one_that_ncu_has():
     known = help_of_ncu()
 
     assert {SHORT.get(option, option)[2:] for option in OPTIONS} <= known
@@ -217,7 +217,7 @@ def help_of_ncu() -> set[str]:
 
 
 @pytest.mark.skipif(NCU is None, reason="WARPLENS_NCU names no ncu")
-def test_ncu_understands_the_whole_command(tmp_path: Path) -> None:
+def test_ncu_understands_the_whole_command(tmp_path):
     given = words(ask(counters(launch("tune", **GEMM)), steps()))
 
     # Without a GPU it goes no further than to say so, and with one `true` launches nothing.
@@ -237,7 +237,7 @@ def report(mode: str) -> KernelCounters:
 
 
 @pytest.mark.parametrize("mode", ["ranges", "graph", "nvtx_ranges", "app_ranges"])
-def test_several_kernels_as_one_have_no_launch_configuration(mode: str) -> None:
+def test_several_kernels_as_one_have_no_launch_configuration(mode):
     counters = report(mode)
     assert "launch__block_size" in counters.metrics.columns, "ncu states that of one of the kernels"
 
@@ -248,7 +248,7 @@ def test_several_kernels_as_one_have_no_launch_configuration(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["ranges", "app_ranges"])
-def test_a_range_below_the_roofs_is_not_said_to_wait(mode: str) -> None:
+def test_a_range_below_the_roofs_is_not_said_to_wait(mode):
     """The time between its kernels is in its shares; only a trace could tell the two apart."""
     bounds = kernel_bounds(report(mode))
 
@@ -256,11 +256,11 @@ def test_a_range_below_the_roofs_is_not_said_to_wait(mode: str) -> None:
     assert "several-kernels-as-one" in [note.code for note in counter_notes(report(mode))]
 
 
-def test_a_graph_that_fills_the_tensor_pipe_is_bound_by_it() -> None:
+def test_a_graph_that_fills_the_tensor_pipe_is_bound_by_it():
     assert kernel_bounds(report("graph")).select("bound", "unit").unique().rows() == [("compute", "tensor")]
 
 
-def test_ranges_without_names_are_told_apart() -> None:
+def test_ranges_without_names_are_told_apart():
     summary = counters_summary(report("ranges"))
 
     assert summary["name"].to_list() == ["range #1", "range #0"], "the second holds twice as many kernels"
@@ -268,17 +268,17 @@ def test_ranges_without_names_are_told_apart() -> None:
     assert counters_summary(report("nvtx_ranges"))["name"].to_list() == ["range step"]
 
 
-def test_nodes_of_a_graph_that_was_launched_twice_are_three_groups_of_two() -> None:
+def test_nodes_of_a_graph_that_was_launched_twice_are_three_groups_of_two():
     groups = group_launches(report("graph_nodes")).groups
 
     assert groups["launches"].to_list() == [2, 2, 2]
 
 
-def test_ranges_are_not_asked_for_by_name_in_the_next_run() -> None:
+def test_ranges_are_not_asked_for_by_name_in_the_next_run():
     assert next_sections(report("ranges")).command is None
 
 
-def test_clusters_fit_less_often_than_their_blocks() -> None:
+def test_clusters_fit_less_often_than_their_blocks():
     """45 clusters of 8 blocks fit on 132 multiprocessors that hold 3 of these blocks each: 360 of 396."""
     row = launch_occupancy(report("clusters")).row(0, named=True)
 
@@ -291,7 +291,7 @@ def test_clusters_fit_less_often_than_their_blocks() -> None:
     assert "34 % occupancy" in note.text
 
 
-def test_dense_and_sparse_products_have_roofs_of_their_own() -> None:
+def test_dense_and_sparse_products_have_roofs_of_their_own():
     found = roofline(report("products")).filter((pl.col("precision") == "tensor") & (pl.col("level") == "dram"))
 
     assert found.select("format", "sparse").rows() == [("bf16", False), ("bf16", True)]
@@ -300,7 +300,7 @@ def test_dense_and_sparse_products_have_roofs_of_their_own() -> None:
     assert min(pipe) > 98.0
 
 
-def test_without_counts_of_instructions_a_total_is_measured_against_dense_products_where_it_can_be() -> None:
+def test_without_counts_of_instructions_a_total_is_measured_against_dense_products_where_it_can_be():
     counters = report("products")
     totals = [name for name in counters.metrics.columns if not name.startswith("sm__ops_path_tensor_op_")]
     metrics = counters.metrics.select(totals)

@@ -27,18 +27,18 @@ def configuration(
 
 
 def occupancy(*arguments: object, **more: object) -> dict[str, object]:
-    return theoretical_occupancy(configuration(*arguments, **more)).row(0, named=True)  # type: ignore[arg-type]
+    return theoretical_occupancy(configuration(*arguments, **more)).row(0, named=True)
 
 
 @pytest.fixture(scope="module")
-def calculated() -> pl.DataFrame:
+def calculated():
     table = pl.read_csv(CALCULATED).with_columns(pl.all().cast(pl.Int64))
     assert table.select("major", "minor").n_unique() == 14
     return table
 
 
 @pytest.mark.parametrize("limit", ["registers", "shared_memory", "warps", "blocks"])
-def test_blocks_by_each_resource_are_those_of_nvidias_calculator(calculated: pl.DataFrame, limit: str) -> None:
+def test_blocks_by_each_resource_are_those_of_nvidias_calculator(calculated, limit):
     ours = theoretical_occupancy(calculated.with_columns(carveout_bytes=pl.lit(None, dtype=pl.Int64)))
 
     theirs = calculated[f"{limit}_blocks"]
@@ -46,7 +46,7 @@ def test_blocks_by_each_resource_are_those_of_nvidias_calculator(calculated: pl.
     assert theirs.is_not_null().sum() > 300
 
 
-def test_blocks_that_fit_are_those_of_nvidias_calculator(calculated: pl.DataFrame) -> None:
+def test_blocks_that_fit_are_those_of_nvidias_calculator(calculated):
     ours = theoretical_occupancy(calculated.with_columns(carveout_bytes=pl.lit(None, dtype=pl.Int64)))
 
     assert ours["blocks_per_sm"].equals(calculated["blocks_per_sm"], check_names=False)
@@ -59,7 +59,7 @@ def test_blocks_that_fit_are_those_of_nvidias_calculator(calculated: pl.DataFram
     assert set(ours.filter(barriers_alone & (ours["blocks_per_sm"] > 0))["limiter"]) == {"barriers"}
 
 
-def test_a_block_more_fits_when_the_limiter_gives_way_by_the_next_step(calculated: pl.DataFrame) -> None:
+def test_a_block_more_fits_when_the_limiter_gives_way_by_the_next_step(calculated):
     inputs = calculated.with_columns(carveout_bytes=pl.lit(None, dtype=pl.Int64))
     ours = theoretical_occupancy(inputs)
     promised = ours["next_share"].is_not_null()
@@ -80,7 +80,7 @@ def test_a_block_more_fits_when_the_limiter_gives_way_by_the_next_step(calculate
     assert (stepped["theoretical_share"] > ours.filter(promised)["theoretical_share"]).all()
 
 
-def test_one_register_more_than_the_next_step_does_not_help() -> None:
+def test_one_register_more_than_the_next_step_does_not_help():
     now = occupancy((8, 0), 256, 72)
     step = now["next_registers_per_thread"]
     assert isinstance(step, int)
@@ -91,7 +91,7 @@ def test_one_register_more_than_the_next_step_does_not_help() -> None:
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_64_registers_with_256_threads_are_half_the_warps(capability: tuple[int, int]) -> None:
+def test_64_registers_with_256_threads_are_half_the_warps(capability):
     found = occupancy(capability, 256, 64)
 
     # 64 × 32 = 2,048 registers a warp; 16,384 / 2,048 = 8 warps in each of 4 sub-partitions; 32 of 64 warps.
@@ -99,25 +99,25 @@ def test_64_registers_with_256_threads_are_half_the_warps(capability: tuple[int,
     assert found["next_registers_per_thread"] == 48  # 40 warps: 10 in a sub-partition, 16,384 / 10 → 1,536 / 32
 
 
-def test_the_same_kernel_fills_a_multiprocessor_of_turing() -> None:
+def test_the_same_kernel_fills_a_multiprocessor_of_turing():
     assert occupancy((7, 5), 256, 64)["theoretical_share"] == 1.0
 
 
-def test_a_block_whose_warps_do_not_divide_those_of_the_multiprocessor_wastes_some() -> None:
+def test_a_block_whose_warps_do_not_divide_those_of_the_multiprocessor_wastes_some():
     found = occupancy((9, 0), 96, 32)
 
     assert (found["warps_per_sm"], found["limiter"], found["next_threads_per_block"]) == (63, "warps", 128)
     assert found["next_share"] == 1.0
 
 
-def test_small_blocks_run_out_of_blocks() -> None:
+def test_small_blocks_run_out_of_blocks():
     found = occupancy((8, 6), 32, 16)
 
     assert (found["blocks_per_sm"], found["theoretical_share"]) == (16, 16 / 48)
     assert (found["limiter"], found["next_threads_per_block"]) == ("blocks", 96)
 
 
-def test_shared_memory_limits_with_what_the_driver_takes() -> None:
+def test_shared_memory_limits_with_what_the_driver_takes():
     found = occupancy((8, 6), 32, 56, shared=8192)
 
     # (8,192 + 1,024) B into 102,400 B: 11.1; a twelfth block fits at 102,400 / 12 = 8,533 → 8,448 − 1,024.
@@ -128,7 +128,7 @@ def test_shared_memory_limits_with_what_the_driver_takes() -> None:
     )
 
 
-def test_a_carve_out_below_the_largest_limits_only_where_nothing_else_does() -> None:
+def test_a_carve_out_below_the_largest_limits_only_where_nothing_else_does():
     tied = occupancy((8, 0), 32, 16, carveout=32 * 1024)
     alone = occupancy((8, 0), 64, 16, shared=1024, carveout=32 * 1024)
 
@@ -136,22 +136,22 @@ def test_a_carve_out_below_the_largest_limits_only_where_nothing_else_does() -> 
     assert alone["co_limiters"] == ["shared-memory"]
 
 
-def test_nothing_limits_at_full_occupancy() -> None:
+def test_nothing_limits_at_full_occupancy():
     found = occupancy((9, 0), 256, 32)
 
     assert (found["theoretical_share"], found["limiter"], found["next_share"]) == (1.0, None, None)
 
 
-def test_what_cannot_be_launched_fits_no_block() -> None:
+def test_what_cannot_be_launched_fits_no_block():
     assert occupancy((9, 0), 1024, 128)["blocks_per_sm"] == 0
 
 
-def test_an_unknown_compute_capability_is_refused_with_those_that_are_known() -> None:
+def test_an_unknown_compute_capability_is_refused_with_those_that_are_known():
     with pytest.raises(UsageError, match=r"6\.1 is not known; known are 7\.0, .*, 12\.1"):
         occupancy((6, 1), 256, 32)
 
 
-def test_a_reported_occupancy_that_its_configuration_forbids_is_refused() -> None:
+def test_a_reported_occupancy_that_its_configuration_forbids_is_refused():
     reported = {
         "sm__maximum_warps_per_active_cycle_pct": 100.0,
         "sm__warps_active.avg.pct_of_peak_sustained_active": 62.0,
@@ -163,7 +163,7 @@ def test_a_reported_occupancy_that_its_configuration_forbids_is_refused() -> Non
     assert found["inconsistent"] == "the reported theoretical occupancy is not that of the reported configuration"
 
 
-def test_an_achieved_occupancy_above_the_theoretical_one_is_refused() -> None:
+def test_an_achieved_occupancy_above_the_theoretical_one_is_refused():
     found = launch_occupancy(
         counters(launch(registers=64, **{"sm__warps_active.avg.pct_of_peak_sustained_active": 62.0}))
     )
@@ -171,7 +171,7 @@ def test_an_achieved_occupancy_above_the_theoretical_one_is_refused() -> None:
     assert found["inconsistent"].to_list() == ["the achieved occupancy is above the theoretical one"]
 
 
-def test_waves_and_the_tail_they_leave() -> None:
+def test_waves_and_the_tail_they_leave():
     found = launch_occupancy(counters(launch(grid=132 * 8), launch(grid=132 * 8 + 1), launch(grid=132 * 40 + 66)))
 
     # 8 blocks of 256 threads fill 64 warps.
@@ -179,11 +179,11 @@ def test_waves_and_the_tail_they_leave() -> None:
     assert found["tail_share"].to_list() == [0.0, 0.5, 1 / 6]
 
 
-def test_a_launch_that_does_not_say_its_registers_has_no_theoretical_occupancy() -> None:
+def test_a_launch_that_does_not_say_its_registers_has_no_theoretical_occupancy():
     found = launch_occupancy(counters(launch(registers=None), launch()))
 
     assert found["theoretical_share"].to_list() == [None, 1.0]
 
 
-def test_limiters_have_one_order() -> None:
+def test_limiters_have_one_order():
     assert LIMITERS == ("warps", "blocks", "registers", "shared-memory", "barriers")

@@ -62,7 +62,7 @@ def of(name: str, frame: pl.DataFrame) -> dict[str, Any]:
     return frame.row(by_predicate=pl.col("launch") == NAMES.index(name), named=True)
 
 
-def test_the_folder_holds_what_its_index_says() -> None:
+def test_the_folder_holds_what_its_index_says():
     assert {path.name for path in SHIPPED.iterdir()} == {"INDEX.json", REPORT["file"]}
     assert report().launches["name"].cast(pl.String).to_list() == NAMES
     assert report().session.clock_control == "none"
@@ -70,7 +70,7 @@ def test_the_folder_holds_what_its_index_says() -> None:
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_the_planted_fault_is_named_first(name: str) -> None:
+def test_the_planted_fault_is_named_first(name):
     found, planted = of(name, kernel_bounds(report())), LAUNCHES[NAMES.index(name)]
 
     assert found["fault"] == planted["fault"]
@@ -81,14 +81,14 @@ def test_the_planted_fault_is_named_first(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_no_other_fault_is_named(name: str) -> None:
+def test_no_other_fault_is_named(name):
     faults = kernel_faults(report()).filter(launch=NAMES.index(name))
 
     assert faults["fault"].to_list() == [LAUNCHES[NAMES.index(name)]["fault"]]
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_kernel_is_called_healthy(name: str) -> None:
+def test_a_healthy_kernel_is_called_healthy(name):
     found, planted = of(name, kernel_bounds(report())), LAUNCHES[NAMES.index(name)]
 
     assert (found["healthy"], found["fault"], found["at_roof"]) == (True, None, True)
@@ -97,7 +97,7 @@ def test_a_healthy_kernel_is_called_healthy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_verdict_does_not_hang_on_source_counters(name: str) -> None:
+def test_the_verdict_does_not_hang_on_source_counters(name):
     verdict = ["bound", "unit", "fault", "occupancy_limiter", "healthy"]
 
     with_them, without = (of(name, kernel_bounds(c)) for c in (report(), without_source_counters()))
@@ -105,7 +105,7 @@ def test_the_verdict_does_not_hang_on_source_counters(name: str) -> None:
     assert [without[column] for column in verdict] == [with_them[column] for column in verdict]
 
 
-def test_the_numbers_are_those_that_the_kernels_were_written_for() -> None:
+def test_the_numbers_are_those_that_the_kernels_were_written_for():
     access, occupancy = memory_access(report()), launch_occupancy(report())
 
     structures = of("uncoalesced", access)
@@ -119,7 +119,7 @@ def test_the_numbers_are_those_that_the_kernels_were_written_for() -> None:
     assert of("tiny_grid", occupancy)["waves"] == pytest.approx(4 / (132 * 8))
 
 
-def test_a_fault_costs_no_more_than_it_is_said_to() -> None:
+def test_a_fault_costs_no_more_than_it_is_said_to():
     # Without a profiler, against the same work without the fault (captures/README.md).
     measured = {
         "uncoalesced": 1 - 0.103 / 0.274,
@@ -133,7 +133,7 @@ def test_a_fault_costs_no_more_than_it_is_said_to() -> None:
         assert of(name, bounds)["fault_gain_share"] >= saved - 0.02, name
 
 
-def test_the_copy_streams_and_its_missed_caches_are_no_fault() -> None:
+def test_the_copy_streams_and_its_missed_caches_are_no_fault():
     copy = of("streaming_copy", memory_access(report()))
 
     assert copy["streaming"]
@@ -141,7 +141,7 @@ def test_the_copy_streams_and_its_missed_caches_are_no_fault() -> None:
     assert copy["dram_bytes_per_s"] > 4e12
 
 
-def test_the_matrix_product_is_near_the_roof_of_the_tensor_cores() -> None:
+def test_the_matrix_product_is_near_the_roof_of_the_tensor_cores():
     roofs = roofline(report()).filter(launch=NAMES.index(PRODUCT), main=True)
     duration_s = of(PRODUCT, speed_of_light(report()))["duration_ns"] / 1e9
 
@@ -151,7 +151,7 @@ def test_the_matrix_product_is_near_the_roof_of_the_tensor_cores() -> None:
     assert [share > 0.9 for share in shares] == [True] * 3  # of DRAM, L2 and L1
 
 
-def test_nothing_is_said_of_the_time_between_kernels() -> None:
+def test_nothing_is_said_of_the_time_between_kernels():
     columns = counters_summary(report(), by="launch").columns
     notes = " ".join(note.text for note in counter_notes(report()))
 
@@ -160,21 +160,21 @@ def test_nothing_is_said_of_the_time_between_kernels() -> None:
     assert "not in this file" in notes  # what the GPU did between the launches
 
 
-def test_the_shipped_report_identifies_nobody() -> None:
+def test_the_shipped_report_identifies_nobody():
     content = lzma.decompress((SHIPPED / REPORT["file"]).read_bytes())
 
     assert not FORBIDDEN.search(content)
     assert not re.search(rb"LD_LIBRARY_PATH|PATH=|HOME=|Hostname|/tmp/|/opt/|/usr/", content)
 
 
-def test_conflicts_are_counted_where_they_are_as_nsight_compute_does() -> None:
+def test_conflicts_are_counted_where_they_are_as_nsight_compute_does():
     """Its rule: "on average a 32.4 - way bank conflict across all 2097152 shared load requests"; stores have none."""
     ways = memory_access(report())["shared_conflict_ways"][NAMES.index("bank_conflicts")]
     (told,) = (rule["message"] for rule in report().rules.to_dicts() if rule["rule"] == "SharedMemoryConflicts")
     assert f"a {ways:.1f} - way bank conflict" in told
 
 
-def test_a_kernel_that_writes_more_than_it_reads_is_held_against_the_way_in() -> None:
+def test_a_kernel_that_writes_more_than_it_reads_is_held_against_the_way_in():
     """`streaming_copy` fills 51.4 % of the links into L2, and 21.0 % of those out of it."""
     points = roofline_points(report()).points
     (copied,) = points.filter(pl.col("full_name").cast(pl.String).str.contains("streaming_copy"))["l2_share"]

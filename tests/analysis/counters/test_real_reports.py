@@ -50,7 +50,7 @@ _OPCODES = "sass__inst_executed_per_opcode"
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_occupancy_and_block_limits_are_those_of_nsight_compute(name: str) -> None:
+def test_occupancy_and_block_limits_are_those_of_nsight_compute(name):
     counters = report(name)
     occupancy = launch_occupancy(counters)
     limits = {"registers": "registers", "warps": "warps", "blocks": "blocks", "barriers": "barriers"}
@@ -77,7 +77,7 @@ def test_occupancy_and_block_limits_are_those_of_nsight_compute(name: str) -> No
 
 @pytest.mark.parametrize("name", ["h200_deit448_bs8.ncu-rep", "a10g_sgemm_4.ncu-rep", "gb200_full_set.ncu-rep"])
 @pytest.mark.parametrize("varied", CURVES)
-def test_occupancy_at_other_configurations_is_that_of_nsight_compute(name: str, varied: str) -> None:
+def test_occupancy_at_other_configurations_is_that_of_nsight_compute(name, varied):
     counters = report(name)
     curve = counters.instances[CURVES[varied]].select("launch", pl.col("key", "value").cast(pl.Int64))
     points = launch_configurations(counters).join(curve, on="launch").filter(pl.col("key") > 0)
@@ -92,7 +92,7 @@ def test_occupancy_at_other_configurations_is_that_of_nsight_compute(name: str, 
 
 
 @pytest.mark.parametrize("name", [name for name in REPORTS if name != "a100_tiny_2021.ncu-rep"])
-def test_the_busiest_part_makes_up_the_throughput(name: str) -> None:
+def test_the_busiest_part_makes_up_the_throughput(name):
     counters = report(name)
     sol = speed_of_light(counters)
     busiest = throughput_breakdown(counters).group_by("launch", "side").agg(pl.col("share").max())
@@ -103,7 +103,7 @@ def test_the_busiest_part_makes_up_the_throughput(name: str) -> None:
         assert (joined["share"] - joined[f"{side}_share"]).abs().max() < 1e-9
 
 
-def test_a_csv_export_names_the_same_parts_as_its_report() -> None:
+def test_a_csv_export_names_the_same_parts_as_its_report():
     by_report = throughput_breakdown(report("h200_deit448_bs8.ncu-rep"))
     by_export = throughput_breakdown(report("h200_deit448_bs8.raw.csv"))
 
@@ -115,7 +115,7 @@ def test_a_csv_export_names_the_same_parts_as_its_report() -> None:
 @pytest.mark.parametrize(
     "name", ["h200_deit448_bs8.ncu-rep", "a10g_sgemm_4.ncu-rep", "a10g_sgemm_5.ncu-rep", "gb200_full_set.ncu-rep"]
 )
-def test_bounds_agree_with_nsight_computes_own_rule(name: str) -> None:
+def test_bounds_agree_with_nsight_computes_own_rule(name):
     counters = report(name)
     said = pl.col("message")
     rule = counters.rules.filter(pl.col("rule") == "SOLBottleneck").with_columns(
@@ -137,7 +137,7 @@ def test_bounds_agree_with_nsight_computes_own_rule(name: str) -> None:
         assert bound in expected
 
 
-def test_stall_shares_are_those_of_the_latency_of_an_instruction() -> None:
+def test_stall_shares_are_those_of_the_latency_of_an_instruction():
     counters = report("h200_deit448_bs8.ncu-rep")
     cycles = warp_stalls(counters).group_by("launch", maintain_order=True).agg(pl.col("cycles").sum())
 
@@ -146,7 +146,7 @@ def test_stall_shares_are_those_of_the_latency_of_an_instruction() -> None:
     assert ((cycles["cycles"] - latency).abs() / latency).median() < 0.1
 
 
-def test_roofs_are_those_of_the_device() -> None:
+def test_roofs_are_those_of_the_device():
     roofs = roofline(report("h200_deit448_bs8.ncu-rep")).filter(precision="fp32", level="dram")
 
     # H200 data sheet: 67 TFLOP/s FP32 at 1.98 GHz, 4.8 TB/s.
@@ -157,14 +157,14 @@ def test_roofs_are_those_of_the_device() -> None:
     assert (roofs["roof_share"] - share).abs().max() < 0.01
 
 
-def test_all_levels_of_the_roofline_are_there_in_a_full_set() -> None:
+def test_all_levels_of_the_roofline_are_there_in_a_full_set():
     roofs = roofline(report("gb200_full_set.ncu-rep"))
 
     assert set(roofs["level"]) == {"dram", "l2", "l1"}
     assert set(roofs["precision"]) == {"fp64", "fp32", "fp16", "tensor"}
 
 
-def test_the_mix_of_instructions_adds_up() -> None:
+def test_the_mix_of_instructions_adds_up():
     counters = report("h200_deit448_bs8.ncu-rep")
     mix = instruction_mix(counters)
 

@@ -33,7 +33,7 @@ def dram(bytes_per_s: float) -> dict[str, float]:
     }
 
 
-def test_a_multiply_add_is_two_operations() -> None:
+def test_a_multiply_add_is_two_operations():
     found = roofline(counters(launch(**fp32(fadd=100.0, fmul=10.0, ffma=1000.0), **dram(1e11)))).row(0, named=True)
 
     assert found["flops_per_s"] == 2110 * GHZ
@@ -42,7 +42,7 @@ def test_a_multiply_add_is_two_operations() -> None:
     assert found["ridge"] == pytest.approx(33.792e12 / 2e12)
 
 
-def test_the_side_follows_from_the_intensity_and_not_from_the_distance() -> None:
+def test_the_side_follows_from_the_intensity_and_not_from_the_distance():
     far_right = fp32(ffma=100.0)  # 0.2 TFLOP/s at 200 FLOP/B: far below the roof, yet on the compute side
     near_left = fp32(ffma=1000.0)  # 2 TFLOP/s at 1.1 FLOP/B
 
@@ -52,18 +52,18 @@ def test_the_side_follows_from_the_intensity_and_not_from_the_distance() -> None
     assert (left["side"], left["roof_share"]) == ("memory", 0.9)
 
 
-def test_distance_to_the_roof_is_reached_over_roof() -> None:
+def test_distance_to_the_roof_is_reached_over_roof():
     for row in roofline(counters(launch(**fp32(ffma=1000.0), **dram(1.5e12)))).to_dicts():
         assert row["roof_share"] == pytest.approx(row["flops_per_s"] / row["roof_flops_per_s"])
 
 
-def test_a_copy_has_no_operations_and_still_a_distance_to_its_roof() -> None:
+def test_a_copy_has_no_operations_and_still_a_distance_to_its_roof():
     found = roofline(counters(launch(**fp32(), **dram(1.8e12)))).row(0, named=True)
 
     assert (found["intensity"], found["side"], found["roof_share"], found["main"]) == (0.0, "memory", 0.9, False)
 
 
-def test_each_level_of_memory_has_its_own_intensity() -> None:
+def test_each_level_of_memory_has_its_own_intensity():
     caches = {
         "lts__lts2xbar_cycles_active.sum.per_second": 1e11,
         "lts__lts2xbar_cycles_active.sum.peak_sustained": 96.0,
@@ -79,7 +79,7 @@ def test_each_level_of_memory_has_its_own_intensity() -> None:
     assert found["peak_bytes_per_s"].to_list() == [2e12, 96 * 32 * 1.6e9, 132 * 128 * GHZ]
 
 
-def test_tensor_operations_are_counted_against_the_peak_of_their_type() -> None:
+def test_tensor_operations_are_counted_against_the_peak_of_their_type():
     def of(kind: str, rate: float, peak: float) -> dict[str, float]:
         name = f"sm__ops_path_tensor_src_{kind}.sum"
         return {f"{name}.per_second": rate, f"{name}.peak_sustained": peak}
@@ -93,7 +93,7 @@ def test_tensor_operations_are_counted_against_the_peak_of_their_type() -> None:
     assert (tensor["precision"], tensor["flops_per_s"], tensor["peak_flops_per_s"]) == ("tensor", 8e14, 1e15)
 
 
-def test_a_dense_product_is_not_measured_against_the_peak_of_sparse_ones() -> None:
+def test_a_dense_product_is_not_measured_against_the_peak_of_sparse_ones():
     def of(kind: str, rate: float, peak: float) -> dict[str, float]:
         name = f"sm__ops_path_tensor_{kind}.sum"
         return {f"{name}.per_second": rate, f"{name}.peak_sustained": peak}
@@ -109,13 +109,13 @@ def test_a_dense_product_is_not_measured_against_the_peak_of_sparse_ones() -> No
     assert (tensor["flops_per_s"], tensor["peak_flops_per_s"], tensor["roof_share"]) == (4e14, 5e14, 0.8)
 
 
-def test_tensor_work_that_was_not_counted_is_declared() -> None:
+def test_tensor_work_that_was_not_counted_is_declared():
     busy = {f"sm__pipe_tensor_cycles_active{OF_PEAK}": 80.0}
 
     assert roofline(counters(launch(**fp32(ffma=1.0), **dram(1e12), **busy)))["uncounted_tensor"].to_list() == [True]
 
 
-def test_without_the_metrics_there_is_no_roofline() -> None:
+def test_without_the_metrics_there_is_no_roofline():
     assert roofline(counters(launch(), launch(**dram(1e12)))).is_empty()
 
 
@@ -126,7 +126,7 @@ DRAM = f"dram__cycles_active{OF_PEAK}"
 L2 = f"lts__t_sectors{OF_PEAK}"
 
 
-def test_the_busiest_part_of_each_side_is_named() -> None:
+def test_the_busiest_part_of_each_side_is_named():
     report = counters(
         launch(sm=70.0, memory=40.0, **{TENSOR: 70.0, SHARED_PIPE: 70.0, ISSUE: 20.0, DRAM: 40.0, L2: 30.0})
     )
@@ -138,14 +138,14 @@ def test_the_busiest_part_of_each_side_is_named() -> None:
     assert (found["pipe_unit"], found["pipe_share"]) == ("tensor", pytest.approx(0.7))
 
 
-def test_a_part_above_the_throughput_does_not_count_towards_it() -> None:
+def test_a_part_above_the_throughput_does_not_count_towards_it():
     # lts__throughput counts more parts of L2 than the memory throughput does.
     report = counters(launch(memory=40.0, **{DRAM: 40.0, L2: 55.0}))
 
     assert throughput_breakdown(report)["unit"].to_list() == ["dram"]
 
 
-def test_a_report_says_itself_which_parts_count() -> None:
+def test_a_report_says_itself_which_parts_count():
     named = {f"breakdown:{MEMORY}": f"{DRAM},{L2}", f"breakdown:{COMPUTE}": ISSUE}
     others = {f"l1tex__lsuin_requests{OF_PEAK}": 39.0, TENSOR: 9.0}
     report = counters(launch(sm=10.0, memory=40.0, **{DRAM: 40.0, L2: 30.0, ISSUE: 10.0}, **named, **others))
@@ -157,14 +157,14 @@ def test_a_report_says_itself_which_parts_count() -> None:
     ]
 
 
-def test_a_launch_that_failed_is_unknown_not_zero() -> None:
+def test_a_launch_that_failed_is_unknown_not_zero():
     found = speed_of_light(counters(launch(ns=float("nan"), sm=float("nan"), memory=None), launch(sm=0.0))).to_dicts()
 
     assert (found[0]["duration_ns"], found[0]["compute_share"], found[0]["memory_share"]) == (None, None, None)
     assert (found[1]["compute_share"], found[1]["compute_unit"]) == (0.0, None)
 
 
-def test_a_report_without_metrics_gives_a_row_a_launch() -> None:
+def test_a_report_without_metrics_gives_a_row_a_launch():
     assert speed_of_light(counters(launch(ns=None), launch(ns=None))).height == 2
 
 
@@ -191,7 +191,7 @@ def l1(bytes_per_s: float) -> dict[str, float]:
     }
 
 
-def test_the_lowest_roof_is_what_a_kernel_can_achieve_at_most() -> None:
+def test_the_lowest_roof_is_what_a_kernel_can_achieve_at_most():
     # 2 TFLOP/s at 2 FLOP/B of DRAM (half of its bandwidth) and 0.4 FLOP/B of L2 (78 % of that).
     kernel = launch(**fp32(ffma=1000.0), **dram(1e12), **l2(5e12), **l1(5e12))
 
@@ -208,7 +208,7 @@ def test_the_lowest_roof_is_what_a_kernel_can_achieve_at_most() -> None:
     )
 
 
-def test_a_copy_has_a_distance_but_no_place_in_the_chart() -> None:
+def test_a_copy_has_a_distance_but_no_place_in_the_chart():
     found = roofline_points(
         counters(launch("copy", **fp32(), **dram(1.8e12)), launch("add", **fp32(fadd=1.0), **dram(1e9)))
     )
@@ -218,13 +218,13 @@ def test_a_copy_has_a_distance_but_no_place_in_the_chart() -> None:
     assert found.placed["name"].to_list() == ["add"]
 
 
-def test_launches_of_a_kernel_are_one_point_sized_by_their_time() -> None:
+def test_launches_of_a_kernel_are_one_point_sized_by_their_time():
     found = roofline_points(counters(*(launch(ns=ns, **fp32(ffma=100.0), **dram(1e12)) for ns in (100.0, 300.0))))
 
     assert found.points.select("launches", "total_ns").rows() == [(2, 400.0)]
 
 
-def test_roofs_are_those_that_a_kernel_stands_under_with_where_they_come_from() -> None:
+def test_roofs_are_those_that_a_kernel_stands_under_with_where_they_come_from():
     slow = {**fp32(ffma=100.0), "sm__cycles_elapsed.avg.per_second": 0.5 * GHZ}
     found = roofline_points(counters(launch("a", **fp32(ffma=100.0), **dram(1e12)), launch("b", **slow, **dram(1e12))))
 
@@ -235,7 +235,7 @@ def test_roofs_are_those_that_a_kernel_stands_under_with_where_they_come_from() 
     assert "peak rate per cycle × clock" in found.roofs["source"][0]
 
 
-def test_a_report_without_the_metrics_has_points_without_a_place() -> None:
+def test_a_report_without_the_metrics_has_points_without_a_place():
     found = roofline_points(counters(launch()))
 
     assert found.points["roof_share"].to_list() == [None]
@@ -243,7 +243,7 @@ def test_a_report_without_the_metrics_has_points_without_a_place() -> None:
     assert found.roofs.is_empty()
 
 
-def test_a_measured_roof_takes_the_place_of_the_reports() -> None:
+def test_a_measured_roof_takes_the_place_of_the_reports():
     report = counters(launch(**fp32(ffma=1000.0), **dram(1e12)))
 
     found = roofline_points(report, {"dram": 1.25e12})
@@ -271,26 +271,26 @@ def tensor(*parts: dict[str, float], capability: tuple[int, int] = (8, 0)) -> di
     return found.row(0, named=True)
 
 
-def test_a_dense_product_is_not_measured_against_the_peak_of_a_sparse_one() -> None:
+def test_a_dense_product_is_not_measured_against_the_peak_of_a_sparse_one():
     row = tensor(rates("bf16", 900e9, 2000.0))
 
     assert (row["precision"], row["format"], row["sparse"]) == ("tensor", "bf16", None)
     assert row["peak_flops_per_s"] == 1000 * GHZ
 
 
-def test_operations_above_the_dense_peak_are_sparse() -> None:
+def test_operations_above_the_dense_peak_are_sparse():
     row = tensor(rates("bf16", 1500e9, 2000.0))
 
     assert (row["sparse"], row["roof_share"]) == (True, 0.75)
 
 
-def test_gpus_before_sparsity_and_types_without_it_have_one_peak() -> None:
+def test_gpus_before_sparsity_and_types_without_it_have_one_peak():
     assert tensor(rates("fp16", 900e9, 2000.0), capability=(7, 0))["peak_flops_per_s"] == 2000 * GHZ
     fp64 = {key.replace("_dst_fp32", ""): value for key, value in rates("fp64", 900e9, 2000.0).items()}
     assert tensor(fp64)["peak_flops_per_s"] == 2000 * GHZ
 
 
-def test_a_total_and_its_parts_are_counted_once() -> None:
+def test_a_total_and_its_parts_are_counted_once():
     parts = (
         rates("bf16", 900e9, 2000.0),
         rates("bf16", 900e9, 1000.0, "_sparsity_off"),
@@ -302,7 +302,7 @@ def test_a_total_and_its_parts_are_counted_once() -> None:
     assert (row["flops_per_s"], row["peak_flops_per_s"], row["sparse"]) == (900e9, 1000 * GHZ, False)
 
 
-def test_the_peak_is_that_of_the_instruction_of_the_type_used_most() -> None:
+def test_the_peak_is_that_of_the_instruction_of_the_type_used_most():
     parts = (
         rates("bf16", 500e9, 2000.0),
         rates("bf16", 500e9, 600.0, "_sparsity_off", "op_hmma_"),

@@ -57,13 +57,13 @@ def training_step() -> Timeline:
     )
 
 
-def test_host_time_splits_into_operators_inside_cuda_calls_and_the_framework() -> None:
+def test_host_time_splits_into_operators_inside_cuda_calls_and_the_framework():
     linear, mm = (rows(training_step())[name] for name in ("aten::linear", "aten::mm"))
     assert (linear["host_ns"], linear["api_ns"], linear["host_self_ns"]) == (10, 2, 10 - 1 - 5)
     assert (mm["calls"], mm["host_ns"], mm["api_ns"], mm["host_self_ns"]) == (2, 5 + 4, 2 + 2, 3 + 2)
 
 
-def test_an_api_call_inside_another_is_counted_once() -> None:
+def test_an_api_call_inside_another_is_counted_once():
     timeline = program(
         [kernel(20, 30, correlation=1)],
         [launch(2, 8, 1), call(3, 7, "cuLaunchKernel", 1)],
@@ -72,14 +72,14 @@ def test_an_api_call_inside_another_is_counted_once() -> None:
     assert rows(timeline)["aten::mm"]["api_ns"] == 6
 
 
-def test_gpu_time_goes_to_the_launching_operator_and_all_around_it() -> None:
+def test_gpu_time_goes_to_the_launching_operator_and_all_around_it():
     table = rows(training_step())
     assert (table["aten::linear"]["gpu_ns"], table["aten::linear"]["gpu_self_ns"]) == (10, 0)
     assert (table["aten::relu"]["gpu_ns"], table["aten::relu"]["gpu_self_ns"]) == (3, 3)
     assert table["aten::_foreach_add_"]["gpu_ns"] == 5
 
 
-def test_backward_work_belongs_to_the_forward_operator_and_all_around_it() -> None:
+def test_backward_work_belongs_to_the_forward_operator_and_all_around_it():
     table = rows(training_step())
     # The engine's operator sums what broadcasting had expanded, which is backward work of the same node.
     assert table["aten::linear"]["backward_ns"] == 17 + 1
@@ -88,20 +88,20 @@ def test_backward_work_belongs_to_the_forward_operator_and_all_around_it() -> No
     assert table["aten::t"]["backward_ns"] == 0  # bears the number of `linear`, but `mm` made the node 8
 
 
-def test_work_that_is_launched_and_backward_work_of_one_name_counts_once_in_its_total() -> None:
+def test_work_that_is_launched_and_backward_work_of_one_name_counts_once_in_its_total():
     mm = rows(training_step())["aten::mm"]
     assert (mm["gpu_ns"], mm["backward_ns"], mm["total_ns"]) == (10 + 17, 18, 10 + 17 + 1)
     assert mm["share"] == pytest.approx(28 / 40)
 
 
-def test_coverage_says_how_much_of_the_backward_pass_is_linked() -> None:
+def test_coverage_says_how_much_of_the_backward_pass_is_linked():
     timeline = training_step()
     coverage = operator_coverage(timeline, timeline.window("all"))
     assert (coverage.total_ns, coverage.operator_ns) == (40, 40)
     assert (coverage.backward_ns, coverage.linked_ns, coverage.linked_share) == (22, 22, 1.0)
 
 
-def test_recorded_arrows_win_over_sequence_numbers() -> None:
+def test_recorded_arrows_win_over_sequence_numbers():
     timeline = program(
         [kernel(100, 107, correlation=1)],
         [launch(22, 23, 1, thread=AUTOGRAD_THREAD)],
@@ -116,7 +116,7 @@ def test_recorded_arrows_win_over_sequence_numbers() -> None:
     assert rows(timeline)["aten::second"]["backward_ns"] == 0
 
 
-def test_numbers_of_two_forward_threads_are_kept_apart() -> None:
+def test_numbers_of_two_forward_threads_are_kept_apart():
     back = {"thread": AUTOGRAD_THREAD}
     timeline = program(
         [kernel(100, 107, correlation=1), kernel(110, 120, correlation=2)],
@@ -133,7 +133,7 @@ def test_numbers_of_two_forward_threads_are_kept_apart() -> None:
     assert rows(timeline)["aten::there"]["backward_ns"] == 10
 
 
-def test_a_second_step_with_the_same_numbers_has_its_own_backward_pass() -> None:
+def test_a_second_step_with_the_same_numbers_has_its_own_backward_pass():
     back = {"forward_thread": 1, "thread": AUTOGRAD_THREAD}
     timeline = program(
         [kernel(100, 101, correlation=1), kernel(200, 202, correlation=2)],
@@ -149,7 +149,7 @@ def test_a_second_step_with_the_same_numbers_has_its_own_backward_pass() -> None
     assert rows(timeline)["aten::second"]["backward_ns"] == 2
 
 
-def test_recomputed_operators_lead_back_to_the_checkpoint_that_they_are_recomputed_for() -> None:
+def test_recomputed_operators_lead_back_to_the_checkpoint_that_they_are_recomputed_for():
     back = {"forward_thread": 1, "thread": AUTOGRAD_THREAD}
     timeline = program(
         [kernel(100, 104, "recomputed", correlation=1), kernel(110, 118, "gradient", correlation=2)],
@@ -168,7 +168,7 @@ def test_recomputed_operators_lead_back_to_the_checkpoint_that_they_are_recomput
     assert table[f"{ENGINE}CheckpointFunctionBackward"]["total_ns"] == 12
 
 
-def test_adding_gradients_up_has_no_forward_operator() -> None:
+def test_adding_gradients_up_has_no_forward_operator():
     timeline = program(
         [kernel(100, 110, correlation=1)],
         [launch(22, 23, 1, thread=AUTOGRAD_THREAD)],
@@ -181,7 +181,7 @@ def test_adding_gradients_up_has_no_forward_operator() -> None:
     assert (coverage.backward_ns, coverage.linked_ns, coverage.accumulation_ns) == (10, 0, 10)
 
 
-def test_a_name_inside_itself_is_counted_once() -> None:
+def test_a_name_inside_itself_is_counted_once():
     timeline = program(
         [kernel(100, 107, correlation=1)],
         [launch(4, 5, 1)],
@@ -191,7 +191,7 @@ def test_a_name_inside_itself_is_counted_once() -> None:
     assert (row["calls"], row["host_ns"], row["gpu_ns"], row["host_self_ns"]) == (2, 10, 7, 4 + 5)
 
 
-def test_shapes_keep_calls_of_one_operator_apart() -> None:
+def test_shapes_keep_calls_of_one_operator_apart():
     timeline = program(
         [kernel(100, 107, correlation=1), kernel(107, 109, correlation=2)],
         [launch(2, 3, 1), launch(12, 13, 2)],
@@ -201,7 +201,7 @@ def test_shapes_keep_calls_of_one_operator_apart() -> None:
     assert table.select("input_shapes", "gpu_ns").rows() == [("[[2, 3]]", 7), ("[[9, 9]]", 2)]
 
 
-def test_the_tree_tells_the_same_operator_by_what_it_lies_in() -> None:
+def test_the_tree_tells_the_same_operator_by_what_it_lies_in():
     timeline = training_step()
     tree = operators_by(timeline, timeline.window("all"), "tree")
     paths = {row["id"]: row for row in tree.iter_rows(named=True)}
@@ -212,7 +212,7 @@ def test_the_tree_tells_the_same_operator_by_what_it_lies_in() -> None:
     assert sum(row["gpu_ns"] for row in paths.values() if row["parent"] is None) == 40
 
 
-def test_operators_count_in_the_window_of_their_gpu_work_however_far_the_host_is_ahead() -> None:
+def test_operators_count_in_the_window_of_their_gpu_work_however_far_the_host_is_ahead():
     timeline = program(
         [kernel(100, 110, correlation=1), kernel(200, 220, correlation=2)],
         [launch(2, 3, 1), launch(12, 13, 2)],
@@ -252,7 +252,7 @@ def module_step() -> Timeline:
     )
 
 
-def test_backward_work_belongs_to_the_module_that_ran_forward() -> None:
+def test_backward_work_belongs_to_the_module_that_ran_forward():
     table = operators_by(module_step(), module_step().window("all"), "module")
     shown = table.select("level", "depth", "name", "gpu_ns", "backward_ns", "total_ns").rows()
     assert shown == [
@@ -263,7 +263,7 @@ def test_backward_work_belongs_to_the_module_that_ran_forward() -> None:
     ]
 
 
-def test_python_functions_own_what_their_builtins_and_modules_launch() -> None:
+def test_python_functions_own_what_their_builtins_and_modules_launch():
     table = rows(module_step(), "python")
     forward = table["linear.py(124): forward"]
     assert (forward["gpu_self_ns"], forward["backward_self_ns"]) == (10, 20)
@@ -272,7 +272,7 @@ def test_python_functions_own_what_their_builtins_and_modules_launch() -> None:
     assert not any(name.startswith(("<built-in", "nn.Module")) for name in table)
 
 
-def test_without_modules_annotations_name_the_place_unless_they_hold_a_whole_pass_or_step() -> None:
+def test_without_modules_annotations_name_the_place_unless_they_hold_a_whole_pass_or_step():
     timeline = program(
         [kernel(100, 104, correlation=1), kernel(104, 110, correlation=2)],
         [launch(12, 13, 1), launch(22, 23, 2)],
@@ -291,7 +291,7 @@ def test_without_modules_annotations_name_the_place_unless_they_hold_a_whole_pas
     ]
 
 
-def test_every_piece_of_work_stands_at_exactly_one_place() -> None:
+def test_every_piece_of_work_stands_at_exactly_one_place():
     for timeline in (training_step(), module_step()):
         table = operators_by(timeline, timeline.window("all"), "module")
         total = int((timeline.work["end_ns"] - timeline.work["start_ns"]).sum())
@@ -299,7 +299,7 @@ def test_every_piece_of_work_stands_at_exactly_one_place() -> None:
         assert table.select(pl.col("gpu_self_ns") + pl.col("backward_self_ns")).sum().item() == total
 
 
-def test_overhead_splits_host_time_and_says_what_kernels_do_not_cover() -> None:
+def test_overhead_splits_host_time_and_says_what_kernels_do_not_cover():
     timeline = training_step()
     overhead = framework_overhead(timeline, timeline.window("all"))
     assert overhead.threads == 2
@@ -309,14 +309,14 @@ def test_overhead_splits_host_time_and_says_what_kernels_do_not_cover() -> None:
     assert overhead.uncovered_ns == overhead.window_ns - 40
 
 
-def test_a_profile_without_operators_has_none() -> None:
+def test_a_profile_without_operators_has_none():
     timeline = program([kernel(10, 20, correlation=1)], [launch(1, 2, 1)], [annotation(0, 5, "step")])
     for by in ("name", "shapes", "tree", "module", "python"):
         assert operators_by(timeline, timeline.window("all"), by).height == 0
     assert framework_overhead(timeline, timeline.window("all")) is None
 
 
-def test_an_unknown_grouping_is_refused() -> None:
+def test_an_unknown_grouping_is_refused():
     timeline = training_step()
     with pytest.raises(UsageError, match="shapes"):
         operators_by(timeline, timeline.window("all"), "colour")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -22,12 +21,9 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.profile import TABLES
 from warplens.readers import read
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 @pytest.fixture(scope="module")
-def capture() -> Callable[[str], Timeline]:
+def capture():
     known: dict[str, Timeline] = {}
 
     def find(name: str) -> Timeline:
@@ -42,7 +38,7 @@ TRAINING = "kineto/h200_lm_small_train.json.gz"
 
 
 @pytest.mark.parametrize("name", [TRAINING, "kineto/h200_topk_deit224_bs1.json.gz"])
-def test_every_operator_has_the_times_that_its_events_have(capture: Callable[[str], Timeline], name: str) -> None:
+def test_every_operator_has_the_times_that_its_events_have(capture, name):
     timeline = capture(name)
     table = operators_by(timeline, timeline.window("all"), "name")
     expected = totals(OTHERS / name)
@@ -52,7 +48,7 @@ def test_every_operator_has_the_times_that_its_events_have(capture: Callable[[st
             assert row[key] == expected[row["name"]].get(key, 0), (row["name"], key)
 
 
-def test_the_backward_pass_is_attributed_to_forward_operators(capture: Callable[[str], Timeline]) -> None:
+def test_the_backward_pass_is_attributed_to_forward_operators(capture):
     timeline = capture(TRAINING)
     coverage = operator_coverage(timeline, timeline.window("steady"))
     assert coverage.linked_share >= 0.95
@@ -60,9 +56,7 @@ def test_the_backward_pass_is_attributed_to_forward_operators(capture: Callable[
     assert coverage.backward_level_ns["operator"] == coverage.linked_ns
 
 
-def test_sequence_numbers_alone_find_the_operators_that_the_profilers_arrows_lead_to(
-    capture: Callable[[str], Timeline],
-) -> None:
+def test_sequence_numbers_alone_find_the_operators_that_the_profilers_arrows_lead_to(capture):
     timeline = capture(TRAINING)
     without = Timeline(replace(timeline.trace, autograd_links=TABLES["autograd_links"].empty()))
     assert timeline.trace.autograd_links.height == 2382
@@ -70,7 +64,7 @@ def test_sequence_numbers_alone_find_the_operators_that_the_profilers_arrows_lea
 
 
 @pytest.mark.parametrize("name", ["hta_nccl_data", "hta_ns_resolution_rank0"])
-def test_other_peoples_arrows_agree_with_sequence_numbers(capture: Callable[[str], Timeline], name: str) -> None:
+def test_other_peoples_arrows_agree_with_sequence_numbers(capture, name):
     timeline = capture(f"kineto/{name}.json.gz")
     without = Timeline(replace(timeline.trace, autograd_links=TABLES["autograd_links"].empty()))
     both = (timeline.autograd.forward_of != NO_RANGE) & (without.autograd.forward_of != NO_RANGE)
@@ -78,7 +72,7 @@ def test_other_peoples_arrows_agree_with_sequence_numbers(capture: Callable[[str
     np.testing.assert_array_equal(timeline.autograd.forward_of[both], without.autograd.forward_of[both])
 
 
-def test_phases_agree_with_nsight_systems_on_the_same_program(capture: Callable[[str], Timeline]) -> None:
+def test_phases_agree_with_nsight_systems_on_the_same_program(capture):
     ours, theirs = capture(TRAINING), capture("nsys/h200_lm_small_train.sqlite")
     steps = [phase_steps(timeline, timeline.window("steady")) for timeline in (ours, theirs)]
     assert [table.height for table in steps] == [3, 3]
@@ -92,7 +86,7 @@ def test_phases_agree_with_nsight_systems_on_the_same_program(capture: Callable[
     assert steps[0]["none_ns"].max() < 2_000  # type: ignore[operator]  making the mask, and the gradient's seed
 
 
-def test_an_unannotated_forward_pass_is_inferred_and_says_so(capture: Callable[[str], Timeline]) -> None:
+def test_an_unannotated_forward_pass_is_inferred_and_says_so(capture):
     timeline = capture(TRAINING)
     table = phase_statistics(timeline, timeline.window("steady"))
     inferred = dict(table.select("phase", pl.col("inferred_ns") / pl.col("gpu_ns")).rows())
@@ -101,7 +95,7 @@ def test_an_unannotated_forward_pass_is_inferred_and_says_so(capture: Callable[[
 
 
 @pytest.mark.parametrize("name", ["h100", "mi300"])
-def test_all_gpu_time_of_an_inference_lies_in_modules(capture: Callable[[str], Timeline], name: str) -> None:
+def test_all_gpu_time_of_an_inference_lies_in_modules(capture, name):
     timeline = capture(f"kineto/tracelens_{name}_qwen0p5b.json.gz")
     window = timeline.window("steady")
     coverage = operator_coverage(timeline, window)
@@ -114,14 +108,12 @@ def test_all_gpu_time_of_an_inference_lies_in_modules(capture: Callable[[str], T
     assert modules.filter(pl.col("depth") == 0)["total_ns"].sum() == coverage.total_ns
 
 
-def test_layers_inside_one_forward_pass_are_no_steps(capture: Callable[[str], Timeline]) -> None:
+def test_layers_inside_one_forward_pass_are_no_steps(capture):
     assert capture("kineto/tracelens_b200_eager_trace.json.gz").steps.steps == ()
     assert capture("kineto/tracelens_vllm_graph_execution.json.gz").steps.steps == ()
 
 
-def test_steps_are_told_apart_on_the_gpu_though_the_next_ones_copies_start_early(
-    capture: Callable[[str], Timeline],
-) -> None:
+def test_steps_are_told_apart_on_the_gpu_though_the_next_ones_copies_start_early(capture):
     steps = capture("kineto/hta_trace_diff_test.json.gz").steps.steps
     durations = [step.duration_ns for step in steps]
     assert len(durations) == 6
@@ -131,7 +123,7 @@ def test_steps_are_told_apart_on_the_gpu_though_the_next_ones_copies_start_early
 HELPER = 5
 
 
-def test_an_operator_of_another_thread_lends_nothing() -> None:
+def test_an_operator_of_another_thread_lends_nothing():
     timeline = program(
         [kernel(100, 110, correlation=1)],
         [launch(5, 6, 1, thread=HELPER)],
@@ -140,7 +132,7 @@ def test_an_operator_of_another_thread_lends_nothing() -> None:
     assert timeline.work["range"].to_list() == [None]
 
 
-def test_an_annotation_around_a_waiting_operator_lends_its_place() -> None:
+def test_an_annotation_around_a_waiting_operator_lends_its_place():
     timeline = program(
         [kernel(100, 110, correlation=1)],
         [launch(5, 6, 1, thread=HELPER)],
@@ -163,7 +155,7 @@ def annotated_step() -> Timeline:
     )
 
 
-def test_ranges_without_operators_keep_the_work_of_the_operators_inside() -> None:
+def test_ranges_without_operators_keep_the_work_of_the_operators_inside():
     timeline = annotated_step()
     window = timeline.window("all")
     table = range_statistics(timeline, window, operators=False)
@@ -173,13 +165,13 @@ def test_ranges_without_operators_keep_the_work_of_the_operators_inside() -> Non
     assert (coverage.total_ns, coverage.same_thread_ns, coverage.inferred_ns) == (22, 17, 5)
 
 
-def test_operators_can_be_listed_among_the_ranges() -> None:
+def test_operators_can_be_listed_among_the_ranges():
     timeline = annotated_step()
     names = set(range_statistics(timeline, timeline.window("all"), "name")["name"])
     assert {"aten::linear", "train"} <= names
 
 
-def test_numbered_profiler_steps_are_one_range() -> None:
+def test_numbered_profiler_steps_are_one_range():
     assert plain_range_name("ProfilerStep#12") == "ProfilerStep#N"
     assert plain_range_name("ProfilerStep#12 of mine") == "ProfilerStep#12 of mine"
 
@@ -222,7 +214,7 @@ def unannotated_training(forward_name: str | None = None) -> Timeline:
     return program(kernels, api, ranges)
 
 
-def test_the_forward_pass_lasts_from_the_first_to_the_last_operator_that_has_a_gradient() -> None:
+def test_the_forward_pass_lasts_from_the_first_to_the_last_operator_that_has_a_gradient():
     timeline = unannotated_training()
     table = {row["phase"]: row for row in phase_statistics(timeline, timeline.window("all")).iter_rows(named=True)}
     # Before the first such operator the mask is made, after the backward pass the parameters are updated.
@@ -231,21 +223,21 @@ def test_the_forward_pass_lasts_from_the_first_to_the_last_operator_that_has_a_g
     assert table["backward"]["inferred_ns"] == 0
 
 
-def test_an_annotated_forward_pass_is_taken_as_annotated() -> None:
+def test_an_annotated_forward_pass_is_taken_as_annotated():
     timeline = unannotated_training("## forward ##")
     table = {row["phase"]: row for row in phase_statistics(timeline, timeline.window("all")).iter_rows(named=True)}
     assert {phase: row["kernels"] for phase, row in table.items()} == {"forward": 8, "backward": 2, "none": 2}
     assert table["forward"]["inferred_ns"] == 0
 
 
-def test_an_inference_has_no_forward_pass_to_infer() -> None:
+def test_an_inference_has_no_forward_pass_to_infer():
     timeline = program(
         [kernel(100, 110, correlation=1)], [launch(1, 2, 1)], [operator(0, 10, "aten::linear", sequence=4)]
     )
     assert phase_statistics(timeline, timeline.window("all"))["phase"].to_list() == ["none"]
 
 
-def test_operators_that_repeat_are_no_steps() -> None:
+def test_operators_that_repeat_are_no_steps():
     starts = range(0, 1000, 100)
     timeline = program(
         [kernel(50 + at, 60 + at, f"kernel{at}", correlation=at) for at in starts],
@@ -255,7 +247,7 @@ def test_operators_that_repeat_are_no_steps() -> None:
     assert timeline.steps.source == "none"
 
 
-def test_layers_of_one_module_call_are_no_steps() -> None:
+def test_layers_of_one_module_call_are_no_steps():
     starts = range(0, 1000, 100)
     rows = (
         [kernel(50 + at, 60 + at, correlation=at) for at in starts],
@@ -268,19 +260,19 @@ def test_layers_of_one_module_call_are_no_steps() -> None:
     assert len(program(*rows, python=calls).steps.steps) == len(starts)
 
 
-def test_kernels_of_one_graph_launch_are_no_steps() -> None:
+def test_kernels_of_one_graph_launch_are_no_steps():
     timeline = program([kernel(at, at + 9, correlation=1) for at in range(100, 500, 10)], [launch(1, 2, 1)], [])
     assert timeline.steps.steps == ()
 
 
-def test_remedies_are_those_of_the_profiler_that_recorded() -> None:
+def test_remedies_are_those_of_the_profiler_that_recorded():
     timeline = program([kernel(100, 110)], [], [operator(0, 10, "aten::mm")])
     remedies = [note.remedy or "" for note in quality_notes(timeline, timeline.window("steady"))]
     assert remedies
     assert not any("nsys" in remedy or "nvtx" in remedy for remedy in remedies)
 
 
-def test_a_backward_pass_without_its_forward_pass_is_noted() -> None:
+def test_a_backward_pass_without_its_forward_pass_is_noted():
     timeline = program(
         [kernel(100, 110, correlation=1)],
         [launch(22, 23, 1, thread=AUTOGRAD_THREAD)],

@@ -38,7 +38,7 @@ COUNTER_IGNORES_GROUPS = {"conv2d of groups, backward": 2 * 115_200}
 
 
 @pytest.mark.parametrize("entry", RECORDED["operators"], ids=lambda entry: entry["title"])
-def test_products_convolutions_and_attention_have_the_flops_that_pytorch_counts(entry: dict[str, Any]) -> None:
+def test_products_convolutions_and_attention_have_the_flops_that_pytorch_counts(entry):
     found = of_entry(entry)
 
     assert isinstance(found, Work)
@@ -46,7 +46,7 @@ def test_products_convolutions_and_attention_have_the_flops_that_pytorch_counts(
     assert full == COUNTER_IGNORES_GROUPS.get(entry["title"], entry["flops"])
 
 
-def test_the_record_is_what_pytorch_counts_today() -> None:
+def test_the_record_is_what_pytorch_counts_today():
     pytest.importorskip("torch", reason="PyTorch is not installed: the record cannot be made anew")
     from tests.analysis.work.record_flop_counter import entries
 
@@ -55,13 +55,13 @@ def test_the_record_is_what_pytorch_counts_today() -> None:
     assert now == {(entry["title"], entry["name"]): entry["flops"] for entry in RECORDED["operators"]}
 
 
-def test_a_product_reads_both_operands_once_and_writes_the_result_once() -> None:
+def test_a_product_reads_both_operands_once_and_writes_the_result_once():
     found = work("aten::mm", [[4, 3], [3, 5]], ["c10::BFloat16", "c10::BFloat16"])
 
     assert (found.family, found.flops, found.bytes) == ("gemm", 2 * 4 * 3 * 5, 2 * (4 * 3 + 3 * 5 + 4 * 5))
 
 
-def test_a_scaled_product_writes_the_type_that_it_was_asked_for() -> None:
+def test_a_scaled_product_writes_the_type_that_it_was_asked_for():
     shapes = [[16, 32], [32, 8], [], [], [], [], [], []]
     types = ["c10::Float8_e4m3fn", "c10::Float8_e4m3fn", "float", "float", "", "", "Scalar", "Scalar"]
 
@@ -70,14 +70,14 @@ def test_a_scaled_product_writes_the_type_that_it_was_asked_for() -> None:
     assert bf16.bytes == 16 * 32 + 32 * 8 + 2 * (16 * 8) + 2 * 4
 
 
-def test_broadcast_inputs_are_read_at_their_own_size() -> None:
+def test_broadcast_inputs_are_read_at_their_own_size():
     found = work("aten::mul", [[4, 256, 768], [4, 256, 1]])
 
     assert found.bytes == 4 * (4 * 256 * 768 * 2 + 4 * 256)
     assert found.flops == 4 * 256 * 768
 
 
-def test_expanded_tensors_are_read_as_far_as_they_are_stored() -> None:
+def test_expanded_tensors_are_read_as_far_as_they_are_stored():
     # a gradient of one number, expanded to 1,000 with stride 0
     found = work_of("aten::mul", "[[1000], [1000]]", '["float", "float"]', "[[0], [1]]")
 
@@ -85,33 +85,33 @@ def test_expanded_tensors_are_read_as_far_as_they_are_stored() -> None:
     assert found.bytes == 4 * (1 + 1000 + 1000)
 
 
-def test_a_number_does_not_widen_what_it_is_multiplied_with() -> None:
+def test_a_number_does_not_widen_what_it_is_multiplied_with():
     found = work("aten::mul", [[100], []], ["c10::Half", "double"])
 
     assert found.bytes == 2 * 100 + 8 + 2 * 100
 
 
-def test_comparisons_write_one_byte_an_element() -> None:
+def test_comparisons_write_one_byte_an_element():
     assert work("aten::eq", [[100], []], ["long int", "Scalar"]).bytes == 8 * 100 + 100
 
 
-def test_what_writes_in_place_reads_and_writes_its_first_input() -> None:
+def test_what_writes_in_place_reads_and_writes_its_first_input():
     found = work("aten::add_", [[100], [100], []])
 
     assert found.bytes == 4 * 300
 
 
-def test_a_result_given_to_write_to_is_not_read() -> None:
+def test_a_result_given_to_write_to_is_not_read():
     plain = work("aten::add", [[100], [100], []])
 
     assert work("aten::add", [[100], [100], [], [100]]).bytes == plain.bytes == 4 * 300
 
 
-def test_a_copy_reads_one_type_and_writes_the_other() -> None:
+def test_a_copy_reads_one_type_and_writes_the_other():
     assert work("aten::copy_", [[100], [100], []], ["c10::BFloat16", "float", "Scalar"]).bytes == 2 * 100 + 4 * 100
 
 
-def test_a_reduction_writes_what_its_dimensions_leave() -> None:
+def test_a_reduction_writes_what_its_dimensions_leave():
     shapes = [[4, 256, 768], [], [], []]
     types = ["float", "ScalarList", "Scalar", ""]
 
@@ -120,13 +120,13 @@ def test_a_reduction_writes_what_its_dimensions_leave() -> None:
     assert (rows.flops, rows.bytes) == (4 * 256 * 768, 4 * (4 * 256 * 768 + 768))
 
 
-def test_an_embedding_moves_the_rows_that_were_asked_for_not_the_table() -> None:
+def test_an_embedding_moves_the_rows_that_were_asked_for_not_the_table():
     found = work("aten::index_select", [[50_000, 64], [], [7]], ["float", "Scalar", "long int"], ["", "0", ""])
 
     assert found.bytes == 7 * 8 + 2 * 7 * 64 * 4
 
 
-def test_lists_of_tensors_have_elements_but_no_recorded_type() -> None:
+def test_lists_of_tensors_have_elements_but_no_recorded_type():
     shapes = [[[10, 10], [5]], [[10, 10], [5]], []]
 
     found = work("aten::_foreach_add_", shapes, ["TensorList", "TensorList", "Scalar"])
@@ -134,7 +134,7 @@ def test_lists_of_tensors_have_elements_but_no_recorded_type() -> None:
     assert (found.flops, found.bytes, found.untyped) == (105, 0, 3 * 105)
 
 
-def test_a_fused_optimizer_reads_four_lists_and_writes_three() -> None:
+def test_a_fused_optimizer_reads_four_lists_and_writes_three():
     lists = [[[100]]] * 4
     types = ["TensorList"] * 4
 
@@ -144,9 +144,7 @@ def test_a_fused_optimizer_reads_four_lists_and_writes_three() -> None:
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.booleans(), st.none() | st.integers(0, 12), st.integers(0, 12))
-def test_unmasked_pairs_are_those_that_a_mask_leaves(
-    queries: int, keys: int, from_end: bool, left: int | None, right: int
-) -> None:
+def test_unmasked_pairs_are_those_that_a_mask_leaves(queries, keys, from_end, left, right):
     shift = keys - queries if from_end else 0
     seen = sum(
         (left is None or key >= query + shift - left) and key <= query + shift + right
@@ -163,7 +161,7 @@ def flash(values: list[str], query: list[int], key: list[int]) -> Work:
     return work("aten::_flash_attention_forward", shapes, types, ["", "", "", *values, *([""] * (12 - len(values)))])
 
 
-def test_a_causal_mask_leaves_half_of_the_pairs_and_the_diagonal() -> None:
+def test_a_causal_mask_leaves_half_of_the_pairs_and_the_diagonal():
     found = flash(["", "", "559", "559", "0.", "True"], [16, 559, 16, 64], [16, 559, 16, 64])
 
     pairs = 16 * 16 * 559 * 560 // 2
@@ -171,14 +169,14 @@ def test_a_causal_mask_leaves_half_of_the_pairs_and_the_diagonal() -> None:
     assert found.flops_full == 4 * 64 * 16 * 16 * 559 * 559
 
 
-def test_grouped_queries_multiply_per_query_head_but_read_few_keys() -> None:
+def test_grouped_queries_multiply_per_query_head_but_read_few_keys():
     found = flash(["", "", "128", "128", "0.", "False"], [2, 128, 32, 64], [2, 128, 4, 64])
 
     assert found.flops == 4 * 2 * 32 * 128 * 128 * 64
     assert found.bytes == 2 * 2 * 128 * 64 * (32 + 4 + 4 + 32)
 
 
-def test_a_sliding_window_bounds_the_pairs() -> None:
+def test_a_sliding_window_bounds_the_pairs():
     found = flash(["", "", "8", "8", "0.", "True", "False", "0.125", "3", "0"], [1, 8, 1, 16], [1, 8, 1, 16])
 
     assert found.flops == 4 * 16 * (1 + 2 + 3 + 4 * 5)
@@ -191,24 +189,24 @@ def varlen(tokens: int, longest: int) -> Work | str:
     return work_of("aten::_flash_attention_forward", json.dumps(shapes), json.dumps(types), None, json.dumps(values))
 
 
-def test_sequences_of_equal_length_one_after_the_other_are_known() -> None:
+def test_sequences_of_equal_length_one_after_the_other_are_known():
     found = varlen(tokens=4 * 100, longest=100)
 
     assert isinstance(found, Work)
     assert found.flops == 4 * 4 * 8 * 100 * 100 * 64
 
 
-def test_sequences_of_unknown_lengths_are_not_guessed() -> None:
+def test_sequences_of_unknown_lengths_are_not_guessed():
     assert varlen(tokens=390, longest=100) == "lengths of the sequences are not recorded"
 
 
-def test_a_convolution_whose_stride_was_not_recorded_is_not_guessed() -> None:
+def test_a_convolution_whose_stride_was_not_recorded_is_not_guessed():
     found = work_of("aten::cudnn_convolution", "[[1, 3, 32, 32], [8, 3, 3, 3]]", '["float", "float"]')
 
     assert found == "stride and padding were not recorded"
 
 
-def test_long_lists_of_tensors_have_no_shapes() -> None:
+def test_long_lists_of_tensors_have_no_shapes():
     found = work_of("aten::_foreach_mul_", "[[], []]", '["TensorList", "Scalar"]', None, '["", "0.9"]')
 
     assert found == "shapes of lists of more than 30 tensors are not recorded"
@@ -223,11 +221,11 @@ def test_long_lists_of_tensors_have_no_shapes() -> None:
         ("aten::index", "depends on values not recorded"),
     ],
 )
-def test_an_operator_without_a_formula_says_why(name: str, reason: str) -> None:
+def test_an_operator_without_a_formula_says_why(name, reason):
     assert work_of(name, "[[2, 2]]", '["float"]') == reason
 
 
-def test_without_shapes_nothing_is_modelled() -> None:
+def test_without_shapes_nothing_is_modelled():
     assert work_of("aten::mm", None, None) == "shapes were not recorded"
 
 
@@ -242,7 +240,7 @@ INPUT = st.tuples(
 # One input of many shapes, types and texts: fewer draws miss whole formulas.
 @settings(max_examples=150)
 @given(st.lists(INPUT, max_size=12))
-def test_odd_inputs_give_work_or_a_reason_never_an_error(inputs: list[tuple[Any, str, str]]) -> None:
+def test_odd_inputs_give_work_or_a_reason_never_an_error(inputs):
     shapes, types, values = (json.dumps([item[place] for item in inputs]) for place in range(3))
     for name in FORMULAS:
         found = work_of(name, shapes, types, shapes, values)
@@ -251,5 +249,5 @@ def test_odd_inputs_give_work_or_a_reason_never_an_error(inputs: list[tuple[Any,
 
 
 @pytest.mark.parametrize("text", ["not json", "{}", "7", "null"])
-def test_inputs_that_are_no_lists_give_a_reason(text: str) -> None:
+def test_inputs_that_are_no_lists_give_a_reason(text):
     assert work_of("aten::mm", text, text, text, text) == "shapes were not recorded"

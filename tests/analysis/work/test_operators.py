@@ -22,7 +22,7 @@ ADDMM = [[32], [8, 16], [16, 32], [], []]
 LINEAR_FLOPS = 2 * 8 * 16 * 32
 
 
-def test_a_product_is_counted_once_however_many_operators_are_around_it() -> None:
+def test_a_product_is_counted_once_however_many_operators_are_around_it():
     gemm, call = launched(100, 200, 1, at=30)
     timeline = program(
         [
@@ -42,7 +42,7 @@ def test_a_product_is_counted_once_however_many_operators_are_around_it() -> Non
     assert (modelled.coverage_share, modelled.flops) == (1.0, LINEAR_FLOPS)
 
 
-def test_an_operator_without_a_formula_is_counted_through_the_one_that_called_it() -> None:
+def test_an_operator_without_a_formula_is_counted_through_the_one_that_called_it():
     gemm, call = launched(100, 200, 1, at=30)
     timeline = program(
         [operator(10, 80, "aten::linear", LINEAR), operator(20, 70, "vendor::gemm", LINEAR)], [gemm], [call]
@@ -51,7 +51,7 @@ def test_an_operator_without_a_formula_is_counted_through_the_one_that_called_it
     assert operator_work(timeline, ALL).operators["name"].to_list() == ["aten::linear"]
 
 
-def test_an_operator_that_stands_for_one_inside_it_takes_the_time_of_that_one_too() -> None:
+def test_an_operator_that_stands_for_one_inside_it_takes_the_time_of_that_one_too():
     # The attention launches its own kernel; the buffer that it fills first belongs to it.
     query = [[1, 64, 8, 32]] * 3
     fill, fill_call = launched(100, 110, 1, at=21, name="fill")
@@ -71,7 +71,7 @@ def test_an_operator_that_stands_for_one_inside_it_takes_the_time_of_that_one_to
     assert row["flops"] == 4 * 8 * 64 * 64 * 32
 
 
-def test_what_has_no_model_is_listed_with_its_reason_and_its_share() -> None:
+def test_what_has_no_model_is_listed_with_its_reason_and_its_share():
     gemm, gemm_call = launched(100, 200, 1, at=5)
     mystery, mystery_call = launched(200, 500, 2, at=25)
     loose, loose_call = launched(500, 600, 3, at=60)
@@ -92,7 +92,7 @@ def test_what_has_no_model_is_listed_with_its_reason_and_its_share() -> None:
     ]
 
 
-def test_adjoining_windows_add_up_to_the_whole() -> None:
+def test_adjoining_windows_add_up_to_the_whole():
     # The second kernel of the first product begins in the second window.
     first, first_call = launched(100, 200, 1, at=21)
     second, second_call = launched(200, 260, 2, at=22)
@@ -110,7 +110,7 @@ def test_adjoining_windows_add_up_to_the_whole() -> None:
     assert sum(part.modelled_ns for part in parts) == whole.modelled_ns == 200
 
 
-def test_backward_products_count_by_their_own_shapes() -> None:
+def test_backward_products_count_by_their_own_shapes():
     gemms = [launched(100 * place, 100 * place + 50, place, at=10 * place + 2) for place in (1, 2)]
     engine = operator(0, 90, "autograd::engine::evaluate_function: MmBackward0", thread=AUTOGRAD_THREAD)
     products = [
@@ -126,7 +126,7 @@ def test_backward_products_count_by_their_own_shapes() -> None:
     assert set(modelled.operators["phase"]) == {"backward"}
 
 
-def test_the_type_of_a_list_is_read_from_the_name_of_the_kernel() -> None:
+def test_the_type_of_a_list_is_read_from_the_name_of_the_kernel():
     lists, types = [[[10], [20]], [[10], [20]], []], ["TensorList", "TensorList", "Scalar"]
     opaque, opaque_call = launched(100, 110, 1, at=5, name="k<OpaqueType<2u> >")
     silent, silent_call = launched(110, 120, 2, at=15, name="k")
@@ -150,7 +150,7 @@ def statistics_of(shapes: list, duration: int, name: str, device: Device = H200,
     return row
 
 
-def test_a_large_product_stands_on_the_compute_side_of_the_ridge() -> None:
+def test_a_large_product_stands_on_the_compute_side_of_the_ridge():
     row = statistics_of([[4096, 4096], [4096, 4096]], 200_000, "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT")
 
     flops, moved = 2 * 4096**3, 3 * 2 * 4096**2
@@ -161,27 +161,27 @@ def test_a_large_product_stands_on_the_compute_side_of_the_ridge() -> None:
     assert row["roof_share"] == row["flops_share"] == pytest.approx(flops / 200e-6 / 989.4e12)
 
 
-def test_a_product_with_one_row_stands_on_the_memory_side() -> None:
+def test_a_product_with_one_row_stands_on_the_memory_side():
     row = statistics_of([[1, 4096], [4096, 4096]], 10_000, "gemvx::kernel<__nv_bfloat16>")
 
     assert row["side"] == "memory"
     assert row["roof_share"] == row["bytes_share"] == pytest.approx(row["bytes"] / 10e-6 / 4.8e12)
 
 
-def test_elementwise_work_is_measured_against_the_vector_units() -> None:
+def test_elementwise_work_is_measured_against_the_vector_units():
     row = statistics_of([[1_000_000], [1_000_000]], 2_000, "vectorized_elementwise_kernel", kind="aten::mul")
 
     assert (row["side"], row["peak_flops_per_s"], row["bytes"]) == ("memory", 67e12, 6_000_000)
 
 
-def test_a_gpu_whose_roofs_are_not_known_has_rates_but_no_place() -> None:
+def test_a_gpu_whose_roofs_are_not_known_has_rates_but_no_place():
     row = statistics_of([[64, 64], [64, 64]], 1_000, "gemm", Device(ordinal=0, name="Some GPU"))
 
     assert row["flops_per_s"] == pytest.approx(2 * 64**3 / 1e-6)
     assert (row["peak_flops_per_s"], row["side"], row["roof_share"]) == (None, None, None)
 
 
-def test_fp32_products_of_unknown_arithmetic_have_no_roof_of_their_own() -> None:
+def test_fp32_products_of_unknown_arithmetic_have_no_roof_of_their_own():
     # The name of the kernel does not tell whether tf32 was allowed.
     gemm, call = launched(100, 200, 1, at=5, name="gemm_kernel")
     timeline = program([operator(0, 10, "aten::mm", [[64, 64], [64, 64]])], [gemm], [call])
@@ -189,7 +189,7 @@ def test_fp32_products_of_unknown_arithmetic_have_no_roof_of_their_own() -> None
     assert work_statistics(operator_work(timeline, ALL))["peak_flops_per_s"].to_list() == [None]
 
 
-def test_copies_across_the_link_have_no_place_under_the_roofs_of_memory() -> None:
+def test_copies_across_the_link_have_no_place_under_the_roofs_of_memory():
     moved = copy(100, 200, "host-to-device", 4_000, correlation=1)
     timeline = program(
         [operator(0, 10, "aten::copy_", [[1000], [1000], []], ["float", "float", "Scalar"])],
@@ -203,7 +203,7 @@ def test_copies_across_the_link_have_no_place_under_the_roofs_of_memory() -> Non
     assert (row["gpu_ns"], row["peak_bytes_per_s"], row["roof_share"]) == (100, None, None)
 
 
-def test_groups_add_up_however_they_are_made() -> None:
+def test_groups_add_up_however_they_are_made():
     pairs = [launched(100 * place, 100 * place + 60, place, at=10 * place + 1) for place in range(1, 5)]
     shapes = [[[8, 8], [8, 8]], [[8, 8], [8, 8]], [[16, 8], [8, 8]], [[8], [8]]]
     names = ["aten::mm", "aten::mm", "aten::mm", "aten::mul"]
@@ -221,12 +221,12 @@ def test_groups_add_up_however_they_are_made() -> None:
         assert table["share"].sum() == pytest.approx(1.0)
 
 
-def test_an_unknown_grouping_is_refused() -> None:
+def test_an_unknown_grouping_is_refused():
     with pytest.raises(UsageError, match="choose one of name, shapes"):
         work_statistics(operator_work(program([], [], []), ALL), "colour")
 
 
-def test_a_profile_without_operators_has_nothing_to_model() -> None:
+def test_a_profile_without_operators_has_nothing_to_model():
     one, call = launched(100, 200, 1, at=5)
 
     modelled = operator_work(program([], [one], [call]), ALL)
@@ -240,7 +240,7 @@ def kineto(name: str) -> Timeline:
     return Timeline(read(of_others(f"kineto/{name}")))
 
 
-def test_three_training_steps_of_a_transformer_have_nine_times_the_flops_of_its_forward_pass() -> None:
+def test_three_training_steps_of_a_transformer_have_nine_times_the_flops_of_its_forward_pass():
     timeline = kineto("h200_lm_small_train.json.gz")
 
     modelled = operator_work(timeline, timeline.window("all"))
@@ -253,7 +253,7 @@ def test_three_training_steps_of_a_transformer_have_nine_times_the_flops_of_its_
     assert modelled.coverage_share > 0.89
 
 
-def test_a_vision_transformer_with_token_reduction_has_the_macs_of_its_formula() -> None:
+def test_a_vision_transformer_with_token_reduction_has_the_macs_of_its_formula():
     timeline = kineto("h200_topk_deit224_bs1.json.gz")
     modelled = operator_work(timeline, timeline.window("all"))
 
@@ -272,7 +272,7 @@ def test_a_vision_transformer_with_token_reduction_has_the_macs_of_its_formula()
 
 
 @pytest.mark.parametrize("name", ["tracelens_h100_qwen0p5b.json.gz", "tracelens_mi300_qwen0p5b.json.gz"])
-def test_the_same_model_has_the_same_flops_on_two_vendors_gpus(name: str) -> None:
+def test_the_same_model_has_the_same_flops_on_two_vendors_gpus(name):
     timeline = kineto(name)
     modelled = operator_work(timeline, timeline.window("all"))
 
@@ -283,7 +283,7 @@ def test_the_same_model_has_the_same_flops_on_two_vendors_gpus(name: str) -> Non
     assert modelled.matmul_flops == 24 * layer + 2 * 32 * 559
 
 
-def test_every_operator_is_counted_at_most_once_and_all_time_is_accounted_for() -> None:
+def test_every_operator_is_counted_at_most_once_and_all_time_is_accounted_for():
     for name in ("h200_lm_small_train.json.gz", "tracelens_b200_eager_trace.json.gz"):
         timeline = kineto(name)
         modelled = operator_work(timeline, timeline.window("all"))

@@ -57,7 +57,7 @@ def true_batch(tokens: int) -> float:
         ("host, variant, eager", MACHINE.hosts[1]),
     ],
 )
-def test_the_parameters_of_the_machine_are_found(name: str, value: float) -> None:
+def test_the_parameters_of_the_machine_are_found(name, value):
     found = parameter(fit(), name)
     # Stalls and skewed durations make each time about 3 % longer than the machine's.
     assert found["value"] == pytest.approx(value * 1.03, rel=0.05)
@@ -67,7 +67,7 @@ def test_the_parameters_of_the_machine_are_found(name: str, value: float) -> Non
 
 @pytest.mark.parametrize("misfit", [pytest.param(0.0, marks=pytest.mark.slow), 0.03])
 @pytest.mark.parametrize("tokens", [197, 785])
-def test_the_threshold_holds_that_of_the_machine(tokens: int, misfit: float) -> None:
+def test_the_threshold_holds_that_of_the_machine(tokens, misfit):
     rows = fit(misfit).thresholds.filter(
         (pl.col("execution") == "eager") & (pl.col("along") == "items") & (pl.col("size") == tokens)
     )
@@ -78,15 +78,15 @@ def test_the_threshold_holds_that_of_the_machine(tokens: int, misfit: float) -> 
     assert row["extrapolated"] == (true > 16)
 
 
-def test_a_grid_without_misfit_is_predicted_where_it_was_not_fitted() -> None:
+def test_a_grid_without_misfit_is_predicted_where_it_was_not_fitted():
     found = fit()
     inner = found.errors.filter((pl.col("left_out") == "batch") & ~pl.col("edge"))
-    assert inner["held_out_error"].abs().max() < 0.05  # type: ignore[operator]
+    assert inner["held_out_error"].abs().max() < 0.05
     assert found.usable
     assert found.reason is None
 
 
-def test_an_unmeasured_point_is_predicted_with_its_bound() -> None:
+def test_an_unmeasured_point_is_predicted_with_its_bound():
     found = fit()
     here = found.predict({"input_size": 448, "batch": 6, "execution": "eager"})
     tokens = 785
@@ -98,13 +98,13 @@ def test_an_unmeasured_point_is_predicted_with_its_bound() -> None:
     assert found.predict({"execution": "eager"}, size=785, items=64).extrapolated
 
 
-def test_an_input_size_between_two_measured_ones_has_tokens_between_theirs() -> None:
+def test_an_input_size_between_two_measured_ones_has_tokens_between_theirs():
     found = fit()
     between = found.predict({"input_size": 320, "batch": 16, "execution": "graph"})
     assert between.baseline_ns == pytest.approx(1.03 * MACHINE.step(blocks_of(401, 1.0), 16, 0, False), rel=0.06)
 
 
-def test_a_graph_has_no_host_that_the_data_would_show() -> None:
+def test_a_graph_has_no_host_that_the_data_would_show():
     assert ("graph",) not in fit().form.hosts or not any(
         row["identified"]
         for row in fit().parameters.iter_rows(named=True)
@@ -113,7 +113,7 @@ def test_a_graph_has_no_host_that_the_data_would_show() -> None:
 
 
 @pytest.mark.slow
-def test_more_misfit_makes_wider_intervals() -> None:
+def test_more_misfit_makes_wider_intervals():
     def width(found: BreakEven) -> float:
         row = found.thresholds.filter((pl.col("execution") == "eager") & (pl.col("size") == 785)).row(0, named=True)
         return float(np.log(row["total_high"] / row["total_low"]))
@@ -121,7 +121,7 @@ def test_more_misfit_makes_wider_intervals() -> None:
     assert width(fit(0.03)) > 1.5 * width(fit(0.0))
 
 
-def test_step_times_that_follow_no_such_model_are_refused() -> None:
+def test_step_times_that_follow_no_such_model_are_refused():
     found = fit(misfit=0.5, seed=1)
     assert not found.usable
     assert found.reason is not None
@@ -130,12 +130,12 @@ def test_step_times_that_follow_no_such_model_are_refused() -> None:
 
 @pytest.mark.parametrize("maximum", ["hard", "soft"])
 @pytest.mark.parametrize("hosts", [(), (("eager",),), (("eager",), ("graph",))])
-def test_the_slopes_are_those_of_the_times(maximum: str, hosts: tuple[tuple[str, ...], ...]) -> None:
+def test_the_slopes_are_those_of_the_times(maximum, hosts):
     sweep = transformer_sweep(MACHINE, Noise(rounds=5), np.random.default_rng(0))
     cells = observed(sweep.points, ("execution",))
     known = Known("tokens", items=True, launches=False, missing=())
-    model = Model(Form(maximum, True, hosts), known, (("graph",), ("eager",)), reduces=True)  # type: ignore[arg-type]
-    times = np.log([side.time_ns for point in sweep.points for side in (point.baseline, point.variant)])  # type: ignore[union-attr]
+    model = Model(Form(maximum, True, hosts), known, (("graph",), ("eager",)), reduces=True)
+    times = np.log([side.time_ns for point in sweep.points for side in (point.baseline, point.variant)])
     logs = best_fit(model, cells, times, 0)[0][None, :] + 0.05
     gpu, host = model.gpu_columns(cells), model.host_columns(cells)
     exact = model.slopes(logs, gpu, host)[0]
@@ -170,7 +170,7 @@ def names(found: BreakEven) -> list[str]:
     return found.parameters.filter(pl.col("of") != "derived")["name"].to_list()
 
 
-def test_a_batch_axis_alone_is_modelled_by_items() -> None:
+def test_a_batch_axis_alone_is_modelled_by_items():
     found = fit_breakeven(LINE, draws=50)
     assert found.size_unit == "items"
     assert found.missing == ("tokens", "flops", "launches")
@@ -188,7 +188,7 @@ def few_draws() -> BreakEven:
     return fit_breakeven(token_reduction(), draws=20)
 
 
-def test_flops_stand_in_for_tokens() -> None:
+def test_flops_stand_in_for_tokens():
     found = fit_breakeven(changed(token_reduction(), details={}), draws=20)
     assert found.size_unit == "flops"
     assert found.missing == ("tokens",)
@@ -198,14 +198,14 @@ def test_flops_stand_in_for_tokens() -> None:
     assert not found.usable
 
 
-def test_items_alone_cannot_describe_two_input_sizes_and_are_refused() -> None:
+def test_items_alone_cannot_describe_two_input_sizes_and_are_refused():
     found = fit_breakeven(changed(token_reduction(), details={}, flops=None), draws=20)
     assert not found.usable
     assert found.ratio_error > 0.1
     assert "the size of an item is unknown" in found.doubts[-1]
 
 
-def test_known_launches_give_the_cost_of_a_launch() -> None:
+def test_known_launches_give_the_cost_of_a_launch():
     sweep = replace(
         LINE,
         points=tuple(
@@ -225,7 +225,7 @@ def test_known_launches_give_the_cost_of_a_launch() -> None:
     assert "launches" not in found.missing
 
 
-def test_rates_alone_are_fitted_with_a_doubt() -> None:
+def test_rates_alone_are_fitted_with_a_doubt():
     points = tuple(
         Point(
             {"batch": batch},
@@ -238,13 +238,13 @@ def test_rates_alone_are_fitted_with_a_doubt() -> None:
     assert found.doubts[0] == "noise of the step times is unknown: intervals hold the model's error alone"
 
 
-def test_cells_without_both_sides_are_left_out() -> None:
+def test_cells_without_both_sides_are_left_out():
     broken = replace(LINE.points[-1], baseline=Cell("out-of-memory"))
     found = fit_breakeven(replace(LINE, points=(*LINE.points[:-1], broken)), draws=20)
     assert len(found.cells) == 2 * (len(LINE.points) - 1)
 
 
-def test_too_little_is_refused() -> None:
+def test_too_little_is_refused():
     with pytest.raises(MissingDataError, match="needs two points"):
         fit_breakeven(replace(LINE, points=LINE.points[:1]))
     with pytest.raises(MissingDataError, match="too few for the terms"):
@@ -253,7 +253,7 @@ def test_too_little_is_refused() -> None:
         fit_breakeven(changed(LINE, items=None))
 
 
-def test_a_prediction_needs_the_axes_that_it_depends_on() -> None:
+def test_a_prediction_needs_the_axes_that_it_depends_on():
     found = few_draws()
     with pytest.raises(UsageError, match="needs a value of 'execution'"):
         found.predict({"batch": 3})
@@ -263,7 +263,7 @@ def test_a_prediction_needs_the_axes_that_it_depends_on() -> None:
         found.predict({"execution": "eager", "batch": 3})
 
 
-def test_frames_have_their_schemas() -> None:
+def test_frames_have_their_schemas():
     found = few_draws()
     axes = ["input_size", "batch", "execution"]
     assert found.errors.columns == [*axes, *ERRORS.names]
@@ -281,7 +281,7 @@ def measured_fit(attention: str) -> BreakEven:
 
 
 @pytest.mark.parametrize("attention", ["explicit", pytest.param("fused", marks=pytest.mark.slow)])
-def test_step_times_of_batches_that_were_left_out_are_predicted_within_a_few_percent(attention: str) -> None:
+def test_step_times_of_batches_that_were_left_out_are_predicted_within_a_few_percent(attention):
     found = measured_fit(attention)
     assert found.median_error < 0.03
     assert found.worst_error < 0.2
@@ -289,13 +289,13 @@ def test_step_times_of_batches_that_were_left_out_are_predicted_within_a_few_per
     assert found.usable
 
 
-def test_linear_layers_run_at_a_rate_that_the_gpu_can_reach() -> None:
+def test_linear_layers_run_at_a_rate_that_the_gpu_can_reach():
     rates = measured_fit("explicit").parameters.filter(pl.col("name") == "rate of linear work")
     # Dense fp16 peak of an H200 by its data sheet: 989 TFLOP/s.
     assert 100e12 < rates["value"].item() < 989e12
 
 
-def test_a_launch_costs_the_host_what_the_flat_part_of_the_table_shows() -> None:
+def test_a_launch_costs_the_host_what_the_flat_part_of_the_table_shows():
     (launch,) = measured_fit("explicit").parameters.filter(pl.col("name") == "launch, eager")["value"].to_list()
     # At 224, where the GPU waits at every batch.
     flat = [
@@ -309,7 +309,7 @@ def test_a_launch_costs_the_host_what_the_flat_part_of_the_table_shows() -> None
     assert min(flat) <= launch <= max(flat)
 
 
-def test_the_threshold_in_batches_lies_where_the_measured_crossing_does() -> None:
+def test_the_threshold_in_batches_lies_where_the_measured_crossing_does():
     thresholds = measured_fit("explicit").thresholds.filter(
         (pl.col("execution") == "eager") & (pl.col("along") == "items")
     )
@@ -324,7 +324,7 @@ def test_the_threshold_in_batches_lies_where_the_measured_crossing_does() -> Non
     assert crossing.bracket[0] <= large <= crossing.bracket[1]
 
 
-def test_a_single_image_needs_far_more_than_300_tokens_before_the_eager_form_pays() -> None:
+def test_a_single_image_needs_far_more_than_300_tokens_before_the_eager_form_pays():
     single = measured_fit("explicit").thresholds.filter(
         (pl.col("execution") == "eager") & (pl.col("along") == "size") & (pl.col("items") == 1)
     )
@@ -334,11 +334,11 @@ def test_a_single_image_needs_far_more_than_300_tokens_before_the_eager_form_pay
     assert 1200 < row["total"] < 1900
 
 
-def test_tokens_times_batch_is_a_range_since_attention_grows_with_the_square() -> None:
+def test_tokens_times_batch_is_a_range_since_attention_grows_with_the_square():
     low, high = measured_fit("explicit").threshold(execution="eager") or (0.0, 0.0)
     assert 1500 < low < 2500
     assert 2700 < high < 4300
 
 
-def test_one_input_size_says_little_about_another() -> None:
+def test_one_input_size_says_little_about_another():
     assert any("input_size has two values" in doubt for doubt in measured_fit("explicit").doubts)

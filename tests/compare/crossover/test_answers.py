@@ -47,18 +47,18 @@ def of_ratios(ratios: list[float], noise: float = 0.001, batches: list[int] = BA
     return Sweep("made.json", "made", ("batch",), {}, {}, {}, tuple(points), {}, True)
 
 
-def test_a_variant_that_is_faster_everywhere_always_pays() -> None:
+def test_a_variant_that_is_faster_everywhere_always_pays():
     (answer,) = crossovers(of_ratios([0.9, 0.8, 0.7, 0.6, 0.5]), "batch")
     assert (answer.answer, answer.crossings, answer.reason) == ("always", (), None)
     assert answer.span == (1, 16)
 
 
-def test_a_variant_that_is_slower_everywhere_never_pays_in_the_range() -> None:
+def test_a_variant_that_is_slower_everywhere_never_pays_in_the_range():
     (answer,) = crossovers(of_ratios([1.4, 1.3, 1.2, 1.2, 1.1]), "batch")
     assert (answer.answer, answer.crossings) == ("none-in-range", ())
 
 
-def test_the_crossing_lies_between_the_neighbours_that_are_decided() -> None:
+def test_the_crossing_lies_between_the_neighbours_that_are_decided():
     (answer,) = crossovers(of_ratios([1.2, 1.2, 1.1, 0.8, 0.6]), "batch")
     (crossing,) = answer.crossings
     assert answer.answer == "crosses"
@@ -69,17 +69,17 @@ def test_the_crossing_lies_between_the_neighbours_that_are_decided() -> None:
     assert 4 <= crossing.low <= crossing.at <= crossing.high <= 8
 
 
-def test_the_estimate_is_a_straight_line_between_logarithms() -> None:
+def test_the_estimate_is_a_straight_line_between_logarithms():
     (answer,) = crossovers(of_ratios([2.0, 2.0, 2.0, 0.5, 0.5], noise=1e-6), "batch")
     assert answer.crossings[0].at == pytest.approx(4 * 2**0.5, rel=1e-3)
 
 
-def test_a_variant_can_stop_to_pay() -> None:
+def test_a_variant_can_stop_to_pay():
     (answer,) = crossovers(of_ratios([0.7, 0.8, 0.9, 1.2, 1.3]), "batch")
     assert [(crossing.pays, crossing.bracket) for crossing in answer.crossings] == [("below", (4, 8))]
 
 
-def test_several_crossings_are_all_told() -> None:
+def test_several_crossings_are_all_told():
     (answer,) = crossovers(of_ratios([1.2, 0.8, 0.8, 1.2, 0.8]), "batch")
     assert [(crossing.pays, crossing.bracket) for crossing in answer.crossings] == [
         ("above", (1, 2)),
@@ -88,7 +88,7 @@ def test_several_crossings_are_all_told() -> None:
     ]
 
 
-def test_a_point_that_noise_hides_widens_the_bracket() -> None:
+def test_a_point_that_noise_hides_widens_the_bracket():
     (answer,) = crossovers(of_ratios([1.3, 1.2, 1.0, 0.8, 0.7], noise=0.005), "batch")
     (crossing,) = answer.crossings
     assert crossing.bracket == (2, 8)
@@ -96,7 +96,7 @@ def test_a_point_that_noise_hides_widens_the_bracket() -> None:
     assert answer.undecided_at == ()
 
 
-def test_an_undecided_end_is_named_and_its_crossing_is_open() -> None:
+def test_an_undecided_end_is_named_and_its_crossing_is_open():
     (answer,) = crossovers(of_ratios([1.3, 1.2, 1.2, 1.1, 0.9995], noise=0.005), "batch")
     assert answer.answer == "undecided"
     assert answer.undecided_at == (16,)
@@ -107,13 +107,13 @@ def test_an_undecided_end_is_named_and_its_crossing_is_open() -> None:
         assert crossing.high is None
 
 
-def test_equal_sides_are_undecided_and_not_a_crossing() -> None:
+def test_equal_sides_are_undecided_and_not_a_crossing():
     (answer,) = crossovers(of_ratios([1.0] * 5, noise=0.02), "batch")
     assert answer.answer == "undecided"
     assert not any(crossing.decided for crossing in answer.crossings)
 
 
-def test_nothing_is_extrapolated_unless_it_is_asked_for_and_then_it_is_marked() -> None:
+def test_nothing_is_extrapolated_unless_it_is_asked_for_and_then_it_is_marked():
     sweep = of_ratios([1.5, 1.4, 1.3, 1.2, 1.1])
     assert crossovers(sweep, "batch")[0].crossings == ()
     (answer,) = crossovers(sweep, "batch", extrapolate=True)
@@ -124,12 +124,12 @@ def test_nothing_is_extrapolated_unless_it_is_asked_for_and_then_it_is_marked() 
     assert (crossing.low, crossing.high, crossing.bracket) == (16, None, (16, None))
 
 
-def test_a_line_that_moves_away_from_one_is_not_extrapolated() -> None:
+def test_a_line_that_moves_away_from_one_is_not_extrapolated():
     (answer,) = crossovers(of_ratios([1.1, 1.1, 1.1, 1.2, 1.3]), "batch", extrapolate=True)
     assert answer.crossings == ()
 
 
-def test_rates_without_durations_give_an_estimate_but_no_interval() -> None:
+def test_rates_without_durations_give_an_estimate_but_no_interval():
     ratios = {1: 1.2, 4: 0.34}
     points = tuple(
         Point({"batch": batch}, Cell("measured", time_ns=1e6), Cell("measured", time_ns=1e6 * ratio))
@@ -145,7 +145,7 @@ def test_rates_without_durations_give_an_estimate_but_no_interval() -> None:
     assert answer.line["ratio_low"].null_count() == 2
 
 
-def test_durations_of_a_single_block_are_used_with_a_doubt() -> None:
+def test_durations_of_a_single_block_are_used_with_a_doubt():
     one = [
         Point(
             {"batch": batch},
@@ -159,7 +159,7 @@ def test_durations_of_a_single_block_are_used_with_a_doubt() -> None:
     assert answer.doubts == ("noise between blocks is not in the intervals: there is one block",)
 
 
-def test_points_without_both_sides_are_left_out_and_told() -> None:
+def test_points_without_both_sides_are_left_out_and_told():
     sweep = of_ratios([1.2, 1.2, 1.1, 0.8, 0.6])
     broken = replace(sweep.points[4], baseline=Cell("out-of-memory"))
     missing = replace(sweep.points[0], variant=None)
@@ -169,14 +169,14 @@ def test_points_without_both_sides_are_left_out_and_told() -> None:
     assert answer.doubts == ("batch 1: variant missing", "batch 16: baseline out-of-memory")
 
 
-def test_one_point_is_a_line_without_a_crossing() -> None:
+def test_one_point_is_a_line_without_a_crossing():
     (answer,) = crossovers(of_ratios([0.8], batches=[4]), "batch")
     assert (answer.answer, answer.crossings) == ("always", ())
     (nothing,) = crossovers(replace(of_ratios([0.8], batches=[4]), points=(Point({"batch": 4}, None, None),)), "batch")
     assert (nothing.answer, nothing.line.height) == ("undecided", 0)
 
 
-def test_each_combination_of_the_other_axes_is_a_line() -> None:
+def test_each_combination_of_the_other_axes_is_a_line():
     points = []
     for mode, ratios in (("eager", [1.2, 1.1, 0.9]), ("graph", [0.9, 0.8, 0.7])):
         line = of_ratios(ratios, batches=[1, 2, 4]).points
@@ -194,18 +194,18 @@ def test_each_combination_of_the_other_axes_is_a_line() -> None:
     assert found[0].line.schema == LINE.schema
 
 
-def test_the_frame_of_no_line_has_its_columns() -> None:
+def test_the_frame_of_no_line_has_its_columns():
     assert crossing_frame(()).schema == CROSSINGS.schema
 
 
-def test_the_same_seed_gives_the_same_answer() -> None:
+def test_the_same_seed_gives_the_same_answer():
     sweep = sweep_of(Truth(hard(1.0, 0.2), hard(1.2, 0.07), "hard"))
     one, two = crossovers(sweep, "batch", seed=4), crossovers(sweep, "batch", seed=4)
     assert one[0].crossings == two[0].crossings
     assert one[0].line.equals(two[0].line)
 
 
-def test_an_axis_of_words_and_an_unknown_axis_are_refused() -> None:
+def test_an_axis_of_words_and_an_unknown_axis_are_refused():
     points = (Point({"mode": "eager"}, None, None),)
     words = Sweep("s.json", "s", ("mode",), {}, {}, {}, points, {}, True)
     with pytest.raises(UsageError, match="a crossover needs numbers above zero, and 'mode' has other values"):
@@ -216,7 +216,7 @@ def test_an_axis_of_words_and_an_unknown_axis_are_refused() -> None:
         crossovers(of_ratios([1.0] * 5), "batch", level=1.0)
 
 
-def test_turns_cancel_what_disturbs_both_sides() -> None:
+def test_turns_cancel_what_disturbs_both_sides():
     truth = Truth(hard(1.0, 0.2), hard(1.04, 0.2 * 0.9), "hard")
     rough = Noise(rounds=20, round_share=0.2, side_share=0.002, skew_share=0.002, stall_rate=0.0)
     widths = {}
@@ -261,7 +261,7 @@ def holds(answer: PaysOff, at: float) -> bool:
 
 @pytest.mark.parametrize("noise", thinned(NOISES, quick=("in turns, few rounds", "apart")))
 @pytest.mark.parametrize("kind", ["hard", "soft", "floor", "quadratic", "stairs"])
-def test_nine_of_ten_intervals_hold_the_true_crossing(kind: str, noise: str) -> None:
+def test_nine_of_ten_intervals_hold_the_true_crossing(kind, noise):
     found = answers(kind, NOISES[noise])
     covered = sum(holds(answer, at) for answer, at in found)
     # Stairs break the assumption of the interval (times that are convex in logarithms): 83 to 99 % in larger runs.
@@ -269,7 +269,7 @@ def test_nine_of_ten_intervals_hold_the_true_crossing(kind: str, noise: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["hard", "stairs"])
-def test_a_decided_bracket_holds_the_true_crossing_whatever_the_curve(kind: str) -> None:
+def test_a_decided_bracket_holds_the_true_crossing_whatever_the_curve(kind):
     decided = [
         (crossing.bracket, at)
         for answer, at in answers(kind, NOISES["in turns"])
@@ -281,9 +281,9 @@ def test_a_decided_bracket_holds_the_true_crossing_whatever_the_curve(kind: str)
     assert inside >= 0.95 * len(decided)
 
 
-def test_intervals_are_narrower_than_the_bracket_where_the_curve_allows_it() -> None:
+def test_intervals_are_narrower_than_the_bracket_where_the_curve_allows_it():
     shares = [
-        np.log((crossing.high or 0) / (crossing.low or 0)) / np.log(crossing.bracket[1] / crossing.bracket[0])  # type: ignore[operator]
+        np.log((crossing.high or 0) / (crossing.low or 0)) / np.log(crossing.bracket[1] / crossing.bracket[0])
         for answer, _ in answers("hard", NOISES["quiet"])
         for crossing in answer.crossings
         if crossing.decided
@@ -291,7 +291,7 @@ def test_intervals_are_narrower_than_the_bracket_where_the_curve_allows_it() -> 
     assert np.median(shares) < 0.5
 
 
-def test_a_straight_line_between_neighbours_misses_a_kink_that_the_interval_holds() -> None:
+def test_a_straight_line_between_neighbours_misses_a_kink_that_the_interval_holds():
     # The baseline is bound by its host up to a batch of 4; the variant's host takes 10 % longer.
     truth = Truth(hard(1.0, 0.25), hard(1.1, 0.05), "hard", (4.4,))
     quiet = NOISES["quiet"]
@@ -303,7 +303,7 @@ def test_a_straight_line_between_neighbours_misses_a_kink_that_the_interval_hold
 
 
 @pytest.mark.parametrize("paired", [True, False])
-def test_equal_sides_cross_in_one_of_twenty_sweeps_at_most(paired: bool) -> None:
+def test_equal_sides_cross_in_one_of_twenty_sweeps_at_most(paired):
     curve = hard(1.0, 0.2)
     generator = np.random.default_rng(3)
     decided = 0
@@ -319,18 +319,18 @@ def line(attention: str, axis: str, **others: Any) -> PaysOff:
     return found
 
 
-def test_at_224_the_eager_form_never_pays_up_to_a_batch_of_16() -> None:
+def test_at_224_the_eager_form_never_pays_up_to_a_batch_of_16():
     answer = line("explicit", "batch", input_size=224, execution="eager")
     assert answer.answer == "none-in-range"
-    assert answer.line["ratio"].min() > 1.1  # type: ignore[operator]
+    assert answer.line["ratio"].min() > 1.1
 
 
 @pytest.mark.parametrize("size", [224, 448])
-def test_as_a_cuda_graph_it_always_pays(size: int) -> None:
+def test_as_a_cuda_graph_it_always_pays(size):
     assert line("explicit", "batch", input_size=size, execution="graph").answer == "always"
 
 
-def test_at_448_the_eager_form_pays_from_a_batch_of_3_or_4_on() -> None:
+def test_at_448_the_eager_form_pays_from_a_batch_of_3_or_4_on():
     answer = line("explicit", "batch", input_size=448, execution="eager")
     (crossing,) = answer.crossings
     assert crossing.bracket == (2, 4)
@@ -342,13 +342,13 @@ def test_at_448_the_eager_form_pays_from_a_batch_of_3_or_4_on() -> None:
 @pytest.mark.parametrize(
     ("batch", "answer"), [(1, "none-in-range"), (2, "none-in-range"), (4, "crosses"), (8, "crosses"), (16, "crosses")]
 )
-def test_eager_larger_batches_pay_at_some_input_size_between_224_and_448(batch: int, answer: str) -> None:
+def test_eager_larger_batches_pay_at_some_input_size_between_224_and_448(batch, answer):
     found = line("explicit", "input_size", batch=batch, execution="eager")
     assert found.answer == answer
     assert all(crossing.bracket == (224, 448) for crossing in found.crossings)
 
 
-def test_against_fused_attention_it_pays_late_or_not_at_all() -> None:
+def test_against_fused_attention_it_pays_late_or_not_at_all():
     assert line("fused", "batch", input_size=224, execution="eager").answer == "none-in-range"
     brackets = {
         (size, execution): line("fused", "batch", input_size=size, execution=execution).crossings[0].bracket
@@ -366,9 +366,7 @@ def test_against_fused_attention_it_pays_late_or_not_at_all() -> None:
         ("fused", 448, "eager", 8),
     ],
 )
-def test_without_a_neighbour_the_interval_still_holds_the_estimate_with_it(
-    attention: str, size: int, execution: str, left_out: int
-) -> None:
+def test_without_a_neighbour_the_interval_still_holds_the_estimate_with_it(attention, size, execution, left_out):
     sweep = token_reduction(attention)
     whole = line(attention, "batch", input_size=size, execution=execution).crossings[0]
     thinned = replace(sweep, points=tuple(point for point in sweep.points if point.settings["batch"] != left_out))
@@ -389,7 +387,7 @@ def model(sweep):
     return fit_breakeven(sweep, draws=20)
 
 
-def test_measurements_and_their_policy_name_the_same_bracket(sweep) -> None:
+def test_measurements_and_their_policy_name_the_same_bracket(sweep):
     measured = {tuple(found.others.values()): found for found in pays_off(sweep, "batch")}
     chosen = {tuple(found.others.values()): found for found in pays_off(fit_policy(sweep), "batch")}
     assert measured.keys() == chosen.keys()
@@ -404,7 +402,7 @@ def test_measurements_and_their_policy_name_the_same_bracket(sweep) -> None:
         assert high >= crossing.bracket[0]
 
 
-def test_a_model_answers_along_items_and_size_with_intervals(model) -> None:
+def test_a_model_answers_along_items_and_size_with_intervals(model):
     for axis in ("items", "size"):
         answers = pays_off(model, axis)
         assert {found.evidence for found in answers} == {"modelled"}
@@ -414,7 +412,7 @@ def test_a_model_answers_along_items_and_size_with_intervals(model) -> None:
     assert len(pays_off(model, "items")) + len(pays_off(model, "size")) == model.thresholds.height
 
 
-def test_an_axis_that_the_evidence_does_not_have_is_refused(sweep, model) -> None:
+def test_an_axis_that_the_evidence_does_not_have_is_refused(sweep, model):
     for evidence in (sweep, fit_policy(sweep), model):
         with pytest.raises(UsageError, match="depth"):
             pays_off(evidence, "depth")

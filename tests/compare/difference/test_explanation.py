@@ -31,7 +31,7 @@ def _explained(baseline: Trace, variant: Trace, **options: tuple[float, float]) 
     return explanation(step_difference(settled(baseline), settled(variant), **options))
 
 
-def test_less_gpu_work_and_more_launches_are_slower_where_the_host_is_the_limit() -> None:
+def test_less_gpu_work_and_more_launches_are_slower_where_the_host_is_the_limit():
     """The founding question: half of the GPU work, two more launches, and a slower step."""
     found = _explained(
         program([Launch(gpu=4 * US, host=10 * US)] * 20),
@@ -50,14 +50,14 @@ def test_less_gpu_work_and_more_launches_are_slower_where_the_host_is_the_limit(
     assert (found.baseline_bound, found.variant_bound) == ("host-issue", "host-issue")
 
 
-def test_less_gpu_work_is_the_cause_where_the_gpu_is_the_limit() -> None:
+def test_less_gpu_work_is_the_cause_where_the_gpu_is_the_limit():
     found = _explained(program([Launch(gpu=100 * US)] * 20), program([Launch(gpu=60 * US)] * 22))
     assert (found.cause, found.direction) == ("gpu-work", "faster")
     assert not found.is_paradox
     assert found.variant_bound == "gpu"
 
 
-def test_a_step_that_goes_from_the_gpus_limit_to_the_hosts_lost_gpu_work() -> None:
+def test_a_step_that_goes_from_the_gpus_limit_to_the_hosts_lost_gpu_work():
     found = _explained(program([Launch(gpu=100 * US)] * 20), program([Launch(gpu=2 * US, host=30 * US)] * 20))
     assert (found.cause, found.direction) == ("gpu-work", "faster")
     assert found.share > 1
@@ -66,31 +66,31 @@ def test_a_step_that_goes_from_the_gpus_limit_to_the_hosts_lost_gpu_work() -> No
     assert against["host-issue-bound"] > 0
 
 
-def test_what_work_saves_and_launches_take_back_is_the_hosts() -> None:
+def test_what_work_saves_and_launches_take_back_is_the_hosts():
     found = _explained(program([Launch(gpu=20 * US)] * 20), program([Launch(gpu=5 * US, host=24 * US)] * 20))
     assert (found.cause, found.direction) == ("host-issue-bound", "slower")
     assert (found.baseline_bound, found.variant_bound) == ("gpu", "host-issue")
 
 
-def test_exposed_communication_is_named() -> None:
+def test_exposed_communication_is_named():
     found = _explained(program([Launch(gpu=50 * US)] * 5), program([*[Launch(gpu=50 * US)] * 5, Launch(NCCL, 90 * US)]))
     assert (found.cause, found.direction) == ("communication", "slower")
 
 
-def test_a_host_that_does_something_else_is_named() -> None:
+def test_a_host_that_does_something_else_is_named():
     busy = [Launch(gpu=20 * US)] * 10
     found = _explained(program(busy), program([*busy, Launch(gpu=20 * US, host=3_000 * US), *busy]))
     assert found.cause == "idle: host"
 
 
-def test_within_the_margin_there_is_no_difference_to_explain() -> None:
+def test_within_the_margin_there_is_no_difference_to_explain():
     found = _explained(program([Launch(gpu=100 * US)] * 20), program([Launch(gpu=101 * US)] * 20))
     assert (found.cause, found.direction, found.share) == ("no-difference", "same", None)
     assert found.change_ns > 0
 
 
 @given(any_side(), any_side())
-def test_contributions_add_up_to_the_change(baseline: Side, variant: Side) -> None:
+def test_contributions_add_up_to_the_change(baseline, variant):
     found = explanation(step_difference(baseline, variant))
     assert sum(item.change_ns for item in found.contributions) == pytest.approx(found.change_ns, abs=1e-3)
     if found.cause != "no-difference":
@@ -98,7 +98,7 @@ def test_contributions_add_up_to_the_change(baseline: Side, variant: Side) -> No
 
 
 @given(any_side())
-def test_any_profile_and_itself_have_no_difference(one: Side) -> None:
+def test_any_profile_and_itself_have_no_difference(one):
     found = explanation(step_difference(one, one))
     assert (found.cause, found.change_ns) == ("no-difference", 0)
     assert not found.contributions
@@ -106,7 +106,7 @@ def test_any_profile_and_itself_have_no_difference(one: Side) -> None:
 
 
 @given(any_side(), any_side())
-def test_exchanging_the_sides_exchanges_faster_and_slower(baseline: Side, variant: Side) -> None:
+def test_exchanging_the_sides_exchanges_faster_and_slower(baseline, variant):
     there, back = (explanation(step_difference(*pair)) for pair in ((baseline, variant), (variant, baseline)))
     assert there.change_ns == -back.change_ns
     assert (there.baseline_bound, there.variant_bound) == (back.variant_bound, back.baseline_bound)
@@ -120,18 +120,18 @@ def _launches(baseline: Side, variant: Side) -> LaunchChange:
     return launch_change(baseline, variant, (split.baseline, split.variant), kernel_changes(baseline, variant))
 
 
-def test_a_launch_costs_the_time_since_the_launch_before_it() -> None:
+def test_a_launch_costs_the_time_since_the_launch_before_it():
     one = settled(program([Launch(host=10 * US), Launch(host=25 * US)]))
     assert one.issue_ns.tolist() == [10 * US, 25 * US] * 4
 
 
-def test_waiting_for_the_gpu_is_no_cost_of_launching() -> None:
+def test_waiting_for_the_gpu_is_no_cost_of_launching():
     # The host waits 300 µs at the end of each step.
     one = settled(program([Launch(gpu=300 * US, host=10 * US)]))
     assert set(one.issue_ns.tolist()) == {10 * US}
 
 
-def test_added_launches_cost_what_the_host_needed_for_them() -> None:
+def test_added_launches_cost_what_the_host_needed_for_them():
     work = [Launch(host=10 * US)] * 5
     changes = _launches(
         settled(program(work)), settled(program([*work, *[Launch("gatherTopK", host=15 * US, range="reduce")] * 2]))
@@ -143,7 +143,7 @@ def test_added_launches_cost_what_the_host_needed_for_them() -> None:
     assert changes.pace_cost_ns == pytest.approx(0)
 
 
-def test_a_slower_host_shows_in_the_launches_of_both_sides() -> None:
+def test_a_slower_host_shows_in_the_launches_of_both_sides():
     changes = _launches(settled(program([Launch(host=10 * US)] * 5)), settled(program([Launch(host=12 * US)] * 5)))
     assert changes.added_cost_ns == 0
     assert changes.pace_cost_ns == pytest.approx(5 * 2 * US)
@@ -151,7 +151,7 @@ def test_a_slower_host_shows_in_the_launches_of_both_sides() -> None:
     assert changes.variant.host_ns_per_launch == pytest.approx(12 * US)
 
 
-def test_a_step_that_waits_for_launches_is_bound_by_the_host() -> None:
+def test_a_step_that_waits_for_launches_is_bound_by_the_host():
     changes = _launches(settled(program([Launch(gpu=2 * US)] * 9)), settled(program([Launch(gpu=200 * US)] * 9)))
     assert changes.baseline.bound == "host-issue"
     assert changes.variant.bound == "gpu"
@@ -159,7 +159,7 @@ def test_a_step_that_waits_for_launches_is_bound_by_the_host() -> None:
         assert one.busy_share + one.issue_share + one.host_share + one.waiting_share == pytest.approx(1)
 
 
-def test_without_launching_calls_nothing_is_said_about_the_host() -> None:
+def test_without_launching_calls_nothing_is_said_about_the_host():
     blind = program([Launch()] * 3)
     blind = type(blind)(**{**vars(blind), "api_calls": blind.api_calls.clear()})
     one = side(blind, window="all")
@@ -170,7 +170,7 @@ def test_without_launching_calls_nothing_is_said_about_the_host() -> None:
     assert changes.baseline.bound == "waiting"
 
 
-def test_graphs_that_hide_their_kernels_leave_their_number_open() -> None:
+def test_graphs_that_hide_their_kernels_leave_their_number_open():
     hidden = trace(
         [],
         [launch(0, CALL, 1, "cudaGraphLaunch")],
@@ -187,7 +187,7 @@ def _row(table: pl.DataFrame, path: str) -> dict[str, Any]:
     return table.row(by_predicate=pl.col("path") == path, named=True)
 
 
-def test_ranges_of_one_name_path_are_compared() -> None:
+def test_ranges_of_one_name_path_are_compared():
     table = range_changes(
         side(program([Launch(range="attention", gpu=8 * US), Launch(range="mlp", gpu=9 * US)])),
         side(program([Launch(range="attention", gpu=3 * US), Launch(range="mlp", gpu=9 * US), Launch(range="reduce")])),
@@ -198,7 +198,7 @@ def test_ranges_of_one_name_path_are_compared() -> None:
     assert _row(table, "")["change_ns_per_step"] == (2 - 5) * US
 
 
-def test_the_largest_change_stands_first() -> None:
+def test_the_largest_change_stands_first():
     table = range_changes(
         side(program([Launch(range="a", gpu=8 * US), Launch(range="b", gpu=9 * US)])),
         side(program([Launch(range="a", gpu=7 * US), Launch(range="b", gpu=99 * US)])),
@@ -206,12 +206,12 @@ def test_the_largest_change_stands_first() -> None:
     assert table["path"].to_list() == ["", "b", "a"]
 
 
-def test_the_steps_own_range_and_what_is_around_it_are_no_place() -> None:
+def test_the_steps_own_range_and_what_is_around_it_are_no_place():
     paths = range_paths(side(program([Launch(range="attention")])).timeline)
     assert paths.paths == ((), ("attention",))
 
 
-def test_layers_are_one_place_when_merged() -> None:
+def test_layers_are_one_place_when_merged():
     one = side(program([Launch(range=f"block_{number}") for number in range(4)]))
     assert range_changes(one, one)["path"].to_list() == ["", "block_0", "block_1", "block_2", "block_3"]
     merged = range_changes(one, one, merged=True)
@@ -219,7 +219,7 @@ def test_layers_are_one_place_when_merged() -> None:
     assert _row(merged, "block_N")["baseline_kernels_per_step"] == 4
 
 
-def test_phases_are_compared_where_names_tell_them() -> None:
+def test_phases_are_compared_where_names_tell_them():
     work = [Launch(range="forward", gpu=10 * US), Launch(range="backward", gpu=20 * US)]
     slower = [Launch(range="forward", gpu=10 * US), Launch(range="backward", gpu=26 * US)]
     table = phase_changes(side(program(work)), side(program(slower)))
@@ -228,7 +228,7 @@ def test_phases_are_compared_where_names_tell_them() -> None:
 
 
 @given(any_side(), any_side())
-def test_own_times_add_up_to_all_gpu_work(baseline: Side, variant: Side) -> None:
+def test_own_times_add_up_to_all_gpu_work(baseline, variant):
     table = range_changes(baseline, variant)
     for one, name in ((baseline, "baseline"), (variant, "variant")):
         total = (one.work["end_ns"] - one.work["start_ns"]).sum()
@@ -244,7 +244,7 @@ def _transfer(table: pl.DataFrame, part: str) -> dict[str, Any]:
     return table.row(by_predicate=pl.col("part") == part, named=True)
 
 
-def test_a_copy_hidden_behind_compute_is_there_and_costs_nothing() -> None:
+def test_a_copy_hidden_behind_compute_is_there_and_costs_nothing():
     hidden = trace(
         [kernel(0, 10, GEMM)], copies=[copy(2, 8, size=600, stream=8)], memsets=[memset(10, 13, 5)], window_ns=(0, 13)
     )
@@ -257,20 +257,20 @@ def test_a_copy_hidden_behind_compute_is_there_and_costs_nothing() -> None:
     assert _transfer(table, "memset")["exposed_change_ns_per_step"] == 3
 
 
-def test_the_bytes_of_collectives_are_not_known() -> None:
+def test_the_bytes_of_collectives_are_not_known():
     one = side(program([Launch(gpu=50 * US), Launch(NCCL, gpu=30 * US)]))
     row = _transfer(_table(one, one), "communication")
     assert (row["variant_count_per_step"], row["variant_bytes_per_step"]) == (1, None)
     assert row["variant_exposed_ns_per_step"] == 30 * US
 
 
-def test_programs_without_transfers_have_none() -> None:
+def test_programs_without_transfers_have_none():
     one = side(program([Launch()]))
     assert not _table(one, one).height
 
 
 @given(any_side(), any_side())
-def test_exposed_times_are_those_of_the_wall_split(baseline: Side, variant: Side) -> None:
+def test_exposed_times_are_those_of_the_wall_split(baseline, variant):
     split = wall_split(baseline, variant)
     table = transfer_changes(baseline, variant, split)
     for group in ("copy", "communication"):
@@ -287,51 +287,51 @@ def _captured(profile: Trace, **changes: object) -> Trace:
     return replace(profile, capture=replace(profile.capture, **changes))
 
 
-def test_alike_profiles_are_only_told_to_be_profiled() -> None:
+def test_alike_profiles_are_only_told_to_be_profiled():
     one = side(program([Launch()] * 3))
     assert _notes(one, one) == {"profiled-times": NoteLevel.INFO}
 
 
-def test_another_gpu_or_tool_is_said() -> None:
+def test_another_gpu_or_tool_is_said():
     profile = program([Launch()] * 3)
     other = _captured(profile, devices=(Device(ordinal=0, name="Another GPU"),), recorder=Recorder("another tool"))
     notes = _notes(side(profile), side(other))
     assert notes["different-gpu"] == notes["different-tool"] == NoteLevel.WARNING
 
 
-def test_another_version_of_the_tool_is_no_more_than_worth_knowing() -> None:
+def test_another_version_of_the_tool_is_no_more_than_worth_knowing():
     profile = program([Launch()] * 3)
     assert _notes(side(profile), side(_captured(profile, tool_version="9")))["different-tool-version"] == NoteLevel.INFO
 
 
-def test_a_table_that_only_one_side_recorded_is_said() -> None:
+def test_a_table_that_only_one_side_recorded_is_said():
     profile = program([Launch()] * 3)
     blind = _captured(profile, recorded=profile.capture.recorded - {"api_calls"})
     assert "different-tables" in _notes(side(profile), side(blind))
 
 
-def test_steps_on_one_side_only_compare_nothing() -> None:
+def test_steps_on_one_side_only_compare_nothing():
     profile = program([Launch()] * 3)
     assert _notes(side(profile), side(profile, window="all"))["steps-on-one-side"] == NoteLevel.BLOCKING
     assert "no-steps" in _notes(side(profile, window="all"), side(profile, window="all"))
 
 
-def test_numbers_of_steps_are_said() -> None:
+def test_numbers_of_steps_are_said():
     few, many = side(program([Launch()] * 3, steps=2)), side(program([Launch()] * 3, steps=9))
     assert {"different-steps", "few-steps"} <= set(_notes(few, many))
 
 
-def test_steps_guessed_from_the_kernels_are_said() -> None:
+def test_steps_guessed_from_the_kernels_are_said():
     guessed = program([Launch(GEMM), Launch(SOFTMAX), Launch("other_kernel")], steps=6, named=False)
     assert "guessed-steps" in _notes(side(guessed), side(guessed))
 
 
-def test_a_side_without_gpu_work_has_nothing_to_compare() -> None:
+def test_a_side_without_gpu_work_has_nothing_to_compare():
     empty = side(trace([], [launch(0, 50, 1)], window_ns=(0, 50)), window="all")
     assert _notes(side(program([Launch()])), empty)["no-gpu-work"] == NoteLevel.BLOCKING
 
 
-def test_hidden_graphs_are_missing_kernels_and_no_other_program() -> None:
+def test_hidden_graphs_are_missing_kernels_and_no_other_program():
     hidden = trace(
         [kernel(0, 1, GEMM)],
         [launch(0, 2, 1, "cudaGraphLaunch")],
@@ -342,12 +342,12 @@ def test_hidden_graphs_are_missing_kernels_and_no_other_program() -> None:
     assert "few-matches" not in notes
 
 
-def test_different_programs_are_said() -> None:
+def test_different_programs_are_said():
     one, other = program([Launch("one_kernel")] * 3), program([Launch("other_kernel")] * 3)
     assert "few-matches" in _notes(side(one), side(other))
 
 
-def test_unequal_steps_are_said() -> None:
+def test_unequal_steps_are_said():
     kernels = [kernel(start, start + 5, GEMM, correlation=start) for start in (0, 10, 100, 200, 210, 220)]
     api = [launch(start - 3, start - 1, start) for start in (0, 10, 100, 200, 210, 220)]
     ranges = [nvtx(begin, begin + 90, "step") for begin in (-5, 95, 195)]
@@ -356,17 +356,17 @@ def test_unequal_steps_are_said() -> None:
     assert "unequal-steps" in _notes(one, one)
 
 
-def test_time_between_steps_is_said() -> None:
+def test_time_between_steps_is_said():
     paused = side(program([Launch()] * 3, pause=500 * US))
     assert "time-between-steps" in _notes(paused, paused)
 
 
-def test_several_devices_are_said() -> None:
+def test_several_devices_are_said():
     both = trace([kernel(0, 40, GEMM), kernel(0, 10, NCCL, device=1)], window_ns=(0, 40))
     assert "several-devices" in _notes(side(both, window="all"), side(both, window="all"))
 
 
-def test_the_gravest_note_stands_first() -> None:
+def test_the_gravest_note_stands_first():
     profile = program([Launch()] * 3)
     one, other = side(profile), side(profile, window="all")
     notes = comparability_notes(one, other, wall_split(one, other), kernel_changes(one, other))

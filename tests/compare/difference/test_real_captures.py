@@ -52,11 +52,11 @@ def _explained(baseline: Path, variant: Path) -> Explanation:
 
 
 @pytest.fixture(scope="module")
-def paradox() -> StepDifference:
+def paradox():
     return _difference(_capture("deit224_bs1_baseline"), _capture("deit224_bs1_topk0.1"))
 
 
-def test_less_gpu_work_is_slower_because_the_host_limits_it(paradox: StepDifference) -> None:
+def test_less_gpu_work_is_slower_because_the_host_limits_it(paradox):
     """captures/README.md: 177 → 209 kernels a step, 0.76 → 0.69 ms of GPU time, 4.18 → 4.55 ms a step."""
     found = explanation(paradox)
     assert paradox.kernels.launches_per_step == (177, 209)
@@ -71,7 +71,7 @@ def test_less_gpu_work_is_slower_because_the_host_limits_it(paradox: StepDiffere
     assert (found.baseline_bound, found.variant_bound) == ("host-issue", "host-issue")
 
 
-def test_the_added_kernels_are_those_of_the_reduction_and_of_smaller_products(paradox: StepDifference) -> None:
+def test_the_added_kernels_are_those_of_the_reduction_and_of_smaller_products(paradox):
     added = paradox.kernels.table.filter(pl.col("change") == "added")
     by_range = dict(added.group_by("variant_range").agg(pl.col("variant_launches_per_step").sum()).iter_rows())
     # Products of few rows are split along K, and a second kernel adds up what the first left.
@@ -80,14 +80,14 @@ def test_the_added_kernels_are_those_of_the_reduction_and_of_smaller_products(pa
     assert not paradox.kernels.table.filter(pl.col("change") == "removed").height
 
 
-def test_added_launches_cost_more_than_the_step_lost(paradox: StepDifference) -> None:
+def test_added_launches_cost_more_than_the_step_lost(paradox):
     launches = paradox.launches
     assert launches.added_cost_ns is not None
     assert launches.added_cost_ns > float(paradox.wall.change_ns) > 0 > launches.pace_cost_ns
     assert launches.added_cost_ns + launches.pace_cost_ns == pytest.approx(float(paradox.wall.change_ns), rel=0.05)
 
 
-def test_every_figure_agrees_with_the_analysis_of_one_profile(paradox: StepDifference) -> None:
+def test_every_figure_agrees_with_the_analysis_of_one_profile(paradox):
     for one, of_side, name in (
         (paradox.baseline, paradox.wall.baseline, "baseline"),
         (paradox.variant, paradox.wall.variant, "variant"),
@@ -102,7 +102,7 @@ def test_every_figure_agrees_with_the_analysis_of_one_profile(paradox: StepDiffe
         assert found[f"{name}_ns"] == row["gpu_ns"]
 
 
-def test_at_a_larger_size_the_reduction_pays_because_gpu_work_falls() -> None:
+def test_at_a_larger_size_the_reduction_pays_because_gpu_work_falls():
     """captures/README.md: 9.24 → 3.78 ms of GPU time; 213 → 242 kernels."""
     found = _explained(_capture("deit448_bs8_baseline"), _capture("deit448_bs8_topk0.1"))
     assert (found.cause, found.direction) == ("gpu-work", "faster")
@@ -112,7 +112,7 @@ def test_at_a_larger_size_the_reduction_pays_because_gpu_work_falls() -> None:
 
 
 @pytest.mark.parametrize("traced", ["nodes", "whole"])
-def test_a_cuda_graph_takes_the_waiting_for_launches_away(traced: str) -> None:
+def test_a_cuda_graph_takes_the_waiting_for_launches_away(traced):
     found = _explained(_capture("deit224_bs1_baseline"), _capture(f"deit224_bs1_graph_{traced}"))
     assert (found.cause, found.direction) == ("host-issue-bound", "faster")
     assert found.share == pytest.approx(1, abs=0.01)
@@ -120,7 +120,7 @@ def test_a_cuda_graph_takes_the_waiting_for_launches_away(traced: str) -> None:
     assert found.launches_change == (0 if traced == "nodes" else None)
 
 
-def test_a_graphs_kernels_are_those_of_the_eager_program() -> None:
+def test_a_graphs_kernels_are_those_of_the_eager_program():
     kernels = _difference(_capture("deit224_bs1_baseline"), _capture("deit224_bs1_graph_nodes")).kernels
     assert kernels.count("kept") == 177
     assert set(kernels.table["change"].to_list()) == {"kept"}
@@ -139,14 +139,14 @@ _REMEDIED = {
 
 @pytest.mark.parametrize("ending", ["sqlite", "json"])
 @pytest.mark.parametrize(("program", "remedy"), list(_REMEDIED))
-def test_what_a_remedy_takes_away_is_the_planted_cause(program: str, remedy: str, ending: str) -> None:
+def test_what_a_remedy_takes_away_is_the_planted_cause(program, remedy, ending):
     found = _explained(_planted(program, "baseline", ending), _planted(program, remedy, ending))
     assert (found.cause, found.direction) == (_REMEDIED[program, remedy], "faster")
     back = _explained(_planted(program, remedy, ending), _planted(program, "baseline", ending))
     assert back.change_ns == -found.change_ns
 
 
-def test_flops_do_not_change_with_the_precision_but_the_time_does() -> None:
+def test_flops_do_not_change_with_the_precision_but_the_time_does():
     difference = _difference(_planted("fp32_products", "baseline", "json"), _planted("fp32_products", "tf32", "json"))
     assert difference.work.source == "modelled"
     assert difference.work.flops_ratio == 1
@@ -156,19 +156,19 @@ def test_flops_do_not_change_with_the_precision_but_the_time_does() -> None:
 
 
 @pytest.mark.parametrize("program", ["vit_bs1", "for_loop_adam", "written_out_norms", "healthy_lm_training"])
-def test_two_tools_saw_the_same_kernels_of_one_program(program: str) -> None:
+def test_two_tools_saw_the_same_kernels_of_one_program(program):
     difference = _difference(_planted(program, "baseline"), _planted(program, "baseline", "json"))
     assert set(difference.kernels.table["change"].to_list()) == {"kept"}
     assert difference.kernels.gpu_change_share == pytest.approx(0, abs=0.01)
     assert "different-tool" in {note.code for note in difference.notes}
 
 
-def test_an_aborted_step_is_said_before_any_number() -> None:
+def test_an_aborted_step_is_said_before_any_number():
     difference = _difference(_planted("healthy_lm_training", "baseline"), _planted("aborted_step", "baseline"))
     assert difference.notes[0].code == "aborted-steps"
 
 
-def test_training_with_a_longer_context_takes_longer_in_every_phase() -> None:
+def test_training_with_a_longer_context_takes_longer_in_every_phase():
     difference = _difference(_capture("lm_small_ctx512_train"), _capture("lm_small_ctx1024_train"))
     changes = dict(difference.phases.select("phase", "change_ns_per_step").iter_rows())
     assert changes["backward"] > changes["forward"] > 0
@@ -178,7 +178,7 @@ def test_training_with_a_longer_context_takes_longer_in_every_phase() -> None:
     assert explanation(difference).cause == "gpu-work"
 
 
-def test_halves_of_one_profile_are_not_told_apart_kernel_by_kernel() -> None:
+def test_halves_of_one_profile_are_not_told_apart_kernel_by_kernel():
     timeline = _side(_capture("deit224_bs1_baseline")).timeline
     steps = timeline.window("steady").steps
     middle = len(steps) // 2
@@ -190,7 +190,7 @@ def test_halves_of_one_profile_are_not_told_apart_kernel_by_kernel() -> None:
     assert verdicts.is_in(["same", "undecided"]).mean() >= 0.95
 
 
-def test_kernels_of_smaller_matrices_are_decided_to_be_faster() -> None:
+def test_kernels_of_smaller_matrices_are_decided_to_be_faster():
     kernels = _difference(_capture("deit448_bs8_baseline"), _capture("deit448_bs8_topk0.1")).kernels
     verdicts = kernels.table.with_columns(many_differences(*kernels.samples())["verdict"])
     of_change = {
@@ -212,7 +212,7 @@ def test_kernels_of_smaller_matrices_are_decided_to_be_faster() -> None:
         ("hta_cpu_only_rank34.json.gz", "hta_alexnet.json.gz"),
     ],
 )
-def test_any_two_traces_are_split_exactly(baseline: str, variant: str) -> None:
+def test_any_two_traces_are_split_exactly(baseline, variant):
     difference = _difference(TRACES / baseline, TRACES / variant)
     assert difference.wall.residual_ns == 0
     for one, name in ((difference.baseline, "baseline"), (difference.variant, "variant")):

@@ -82,7 +82,7 @@ def fitted(measured: Sequence[PointTimes], axes: Sequence[str], **options: Any) 
 
 def sweep(
     settings: Sequence[Mapping[str, Any]],
-    times: Callable[[Mapping[str, Any]], tuple[float | None, float | None]] = truth,  # type: ignore[assignment]
+    times: Callable[[Mapping[str, Any]], tuple[float | None, float | None]] = truth,
     source: str = "simulated",
     baseline: Mapping[str, Any] | None = None,
     variant: Mapping[str, Any] | None = None,

@@ -10,7 +10,7 @@ from warplens.compare.statistics.growth import WITHIN, power_law
 DOUBLINGS = [1, 2, 4, 8, 16, 32]
 
 
-def test_an_exact_law_is_found_exactly() -> None:
+def test_an_exact_law_is_found_exactly():
     law = power_law(DOUBLINGS, [3e6 * size**1.5 for size in DOUBLINGS])
     assert (law.exponent, law.low, law.high) == pytest.approx((1.5, 1.5, 1.5))
     assert (law.factor, law.at(4)) == pytest.approx((3e6, 24e6))
@@ -20,7 +20,7 @@ def test_an_exact_law_is_found_exactly() -> None:
 @pytest.mark.parametrize("count", [3, 4, 6])
 @pytest.mark.parametrize("exponent", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("noise", [0.003, 0.02])
-def test_the_interval_holds_the_planted_exponent_as_often_as_it_says(count: int, exponent: float, noise: float) -> None:
+def test_the_interval_holds_the_planted_exponent_as_often_as_it_says(count, exponent, noise):
     """In 2,000 draws a true 95 % is within ± 1.5 % (three standard errors); noise of 2 % may cost a range, not more."""
     draws = np.random.default_rng(count * 10 + int(exponent))
     sizes = np.array(DOUBLINGS[:count], dtype=float)
@@ -32,7 +32,7 @@ def test_the_interval_holds_the_planted_exponent_as_often_as_it_says(count: int,
     assert abs(held / 2000 - 0.95) <= 0.015
 
 
-def test_a_floor_is_told_from_the_law_above_it() -> None:
+def test_a_floor_is_told_from_the_law_above_it():
     """A host that takes 4 ms, and a GPU whose time is proportional: the law holds where the GPU decides."""
     sizes = [1, 2, 4, 8, 16, 32, 64]
     law = power_law(sizes, [max(4.0, 0.6 * size) for size in sizes])
@@ -41,7 +41,7 @@ def test_a_floor_is_told_from_the_law_above_it() -> None:
     assert (law.first, law.last) == pytest.approx((0.0, 1.0))
 
 
-def test_a_fixed_cost_beside_the_work_is_no_law() -> None:
+def test_a_fixed_cost_beside_the_work_is_no_law():
     """Linear, quadratic, with no straight part of four sizes: the fit over all is told, and that it does not hold."""
     sizes = [1, 2, 4, 8, 16]
     law = power_law(sizes, [5 + size + 0.5 * size**2 for size in sizes])
@@ -49,12 +49,12 @@ def test_a_fixed_cost_beside_the_work_is_no_law() -> None:
     assert (law.points, law.off_share > WITHIN, law.last > law.first + 1) == (5, True, True)
 
 
-def test_uncertain_times_may_be_farther_off() -> None:
+def test_uncertain_times_may_be_farther_off():
     sizes, times = [1, 2, 4], [1.0, 2.3, 4.0]
     sure, unsure = power_law(sizes, times), power_law(sizes, times, [0.1] * 3)
     assert sure is not None
     assert (sure.holds, unsure.holds) == (False, True)
 
 
-def test_two_sizes_have_no_error_and_no_law() -> None:
+def test_two_sizes_have_no_error_and_no_law():
     assert power_law([1, 2], [1, 2]) is None

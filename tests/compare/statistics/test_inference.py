@@ -45,29 +45,29 @@ from warplens.errors import UsageError
         (0.05, 1e6, 1.95996),
     ],
 )
-def test_quantiles_are_those_of_printed_tables(level: float, freedom: float, printed: float) -> None:
+def test_quantiles_are_those_of_printed_tables(level, freedom, printed):
     assert t_quantile(level, freedom) == pytest.approx(printed, rel=1e-5)
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 5.0, 40.0, 1000.0])
-def test_tails_of_one_and_two_degrees_of_freedom_have_closed_forms(t: float) -> None:
+def test_tails_of_one_and_two_degrees_of_freedom_have_closed_forms(t):
     assert float(two_sided(t, 1)) == pytest.approx(1 - 2 * math.atan(t) / math.pi, abs=1e-9)
     assert float(two_sided(t, 2)) == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-9)
 
 
-def test_far_tails_keep_their_digits() -> None:
+def test_far_tails_keep_their_digits():
     # Exact, with 20 degrees of freedom: P(|T| ≥ 40) = 1.4574697e-20, which a difference from one loses.
     assert float(two_sided(40, 20)) == pytest.approx(1.4574697e-20, rel=1e-6)
     assert float(two_sided(t_quantile(1e-12, 9), 9)) == pytest.approx(1e-12, rel=1e-6)
 
 
-def test_a_quantile_is_where_its_tail_says() -> None:
+def test_a_quantile_is_where_its_tail_says():
     for level in (0.5, 0.1, 0.05, 0.001):
         for freedom in (1.0, 1.7, 3.0, 12.5, 80.0):
             assert float(two_sided(t_quantile(level, freedom), freedom)) == pytest.approx(level, rel=1e-6)
 
 
-def test_power_agrees_with_a_simulated_test() -> None:
+def test_power_agrees_with_a_simulated_test():
     generator = np.random.default_rng(1)
     count, difference, limit = 8, 1.5, 2.0
     sides = generator.normal(0, 1, (2, 20_000, count))
@@ -79,26 +79,26 @@ def test_power_agrees_with_a_simulated_test() -> None:
 
 
 @pytest.mark.parametrize(("freedom", "place"), [(1, 1.0), (1, 12.7), (2.3, 0.5), (5, 3.0), (19, 2.8), (400, 3.0)])
-def test_power_is_that_of_the_non_central_t(freedom: float, place: float) -> None:
+def test_power_is_that_of_the_non_central_t(freedom, place):
     critical = float(t_quantile(0.05, freedom))
     exact = stats.nct.sf(critical, freedom, place) + stats.nct.cdf(-critical, freedom, place)
     assert power(place, 1.0, 1.0, freedom, 0.05)[0] == pytest.approx(exact, abs=1e-5)
 
 
-def test_power_holds_where_the_library_gives_none() -> None:
+def test_power_holds_where_the_library_gives_none():
     # Why `stats.nct` is not used: its far tail is NaN, though the difference is certain to show.
     assert any(math.isnan(stats.nct.cdf(-t_quantile(0.05, freedom), freedom, 12.0)) for freedom in (5.5, 14, 400, 1e6))
     assert all(power(12.0, 1.0, 1.0, freedom, 0.05)[0] > 0.999 for freedom in (5.5, 14, 400, 1e6))
     assert power(0.5, 1.0, 0.0, 4, 0.05) == (1.0, 1.0)
 
 
-def test_a_variance_of_few_degrees_of_freedom_may_be_much_too_small() -> None:
+def test_a_variance_of_few_degrees_of_freedom_may_be_much_too_small():
     # 4 / 1.649 and 20 / 14.578: printed quantiles of χ² at 20 %.
     assert variance_limit(4, 0.8) == pytest.approx(4 / 1.649, rel=1e-3)
     assert variance_limit(20, 0.8) == pytest.approx(20 / 14.578, rel=1e-3)
 
 
-def test_adjusted_p_values_are_those_of_the_published_example() -> None:
+def test_adjusted_p_values_are_those_of_the_published_example():
     # The fifteen p-values of Benjamini and Hochberg (1995), section 3.2: four are rejected at 0.05.
     published = [
         0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344,
@@ -111,7 +111,7 @@ def test_adjusted_p_values_are_those_of_the_published_example() -> None:
     assert (adjusted(published[::-1]) == corrected[::-1]).all()
 
 
-def test_what_was_not_tested_does_not_count() -> None:
+def test_what_was_not_tested_does_not_count():
     corrected = adjusted([0.01, np.nan, 0.04])
     assert corrected[[0, 2]] == pytest.approx([0.02, 0.04])
     assert np.isnan(corrected[1])
@@ -122,7 +122,7 @@ def steps(generator: np.random.Generator, rows: int = 10, columns: int = 100) ->
     return generator.lognormal(10, 0.02, (rows, columns))
 
 
-def test_of_a_hundred_unchanged_kernels_hardly_any_is_called_different() -> None:
+def test_of_a_hundred_unchanged_kernels_hardly_any_is_called_different():
     generator = np.random.default_rng(0)
     wrong = sum(
         many_differences(steps(generator), steps(generator))["verdict"].is_in(["faster", "slower"]).any()
@@ -131,7 +131,7 @@ def test_of_a_hundred_unchanged_kernels_hardly_any_is_called_different() -> None
     assert wrong <= 5
 
 
-def test_kernels_that_became_slower_are_found_among_a_hundred() -> None:
+def test_kernels_that_became_slower_are_found_among_a_hundred():
     generator = np.random.default_rng(1)
     before, after = steps(generator), steps(generator)
     after[:, 7] *= 1.2
@@ -145,13 +145,13 @@ def test_kernels_that_became_slower_are_found_among_a_hundred() -> None:
     assert ((found["low_ns"] <= found["difference_ns"]) & (found["difference_ns"] <= found["high_ns"])).all()
 
 
-def test_kernels_that_never_vary_differ_surely_or_not_at_all() -> None:
+def test_kernels_that_never_vary_differ_surely_or_not_at_all():
     found = many_differences(np.full((4, 3), 100.0), np.tile([100.0, 130.0, 101.0], (4, 1)))
     assert found["verdict"].to_list() == ["same", "slower", "same"]
     assert found["p_value"].to_list() == [1.0, 0.0, 0.0]
 
 
-def test_a_kernel_of_one_side_only_has_no_ratio() -> None:
+def test_a_kernel_of_one_side_only_has_no_ratio():
     generator = np.random.default_rng(2)
     before, after = np.zeros((6, 1)), generator.normal(1000, 5, (6, 1))
     found = many_differences(before, after).row(0, named=True)
@@ -159,13 +159,13 @@ def test_a_kernel_of_one_side_only_has_no_ratio() -> None:
     assert found["verdict"] == "slower"
 
 
-def test_one_step_a_side_decides_nothing() -> None:
+def test_one_step_a_side_decides_nothing():
     found = many_differences([[100.0, 5.0]], [[300.0, 5.0]])
     assert found["verdict"].to_list() == ["undecided", "undecided"]
     assert found["p_value"].null_count() == 2
 
 
-def test_steps_of_one_block_count_as_one() -> None:
+def test_steps_of_one_block_count_as_one():
     generator = np.random.default_rng(3)
     runs = [generator.normal(100, 5, (50, 2)) for _ in range(2)]
     blocks = np.repeat(np.arange(5), 10)
@@ -179,9 +179,7 @@ def test_steps_of_one_block_count_as_one() -> None:
     ("before", "after", "blocks"),
     [([[1.0, 2.0]], [[1.0]], None), ([], [[1.0]], None), ([[1.0], [2.0]], [[1.0]], [0])],
 )
-def test_matrices_that_do_not_match_are_refused(
-    before: list[list[float]], after: list[list[float]], blocks: list[int] | None
-) -> None:
+def test_matrices_that_do_not_match_are_refused(before, after, blocks):
     with pytest.raises(UsageError):
         many_differences(before, after, baseline_blocks=blocks)
 
@@ -191,43 +189,43 @@ def comparison(low: float, high: float) -> Comparison:
     return Comparison(ratio, "undecided", NoiseFloor(None, 0.0, None, 0, "blocks"), None, 1.0, 1.0, "", ())
 
 
-def test_only_an_interval_wholly_above_the_limit_stops_a_build() -> None:
+def test_only_an_interval_wholly_above_the_limit_stops_a_build():
     assert regression(comparison(1.06, 1.20), 0.05).exit_code == 1
     assert regression(comparison(1.04, 1.20), 0.05).exit_code == 0
     assert regression(comparison(1.01, 1.04), 0.05).exit_code == 0
 
 
-def test_an_interval_across_the_limit_is_undecided_and_says_so() -> None:
+def test_an_interval_across_the_limit_is_undecided_and_says_so():
     answer = regression(comparison(1.04, 1.20), 0.05)
     assert not answer.found
     assert not answer.excluded
     assert answer.sentence.startswith("undecided whether slower by more than 5 %: between +4.0 % and +20.0 %")
 
 
-def test_an_interval_below_the_limit_excludes_a_regression() -> None:
+def test_an_interval_below_the_limit_excludes_a_regression():
     answer = regression(comparison(0.90, 1.04), 0.05)
     assert answer.excluded
     assert answer.sentence == "not slower by more than 5 %: +4.0 % at most"
 
 
-def test_with_a_limit_of_zero_any_sure_slowdown_is_a_regression() -> None:
+def test_with_a_limit_of_zero_any_sure_slowdown_is_a_regression():
     assert regression(comparison(1.001, 1.01), 0.0).found
 
 
-def test_data_without_variation_stop_nothing() -> None:
+def test_data_without_variation_stop_nothing():
     answer = regression(comparison(0.0, math.inf), 0.05)
     assert answer.exit_code == 0
     assert "no variation" in answer.sentence
 
 
 @pytest.mark.parametrize("limit", [-0.01, math.nan, math.inf])
-def test_a_limit_that_is_no_share_is_refused(limit: float) -> None:
+def test_a_limit_that_is_no_share_is_refused(limit):
     with pytest.raises(UsageError):
         regression(comparison(1.0, 1.1), limit)
 
 
 @pytest.mark.parametrize("kind", thinned(SPLITS, quick=list(SPLITS)[::3]))
-def test_real_data_compared_with_themselves_show_no_more_differences_than_the_level(kind: str) -> None:
+def test_real_data_compared_with_themselves_show_no_more_differences_than_the_level(kind):
     """200 seeded splits each: alternating, contiguous halves (with whatever drift there is), at random, in turns."""
     found = aa_splits(kind, splits=200, level=0.05)
     assert found.decided <= 0.05 * found.splits
@@ -236,25 +234,23 @@ def test_real_data_compared_with_themselves_show_no_more_differences_than_the_le
 
 @pytest.mark.parametrize("draw", [normal_blocks, skewed_blocks, outlier_blocks])
 @pytest.mark.parametrize("count", [3, 5, 10])
-def test_intervals_from_few_blocks_hold_the_ratio(draw, count: int) -> None:  # type: ignore[no-untyped-def]
+def test_intervals_from_few_blocks_hold_the_ratio(draw, count):
     assert coverage(draw, count, 120)["ours"] >= 0.92
 
 
 @pytest.mark.parametrize(("correlation", "least"), [(0.0, 0.93), (0.5, 0.88), (0.7, 0.85)])
-def test_intervals_from_one_run_hold_the_ratio_though_steps_resemble_each_other(
-    correlation: float, least: float
-) -> None:
+def test_intervals_from_one_run_hold_the_ratio_though_steps_resemble_each_other(correlation, least):
     assert coverage(one_run(correlation), 20, 150)["ours"] >= least
 
 
 @pytest.mark.parametrize(("population", "pilot"), [(lambda _: normal_blocks, 3), (real_rounds, 3)])
-def test_a_slowdown_of_three_per_cent_is_found_with_the_blocks_that_were_asked_for(population, pilot: int) -> None:  # type: ignore[no-untyped-def]
+def test_a_slowdown_of_three_per_cent_is_found_with_the_blocks_that_were_asked_for(population, pilot):
     found = planted(population, pilot, 20, slowdown=0.03)
     assert found.asked >= 5
     assert found.found >= 0.8 * found.asked
 
 
-def test_the_stored_figures_that_the_documentation_shows_keep_the_promises() -> None:
+def test_the_stored_figures_that_the_documentation_shows_keep_the_promises():
     stored = json.loads(
         (Path(comparison_errors.__file__).parent / "results" / "comparison_errors.json").read_text("utf-8")
     )
