@@ -19,13 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from warplens.analysis.recorder import DEFAULT_LATENCY_NS, GRAPH_GAP_NS
 from warplens.analysis.replay import RecordedSchedule, Schedule, replay
-from warplens.profile.schema import Bools, Int64s
-
-Floats = npt.NDArray[np.float64]
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: What one call of `cudaGraphLaunch` takes the host. Under Nsight Systems 22 µs on the H200 (179 nodes, traced as a
 #: whole); without a profiler the whole step is 30 µs shorter.
@@ -161,7 +158,7 @@ def _duration(recorded: RecordedSchedule) -> int:
     return recorded.duration_ns(replay(recorded.schedule))
 
 
-def paced(recorded: RecordedSchedule, factor: float, stalls: float | Floats) -> RecordedSchedule:
+def paced(recorded: RecordedSchedule, factor: float, stalls: float | Float64s) -> RecordedSchedule:
     """The schedule with short pauses and issuing calls shortened by one factor, long pauses (`stalls`) by another."""
     schedule = recorded.schedule
     stall = np.round(recorded.stall_ns * stalls).astype(np.int64)

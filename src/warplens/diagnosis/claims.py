@@ -19,8 +19,8 @@ from warplens.analysis.intervals import measure_before
 from warplens.analysis.timebudget import Spent
 from warplens.diagnosis.evidence import is_unfused
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.rule import PRECEDENCES, Floats, Rule
-from warplens.profile.schema import Int64s
+from warplens.diagnosis.rule import PRECEDENCES, Rule
+from warplens.profile.schema import Float64s, Int64s
 
 Codes = npt.NDArray[np.int8]
 
@@ -108,7 +108,7 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
 
 
 def _with_structure(
-    facts: Facts, shares: Mapping[str, Floats], gaps: dict[str, Spent], issuing: dict[str, int]
+    facts: Facts, shares: Mapping[str, Float64s], gaps: dict[str, Spent], issuing: dict[str, int]
 ) -> tuple[dict[str, Spent], dict[str, int]]:
     """The pauses of work that should not be there at all go to what put it there, whatever the host did in them."""
     for id_, share in shares.items():
@@ -122,7 +122,7 @@ def _with_structure(
     return gaps, issuing
 
 
-def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Floats]:
+def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Float64s]:
     """For each piece of work the position of the rule that claims a part of its time (−1: none), and that share."""
     claimant = np.full(facts.work.height, _NO_CAUSE, dtype=np.int8)
     share = np.zeros(facts.work.height)

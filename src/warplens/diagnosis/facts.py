@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
@@ -36,10 +35,8 @@ from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.patterns import lazy_pattern
 from warplens.profile import Device, Note
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, Int64s, Table, name_categories
+from warplens.profile.schema import Column, Float64s, Int64s, Table, name_categories
 from warplens.profile.trace import GRID_BLOCKS
-
-Floats = npt.NDArray[np.float64]
 
 #: What work other than kernels is labelled with; a copy of another direction is `other`.
 _OTHER_LABELS: Final = (
@@ -246,8 +243,8 @@ class Facts:
     def replayed(
         self,
         *changes: Change,
-        time: Floats | None = None,
-        calls: Floats | None = None,
+        time: Float64s | None = None,
+        calls: Float64s | None = None,
         kept: float = 0.0,
         stalls: float = 1.0,
     ) -> Gain | None:
@@ -267,7 +264,7 @@ class Facts:
 
         at = self.replayed_rows
 
-        def of_schedule(mine: Floats | None) -> Floats:
+        def of_schedule(mine: Float64s | None) -> Float64s:
             return np.zeros(len(at)) if mine is None else np.where(at >= 0, mine[at], 0.0)
 
         return self.pace.gain(*changes, less=Less(of_schedule(time), of_schedule(calls), stalls), kept=kept)

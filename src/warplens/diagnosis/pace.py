@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from warplens.analysis.prediction import Change, apply, excerpt
 from warplens.analysis.recorder import recorded_schedule
@@ -23,8 +22,7 @@ from warplens.analysis.rescheduling import paced
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile import Device
-
-Floats = npt.NDArray[np.float64]
+from warplens.profile.schema import Float64s
 
 #: A replay of the unchanged schedule that is further off says nothing of a changed one (as `prediction` has it).
 _LARGEST_ERROR: Final = 0.25
@@ -52,8 +50,8 @@ class Gain:
 class Less:
     """Work that goes away, as shares of each piece of the schedule."""
 
-    time: Floats  #: of its time on the GPU
-    calls: Floats  #: of the time in which the host issues it
+    time: Float64s  #: of its time on the GPU
+    calls: Float64s  #: of the time in which the host issues it
     stalls: float = 1.0  #: of what the host does beside issuing, the share that goes away like the calls
 
 
@@ -123,7 +121,7 @@ class Pace:
         return Gain(gains[0], min(gains), max(best))
 
 
-def _unprofiled_stalls(timeline: Timeline, recorded: RecordedSchedule, share: float) -> Floats:
+def _unprofiled_stalls(timeline: Timeline, recorded: RecordedSchedule, share: float) -> Float64s:
     """Of each long pause, the share that is left without what its recorded operators cost; never less than `share`."""
     if not timeline.has_operators:
         return np.ones(len(recorded.stall_ns))

@@ -19,7 +19,7 @@ from warplens.analysis.frames import running_sum
 from warplens.analysis.headroom import names
 from warplens.analysis.operators.program import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
-from warplens.profile.schema import Bools, Int64s, name_categories
+from warplens.profile.schema import Bools, Float64s, Int64s, name_categories
 from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
 
 Int32s = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 _Value = TypeVar("_Value", bound=np.generic)
 
 #: What a kernel's full name marks it as. A new library's name for the same thing goes into its line here.
@@ -180,15 +179,15 @@ class Program:
         occurs: Bools = np.bincount(label.to_physical().to_numpy(), minlength=name_categories(label).len()) > 0
         return occurs
 
-    def blocks(self, rows: Int64s) -> Floats:
+    def blocks(self, rows: Int64s) -> Float64s:
         """Blocks of the grid of each of these pieces; nan where it is no kernel, or not recorded."""
         return self._of_kernels(GRID_BLOCKS, rows)
 
-    def threads(self, rows: Int64s) -> Floats:
+    def threads(self, rows: Int64s) -> Float64s:
         """Threads of the grid of each, likewise."""
         return self._of_kernels(GRID_BLOCKS * BLOCK_THREADS, rows)
 
-    def _of_kernels(self, size: pl.Expr, rows: Int64s) -> Floats:
+    def _of_kernels(self, size: pl.Expr, rows: Int64s) -> Float64s:
         """An expression of the sizes in the kernel table for each of these pieces of work."""
         found = np.full(len(rows), np.nan)
         mine = np.flatnonzero(self.is_kernel[rows])

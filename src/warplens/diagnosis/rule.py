@@ -14,7 +14,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from warplens.diagnosis.findings import (
     ISSUING,
@@ -30,6 +29,7 @@ from warplens.diagnosis.findings import (
     times,
 )
 from warplens.diagnosis.pace import NOISE, Gain
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Int64s: TypeAlias = npt.NDArray[np.int64]
 
 #: How claims on the same piece of work are settled, the last one wins: what was inferred of single kernels, what the
 #: structure of the program shows (of several among these, the largest share), what counters measured, and what is
@@ -126,11 +124,11 @@ class Rule:
     model: ClassVar[Model] = "traffic"
     located: ClassVar[Located] = "work"  #: by what its places in the program are told (`warplens.diagnosis.places`)
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """Of each piece of GPU work, the share of its time that goes away with the cause; None for no work at all."""
         return None
 
-    def claim_gaps(self, facts: Facts) -> Floats | None:
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
         """Of each pause, the share that goes away with the cause, whatever the host did in it; None for none."""
         return None
 
@@ -331,7 +329,7 @@ def bound_of(facts: Facts, saved_ns: int, issuing_ns: int = 0) -> float:
     return max(as_recorded, without_launches)
 
 
-def ahead_without(facts: Facts, pieces: npt.NDArray[np.bool_]) -> float:
+def ahead_without(facts: Facts, pieces: Bools) -> float:
     """Of the idle time, the share that goes away where the host need not issue this work, for it is ahead then."""
     program, spent = facts.program, 0
     begins = facts.work["launch_start_ns"].fill_null(0).to_numpy()

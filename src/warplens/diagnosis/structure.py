@@ -16,13 +16,15 @@ from warplens.diagnosis.facts import Facts, kernel_names, range_names
 from warplens.diagnosis.findings import ISSUING, PASSES, Confidence, Finding, Remedy
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.program import Program
-from warplens.diagnosis.rule import Floats, Rule
-from warplens.profile.schema import Bools, Int64s
+from warplens.diagnosis.rule import Rule
+from warplens.profile.schema import Bools, Float64s, Int64s
 
-#: What several of these rules give as evidence.
-AFFECTED_NS: Final = {"affected_ns": "time of the affected kernels"}
-AFFECTED_SHARE: Final = {"affected_share": "of the window"}
-SAVED_NS: Final = {"saved_ns": "part of that time that is expected to go away"}
+#: What all of these rules give as evidence.
+AFFECTED: Final = {
+    "affected_ns": "time of the affected kernels",
+    "affected_share": "of the window",
+    "saved_ns": "part of that time that is expected to go away",
+}
 
 
 class StructureRule(Rule):
@@ -30,11 +32,11 @@ class StructureRule(Rule):
 
     precedence = "structure"
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """Of each piece of work, the share that is expected to go away."""
         raise NotImplementedError
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """The same, or nothing where the pattern is too rare to be one."""
         share = self.share(facts)
         return share if share.any() else None
@@ -114,7 +116,7 @@ class Passes:
     count: int  #: how many a step has; 1 where it has none
     work: Bools  #: which pieces of work belong to them
 
-    def saved_share(self, facts: Facts, filled: Floats) -> Floats:
+    def saved_share(self, facts: Facts, filled: Float64s) -> Float64s:
         """Of each piece of work, the share of its time that goes away where the passes are one.
 
         A kernel takes the time of an empty one, and as long again as its work keeps the GPU busy, or as it would take
@@ -138,12 +140,12 @@ class Passes:
         """The share of launches that go away."""
         return 1 - 1 / self.count
 
-    def calls(self, facts: Facts) -> Floats:
+    def calls(self, facts: Facts) -> Float64s:
         """Of each piece, the share of the host's time for issuing it that goes away. Graphs are issued whole."""
         begins = facts.work["launch_start_ns"].fill_null(0).to_numpy()
         return np.where(self.work | np.isin(begins, begins[self.work & (begins > 0)]), self.freed, 0.0)
 
-    def removed_ns(self, facts: Facts, saved: Floats) -> int:
+    def removed_ns(self, facts: Facts, saved: Float64s) -> int:
         """Time of the GPU that goes away with these shares of its work: that work, and its own pauses before it."""
         before = np.append(self.work, False)[facts.program.gap_next]
         return int(facts.program.own_ns @ saved + self.freed * facts.causes["start-latency"].where(before).total)
@@ -232,7 +234,7 @@ class Turns:
 
     count: float  #: how many turns the longest loop of a step has
     launches: float  #: of one of its turns
-    share: Floats  #: of each piece of work, the share that goes away where all turns are one
+    share: Float64s  #: of each piece of work, the share that goes away where all turns are one
 
 
 @once

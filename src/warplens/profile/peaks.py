@@ -137,7 +137,8 @@ _FP32_LANES: Final = {
 
 
 #: What a GPU is called that a profile describes without its name.
-UNNAMED: Final = ("GPU", "AMD GPU")
+UNNAMED: Final = "GPU"
+UNNAMED_AMD: Final = "AMD GPU"
 
 
 def peaks_of(device: Device | None) -> Peaks | None:
@@ -184,7 +185,7 @@ def with_gpu(trace: Trace, name: str) -> Trace:
     work = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     capture = trace.capture
     used = {ordinal for table in work for ordinal in table["device"].unique()}
-    unnamed = {device.ordinal for device in capture.devices if device.name in UNNAMED}
+    unnamed = {device.ordinal for device in capture.devices if device.name in (UNNAMED, UNNAMED_AMD)}
     missing = sorted(used - {device.ordinal for device in capture.devices})
     if not missing and not unnamed:
         return trace

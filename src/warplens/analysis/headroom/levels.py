@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import by_occurrence, numbered
-from warplens.analysis.headroom.shapes import last_sizes, misaligned, sizes_of
+from warplens.analysis.headroom.shapes import first_shape, misaligned, sizes_of
 from warplens.analysis.headroom.work import Pieces
 from warplens.analysis.roofs import Roofs, Task
 from warplens.profile.schema import Float64s
@@ -114,7 +114,7 @@ def score_sizes(groups: pl.DataFrame) -> frozenset[tuple[int, int, int]]:
     softmaxes = groups.filter(pl.col("category") == "softmax")["shapes"].drop_nulls().unique().to_list()
     wanted = set()
     for shapes in softmaxes:
-        shape = last_sizes(shapes)
+        shape = first_shape(shapes)
         if len(shape) >= 3 and min(shape[-2:]) >= _LEAST_SCORES:
             wanted.add((int(np.prod(shape)), shape[-2], shape[-1]))
     products = groups.filter(pl.col("category") == "gemm").select("name", "shapes", "types").drop_nulls().unique()

@@ -100,7 +100,7 @@ def bytes_of_all(shapes: str | None, types: str | None) -> int | None:
     return total or None
 
 
-def last_sizes(shapes: str | None) -> tuple[int, ...]:
+def first_shape(shapes: str | None) -> tuple[int, ...]:
     """The shape of the first input; empty where it was not recorded."""
     return next(iter(tensors_of(shapes)), ())
 

@@ -15,9 +15,9 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.program import Program
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Floats, Limit, remembered
-from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
-from warplens.profile.schema import Bools, Int64s
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.structure import AFFECTED, StructureRule, time_of
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Passes over a growing text, at least: fewer grids in a row grow by the same amount by chance.
 _LEAST_PASSES: Final = 6
@@ -40,7 +40,7 @@ _OF_A_TOKEN_NS: Final = 5_000
 class Growing:
     """Passes of a step over all tokens so far."""
 
-    share: Floats  #: of each piece of work, the share of its time that a cache of keys and values saves
+    share: Float64s  #: of each piece of work, the share of its time that a cache of keys and values saves
     passes: float  #: how many there are in a step
     growth: float  #: tokens of the last pass over those of the first
 
@@ -52,9 +52,9 @@ def growing_passes(facts: Facts) -> Growing | None:
     With a cache, a pass works on the token that the last one chose. Without, it works on all: what is added to each
     grid from one pass to the next is the work of one token.
     """
-    program, whole = facts.program, (facts.whole or facts).program
-    if whole.marked("backward").any() or whole.labelled("optimizer").any():
+    if facts.trains:
         return None
+    program = facts.program
     steps = list(program.by_step())
     share = np.zeros(facts.work.height)
     counts: list[float] = []
@@ -170,9 +170,7 @@ class GrowingCache(StructureRule):
     )
     headlines: ClassVar = {appended_title: appended_headline, rolled_title: appended_headline}
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",
         "growth_per_step": "how much longer they take from one step to the next, as a share of their time",
         **GPU_BUSY_SHARE,
@@ -201,7 +199,7 @@ class GrowingCache(StructureRule):
     least_rolled_share = Limit(0.15, "Of the busy time: networks that join branches spend less in joining one size.")
     most_new_share = Limit(0.25, "Of what is joined, all but the largest part: where two halves meet, neither is kept.")
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """The concatenations, if they grow; gathers of whole caches."""
         joined, gathers, _ = self._copies(facts)
         return np.where(joined | gathers, float(self.saved_share), 0.0)
@@ -212,7 +210,7 @@ class GrowingCache(StructureRule):
         program = facts.program
         mine, nothing = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
         # Who trains keeps no cache: what is concatenated there are halves of a rotary embedding, and the like.
-        if program.marked("backward").any() or program.labelled("optimizer").any():
+        if facts.trains:
             return nothing, nothing, ""
         many = mine.sum() >= self.least_per_step * facts.steps
         pairs, gathers = (self._with_each_attention(facts, which) for which in (mine, self._gathers(facts)))

@@ -12,23 +12,22 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.headroom.shapes import first_shape
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, ahead_without, remembered
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, ahead_without, remembered
 from warplens.diagnosis.rules.repetition import PerExpertLoop
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
 from warplens.diagnosis.structure import (
-    AFFECTED_NS,
-    AFFECTED_SHARE,
-    SAVED_NS,
+    AFFECTED,
     StructureRule,
     backward_work,
     passes_over_one_graph,
     time_of,
 )
-from warplens.profile.schema import Int64s
+from warplens.profile.schema import Float64s, Int64s
 
 #: How PyTorch names autograd's node that hands a gradient to its parameter, and the passes of its optimizers.
 _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
@@ -42,7 +41,7 @@ _LISTS_SHARE: Final = 0.9
 class Unused:
     """Gradients that are handed to parameters which the following passes of optimizers do not take."""
 
-    share: Floats  #: of each piece of work, the share of its time that makes them
+    share: Float64s  #: of each piece of work, the share of its time that makes them
     gradients: int  #: how many there are, summed over the backward passes of the window
     numbers_share: float | None  #: of all numbers of gradients, theirs; None where sizes are not recorded
 
@@ -60,7 +59,7 @@ class _Pass:
     starts: Int64s
     ends: Int64s
     numbers: Int64s
-    unused: Floats
+    unused: Float64s
 
 
 class UnusedGradients(StructureRule):
@@ -83,9 +82,7 @@ class UnusedGradients(StructureRule):
     headline = "Limited by gradients that nothing uses: {share} of the time goes into gradients that no optimizer takes"
     title = "The backward pass works out gradients that no optimizer takes"
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "unused_gradients_per_step": "gradients handed to parameters that no optimizer takes",
         "unused_numbers_share": "their numbers, of those of all gradients",
         **GPU_BUSY_SHARE,
@@ -115,12 +112,12 @@ class UnusedGradients(StructureRule):
         """That is what it is about."""
         return True
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """The work that makes them."""
         found = self._unused(facts)
         return np.zeros(facts.work.height) if found is None else found.share
 
-    def claim_gaps(self, facts: Facts) -> Floats | None:
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses before that work, and of all others as much as a host without it would be ahead by."""
         share = self.share(facts)
         if not share.any():
@@ -256,7 +253,7 @@ def _passes(facts: Facts) -> list[_Pass]:
     # While a backward pass runs, the thread that asked for it does nothing.
     place = np.searchsorted(elsewhere, starts)
     edges = np.r_[0, np.flatnonzero(np.diff(place)) + 1, len(starts)]
-    sizes = [_first_shape(text) for text in handed["shapes"].to_list()]
+    sizes = [first_shape(text) for text in handed["shapes"].to_list()]
     begun = optimizing["start_ns"].to_numpy()
     edges_of = list(optimizing.select("start_ns", "end_ns").iter_rows())
     taken_by = [_taken(main, begin, end) for begin, end in edges_of]
@@ -332,8 +329,3 @@ def _blocks_taken(facts: Facts, begin: int, end: int) -> float:
     sums = np.bincount(program.name_codes[rows], weights=np.nan_to_num(program.blocks(rows)))
     fused = np.unique(program.name_codes[rows[program.marked("fused-optimizer")[rows]]])
     return float(sums[fused].sum() if len(fused) else sums.max())
-
-
-def _first_shape(text: str | None) -> tuple[int, ...]:
-    first = json.loads(text)[:1] if text else []
-    return tuple(first[0]) if first and isinstance(first[0], list) else ()

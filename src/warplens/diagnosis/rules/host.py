@@ -24,7 +24,6 @@ from warplens.diagnosis.rule import (
     IDLE_SHARE,
     LAUNCHES_BEHIND_NS,
     LAUNCHES_PER_STEP,
-    Floats,
     Limit,
     Rule,
     gain_of,
@@ -35,7 +34,7 @@ from warplens.diagnosis.rule import (
 )
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share
 from warplens.diagnosis.structure import Passes, passes_of_step, turns_of_step
-from warplens.profile.schema import Int64s
+from warplens.profile.schema import Float64s, Int64s
 
 _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
 
@@ -54,7 +53,7 @@ def _copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
     return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
 
 
-def _all_of(facts: Facts, rows: Int64s) -> Floats:
+def _all_of(facts: Facts, rows: Int64s) -> Float64s:
     """1 for this work."""
     share = np.zeros(facts.work.height)
     share[rows] = 1.0
@@ -234,7 +233,7 @@ class LaunchOverhead(Rule):
         return facts.replayed(time=self._saved(facts, passes), calls=passes.calls(facts), stalls=0.5)
 
     @staticmethod
-    def _saved(facts: Facts, passes: Passes) -> Floats:
+    def _saved(facts: Facts, passes: Passes) -> Float64s:
         return passes.saved_share(facts, filled_share(facts))
 
 
@@ -323,13 +322,13 @@ class HostSync(Rule):
         """A host that waits cannot run ahead."""
         return True
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """Copies of a few bytes to the host, and what a loop around them runs for each item."""
         share = self._loops(facts).copy()
         share[_copies(facts, read_back=True)] = 1.0
         return share
 
-    def claim_gaps(self, facts: Facts) -> Floats | None:
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses in loops that read something back for each item: read at once, nothing is issued one by one.
 
         Where the host works for long on what it read, that stays, and is `host-stall`'s.
@@ -393,7 +392,7 @@ class HostSync(Rule):
         return facts.replayed("no-synchronization", time=checks.astype(np.float64), calls=calls)
 
     @remembered
-    def _loops(self, facts: Facts) -> Floats:
+    def _loops(self, facts: Facts) -> Float64s:
         """Of each piece of work, the share that goes away where a loop reads back once, and not for each item."""
         program = facts.program
         if (checks := self._checks(facts)).any():
@@ -534,7 +533,7 @@ class BlockingCopy(Rule):
     inside_share = Limit(0.5, "Of the bytes sent to the GPU: below this, most are the step's input.")
     fewer_bytes = Limit(0.5, "Float32 sent as bfloat16 is half of the bytes, images as uint8 a quarter.")
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """All other copies over the link."""
         return _all_of(facts, _copies(facts, read_back=False))
 
@@ -611,7 +610,7 @@ class BlockingCopy(Rule):
         )
 
     @remembered
-    def _staying(self, facts: Facts) -> Floats:
+    def _staying(self, facts: Facts) -> Float64s:
         """1 for copies behind the first product of a step, which bring no input: weights, constants, activations.
 
         What went to the host in the same step and comes back need not have gone there.
@@ -641,7 +640,7 @@ class BlockingCopy(Rule):
         there_and_back = bytes_[fetched].sum() >= self.inside_share * bytes_[inside].sum()
         return _all_of(facts, rows[inside | (fetched & there_and_back)])
 
-    def _replayed(self, facts: Facts, staying: Floats) -> Gain | None:
+    def _replayed(self, facts: Facts, staying: Float64s) -> Gain | None:
         """From pinned memory in order, beside the kernels where that is told first, or without those that need not be.
 
         With copies that are not made goes what the host does for them, such as memory that it obtains and gives back.
@@ -776,7 +775,7 @@ class ExposedCommunication(Rule):
         0.5, "Gradients reduced in bfloat16 are half of the bytes: half of the time of large collectives."
     )
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """Collectives."""
         return _all_of(facts, np.flatnonzero((facts.work["label"] == "communication").to_numpy()))
 

@@ -12,7 +12,8 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.rule import GAIN, Floats, Rule
+from warplens.diagnosis.rule import GAIN, Rule
+from warplens.profile.schema import Float64s
 
 #: Where products come from that their user has written: no library's name, or a compiler's.
 _OWN: Final = ("", "triton")
@@ -35,7 +36,7 @@ class CounterRule(Rule):
         "counters_of_kernel_time_share": "of the kernel time, with counters",
     }
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """The share of its time that the fault costs each kernel that can be written differently.
 
         What a product of a library does inside is nobody's to mend: which of its kernels runs follows from sizes,

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.frames import number
@@ -21,7 +20,6 @@ from warplens.diagnosis.rule import (
     GPU_BUSY_SHARE,
     IDLE_NS,
     LAUNCHES_PER_STEP,
-    Floats,
     Limit,
     Rule,
     ahead_without,
@@ -31,6 +29,7 @@ from warplens.diagnosis.structure import passes_of_step
 from warplens.patterns import lazy_pattern
 from warplens.profile import Device
 from warplens.profile.peaks import peaks_of
+from warplens.profile.schema import Bools, Float64s
 
 #: Of those, such as must have seen all numbers of a row before they can go on: a fused pass ends there.
 _ENDS_PASS: Final = ("reduction", "normalization", "softmax")
@@ -64,7 +63,7 @@ def moves_data(facts: Facts) -> pl.Series:
     return facts.work.select(pl.when(known).then(measured).otherwise(inferred).fill_null(value=False)).to_series()
 
 
-def _fusible(facts: Facts) -> Floats:
+def _fusible(facts: Facts) -> Float64s:
     """1 for every kernel of a chain but the longest: a single fused pass would still take about as long as that one.
 
     A chain is an unbroken sequence of kernels of one stream and step that move data. A reduction ends it, for what
@@ -131,7 +130,7 @@ class MemoryBandwidth(Rule):
     thresholds = ("bandwidth_share", "bandwidth_kernel_ns", "counters_share")
     least_products_share = Limit(0.05, "A program without matrix products is one that moves data.")
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """Of chains of kernels that move data, all but the longest; between products that is `unfused-chain`'s."""
         products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
         inferred = products < self.least_products_share * facts.wall_ns
@@ -351,18 +350,18 @@ _NARROWER_REMEDIES: Final = {
 }
 
 
-def off_tensor_cores(facts: Facts) -> npt.NDArray[np.bool_]:
+def off_tensor_cores(facts: Facts) -> Bools:
     """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product.
 
     Those of a network in float64 as well.
     """
     if not has_tensor_cores(facts):
         return np.zeros(facts.work.height, dtype=np.bool_)
-    off: npt.NDArray[np.bool_] = facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
+    off: Bools = facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
     return (off | _doubles(facts)) & ~facts.program.marked("depthwise")
 
 
-def _doubles(facts: Facts) -> npt.NDArray[np.bool_]:
+def _doubles(facts: Facts) -> Bools:
     """Products in float64 of a network, which hardly ever needs it: of what has an optimizer, or softmax or norms.
 
     Solvers and simulations multiply matrices in float64 because they have to: theirs are left alone.
@@ -375,7 +374,7 @@ def _doubles(facts: Facts) -> npt.NDArray[np.bool_]:
     of_network = pl.col("label").is_in(["normalization", "softmax"]) & (pl.col("precision") == "fp64")
     of_network = of_network | (pl.col("label") == "optimizer") | (pl.col("phase") == "optimizer")
     is_network = work.select(of_network.any()).item()
-    found: npt.NDArray[np.bool_] = products & bool(is_network)
+    found: Bools = products & bool(is_network)
     return found
 
 
@@ -444,7 +443,7 @@ class Precision(Rule):
         older = finding.remedies[-1:] == _NARROWER_REMEDIES["older"]
         return self.older_headline if older else super().headline_of(finding)
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """Of products on vector units, what the fastest narrower format could save."""
         off, default = off_tensor_cores(facts), self._by_default(facts)
         if not off.any() and not default.any():
@@ -472,7 +471,7 @@ class Precision(Rule):
         return found if tf32 is None else replace(found, low=min(found.low, tf32.low))
 
     @remembered
-    def _by_default(self, facts: Facts) -> npt.NDArray[np.bool_]:
+    def _by_default(self, facts: Facts) -> Bools:
         """Convolutions in TF32 of a program without products in 16 bits, and the passes over fp32 between them.
 
         PyTorch's convolutions use TF32 unless told not to, its products only if told to: where these do, somebody has
@@ -550,7 +549,7 @@ _TILE: Final = 64 * 128
 _TILES: Final = lazy_pattern(r"(?:tilesize|_)(\d+)x(\d+)(?:x\d+)?_")
 
 
-def filled_share(facts: Facts) -> Floats:
+def filled_share(facts: Facts) -> Float64s:
     """The share of the GPU that each kernel can keep busy, by its blocks; nan where that is not known.
 
     A short kernel of many small blocks is over before it has moved or multiplied anything to speak of: there it is the
@@ -572,7 +571,7 @@ def filled_share(facts: Facts) -> Floats:
     return filled
 
 
-def tiles(facts: Facts) -> Floats:
+def tiles(facts: Facts) -> Float64s:
     """Numbers of the result that a block of each product makes at a time, by its name; nan where that does not tell."""
     texts = [_TILES.search(text) for text in facts.program.full_names()]
     areas = np.array([float(found[1]) * float(found[2]) if found else np.nan for found in texts] or [np.nan])
@@ -634,7 +633,7 @@ class SmallKernels(Rule):
             return "Limited by short kernels: the GPU takes longer to start them than to run them"
         return self.headline
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """Of small grids, the share of the GPU that they leave empty, or what counters measured of it."""
         empty = self._empty(facts)
         if facts.work["bound"].null_count() == facts.work.height:
@@ -644,7 +643,7 @@ class SmallKernels(Rule):
         return known.fill_null(pl.Series(empty)).to_numpy()
 
     @remembered
-    def _empty(self, facts: Facts) -> Floats:
+    def _empty(self, facts: Facts) -> Float64s:
         """The share of the GPU that each kernel leaves empty, less what other kernels fill at the same time."""
         # Between queued kernels the GPU waits for itself: that the kernels are short is what makes it wait.
         if facts.busy_ns + facts.idle("start-latency") < facts.thresholds.small_kernels_busy_share * facts.wall_ns:
@@ -782,7 +781,7 @@ class UnfusedOptimizer(Rule):
         """Several for each tensor."""
         return True
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """Of the optimizer's kernels, the accesses that a fused one does not make."""
         in_optimizer = (facts.work["phase"] == "optimizer").to_numpy()
         if is_unfused(facts):
@@ -791,14 +790,14 @@ class UnfusedOptimizer(Rule):
         lists = self._lists(facts)
         return np.where(lists, float(self.lists_saved_share), 0.0) if lists.any() else None
 
-    def claim_gaps(self, facts: Facts) -> Floats | None:
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
         """Of all pauses, as much as a host that did not go from tensor to tensor would be ahead by."""
         if facts.phase is not None or not is_unfused(facts):
             return None
         ahead = ahead_without(facts, (facts.work["phase"] == "optimizer").to_numpy())
         return np.full(facts.gaps.height, self.lead_share * ahead) if ahead else None
 
-    def _lists(self, facts: Facts) -> npt.NDArray[np.bool_]:
+    def _lists(self, facts: Facts) -> Bools:
         """Kernels on lists of tensors, each with one operation, if an optimizer is written with many of them."""
         program = facts.program
         mine = program.marked("foreach")

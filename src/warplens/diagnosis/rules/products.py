@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
@@ -11,22 +10,21 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import once
+from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Floats, Limit, remembered
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, remembered
 from warplens.diagnosis.rules.kernels import filled_share, has_tensor_cores, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import (
-    AFFECTED_NS,
-    AFFECTED_SHARE,
-    SAVED_NS,
+    AFFECTED,
     Passes,
     StructureRule,
     time_beside,
     time_of,
     turns_of_step,
 )
-from warplens.profile.schema import Bools, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: 16-bit formats, whose products tensor cores take eight numbers at a time.
 _NARROW: Final = ("bf16", "fp16")
@@ -59,9 +57,7 @@ class UnfusedAttention(StructureRule):
     masked_title: ClassVar = "Fused attention gets an explicit mask: masked scores are computed, in slower kernels"
     headlines: ClassVar = {masked_title: masked_headline}
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "attentions_per_step": "softmaxes between two products, forward and backward",
         "passes_per_attention_factor": "passes over the scores per attention",
         "masked_per_step": "kernels of fused attention with one mask of all scores",
@@ -98,7 +94,7 @@ class UnfusedAttention(StructureRule):
         "cast, and hidden scores are not computed.",
     )
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """Passes go away whole, products in part; of fused attention with a mask of all scores, what that costs."""
         passes, products, count = self._found(facts)
         share = np.zeros(facts.work.height)
@@ -225,7 +221,7 @@ class AttentionMasks:
     attended: Int64s  #: rows of the kernels
     before: Int64s  #: row of the kernel in front of each
     making: Bools  #: whether that is a pass which makes numbers of booleans
-    numbers: Floats  #: how many it makes, at four a thread
+    numbers: Float64s  #: how many it makes, at four a thread
     shapes: pl.Series | None  #: of the inputs of each attention, as JSON; None where none are recorded
 
 
@@ -293,15 +289,9 @@ _UNMASKED: Final = (
 )
 
 
-def tensor_shapes(shapes: str) -> list[list[int]]:
-    """Shapes of the tensors among the inputs of an operator, but for numbers and lists of tensors."""
-    lists = [shape for shape in json.loads(shapes) if isinstance(shape, list) and shape]
-    return [shape for shape in lists if all(isinstance(size, int) for size in shape)]
-
-
 def _mask_of_all(shapes: str) -> int:
     """Tokens on a side of a mask that all sequences and heads share, among the inputs of an attention; 0 for none."""
-    tensors = [shape for shape in tensor_shapes(shapes) if len(shape) >= 2]
+    tensors = [shape for shape in tensors_of(shapes) if len(shape) >= 2]
     square = [shape[-1] for shape in tensors if shape[-1] == shape[-2] and math.prod(shape[:-2]) == 1]
     # The operators of the backward pass, and of some kernels, give it as they expand it.
     return max(square, default=0)
@@ -319,9 +309,7 @@ class MisalignedShape(StructureRule):
     claimed = "the time that well-shaped products with as many FLOPs would save; passes that pad operands for attention"
     headline = "Limited by sizes that the tensor cores cannot use: padding could save {share} of the time"
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "misaligned_per_step": "such products",
         "size_count": "the size that is not a multiple of 8; only where shapes are recorded",
         "padded_size_count": "the next multiple of 64",
@@ -338,7 +326,7 @@ class MisalignedShape(StructureRule):
         "Ampere.",
     )
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """What a well-shaped product of as many operations would not need."""
         mine = self._mine(facts)
         if not mine.any():
@@ -348,7 +336,7 @@ class MisalignedShape(StructureRule):
         saved = np.where(roof < 1.0, 1.0 - roof, self.saved_share)
         return np.where(mine, saved, 0.0) + self._pads(facts, mine)
 
-    def _pads(self, facts: Facts, mine: Bools) -> Floats:
+    def _pads(self, facts: Facts, mine: Bools) -> Float64s:
         """Passes that widen operands to what attention takes, right before it: well-shaped ones need none."""
         program = facts.program
         share = np.zeros(facts.work.height)
@@ -417,17 +405,8 @@ class MisalignedShape(StructureRule):
     def _size(self, facts: Facts, mine: Bools) -> int | None:
         """The largest recorded size that is no multiple of eight."""
         texts = facts.program.shapes().filter(pl.Series(mine)).drop_nulls().unique()
-        odd = [size for text in texts for size in _sizes(text) if size > 8 and size % 8]
+        odd = [size for text in texts for shape in tensors_of(text) for size in shape if size > 8 and size % 8]
         return max(odd, default=None)
-
-
-def _sizes(shapes: str) -> list[int]:
-    """All sizes of a list of shapes."""
-    found: list[int] = []
-    for shape in json.loads(shapes):
-        if isinstance(shape, list):
-            found += [size for size in shape if isinstance(size, int)]
-    return found
 
 
 class MemoryFormat(StructureRule):
@@ -448,9 +427,7 @@ class MemoryFormat(StructureRule):
     )
     title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not support"
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "conversions_per_step": "kernels that change the layout",
         "conversions_share": "of the window",
         "channels_first_share": "of the window, norms and depthwise convolutions on channels-first data",
@@ -466,7 +443,7 @@ class MemoryFormat(StructureRule):
         "Channels-first batch norms run one block per channel; channels-last ones reach three times the bandwidth.",
     )
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """Conversions whole, norms on channels first in part."""
         program = facts.program
         conversions = program.marked("layout-conversion")
@@ -543,9 +520,7 @@ class WeightBound(StructureRule):
     headline = "Limited by reading the weights: a larger batch would save {share} of the time per unit of work"
     title = "Products have so few rows that they are bound by reading their weights"
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "rows_count": "rows of such a product; only where shapes are recorded",
         "weights_bytes_per_step": "bytes of weights that they read; only where shapes are recorded",
         "at_peak_share": "of their time, what the data sheet's peaks would take; only where shapes are recorded",
@@ -563,7 +538,7 @@ class WeightBound(StructureRule):
         16, "Up to 16 rows the time of a product hardly depends on them: a quarter of a tile of the tensor cores."
     )
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """What a larger batch would share."""
         mine = self._narrow(facts)
         share = np.zeros(facts.work.height)
@@ -586,7 +561,7 @@ class WeightBound(StructureRule):
         enough = 2 * time_of(facts.program, reading) >= time_of(facts.program, named)
         return named if enough else np.zeros_like(named)
 
-    def claim_gaps(self, facts: Facts) -> Floats | None:
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The same of the pauses: a larger batch shares them, too."""
         return np.full(facts.gaps.height, 1 - 1 / self._batch(facts)) if self.share(facts).any() else None
 
@@ -660,7 +635,7 @@ class WeightBound(StructureRule):
 
 def _rows(shapes: str) -> int:
     """Rows of a product's left operand, by the shapes of its inputs; 0 where they do not tell."""
-    tensors = tensor_shapes(shapes)
+    tensors = tensors_of(shapes)
     matrices = [shape for shape in tensors if len(shape) >= 2]
     if len(matrices) < 2:
         vectors = [shape for shape in tensors if len(shape) == 1]

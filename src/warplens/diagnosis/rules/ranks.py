@@ -15,9 +15,10 @@ from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Confidence, Finding, Remedy, Severity, about, ceiling
-from warplens.diagnosis.rule import GAIN, Floats, Limit, Rule
+from warplens.diagnosis.rule import GAIN, Limit, Rule
 from warplens.diagnosis.run import RankFacts, Run, run_of
 from warplens.diagnosis.thresholds import Thresholds
+from warplens.profile.schema import Float64s
 
 
 class RanksRule(Rule):
@@ -162,7 +163,7 @@ class UnbucketedCommunication(RanksRule):
                 found[rank] = mine
         return found if len(found) == len(run.ranks) else {}
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """These collectives, whole."""
         run = run_of(facts)
         joinable = self._joinable(run) if run is not None else {}
@@ -364,7 +365,7 @@ class PipelineBubble(RanksRule):
         )
         return waits if fits else {}
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """Sends and receives."""
         run = run_of(facts)
         if run is None or not self._pattern(run):
@@ -597,7 +598,7 @@ class Straggler(RanksRule):
             cause = "unknown"
         return cause, excess, explained
 
-    def claim(self, facts: Facts) -> Floats | None:
+    def claim(self, facts: Facts) -> Float64s | None:
         """Of collectives that mostly wait for the late rank, the waiting."""
         run = run_of(facts)
         found = self._waiting(run) if run is not None else None

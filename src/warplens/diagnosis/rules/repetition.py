@@ -12,19 +12,17 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Floats, Limit, ahead_without, remembered
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, ahead_without, remembered
 from warplens.diagnosis.rules.generation import growing_passes
 from warplens.diagnosis.structure import (
-    AFFECTED_NS,
-    AFFECTED_SHARE,
-    SAVED_NS,
+    AFFECTED,
     StructureRule,
     backward_work,
     passes_of_step,
     passes_over_one_graph,
     time_of,
 )
-from warplens.profile.schema import Bools, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 
 def _close(found: Bools, rows: Int64s, may: Bools, most: int) -> None:
@@ -78,9 +76,7 @@ class Recomputation(StructureRule):
     )
     headlines: ClassVar = {passes_title: passes_headline, growing_title: growing_headline}
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
         "backward_passes_per_step": "backward passes over the part of the graph that they have in common",
@@ -108,12 +104,12 @@ class Recomputation(StructureRule):
         """The host issues again what is run again."""
         return True
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """The repeated kernels."""
         growing = growing_passes(facts)
         return self._again(facts).astype(np.float64) if growing is None else growing.share
 
-    def claim_gaps(self, facts: Facts) -> Floats | None:
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses before them, and of all others as much as a host without that work would be ahead by."""
         again = self._again(facts)
         if not again.any():
@@ -262,9 +258,7 @@ class PerExpertLoop(StructureRule):
     headline = "Limited by a loop over parts of the data: grouped products could save {share} of the time"
     title = "The same short chain of kernels is launched for each part of the data, one after the other"
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "repetitions_per_step": "repetitions of the chain",
         "kernels_per_repetition_factor": "kernels per repetition",
         "waits_per_step": "calls that block the host until the GPU is done, for counts of what each part gets",
@@ -291,7 +285,7 @@ class PerExpertLoop(StructureRule):
         """Each part has launches of its own."""
         return True
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """A part of the chain's time."""
         mine, _ = self._loop(facts)
         program = facts.program
@@ -303,7 +297,7 @@ class PerExpertLoop(StructureRule):
             share[whole] = self.whole_saved_share
         return share
 
-    def claim_gaps(self, facts: Facts) -> Floats | None:
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses before its kernels."""
         mine, _ = self._loop(facts)
         if not mine.any():

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
+from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, Rule, remembered
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.kernels import busy_with, tiles
-from warplens.diagnosis.rules.products import attention_masks, tensor_shapes
-from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
+from warplens.diagnosis.rules.products import attention_masks
+from warplens.diagnosis.structure import AFFECTED, StructureRule, time_of
 from warplens.profile.peaks import peaks_of
-from warplens.profile.schema import Bools, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Views of a part of a tensor; they launch nothing.
 _SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")
@@ -41,9 +41,7 @@ class UnusedResults(StructureRule):
     headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
     title = "A product is computed for all positions, and only a small slice of its result is read"
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "unread_products_per_step": "products of whose result only a slice is read",
         "read_share": "of the numbers of their results, those that are read; at most",
         **GPU_BUSY_SHARE,
@@ -62,19 +60,18 @@ class UnusedResults(StructureRule):
         """That is what it is about."""
         return True
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """These products, but for what is read of them."""
         return np.where(self._unread(facts)[0], float(self.saved_share), 0.0)
 
     @remembered
     def _unread(self, facts: Facts) -> tuple[Bools, float]:
         """Products of whose result only a slice is read, and the largest share that is read of one."""
-        program, whole = facts.program, facts.whole or facts
+        program = facts.program
         found = np.zeros(facts.work.height, dtype=np.bool_)
         large = program.labelled("gemm") & ~program.marked("vector-product")
-        trains = whole.program.marked("backward").any() or whole.program.labelled("optimizer").any()
         # Each of them: a layer's products together may take as much, but their results are the next layer's.
-        if trains or not large.any() or time_of(program, large) < self.least_share * facts.busy_ns:
+        if facts.trains or not large.any() or time_of(program, large) < self.least_share * facts.busy_ns:
             return found, 0.0
         shapes = program.shapes()
         told = shapes.null_count() < shapes.len()
@@ -247,7 +244,7 @@ class PaddedWork(Rule):
 
 def _own_mask(shapes: str) -> tuple[int, int] | None:
     """Sequences and tokens of an attention that gets one mask for each sequence and for all heads; None for others."""
-    four = [shape for shape in tensor_shapes(shapes) if len(shape) == 4]
+    four = [shape for shape in tensors_of(shapes) if len(shape) == 4]
     if len(four) < 4:
         return None
     (count, _, queries, _), (_, _, keys, _) = four[:2]
@@ -257,16 +254,12 @@ def _own_mask(shapes: str) -> tuple[int, int] | None:
 
 def _sizes(shapes: str | None) -> list[int] | None:
     """How many numbers each tensor among the inputs of an operator has; None where that was not recorded."""
-    if shapes is None:
-        return None
-    lists = [shape for shape in json.loads(shapes) if isinstance(shape, list) and shape]
-    return [math.prod(shape) for shape in lists if all(isinstance(size, int) for size in shape)]
+    return None if shapes is None else [math.prod(shape) for shape in tensors_of(shapes)]
 
 
 def _result(shapes: str | None) -> int:
     """How many numbers the result of a product of two matrices has, by the shapes of its inputs; 0 if not known."""
-    tensors = [shape for shape in json.loads(shapes) if isinstance(shape, list)] if shapes else []
-    matrices = [shape for shape in tensors if len(shape) >= 2 and all(isinstance(size, int) for size in shape)]
+    matrices = [shape for shape in tensors_of(shapes) if len(shape) >= 2]
     if len(matrices) < 2 or matrices[-2][-1] != matrices[-1][-2]:
         return 0
     return int(math.prod(matrices[-2][:-1]) * matrices[-1][-1])

@@ -12,10 +12,10 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, remembered
-from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_beside, time_of
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.structure import AFFECTED, StructureRule, time_beside, time_of
 from warplens.profile.peaks import peaks_of
-from warplens.profile.schema import Bools, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Elements of a block of kernels on lists of tensors, and of a thread of others.
 OF_A_BLOCK: Final = 65_536
@@ -28,8 +28,8 @@ _FP32_BYTES: Final = 4
 class Dense:
     """Gradients of whole tables of which a step used few rows."""
 
-    share: Floats  #: of each piece of work, what goes away where the gradient holds the used rows alone
-    calls: Floats  #: of each, the same of the host's time for issuing it
+    share: Float64s  #: of each piece of work, what goes away where the gradient holds the used rows alone
+    calls: Float64s  #: of each, the same of the host's time for issuing it
     used_share: float  #: rows used at most, of those written
 
 
@@ -58,9 +58,7 @@ class ScatteredAccess(StructureRule):
     title = "Rows are gathered and scattered one by one through memory"
     dense_title: ClassVar = "Gradients of whole embedding tables are written and applied, although a step uses few rows"
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "scattered_per_step": "gathers, scatters and sorts of a step",
         "used_rows_share": "rows used per step, of the rows of the tables with dense gradients; at most",
         **GPU_BUSY_SHARE,
@@ -102,7 +100,7 @@ class ScatteredAccess(StructureRule):
         """Sorts and checks of indices have many launches each."""
         return UNSORTED in finding.remedies
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """Of rows that need not be copied, all but one access; of dense gradients, what was not used."""
         program = facts.program
         mine = program.labelled("gather-scatter", "sort-topk")
@@ -129,7 +127,7 @@ class ScatteredAccess(StructureRule):
                 found[order[begin:end]] = True
         return found
 
-    def _copied(self, facts: Facts, mine: Bools) -> Floats:
+    def _copied(self, facts: Facts, mine: Bools) -> Float64s:
         """Of gathers and scatters what goes away: nothing of rows that a product takes or makes as they are."""
         program = facts.program
         order = program.order
@@ -201,7 +199,7 @@ class ScatteredAccess(StructureRule):
         calls = np.where(share > 0, 0.0, np.where(freed, float(self.freed_calls_share), 0.0))
         return Dense(share, calls, kept)
 
-    def _applied(self, facts: Facts, tables: float) -> Floats:
+    def _applied(self, facts: Facts, tables: float) -> Float64s:
         """Of the optimizer's kernels, the share of numbers that belong to tables of so many numbers a step."""
         program = facts.program
         lists = program.marked("foreach")
@@ -260,7 +258,7 @@ class ScatteredAccess(StructureRule):
         )
 
 
-def _elements(facts: Facts, rows: Int64s) -> Floats:
+def _elements(facts: Facts, rows: Int64s) -> Float64s:
     """Numbers that each of these kernels or fills writes, if it writes fp32; nan where grids are not recorded.
 
     Kernels write in vectors.

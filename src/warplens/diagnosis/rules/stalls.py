@@ -23,14 +23,13 @@ from warplens.diagnosis.rule import (
     IDLE_SHARE,
     LAUNCHES_BEHIND_NS,
     STEPS_ONLY,
-    Floats,
     Limit,
     Rule,
     modelled,
     predicted,
     seen_idle,
 )
-from warplens.profile.schema import Bools
+from warplens.profile.schema import Bools, Float64s
 
 #: Where it prepares what the next step works on.
 _INPUT: Final = (
@@ -258,7 +257,7 @@ class HostStall(Rule):
         )
         return int(length.filter(pl.Series(loads | long, dtype=pl.Boolean)).sum()) > claimed_ns / 2
 
-    def _apart(self, facts: Facts, spent: Floats) -> float | None:
+    def _apart(self, facts: Facts, spent: Float64s) -> float | None:
         """The share of their time in pauses far longer than a launch takes, where that is most of it; else None."""
         usual = facts.host.launches.interval_median_ns
         length = (facts.gaps["end_ns"] - facts.gaps["start_ns"]).to_numpy()
@@ -286,7 +285,7 @@ class HostStall(Rule):
         beside = np.isin(ends, sent) | np.isin(begins, fetched)
         return bool(spent[beside].sum() >= self.mostly * spent.sum())
 
-    def _worked_on(self, facts: Facts, spent: Floats) -> tuple[str, Remedy | None] | None:
+    def _worked_on(self, facts: Facts, spent: Float64s) -> tuple[str, Remedy | None] | None:
         """What most of these pauses are about, and what to do, by the copies that they lie between; None for neither.
 
         A host that fetches something and sends something back works on it; else on what it has read, or will send.

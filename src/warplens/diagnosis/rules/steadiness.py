@@ -11,15 +11,13 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, Rule, remembered
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.generation import growing_passes
 from warplens.diagnosis.structure import (
-    AFFECTED_NS,
-    AFFECTED_SHARE,
-    SAVED_NS,
+    AFFECTED,
     StructureRule,
 )
-from warplens.profile.schema import Int64s
+from warplens.profile.schema import Float64s, Int64s
 
 
 class SlowingGpu(StructureRule):
@@ -34,9 +32,7 @@ class SlowingGpu(StructureRule):
     headline = "The GPU gets slower: {share} of the time is what the same kernels take longer than in the first steps"
     title = "The same kernels take longer in later steps"
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "last_to_first_factor": "median time of equal kernels in the last third of the steps over that in the first",
         **GPU_BUSY_SHARE,
     }
@@ -49,7 +45,7 @@ class SlowingGpu(StructureRule):
     )
     least_steps = Limit(9, "With fewer steps, a third is one or two steps, in which any GPU that warms up gets slower.")
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """What each kernel takes beyond the median of its kind in the first steps."""
         share = np.zeros(facts.work.height)
         if facts.steps < self.least_steps:

@@ -15,10 +15,10 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Floats, Limit, remembered
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
 from warplens.diagnosis.rules.generation import GrowingCache
-from warplens.diagnosis.structure import AFFECTED_NS, AFFECTED_SHARE, SAVED_NS, StructureRule, time_of
-from warplens.profile.schema import Bools, Int64s
+from warplens.diagnosis.structure import AFFECTED, StructureRule, time_of
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 
 class UnfusedChain(StructureRule):
@@ -61,9 +61,7 @@ class UnfusedChain(StructureRule):
         loss_title: loss_headline,
     }
     evidence: ClassVar = {
-        **AFFECTED_NS,
-        **AFFECTED_SHARE,
-        **SAVED_NS,
+        **AFFECTED,
         "chains_per_step": "unbroken sequences of at least four passes",
         "passes_per_chain_factor": "passes in each, on average",
         "casts_share": "of their time, in copies and casts between formats",
@@ -112,7 +110,7 @@ class UnfusedChain(StructureRule):
         0.9, "The same without a backward pass: nothing in the middle of a chain has to be written."
     )
 
-    def share(self, facts: Facts) -> Floats:
+    def share(self, facts: Facts) -> Float64s:
         """Of each chain, all but its longest pass, to the part that is expected."""
         program = facts.program
         share = np.maximum(np.maximum(self._casts(facts), self._copies(facts)), self._losses(facts))
@@ -129,8 +127,7 @@ class UnfusedChain(StructureRule):
         products = program.labelled(*PRODUCTS)
         wide = products & facts.work["precision"].is_in(_WIDE).fill_null(value=False).to_numpy()
         mostly_wide = 2 * time_of(program, wide) > time_of(program, products)
-        trains = program.marked("backward").any() or (facts.work["phase"] == "backward").any()
-        enough = self.least_training_share if trains or mostly_wide else self.least_share
+        enough = self.least_training_share if facts.trains or mostly_wide else self.least_share
         # However short: what only moves values computes nothing. Weights that change are narrowed in each step.
         moves = program.labelled("copy-cast") & ~program.marked("narrowing")
         others = running_sum(~program.in_order(moves))
@@ -139,7 +136,7 @@ class UnfusedChain(StructureRule):
         if chained < enough * facts.busy_ns and moved < self.least_moves_share * facts.busy_ns:
             return share
         free = passes & ~operands
-        share[free] = np.maximum(share[free], self.saved_share if trains else self.inference_saved_share)
+        share[free] = np.maximum(share[free], self.saved_share if facts.trains else self.inference_saved_share)
         # Of each chain the longest pass, the first of equals.
         inside = np.flatnonzero(program.in_order(passes))
         chain = np.repeat(np.arange(len(begins)), ends - begins)
@@ -160,7 +157,7 @@ class UnfusedChain(StructureRule):
         return self._many(facts, found)
 
     @remembered
-    def _copies(self, facts: Facts) -> Floats:
+    def _copies(self, facts: Facts) -> Float64s:
         """Right before products what one copy, or a pass over what was copied, takes longer for than the product.
 
         A product reads what the copy wrote, and more: it is shorter where the copy reads or writes another size, such
@@ -183,7 +180,7 @@ class UnfusedChain(StructureRule):
         return found if self._many(facts, found > 0).any() else np.broadcast_to(0.0, len(found))  # takes no room
 
     @remembered
-    def _losses(self, facts: Facts) -> Floats:
+    def _losses(self, facts: Facts) -> Float64s:
         """Passes beside a log-softmax, over as many numbers: all go away but one over 16 bits, forward and backward.
 
         A fused loss reads the scores once and writes their gradient once, as they are. What takes a small part of the
@@ -208,10 +205,9 @@ class UnfusedChain(StructureRule):
 
     def _before_products(self, facts: Facts, which: Bools) -> Iterator[tuple[Int64s, int]]:
         """Of these pieces the last few before each product, with the product; none where the program trains."""
-        program, whole = facts.program, facts.whole or facts
-        phases = whole.work["phase"].is_in(["backward", "optimizer"]).any()
-        if phases or whole.program.marked("backward").any() or whole.program.labelled("optimizer").any():
+        if facts.trains:
             return
+        program = facts.program
         order, products = program.order, program.labelled(*PRODUCTS)
         begins, ends = program.edges(which)
         inside = np.minimum(ends, len(order) - 1)

@@ -15,10 +15,11 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, percent, times
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Int64s, Limit, Rule
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule
 from warplens.diagnosis.rules.kernels import busy_with
 from warplens.profile import NoteLevel
 from warplens.profile.peaks import peaks_of
+from warplens.profile.schema import Int64s
 
 #: Hidden time below this share of the window changes no ranking of causes.
 _HIDDEN_SHARE = 0.02

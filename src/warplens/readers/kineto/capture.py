@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from warplens.profile import Device, Note, NoteLevel
-from warplens.profile.peaks import UNNAMED
+from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import name_categories
 from warplens.profile.trace import worst_first
 from warplens.readers.kineto.events import Recorded
@@ -25,18 +25,17 @@ _EARLIEST_EPOCH_NS = 1_420_070_400 * 10**9
 _LATEST_EPOCH_NS = 4_102_444_800 * 10**9
 
 
-def is_rocm(header: Mapping[str, Any], calls: pl.Series | None = None) -> bool:
+def is_rocm(header: Mapping[str, Any], calls: pl.Series) -> bool:
     """Whether the trace was recorded on AMD GPUs, as far as what stands around the events, or names of calls, tell."""
-    if calls is not None and calls.unique().cast(pl.String).str.starts_with("hip").any():
+    if calls.unique().cast(pl.String).str.starts_with("hip").any():
         return True
     if any(key in header for key in ("roctracer_version", "hip_runtime_version", "hip_driver_version")):
         return True
     return any(entry.get("warpSize") == 64 or "AMD" in str(entry.get("name", "")) for entry in _described(header))
 
 
-def devices_of(header: Mapping[str, Any], used: Iterable[int]) -> tuple[Device, ...]:
-    """The GPUs that work ran on, or all that are described where none ran."""
-    rocm = is_rocm(header)
+def devices_of(header: Mapping[str, Any], used: Iterable[int], rocm: bool) -> tuple[Device, ...]:
+    """The GPUs that work ran on, or all that are described where none ran; `rocm`: whether they are AMD's."""
     described = {
         entry["id"]: _device(entry["id"], entry, rocm)
         for entry in _described(header)
@@ -65,7 +64,7 @@ def _device(ordinal: int, entry: Mapping[str, Any], rocm: bool) -> Device:
     name = entry.get("name")
     return Device(
         ordinal=ordinal,
-        name=name if isinstance(name, str) and name else UNNAMED[rocm],
+        name=name if isinstance(name, str) and name else UNNAMED_AMD if rocm else UNNAMED,
         # ROCm puts the numbers of its own architectures here (9.4 for gfx942), which mean something else.
         compute_capability=(major, minor) if major and isinstance(minor, int) and not rocm else None,
         sm_count=_positive(entry, "numSms"),

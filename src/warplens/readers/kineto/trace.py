@@ -227,8 +227,8 @@ def read_kineto(
     spans = spans_of(document.frames)
     tables = tables_of(spans)
     used = pl.concat([tables[name]["device"] for name in ("kernels", "copies", "memsets")]).unique().to_list()
-    devices = devices_of(document.header, used)
     rocm = is_rocm(document.header, tables["api_calls"]["name"])
+    devices = devices_of(document.header, used, rocm)
     rank, world_size = placement_of(document.header)
     version = document.header.get("schemaVersion")
     capture = Capture(
