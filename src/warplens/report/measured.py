@@ -206,7 +206,7 @@ def errors_tables(rows: pl.DataFrame) -> tuple[Table, ...]:
 
 def errors_document(rows: pl.DataFrame) -> Document:
     """The same as a page, with a chart of the errors of each kernel over the sequence length."""
-    from warplens.report.charts.overtime import curve_chart
+    from warplens.report.charts import curve_chart
 
     known = rows.filter(pl.col("relative").is_not_null()).sort("tokens", maintain_order=True)
     series = pl.concat_str("implementation", pl.col("shapes").str.extract(r", (.*)$"), "tensor", separator=", ")

@@ -30,7 +30,32 @@ from warplens.report.document import (
     sections,
 )
 from warplens.report.jsonout import window_data
-from warplens.report.rankcharts import DRAWN_RANKS, rank_chart
+
+#: Ranks drawn one by one; a chart of more would be longer than a screen.
+_DRAWN_RANKS: Final = 64
+
+#: What a rank's GPU does: column → title and colour token, in the order in which a bar is filled.
+_PARTS_OF_A_RANK: Final = (
+    ("compute_ns", "compute", "gemm"),
+    ("graph_ns", "in graphs", "graph"),
+    ("transfer_part_ns", "exposed communication: transfer", "communication"),
+    ("wait_part_ns", "exposed communication: waiting for ranks", "softmax"),
+    ("copy_ns", "copies", "transfer"),
+    ("idle_ns", "idle", "idle-1"),
+)
+
+
+def longest_window(rows: pl.DataFrame) -> int:
+    """The longest window of any rank, to which all bars are drawn; at least 1."""
+    return max((int(value) for value in rows["duration_ns"].to_list()), default=1) or 1
+
+
+def parts_of(row: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """What one rank's GPU did in its window: title, colour token and time of each part, from the left."""
+    # Waiting is counted by collective, exposure by union: of two at once, waiting can exceed the time there is.
+    wait = min(row["exposed_wait_ns"] or 0, row["exposed_ns"])
+    times = {**row, "wait_part_ns": wait, "transfer_part_ns": row["exposed_ns"] - wait}
+    yield from ((title, token, times[column]) for column, title, token in _PARTS_OF_A_RANK if times[column])
 
 
 def answer(result: RanksResult) -> str:
@@ -268,12 +293,24 @@ def _time(result: RanksResult) -> Iterator[Block]:
         "At every instant a GPU does exactly one of these; a rank's compute, graphs, exposed communication, copies and "
         "idle time sum to its window. Overlap is the share of communication during which the rank computes."
     )
+    from warplens.report.charts import stacked_chart
+
     rows = rank_rows(result)
-    drawn = "" if rows.height <= DRAWN_RANKS else f" (the first {DRAWN_RANKS})"
+    drawn = "" if rows.height <= _DRAWN_RANKS else f" (the first {_DRAWN_RANKS})"
+    bars = [
+        (
+            f"rank {row['rank']}",
+            [
+                (title, time_ns, f"{fmt.duration(time_ns)} · {fmt.share(time_ns / row['duration_ns'])}")
+                for title, _, time_ns in parts_of(row)
+            ],
+        )
+        for row in rows.head(_DRAWN_RANKS).iter_rows(named=True)
+    ]
     yield Figure(
         "rank-chart",
         f"What each rank's GPU did in its window{drawn}",
-        rank_chart(rows),
+        stacked_chart(bars, {title: token for _, title, token in _PARTS_OF_A_RANK}, longest_window(rows)),
         "One bar a rank: compute, exposed communication split into waiting and transfer, copies, idle time. "
         + answer(result),
     )

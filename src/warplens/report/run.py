@@ -14,8 +14,16 @@ from warplens.report import text as fmt
 from warplens.report.brief import answer_block
 from warplens.report.document import Answer, Document, Section, Segment, Strip, Table, quiet, sections
 from warplens.report.jsonout import window_data
-from warplens.report.rankcharts import longest_window, parts_of
-from warplens.report.ranks import SECTIONS, answer, rank_rows, ranks_data, run_line, window_line
+from warplens.report.ranks import (
+    SECTIONS,
+    answer,
+    longest_window,
+    parts_of,
+    rank_rows,
+    ranks_data,
+    run_line,
+    window_line,
+)
 from warplens.report.verdict import diagnosis_data, factor, finding_data, findings_frame, one_finding
 
 if TYPE_CHECKING:

@@ -1,17 +1,17 @@
-"""Bars whose label and number stand on a line above them: parts of a whole, rankings. They read well on a phone."""
+"""Bars and cells in rows, each under its label: parts of a whole, rankings, grids. They read well on a phone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import altair as alt
 import polars as pl
 
 from warplens.profile.schema import Kind
 from warplens.report import text as fmt
-from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, series_colours, short, tooltip
+from warplens.report.charts.base import Chart, Mark, embedded, layer, layered, tooltip
 from warplens.report.theme import Ink
 
 #: Heights in pixels: a line of text, the bar under it, the space to the next row, the strip of a budget.
@@ -39,11 +39,8 @@ def ranked_chart(rows: pl.DataFrame, *, kind: Kind = "duration_ns") -> Chart:
         marks.append(
             {
                 **row_place(position * ROW_HEIGHT, 0.0, row["value"] / top),
-                "label": row["name"],
-                "number": number,
-                "token": row["fill"] or "gemm",
+                **_texts(row["name"], number, row["fill"] or "gemm", row.get("detail")),
                 "name": row.get("full_name") or row["name"],
-                "detail": row.get("detail"),
             }
         )
     height = len(marks) * ROW_HEIGHT
@@ -61,49 +58,37 @@ def budget_chart(parts: pl.DataFrame) -> Chart:
     reached = 0.0
     top = _LABEL + _STRIP + 14
     for position, row in enumerate(parts.iter_rows(named=True)):
-        marks.append(
-            {
-                **row_place(top + position * ROW_HEIGHT, reached, reached + row["share"]),
-                "label": row["part"],
-                "number": f"{fmt.share(row['share'])} · {fmt.duration(row['duration_ns'])}",
-                "token": row["fill"],
-                "name": row["part"],
-                "detail": row.get("detail"),
-            }
-        )
+        number = f"{fmt.share(row['share'])} · {fmt.duration(row['duration_ns'])}"
+        place = row_place(top + position * ROW_HEIGHT, reached, reached + row["share"])
+        marks.append({**place, **_texts(row["part"], number, row["fill"], row.get("detail"))})
         reached += row["share"]
-    heads = [_family_head(parts, "busy", "busy", "left"), _family_head(parts, "idle", "idle", "right")]
+    heads = []
+    for family in ("busy", "idle"):
+        share, duration_ns = parts.filter(pl.col("family") == family).select("share", "duration_ns").sum().row(0)
+        heads.append(f"{family} {fmt.share(share)} · {fmt.duration(duration_ns)}")
     height = top + len(marks) * ROW_HEIGHT
 
     def draw(ink: Ink) -> alt.LayerChart:
-        strip = [{**mark, "y0": _LABEL + 2, "y1": _LABEL + 2 + _STRIP} for mark in marks]
-        segments = (
-            alt.Chart(embedded(coloured(strip, ink)))
-            .mark_rect(stroke=ink("surface"), strokeWidth=1)
-            .encode(
-                **channels(
-                    x=x_share(), x2="x1:Q", y=y_pixels("y0", height), y2="y1:Q", color=_RAW_FILL, tooltip=_TOOLTIP
-                )
+        strip = coloured([{**mark, "y0": _LABEL + 2, "y1": _LABEL + 2 + _STRIP} for mark in marks], ink)
+        style = {"stroke": ink("surface"), "strokeWidth": 1}
+        titles = (
+            layer(
+                [{"text": head, "y": 8}],
+                "text",
+                {"align": align, "baseline": "middle", "fontWeight": "bold", "fill": ink("ink")},
+                x=alt.value(0 if align == "left" else "width"),
+                y=y_pixels("y", height),
+                text="text:N",
             )
+            for head, align in zip(heads, ("left", "right"), strict=True)
         )
-        titles = [
-            alt.Chart(embedded([{"text": text, "y": 8}]))
-            .mark_text(align=align, baseline="middle", fontWeight="bold", fill=ink("ink"))
-            .encode(**channels(x=alt.value(0 if align == "left" else "width"), y=y_pixels("y", height), text="text:N"))
-            for text, align in heads
-        ]
+        segments = layer(strip, "rect", style, **_span(height), color=_RAW_FILL, tooltip=_TOOLTIP)
         return layered(segments, *titles, *labelled_bars(marks, ink, height), height=height)
 
     return Chart(draw)
 
 
-def _family_head(
-    parts: pl.DataFrame, family: str, title: str, align: Literal["left", "right"]
-) -> tuple[str, Literal["left", "right"]]:
-    share, duration_ns = parts.filter(pl.col("family") == family).select("share", "duration_ns").sum().row(0)
-    return f"{title} {fmt.share(share)} · {fmt.duration(duration_ns)}", align
-
-
+#: The colour that a mark has itself.
 _RAW_FILL = alt.Color("fill:N", scale=None)
 _TOOLTIP = tooltip("name", "number", "detail")
 
@@ -116,6 +101,11 @@ def x_share() -> alt.X:
 def y_pixels(field: str, height: int) -> alt.Y:
     """The vertical position in pixels from the top."""
     return alt.Y(f"{field}:Q", axis=None, scale=alt.Scale(domain=[0, height], nice=False, zero=False, reverse=True))
+
+
+def _span(height: int) -> dict[str, Any]:
+    """Where bars stand that begin and end at a share of the width."""
+    return {"x": x_share(), "x2": "x1:Q", "y": y_pixels("y0", height), "y2": "y1:Q"}
 
 
 def row_place(top: float, begin: float, end: float) -> Mark:
@@ -134,27 +124,19 @@ def coloured(marks: list[Mark], ink: Ink) -> list[Mark]:
 def labelled_bars(marks: list[Mark], ink: Ink, height: int) -> list[alt.Chart]:
     """Layers of bars with a label and a number above each: track, bar, label, number, and what answers a touch."""
     base = alt.Chart(embedded(coloured(marks, ink)))
-    whole_width = {"x": alt.value(0), "x2": alt.value("width")}
-    track = base.mark_rect(fill=ink("track"), cornerRadius=2).encode(
-        **channels(**whole_width, y=y_pixels("y0", height), y2="y1:Q")
-    )
-    bar = base.mark_rect(cornerRadius=2).encode(
-        **channels(x=x_share(), x2="x1:Q", y=y_pixels("y0", height), y2="y1:Q", color=_RAW_FILL)
-    )
+    whole_width = {"x": alt.value(0), "x2": alt.value("width"), "y2": "y1:Q"}
     room = alt.ExprRef(f"max(60, width - {_NUMBER_ROOM})")
-    label = base.mark_text(align="left", baseline="middle", limit=room, fill=ink("ink")).encode(
-        **channels(x=alt.value(0), y=y_pixels("y", height), text="label:N")
-    )
-    number = base.mark_text(align="right", baseline="middle", fill=ink("soft")).encode(
-        **channels(x=alt.value("width"), y=y_pixels("y", height), text="number:N")
-    )
+    label = {"align": "left", "baseline": "middle", "limit": room, "fill": ink("ink")}
+    number = {"align": "right", "baseline": "middle", "fill": ink("soft")}
     # An invisible area makes the whole row answer the pointer and the finger, not the thin bar alone.
-    touch = (
-        base.transform_calculate(touch=f"datum.y0 - {_LABEL}")
-        .mark_rect(opacity=0)
-        .encode(**channels(**whole_width, y=y_pixels("touch", height), y2="y1:Q", tooltip=_TOOLTIP))
-    )
-    return [track, bar, label, number, touch]
+    touched = base.transform_calculate(touch=f"datum.y0 - {_LABEL}")
+    return [
+        layer(base, "rect", {"fill": ink("track"), "cornerRadius": 2}, **whole_width, y=y_pixels("y0", height)),
+        layer(base, "rect", {"cornerRadius": 2}, **_span(height), color=_RAW_FILL),
+        layer(base, "text", label, x=alt.value(0), y=y_pixels("y", height), text="label:N"),
+        layer(base, "text", number, x=alt.value("width"), y=y_pixels("y", height), text="number:N"),
+        layer(touched, "rect", {"opacity": 0}, **whole_width, y=y_pixels("touch", height), tooltip=_TOOLTIP),
+    ]
 
 
 #: A total, a part that adds time, one that takes some away: warm for what costs, cool for what saves, as everywhere in
@@ -175,19 +157,24 @@ def waterfall_chart(
             tooltip. They sum to the totals' difference.
         end: name and amount of the second total.
     """
-    rows = parts.to_dicts()
-    reached, edges = float(begin[1]), [(0.0, float(begin[1]))]
-    for row in rows:
-        edges.append((reached, reached + row["delta"]))
-        reached += row["delta"]
-    edges.append((0.0, float(end[1])))
+    whole, last = float(begin[1]), float(end[1])
+    reached, edges = whole, [(0.0, whole)]
+    texts = [_texts(begin[0], fmt.value(begin[1], kind), _TOTAL)]
+    for row in parts.iter_rows(named=True):
+        delta = row["delta"]
+        edges.append((reached, reached + delta))
+        reached += delta
+        number = _signed(fmt.value(delta, kind), delta)
+        if whole:
+            number = f"{_signed(fmt.share(delta / whole), delta)} · {number}"
+        texts.append(_texts(row["name"], number, _MORE if delta > 0 else _LESS, row.get("detail")))
+    edges.append((0.0, last))
+    number = fmt.value(end[1], kind)
+    if whole:
+        number = f"{_signed(fmt.share(last / whole - 1), last - whole)} · {number}"
+    texts.append(_texts(end[0], number, _TOTAL))
     low = min(0.0, *(min(edge) for edge in edges))
     span = max(max(edge) for edge in edges) - low or 1.0
-    texts = [
-        _texts(begin[0], fmt.value(begin[1], kind), _TOTAL),
-        *(_part_texts(row, begin[1], kind) for row in rows),
-        _texts(end[0], _end_number(begin[1], end[1], kind), _TOTAL),
-    ]
     marks: list[Mark] = [
         {**row_place(place * ROW_HEIGHT, (min(edge) - low) / span, (max(edge) - low) / span), **text}
         for place, (edge, text) in enumerate(zip(edges, texts, strict=True))
@@ -200,11 +187,8 @@ def waterfall_chart(
     height = len(marks) * ROW_HEIGHT
 
     def draw(ink: Ink) -> alt.LayerChart:
-        link = (
-            alt.Chart(embedded(links))
-            .mark_rule(stroke=ink("strong-line"), strokeDash=[2, 2])
-            .encode(**channels(x=x_share(), y=y_pixels("y0", height), y2="y1:Q"))
-        )
+        dashed = {"stroke": ink("strong-line"), "strokeDash": [2, 2]}
+        link = layer(links, "rule", dashed, x=x_share(), y=y_pixels("y0", height), y2="y1:Q")
         bars = labelled_bars(marks, ink, height)
         return layered(*bars[:2], link, *bars[2:], height=height)
 
@@ -215,147 +199,189 @@ def _texts(name: str, number: str, token: str, detail: str | None = None) -> Mar
     return {"label": name, "number": number, "token": token, "name": name, "detail": detail}
 
 
-def _part_texts(row: Mark, whole: float, kind: Kind) -> Mark:
-    delta = row["delta"]
-    number = _signed(fmt.value(delta, kind), delta)
-    if whole:
-        number = f"{_signed(fmt.share(delta / whole), delta)} · {number}"
-    return _texts(row["name"], number, _MORE if delta > 0 else _LESS, row.get("detail"))
-
-
-def _end_number(begin: float, end: float, kind: Kind) -> str:
-    number = fmt.value(end, kind)
-    return f"{_signed(fmt.share(end / begin - 1), end - begin)} · {number}" if begin else number
-
-
 def _signed(text: str, quantity: float) -> str:
     """With a plus before what grew, unless it is too little for a number; a minus is there already."""
     return f"+{text}" if quantity > 0 and text[0].isdigit() else text
 
 
-def _log_label(units: tuple[tuple[str, str], ...]) -> str:
-    """Labels of a logarithmic axis as a Vega expression; `units` from the smallest up, as (factor, sign)."""
-    *smaller, (last_factor, last_sign) = units
-    branches = "".join(
-        f"datum.value < {following} ? datum.value / {factor} + ' {sign}' : "
-        for (factor, sign), (following, _) in zip(smaller, units[1:], strict=True)
-    )
-    return f"{branches}datum.value / {last_factor} + ' {last_sign}'"
+#: Of a chart of whole bars: a row, and the edge above the first and below the last.
+_WHOLE_ROW, _EDGE = 20, 8
 
 
-_TIME_LABEL = _log_label((("1", "ns"), ("1e3", "µs"), ("1e6", "ms"), ("1e9", "s")))
-_BYTES_LABEL = _log_label((("1", "B"), ("1e3", "kB"), ("1e6", "MB"), ("1e9", "GB"), ("1e12", "TB")))
-
-
-def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
-    """How durations are spread: the share of events that falls into each bin of a logarithmic axis.
+def stacked_chart(
+    rows: Sequence[tuple[str, Sequence[tuple[str, int, str]]]], fills: Mapping[str, str], whole: int
+) -> Chart:
+    """One bar a row, split into parts from the left, with a legend above.
 
     Args:
-        bins: `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
+        rows: label, and the title, length and number of each part.
+        fills: colour tokens by title, in the order of the legend.
+        whole: the length that is as long as the chart is wide.
     """
-    series = bins.get_column("series").unique(maintain_order=True).to_list()
-    marks: list[Mark] = [
-        {
-            "series": row["series"],
-            "x0": short(row["from_ns"]),
-            "x1": short(row["to_ns"]),
-            "y": short(row["share"] * 100),
-            "range": f"{fmt.duration(row['from_ns'])} – {fmt.duration(row['to_ns'])}",
-            "events": f"{fmt.count(row['count'])} ({fmt.share(row['share'])})",
-        }
-        for row in bins.iter_rows(named=True)
-    ]
-    decades = _decades([*bins.get_column("from_ns"), *bins.get_column("to_ns")])
-    outline = [point for name in series for point in _outline([mark for mark in marks if mark["series"] == name])]
+    marks: list[Mark] = []
+    labels: list[Mark] = []
+    for place, (label, parts) in enumerate(rows):
+        top, reached = _EDGE + place * _WHOLE_ROW, 0
+        if parts:
+            labels.append({"text": label, "y": top + (_WHOLE_ROW - 5) / 2})
+        for title, length, number in parts:
+            begin, reached = reached, reached + length
+            marks.append(
+                {
+                    "y0": top,
+                    "y1": top + _WHOLE_ROW - 5,
+                    "x0": round(begin / whole, 5),
+                    "x1": round(reached / whole, 5),
+                    "name": f"{label}: {title}",
+                    "number": number,
+                    "series": title,
+                }
+            )
+    height = 2 * _EDGE + len(rows) * _WHOLE_ROW
+    used = [title for title in fills if any(mark["series"] == title for mark in marks)]
 
     def draw(ink: Ink) -> alt.LayerChart:
-        x = alt.X(
-            "x0:Q",
-            title=x_title,
-            scale=alt.Scale(type="log", nice=False),
-            axis=alt.Axis(grid=False, labelExpr=_TIME_LABEL, values=decades, labelOverlap="greedy"),
+        scale = alt.Scale(domain=used, range=[ink(fills[title]) for title in used])
+        legend = alt.Legend(orient="top", title=None, columns=3, labelLimit=320)
+        bars = layer(
+            marks,
+            "rect",
+            {"stroke": ink("surface"), "strokeWidth": 0.5},
+            x=alt.X("x0:Q", axis=None, scale=alt.Scale(domain=[-0.09, 1], nice=False)),
+            x2="x1:Q",
+            y=y_pixels("y0", height),
+            y2="y1:Q",
+            color=alt.Color("series:N", scale=scale, legend=legend),
+            tooltip=tooltip("name", "number"),
         )
-        y = alt.Y("y:Q", title="% of each", axis=alt.Axis(tickCount=4), stack=None)
-        shape = alt.Chart(embedded(outline)).encode(x=x, y=y, color=series_colours(series, ink))
-        area = shape.mark_area(interpolate="step-after", opacity=0.22)
-        line = shape.mark_line(interpolate="step-after", strokeWidth=1.5)
-        touch = (
-            alt.Chart(embedded(marks))
-            .transform_calculate(zero="0")
-            .mark_rect(opacity=0)
-            .encode(
-                **channels(
-                    x=x, x2="x1:Q", y=y, y2="zero:Q", tooltip=tooltip("series", duration="range", events="events")
-                )
-            )
-        )
-        return layered(area, line, touch, height=200)
+        style = {"align": "left", "baseline": "middle", "fill": ink("ink")}
+        named = layer(labels, "text", style, x=alt.value(0), y=y_pixels("y", height), text="text:N")
+        return layered(bars, named, height=height)
 
     return Chart(draw)
 
 
-def _decades(values: Sequence[float]) -> list[float]:
-    """The powers of ten from the one below all values to the one above; at least two of them."""
-    if not values:
-        return [1.0, 10.0]
-    lowest = math.floor(math.log10(min(values)) + 1e-9)
-    highest = math.ceil(math.log10(max(values)) - 1e-9)
-    return [10.0**power for power in range(lowest, max(highest, lowest + 1) + 1)]
+#: Rows of cells that are drawn; more are in the table alone.
+MOST_ROWS: Final = 24
+
+#: Pixels: the line with the values of the axis, a row of cells with its label and the space to the next, the cells.
+_HEAD, _CELL = 20, 30
+_CELL_ROW = _LABEL + _CELL + 8
+
+#: Space between cells, as a share of the width.
+_BETWEEN: Final = 0.004
+
+#: Strongest colour of a cell, so that text on it keeps its contrast in both themes; and that of a tenth more or less.
+_STRONGEST: Final = 0.55
+_WEAKEST: Final = 0.06
+
+#: A speedup from which on (and below whose inverse) colours grow no stronger.
+_FULL: Final = 3.0
+
+#: Regime → colour token: waiting is warm, work is cool, as everywhere.
+REGIME_FILLS: Final[Mapping[str, str]] = {
+    "launch-bound": "idle-1",
+    "gpu-bound": "gemm",
+    "memory-bound": "attention",
+    "compute-bound": "communication",
+    "unknown": "other",
+}
+
+_SHORT: Final = {
+    "launch-bound": "host",
+    "gpu-bound": "GPU",
+    "memory-bound": "memory",
+    "compute-bound": "compute",
+    "unknown": "?",
+}
 
 
-def _outline(marks: list[Mark]) -> list[Mark]:
-    """The points of a stepped line over the bins, down to zero at both ends."""
-    if not marks:
-        return []
-    begin = {"series": marks[0]["series"], "x0": marks[0]["x0"], "y": 0}
-    points = [{key: mark[key] for key in begin} for mark in marks]
-    return [begin, *points, {**begin, "x0": marks[-1]["x1"]}]
-
-
-def bandwidth_chart(cells: pl.DataFrame) -> Chart:
-    """Bandwidth of copies against their size, both logarithmic; a dot stands for all copies of nearly the same kind.
+def speedup_chart(cells: pl.DataFrame, axis: str) -> Chart:
+    """How many times as fast the variant is at each point: cool where it is faster, warm where it is slower.
 
     Args:
-        cells: `direction` (title), `bytes`, `bandwidth_bytes_per_s`, `count`.
+        cells: `row` (text of the other axes), `column` (value of the axis as text), `speedup` (null where it is not
+            known), `verdict` (or null), `detail` for the tooltip; sorted by row, then by column.
     """
-    directions = cells.get_column("direction").unique(maintain_order=True).to_list()
-    marks: list[Mark] = [
-        {
-            "series": row["direction"],
-            "x": short(row["bytes"]),
-            "y": short(row["bandwidth_bytes_per_s"]),
-            "count": row["count"],
-            "size": fmt.data_size(row["bytes"]),
-            "speed": fmt.bandwidth(row["bandwidth_bytes_per_s"]),
-            "copies": fmt.count(row["count"]),
-        }
-        for row in cells.iter_rows(named=True)
-    ]
 
-    sizes, speeds = (_decades([mark[field] for mark in marks]) for field in ("x", "y"))
+    def marks(row: Mapping[str, Any], place: Mark) -> Iterator[Mark]:
+        speedup, undecided = row["speedup"], row["verdict"] in ("undecided", None)
+        strength = min(abs(math.log(speedup)) / math.log(_FULL), 1.0) if speedup else 0.0
+        text = f"{fmt.number(speedup)}×" if speedup else fmt.MISSING
+        yield {
+            **place,
+            "token": "track" if not speedup else "gemm" if speedup >= 1 else "idle-2",
+            "opacity": round(_WEAKEST + (_STRONGEST - _WEAKEST) * strength, 3) if speedup else 1.0,
+            "text": f"{text} ?" if undecided and speedup else text,
+            "detail": row["detail"],
+        }
+
+    return _grid(cells, axis, marks)
+
+
+def regime_chart(cells: pl.DataFrame, axis: str) -> Chart:
+    """What limits each cell: the baseline above, the variant below.
+
+    Args:
+        cells: `row`, `column` as for `speedup_chart`; `baseline`, `variant` (regimes, or null), `baseline_detail`,
+            `variant_detail` for the tooltip.
+    """
+
+    def marks(row: Mapping[str, Any], place: Mark) -> Iterator[Mark]:
+        top, middle, bottom = place["y0"], (place["y0"] + place["y1"]) / 2, place["y1"]
+        for side, begin, end in (("baseline", top, middle), ("variant", middle, bottom)):
+            regime = row[side]
+            yield {
+                **place,
+                "y0": begin,
+                "y1": end,
+                "middle": (begin + end) / 2,
+                "token": REGIME_FILLS.get(regime, "track"),
+                "opacity": 0.4 if regime in REGIME_FILLS and regime != "unknown" else 0.15,
+                "text": _SHORT.get(regime, fmt.MISSING),
+                "detail": row[f"{side}_detail"],
+            }
+
+    return _grid(cells, axis, marks)
+
+
+def _grid(cells: pl.DataFrame, axis: str, marks_of: Callable[[Mapping[str, Any], Mark], Iterable[Mark]]) -> Chart:
+    """Cells in a row for each `row` and a column for each `column`, in their order; the first rows where many."""
+    rows = cells.get_column("row").unique(maintain_order=True).to_list()[:MOST_ROWS]
+    columns = cells.get_column("column").unique(maintain_order=True).to_list()
+    height, width = _HEAD + len(rows) * _CELL_ROW, 1 / max(len(columns), 1)
+    marks: list[Mark] = []
+    for row in cells.filter(pl.col("row").is_in(rows)).iter_rows(named=True):
+        left, top = columns.index(row["column"]) * width, _HEAD + rows.index(row["row"]) * _CELL_ROW + _LABEL
+        place: Mark = {
+            "x0": round(left + _BETWEEN, 5),
+            "x1": round(left + width - _BETWEEN, 5),
+            "x": round(left + width / 2, 5),
+            "y0": top,
+            "y1": top + _CELL,
+            "middle": top + _CELL / 2,
+            "name": f"{row['row']}, {row['column']}" if row["row"] else row["column"],
+        }
+        marks += marks_of(row, place)
+    heads: list[Mark] = [
+        {"text": f"{axis} {column}" if place == 0 else column, "x": round((place + 0.5) * width, 5), "y": 8}
+        for place, column in enumerate(columns)
+    ]
+    labels: list[Mark] = [{"text": row, "y": _HEAD + place * _CELL_ROW + 8} for place, row in enumerate(rows)]
 
     def draw(ink: Ink) -> alt.LayerChart:
-        dots = (
-            alt.Chart(embedded(marks))
-            .mark_circle(opacity=0.75)
-            .encode(
-                **channels(
-                    x=alt.X("x:Q", title="size of a copy", scale=_log_scale(sizes), axis=_log_axis(sizes)),
-                    y=alt.Y("y:Q", title="bytes per second", scale=_log_scale(speeds), axis=_log_axis(speeds)),
-                    size=alt.Size("count:Q", scale=alt.Scale(type="log", range=[24, 240]), legend=None),
-                    color=series_colours(directions, ink),
-                    tooltip=tooltip("series", size="size", bandwidth="speed", copies="copies"),
-                )
-            )
+        base = alt.Chart(embedded(coloured(marks, ink)))
+        middle = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, 1], nice=False))
+        centred = {"baseline": "middle", "fontSize": 11}
+        of_row = {"align": "left", "baseline": "middle", "fill": ink("ink")}
+        shade = {"color": _RAW_FILL, "opacity": alt.Opacity("opacity:Q", scale=None)}
+        touch = tooltip("name", "text", "detail")
+        return layered(
+            layer(base, "rect", {"cornerRadius": 2}, **_span(height), **shade, tooltip=touch),
+            layer(base, "text", {**centred, "fill": ink("ink")}, x=middle, y=y_pixels("middle", height), text="text:N"),
+            layer(heads, "text", {**centred, "fill": ink("soft")}, x=middle, y=y_pixels("y", height), text="text:N"),
+            layer(labels, "text", of_row, x=alt.value(0), y=y_pixels("y", height), text="text:N"),
+            height=height,
         )
-        return layered(dots, height=240)
 
     return Chart(draw)
-
-
-def _log_scale(decades: list[float]) -> alt.Scale:
-    return alt.Scale(type="log", domain=[decades[0], decades[-1]])
-
-
-def _log_axis(decades: list[float]) -> alt.Axis:
-    return alt.Axis(labelExpr=_BYTES_LABEL, values=decades, labelOverlap="greedy")

@@ -12,9 +12,7 @@ from altair.utils.schemapi import debug_mode
 from warplens.report.theme import Ink, chart_config, light_ink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import polars as pl
+    from collections.abc import Callable, Iterable, Mapping
 
 
 #: One mark of a chart: field → value, as it is embedded.
@@ -101,13 +99,18 @@ def layered(*layers: alt.Chart, height: int) -> alt.LayerChart:
     return alt.LayerChart(layer=list(layers), height=height)
 
 
-def channels(**given: Any) -> dict[str, Any]:
-    """Encodings of a chart, each as an object of its channel.
+def layer(marks: Iterable[Mark] | alt.Chart, mark: str, style: Mapping[str, Any], **encodings: Any) -> alt.Chart:
+    """One layer of a chart: marks of a kind (`rect`, `text`, …) in a style, each encoding by the name of its channel.
 
-    Of a text (`"x1:Q"`) or a value Altair makes the same, but compares all classes of its schema with it each time, a
-    third of the time of drawing.
+    Args:
+        marks: what is drawn, or a chart that holds it.
+        encodings: of a text (`"x1:Q"`) or a value, too, objects of their channels are made here. Altair makes the same,
+            but compares all classes of its schema with it each time, a third of the time of drawing.
     """
-    return {name: _channel(name[:1].upper() + name[1:], encoding) for name, encoding in given.items()}
+    chart = marks if isinstance(marks, alt.Chart) else alt.Chart(embedded(marks))
+    channels = {name: _channel(name[:1].upper() + name[1:], encoding) for name, encoding in encodings.items()}
+    drawn: alt.Chart = getattr(chart, f"mark_{mark}")(**style).encode(**channels)
+    return drawn
 
 
 def _channel(name: str, encoding: Any) -> Any:
@@ -146,25 +149,6 @@ def legend_above() -> alt.Legend:
     return alt.Legend(orient="top", title=None, direction="horizontal", offset=4, columns=3)
 
 
-def largest(frame: pl.DataFrame, column: str) -> float:
-    """The largest value of a column, 0 if there is none."""
-    return float(max((item for item in frame.get_column(column).to_list() if item is not None), default=0))
-
-
 def short(quantity: float) -> float:
     """A number with six significant digits: finer than any screen, and a third of the text."""
     return float(f"{quantity:.6g}")
-
-
-def time_unit(largest_ns: float) -> tuple[int, str]:
-    """The unit of a time axis that reaches this far: its length in nanoseconds and its sign."""
-    return _unit(largest_ns, ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns")), least=2)
-
-
-def byte_unit(largest_bytes: float) -> tuple[int, str]:
-    """The unit of an axis of bytes that reaches this far: its size in bytes and its sign."""
-    return _unit(largest_bytes, ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B")), least=1)
-
-
-def _unit(reach: float, units: tuple[tuple[int, str], ...], least: int) -> tuple[int, str]:
-    return next((unit for unit in units if reach >= least * unit[0]), units[-1])

@@ -1,28 +1,26 @@
-"""Charts over time: steps, how busy each GPU is, memory in use."""
+"""Charts over time: steps, how busy each GPU is, memory in use; and the small frames that they are drawn from."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Final
 
 import altair as alt
+import numpy as np
 import polars as pl
 
-from warplens.profile.schema import Kind
+from warplens.profile.schema import Int64s
 from warplens.report import text as fmt
 from warplens.report.charts.bars import y_pixels
 from warplens.report.charts.base import (
     Chart,
     Mark,
-    byte_unit,
-    channels,
     embedded,
-    largest,
+    layer,
     layered,
     legend_above,
     series_colours,
     short,
-    time_unit,
     tooltip,
 )
 from warplens.report.theme import Ink
@@ -40,6 +38,45 @@ _HALF_BAR, _FEW_STEPS = 0.42, 10
 #: How strongly a step that does not count is drawn.
 _LEFT_OUT_OPACITY = 0.4
 
+#: Units of axes: an axis has the first that its largest value reaches twice (times) or once (bytes).
+_TIMES: Final = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+_BYTES: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
+
+#: Stretches of time in a timeline of one GPU: about one for two pixel columns of a wide page. Several share as many
+#: marks again, however many there are.
+_TIMELINE_BINS = 480
+
+#: Steps drawn one by one; more are merged by neighbours.
+_MOST_STEPS = 240
+
+#: Points of a memory line.
+_MOST_LEVELS = 240
+
+
+def merged_steps(steps: pl.DataFrame, most: int = _MOST_STEPS) -> pl.DataFrame:
+    """Steps as `steps_chart` draws them: each alone, or the means of neighbours where there are more than `most`.
+
+    Args:
+        steps: `index`, `wall_ns`, `busy_ns`, `in_window`, in order.
+    """
+    group = -(-max(1, steps.height) // most)
+    merged = (
+        steps.with_row_index("row")
+        .group_by(pl.col("row") // group, maintain_order=True)
+        .agg(
+            pl.col("index").first().alias("first"),
+            pl.col("index").last().alias("last"),
+            pl.col("wall_ns", "busy_ns").mean(),
+            pl.col("in_window").all(),
+        )
+    )
+    label = (
+        pl.when(pl.col("first") == pl.col("last"))
+        .then(pl.format("step {}", "first"))
+        .otherwise(pl.format("mean of steps {}–{}", "first", "last"))
+    )
+    return merged.select(label.alias("label"), pl.col("first").alias("position"), "wall_ns", "busy_ns", "in_window")
+
 
 def steps_chart(steps: pl.DataFrame) -> Chart:
     """Wall time and GPU busy time of each step; what stands between the two is idle.
@@ -47,46 +84,44 @@ def steps_chart(steps: pl.DataFrame) -> Chart:
     Args:
         steps: `label`, `position` (1, 2, …), `wall_ns`, `busy_ns` (null where it is not known), `in_window`.
     """
-    factor, unit = time_unit(largest(steps, "wall_ns"))
-    first, last = 1, 1
+    factor, unit = _unit(steps["wall_ns"], _TIMES, least=2)
+    positions = steps["position"].to_list()
+    first, last = min(positions, default=1), max(positions, default=1)
     half = _HALF_BAR * min(1.0, (steps.height + 2) / (_FEW_STEPS + 2))
-    marks: list[Mark] = []
-    for row in steps.iter_rows(named=True):
-        first, last = min(first, row["position"]), max(last, row["position"])
-        marks.append(
-            {
-                "x0": row["position"] - half,
-                "x1": row["position"] + half,
-                "wall": short(row["wall_ns"] / factor),
-                "busy": None if row["busy_ns"] is None else short(row["busy_ns"] / factor),
-                "name": row["label"],
-                "state": "in the window" if row["in_window"] else "left out of the window",
-                "walltext": fmt.duration(row["wall_ns"]),
-                "busytext": fmt.value(row["busy_ns"], "duration_ns"),
-                "opacity": 1.0 if row["in_window"] else _LEFT_OUT_OPACITY,
-            }
-        )
+    marks: list[Mark] = [
+        {
+            "x0": row["position"] - half,
+            "x1": row["position"] + half,
+            "wall": short(row["wall_ns"] / factor),
+            "busy": None if row["busy_ns"] is None else short(row["busy_ns"] / factor),
+            "name": row["label"],
+            "state": "in the window" if row["in_window"] else "left out of the window",
+            "walltext": fmt.duration(row["wall_ns"]),
+            "busytext": fmt.value(row["busy_ns"], "duration_ns"),
+            "opacity": 1.0 if row["in_window"] else _LEFT_OUT_OPACITY,
+        }
+        for row in steps.iter_rows(named=True)
+    ]
 
     def draw(ink: Ink) -> alt.LayerChart:
         base = alt.Chart(embedded(marks))
         # Between two steps is none: few of them get ticks at halves, which stay without a number.
-        x_axis = alt.Axis(grid=False, ticks=False, tickCount=12, labelExpr="datum.value % 1 ? '' : datum.label")
-        x_scale = alt.Scale(domain=[first - 0.5, last + 0.5], nice=False)
+        axis = alt.Axis(grid=False, ticks=False, tickCount=12, labelExpr="datum.value % 1 ? '' : datum.label")
+        scale = alt.Scale(domain=[min(first, 1) - 0.5, last + 0.5], nice=False)
         colours = alt.Scale(domain=["wall time", "GPU busy"], range=[ink("strong-line"), ink("gemm")])
         return layered(
             *(
-                base.transform_calculate(part=f"'{part}'", zero="0")
-                .mark_rect(cornerRadius=1)
-                .encode(
-                    **channels(
-                        x=alt.X("x0:Q", title="step", scale=x_scale, axis=x_axis),
-                        x2="x1:Q",
-                        y=alt.Y(f"{field}:Q", title=unit, axis=alt.Axis(tickCount=5)),
-                        y2="zero:Q",
-                        color=alt.Color("part:N", scale=colours, legend=legend_above()),
-                        opacity=alt.Opacity("opacity:Q", scale=None),
-                        tooltip=tooltip("name", "state", wall="walltext", busy="busytext"),
-                    )
+                layer(
+                    base.transform_calculate(part=f"'{part}'", zero="0"),
+                    "rect",
+                    {"cornerRadius": 1},
+                    x=alt.X("x0:Q", title="step", scale=scale, axis=axis),
+                    x2="x1:Q",
+                    y=alt.Y(f"{field}:Q", title=unit, axis=alt.Axis(tickCount=5)),
+                    y2="zero:Q",
+                    color=alt.Color("part:N", scale=colours, legend=legend_above()),
+                    opacity=alt.Opacity("opacity:Q", scale=None),
+                    tooltip=tooltip("name", "state", wall="walltext", busy="busytext"),
                 )
                 for part, field in (("wall time", "wall"), ("GPU busy", "busy"))
             ),
@@ -94,6 +129,40 @@ def steps_chart(steps: pl.DataFrame) -> Chart:
         )
 
     return Chart(draw, zooms="x")
+
+
+def timeline_bins(lanes: int) -> int:
+    """Into how many stretches a timeline divides the window, so that its lanes together stay a small chart."""
+    return _TIMELINE_BINS if lanes == 1 else max(60, 2 * _TIMELINE_BINS // lanes)
+
+
+def busy_bins(starts: Int64s, ends: Int64s, window: tuple[int, int], lane: str, bins: int) -> pl.DataFrame:
+    """The share of each of `bins` equal stretches of the window that the intervals cover.
+
+    Args:
+        starts: begins of disjoint intervals sorted by time, shape (n,), nanoseconds.
+        window: begin and end, nanoseconds.
+        bins: how many stretches at most; never shorter than 1 ns.
+
+    Returns:
+        `lane`, `start_ns`, `end_ns` (relative to the window's begin), `busy_share`.
+    """
+    begin, end = window
+    bins = max(1, min(bins, end - begin))
+    edges = begin + (np.arange(bins + 1, dtype=np.int64) * (end - begin)) // bins
+    covered = np.zeros(len(edges), dtype=np.int64)  # of the intervals, before each edge
+    if len(starts):
+        index = np.searchsorted(starts, edges, side="right")
+        beyond = np.maximum(ends[np.maximum(index - 1, 0)] - edges, 0)
+        covered = np.r_[0, np.cumsum(ends - starts)][index] - np.where(index > 0, beyond, 0)
+    return pl.DataFrame(
+        {
+            "lane": [lane] * bins,
+            "start_ns": edges[:-1] - begin,
+            "end_ns": edges[1:] - begin,
+            "busy_share": np.diff(covered) / np.maximum(np.diff(edges), 1),
+        }
+    )
 
 
 def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Chart:
@@ -104,8 +173,7 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
             time.
         step_starts_ns: begins of steps, relative to the window's begin, drawn as thin lines.
     """
-    end_ns = largest(bins, "end_ns")
-    factor, unit = time_unit(end_ns)
+    factor, unit = _unit(bins["end_ns"], _TIMES, least=2)
     lanes = bins.get_column("lane").unique(maintain_order=True).to_list()
     marks: list[Mark] = []
     for row in bins.iter_rows(named=True):
@@ -132,33 +200,48 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
         x = alt.X(
             "x0:Q",
             title=f"time since the window's start [{unit}]",
-            scale=alt.Scale(domain=[0, end_ns / factor or 1], nice=False),
+            scale=alt.Scale(domain=[0, _largest(bins["end_ns"]) / factor or 1], nice=False),
             axis=alt.Axis(grid=False, tickCount=8),
         )
-        place = {"x": x, "x2": "x1:Q", "y": below}
         stretches = alt.Chart(embedded(marks)).transform_calculate(top=f"datum.y0 - {_LANE_AREA}")
         titles = alt.Chart(embedded(labels))
+        area = {"fill": ink("gemm"), "interpolate": "step-after"}
+        text = {"align": "left", "baseline": "middle", "fill": ink("ink")}
+        touch = tooltip("lane", time="time", busy="busy")
         layers = [
-            titles.mark_rect(fill=ink("track")).encode(
-                **channels(x=alt.value(0), x2=alt.value("width"), y=below, y2="y1:Q")
-            ),
-            stretches.mark_area(fill=ink("gemm"), interpolate="step-after").encode(
-                **channels(x=x, y=below, y2="y1:Q", detail="lane:N")
-            ),
-            stretches.mark_rect(opacity=0).encode(
-                **channels(**place, y2="top:Q", tooltip=tooltip("lane", time="time", busy="busy"))
-            ),
-            titles.mark_text(align="left", baseline="middle", fill=ink("ink")).encode(
-                **channels(x=alt.value(_LABEL_INDENT), y=y_pixels("y", height), text="lane:N")
-            ),
+            layer(titles, "rect", {"fill": ink("track")}, x=alt.value(0), x2=alt.value("width"), y=below, y2="y1:Q"),
+            layer(stretches, "area", area, x=x, y=below, y2="y1:Q", detail="lane:N"),
+            layer(stretches, "rect", {"opacity": 0}, x=x, x2="x1:Q", y=below, y2="top:Q", tooltip=touch),
+            layer(titles, "text", text, x=alt.value(_LABEL_INDENT), y=y_pixels("y", height), text="lane:N"),
         ]
         if step_starts_ns:
             starts: list[Mark] = [{"x": short(start / factor)} for start in step_starts_ns]
-            rule = alt.Chart(embedded(starts)).mark_rule(color=ink("ink"), opacity=0.35, strokeDash=[2, 3])
-            layers.append(rule.encode(x=alt.X("x:Q")))
+            layers.append(layer(starts, "rule", {"color": ink("ink"), "opacity": 0.35, "strokeDash": [2, 3]}, x="x:Q"))
         return layered(*layers, height=height)
 
     return Chart(draw, zooms="x")
+
+
+def thinned_levels(levels: pl.DataFrame, most: int = _MOST_LEVELS) -> pl.DataFrame:
+    """Levels over time with fewer points: of each short stretch the highest, the lowest and the last stay.
+
+    Args:
+        levels: `memory` (title of the line), `time_ns`, `level_bytes`, sorted by kind and time.
+        most: stretches of each line; at most three times as many points stay.
+    """
+    place, total = pl.int_range(pl.len()).over("memory"), pl.len().over("memory")
+    level = pl.col("level_bytes")
+    stretch = ["memory", "stretch"]
+    return (
+        levels.with_columns((place * most // pl.max_horizontal(total, pl.lit(most))).alias("stretch"))
+        .with_columns(pl.int_range(pl.len()).over(stretch).alias("inside"))
+        .filter(
+            (pl.col("inside") == level.arg_max().over(stretch))
+            | (pl.col("inside") == level.arg_min().over(stretch))
+            | (pl.col("inside") == pl.len().over(stretch) - 1)
+        )
+        .select("memory", "time_ns", "level_bytes")
+    )
 
 
 def memory_chart(levels: pl.DataFrame) -> Chart:
@@ -167,8 +250,8 @@ def memory_chart(levels: pl.DataFrame) -> Chart:
     Args:
         levels: `memory` (title), `time_ns` (relative to the window's begin), `level_bytes`, sorted by kind and time.
     """
-    factor, unit = time_unit(largest(levels, "time_ns"))
-    size, size_unit = byte_unit(largest(levels, "level_bytes"))
+    factor, unit = _unit(levels["time_ns"], _TIMES, least=2)
+    size, size_unit = _unit(levels["level_bytes"], _BYTES, least=1)
     kinds = levels.get_column("memory").unique(maintain_order=True).to_list()
     marks: list[Mark] = [
         {
@@ -183,94 +266,21 @@ def memory_chart(levels: pl.DataFrame) -> Chart:
 
     def draw(ink: Ink) -> alt.LayerChart:
         base = alt.Chart(embedded(marks)).encode(
-            **channels(
-                x=alt.X("x:Q", title=f"time since the window's start [{unit}]", axis=alt.Axis(grid=False, tickCount=8)),
-                y=alt.Y("y:Q", title=size_unit, axis=alt.Axis(tickCount=5)),
-                color=series_colours(kinds, ink),
-            )
+            x=alt.X("x:Q", title=f"time since the window's start [{unit}]", axis=alt.Axis(grid=False, tickCount=8)),
+            y=alt.Y("y:Q", title=size_unit, axis=alt.Axis(tickCount=5)),
+            color=series_colours(kinds, ink),
         )
-        line = base.mark_line(interpolate="step-after", strokeWidth=2)
-        points = base.mark_point(size=60, opacity=0).encode(
-            **channels(tooltip=tooltip("series", time="time", level="level"))
-        )
-        return layered(line, points, height=200)
+        line = layer(base, "line", {"interpolate": "step-after", "strokeWidth": 2})
+        touch = tooltip("series", time="time", level="level")
+        return layered(line, layer(base, "point", {"size": 60, "opacity": 0}, tooltip=touch), height=200)
 
     return Chart(draw, zooms="x")
 
 
-_HEIGHT = 240
-
-#: By what factor a logarithmic axis goes beyond the points.
-_MARGIN = 1.2
-
-#: Numbers on the y axis, by kind: what they are divided by, and their unit.
-_UNITS: dict[Kind, tuple[tuple[float, str], ...]] = {
-    "flops": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")),
-    "duration_ns": ((1e9, "s"), (1e6, "ms"), (1e3, "µs")),
-    "number": ((1.0, ""),),
-}
+def _largest(values: pl.Series) -> float:
+    return float(max(values.drop_nulls().to_list(), default=0))
 
 
-def _round(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, … from low to high: where a logarithmic axis has its lines."""
-    tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [digit * 10.0**ten for ten in tens for digit in (1, 2, 5) if low <= digit * 10.0**ten <= high]
-
-
-def curve_chart(
-    points: pl.DataFrame, *, x_title: str, y_title: str, kind: Kind, laws: pl.DataFrame | None = None
-) -> Chart:
-    """A line with dots for each series; the x axis is logarithmic to base 2, with a tick at every value that occurs.
-
-    Args:
-        points: `series` (title), `x` (above zero), `y`; sorted by x.
-        kind: of `y`: `flops`, `duration_ns` or `number`.
-        laws: with them the y axis is logarithmic, too, and a dashed line joins the rows of each series: `series`, `x`,
-            `y`.
-    """
-    series = points.get_column("series").unique(maintain_order=True).to_list()
-    top = max(points.get_column("y").to_list())
-    units = _UNITS[kind]
-    factor, unit = next((entry for entry in units if top >= entry[0]), units[-1])
-    marks: list[Mark] = [
-        {
-            "series": row["series"],
-            "x": row["x"],
-            "y": short(row["y"] / factor),
-            "at": f"{fmt.count(row['x'])}",
-            "value": fmt.value(row["y"], kind),
-        }
-        for row in points.iter_rows(named=True)
-    ]
-    ticks = sorted(set(points.get_column("x").to_list()))
-    heights = [mark["y"] for mark in marks]
-    low, high = min(heights) / _MARGIN, max(heights) * _MARGIN
-    fitted: list[Mark] = [
-        {"series": row["series"], "x": row["x"], "y": short(row["y"] / factor)}
-        for row in (laws.iter_rows(named=True) if laws is not None else ())
-    ]
-
-    def draw(ink: Ink) -> alt.LayerChart:
-        x = alt.X(
-            "x:Q",
-            title=x_title,
-            scale=alt.Scale(type="log", base=2, nice=False),
-            axis=alt.Axis(grid=False, values=ticks, format=",d", labelOverlap="greedy"),
-        )
-        title = f"{y_title}, {unit}" if unit else y_title
-        y = alt.Y("y:Q", title=title, axis=alt.Axis(tickCount=4))
-        if laws is not None:
-            scale = alt.Scale(type="log", domain=[low, high], nice=False)
-            y = alt.Y("y:Q", title=title, axis=alt.Axis(values=_round(low, high), format="~r"), scale=scale)
-        colour = series_colours(series, ink)
-        base = alt.Chart(embedded(marks)).encode(x=x, y=y, color=colour)
-        line = base.mark_line(strokeWidth=1.5, opacity=0.4 if fitted else 1)
-        dots = base.mark_point(filled=True, size=36, opacity=1).encode(
-            **channels(tooltip=tooltip("series", **{x_title: "at", y_title: "value"}))
-        )
-        if not fitted:
-            return layered(line, dots, height=_HEIGHT)
-        law = alt.Chart(embedded(fitted)).encode(x=x, y=y, color=colour).mark_line(strokeDash=[5, 3], strokeWidth=1.5)
-        return layered(line, law, dots, height=_HEIGHT)
-
-    return Chart(draw)
+def _unit(values: pl.Series, units: tuple[tuple[int, str], ...], least: int) -> tuple[int, str]:
+    """The unit of an axis that reaches the largest of these values: its size and its sign."""
+    return next((unit for unit in units if _largest(values) >= least * unit[0]), units[-1])

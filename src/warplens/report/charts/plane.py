@@ -1,17 +1,19 @@
-"""Charts over two measured axes: kernels under their roofs, and where in a sweep a variant pays."""
+"""Charts over two measured axes: kernels under their roofs, how durations and copies are spread, curves of a sweep."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Final
 
 import altair as alt
+import numpy as np
 import polars as pl
 
+from warplens.profile.schema import Int64s, Kind
 from warplens.report import text as fmt
-from warplens.report.charts.bars import coloured, x_share, y_pixels
-from warplens.report.charts.base import Chart, Mark, channels, embedded, layered, short, tooltip
+from warplens.report.charts.bars import coloured
+from warplens.report.charts.base import Chart, Mark, embedded, layer, layered, series_colours, short, tooltip
 from warplens.report.counters.words import LEVELS, roof_title
 from warplens.report.theme import Ink
 
@@ -69,96 +71,84 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
     shown = points.filter(pl.col("flops_per_s") >= bottom)
     left, right = _span(shown, flat, slopes)
     marks = _point_marks(shown, right)
-    lines = [*_slope_lines(slopes, top, left, bottom), *_flat_lines(flat, slopes, right)]
-    labels = _roof_labels(slopes, flat, left, bottom, right)
+    lines, labels = _roof_marks(slopes, flat, (left, right, bottom, top))
     ridges = _ridge_marks(flat, slopes)
 
     def draw(ink: Ink) -> alt.LayerChart:
-        colours = alt.Color(
-            "level:N",
-            scale=alt.Scale(domain=list(LEVELS.values()), range=[ink(_FILLS[level]) for level in LEVELS]),
-            legend=None,
-        )
-        fill = alt.Color("fill:N", scale=None, legend=None)
-        x, y = _axes(left, right, bottom, top)
-        named = coloured(labels, ink)
-        base = alt.Chart(embedded(marks))
-        return layered(
-            alt.Chart(embedded(coloured(lines, ink)))
-            .mark_line(strokeWidth=2, clip=True)
-            .encode(**channels(x=x, y=y, detail="line:N", color=fill)),
-            alt.Chart(embedded(ridges))
-            .mark_point(shape="diamond", size=60, filled=True, fill=ink("surface"), stroke=ink("soft"), strokeWidth=1.5)
-            .encode(**channels(x=x, y=y, tooltip=tooltip("name", ridge="ridge", roof="roof"))),
-            alt.Chart(embedded([mark for mark in ridges if mark.get("label")]))
-            .mark_text(align="left", baseline="top", dx=5, dy=4, fontSize=11, fill=ink("soft"))
-            .encode(**channels(x=x, y=y, text="label:N")),
-            alt.Chart(embedded([mark for mark in named if mark["side"] == "left"]))
-            .mark_text(
-                align="left", baseline="bottom", dx=10, dy=-3, fontSize=11, angle=_slope_angle(left, right, bottom, top)
-            )
-            .encode(**channels(x=x, y=y, text="label:N", color=fill)),
-            alt.Chart(embedded([mark for mark in named if mark["side"] == "right"]))
-            .mark_text(align="right", baseline="bottom", dx=-4, dy=-3, fontSize=11)
-            .encode(**channels(x=x, y=y, text="label:N", color=fill)),
-            base.mark_line(strokeWidth=1, color=ink("strong-line")).encode(**channels(x=x, y=y, detail="number:N")),
-            base.mark_point(filled=True, opacity=0.85, stroke=ink("surface"), strokeWidth=1).encode(
-                **channels(
-                    x=x,
-                    y=y,
-                    color=colours,
-                    size=alt.Size("time:Q", scale=alt.Scale(type="sqrt", range=list(_SIZES)), legend=None),
-                    shape=alt.Shape(
-                        "beyond:N",
-                        scale=alt.Scale(domain=["no", "yes"], range=["circle", "triangle-right"]),
-                        legend=None,
-                    ),
-                    tooltip=tooltip(
-                        "name",
-                        "kernel",
-                        **{
-                            "FLOP/s": "rate",
-                            "FLOP/byte": "intensity",
-                            "of this roof": "share",
-                            "of its nearest roof": "reached",
-                            "time": "took",
-                            "bound": "bound",
-                        },
-                    ),
-                )
+        place = {
+            "x": alt.X(
+                "x:Q",
+                title="FLOPs per byte",
+                scale=alt.Scale(type="log", domain=[left, right], nice=False),
+                axis=alt.Axis(labelExpr=_PLAIN_LABEL, values=_powers(left, right), labelOverlap="greedy"),
             ),
-            alt.Chart(embedded([mark for mark in marks if mark.get("label") and not mark["last"]]))
-            .mark_text(align="left", baseline="middle", dx=11, fontSize=11, fill=ink("ink"))
-            .encode(**channels(x=x, y=y, text="label:N")),
-            alt.Chart(embedded([mark for mark in marks if mark.get("label") and mark["last"]]))
-            .mark_text(align="right", baseline="top", dx=6, dy=9, fontSize=11, fill=ink("ink"))
-            .encode(**channels(x=x, y=y, text="label:N")),
+            "y": alt.Y(
+                "y:Q",
+                title="FLOP/s",
+                scale=alt.Scale(type="log", domain=[bottom, _ROOM_ABOVE * top], nice=False),
+                axis=alt.Axis(labelExpr=_RATE_LABEL, values=_powers(bottom, _ROOM_ABOVE * top), labelOverlap="greedy"),
+            ),
+        }
+        fill = alt.Color("fill:N", scale=None, legend=None)
+        levels = alt.Scale(domain=list(LEVELS.values()), range=[ink(_FILLS[level]) for level in LEVELS])
+        edge = {"filled": True, "strokeWidth": 1.5}
+        small = {"fontSize": 11, "align": "left"}
+        # A slope goes up a decade for each decade to the right: its angle on the screen, in degrees.
+        across, up = math.log10(right / left), math.log10(_ROOM_ABOVE * top / bottom)
+        angle = alt.ExprRef(f"-atan2(height / {short(up)}, width / {short(across)}) * 180 / PI")
+        points = alt.Chart(embedded(marks))
+
+        def names(given: list[Mark], style: dict[str, Any], **more: Any) -> alt.Chart:
+            return layer(given, "text", {**small, **style}, **place, text="label:N", **more)
+
+        def labelled(given: list[Mark], key: str, value: object) -> list[Mark]:
+            return [mark for mark in given if mark.get("label") and mark.get(key) == value]
+
+        roof_names = coloured(labels, ink)
+        beside = {"baseline": "bottom", "dx": 10, "dy": -3, "angle": angle}
+        above = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3}
+        below = {"baseline": "top", "dx": 5, "dy": 4, "fill": ink("soft")}
+        touched = {
+            "FLOP/s": "rate",
+            "FLOP/byte": "intensity",
+            "of this roof": "share",
+            "of its nearest roof": "reached",
+            "time": "took",
+            "bound": "bound",
+        }
+        beyond = alt.Scale(domain=["no", "yes"], range=["circle", "triangle-right"])
+        return layered(
+            layer(coloured(lines, ink), "line", {"strokeWidth": 2, "clip": True}, **place, detail="line:N", color=fill),
+            layer(
+                ridges,
+                "point",
+                {**edge, "shape": "diamond", "size": 60, "fill": ink("surface"), "stroke": ink("soft")},
+                **place,
+                tooltip=tooltip("name", ridge="ridge", roof="roof"),
+            ),
+            names([mark for mark in ridges if mark.get("label")], below),
+            names(labelled(roof_names, "side", "left"), beside, color=fill),
+            names(labelled(roof_names, "side", "right"), above, color=fill),
+            layer(points, "line", {"strokeWidth": 1, "color": ink("strong-line")}, **place, detail="number:N"),
+            layer(
+                points,
+                "point",
+                {**edge, "opacity": 0.85, "stroke": ink("surface"), "strokeWidth": 1},
+                **place,
+                color=alt.Color("level:N", scale=levels, legend=None),
+                size=alt.Size("time:Q", scale=alt.Scale(type="sqrt", range=list(_SIZES)), legend=None),
+                shape=alt.Shape("beyond:N", scale=beyond, legend=None),
+                tooltip=tooltip("name", "kernel", **touched),
+            ),
+            names(labelled(marks, "last", False), {"baseline": "middle", "dx": 11, "fill": ink("ink")}),
+            names(
+                labelled(marks, "last", True),
+                {"align": "right", "baseline": "top", "dx": 6, "dy": 9, "fill": ink("ink")},
+            ),
             height=_HEIGHT,
         )
 
     return Chart(draw, zooms="xy")
-
-
-def _axes(left: float, right: float, bottom: float, top: float) -> tuple[alt.X, alt.Y]:
-    x = alt.X(
-        "x:Q",
-        title="FLOPs per byte",
-        scale=alt.Scale(type="log", domain=[left, right], nice=False),
-        axis=alt.Axis(labelExpr=_PLAIN_LABEL, values=_powers(left, right), labelOverlap="greedy"),
-    )
-    y = alt.Y(
-        "y:Q",
-        title="FLOP/s",
-        scale=alt.Scale(type="log", domain=[bottom, _ROOM_ABOVE * top], nice=False),
-        axis=alt.Axis(labelExpr=_RATE_LABEL, values=_powers(bottom, _ROOM_ABOVE * top), labelOverlap="greedy"),
-    )
-    return x, y
-
-
-def _slope_angle(left: float, right: float, bottom: float, top: float) -> alt.ExprRef:
-    """The angle of the slopes on the screen, in degrees: a decade up for each decade to the right."""
-    across, up = math.log10(right / left), math.log10(_ROOM_ABOVE * top / bottom)
-    return alt.ExprRef(f"-atan2(height / {short(up)}, width / {short(across)}) * 180 / PI")
 
 
 def _powers(low: float, high: float) -> list[float]:
@@ -173,40 +163,29 @@ def _span(points: pl.DataFrame, flat: pl.DataFrame, slopes: pl.DataFrame) -> tup
     return 10.0 ** math.floor(math.log10(min([*found, min(ridges) / 10]))), 10.0 ** math.ceil(math.log10(last))
 
 
-def _slope_lines(slopes: pl.DataFrame, top: float, left: float, bottom: float) -> list[Mark]:
+def _roof_marks(
+    slopes: pl.DataFrame, flat: pl.DataFrame, area: tuple[float, float, float, float]
+) -> tuple[list[Mark], list[Mark]]:
+    """The lines of the roofs, two points each, and their labels; inside of left, right, bottom and highest roof."""
+    left, right, bottom, top = area
     lines: list[Mark] = []
-    for row in slopes.iter_rows(named=True):
-        begin = max(left, bottom / row["peak"])
-        ends = (begin, top / row["peak"])
-        lines += [
-            {"line": row["roof"], "x": short(x), "y": short(x * row["peak"]), "token": _FILLS[row["roof"]]}
-            for x in ends
-        ]
-    return lines
-
-
-def _flat_lines(flat: pl.DataFrame, slopes: pl.DataFrame, right: float) -> list[Mark]:
-    """Arithmetic is the lowest roof right of where the fastest memory would let it be."""
-    fastest = float(max(slopes["peak"].to_list()))
-    return [
-        {"line": f"flat {number}", "x": short(x), "y": short(row["peak"]), "token": "soft"}
-        for number, row in enumerate(flat.iter_rows(named=True))
-        for x in (row["peak"] / fastest, right)
-    ]
-
-
-def _roof_labels(slopes: pl.DataFrame, flat: pl.DataFrame, left: float, bottom: float, right: float) -> list[Mark]:
     labels: list[Mark] = []
     for row in slopes.iter_rows(named=True):
-        x = max(left, bottom / row["peak"])
+        line = {"line": row["roof"], "token": _FILLS[row["roof"]]}
+        ends = [
+            {"x": short(x), "y": short(x * row["peak"])} for x in (max(left, bottom / row["peak"]), top / row["peak"])
+        ]
+        lines += [{**line, **end} for end in ends]
         text = f"{LEVELS[row['roof']]} {fmt.bandwidth(row['peak'])}"
-        labels.append(
-            {"x": short(x), "y": short(x * row["peak"]), "label": text, "side": "left", "token": _FILLS[row["roof"]]}
-        )
-    for row in flat.iter_rows(named=True):
+        labels.append({**ends[0], "label": text, "side": "left", "token": line["token"]})
+    # Arithmetic is the lowest roof right of where the fastest memory would let it be.
+    fastest = float(max(slopes["peak"].to_list()))
+    for number, row in enumerate(flat.iter_rows(named=True)):
+        for x in (row["peak"] / fastest, right):
+            lines.append({"line": f"flat {number}", "x": short(x), "y": short(row["peak"]), "token": "soft"})
         text = f"{roof_title(row)} {fmt.flop_rate(row['peak'])}"
         labels.append({"x": short(right), "y": short(row["peak"]), "label": text, "side": "right", "token": "soft"})
-    return labels
+    return lines, labels
 
 
 def _ridge_marks(flat: pl.DataFrame, slopes: pl.DataFrame) -> list[Mark]:
@@ -260,170 +239,257 @@ def _point(row: dict[str, Any], level: str, right: float) -> Mark:
     }
 
 
-#: Rows of cells that are drawn; more are in the table alone.
-MOST_ROWS: Final = 24
+#: Bins per power of ten of a duration: fine enough to tell two modes apart, coarse enough not to show noise.
+_BINS_PER_DECADE: Final = 8
 
-#: Pixels: the line with the values of the axis, a row's label, its cells, and the space to the next row.
-_HEAD: Final = 20
-_LABEL: Final = 17
-_CELL: Final = 30
-_GAP: Final = 8
-
-#: Space between cells, as a share of the width.
-_BETWEEN: Final = 0.004
-
-#: Strongest colour of a cell, so that text on it keeps its contrast in both themes; and that of a tenth more or less.
-_STRONGEST: Final = 0.55
-_WEAKEST: Final = 0.06
-
-#: A speedup from which on (and below whose inverse) colours grow no stronger.
-_FULL: Final = 3.0
-
-#: Regime → colour token: waiting is warm, work is cool, as everywhere.
-REGIME_FILLS: Final[Mapping[str, str]] = {
-    "launch-bound": "idle-1",
-    "gpu-bound": "gemm",
-    "memory-bound": "attention",
-    "compute-bound": "communication",
-    "unknown": "other",
-}
-
-_SHORT: Final = {
-    "launch-bound": "host",
-    "gpu-bound": "GPU",
-    "memory-bound": "memory",
-    "compute-bound": "compute",
-    "unknown": "?",
-}
+#: Cells of copies per power of ten, of their size and of their bandwidth.
+_CELLS_PER_DECADE: Final = 6
 
 
-def speedup_chart(cells: pl.DataFrame, axis: str) -> Chart:
-    """How many times as fast the variant is at each point: cool where it is faster, warm where it is slower.
+def _log_label(units: tuple[tuple[str, str], ...]) -> str:
+    """Labels of a logarithmic axis as a Vega expression; `units` from the smallest up, as (factor, sign)."""
+    *smaller, (last_factor, last_sign) = units
+    branches = "".join(
+        f"datum.value < {following} ? datum.value / {factor} + ' {sign}' : "
+        for (factor, sign), (following, _) in zip(smaller, units[1:], strict=True)
+    )
+    return f"{branches}datum.value / {last_factor} + ' {last_sign}'"
+
+
+_TIME_LABEL = _log_label((("1", "ns"), ("1e3", "µs"), ("1e6", "ms"), ("1e9", "s")))
+_BYTES_LABEL = _log_label((("1", "B"), ("1e3", "kB"), ("1e6", "MB"), ("1e9", "GB"), ("1e12", "TB")))
+
+
+def log_bins(durations_ns: pl.Series | Int64s, series: str, floor_ns: float = 1.0) -> pl.DataFrame:
+    """How many durations fall between each two neighbours of a logarithmic grid.
 
     Args:
-        cells: `row` (text of the other axes), `column` (value of the axis as text), `speedup` (null where it is not
-            known), `verdict` (or null), `detail` for the tooltip; sorted by row, then by column.
+        durations_ns: any, negative ones included.
+        series: title of the distribution.
+        floor_ns: begin of the lowest bin; shorter durations count in it.
+
+    Returns:
+        `series`, `from_ns`, `to_ns` (Float64), `count` (Int64), `share` of all durations; bins from the first to the
+        last that holds anything, empty ones between included.
     """
-    marks = []
-    for mark, row in zip(_places(cells), cells.iter_rows(named=True), strict=False):
-        speedup, undecided = row["speedup"], row["verdict"] in ("undecided", None)
-        strength = min(abs(math.log(speedup)) / math.log(_FULL), 1.0) if speedup else 0.0
-        text = f"{fmt.number(speedup)}×" if speedup else fmt.MISSING
-        marks.append(
-            {
-                **mark,
-                "token": "track" if not speedup else "gemm" if speedup >= 1 else "idle-2",
-                "opacity": round(_WEAKEST + (_STRONGEST - _WEAKEST) * strength, 3) if speedup else 1.0,
-                "text": f"{text} ?" if undecided and speedup else text,
-                "detail": row["detail"],
-            }
-        )
-    return _grid(marks, cells, axis)
-
-
-def regime_chart(cells: pl.DataFrame, axis: str) -> Chart:
-    """What limits each cell: the baseline above, the variant below.
-
-    Args:
-        cells: `row`, `column` as for `speedup_chart`; `baseline`, `variant` (regimes, or null), `baseline_detail`,
-            `variant_detail` for the tooltip.
-    """
-    marks = []
-    for mark, row in zip(_places(cells), cells.iter_rows(named=True), strict=False):
-        middle = (mark["y0"] + mark["y1"]) / 2
-        for side, top, bottom in (("baseline", mark["y0"], middle), ("variant", middle, mark["y1"])):
-            regime = row[side]
-            marks.append(
-                {
-                    **mark,
-                    "y0": top,
-                    "y1": bottom,
-                    "middle": (top + bottom) / 2,
-                    "token": REGIME_FILLS.get(regime, "track"),
-                    "opacity": 0.4 if regime in REGIME_FILLS and regime != "unknown" else 0.15,
-                    "text": _SHORT.get(regime, fmt.MISSING),
-                    "detail": row[f"{side}_detail"],
-                }
-            )
-    return _grid(marks, cells, axis)
-
-
-def _drawn(cells: pl.DataFrame) -> tuple[list[str], list[str]]:
-    """Rows that are drawn, and all columns, each once in their order."""
-    return (
-        cells.get_column("row").unique(maintain_order=True).to_list()[:MOST_ROWS],
-        cells.get_column("column").unique(maintain_order=True).to_list(),
+    values = np.asarray(durations_ns, dtype=np.float64)
+    schema = {"series": pl.String, "from_ns": pl.Float64, "to_ns": pl.Float64, "count": pl.Int64, "share": pl.Float64}
+    if not len(values):
+        return pl.DataFrame(schema=schema)
+    place = np.floor(np.log10(np.maximum(values, floor_ns)) * _BINS_PER_DECADE + 1e-9).astype(np.int64)
+    first = int(place.min())
+    counts = np.bincount(place - first)
+    edges = 10.0 ** (np.arange(first, first + len(counts) + 1) / _BINS_PER_DECADE)
+    return pl.DataFrame(
+        {
+            "series": [series] * len(counts),
+            "from_ns": edges[:-1],
+            "to_ns": edges[1:],
+            "count": counts,
+            "share": counts / len(values),
+        },
+        schema=schema,
     )
 
 
-def _height(rows: int) -> int:
-    return _HEAD + rows * (_LABEL + _CELL + _GAP)
+def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
+    """How durations are spread: the share of events that falls into each bin of a logarithmic axis.
 
-
-def _places(cells: pl.DataFrame) -> list[Mark]:
-    """Where each cell of a drawn row stands; rows come first in `cells`, so that the places are its first rows'."""
-    rows, columns = _drawn(cells)
-    width = 1 / max(len(columns), 1)
-    marks: list[Mark] = []
-    for row in cells.iter_rows(named=True):
-        if row["row"] not in rows:
-            break
-        left = columns.index(row["column"]) * width
-        top = _HEAD + rows.index(row["row"]) * (_LABEL + _CELL + _GAP) + _LABEL
-        marks.append(
-            {
-                "x0": round(left + _BETWEEN, 5),
-                "x1": round(left + width - _BETWEEN, 5),
-                "x": round(left + width / 2, 5),
-                "y0": top,
-                "y1": top + _CELL,
-                "middle": top + _CELL / 2,
-                "name": f"{row['row']}, {row['column']}" if row["row"] else row["column"],
-            }
-        )
-    return marks
-
-
-def _grid(marks: list[Mark], cells: pl.DataFrame, axis: str) -> Chart:
-    rows, columns = _drawn(cells)
-    height = _height(len(rows))
-    width = 1 / max(len(columns), 1)
-    heads: list[Mark] = [
-        {"text": f"{axis} {column}" if place == 0 else column, "x": round((place + 0.5) * width, 5), "y": 8}
-        for place, column in enumerate(columns)
+    Args:
+        bins: `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
+    """
+    series = bins.get_column("series").unique(maintain_order=True).to_list()
+    marks: list[Mark] = [
+        {
+            "series": row["series"],
+            "x0": short(row["from_ns"]),
+            "x1": short(row["to_ns"]),
+            "y": short(row["share"] * 100),
+            "range": f"{fmt.duration(row['from_ns'])} – {fmt.duration(row['to_ns'])}",
+            "events": f"{fmt.count(row['count'])} ({fmt.share(row['share'])})",
+        }
+        for row in bins.iter_rows(named=True)
     ]
-    labels: list[Mark] = [
-        {"text": row, "y": _HEAD + place * (_LABEL + _CELL + _GAP) + 8} for place, row in enumerate(rows)
-    ]
-    share = alt.Scale(domain=[0, 1], nice=False)
+    decades = _decades([*bins.get_column("from_ns"), *bins.get_column("to_ns")])
+    outline: list[Mark] = []  # a stepped line over the bins of each series, down to zero at both ends
+    for name in series:
+        own = [{key: mark[key] for key in ("series", "x0", "y")} for mark in marks if mark["series"] == name]
+        end = next(mark["x1"] for mark in reversed(marks) if mark["series"] == name)
+        outline += [{**own[0], "y": 0}, *own, {**own[0], "x0": end, "y": 0}]
 
     def draw(ink: Ink) -> alt.LayerChart:
-        base = alt.Chart(embedded(coloured(marks, ink)))
-        middle = alt.X("x:Q", axis=None, scale=share)
-        area = base.mark_rect(cornerRadius=2).encode(
-            **channels(
-                x=x_share(),
-                x2="x1:Q",
-                y=y_pixels("y0", height),
-                y2="y1:Q",
-                color=alt.Color("fill:N", scale=None),
-                opacity=alt.Opacity("opacity:Q", scale=None),
-                tooltip=tooltip("name", "text", "detail"),
-            )
+        x = alt.X(
+            "x0:Q",
+            title=x_title,
+            scale=alt.Scale(type="log", nice=False),
+            axis=alt.Axis(grid=False, labelExpr=_TIME_LABEL, values=decades, labelOverlap="greedy"),
         )
-        text = base.mark_text(baseline="middle", fontSize=11, fill=ink("ink")).encode(
-            **channels(x=middle, y=y_pixels("middle", height), text="text:N")
+        y = alt.Y("y:Q", title="% of each", axis=alt.Axis(tickCount=4), stack=None)
+        shape = alt.Chart(embedded(outline)).encode(x=x, y=y, color=series_colours(series, ink))
+        bars = alt.Chart(embedded(marks)).transform_calculate(zero="0")
+        touch = tooltip("series", duration="range", events="events")
+        return layered(
+            layer(shape, "area", {"interpolate": "step-after", "opacity": 0.22}),
+            layer(shape, "line", {"interpolate": "step-after", "strokeWidth": 1.5}),
+            layer(bars, "rect", {"opacity": 0}, x=x, x2="x1:Q", y=y, y2="zero:Q", tooltip=touch),
+            height=200,
         )
-        head = (
-            alt.Chart(embedded(heads))
-            .mark_text(baseline="middle", fontSize=11, fill=ink("soft"))
-            .encode(**channels(x=middle, y=y_pixels("y", height), text="text:N"))
+
+    return Chart(draw)
+
+
+def bandwidth_cells(copies: pl.DataFrame) -> pl.DataFrame:
+    """Copies gathered by direction, size and bandwidth on a logarithmic grid.
+
+    Args:
+        copies: `direction`, `bytes`, `start_ns`, `end_ns`; copies without bytes or without duration are left out.
+
+    Returns:
+        `direction`, `bytes` and `bandwidth_bytes_per_s` (means of the cell), `count`.
+    """
+    duration = pl.col("end_ns") - pl.col("start_ns")
+    return (
+        copies.filter((pl.col("bytes") > 0) & (duration > 0))
+        .select(
+            pl.col("direction").cast(pl.String),
+            pl.col("bytes").cast(pl.Float64),
+            (pl.col("bytes") * 1e9 / duration).alias("bandwidth_bytes_per_s"),
         )
-        label = (
-            alt.Chart(embedded(labels))
-            .mark_text(align="left", baseline="middle", fill=ink("ink"))
-            .encode(**channels(x=alt.value(0), y=y_pixels("y", height), text="text:N"))
+        .group_by(
+            "direction",
+            (pl.col("bytes").log10() * _CELLS_PER_DECADE).floor().alias("size_cell"),
+            (pl.col("bandwidth_bytes_per_s").log10() * _CELLS_PER_DECADE).floor().alias("speed_cell"),
         )
-        return layered(area, text, head, label, height=height)
+        .agg(pl.col("bytes", "bandwidth_bytes_per_s").mean(), pl.len().cast(pl.Int64).alias("count"))
+        .sort("direction", "bytes", "bandwidth_bytes_per_s")
+        .drop("size_cell", "speed_cell")
+    )
+
+
+def bandwidth_chart(cells: pl.DataFrame) -> Chart:
+    """Bandwidth of copies against their size, both logarithmic; a dot stands for all copies of nearly the same kind.
+
+    Args:
+        cells: `direction` (title), `bytes`, `bandwidth_bytes_per_s`, `count`.
+    """
+    directions = cells.get_column("direction").unique(maintain_order=True).to_list()
+    marks: list[Mark] = [
+        {
+            "series": row["direction"],
+            "x": short(row["bytes"]),
+            "y": short(row["bandwidth_bytes_per_s"]),
+            "count": row["count"],
+            "size": fmt.data_size(row["bytes"]),
+            "speed": fmt.bandwidth(row["bandwidth_bytes_per_s"]),
+            "copies": fmt.count(row["count"]),
+        }
+        for row in cells.iter_rows(named=True)
+    ]
+
+    def axis(field: str) -> dict[str, Any]:
+        decades = _decades([mark[field] for mark in marks])
+        return {
+            "scale": alt.Scale(type="log", domain=[decades[0], decades[-1]]),
+            "axis": alt.Axis(labelExpr=_BYTES_LABEL, values=decades, labelOverlap="greedy"),
+        }
+
+    def draw(ink: Ink) -> alt.LayerChart:
+        dots = layer(
+            marks,
+            "circle",
+            {"opacity": 0.75},
+            x=alt.X("x:Q", title="size of a copy", **axis("x")),
+            y=alt.Y("y:Q", title="bytes per second", **axis("y")),
+            size=alt.Size("count:Q", scale=alt.Scale(type="log", range=[24, 240]), legend=None),
+            color=series_colours(directions, ink),
+            tooltip=tooltip("series", size="size", bandwidth="speed", copies="copies"),
+        )
+        return layered(dots, height=240)
+
+    return Chart(draw)
+
+
+def _decades(values: Sequence[float]) -> list[float]:
+    """The powers of ten from the one below all values to the one above; at least two of them."""
+    if not values:
+        return [1.0, 10.0]
+    lowest = math.floor(math.log10(min(values)) + 1e-9)
+    highest = math.ceil(math.log10(max(values)) - 1e-9)
+    return [10.0**power for power in range(lowest, max(highest, lowest + 1) + 1)]
+
+
+_CURVE_HEIGHT: Final = 240
+
+#: By what factor a logarithmic axis goes beyond the points.
+_MARGIN = 1.2
+
+#: Numbers on the y axis, by kind: what they are divided by, and their unit.
+_UNITS: dict[Kind, tuple[tuple[float, str], ...]] = {
+    "flops": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")),
+    "duration_ns": ((1e9, "s"), (1e6, "ms"), (1e3, "µs")),
+    "number": ((1.0, ""),),
+}
+
+
+def _round(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, … from low to high: where a logarithmic axis has its lines."""
+    tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [digit * 10.0**ten for ten in tens for digit in (1, 2, 5) if low <= digit * 10.0**ten <= high]
+
+
+def curve_chart(
+    points: pl.DataFrame, *, x_title: str, y_title: str, kind: Kind, laws: pl.DataFrame | None = None
+) -> Chart:
+    """A line with dots for each series; the x axis is logarithmic to base 2, with a tick at every value that occurs.
+
+    Args:
+        points: `series` (title), `x` (above zero), `y`; sorted by x.
+        kind: of `y`: `flops`, `duration_ns` or `number`.
+        laws: with them the y axis is logarithmic, too, and a dashed line joins the rows of each series: `series`, `x`,
+            `y`.
+    """
+    series = points.get_column("series").unique(maintain_order=True).to_list()
+    top = max(points.get_column("y").to_list())
+    units = _UNITS[kind]
+    factor, unit = next((entry for entry in units if top >= entry[0]), units[-1])
+    marks: list[Mark] = [
+        {
+            "series": row["series"],
+            "x": row["x"],
+            "y": short(row["y"] / factor),
+            "at": f"{fmt.count(row['x'])}",
+            "value": fmt.value(row["y"], kind),
+        }
+        for row in points.iter_rows(named=True)
+    ]
+    ticks = sorted(set(points.get_column("x").to_list()))
+    heights = [mark["y"] for mark in marks]
+    low, high = min(heights) / _MARGIN, max(heights) * _MARGIN
+    fitted: list[Mark] = [
+        {"series": row["series"], "x": row["x"], "y": short(row["y"] / factor)}
+        for row in (laws.iter_rows(named=True) if laws is not None else ())
+    ]
+
+    def draw(ink: Ink) -> alt.LayerChart:
+        x = alt.X(
+            "x:Q",
+            title=x_title,
+            scale=alt.Scale(type="log", base=2, nice=False),
+            axis=alt.Axis(grid=False, values=ticks, format=",d", labelOverlap="greedy"),
+        )
+        title = f"{y_title}, {unit}" if unit else y_title
+        y = alt.Y("y:Q", title=title, axis=alt.Axis(tickCount=4))
+        if laws is not None:
+            scale = alt.Scale(type="log", domain=[low, high], nice=False)
+            y = alt.Y("y:Q", title=title, axis=alt.Axis(values=_round(low, high), format="~r"), scale=scale)
+        colour = series_colours(series, ink)
+        base = alt.Chart(embedded(marks)).encode(x=x, y=y, color=colour)
+        line = base.mark_line(strokeWidth=1.5, opacity=0.4 if fitted else 1)
+        touch = tooltip("series", **{x_title: "at", y_title: "value"})
+        dots = layer(base, "point", {"filled": True, "size": 36, "opacity": 1}, tooltip=touch)
+        if not fitted:
+            return layered(line, dots, height=_CURVE_HEIGHT)
+        law = alt.Chart(embedded(fitted)).encode(x=x, y=y, color=colour).mark_line(strokeDash=[5, 3], strokeWidth=1.5)
+        return layered(line, law, dots, height=_CURVE_HEIGHT)
 
     return Chart(draw)

@@ -18,7 +18,7 @@ from warplens.analysis.work.catalogue import UNMODELLED
 from warplens.analysis.work.statistics import WORK, work_statistics
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
-from warplens.report import chart_data, charts
+from warplens.report import charts
 from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.numbers import Numbers, OperatorNumbers
@@ -85,7 +85,7 @@ def _launch_durations(numbers: Numbers) -> Figure:
         "queue delay": kernels["start_ns"] - kernels["launch_end_ns"],
         "kernel": kernels["end_ns"] - kernels["start_ns"],
     }
-    bins = pl.concat([chart_data.log_bins(durations, name, _SHORTEST_NS) for name, durations in series.items()])
+    bins = pl.concat([charts.log_bins(durations, name, _SHORTEST_NS) for name, durations in series.items()])
     early = int((series["queue delay"] < _SHORTEST_NS).sum())
     note = f"; {fmt.count(early)} queue delays below {fmt.duration(_SHORTEST_NS)} are in the first bin" if early else ""
     medians = ", ".join(f"{name} {fmt.duration(values.median())}" for name, values in series.items())  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def copies(numbers: Numbers) -> Iterator[Block]:
             f"{fmt.share(overlap['overlapped_share'])} of that while kernels ran, "
             f"{fmt.duration(overlap['exposed_ns'])} without a running kernel."
         )
-    cells = chart_data.bandwidth_cells(numbers.timeline.copies_in(numbers.window))
+    cells = charts.bandwidth_cells(numbers.timeline.copies_in(numbers.window))
     if not cells.is_empty():
         yield Figure(
             "copies-chart",
@@ -199,7 +199,7 @@ def memory(numbers: Numbers) -> Iterator[Block]:
         yield Figure(
             "memory-chart",
             "Allocated memory over the window",
-            charts.memory_chart(chart_data.thinned_levels(drawn.sort("memory", "time_ns", maintain_order=True))),
+            charts.memory_chart(charts.thinned_levels(drawn.sort("memory", "time_ns", maintain_order=True))),
             f"Peak of {_home_title(homes[0])}: {fmt.data_size(homes[0].peak_bytes)}.",
         )
     shown = "peak_bytes begin_bytes end_bytes allocations releases unseen_bytes"
@@ -263,7 +263,7 @@ def _device_memory(numbers: Numbers, use: AllocatorUse, found: Allocations) -> I
         f"Peak {fmt.data_size(use.peak_bytes)}, {fmt.duration(use.peak_ns - numbers.window.start_ns)} after the start."
     )
     if not drawn.is_empty():
-        lines = charts.memory_chart(chart_data.thinned_levels(drawn))
+        lines = charts.memory_chart(charts.thinned_levels(drawn))
         yield Figure(f"allocator-chart-{place}", f"Memory of {_title(use)} over the window", lines, peak)
     columns = pick(ALIVE, OWNER.but(title="Allocated by"), "forward phase bytes share blocks", share="Of the peak")
     owners = with_owners(found.alive_at_peak.filter(here))

@@ -14,7 +14,7 @@ from warplens.analysis.ranges import RANGES
 from warplens.analysis.timebudget import BUDGET, TimeBudget
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
-from warplens.report import chart_data, charts
+from warplens.report import charts
 from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet
 from warplens.report.overview.numbers import Numbers
@@ -123,7 +123,7 @@ def steps(numbers: Numbers) -> Iterator[Block]:
         yield Figure(
             "steps-chart",
             f"Wall and GPU time of each step{pale}",
-            charts.steps_chart(chart_data.merged_steps(marks)),
+            charts.steps_chart(charts.merged_steps(marks)),
             f"{found.height} steps. {_step_spread(counted if counted.height else found)}",
         )
     if numbers.budgets:
@@ -146,11 +146,11 @@ def _step_spread(found: pl.DataFrame) -> str:
 def _timeline(numbers: Numbers) -> Figure:
     window = numbers.window
     span = (window.start_ns, window.end_ns)
-    bins = chart_data.timeline_bins(len(numbers.budgets))
+    bins = charts.timeline_bins(len(numbers.budgets))
     lanes, shares = [], []
     for found in numbers.budgets:
         running, name = clip(numbers.timeline.busy(found.device), *span), f"GPU {found.device}"
-        lanes.append(chart_data.busy_bins(running.starts, running.ends, span, name, bins))
+        lanes.append(charts.busy_bins(running.starts, running.ends, span, name, bins))
         shares.append(f"{name} {fmt.share(found.busy_ns / found.duration_ns if found.duration_ns else 0.0)}")
     begins = [step.start_ns - window.start_ns for step in window.steps]
     drawn = begins if len(begins) <= _MOST_STEP_LINES else []

@@ -286,7 +286,7 @@ def _problem_section(rates: pl.DataFrame, against: pl.DataFrame, problem: dict[s
 
 
 def _figure(rows: pl.DataFrame, id_: str, name: str) -> Figure:
-    from warplens.report.charts.overtime import curve_chart
+    from warplens.report.charts import curve_chart
 
     points = rows.select(series="kernel", x="seq_len", y="flops_per_s").sort("x", maintain_order=True)
     return Figure(

@@ -164,7 +164,7 @@ def _word(name: str) -> pl.Expr:
 def _curves(
     lines: pl.DataFrame, axis: str, what: str, caption: str, id_: str, laws: pl.DataFrame | None = None
 ) -> Figure:
-    from warplens.report.charts.overtime import curve_chart
+    from warplens.report.charts import curve_chart
 
     points = lines.select("series", x=axis, y=what)
     chart = curve_chart(

@@ -280,7 +280,7 @@ def _laid_out(numbers: SweepNumbers) -> tuple[str, pl.DataFrame]:
 
 
 def _surface(numbers: SweepNumbers) -> Section:
-    from warplens.report.charts.plane import MOST_ROWS, speedup_chart
+    from warplens.report.charts.bars import MOST_ROWS, speedup_chart
 
     axis, rows = _laid_out(numbers)
     cells = rows.with_columns(detail=pl.Series([_detail(row) for row in rows.iter_rows(named=True)], dtype=pl.String))
@@ -307,7 +307,7 @@ def _detail(row: dict[str, Any]) -> str:
 
 
 def _regimes(numbers: SweepNumbers) -> Section:
-    from warplens.report.charts.plane import regime_chart
+    from warplens.report.charts import regime_chart
 
     axis, rows = _laid_out(numbers)
     because = {(item.side, tuple(item.settings.values())): f"{item.regime}: {item.because}" for item in numbers.regimes}
