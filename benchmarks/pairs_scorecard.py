@@ -2,6 +2,7 @@
 
     python -m benchmarks.pairs_scorecard                      # data/pairs of the repository
     python -m benchmarks.pairs_scorecard FOLDER --half held_out --cases
+    python -m benchmarks.pairs_scorecard --write              # benchmarks/results/pairs.md, which the docs show
 
 Asked of each recording: is the habit the first finding (where mending it brings 1.15 times or more); does the measured
 gain stay under the bound of the finding that names it; how far is the expected step from the measured one; does the
@@ -23,6 +24,8 @@ from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, Finding, diagnose
 from warplens.diagnosis.rule import SPREADS, Model
 from warplens.readers import read
+
+TARGET = Path(__file__).resolve().parent / "results" / "pairs.md"
 
 #: An expected step this near to the measured one counts as foretold.
 NEAR: Final = 0.20
@@ -196,7 +199,7 @@ def cases(given: list[Answer]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Prints the figures."""
+    """Prints the figures, or writes them where the docs take them from, by section."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.pairs_scorecard", description=(__doc__ or "").partition("\n")[0]
     )
@@ -204,8 +207,18 @@ def main() -> int:
     parser.add_argument("--half", choices=HALVES)
     parser.add_argument("--cases", action="store_true", help="also each recording")
     parser.add_argument("--spread", action="store_true", help="also how far gains are off, by kind of model")
+    parser.add_argument("--write", action="store_true", help=f"all of it, to {TARGET.name}")
     asked = parser.parse_args()
     given = list(answers(asked.folder, asked.half))
+    if asked.write:
+        sections = {"summary": summary, "models": spreads, "left-out": left_out, "cases": cases}
+        lines = (
+            line
+            for name, table in sections.items()
+            for line in (f"<!-- --8<-- [start:{name}] -->", *table(given), f"<!-- --8<-- [end:{name}] -->", "")
+        )
+        TARGET.write_text("\n".join(lines), "utf-8")
+        return 0
     parts = [summary(given), *([spreads(given), left_out(given)] if asked.spread else [])]
     parts += [cases(given)] if asked.cases else []
     sys.stdout.write("\n".join("\n".join([*part, ""]) for part in parts))
