@@ -7,14 +7,7 @@ import pytest
 from tests.analysis.builders import allocation, copy, kernel, memset, nvtx, trace
 from tests.analysis.work.programs import block, operator, program
 from tests.shipped import of_others
-from warplens.analysis.allocator import (
-    ALLOCATIONS,
-    AllocatorUse,
-    alive_at_peak,
-    allocator_steps,
-    allocator_timeline,
-    allocator_use,
-)
+from warplens.analysis.allocator import ALLOCATIONS, AllocatorUse, allocations
 from warplens.analysis.copies import COPIES, MEMORY_EVENTS, MemoryUse, copy_statistics, memory_timeline, memory_use
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
@@ -237,8 +230,14 @@ def recorded(events=EVENTS, operators=OPERATORS) -> Timeline:
     return program(operators, [kernel(0, 10)], [], allocations=events)
 
 
+def allocator(timeline, window=WINDOW):
+    found = allocations(timeline, window)
+    assert found is not None
+    return found
+
+
 def test_the_peak_and_the_edges_of_the_window_of_the_allocator():
-    assert allocator_use(recorded(), WINDOW) == (
+    assert allocator(recorded()).use == (
         AllocatorUse(
             process=1,
             device=0,
@@ -258,26 +257,26 @@ def test_the_peak_and_the_edges_of_the_window_of_the_allocator():
 
 
 def test_what_is_held_but_not_in_use_is_cached_or_fragmented():
-    (use,) = allocator_use(recorded(), WINDOW) or ()
+    (use,) = allocator(recorded()).use
 
     assert use.idle_bytes == 10_000 - 1500
     assert use.known_share == pytest.approx(500 / 1500)
 
 
 def test_where_nothing_grew_the_peak_stood_at_the_begin_of_the_allocator():
-    (use,) = allocator_use(recorded(), Window(50, 75, "explicit", "")) or ()
+    (use,) = allocator(recorded(), Window(50, 75, "explicit", "")).use
 
     assert (use.begin_bytes, use.end_bytes, use.peak_bytes, use.peak_ns) == (1500, 800, 1500, 50)
 
 
 def test_a_window_before_all_events_knows_what_stood_there():
-    (use,) = allocator_use(recorded(), Window(0, 10, "explicit", "")) or ()
+    (use,) = allocator(recorded(), Window(0, 10, "explicit", "")).use
 
     assert (use.begin_bytes, use.end_bytes, use.peak_bytes, use.unseen_bytes) == (1000, 1000, 1000, 1000)
 
 
 def test_memory_at_the_peak_belongs_to_the_operator_that_computes_not_to_the_one_that_allocates():
-    alive = alive_at_peak(recorded(), WINDOW)
+    alive = allocator(recorded()).alive_at_peak
 
     assert alive.select("operator", "phase", "from_before", "blocks", "bytes").rows() == [
         (None, "none", True, None, 1000),
@@ -296,7 +295,7 @@ def test_a_block_released_before_the_peak_is_not_alive_at_it():
         block(50, 80, address=2, allocated=150),
     ]
 
-    alive = alive_at_peak(recorded(events, []), WINDOW)
+    alive = allocator(recorded(events, [])).alive_at_peak
 
     assert alive.select("operator", "blocks", "bytes").rows() == [(None, 2, 150)]
 
@@ -304,7 +303,7 @@ def test_a_block_released_before_the_peak_is_not_alive_at_it():
 def test_memory_allocated_inside_an_annotation_belongs_to_it_where_no_operator_was_open():
     timeline = recorded([block(20, 300, address=1, allocated=300)], [{**operator(0, 90, "step"), "kind": "push-pop"}])
 
-    alive = alive_at_peak(timeline, WINDOW)
+    alive = allocator(timeline).alive_at_peak
 
     assert alive["operator"].to_list() == ["step"]
 
@@ -312,7 +311,7 @@ def test_memory_allocated_inside_an_annotation_belongs_to_it_where_no_operator_w
 def test_totals_that_the_profile_does_not_state_are_summed():
     events = [{**row, "allocated_bytes": None, "reserved_bytes": None} for row in EVENTS]
 
-    (use,) = allocator_use(recorded(events), WINDOW) or ()
+    (use,) = allocator(recorded(events)).use
 
     # Only the 400 bytes released without having been seen allocated must have stood there before.
     assert (use.begin_bytes, use.peak_bytes, use.end_bytes) == (400, 900, 300)
@@ -322,7 +321,7 @@ def test_totals_that_the_profile_does_not_state_are_summed():
 def test_a_lost_event_shows_as_a_total_that_is_not_the_sum():
     lost = [EVENTS[0], *EVENTS[2:]]
 
-    (use,) = allocator_use(recorded(lost), WINDOW) or ()
+    (use,) = allocator(recorded(lost)).use
 
     assert use.mismatches == 3
     assert use.peak_bytes == 1300
@@ -331,13 +330,13 @@ def test_a_lost_event_shows_as_a_total_that_is_not_the_sum():
 def test_each_step_has_its_own_churn_and_peak():
     window = Window(10, 100, "steady", "", (Step(1, 10, 50), Step(2, 50, 100)))
 
-    steps = allocator_steps(recorded(), window)
+    steps = allocator(recorded(), window).steps
 
     assert steps.drop("process", "device").rows() == [(1, 2, 0, 500, 0, 1500), (2, 1, 2, 100, 700, 1500)]
 
 
 def test_the_timeline_gives_the_amounts_after_each_event():
-    events = allocator_timeline(recorded(), Window(30, 70, "explicit", ""))
+    events = allocator(recorded(), Window(30, 70, "explicit", "")).timeline
 
     assert events.schema == ALLOCATIONS.schema
     assert events.select("time_ns", "delta_bytes", "allocated_bytes").rows() == [(40, 200, 1500), (60, -300, 1200)]
@@ -346,7 +345,7 @@ def test_the_timeline_gives_the_amounts_after_each_event():
 def test_host_memory_is_kept_apart_and_holds_nothing_back():
     events = [*EVENTS, block(50, 8, address=5, allocated=8, reserved=0, device=None)]
 
-    gpu, host = allocator_use(recorded(events), WINDOW) or ()
+    gpu, host = allocator(recorded(events)).use
 
     assert (gpu.device, gpu.peak_bytes) == (0, 1500)
     assert (host.device, host.peak_bytes, host.reserved_bytes, host.idle_bytes) == (None, 8, None, None)
@@ -355,18 +354,14 @@ def test_host_memory_is_kept_apart_and_holds_nothing_back():
 def test_allocations_that_were_not_recorded_are_unknown_rather_than_zero():
     unrecorded = Timeline(trace(kernels=[kernel(0, 10)], ranges=[nvtx(0, 5, "step")]))
 
-    assert allocator_use(unrecorded, WINDOW) is None
-    assert allocator_timeline(unrecorded, WINDOW) is None
-    assert alive_at_peak(unrecorded, WINDOW) is None
-    assert allocator_steps(unrecorded, WINDOW) is None
+    assert allocations(unrecorded, WINDOW) is None
 
 
 def test_recorded_allocations_without_any_event_are_nothing():
     empty = recorded([])
 
-    assert allocator_use(empty, WINDOW) == ()
-    alive = alive_at_peak(empty, WINDOW)
-    assert alive.is_empty()
+    assert allocator(empty).use == ()
+    assert allocator(empty).alive_at_peak.is_empty()
 
 
 @pytest.mark.parametrize(
@@ -377,7 +372,7 @@ def test_the_totals_of_real_traces_are_the_sums_of_their_events(name):
     timeline = Timeline(read(path))
     window = timeline.window("all")
 
-    for use in allocator_use(timeline, window) or ():
+    for use in allocator(timeline, window).use:
         home = pl.col("device").eq_missing(pl.lit(use.device, dtype=pl.Int32))
         events = timeline.trace.allocations.filter(home).sort("time_ns", maintain_order=True)
         # From the trace's own totals alone, and from the events alone, block by block.
@@ -397,6 +392,6 @@ def test_the_totals_of_real_traces_are_the_sums_of_their_events(name):
         if peak:
             assert use.peak_bytes - use.begin_bytes == peak
             assert use.unseen_bytes == use.begin_bytes + gone == use.peak_bytes - known
-    alive_frame = alive_at_peak(timeline, window)
+    alive_frame = allocator(timeline, window).alive_at_peak
     shares = alive_frame.group_by("device").agg(pl.col("share").sum())["share"].to_numpy()
     assert np.allclose(shares, 1.0)

@@ -8,12 +8,13 @@ known as an amount, though not what it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import numbered, ratio
+from warplens.analysis.frames import number, numbered, ratio
 from warplens.analysis.phases import forward_pass
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
@@ -98,159 +99,109 @@ class AllocatorUse:
 
 @dataclass(frozen=True, eq=False)
 class Allocations:
-    """All that is known of the allocator in one window; each attribute is what the function of that name returns."""
+    """What is known of the allocator in one window; each answer is worked out when it is first asked for."""
 
-    use: tuple[AllocatorUse, ...]
-    timeline: pl.DataFrame
-    alive_at_peak: pl.DataFrame
-    steps: pl.DataFrame
+    _timeline: Timeline
+    _window: Window
+    _events: pl.DataFrame
+
+    @cached_property
+    def timeline(self) -> pl.DataFrame:
+        """Every allocation and release inside the window with the amounts after it (`ALLOCATIONS`)."""
+        begin, end = self._window.start_ns, self._window.end_ns
+        inside = pl.col("time_ns").is_between(begin, end, closed="left") | (self._window.kind == "all")
+        return ALLOCATIONS.conform(self._events.filter(inside))
+
+    @cached_property
+    def use(self) -> tuple[AllocatorUse, ...]:
+        """What was in use at the edges of the window, at its peak and when, by process and device, GPUs first."""
+        uses = []
+        for (process, device), mine in self._events.group_by(_HOME, maintain_order=True):
+            when = mine["time_ns"].to_numpy()
+            level = mine["allocated_bytes"].to_numpy()
+            first, end = np.searchsorted(when, (self._window.start_ns, self._window.end_ns)).tolist()
+            if self._window.kind == "all":
+                first, end = 0, len(when)
+            start = int(level[0] - mine["delta_bytes"][0])
+            begin = int(level[first - 1]) if first else start
+            inside = mine[first:end]
+            highest = first + int(np.argmax(level[first:end])) if end > first else first - 1
+            peak = int(level[highest]) if highest >= 0 else start
+            if peak <= begin:  # nothing in the window exceeds what stood there at its begin
+                highest, peak = first - 1, begin
+            delta, most = inside["delta_bytes"], number(inside["reserved_bytes"].max())
+            uses.append(
+                AllocatorUse(
+                    process=int(str(process)),
+                    device=None if device is None else int(str(device)),
+                    begin_bytes=begin,
+                    end_bytes=int(level[end - 1]) if end else start,
+                    peak_bytes=peak,
+                    peak_ns=int(when[highest]) if highest >= first else self._window.start_ns,
+                    # PyTorch's allocator of host memory holds nothing back; it reports 0.
+                    reserved_bytes=None if device is None else mine["reserved_bytes"][max(highest, 0)],
+                    most_reserved_bytes=None if device is None or most is None else int(most),
+                    allocations=int((delta > 0).sum()),
+                    releases=int((delta < 0).sum()),
+                    allocated_bytes=int(delta.filter(delta > 0).sum()),
+                    unseen_bytes=peak - int(mine["delta_bytes"].to_numpy()[_alive(mine, highest)].sum()),
+                    mismatches=int(mine["differs"].sum()),
+                )
+            )
+        return tuple(sorted(uses, key=lambda use: (use.device is None, -use.peak_bytes, use.process, use.device or 0)))
+
+    @cached_property
+    def alive_at_peak(self) -> pl.DataFrame:
+        """Whose memory was in use at the peak of each process and device (`ALIVE`), the largest groups first.
+
+        A block belongs to the innermost operator that was open on its thread when it was allocated, operators that only
+        allocate (`aten::empty`) left aside; without an operator, to the innermost annotation.
+        """
+        parts = [ALIVE.empty()]
+        for use in self.use:
+            home = pl.lit(use.process, dtype=pl.Int32), pl.lit(use.device, dtype=pl.Int32)
+            mine = self._events.filter((pl.col("process") == home[0]) & pl.col("device").eq_missing(home[1]))
+            peaks = np.flatnonzero((mine["time_ns"] <= use.peak_ns).to_numpy())
+            blocks = mine[np.flatnonzero(_alive(mine, int(peaks[-1]) if len(peaks) else -1))]
+            owned = _owners(self._timeline, blocks).with_columns(blocks["delta_bytes"].alias("bytes"))
+            groups = owned.group_by("operator", "forward", "phase", maintain_order=True).agg(
+                pl.len().cast(pl.Int64).alias("blocks"), pl.col("bytes").sum(), from_before=pl.lit(value=False)
+            )
+            before = pl.DataFrame({"phase": [NO_PHASE], "bytes": [use.unseen_bytes], "from_before": [True]})
+            both = pl.concat([groups, before.filter(pl.col("bytes") > 0)], how="diagonal").with_columns(
+                process=home[0], device=home[1], share=ratio(pl.col("bytes"), pl.lit(use.peak_bytes))
+            )
+            parts.append(ALIVE.conform(both).sort("bytes", "operator", descending=[True, False]))
+        return pl.concat(parts)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """How much was allocated and released in each step of the window, and its peak (`ALLOCATIONS_BY_STEP`)."""
+        numbers, starts, ends = self._window.step_edges
+        when = self._events["time_ns"].to_numpy()
+        place = np.searchsorted(starts, when, side="right") - 1
+        inside = (place >= 0) & (when < np.r_[ends, 0][place])
+        delta, allocated = pl.col("delta_bytes"), pl.col("allocated_bytes")
+        steps = (
+            self._events.filter(pl.Series(inside))
+            .with_columns(pl.Series("step", numbers[place[inside]]))
+            .group_by("step", *_HOME, maintain_order=True)
+            .agg(
+                allocations=(delta > 0).sum(),
+                releases=(delta < 0).sum(),
+                allocated_bytes=delta.filter(delta > 0).sum(),
+                released_bytes=delta.filter(delta < 0).sum().neg(),
+                # What stood there when the step began counts as well.
+                peak_bytes=pl.max_horizontal(allocated.max(), allocated.first() - delta.first()),
+            )
+        )
+        return ALLOCATIONS_BY_STEP.conform(steps).sort("step", *_HOME, nulls_last=True)
 
 
 def allocations(timeline: Timeline, window: Window) -> Allocations | None:
-    """Every analysis of the allocator, run once; None where the profile recorded no allocations."""
-    use, events = allocator_use(timeline, window), allocator_timeline(timeline, window)
-    alive, steps = alive_at_peak(timeline, window), allocator_steps(timeline, window)
-    if use is None or events is None or alive is None or steps is None:
-        return None
-    return Allocations(use, events, alive, steps)
-
-
-def allocator_timeline(timeline: Timeline, window: Window) -> pl.DataFrame | None:
-    """Every allocation and release inside the window with the amounts after it (`ALLOCATIONS`).
-
-    Returns:
-        None where the profile recorded none of this: unknown is not zero.
-    """
+    """What is known of the framework's allocator; None where the profile recorded no allocations: that is not zero."""
     events = _events(timeline)
-    return None if events is None else ALLOCATIONS.conform(events.filter(_inside(window)))
-
-
-def allocator_use(timeline: Timeline, window: Window) -> tuple[AllocatorUse, ...] | None:
-    """What was in use at the edges of the window, at its peak and when, by process and device, GPUs first.
-
-    Returns:
-        None where the profile recorded none of this.
-    """
-    events = _events(timeline)
-    if events is None:
-        return None
-    uses = []
-    for (process, device), mine in events.group_by(_HOME, maintain_order=True):
-        when = mine["time_ns"].to_numpy()
-        level = mine["allocated_bytes"].to_numpy()
-        first, end = (int(np.searchsorted(when, edge)) for edge in (window.start_ns, window.end_ns))
-        if window.kind == "all":
-            first, end = 0, len(when)
-        start = int(level[0] - mine["delta_bytes"][0])
-        begin = int(level[first - 1]) if first else start
-        inside = mine[first:end]
-        highest = first + int(np.argmax(level[first:end])) if end > first else first - 1
-        peak = int(level[highest]) if highest >= 0 else start
-        if peak <= begin:  # nothing in the window exceeds what stood there at its begin
-            highest, peak = first - 1, begin
-        delta = inside["delta_bytes"]
-        uses.append(
-            AllocatorUse(
-                process=int(str(process)),
-                device=None if device is None else int(str(device)),
-                begin_bytes=begin,
-                end_bytes=int(level[end - 1]) if end else start,
-                peak_bytes=peak,
-                peak_ns=int(when[highest]) if highest >= first else window.start_ns,
-                # PyTorch's allocator of host memory holds nothing back; it reports 0.
-                reserved_bytes=None if device is None else mine["reserved_bytes"][max(highest, 0)],
-                most_reserved_bytes=None if device is None else _most(inside["reserved_bytes"]),
-                allocations=int((delta > 0).sum()),
-                releases=int((delta < 0).sum()),
-                allocated_bytes=int(delta.filter(delta > 0).sum()),
-                unseen_bytes=peak - int(mine["delta_bytes"].to_numpy()[_alive(mine, highest)].sum()),
-                mismatches=int(mine["differs"].sum()),
-            )
-        )
-    return tuple(sorted(uses, key=lambda use: (use.device is None, -use.peak_bytes, use.process, use.device or 0)))
-
-
-def alive_at_peak(timeline: Timeline, window: Window) -> pl.DataFrame | None:
-    """Whose memory was in use at the peak of each process and device (`ALIVE`), the largest groups first.
-
-    A block belongs to the innermost operator that was open on its thread when it was allocated, operators that only
-    allocate (`aten::empty`) left aside; without an operator, to the innermost annotation.
-
-    Returns:
-        None where the profile recorded no allocations.
-    """
-    uses, events = allocator_use(timeline, window), _events(timeline)
-    if uses is None or events is None:
-        return None
-    parts = []
-    for use in uses:
-        here = (pl.col("process") == use.process) & pl.col("device").eq_missing(pl.lit(use.device, dtype=pl.Int32))
-        mine = events.filter(here)
-        peaks = np.flatnonzero((mine["time_ns"] <= use.peak_ns).to_numpy())
-        blocks = mine[np.flatnonzero(_alive(mine, int(peaks[-1]) if len(peaks) else -1))]
-        owners = blocks.select(*_HOME, pl.col("delta_bytes").alias("bytes"), *_owners(timeline, blocks).get_columns())
-        groups = owners.group_by(*_HOME, "operator", "forward", "phase", maintain_order=True).agg(
-            pl.len().alias("blocks"), pl.col("bytes").sum(), pl.lit(value=False).alias("from_before")
-        )
-        before = pl.DataFrame(
-            [
-                {
-                    "process": use.process,
-                    "device": use.device,
-                    "operator": None,
-                    "forward": None,
-                    "phase": NO_PHASE,
-                    "from_before": True,
-                    "blocks": None,
-                    "bytes": use.unseen_bytes,
-                    "share": None,
-                }
-            ],
-            schema=ALIVE.schema,
-        ).filter(pl.col("bytes") > 0)
-        both = pl.concat([ALIVE.conform(groups.with_columns(share=pl.lit(None))), before])
-        whole = pl.lit(use.peak_bytes)
-        parts.append(
-            both.with_columns(ratio(pl.col("bytes"), whole).alias("share")).sort(
-                "bytes", "operator", descending=[True, False]
-            )
-        )
-    return pl.concat(parts) if parts else ALIVE.empty()
-
-
-def allocator_steps(timeline: Timeline, window: Window) -> pl.DataFrame | None:
-    """How much was allocated and released in each step of the window, and its peak (`ALLOCATIONS_BY_STEP`).
-
-    Returns:
-        None where the profile recorded no allocations.
-    """
-    events = _events(timeline)
-    if events is None:
-        return None
-    starts = np.array([step.start_ns for step in window.steps], dtype=np.int64)
-    ends = np.array([step.end_ns for step in window.steps], dtype=np.int64)
-    when = events["time_ns"].to_numpy()
-    place = np.searchsorted(starts, when, side="right") - 1
-    inside = (place >= 0) & (when < np.r_[ends, 0][place])
-    numbers = np.array([step.index for step in window.steps] or [0], dtype=np.int64)
-    delta = pl.col("delta_bytes")
-    steps = (
-        events.with_columns(pl.Series("step", numbers[place]))
-        .filter(pl.Series(inside))
-        .group_by("step", *_HOME, maintain_order=True)
-        .agg(
-            (delta > 0).sum().alias("allocations"),
-            (delta < 0).sum().alias("releases"),
-            delta.filter(delta > 0).sum().alias("handed_out"),
-            delta.filter(delta < 0).sum().neg().alias("released_bytes"),
-            # What stood there when the step began counts as well.
-            pl.max_horizontal(pl.col("allocated_bytes").max(), pl.col("allocated_bytes").first() - delta.first()).alias(
-                "peak_bytes"
-            ),
-        )
-        .with_columns(pl.col("handed_out").alias("allocated_bytes"))
-    )
-    return ALLOCATIONS_BY_STEP.conform(steps).sort("step", *_HOME, nulls_last=True)
+    return None if events is None else Allocations(timeline, window, events)
 
 
 def _events(timeline: Timeline) -> pl.DataFrame | None:
@@ -273,12 +224,12 @@ def _events(timeline: Timeline) -> pl.DataFrame | None:
 
 def _unseen_blocks(events: pl.DataFrame) -> pl.DataFrame:
     """For each address of each home what stood there before the first event, at least."""
-    blocks, number = numbered(events, [*_HOME, "address"])
+    blocks, home = numbered(events, [*_HOME, "address"])
     if not events.height:
         return blocks.with_columns(unseen=pl.lit(0, dtype=pl.Int64))
-    order = np.argsort(number, kind="stable")
+    order = np.argsort(home, kind="stable")
     delta = events["delta_bytes"].to_numpy()[order]
-    firsts = np.flatnonzero(np.r_[True, np.diff(number[order]) > 0])
+    firsts = np.flatnonzero(np.r_[True, np.diff(home[order]) > 0])
     sums = np.cumsum(delta)
     held = sums - np.repeat(sums[firsts] - delta[firsts], np.diff(np.r_[firsts, events.height]))
     return blocks.with_columns(unseen=pl.Series(np.maximum(-np.minimum.reduceat(held, firsts), 0)))
@@ -301,9 +252,9 @@ def _owners(timeline: Timeline, blocks: pl.DataFrame) -> pl.DataFrame:
     """`operator`, `forward` and `phase` of each allocation."""
     ranges = timeline.trace.ranges
     if not ranges.height:
-        nothing = pl.Series([None] * blocks.height, dtype=pl.String)
-        phase = pl.Series("phase", [NO_PHASE] * blocks.height, dtype=pl.String)
-        return pl.DataFrame([nothing.alias("operator"), nothing.alias("forward"), phase])
+        nothing = pl.lit(None, dtype=pl.String)
+        unknown = blocks.with_columns(operator=nothing, forward=nothing, phase=pl.lit(NO_PHASE))
+        return unknown.select("operator", "forward", "phase")
     tree, names = timeline.operators, ranges["name"]
     texts = name_categories(names).to_list()
     codes = names.to_physical().to_numpy()
@@ -326,28 +277,10 @@ def _owners(timeline: Timeline, blocks: pl.DataFrame) -> pl.DataFrame:
     phases = timeline.forest.outermost_match(by_name)
     if not (phases == numbers["forward"]).any():  # nobody named the forward pass
         phases = np.where((phases == numbers[NO_PHASE]) & forward_pass(timeline), numbers["forward"], phases)
-    phase_code = np.r_[phases, 0][owner]
-    phase_code = np.where(backward, numbers["backward"], phase_code)
-    return pl.DataFrame(
-        [
-            _named(names, owner).alias("operator"),
-            _named(names, forward).alias("forward"),
-            pl.Series("phase", [NO_PHASE, *PHASES], dtype=pl.String).gather(phase_code),
-        ]
-    )
+    phase = np.where(backward, numbers["backward"], np.r_[phases, 0][owner])
 
+    def named(rows: Int64s) -> pl.Series:
+        return names.gather(pl.Series(rows).replace(NO_RANGE, None)).cast(pl.String)
 
-def _named(names: pl.Series, rows: Int64s) -> pl.Series:
-    known = pl.Series(rows).replace(NO_RANGE, None)
-    return names.gather(known).cast(pl.String)
-
-
-def _most(values: pl.Series) -> int | None:
-    most = values.max()
-    return int(most) if isinstance(most, int) else None
-
-
-def _inside(window: Window) -> pl.Expr:
-    if window.kind == "all":
-        return pl.lit(value=True)
-    return pl.col("time_ns").is_between(window.start_ns, window.end_ns, closed="left")
+    of_phase = pl.Series([NO_PHASE, *PHASES], dtype=pl.String).gather(phase)
+    return pl.DataFrame({"operator": named(owner), "forward": named(forward), "phase": of_phase})

@@ -110,8 +110,7 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
         return PHASES_BY_STEP.empty()
     rows = timeline.work_rows_in(window)
     work = timeline.work.select("start_ns", "end_ns")[rows]
-    starts = np.array([step.start_ns for step in window.steps])
-    ends = np.array([step.end_ns for step in window.steps])
+    numbers, starts, ends = window.step_edges
     # Work is in order of time: a step is a stretch of it.
     begun = work["start_ns"].to_numpy()
     first = np.searchsorted(begun, starts)
@@ -124,10 +123,7 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
     sums = np.zeros((len(PHASE.categories), len(starts)), dtype=np.int64)
     np.add.at(sums.reshape(-1), code * len(starts) + place, duration)
     columns = {f"{name}_ns": sums[number] for number, name in enumerate(PHASE.categories)}
-    return pl.DataFrame(
-        {"step": [step.index for step in window.steps], "wall_ns": ends - starts, **columns},
-        schema=PHASES_BY_STEP.schema,
-    )
+    return pl.DataFrame({"step": numbers, "wall_ns": ends - starts, **columns}, schema=PHASES_BY_STEP.schema)
 
 
 def _work_with_phase(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -167,8 +163,7 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     """One row for each step of the window (`STEPS`); empty where no steps were found."""
     if not window.steps:
         return STEPS.empty()
-    starts = np.array([step.start_ns for step in window.steps], dtype=np.int64)
-    ends = np.array([step.end_ns for step in window.steps], dtype=np.int64)
+    numbers, starts, ends = window.step_edges
     work = timeline.work_in(window)
     busy = np.zeros(len(starts), dtype=np.int64)
     for device in work["device"].unique().sort():
@@ -186,7 +181,7 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     np.add.at(gpu, place[inside], (work["end_ns"] - work["start_ns"]).to_numpy()[inside])
     rows = pl.DataFrame(
         {
-            "step": [step.index for step in window.steps],
+            "step": numbers,
             "start_ns": starts,
             "wall_ns": ends - starts,
             "busy_ns": busy,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from warplens.errors import UsageError
@@ -28,6 +30,12 @@ class Step:
     def duration_ns(self) -> int:
         """Wall time of the step."""
         return self.end_ns - self.start_ns
+
+
+def edges_of(steps: Sequence[Step]) -> tuple[Int64s, Int64s, Int64s]:
+    """Numbers, begins and ends of these steps; each of shape (steps,)."""
+    edges = np.array([(step.index, step.start_ns, step.end_ns) for step in steps], dtype=np.int64).reshape(-1, 3)
+    return edges[:, 0], edges[:, 1], edges[:, 2]
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,11 @@ class Window:
     def duration_ns(self) -> int:
         """Length of the interval."""
         return self.end_ns - self.start_ns
+
+    @property
+    def step_edges(self) -> tuple[Int64s, Int64s, Int64s]:
+        """Numbers, begins and ends of the steps; each of shape (steps,)."""
+        return edges_of(self.steps)
 
 
 def parse_span(text: str) -> tuple[int | None, int | None]:

@@ -17,7 +17,7 @@ import polars as pl
 
 from warplens.analysis.frames import running_sum
 from warplens.analysis.headroom import names
-from warplens.analysis.operators.program import LEVELS, levels_of_work
+from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
 from warplens.profile.schema import Bools, Float64s, Int64s, name_categories
 from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS

@@ -17,7 +17,7 @@ import polars as pl
 from warplens.analysis.attribution import is_operator
 from warplens.analysis.categories import categories_of
 from warplens.analysis.operators.places import module_name
-from warplens.analysis.operators.program import LEVELS, levels_of_work
+from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, name_paths, nearest

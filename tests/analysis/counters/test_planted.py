@@ -23,8 +23,7 @@ from warplens.analysis.counters.coverage import counter_notes
 from warplens.analysis.counters.groups import counters_summary
 from warplens.analysis.counters.memoryaccess import memory_access
 from warplens.analysis.counters.occupancy import launch_occupancy
-from warplens.analysis.counters.roofline import roofline
-from warplens.analysis.counters.rooflinepoints import roofline_points
+from warplens.analysis.counters.roofline import roofline, roofline_points
 from warplens.analysis.counters.speedoflight import speed_of_light
 from warplens.profile.counters import KernelCounters
 from warplens.readers import read_counters

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.analysis.counters.builders import COMPUTE, MEMORY, OF_PEAK, counters, launch
-from warplens.analysis.counters.roofline import roofline
-from warplens.analysis.counters.rooflinepoints import roofline_points
+from warplens.analysis.counters.roofline import roofline, roofline_points
 from warplens.analysis.counters.speedoflight import speed_of_light, throughput_breakdown
 from warplens.errors import UsageError
 

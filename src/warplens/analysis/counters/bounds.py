@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import polars as pl
@@ -129,10 +130,12 @@ _FAULTS: Final = (
 )
 
 
+@lru_cache(maxsize=2)
 def kernel_facts(counters: KernelCounters) -> pl.DataFrame:
-    """Throughputs, occupancy, memory access and instructions of each launch side by side."""
+    """Throughputs, occupancy, memory access, instructions and longest wait of each launch; worked out once a report."""
+    stalls = top_stalls(counters).select("launch", top_stall="reason", top_stall_share="share")
     frame = speed_of_light(counters)
-    for other in (launch_occupancy(counters), memory_access(counters), instruction_use(counters)):
+    for other in (launch_occupancy(counters), memory_access(counters), instruction_use(counters), stalls):
         frame = frame.join(other, on="launch", how="left", maintain_order="left")
     return frame
 
@@ -146,13 +149,8 @@ def kernel_faults(counters: KernelCounters) -> pl.DataFrame:
     Returns:
         `FAULTS`; nothing for launches without one, or without the metrics that would show it.
     """
-    return faults_of(kernel_facts(counters))
-
-
-def faults_of(facts: pl.DataFrame) -> pl.DataFrame:
-    """`kernel_faults` from `kernel_facts`."""
     believed = {name: pl.when(pl.col("inconsistent").is_null()).then(name) for name in ("theoretical_share", "waves")}
-    facts = facts.with_columns(**believed)
+    facts = kernel_facts(counters).with_columns(**believed)
     found = [
         facts.filter(fault.when.fill_null(value=False)).select(
             "launch", fault=pl.lit(fault.name), gain_share=fault.gain.clip(0.0, 1.0), evidence=evidence(*fault.shown)
@@ -236,20 +234,10 @@ def kernel_bounds(counters: KernelCounters) -> pl.DataFrame:
     Returns:
         `BOUNDS`, a row a launch. Nothing in it speaks of the time between kernels.
     """
-    return bounds_of(kernel_facts(counters), top_stalls(counters))
-
-
-def bounds_of(facts: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
-    """`kernel_bounds` from `kernel_facts` and `top_stalls`."""
-    first = faults_of(facts).unique("launch", keep="first", maintain_order=True)
-    waits = stalls.filter(pl.col("share") >= _LONG_WAIT)
-    facts = facts.join(
-        first.rename({"gain_share": "fault_gain_share", "evidence": "fault_evidence"}),
-        on="launch",
-        how="left",
-        maintain_order="left",
-    ).join(waits.select("launch", stall="reason", stall_share="share"), on="launch", how="left", maintain_order="left")
-
+    first = kernel_faults(counters).unique("launch", keep="first", maintain_order=True)
+    first = first.rename({"gain_share": "fault_gain_share", "evidence": "fault_evidence"})
+    facts = kernel_facts(counters).join(first, on="launch", how="left", maintain_order="left")
+    waits = pl.col("top_stall_share") >= _LONG_WAIT
     compute, memory = pl.col("compute_share"), pl.col("memory_share")
     top = pl.max_horizontal(compute, memory)
     full_pipe = pl.col("pipe_unit").is_in(list(_NECESSARY)) & (pl.col("pipe_share") >= _AT_ROOF)
@@ -260,6 +248,8 @@ def bounds_of(facts: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
     full_issue = (pl.col("compute_unit") == "issue") & (pl.col("pipe_share") >= _PIPE_OF_ISSUE * compute)
     by_pipe = full_issue | (more_memory & fed_pipe)
     facts = facts.with_columns(
+        stall=pl.when(waits).then("top_stall"),
+        stall_share=pl.when(waits).then("top_stall_share"),
         bound=pl.when(top.is_null())
         .then(pl.lit("unknown"))
         .when(busy & by_memory)
@@ -280,18 +270,9 @@ def bounds_of(facts: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
         at_roof=top >= _AT_ROOF,
         occupancy_limiter=pl.when(pl.col("fault") == "occupancy").then("limiter"),
     )
-    return BOUNDS.checked(
-        facts.with_columns(
-            healthy=pl.when(~pl.col("at_roof") | pl.col("fault").is_not_null())
-            .then(pl.lit(value=False))
-            .when(_waste_is_known())
-            .then(pl.lit(value=True)),
-            evidence=evidence(*_DECIDING),
-        )
-    )
-
-
-def _waste_is_known() -> pl.Expr:
-    return pl.any_horizontal(
+    waste_is_known = pl.any_horizontal(
         (pl.col("unit") == unit) & pl.col(metric).is_not_null() for unit, metric in _NECESSARY.items()
     )
+    faulty = ~pl.col("at_roof") | pl.col("fault").is_not_null()
+    healthy = pl.when(faulty).then(pl.lit(value=False)).when(waste_is_known).then(pl.lit(value=True))
+    return BOUNDS.checked(facts.with_columns(healthy=healthy, evidence=evidence(*_DECIDING)))

@@ -12,6 +12,7 @@ import polars.selectors as cs
 
 from warplens.analysis.counters.groups import KEY, SUMMARY, counters_summary, group_launches, with_keys
 from warplens.analysis.counters.speedoflight import measured, speed_of_light
+from warplens.analysis.frames import number
 from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, optional, table
@@ -36,15 +37,10 @@ _SETTINGS: Final = {
 
 def comparison_notes(before: KernelCounters, after: KernelCounters) -> tuple[Note, ...]:
     """What keeps the numbers of two reports from being compared, or limits it."""
-    return (
-        *_of_devices(before, after),
-        *_of_settings(before, after),
-        *_of_clocks(before, after),
-        *_of_contents(before, after),
-    )
+    return tuple(_notes(before, after))
 
 
-def _of_devices(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
+def _notes(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
     names = [sorted({device.name for device in report.capture.devices}) for report in (before, after)]
     if all(names) and names[0] != names[1]:
         yield Note(
@@ -53,9 +49,6 @@ def _of_devices(before: KernelCounters, after: KernelCounters) -> Iterator[Note]
             f"The reports are of different GPUs ({', '.join(names[0])}; {', '.join(names[1])}): percentages are of "
             "different peaks.",
         )
-
-
-def _of_settings(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
     for name, (option, consequence) in _SETTINGS.items():
         one, other = getattr(before.session, name), getattr(after.session, name)
         if one is not None and other is not None and one != other:
@@ -80,33 +73,23 @@ def _of_settings(before: KernelCounters, after: KernelCounters) -> Iterator[Note
             f"Nsight Compute {versions[0]} and {versions[1]} recorded them: a metric of the same name may be counted "
             "in another way.",
         )
-
-
-def _of_clocks(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
-    clocks = [speed_of_light(report)["sm_hz"].median() for report in (before, after)]
-    one, other = (clock if isinstance(clock, float) else None for clock in clocks)
-    if one and other and abs(other / one - 1) > _SAME_CLOCK:
+    clock, clock_after = (number(speed_of_light(report)["sm_hz"].median()) for report in (before, after))
+    if clock and clock_after and abs(clock_after / clock - 1) > _SAME_CLOCK:
         yield Note(
             "clocks-differ",
             NoteLevel.WARNING,
-            f"The multiprocessors ran at {one / 1e9:.2f} GHz before and {other / 1e9:.2f} GHz after (medians): ratios "
-            "of cycles tell what ratios of times cannot.",
+            f"The multiprocessors ran at {clock / 1e9:.2f} GHz before and {clock_after / 1e9:.2f} GHz after (medians): "
+            "ratios of cycles tell what ratios of times cannot.",
         )
-
-
-def _of_contents(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
-    sections = [set(report.session.sections) for report in (before, after)]
-    if not all(sections) or sections[0] == sections[1]:
-        return
-    alone = [", ".join(sorted(mine - theirs)) for mine, theirs in (sections, reversed(sections))]
-    parts = [
-        f"only {side} has {names}" for side, names in zip(("the first", "the second"), alone, strict=True) if names
-    ]
-    yield Note(
-        "other-sections",
-        NoteLevel.INFO,
-        f"Different sections were collected ({'; '.join(parts)}): what one lacks has no change.",
-    )
+    first, second = (set(report.session.sections) for report in (before, after))
+    if first and second and first != second:
+        alone = {"the first": sorted(first - second), "the second": sorted(second - first)}
+        parts = "; ".join(f"only {side} has {', '.join(own)}" for side, own in alone.items() if own)
+        yield Note(
+            "other-sections",
+            NoteLevel.INFO,
+            f"Different sections were collected ({parts}): what one lacks has no change.",
+        )
 
 
 #: Shares of `SUMMARY` whose difference is given in percentage points.
@@ -251,15 +234,10 @@ class _Side:
     @classmethod
     def of(cls, counters: KernelCounters) -> _Side:
         taken = group_launches(counters)
-        cycles = measured(taken.counters, *_CYCLES)
         firsts = taken.groups["first_launch"]
-        own = pl.DataFrame({"launch": firsts, "cycles": cycles})
+        own = pl.DataFrame({"launch": firsts, "cycles": measured(taken.counters, *_CYCLES)})
         summary = counters_summary(counters).join(own, on="launch", how="left", maintain_order="left")
         return cls(counters.capture.source, summary, taken.counters, firsts)
-
-    def keyed(self) -> pl.DataFrame:
-        """The groups as `kernelkeys` wants them, `launch` being the first launch of a group."""
-        return self.medians.launches.with_columns(launch=self.firsts)
 
     def named(self, name: str) -> list[int]:
         """The groups of that name, by their first launches.
@@ -287,10 +265,14 @@ def _paired(before: _Side, after: _Side, stated: Sequence[tuple[str, str]]) -> p
     ]
     pairs = pl.DataFrame(found, schema=schema, orient="row").unique(["before"], keep="first", maintain_order=True)
     pairs = pairs.unique(["after"], keep="first", maintain_order=True)
-    left, right = with_keys(before.keyed(), after.keyed())
+    left, right = with_keys(*(side.medians.launches.with_columns(launch=side.firsts) for side in (before, after)))
     for matched, keys in (("exact", ["kind", *KEY]), ("kernel", ["kind", "kernel"]), ("name", ["kind", "name"])):
+        rank = pl.col("launch").rank("ordinal").over(keys)
         rest = [
-            _ranked(side.filter(~pl.col("launch").is_in(pairs[name].to_list())), keys)
+            side.cast({"kind": pl.String})
+            .sort("launch")
+            .filter(~pl.col("launch").is_in(pairs[name].to_list()))
+            .select(*keys, "launch", rank=rank, count=pl.len().over(keys))
             for side, name in ((left, "before"), (right, "after"))
         ]
         on = [*keys, "rank", "count"]
@@ -298,12 +280,6 @@ def _paired(before: _Side, after: _Side, stated: Sequence[tuple[str, str]]) -> p
         new = joined.select(before="launch", after="launch_after", matched=pl.lit(matched))
         pairs = pl.concat([pairs, new])
     return pairs
-
-
-def _ranked(launches: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """The groups with `rank` among those of the same keys, and how many there are."""
-    frame = launches.with_columns(pl.col("kind").cast(pl.String)).sort("launch")
-    return frame.select(*keys, "launch", rank=pl.col("launch").rank("ordinal").over(keys), count=pl.len().over(keys))
 
 
 def _compared(before: _Side, after: _Side, pairs: pl.DataFrame) -> pl.DataFrame:
@@ -314,13 +290,12 @@ def _compared(before: _Side, after: _Side, pairs: pl.DataFrame) -> pl.DataFrame:
             pl.col(f"launch_{name}").alias(name)
         )
         frame = frame.join(own, on=name, how="left", maintain_order="left")
-    changed = pl.any_horizontal(
-        pl.col(f"{what}_before").ne_missing(pl.col(f"{what}_after")) for what in ("bound", "unit")
-    )
     frame = frame.with_columns(
         time_ratio=_ratio("duration_ns"),
         cycles_ratio=_ratio("cycles"),
-        bound_changed=changed,
+        bound_changed=pl.any_horizontal(
+            pl.col(f"{what}_before").ne_missing(pl.col(f"{what}_after")) for what in ("bound", "unit")
+        ),
         **{
             share.replace("_share", "_points"): 100 * (pl.col(f"{share}_after") - pl.col(f"{share}_before"))
             for share in _SHARES

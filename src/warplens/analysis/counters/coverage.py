@@ -121,7 +121,8 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
         launches["start_ns"] < window.start_ns,
         window,
     )
-    shares = {what: _share(groups.filter(pl.col("matched") == what), total_ns) for what in MATCHES}
+    by_match = {what: int(groups.filter(pl.col("matched") == what)["total_ns"].sum()) for what in MATCHES}
+    shares = {what: matched_ns / total_ns if total_ns else None for what, matched_ns in by_match.items()}
     return Coverage(
         groups=COVERAGE.checked(groups.rename({"inside": "launches"})),
         ranking=_ranking(groups, taken.counters),
@@ -202,10 +203,6 @@ def _codes(shapes: pl.DataFrame, of_launch: pl.Series) -> pl.Series:
     return of_launch.replace_strict(shapes["shape"], shapes["code"], default=None, return_dtype=pl.Int64)
 
 
-def _share(groups: pl.DataFrame, total_ns: int) -> float | None:
-    return int(groups["total_ns"].sum()) / total_ns if total_ns else None
-
-
 #: Shares nearer to each other than this are the same.
 _TOLERANCE_SHARE: Final = 0.005
 
@@ -249,7 +246,9 @@ def _of_contents(counters: KernelCounters) -> Iterator[Note]:
             "Profile the kernels one by one: --replay-mode kernel, or --graph-profiling node",
         )
     occupancy = launch_occupancy(counters)
-    yield from _of_clusters(occupancy)
+    clustered = occupancy.drop_nulls("cluster_blocks")
+    if clustered.height:
+        yield _of_clusters(clustered, launches.height)
     wrong = occupancy.drop_nulls("inconsistent")
     if wrong.height:
         yield Note(
@@ -260,14 +259,11 @@ def _of_contents(counters: KernelCounters) -> Iterator[Note]:
         )
 
 
-def _of_clusters(occupancy: pl.DataFrame) -> Iterator[Note]:
+def _of_clusters(clustered: pl.DataFrame, launches: int) -> Note:
     """Launches in clusters: a cluster needs room for all of its blocks at a time, in one group of multiprocessors."""
-    clustered = occupancy.drop_nulls("cluster_blocks")
-    if clustered.is_empty():
-        return
     told = clustered.drop_nulls("cluster_max_active")
     text = (
-        f"{clustered.height} of {occupancy.height} launches run in clusters of blocks. Theoretical occupancy and its "
+        f"{clustered.height} of {launches} launches run in clusters of blocks. Theoretical occupancy and its "
         "limiter are those of single blocks, as Nsight Compute states them"
     )
     remedy = None
@@ -281,7 +277,7 @@ def _of_clusters(occupancy: pl.DataFrame) -> Iterator[Note]:
             f"; for {lower.height} of them fewer blocks fit, because only whole clusters can be placed (down to "
             f"{100 * least:.0f} % occupancy)"
         )
-    yield Note("clusters", NoteLevel.WARNING if lower.height or remedy else NoteLevel.INFO, f"{text}.", remedy)
+    return Note("clusters", NoteLevel.WARNING if lower.height or remedy else NoteLevel.INFO, f"{text}.", remedy)
 
 
 def _of_collection(counters: KernelCounters) -> Iterator[Note]:

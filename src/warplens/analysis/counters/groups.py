@@ -12,8 +12,7 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 
-from warplens.analysis.counters.bounds import BOUNDS, bounds_of, kernel_facts
-from warplens.analysis.counters.memoryaccess import top_stalls
+from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds, kernel_facts
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY
 from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
 from warplens.analysis.kernel_names import split_name
@@ -28,6 +27,9 @@ GROUP_KEYS: Final = ("kind", "full_name", "device", "grid_x", "grid_y", "grid_z"
 
 #: Metrics that belong to the launch or the device, and are no measurements of which a median could be taken.
 _FIXED: Final = r"^(launch__|device__attribute_)"
+
+#: The NVTX ranges in which a result was taken, as one text; null where there were none.
+_OPEN_RANGES: Final = pl.when(pl.col("nvtx").list.len() > 0).then(pl.col("nvtx").list.join("/"))
 
 _DURATIONS: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg")
 
@@ -64,7 +66,9 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     Returns:
         The groups; metrics are medians over the launches that have them, launch parameters and texts the first's.
     """
-    launches = counters.launches.with_columns(_alone().alias("\0alone"))
+    together = pl.col("kind").cast(pl.String) != "kernel"
+    own = pl.when(together).then(pl.coalesce(_OPEN_RANGES, pl.col("launch").cast(pl.String)))
+    launches = counters.launches.with_columns(own.alias("\0alone"))
     keys = [*keys, "\0alone"]
     first = (
         launches.group_by(keys, maintain_order=True).agg(first_launch=pl.col("launch").first()).with_row_index("group")
@@ -98,23 +102,12 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
 def titled(launches: pl.DataFrame) -> pl.DataFrame:
     """`name` and `full_name` of each launch as texts; ranges and graphs by their NVTX ranges, or by their number."""
     is_kernel = pl.col("kind").cast(pl.String) == "kernel"
-    which = pl.coalesce(_open_ranges(), pl.concat_str(pl.lit("#"), pl.col("launch")))
+    which = pl.coalesce(_OPEN_RANGES, pl.concat_str(pl.lit("#"), pl.col("launch")))
     title = pl.concat_str(pl.col("kind").cast(pl.String), pl.lit(" "), which)
     return launches.select(
         pl.when(is_kernel).then(pl.col(name).cast(pl.String)).otherwise(title).alias(name)
         for name in ("name", "full_name")
     )
-
-
-def _open_ranges() -> pl.Expr:
-    """The NVTX ranges in which a result was taken, as one text; null where there were none."""
-    return pl.when(pl.col("nvtx").list.len() > 0).then(pl.col("nvtx").list.join("/"))
-
-
-def _alone() -> pl.Expr:
-    """What keeps results apart beyond their names; null for kernels."""
-    own = pl.coalesce(_open_ranges(), pl.col("launch").cast(pl.String))
-    return pl.when(pl.col("kind").cast(pl.String) != "kernel").then(own)
 
 
 #: What a row can be.
@@ -162,19 +155,18 @@ def counters_summary(counters: KernelCounters, by: str = "group", metrics: Seque
     if by not in SUMMARY_KEYS:
         raise UsageError(f"a row cannot be a {by!r}; choose one of {', '.join(SUMMARY_KEYS)}")
     for name in metrics:
-        _require(counters, name)
+        if name not in counters.metrics.columns:
+            near = ", ".join(difflib.get_close_matches(name, counters.metrics.columns, n=3))
+            hint = f"; near it are {near}" if near else ""
+            raise UsageError(f"{counters.capture.source}: metric {name!r} was not collected{hint}")
     groups = group_launches(counters, ("launch",) if by == "launch" else GROUP_KEYS)
     taken = groups.counters
     frame = described(groups).with_columns(
         taken.launches["kind"].cast(pl.String), *(taken.values(name).alias(name) for name in metrics)
     )
-    facts, stalls = kernel_facts(taken), top_stalls(taken)
-    shown = (*SPEED_OF_LIGHT.columns, *LAUNCH_OCCUPANCY.columns[1:])
-    for part in (
-        facts.select(each.name for each in shown),
-        stalls.select("launch", top_stall="reason", top_stall_share="share"),
-        bounds_of(facts, stalls).drop("inconsistent"),
-    ):
+    shown = [each.name for each in (*SPEED_OF_LIGHT.columns, *LAUNCH_OCCUPANCY.columns[1:])]
+    facts = kernel_facts(taken).select(*shown, "top_stall", "top_stall_share")
+    for part in (facts, kernel_bounds(taken).drop("inconsistent")):
         frame = frame.join(part, on="launch", how="left", maintain_order="left")
     frame = frame.with_columns(launch="first_launch")
     if by == "group":
@@ -190,14 +182,6 @@ def described(groups: Groups) -> pl.DataFrame:
         launches["device"],
         *launches.select(SIZES),
     )
-
-
-def _require(counters: KernelCounters, name: str) -> None:
-    if name in counters.metrics.columns:
-        return
-    near = difflib.get_close_matches(name, counters.metrics.columns, n=3)
-    hint = f"; near it are {', '.join(near)}" if near else ""
-    raise UsageError(f"{counters.capture.source}: metric {name!r} was not collected{hint}")
 
 
 _NAMES: Final = ("name", "full_name")
@@ -240,27 +224,22 @@ def with_keys(one: pl.DataFrame, other: pl.DataFrame) -> tuple[pl.DataFrame, pl.
         )
         for frame in frames
     ]
-    codes = pl.concat(frame.select(KEY) for frame in spelled).unique(maintain_order=True).with_row_index("code")
-    joined = (
-        frame.join(codes, on=KEY, how="left", nulls_equal=True, maintain_order="left").with_columns(
-            pl.col("code").cast(pl.Int64)
-        )
-        for frame in spelled
+    codes = pl.concat(frame.select(KEY) for frame in spelled).unique(maintain_order=True)
+    codes = codes.with_row_index("code").cast({"code": pl.Int64})
+    first, second = (
+        frame.join(codes, on=KEY, how="left", nulls_equal=True, maintain_order="left") for frame in spelled
     )
-    first, second = joined
     return first, second
 
 
 def _spelled(full_names: pl.Series) -> pl.Series:
     """The function with its template arguments, without what tools write in different ways."""
-    distinct = full_names.unique().to_list()
-    return full_names.replace_strict(distinct, [_one_spelling(name) for name in distinct], return_dtype=pl.String)
-
-
-def _one_spelling(full_name: str) -> str:
-    parts = split_name(full_name)
-    plain = _OPTIONAL.sub("", f"{parts.function}<{parts.template}>").replace(" ", "")
-    return _WORDS.sub(lambda word: _SPELLED_AS[word.group()], plain)
+    spelled = {}
+    for name in full_names.unique().to_list():
+        parts = split_name(name)
+        plain = _OPTIONAL.sub("", f"{parts.function}<{parts.template}>").replace(" ", "")
+        spelled[name] = _WORDS.sub(lambda word: _SPELLED_AS[word.group()], plain)
+    return full_names.replace_strict(spelled, return_dtype=pl.String)
 
 
 #: When the profiled launches ran.

@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
+from warplens.analysis.counters.speedoflight import LAUNCH, either, measured, share, with_launch
 from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
@@ -212,7 +212,16 @@ def memory_access(counters: KernelCounters) -> pl.DataFrame:
         (`memory_l2_theoretical_sectors_global`, source counters) or else from the bytes used per sector; conflicts from
         the instructions' wavefronts (`memory_l1_wavefronts_shared`) or else from the bank-conflict counters.
     """
-    frame = with_launch(counters, **_global_accesses(counters), **_shared_accesses(counters), **_caches(counters))
+    frame = with_launch(
+        counters,
+        **_global_accesses(counters),
+        **_shared_accesses(counters),
+        l1_hit_share=share(counters, "l1tex__t_sector_hit_rate.pct"),
+        l2_hit_share=share(counters, "lts__t_sector_hit_rate.pct"),
+        dram_read_bytes=measured(counters, "dram__bytes_read.sum"),
+        dram_write_bytes=measured(counters, "dram__bytes_write.sum"),
+        dram_bytes_per_s=measured(counters, "dram__bytes.sum.per_second"),
+    )
     waste = pl.col("global_sectors_excessive") / pl.col("global_sectors")
     pieces = pl.col("global_load_sectors"), pl.col("global_store_sectors")
     used = pl.sum_horizontal(
@@ -249,12 +258,9 @@ def _global_accesses(counters: KernelCounters) -> dict[str, pl.Series]:
         requests = measured(counters, f"l1tex__t_requests_pipe_lsu_{_GLOBAL}{op}.sum", instructions)
         sectors = measured(counters, f"l1tex__t_sectors_pipe_lsu_{_GLOBAL}{op}.sum")
         ratio = measured(counters, f"l1tex__average_t_sectors_per_request_pipe_lsu_{_GLOBAL}{op}.ratio")
-        per_request = sectors / requests
         columns[f"global_{way}_requests"] = requests
-        columns[f"global_{way}_sectors"] = sectors.zip_with(sectors.is_not_null(), ratio * requests)
-        columns[f"global_{way}_sectors_per_request"] = per_request.zip_with(per_request.is_not_null(), ratio).fill_nan(
-            None
-        )
+        columns[f"global_{way}_sectors"] = either(sectors, ratio * requests)
+        columns[f"global_{way}_sectors_per_request"] = either(sectors / requests, ratio)
         used = measured(counters, f"smsp__sass_average_data_bytes_per_sector_{_GLOBAL}{op}.ratio")
         columns[f"global_{way}_bytes_per_sector"] = used.zip_with(used > 0, used.clear(used.len()))
     local = measured(counters, "sass__inst_executed_local_loads", "smsp__sass_inst_executed_op_local_ld.sum")
@@ -276,7 +282,6 @@ def _shared_accesses(counters: KernelCounters) -> dict[str, pl.Series]:
     excessive = wavefronts - measured(counters, "memory_l1_wavefronts_shared_ideal")
     by_bank = measured(counters, "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
     by_pipe = measured(counters, "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")
-    exact = excessive.is_not_null()
     # Loads that conflict are not half as bad for stores that do not.
     ways = []
     for op in ("ld", "st"):
@@ -285,20 +290,10 @@ def _shared_accesses(counters: KernelCounters) -> dict[str, pl.Series]:
         ways.append((passes / needed).zip_with(needed > 0, needed.clear(needed.len())))
     return {
         "shared_ways": pl.DataFrame(dict(zip("ls", ways, strict=True))).max_horizontal(),
-        "shared_wavefronts": wavefronts.zip_with(exact, by_pipe),
-        "shared_excessive": excessive.zip_with(exact, by_bank),
+        "shared_wavefronts": wavefronts.zip_with(excessive.is_not_null(), by_pipe),
+        "shared_excessive": either(excessive, by_bank),
         "elapsed_cycles": measured(
             counters, "l1tex__cycles_elapsed.avg", "sm__cycles_elapsed.avg", "gpc__cycles_elapsed.max"
         ),
         "sm_count": measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count"),
-    }
-
-
-def _caches(counters: KernelCounters) -> dict[str, pl.Series]:
-    return {
-        "l1_hit_share": share(counters, "l1tex__t_sector_hit_rate.pct"),
-        "l2_hit_share": share(counters, "lts__t_sector_hit_rate.pct"),
-        "dram_read_bytes": measured(counters, "dram__bytes_read.sum"),
-        "dram_write_bytes": measured(counters, "dram__bytes_write.sum"),
-        "dram_bytes_per_s": measured(counters, "dram__bytes.sum.per_second"),
     }

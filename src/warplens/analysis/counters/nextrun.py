@@ -13,6 +13,7 @@ import polars as pl
 from warplens.analysis.counters.coverage import Coverage, recorded_launches
 from warplens.analysis.counters.groups import counters_summary
 from warplens.analysis.counters.speedoflight import measured
+from warplens.analysis.frames import number
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
@@ -199,7 +200,9 @@ def next_run(
     Raises:
         UsageError: the version cannot be read.
     """
-    gap = max((_unprofiled(coverage), _unexplained(counters, coverage.ranking)), key=lambda found: found.share)
+    missing = coverage.groups.filter(pl.col("matched") != "exact").with_columns(worth="share")
+    unprofiled = _Gap(missing, _FOR_A_BOUND, float(missing["share"].sum()), is_new=True)
+    gap = max((unprofiled, _unexplained(counters, coverage.ranking)), key=lambda found: found.share)
     if gap.share < _LEAST_GAP:
         return no_run(counters, version, "nothing is missing that is worth a twentieth of the kernel time")
     return _run(counters, gap, _cheapest(gap, timeline, window), version)
@@ -233,11 +236,6 @@ def next_sections(counters: KernelCounters) -> NextRun:
     return _run(counters, gap, chosen, None)
 
 
-def _unprofiled(coverage: Coverage) -> _Gap:
-    groups = coverage.groups.filter(pl.col("matched") != "exact").with_columns(worth="share")
-    return _Gap(groups, _FOR_A_BOUND, float(groups["share"].sum()), is_new=True)
-
-
 def _unexplained(counters: KernelCounters, ranking: pl.DataFrame) -> _Gap:
     """Profiled kernels of the bound that loses most, with the sections on it that were not collected."""
     gaps = [_Gap(ranking.with_columns(worth="share"), (), 0.0, is_new=False)]
@@ -269,12 +267,12 @@ def _cheapest(gap: _Gap, timeline: Timeline, window: Window) -> Choice:
         choices = list(_choices(gap, launches.filter(visible), shapes, ("--nvtx", "--nvtx-include", step), skips=False))
     if not any(choice.worth >= _ENOUGH_OF_GAP * gap.share for choice in choices):
         choices += _choices(gap, launches, shapes, _profiler_start(timeline), skips=True)
-    return max(choices, key=lambda choice: (choice.worth >= _ENOUGH_OF_GAP * gap.share, *_order(gap, choice)))
 
+    def order(choice: Choice) -> tuple[bool, float, float]:
+        enough = choice.worth >= _ENOUGH_OF_GAP * gap.share
+        return (True, -choice.launches, choice.worth) if enough else (False, choice.worth, -choice.launches)
 
-def _order(gap: _Gap, choice: Choice) -> tuple[float, float]:
-    enough = choice.worth >= _ENOUGH_OF_GAP * gap.share
-    return (-choice.launches, choice.worth) if enough else (choice.worth, -choice.launches)
+    return max(choices, key=order)
 
 
 def _choices(
@@ -325,12 +323,7 @@ def _profiler_start(timeline: Timeline) -> tuple[str, ...]:
     """Where the program itself starts the profiler, and nothing was recorded before, ncu must wait for it, too."""
     calls, work = timeline.trace.api_calls, timeline.work
     starts = calls.filter(pl.col("name").cast(pl.String).str.contains("ProfilerStart", literal=True))["start_ns"]
-    first_launch = work["launch_start_ns"].min()
-    if starts.len() and first_launch is not None and _number(starts.min()) < _number(first_launch):
+    start, first_launch = number(starts.min()), number(work["launch_start_ns"].min())
+    if start is not None and first_launch is not None and start < first_launch:
         return ("--profile-from-start", "off")
     return ()
-
-
-def _number(value: object) -> int:
-    assert isinstance(value, int)
-    return value

@@ -10,7 +10,7 @@ from typing import Final
 
 import polars as pl
 
-from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
+from warplens.analysis.counters.speedoflight import LAUNCH, either, measured, share, with_launch
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import KernelCounters
@@ -208,11 +208,6 @@ def theoretical_occupancy(configurations: pl.DataFrame) -> pl.DataFrame:
         found = ", ".join(f"{major}.{minor}" for major, minor in unknown)
         supported = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
         raise UsageError(f"occupancy of compute capability {found} is not known; known are {supported}")
-    return OCCUPANCY.checked(_with_occupancy(known))
-
-
-def _with_occupancy(known: pl.DataFrame) -> pl.DataFrame:
-    """Adds the columns of `OCCUPANCY` to configurations beside the limits of their multiprocessors."""
     frame = _with_blocks(known)
     full = pl.col("warps_per_sm") >= pl.col("sm_warps")
     fits = {limiter: blocks > pl.col("blocks_per_sm") for limiter, blocks in _BLOCKS_BY.items()}
@@ -227,7 +222,7 @@ def _with_occupancy(known: pl.DataFrame) -> pl.DataFrame:
     fits["barriers"] |= (by_barriers > pl.col("blocks_per_sm")).fill_null(value=True)
     limiting = pl.concat_list(pl.when(~more).then(pl.lit(limiter)) for limiter, more in fits.items())
     frame = frame.with_columns(co_limiters=pl.when(~full).then(limiting.list.drop_nulls()))
-    return _with_next_step(frame.with_columns(limiter=pl.col("co_limiters").list.first()))
+    return OCCUPANCY.checked(_with_next_step(frame.with_columns(limiter=pl.col("co_limiters").list.first())))
 
 
 #: By limiter, the blocks that fit by it.
@@ -310,34 +305,30 @@ def _with_next_step(frame: pl.DataFrame) -> pl.DataFrame:
 
 def launch_configurations(counters: KernelCounters) -> pl.DataFrame:
     """How each launch was configured: `CONFIGURATIONS` beside `launch`, for the launches that say all of it."""
+    capability = next((device.compute_capability for device in counters.capture.devices), None) or (None, None)
+    attribute = "device__attribute_compute_capability_"
     configured = with_launch(
         counters,
-        major=measured(counters, "device__attribute_compute_capability_major"),
-        minor=measured(counters, "device__attribute_compute_capability_minor"),
-        threads_per_block=measured(counters, "launch__block_size"),
+        major=measured(counters, f"{attribute}major"),
+        minor=measured(counters, f"{attribute}minor"),
+        # Part of every launch's identity, whether or not launch statistics were collected.
+        threads_per_block=either(
+            measured(counters, "launch__block_size"),
+            counters.launches.select(BLOCK_THREADS.cast(pl.Float64)).to_series(),
+        ),
         registers_per_thread=measured(counters, "launch__registers_per_thread"),
         shared_bytes_per_block=measured(counters, "launch__shared_mem_per_block_static")
         + measured(counters, "launch__shared_mem_per_block_dynamic"),
         barriers=measured(counters, "launch__barrier_count"),
         carveout_bytes=measured(counters, "launch__shared_mem_config_size"),
     )
+    stated = (pl.lit(number, dtype=pl.Float64) for number in capability)
+    configured = configured.with_columns(map(pl.coalesce, ("major", "minor"), stated))
     whole = pl.exclude("launch").round().cast(pl.Int64, strict=False)  # a damaged report may hold any number
-    configured = _with_block_sizes(counters, configured).with_columns(whole)
     required = [column.name for column in CONFIGURATIONS.columns if not column.nullable]
     # Of ranges and graphs, these are means or maxima over the kernels in them, and belong to no launch.
-    configured = configured.filter(_of_kernels(counters))
+    configured = configured.with_columns(whole).filter(_of_kernels(counters))
     return configured.drop_nulls(required).filter(pl.col("threads_per_block") > 0)
-
-
-def _with_block_sizes(counters: KernelCounters, configured: pl.DataFrame) -> pl.DataFrame:
-    """The threads of a block are part of every launch's identity, whether or not launch statistics were collected."""
-    of_launch = counters.launches.select(BLOCK_THREADS.cast(pl.Float64)).to_series()
-    capability = next((device.compute_capability for device in counters.capture.devices), None)
-    return configured.with_columns(
-        threads_per_block=pl.coalesce("threads_per_block", of_launch),
-        major=pl.coalesce("major", pl.lit(capability[0] if capability else None, dtype=pl.Float64)),
-        minor=pl.coalesce("minor", pl.lit(capability[1] if capability else None, dtype=pl.Float64)),
-    )
 
 
 def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
@@ -355,15 +346,18 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
         [known.select("launch"), theoretical_occupancy(known.select(c.name for c in CONFIGURATIONS.columns))],
         how="horizontal",
     )
+    # Launches without clusters say 0 for their size, or 1 block.
+    size, active = (measured(counters, f"launch__cluster_{what}") for what in ("size", "max_active"))
+    none = size.clear(size.len())
+    sm_count = measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count")
     frame = with_launch(
         counters,
         reported_share=share(counters, "sm__maximum_warps_per_active_cycle_pct"),
         achieved_share=share(counters, "sm__warps_active.avg.pct_of_peak_sustained_active"),
         grid_blocks=counters.launches.select(GRID_BLOCKS).to_series(),
-        sm_count=measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count").cast(
-            pl.Int64, strict=False
-        ),
-        **_clusters(counters),
+        sm_count=sm_count.cast(pl.Int64, strict=False),
+        cluster_blocks=size.zip_with(size > 1, none).cast(pl.Int64, strict=False),
+        cluster_max_active=active.zip_with((size > 1) & (active > 0), none).cast(pl.Int64, strict=False),
     )
     frame = frame.join(occupancy, on="launch", how="left", maintain_order="left")
     fitting = pl.col("blocks_per_sm") * pl.col("sm_count")
@@ -375,41 +369,22 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
     computed = pl.when(fitting > 0).then(
         pl.col("grid_blocks") / pl.when(clustered).then(in_clusters).otherwise(fitting)
     )
-    reported = measured(counters, "launch__waves_per_multiprocessor").alias("reported_waves")
     of_kernels = _of_kernels(counters)
-    told = ("reported_share", "grid_blocks", "cluster_blocks", "cluster_max_active", "cluster_share")
-    frame = frame.with_columns(pl.when(of_kernels).then(pl.col(told)))
-    frame = frame.with_columns(reported.zip_with(of_kernels, reported.clear(reported.len()))).with_columns(
-        waves=pl.coalesce(computed, "reported_waves")
+    told = ("reported_share", "grid_blocks", "cluster_blocks", "cluster_max_active", "cluster_share", "reported_waves")
+    reported = measured(counters, "launch__waves_per_multiprocessor").alias("reported_waves")
+    frame = frame.with_columns(reported).with_columns(pl.when(of_kernels).then(pl.col(told)))
+    waves = pl.coalesce(computed, "reported_waves")
+    # A last wave that is not full takes as long as a full one: 1 / (full waves + 1) of the run time.
+    untold = waves.is_null() | (pl.col("cluster_blocks").is_not_null() & ~clustered)
+    partial = (waves > 1) & (waves > waves.floor())
+    tail_share = pl.when(~untold).then(pl.when(partial).then(1 / (waves.floor() + 1)).otherwise(0.0))
+    return LAUNCH_OCCUPANCY.checked(
+        frame.with_columns(waves=waves, tail_share=tail_share, inconsistent=_contradiction())
     )
-    return LAUNCH_OCCUPANCY.checked(frame.with_columns(tail_share=_tail_share(), inconsistent=_contradiction()))
 
 
 def _of_kernels(counters: KernelCounters) -> pl.Series:
     return counters.launches["kind"].cast(pl.String) == "kernel"
-
-
-def _clusters(counters: KernelCounters) -> dict[str, pl.Series]:
-    """Size of the clusters of each launch and how many fit; null for launches without (the tool says 0, or 1 block)."""
-    size, active = (measured(counters, f"launch__cluster_{what}") for what in ("size", "max_active"))
-    none = size.clear(size.len())
-    return {
-        "cluster_blocks": size.zip_with(size > 1, none).cast(pl.Int64, strict=False),
-        "cluster_max_active": active.zip_with((size > 1) & (active > 0), none).cast(pl.Int64, strict=False),
-    }
-
-
-def _tail_share() -> pl.Expr:
-    """A last wave that is not full takes as long as a full one: 1 / (full waves + 1) of the run time."""
-    waves = pl.col("waves")
-    partial = waves - waves.floor()
-    return (
-        pl.when(waves.is_null() | (pl.col("cluster_blocks").is_not_null() & pl.col("cluster_max_active").is_null()))
-        .then(None)
-        .when((waves > 1) & (partial > 0))
-        .then(1 / (waves.floor() + 1))
-        .otherwise(0.0)
-    )
 
 
 def _contradiction() -> pl.Expr:

@@ -1,6 +1,8 @@
 """Roofline: measured work and traffic of each kernel against what the GPU could do, at each level of memory.
 
-The work of tensor cores is counted by number format, each with the rate that the GPU has for it.
+`roofline` gives every kind of arithmetic and level of a launch; `roofline_points` is what a chart shows: a point for
+each group of launches at each level, and the roofs over them. The work of tensor cores is counted by number format,
+each with the rate that the GPU has for it.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from typing import Final
 
 import polars as pl
 
+from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
+from warplens.analysis.counters.groups import SUMMARY, described, group_launches
 from warplens.analysis.counters.speedoflight import LAUNCH, measured, share, with_launch
 from warplens.errors import UsageError
-from warplens.profile.columns import column, optional, table
+from warplens.profile.columns import KERNEL_NAME, column, optional, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 
@@ -171,22 +175,11 @@ GIVEN: Final = "given by the user"
 _MIXED: Final = f"one {GIVEN}, the other from {REPORTED}"
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Instructions of one kind of arithmetic, with the operations that one stands for."""
-
-    operations: dict[str, int]
-    peak: str
-    peak_operations: int
-
-
-#: A fused multiply-add is two operations. A half-precision instruction works on two values where the tool says so
-#: (`…_x4`), which it does since its metrics count packed instructions once.
-_WORK: Final = {
-    "fp64": _Work({"dadd": 1, "dmul": 1, "dfma": 2}, "dfma", 2),
-    "fp32": _Work({"fadd": 1, "fmul": 1, "ffma": 2}, "ffma", 2),
-    "fp16": _Work({"hadd": 1, "hmul": 1, "hfma": 2}, "hfma", 2),
-}
+#: First letters of the instructions of a kind of arithmetic (`dadd`, `dmul`, `dfma`). A half-precision one works on two
+#: values where the tool says so (`…_x4`), which it does since its metrics count packed instructions once.
+_LETTERS: Final = {"fp64": "d", "fp32": "f", "fp16": "h"}
+#: Operations that one of them stands for: a fused multiply-add is two.
+_OPERATIONS: Final = {"add": 1, "mul": 1, "fma": 2}
 _PACKED_MARK: Final = "derived__sm__sass_thread_inst_executed_op_hfma_pred_on_x4"
 
 
@@ -268,13 +261,14 @@ def _work(counters: KernelCounters, precision: str) -> pl.DataFrame | None:
     clock = measured(counters, "sm__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
     if precision == "tensor":
         return tensor_work(counters, clock)
-    work = _WORK[precision]
+    letter = _LETTERS[precision]
     packed = 2 if precision == "fp16" and _PACKED_MARK in counters.metrics.columns else 1
     own_clock = measured(counters, "smsp__cycles_elapsed.avg.per_second", "sm__cycles_elapsed.avg.per_second")
     flops = pl.Series("flops", [0.0] * counters.launches.height)
-    for name, operations in work.operations.items():
-        flops += measured(counters, f"smsp__{_THREAD}{name}_pred_on.sum.per_cycle_elapsed") * operations * packed
-    peak = measured(counters, f"sm__{_THREAD}{work.peak}_pred_on.sum.peak_sustained") * work.peak_operations * packed
+    for name, operations in _OPERATIONS.items():
+        counted = measured(counters, f"smsp__{_THREAD}{letter}{name}_pred_on.sum.per_cycle_elapsed")
+        flops += counted * operations * packed
+    peak = measured(counters, f"sm__{_THREAD}{letter}fma_pred_on.sum.peak_sustained") * _OPERATIONS["fma"] * packed
     if flops.null_count() == flops.len() or peak.null_count() == peak.len():
         return None
     frame = with_launch(counters, flops_per_s=flops * own_clock, peak_flops_per_s=peak * clock)
@@ -302,3 +296,156 @@ def _traffic(counters: KernelCounters, level: str) -> pl.DataFrame:
         clock = measured(counters, "l1tex__cycles_elapsed.avg.per_second")
     frame = with_launch(counters, bytes_per_s=traffic, peak_bytes_per_s=peak * clock)
     return frame.with_columns(level=pl.lit(level))
+
+
+_AT_LEVELS: Final = tuple(
+    column
+    for level, name in zip(
+        LEVELS, ("dram", "l2, in the busier direction; of its busiest part in `counters`", "l1"), strict=True
+    )
+    for column in (
+        Column(
+            f"{level}_intensity",
+            pl.Float64,
+            f"FLOPs per byte through {level}; null: no bytes",
+            nullable=True,
+            title=f"FLOP/B {level.upper()}",
+        ),
+        Column(f"{level}_share", pl.Float64, f"of the peak bandwidth of {name}", nullable=True),
+    )
+)
+
+POINTS: Final = table(
+    "roofline_points",
+    "a group of launches of one kernel with one grid and block, with medians over them; the most expensive first",
+    SUMMARY.only("launch launches").columns,
+    KERNEL_NAME,
+    SUMMARY.only("full_name device grid block total_ns").columns,
+    column("precision", help="arithmetic nearest to its own peak; null: none was counted", nullable=True),
+    ROOFLINE.only("format sparse").columns,
+    optional(
+        flops_per_s=("achieved, of that arithmetic", "Achieved"),
+        peak_flops_per_s="the flat roof at the measured clock",
+        compute_share="of that roof",
+    ),
+    _AT_LEVELS,
+    column("roof", nullable=True),
+    optional(
+        roof_flops_per_s=("that roof at its intensity: the most it could achieve", "allows"),
+        roof_share=("how much of it was reached", "Reached"),
+        distance_share="how much of it is missing; 0 where counters pass it",
+        ridge="intensity at which the roofs of DRAM and arithmetic meet",
+    ),
+    column("side", help="of that ridge: `memory` left, `compute` right", nullable=True),
+    BOUNDS.only("bound unit").columns,
+    column("uncounted_tensor", help="tensor cores worked, but their operations were not collected"),
+)
+
+ROOFS: Final = table(
+    "roofs",
+    "one roof of a report",
+    column("roof", help="`compute`, or a level of memory"),
+    column("precision", help="of a roof of arithmetic", nullable=True),
+    column("format", help="tensor: data type of the factors", nullable=True),
+    column("sparse", help="tensor: of products with zeros left out", nullable=True),
+    Column("peak", pl.Float64, "FLOPs a second, or bytes a second: the highest that held for a point"),
+    Column("least_peak", pl.Float64, "the lowest: clocks differ between launches where they are not locked"),
+    "points",
+    column("source", help="where it comes from", title="Only in"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Roofline:
+    """Groups of launches under the roofs of their GPU."""
+
+    points: pl.DataFrame  #: `POINTS`, every group, with or without counters for it
+    roofs: pl.DataFrame  #: `ROOFS`; arithmetic that no group did is not among them
+
+    @property
+    def placed(self) -> pl.DataFrame:
+        """The points that have a place in a chart: with arithmetic, and bytes through a level of memory."""
+        some = pl.any_horizontal(pl.col(f"{level}_intensity") > 0 for level in LEVELS)
+        return self.points.filter(pl.col("precision").is_not_null() & some)
+
+
+def roofline_points(counters: KernelCounters, ceilings: Mapping[str, float] | None = None) -> Roofline:
+    """Where each group of launches stands under the hierarchical roofline of its GPU.
+
+    What a kernel can achieve at most is the lowest of its roofs: the peak of its arithmetic, and for each level of
+    memory the intensity against that level times its bandwidth (C. Yang, T. Kurth, S. Williams, "Hierarchical Roofline
+    analysis for GPUs", CCPE 32(20), 2020). The nearest roof is the one of which the largest share was reached. A kernel
+    with several kinds of arithmetic is measured by the one that came nearest to its own peak.
+
+    Args:
+        ceilings: see `roofline`.
+
+    Raises:
+        UsageError: there is no roof of such a name.
+    """
+    taken = group_launches(counters)
+    under = roofline(taken.counters, ceilings)
+    main = under.filter("main").unique("launch", keep="first", maintain_order=True)
+    arithmetic = main.select(
+        "launch", "precision", "format", "sparse", "flops_per_s", "peak_flops_per_s",
+        compute_share=pl.col("flops_per_s") / pl.col("peak_flops_per_s"),
+    )  # fmt: skip
+    frame = described(taken).join(arithmetic, on="launch", how="left", maintain_order="left")
+    for level in LEVELS:
+        rows = under.filter(pl.col("level") == level).unique("launch", keep="first", maintain_order=True)
+        moved = rows.select("launch", **{f"{level}_bytes": "bytes_per_s", f"{level}_peak": "peak_bytes_per_s"})
+        frame = frame.join(moved, on="launch", how="left", maintain_order="left")
+    uncounted = under.group_by("launch").agg(pl.col("uncounted_tensor").any())
+    bounds = kernel_bounds(taken.counters).select("launch", "bound", "unit")
+    for more in (uncounted, bounds):
+        frame = frame.join(more, on="launch", how="left", maintain_order="left")
+    points = _with_nearest_roof(frame).with_columns(
+        pl.col("uncounted_tensor").fill_null(value=False), launch="first_launch"
+    )
+    points = points.sort("total_ns", "launch", descending=[True, False], nulls_last=True)
+    return Roofline(POINTS.checked(points), _roofs(under, ceilings or {}))
+
+
+def _with_nearest_roof(frame: pl.DataFrame) -> pl.DataFrame:
+    moved = {level: (pl.col(f"{level}_bytes"), pl.col(f"{level}_peak")) for level in LEVELS}
+    flops = pl.col("flops_per_s")
+    frame = frame.with_columns(
+        *(pl.when(size > 0).then(flops / size).alias(f"{level}_intensity") for level, (size, _) in moved.items()),
+        *((size / peak).alias(f"{level}_share") for level, (size, peak) in moved.items()),
+        ridge=pl.col("peak_flops_per_s") / pl.col("dram_peak"),
+    )
+    shares = {"compute": pl.col("compute_share"), **{level: pl.col(f"{level}_share") for level in LEVELS}}
+    reached = pl.max_horizontal(*shares.values())
+    nearest = pl.coalesce(
+        *(pl.when((share == reached) & (reached > 0)).then(pl.lit(roof)) for roof, share in shares.items())
+    )
+    return frame.with_columns(
+        roof=nearest,
+        roof_share=reached,
+        distance_share=(1 - reached).clip(0.0, 1.0),
+        roof_flops_per_s=pl.when(reached > 0).then(flops / reached),
+        side=pl.when(flops.is_null() | pl.col("ridge").is_null())
+        .then(None)
+        .when(pl.col("dram_intensity").is_null() | (pl.col("dram_intensity") >= pl.col("ridge")))
+        .then(pl.lit("compute"))
+        .otherwise(pl.lit("memory")),
+    )
+
+
+def _roofs(under: pl.DataFrame, ceilings: Mapping[str, float]) -> pl.DataFrame:
+    """The roofs that a point stands under, arithmetic first."""
+    flat = under.filter("main").unique("launch", keep="first", maintain_order=True)
+    slopes = under.unique(["launch", "level"], keep="first", maintain_order=True).filter(pl.col("bytes_per_s") > 0)
+    keys = ("roof", "precision", "format", "sparse")
+    flat = flat.select(*keys[1:], roof=pl.lit("compute"), peak="peak_flops_per_s")
+    rows = pl.concat([flat, slopes.select(roof="level", peak="peak_bytes_per_s")], how="diagonal")
+    found = rows.group_by(keys, maintain_order=True).agg(
+        peak=pl.col("peak").max(),
+        least_peak=pl.col("peak").min(),
+        points=pl.len().cast(pl.Int64),
+    )
+    given = pl.coalesce("precision", "roof").is_in(list(ceilings))
+    found = found.with_columns(source=pl.when(given).then(pl.lit(GIVEN)).otherwise(pl.lit(REPORTED)))
+    order = {name: place for place, name in enumerate(("compute", *LEVELS))}
+    place = pl.col("roof").replace_strict(order, return_dtype=pl.Int64)
+    return ROOFS.checked(found.sort(place, "peak", descending=[False, True]))

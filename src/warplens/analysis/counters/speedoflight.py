@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import polars as pl
@@ -25,8 +26,13 @@ def measured(counters: KernelCounters, *names: str) -> pl.Series:
     for name in names:
         if name in counters.metrics.columns and values.null_count():
             found = counters.values(name).cast(pl.Float64, strict=False)
-            values = values.zip_with(values.is_not_null(), found.fill_nan(None).rename(values.name))
+            values = either(values, found.rename(values.name))
     return values
+
+
+def either(first: pl.Series, second: pl.Series) -> pl.Series:
+    """The first where it was collected, else the second; null for NaN."""
+    return first.zip_with(first.is_not_null(), second).fill_nan(None)
 
 
 def share(counters: KernelCounters, *names: str) -> pl.Series:
@@ -176,41 +182,26 @@ def throughput_breakdown(counters: KernelCounters) -> pl.DataFrame:
     Returns:
         `BREAKDOWN`, sorted by launch, side and falling share.
     """
-    parts = [part for side in (COMPUTE, MEMORY) for part in _parts(counters, side)]
-    if not parts:
-        return BREAKDOWN.empty()
+    parts = [BREAKDOWN.empty()]
+    metrics = [name for name in counters.metrics.columns if name.endswith(_OF_PEAK) and not re.search(_SUMS, name)]
+    for side, patterns in _UNITS.items():
+        total = share(counters, _THROUGHPUTS[side])
+        named = "," + text(counters, f"breakdown:{_THROUGHPUTS[side]}") + ","
+        for metric in metrics:
+            unit = next((unit for pattern, unit in patterns if re.search(pattern, metric)), None)
+            if unit is not None:
+                value = share(counters, metric)
+                listed = named.str.contains(f",{metric},", literal=True).fill_null(value=False)
+                part = with_launch(counters, share=value).filter((named.is_null() & (value <= total)) | listed)
+                watched = {"side": pl.lit(side), "unit": pl.lit(unit), "metric": pl.lit(metric)}
+                parts.append(part.drop_nulls().select("launch", **watched, share=pl.col("share")))
     # Where two say the same (the tensor pipe and its one kind of instruction), the first pattern names it.
     order = {unit: rank for side in _UNITS.values() for rank, (_, unit) in enumerate(side)}
-    ranked = pl.concat(parts).with_columns(rank=pl.col("unit").replace_strict(order, return_dtype=pl.Int64))
+    rank = pl.col("unit").replace_strict(order, return_dtype=pl.Int64)
+    falling = [False, False, True, False]
     return BREAKDOWN.checked(
-        ranked.sort("launch", "side", "share", "rank", descending=[False, False, True, False], maintain_order=True)
+        pl.concat(parts).sort("launch", "side", "share", rank, descending=falling, maintain_order=True)
     )
-
-
-def _parts(counters: KernelCounters, side: str) -> list[pl.DataFrame]:
-    """For each part of one side, its share of every launch that it counts for."""
-    total = share(counters, _THROUGHPUTS[side])
-    named = "," + text(counters, f"breakdown:{_THROUGHPUTS[side]}") + ","
-    unnamed = named.is_null()
-    found = []
-    for metric, unit in _units(counters, side).items():
-        value = share(counters, metric)
-        counts = (unnamed & (value <= total)) | named.str.contains(f",{metric},", literal=True).fill_null(value=False)
-        frame = with_launch(counters, share=value).with_columns(
-            side=pl.lit(side), unit=pl.lit(unit), metric=pl.lit(metric)
-        )
-        found.append(frame.filter(counts & value.is_not_null()))
-    return found
-
-
-def _units(counters: KernelCounters, side: str) -> dict[str, str]:
-    """The collected metrics that watch a part of this side, each with the part."""
-    patterns = _UNITS[side]
-    names = pl.Series("metric", counters.metrics.columns, dtype=pl.String)
-    names = names.filter(names.str.ends_with(_OF_PEAK) & ~names.str.contains(_SUMS))
-    unit = pl.coalesce(*(pl.when(pl.col("metric").str.contains(regex)).then(pl.lit(name)) for regex, name in patterns))
-    known = names.to_frame().with_columns(unit=unit).drop_nulls()
-    return dict(known.iter_rows())
 
 
 INSTRUCTIONS: Final = table(
@@ -264,17 +255,15 @@ def instruction_use(counters: KernelCounters) -> pl.DataFrame:
         with_launch(
             counters,
             instructions=executed,
-            threads_per_instruction=active.zip_with(
-                active.is_not_null(), (measured(counters, "thread_inst_executed") / executed).fill_nan(None)
-            ),
-            predicated_threads_per_instruction=unmasked.zip_with(
-                unmasked.is_not_null(), (measured(counters, "thread_inst_executed_true") / executed).fill_nan(None)
+            threads_per_instruction=either(active, measured(counters, "thread_inst_executed") / executed),
+            predicated_threads_per_instruction=either(
+                unmasked, measured(counters, "thread_inst_executed_true") / executed
             ),
             full_warp_threads=(threads / warps).fill_nan(None),
             uniform_branch_share=share(counters, "smsp__sass_average_branch_targets_threads_uniform.pct"),
             divergent_branches=measured(counters, "smsp__sass_branch_targets_threads_divergent.sum"),
-            issue_active_share=issue_active.zip_with(
-                issue_active.is_not_null(), share(counters, "smsp__issue_active.avg.pct_of_peak_sustained_active")
+            issue_active_share=either(
+                issue_active, share(counters, "smsp__issue_active.avg.pct_of_peak_sustained_active")
             ),
             issue_elapsed_share=share(counters, f"sm__issue_active{_ELAPSED}", f"sm__inst_issued{_ELAPSED}"),
             tensor_share=share(counters, f"sm__pipe_tensor_cycles_active{_ELAPSED}"),

@@ -16,7 +16,7 @@ from warplens.analysis.categories import CLASSES, class_table
 from warplens.analysis.frames import numbered
 from warplens.analysis.headroom.shapes import bytes_of_all, largest_tensor
 from warplens.analysis.operators.places import module_name
-from warplens.analysis.operators.program import LEVELS, levels_of_work
+from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.timebudget import TimeBudget
 from warplens.analysis.timeline import Timeline

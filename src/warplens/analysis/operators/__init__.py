@@ -1,7 +1,7 @@
 """A framework's operators (PyTorch's `aten::linear`, …): host time, GPU time, and what the backward pass adds to each.
 
-`autograd` nests the operators of each thread and links backward operators to forward ones, `places` names the part of
-the program (module, annotation, operator, Python function) that GPU work belongs to, `program` and `statistics` are
-the answers. New questions about operators go here; what knows no operators belongs one level up. May import the rest of
-`warplens.analysis` and `warplens.profile`.
+`places` nests the operators of each thread, links backward operators to forward ones, and names the part of the program
+(module, annotation, operator, Python function) that GPU work belongs to; `statistics` holds the answers. New questions
+about operators go here; what knows no operators belongs one level up. May import the rest of `warplens.analysis` and
+`warplens.profile`.
 """

@@ -1,7 +1,8 @@
 """Operators, modules and Python functions with their host time, their GPU time, and that of their backward pass.
 
 GPU figures count the work that begins in the window. Host figures count the operators whose first GPU work does, and
-those without any that begin in it themselves: so a step has all of its operators, however far the host runs ahead.
+those without any that begin in it themselves: so a step has all of its operators, however far the host runs ahead. A
+part's backward time is that of the backward operators whose forward operator ran in it.
 
 Inclusive times never count a thing twice: an operator inside another one of the same name adds nothing to the name's
 host or GPU time. (`torch.profiler`'s tables add both.) `aten::mm` runs in the forward pass, and again to compute its
@@ -10,37 +11,403 @@ own gradient: that work is GPU time and backward time of `aten::mm`, and once in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from warplens.analysis.frames import sum_by
 from warplens.analysis.intervals import Intervals, clip, total, union
-from warplens.analysis.operators.program import (
-    LEVELS,
-    OPERATORS,
-    Nodes,
-    by_group,
-    by_path,
-    counted,
-    finished,
-    levels_of_work,
-    module_rows,
-    python_rows,
-)
+from warplens.analysis.operators.places import Places, module_name
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.trees import NO_RANGE
-from warplens.analysis.window import Window
+from warplens.analysis.trees import NO_RANGE, Forest, depth_first, name_paths, nearest
+from warplens.analysis.window import Window, generic_name, is_step_name, phase_of_name
 from warplens.errors import UsageError
-from warplens.profile.schema import Bools, name_categories
+from warplens.profile.columns import column, table
+from warplens.profile.schema import Bools, Column, Int64s, name_categories, name_labels
 
 #: Autograd's node that adds a gradient to the parameter's; it has no forward operator.
 _ACCUMULATION: Final = "torch::autograd::AccumulateGrad"
 
 #: What makes a row.
 GROUPINGS: Final = ("name", "shapes", "tree", "module", "python")
+
+
+#: What names a place in the program, the finest first.
+LEVELS: Final = ("module", "annotation", "operator", "none")
+
+OPERATORS: Final = table(
+    "operators",
+    "One operator name, path of names, part of the program or Python function. `warplens operators`.",
+    "id parent depth",
+    column(
+        "level",
+        help="with `--by module` what the row is: `module`, `annotation`, `operator` (an outermost one) or `none`;"
+        " else null",
+        title="Is a",
+    ),
+    "name input_shapes input_types calls host_ns",
+    Column(
+        "api_ns",
+        pl.Int64,
+        "part of `host_ns` in CUDA API calls; null for modules and Python functions",
+        title="In CUDA",
+    ),
+    Column(
+        "host_self_ns",
+        pl.Int64,
+        "host time in neither operators inside nor CUDA API calls of its own; null for modules and Python functions",
+        title="Framework",
+    ),
+    "gpu_ns",
+    Column(
+        "gpu_self_ns", pl.Int64, "the part of it launched by itself, not by something inside", title="Launched itself"
+    ),
+    "backward_ns",
+    Column("backward_self_ns", pl.Int64, "the part of it that belongs to itself", title="Its backward"),
+    column("total_ns", help="`gpu_ns` and `backward_ns`, each piece of work counted once"),
+    "kernels share",
+    id="number of the row, for `parent`",
+    parent="`id` of the row that it lies in; null for the outermost, and where rows are no tree",
+    depth="0 for an outermost row, 1 for one directly inside, …; null where rows are no tree",
+    name="operator, module, annotation, or Python function with its file and line",
+    input_shapes="JSON list of the inputs' shapes; with `--by shapes` only, null where they were not recorded",
+    input_types="JSON list of the inputs' types; likewise",
+    calls="how many of them the window counts: those whose first GPU work begins in it, and those without any that"
+    " begin in it themselves",
+    host_ns="duration on the host of those calls, what lies inside included",
+    gpu_ns="GPU time of the work launched inside; for modules and Python functions without that of the backward pass",
+    backward_ns="GPU time of the backward operators that belong to it, or to something inside",
+    kernels="number of kernels launched inside",
+    share="`total_ns` as a share of the GPU time of all work in the window",
+)
+
+
+def operators_by(timeline: Timeline, window: Window, by: str = "name") -> pl.DataFrame:
+    """Operators and what encloses them (`OPERATORS`), most GPU time (forward and backward) first.
+
+    Args:
+        window: the part of it to look at.
+        by: `name`; `shapes` (name, input shapes and types); `tree` (path of names, parents before children);
+            `module` (`torch.nn` modules as a tree, and the best other place where there is none, see `level`);
+            `python` (function with source line, by the time of what it launched itself).
+
+    Raises:
+        UsageError: `by` is none of these.
+    """
+    if by not in GROUPINGS:
+        raise UsageError(f"operators cannot be grouped by {by!r}; use {', '.join(GROUPINGS)}")
+    if not timeline.has_operators:
+        return OPERATORS.empty()
+    if by == "module":
+        rows = _module_rows(timeline, window)
+    elif by == "python":
+        rows = _python_rows(timeline, window)
+    else:
+        rows = _operator_rows(timeline, window, by)
+    absent = (
+        pl.lit(None, dtype=dtype).alias(name) for name, dtype in OPERATORS.schema.items() if name not in rows.columns
+    )
+    total_ns = int(timeline.places.part(timeline.work_rows_in(window)).duration_ns.sum())
+    share = pl.col("total_ns") / total_ns if total_ns else pl.lit(0.0)
+    return OPERATORS.conform(rows.with_columns(absent).with_columns(share=share))
+
+
+def _operator_rows(timeline: Timeline, window: Window, by: str) -> pl.DataFrame:
+    tree, ranges = timeline.operators, timeline.trace.ranges
+    found = timeline.places.part(timeline.work_rows_in(window))
+    counts = counted(timeline, window, ranges, tree.forest, timeline.places.operator) & tree.is_operator
+    nodes = Nodes(
+        tree.forest,
+        counts,
+        tree.host_ns,
+        found.duration_ns,
+        found.is_kernel,
+        found.operator,
+        found.forwards,
+        tree.api_ns,
+        tree.self_ns,
+    )
+    if by != "shapes":
+        rows = (by_path if by == "tree" else by_group)(nodes, _codes(ranges), tree.is_operator)
+        return _named(rows, ranges)
+    keys = ["name", "input_shapes", "input_types"]
+    operators = (
+        ranges.select("name", pl.int_range(pl.len()).alias("range"))
+        .filter(pl.Series(tree.is_operator))
+        .join(timeline.trace.operators.select("range", *keys[1:]), on="range", how="left", maintain_order="left")
+        .with_columns(pl.struct(keys).rank("dense").cast(pl.Int64).alias("code"))
+    )
+    code = np.zeros(ranges.height, dtype=np.int64)
+    code[operators["range"].to_numpy()] = operators["code"].to_numpy()
+    labels = operators.select("code", pl.col(keys).cast(pl.String)).unique("code")
+    return by_group(nodes, code, tree.is_operator).join(labels, on="code", how="left", maintain_order="left")
+
+
+def _module_rows(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """Modules as a tree, then annotations and operators with the work that no module is known for."""
+    levels = levels_of_work(timeline, timeline.places)
+    ranges, above = timeline.trace.ranges, timeline.forest.parent
+    telling, modules = _telling(timeline), timeline.python
+    shown, used = [], 0
+    for level, calls, wanted, parent in (
+        ("module", timeline.trace.python_functions, modules.is_module, modules.module_parent),
+        ("annotation", ranges, telling, nearest(above, telling, above)),
+        ("operator", ranges, timeline.operators.is_outermost, np.full(ranges.height, NO_RANGE)),
+    ):
+        mine = np.where(levels.level == LEVELS.index(level), levels.row, NO_RANGE)
+        nodes = _nodes(timeline, window, mine, calls, np.where(wanted, parent, NO_RANGE), wanted)
+        rows = by_path(nodes, _codes(calls), wanted if level == "module" else wanted & nodes.causing())
+        numbered = _named(rows, calls, _module_title if level == "module" else str)
+        shown.append(numbered.with_columns(pl.col("id", "parent") + used, level=pl.lit(level)))
+        used += rows.height
+    work = timeline.work_rows_in(window)
+    found, lost = timeline.places.part(work), levels.level[work] == LEVELS.index("none")
+    if lost.any():
+        spent = int(found.duration_ns[lost].sum())
+        nowhere = {
+            "id": used,
+            "depth": 0,
+            "level": "none",
+            "name": "outside all operators",
+            "gpu_ns": spent,
+            "gpu_self_ns": spent,
+            "backward_ns": 0,
+            "backward_self_ns": 0,
+            "total_ns": spent,
+            "kernels": int((lost & found.is_kernel).sum()),
+        }
+        shown.append(pl.DataFrame([nowhere]))
+    return pl.concat(shown, how="diagonal")
+
+
+def _python_rows(timeline: Timeline, window: Window) -> pl.DataFrame:
+    """Python functions with a source line, by the GPU time of what they launched themselves."""
+    calls, frames = timeline.trace.python_functions, timeline.python
+    wanted = frames.enclosing_function == np.arange(calls.height)
+    parent = np.where(wanted, frames.function_parent, NO_RANGE)
+    nodes = _nodes(timeline, window, timeline.places.function, calls, parent, wanted)
+    return _named(by_group(nodes, _codes(calls), wanted), calls).sort(
+        pl.col("gpu_self_ns") + pl.col("backward_self_ns"), "total_ns", "name", descending=[True, True, False]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """What nodes cost on the host, and which GPU work belongs to them."""
+
+    forest: Forest  #: which node lies in which, n of them
+    counted: Bools  #: shape (n,), whether it counts in the window (`counted`), so that its host time does
+    host_ns: Int64s  #: shape (n,), its duration on the host
+    #: duration_ns, is_kernel: shape (m,), of each piece of GPU work
+    duration_ns: Int64s
+    is_kernel: Bools
+    launched_by: Int64s  #: shape (m,), the innermost node that launched the work; `NO_RANGE` for none
+    #: for each piece of GPU work the nodes that it is backward work of, each shape (m,); the innermost first
+    backward_of: tuple[Int64s, ...]
+    #: api_ns, host_self_ns: shape (n,), as in the schema; None where they are not known
+    api_ns: Int64s | None = None
+    host_self_ns: Int64s | None = None
+
+    def causing(self) -> Bools:
+        """Nodes that GPU work belongs to, forward or backward, itself or through a node inside."""
+        caused = np.zeros(len(self.counted), dtype=np.int64)
+        for where in (self.launched_by, *self.backward_of):
+            caused[where[where != NO_RANGE]] = 1
+        causing: Bools = self.forest.latest(caused) > 0
+        return causing
+
+    def sums(self, rows: Int64s, group: Int64s, count: int) -> pl.DataFrame:
+        """One row a group: every piece of work, and every instant of the host, counts once in each group it is in.
+
+        Args:
+            rows: the nodes that are listed.
+            group: shape (rows,), the group of each of them, from 0.
+        """
+        of_node = np.full(len(self.counted), NO_RANGE, dtype=np.int64)
+        of_node[rows] = group
+        counts = self.counted[rows]
+        outer = counts & ~self.forest.repeats(of_node)[rows]
+        launched, backward = [self.launched_by], list(self.backward_of)
+        nowhere = np.full(len(self.launched_by), NO_RANGE)
+        first = np.r_[of_node, NO_RANGE]
+        columns = {
+            "id": np.arange(count),
+            "calls": sum_at(count, group, counts.astype(np.int64)),
+            "host_ns": sum_at(count, group[outer], self.host_ns[rows][outer]),
+            "gpu_ns": self._inside(of_node, launched, self.duration_ns, count),
+            "gpu_self_ns": sum_at(count, first[self.launched_by], self.duration_ns),
+            "backward_ns": self._inside(of_node, backward, self.duration_ns, count),
+            "backward_self_ns": sum_at(count, first[(backward or [nowhere])[0]], self.duration_ns),
+            "total_ns": self._inside(of_node, [*launched, *backward], self.duration_ns, count),
+            "kernels": self._inside(of_node, launched, self.is_kernel.astype(np.int64), count),
+        }
+        if self.api_ns is not None:
+            columns["api_ns"] = sum_at(count, group[outer], self.api_ns[rows][outer])
+        if self.host_self_ns is not None:
+            columns["host_self_ns"] = sum_at(count, group[counts], self.host_self_ns[rows][counts])
+        return pl.DataFrame(columns)
+
+    def _inside(self, group: Int64s, starts: list[Int64s], amounts: Int64s, count: int) -> Int64s:
+        """Amounts of the work by group, where it belongs to a node of the group or to one inside such a node."""
+        pairs = [np.empty(0, dtype=np.int64)]
+        for start in starts:
+            work = np.flatnonzero(start != NO_RANGE)
+            node = start[work]
+            while len(work):
+                known = group[node] != NO_RANGE
+                pairs.append(work[known] * count + group[node][known])
+                node = self.forest.parent[node]
+                work, node = work[node != NO_RANGE], node[node != NO_RANGE]
+        # Sorting beats the hash table of `np.unique`, which such regular keys fill badly.
+        ordered = np.sort(np.concatenate(pairs))
+        distinct = ordered[np.r_[True, ordered[1:] != ordered[:-1]]] if len(ordered) else ordered
+        return sum_at(count, distinct % max(count, 1), amounts[distinct // max(count, 1)])
+
+
+def counted(timeline: Timeline, window: Window, calls: pl.DataFrame, forest: Forest, launched_by: Int64s) -> Bools:
+    """Which host intervals a window counts: those whose first GPU work begins in it.
+
+    Those without GPU work count where they begin themselves. So a step has all of its operators, however far the host
+    runs ahead of the GPU.
+
+    Args:
+        calls: a table of host intervals, the nodes of the forest.
+        launched_by: the innermost of them that launched each row of `Timeline.work`; `NO_RANGE` for none.
+    """
+    within = timeline.lie_in_range(window, calls)
+    if window.kind == "all":
+        return within
+    never = np.iinfo(np.int64).max
+    first = np.full(calls.height, never)
+    known = launched_by != NO_RANGE
+    np.minimum.at(first, launched_by[known], timeline.work["start_ns"].to_numpy()[known])
+    first = forest.earliest(first)
+    when = np.where(first == never, calls["start_ns"].to_numpy(), first)
+    inside: Bools = within & (when >= window.start_ns) & (when < window.end_ns)
+    return inside
+
+
+def by_group(nodes: Nodes, code: Int64s, wanted: Bools) -> pl.DataFrame:
+    """Nodes of the same code (column `code`) as one row, most GPU time first.
+
+    Args:
+        wanted: which nodes may be listed; those that neither count in the window nor have GPU work in it are not.
+    """
+    rows = np.flatnonzero(wanted & (nodes.counted | nodes.causing()))
+    codes, group = np.unique(code[rows], return_inverse=True)
+    table = nodes.sums(rows, group.reshape(-1), len(codes)).with_columns(pl.Series("code", codes, dtype=pl.Int64))
+    return table.sort("total_ns", "host_ns", "code", descending=[True, True, False])
+
+
+def by_path(nodes: Nodes, code: Int64s, wanted: Bools) -> pl.DataFrame:
+    """Nodes at the same path of codes as one row; parents before their children. `code` is that of the last name."""
+    rows = np.flatnonzero(wanted & (nodes.counted | nodes.causing()))
+    paths = name_paths(code, rows, nodes.forest.parent[rows])
+    table = nodes.sums(rows, paths.path, len(paths.code)).with_columns(
+        pl.Series("parent", paths.parent, dtype=pl.Int64).replace(NO_RANGE, None),
+        pl.Series("depth", paths.depth, dtype=pl.Int64),
+        pl.Series("code", paths.code, dtype=pl.Int64),
+    )
+    return depth_first(table, "total_ns", "host_ns", "code")
+
+
+def sum_at(count: int, places: Int64s, amounts: Int64s) -> Int64s:
+    """The amounts summed by place; those at `NO_RANGE` are left out."""
+    known = places != NO_RANGE
+    return sum_by(places[known], amounts[known], count)
+
+
+#: Annotations of whole passes say no more than the phase does; an optimizer's annotation names the part itself.
+_WHOLE_PASSES = ("forward", "backward")
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """For each piece of work the finest part of the program that is known; arrays alongside `Places`."""
+
+    level: npt.NDArray[np.int8]  #: position in `LEVELS`
+    #: of the module in `Trace.python_functions`, of the annotation or outermost operator in `Trace.ranges`; `NO_RANGE`
+    #: for `none`
+    row: Int64s
+
+
+_ANNOTATION, _NONE = (np.int8(LEVELS.index(name)) for name in ("annotation", "none"))
+
+
+def levels_of_work(timeline: Timeline, found: Places) -> Levels:
+    """Module, else annotation, else outermost operator, of each piece of work."""
+    if not timeline.has_operators and not timeline.trace.python_functions.height:
+        # The range that it was launched in tells all: asked of each range instead of each piece.
+        rows = np.arange(timeline.trace.ranges.height)
+        nearest_telling = nearest(timeline.forest.parent, _telling(timeline), rows)
+        row = np.r_[nearest_telling, NO_RANGE][found.range]
+        return Levels(np.where(row != NO_RANGE, _ANNOTATION, _NONE), row)
+    origin = found.origin
+    # Backward work without a known forward operator stays where it was launched.
+    operator = np.where(origin != NO_RANGE, origin, found.operator)
+    held = np.where(found.linked, operator, found.range)
+    annotation = nearest(timeline.forest.parent, _telling(timeline), held)
+    tree = timeline.operators
+    numbered = np.where(tree.is_operator, np.arange(1, len(tree.is_operator) + 1), 0)
+    outermost = np.r_[tree.forest.outermost_match(numbered) - 1, NO_RANGE][operator]
+    level = np.full(len(held), _NONE, dtype=np.int8)
+    row = np.full(len(held), NO_RANGE, dtype=np.int64)
+    for name, rows in (("operator", outermost), ("annotation", annotation), ("module", found.module)):
+        known = rows != NO_RANGE
+        level[known], row[known] = LEVELS.index(name), rows[known]
+    return Levels(level, row)
+
+
+def _nodes(
+    timeline: Timeline, window: Window, where: Int64s, calls: pl.DataFrame, parent: Int64s, wanted: Bools
+) -> Nodes:
+    """Nodes that are rows of a table of host intervals (`calls`), with the GPU work that belongs to them.
+
+    Args:
+        where: the innermost node that each row of `Timeline.work` belongs to, forward or backward.
+    """
+    forest = Forest.of(parent)
+    launched = np.where(timeline.places.backward, NO_RANGE, where)
+    backward = np.where(timeline.places.backward, where, NO_RANGE)
+    rows = timeline.work_rows_in(window)
+    found = timeline.places.part(rows)
+    return Nodes(
+        forest,
+        counted(timeline, window, calls, forest, launched) & wanted,
+        (calls["end_ns"] - calls["start_ns"]).to_numpy(),
+        found.duration_ns,
+        found.is_kernel,
+        launched[rows],
+        (backward[rows],),
+    )
+
+
+def _telling(timeline: Timeline) -> Bools:
+    """Annotations that say which part of the program work belongs to: neither a step nor a whole pass."""
+
+    def tells(name: str) -> bool:
+        return not is_step_name(generic_name(name)) and phase_of_name(name) not in _WHOLE_PASSES
+
+    telling: Bools = (name_labels(timeline.trace.ranges["name"], tells) > 0) & ~timeline.operators.is_operator
+    return telling
+
+
+def _codes(calls: pl.DataFrame) -> Int64s:
+    """The number of the name of each range or Python call."""
+    return calls["name"].to_physical().cast(pl.Int64).to_numpy()
+
+
+def _module_title(name: str) -> str:
+    return module_name(name) or name
+
+
+def _named(rows: pl.DataFrame, calls: pl.DataFrame, shown: Callable[[str], str] = str) -> pl.DataFrame:
+    texts = pl.Series([shown(text) for text in name_categories(calls["name"])], dtype=pl.String)
+    return rows.with_columns(texts.gather(rows["code"]).alias("name"))
 
 
 @dataclass(frozen=True)
@@ -69,31 +436,6 @@ class OperatorCoverage:
     def linked_share(self) -> float | None:
         """Share of the backward pass's GPU time whose forward operator is known; None without a backward pass."""
         return self.linked_ns / self.backward_ns if self.backward_ns else None
-
-
-def operators_by(timeline: Timeline, window: Window, by: str = "name") -> pl.DataFrame:
-    """Operators and what encloses them (`OPERATORS`), most GPU time (forward and backward) first.
-
-    Args:
-        window: the part of it to look at.
-        by: `name`; `shapes` (name, input shapes and types); `tree` (path of names, parents before children);
-            `module` (`torch.nn` modules as a tree, and the best other place where there is none, see `level`);
-            `python` (function with source line, by the time of what it launched itself).
-
-    Raises:
-        UsageError: `by` is none of these.
-    """
-    if by not in GROUPINGS:
-        raise UsageError(f"operators cannot be grouped by {by!r}; use {', '.join(GROUPINGS)}")
-    if not timeline.has_operators:
-        return OPERATORS.empty()
-    work = timeline.work_in(window)
-    total_ns = int((work["end_ns"] - work["start_ns"]).sum())
-    if by == "module":
-        return finished(module_rows(timeline, window), total_ns)
-    if by == "python":
-        return finished(python_rows(timeline, window), total_ns)
-    return finished(_operator_rows(timeline, window, by), total_ns)
 
 
 def operator_coverage(timeline: Timeline, window: Window) -> OperatorCoverage:
@@ -125,49 +467,6 @@ def _accumulating(timeline: Timeline) -> Bools:
     labels = by_name[names.to_physical().to_numpy()] * timeline.operators.is_operator
     accumulating: Bools = np.r_[timeline.operators.forest.outermost_match(labels) > 0, False]
     return accumulating
-
-
-def _operator_rows(timeline: Timeline, window: Window, by: str) -> pl.DataFrame:
-    nodes = _operator_nodes(timeline, window)
-    wanted = timeline.operators.is_operator
-    names = timeline.trace.ranges["name"]
-    if by == "shapes":
-        return _by_shapes(timeline, nodes, wanted)
-    code = names.to_physical().cast(pl.Int64).to_numpy()
-    table = (by_path if by == "tree" else by_group)(nodes, code, wanted)
-    return table.with_columns(name_categories(names).cast(pl.String).gather(table["code"]).alias("name"))
-
-
-def _by_shapes(timeline: Timeline, nodes: Nodes, wanted: Bools) -> pl.DataFrame:
-    ranges, recorded = timeline.trace.ranges, timeline.trace.operators
-    keys = ["name", "input_shapes", "input_types"]
-    operators = (
-        ranges.select("name")[np.flatnonzero(wanted)]
-        .with_columns(pl.Series("range", np.flatnonzero(wanted)))
-        .join(recorded.select("range", *keys[1:]), on="range", how="left", maintain_order="left")
-        .with_columns(pl.struct(keys).rank("dense").cast(pl.Int64).alias("code"))
-    )
-    code = np.zeros(ranges.height, dtype=np.int64)
-    code[operators["range"].to_numpy()] = operators["code"].to_numpy()
-    table = by_group(nodes, code, wanted)
-    labels = operators.select("code", pl.col(keys).cast(pl.String)).unique("code")
-    return table.join(labels, on="code", how="left", maintain_order="left")
-
-
-def _operator_nodes(timeline: Timeline, window: Window) -> Nodes:
-    tree = timeline.operators
-    found = timeline.places.part(timeline.work_rows_in(window))
-    return Nodes(
-        tree.forest,
-        counted(timeline, window, timeline.trace.ranges, tree.forest, timeline.places.operator) & tree.is_operator,
-        tree.host_ns,
-        found.duration_ns,
-        found.is_kernel,
-        found.operator,
-        found.forwards,
-        tree.api_ns,
-        tree.self_ns,
-    )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered
 from warplens.analysis.intervals import Intervals, Owned, measure_before, subtract, union
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import edges_of
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Int64s
@@ -124,13 +125,10 @@ def step_times(timeline: Timeline, busy: BusyTime, window_steps: frozenset[int])
     Returns:
         `STEP_TIMES`, in order of time.
     """
-    steps = timeline.steps.steps
-    starts = np.array([step.start_ns for step in steps], dtype=np.int64)
-    ends = np.array([step.end_ns for step in steps], dtype=np.int64)
-    places = [step.index for step in steps]
+    numbers, starts, ends = edges_of(timeline.steps.steps)
     told = times_between(busy, starts, ends).with_columns(
-        pl.Series("step", places, dtype=pl.Int64),
-        pl.Series("in_window", [place in window_steps for place in places], dtype=pl.Boolean),
+        pl.Series("step", numbers),
+        pl.Series("in_window", [number in window_steps for number in numbers.tolist()], dtype=pl.Boolean),
         pl.Series("start_ns", starts),
         pl.Series("end_ns", ends),
     )

@@ -11,8 +11,7 @@ import polars as pl
 from warplens.analysis.counters.comparison import Comparison, compare_counters
 from warplens.analysis.counters.coverage import counter_notes
 from warplens.analysis.counters.groups import SUMMARY_KEYS, counters_summary
-from warplens.analysis.counters.roofline import LEVELS, PRECISIONS
-from warplens.analysis.counters.rooflinepoints import Roofline, roofline_points
+from warplens.analysis.counters.roofline import LEVELS, PRECISIONS, Roofline, roofline_points
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print_lines, recorded_by
 from warplens.cli.edge import State, progress

@@ -56,9 +56,9 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
     A kernel is up to three points of the same height, one a level, on a thin line; their area is the kernel's time.
 
     Args:
-        points: those of `warplens.analysis.counters.rooflinepoints.POINTS` that have a place in the chart, with
+        points: those of `warplens.analysis.counters.roofline.POINTS` that have a place in the chart, with
             `number`, by which the table beside the chart calls them.
-        roofs: `warplens.analysis.counters.rooflinepoints.ROOFS`; at least one of arithmetic and one of memory.
+        roofs: `warplens.analysis.counters.roofline.ROOFS`; at least one of arithmetic and one of memory.
     """
     points = points.head(MOST_POINTS)
     flat = roofs.filter(pl.col("roof") == "compute")

@@ -10,7 +10,7 @@ import polars as pl
 from warplens.analysis.counters.groups import SUMMARY
 from warplens.analysis.counters.memoryaccess import MEMORY_ACCESS, NO_STALL, STALLS
 from warplens.analysis.counters.occupancy import CONFIGURATIONS, WARP_SIZE
-from warplens.analysis.counters.rooflinepoints import POINTS, Roofline
+from warplens.analysis.counters.roofline import POINTS, Roofline
 from warplens.analysis.counters.speedoflight import BREAKDOWN, INSTRUCTIONS
 from warplens.profile import Capture
 from warplens.profile.schema import Column

@@ -14,7 +14,7 @@ from warplens.analysis.counters.groups import counters_summary, group_launches
 from warplens.analysis.counters.memoryaccess import memory_access, warp_stalls
 from warplens.analysis.counters.nextrun import NextRun, next_run, next_sections
 from warplens.analysis.counters.occupancy import launch_configurations
-from warplens.analysis.counters.rooflinepoints import Roofline, roofline_points
+from warplens.analysis.counters.roofline import Roofline, roofline_points
 from warplens.analysis.counters.speedoflight import instruction_use, throughput_breakdown
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window

@@ -12,7 +12,7 @@ from warplens.analysis.api import API_CALLS, BLOCKING_CALLS
 from warplens.analysis.code import CODE
 from warplens.analysis.copies import COPIES, MemoryUse, memory_timeline
 from warplens.analysis.launches import LAUNCHES, matched_launches
-from warplens.analysis.operators.program import OPERATORS
+from warplens.analysis.operators.statistics import OPERATORS
 from warplens.analysis.streams import CONCURRENCY, GRAPHS, STREAMS
 from warplens.analysis.work.catalogue import UNMODELLED
 from warplens.analysis.work.statistics import WORK, work_statistics

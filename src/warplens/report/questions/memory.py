@@ -7,16 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from warplens.analysis.allocator import (
-    ALIVE,
-    ALLOCATIONS,
-    ALLOCATIONS_BY_STEP,
-    AllocatorUse,
-    alive_at_peak,
-    allocator_steps,
-    allocator_timeline,
-    allocator_use,
-)
+from warplens.analysis.allocator import ALIVE, ALLOCATIONS, ALLOCATIONS_BY_STEP, Allocations, AllocatorUse, allocations
 from warplens.analysis.copies import memory_timeline, memory_use
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -80,11 +71,12 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
     Churn is the sum of all allocations. "From before" was allocated before the recording began. Only the PyTorch
     profiler knows operators, steps and reserved memory; Nsight Systems records cudaMalloc and similar calls.
     """
-    found = {by: _memory_rows(timeline, window, by)}
+    known = allocations(timeline, window)
+    found = {by: _memory_rows(timeline, window, known, by)}
     recorded = {"allocations", "memory"} & timeline.trace.capture.recorded
     data: dict[str, Any] = {"recorded": sorted(recorded)}
-    if by == "memory" and (alive := alive_at_peak(timeline, window)) is not None:
-        found["operator"] = with_owners(alive)
+    if by == "memory" and known is not None:
+        found["operator"] = with_owners(known.alive_at_peak)
         data["alive_at_peak"] = {"rows": found["operator"]}
     tables = tuple(
         Table(
@@ -96,7 +88,7 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
         )
         for key, rows in found.items()
     )
-    facts = tuple(_memory_facts(allocator_use(timeline, window) or ())) if recorded else (_NO_ALLOCATIONS,)
+    facts = tuple(_memory_facts(known.use if known else ())) if recorded else (_NO_ALLOCATIONS,)
     return Found(found[by], tables, facts, data)
 
 
@@ -108,21 +100,18 @@ def with_owners(alive: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _memory_rows(timeline: Timeline, window: Window, by: str) -> pl.DataFrame:
+def _memory_rows(timeline: Timeline, window: Window, known: Allocations | None, by: str) -> pl.DataFrame:
     if by == "operator":
-        alive = alive_at_peak(timeline, window)
-        return with_owners(ALIVE.empty() if alive is None else alive)
+        return with_owners(known.alive_at_peak if known else ALIVE.empty())
     if by == "step":
-        found = allocator_steps(timeline, window)
-        return ALLOCATIONS_BY_STEP.empty() if found is None else found
+        return known.steps if known else ALLOCATIONS_BY_STEP.empty()
     if by == "event":  # from whichever of the two tables the source has
-        events = allocator_timeline(timeline, window)
-        if events is None and (raw := memory_timeline(timeline, window)) is not None:
-            events = raw.with_columns(pl.lit(None, dtype=pl.Int64).alias("reserved_bytes"))
-        return ALLOCATIONS.empty() if events is None else events.select(ALLOCATIONS.names)
+        if known is None and (raw := memory_timeline(timeline, window)) is not None:
+            return raw.with_columns(pl.lit(None, dtype=pl.Int64).alias("reserved_bytes")).select(ALLOCATIONS.names)
+        return known.timeline if known else ALLOCATIONS.empty()
     uses = [
         {"memory": "PyTorch's allocator", "idle_bytes": use.idle_bytes, **_known(use)}
-        for use in allocator_use(timeline, window) or ()
+        for use in (known.use if known else ())
     ]
     uses += [_known(use) for use in memory_use(timeline, window) or ()]
     return pl.DataFrame(uses, schema=MEMORY_USE.schema)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from warplens.analysis.operators.program import OPERATORS
 from warplens.analysis.operators.statistics import GROUPINGS as OPERATOR_GROUPINGS
 from warplens.analysis.operators.statistics import (
+    OPERATORS,
     FrameworkOverhead,
     OperatorCoverage,
     framework_overhead,
