@@ -11,8 +11,7 @@ import polars as pl
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
-from warplens.studies.sweeps.curves import first_below
-from warplens.studies.sweeps.payoff import Answer, Crossing, PaysOff, interval
+from warplens.studies.sweeps.payoff import Answer, Crossing, PaysOff, first_below, interval
 from warplens.studies.sweeps.sweep import SIDES, Known, Observed, framed
 
 if TYPE_CHECKING:

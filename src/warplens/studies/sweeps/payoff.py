@@ -2,6 +2,13 @@
 
 A crossover in measured times, the threshold of a fitted model (`breakeven`), and the place where a policy's choice
 changes are answers to one question; `pays_off` gives each of them as `PaysOff`.
+
+Between two measured points the curve is bounded. A step time is a sum or maximum of terms c·xᵖ (launches, work,
+traffic), smoothed or not. Such a function is convex when both its axes are logarithmic (Boyd and Vandenberghe, Convex
+Optimization, 2004, section 4.5: posynomials and their maxima). So it lies below the chord of the two points and above
+the chords of their neighbours, extended; and it is taken to cost no less than the cheaper of the two. Where measured
+points bend the other way by more than noise (other kernels were chosen, waves filled up), both bounds are widened by
+twice that bend, at most to the times of the two points themselves.
 """
 
 from __future__ import annotations
@@ -17,9 +24,8 @@ import polars as pl
 
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, Float64s
+from warplens.profile.schema import Bools, Column, Float64s
 from warplens.studies.policies.choosing import Policy, is_number
-from warplens.studies.sweeps.curves import meetings, root
 from warplens.studies.sweeps.sweep import LEAST_BLOCKS, Point, Replicates, Sweep, framed, replicates
 
 if TYPE_CHECKING:
@@ -52,19 +58,6 @@ CROSSINGS: Final = table(
     Column("range_high", pl.Float64, "greatest measured value", title="to"),
     "reason",
     reason="why there is no better answer",
-)  # fmt: skip
-
-LINE: Final = table(
-    "sweep: times along an axis",
-    "A measured value of the axis, the other axes held. `PaysOff.line`.",
-    column("value", help="of the axis"),
-    column("baseline_ns", dtype=pl.Float64, help="time of a step of the baseline"),
-    column("variant_ns", dtype=pl.Float64, help="time of a step of the variant"),
-    Column("ratio_low", pl.Float64, "lower end of the interval of `ratio`; null where noise is unknown"),
-    column("ratio", help="variant / baseline time: below 1 where the variant is faster"),
-    Column("ratio_high", pl.Float64, "upper end of its interval"),
-    Column("sign", pl.Enum(["faster", "slower", "undecided"]),
-           "of the variant, at a level that holds for all values of the axis at once"),
 )  # fmt: skip
 
 
@@ -100,7 +93,6 @@ class PaysOff:
     interval: tuple[float | None, float | None] = (None, None)
     #: measured values at which noise does not tell the faster side, other than inside a bracket
     undecided_at: tuple[float, ...] = ()
-    line: pl.DataFrame | None = None  #: of measured answers, the times along the axis (`LINE`)
     reason: str | None = None  #: why there is no better answer; None if there is nothing to say
     doubts: tuple[str, ...] = ()  #: what the figures do not account for
 
@@ -123,20 +115,15 @@ _DRAWS: Final = 2000
 
 _ONE_BLOCK: Final = "noise between blocks is not in the intervals: there is one block"
 
-#: An extrapolated crossing lies at most this factor beyond the measured values.
-_REACH: Final = 4.0
-
 
 def crossovers(
-    sweep: Sweep, axis: str, *, level: float = 0.95, seed: int = 0, extrapolate: bool = False, draws: int = _DRAWS
+    sweep: Sweep, axis: str, *, level: float = 0.95, seed: int = 0, draws: int = _DRAWS
 ) -> tuple[PaysOff, ...]:
     """From where on an axis the variant is the faster side, for each combination of the other axes.
 
     Args:
         axis: one of its axes, with numbers above zero.
         level: nominal coverage of the intervals.
-        extrapolate: whether to look for a crossing up to four times beyond the measured values, where there is none
-            among them.
 
     Returns:
         One answer a line, in the order of the sweep. Lines with fewer than two points at which both sides were
@@ -154,53 +141,46 @@ def crossovers(
     if not 0.5 <= level < 1:
         raise UsageError(f"a level of {level} makes no interval; give one such as 0.95")
     return tuple(
-        _line(axis, others, points, level, np.random.SeedSequence([seed, number]), extrapolate, draws)
+        _line(axis, others, points, level, int(np.random.SeedSequence([seed, number]).generate_state(1)[0]), draws)
         for number, (others, points) in enumerate(sweep.lines(axis))
     )
 
 
 def _line(
-    axis: str,
-    others: Mapping[str, Any],
-    points: Sequence[Point],
-    level: float,
-    seed: np.random.SeedSequence,
-    extrapolate: bool,
-    draws: int,
+    axis: str, others: Mapping[str, Any], points: Sequence[Point], level: float, seed: int, draws: int
 ) -> PaysOff:
     measured = [point for point in points if all(cell is not None and cell.is_timed for _, cell in point.sides)]
-    everywhere = [float(point.settings[axis]) for point in points]
-    values = np.array([float(point.settings[axis]) for point in measured])
-    gaps = _gaps(axis, points)
+    gaps = tuple(
+        f"{axis} {point.settings[axis]}: {name} {cell.status if cell else 'missing'}"
+        for point in points
+        for name, cell in point.sides
+        if cell is None or not cell.is_timed
+    )
     if not measured:
-        span = (everywhere[0], everywhere[-1])
-        line = LINE.empty()
+        span = float(points[0].settings[axis]), float(points[-1].settings[axis])
         reason = "no point has both sides"
-        return PaysOff("measured", axis, others, "undecided", (), span, level, line=line, reason=reason, doubts=gaps)
-    drawn = replicates(measured, draws, level, int(seed.generate_state(1)[0]))
+        return PaysOff("measured", axis, others, "undecided", (), span, level, reason=reason, doubts=gaps)
+    values = np.array([float(point.settings[axis]) for point in measured])
+    drawn = replicates(measured, draws, level, seed)
     signs = _signs(drawn, level)
-    x = np.log(values)
-    crossings = list(_crossings(x, values, drawn, signs, level))
+    crossings = tuple(_crossings(values, drawn, signs, level))
     inside = [crossing.bracket for crossing in crossings if crossing.decided]
     unknown = tuple(
         float(value)
         for value, sign in zip(values, signs, strict=True)
         if not sign and not any(low < value < high for low, high in inside)
     )
-    answer = _answer(signs, crossings, unknown)
-    if answer in ("always", "none-in-range") and extrapolate and values.size > 1:
-        crossings = list(_beyond(x, values, drawn))
+    answer: Answer = "undecided" if unknown else "always" if signs[0] < 0 else "none-in-range"
     return PaysOff(
         evidence="measured",
         axis=axis,
         others=others,
-        answer=answer,
-        crossings=tuple(crossings),
+        answer="crosses" if inside else answer,
+        crossings=crossings,
         undecided_at=unknown,
         span=(float(values[0]), float(values[-1])),
         level=level,
-        line=_frame(values, drawn, signs, level),
-        reason=_reason(axis, answer, unknown, drawn),
+        reason=_reason(axis, unknown, drawn),
         doubts=(*gaps, *([_ONE_BLOCK] if drawn.within.any() else [])),
     )
 
@@ -214,18 +194,9 @@ def _signs(drawn: Replicates, level: float) -> list[int]:
     ]
 
 
-def _answer(signs: Sequence[int], crossings: Sequence[Crossing], unknown: Sequence[float]) -> Answer:
-    if any(crossing.decided for crossing in crossings):
-        return "crosses"
-    if unknown or not signs:
-        return "undecided"
-    return "always" if signs[0] < 0 else "none-in-range"
-
-
-def _crossings(
-    x: Float64s, values: Float64s, drawn: Replicates, signs: Sequence[int], level: float
-) -> Iterator[Crossing]:
+def _crossings(values: Float64s, drawn: Replicates, signs: Sequence[int], level: float) -> Iterator[Crossing]:
     """Crossings between decided neighbours of opposite sign, and candidates where an end of the line is undecided."""
+    x = np.log(values)
     decided = [index for index, sign in enumerate(signs) if sign]
     last = len(signs) - 1
     spans = [(one, two) for one, two in pairwise(decided) if signs[one] != signs[two]]
@@ -237,14 +208,14 @@ def _crossings(
     if not decided and last > 0:
         spans = [(0, last)]
     for first, end in spans:
-        at = root(x[first : end + 1], drawn.ratio[first : end + 1])
+        at = _root(x[first : end + 1], drawn.ratio[first : end + 1])
         if at is None:
             continue
         falling = signs[first] > 0 or signs[end] < 0 if signs[first] or signs[end] else bool(drawn.ratio[first] > 0)
         before, after = (float(values[place]) if signs[place] else None for place in (first, end))
         low, high = before, after
         if drawn.known[first : end + 1].all():
-            least, most = meetings(x, (drawn.baseline_draws, drawn.variant_draws), (first, end), falling, level)
+            least, most = _meetings(x, (drawn.baseline_draws, drawn.variant_draws), (first, end), falling, level)
             ends = interval(least, most, level)
             low, high = before if ends[0] is None else ends[0], after if ends[1] is None else ends[1]
         pays: Literal["above", "below"] = "above" if falling else "below"
@@ -258,69 +229,114 @@ def interval(least: Float64s, most: Float64s, level: float) -> tuple[float | Non
     return (math.exp(low) if np.isfinite(low) else None, math.exp(high) if np.isfinite(high) else None)
 
 
-def _beyond(x: Float64s, values: Float64s, drawn: Replicates) -> Iterator[Crossing]:
-    """Where the last two points at an end of the line, extended, meet zero.
-
-    No interval: nothing that was measured bounds the curve out there.
-    """
-    for end, inner in ((0, 1), (-1, -2)):
-        at = _extended(x, drawn.ratio, end, inner)
-        if not math.isfinite(at) or abs(at - x[end]) > math.log(_REACH):
-            continue
-        edge = float(values[end])
-        falling = bool(drawn.ratio[end] > 0) == (end == -1)
-        yield Crossing(
-            pays="above" if falling else "below",
-            at=math.exp(at),
-            low=edge if end == -1 else None,
-            high=edge if end == 0 else None,
-            bracket=(edge, None) if end == -1 else (None, edge),
-            decided=False,
-            extrapolated=True,
-        )
-
-
-def _extended(x: Float64s, ratio: Float64s, end: int, inner: int) -> float:
-    """Where the line through two points meets zero beyond the outer one; infinite where it does not."""
-    slope = (ratio[end] - ratio[inner]) / abs(x[end] - x[inner])
-    away = -ratio[end] / slope if slope else -1.0
-    return float(x[end] + math.copysign(away, x[end] - x[inner])) if away >= 0 else math.inf
-
-
-def _frame(values: Float64s, drawn: Replicates, signs: Sequence[int], level: float) -> pl.DataFrame:
-    low, high = np.quantile(drawn.ratio_draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    words = {1: "slower", 0: "undecided", -1: "faster"}
-    return pl.DataFrame(
-        {
-            "value": values,
-            "baseline_ns": np.exp(drawn.baseline),
-            "variant_ns": np.exp(drawn.variant),
-            "ratio_low": [float(v) if known else None for v, known in zip(np.exp(low), drawn.known, strict=True)],
-            "ratio": np.exp(drawn.ratio),
-            "ratio_high": [float(v) if known else None for v, known in zip(np.exp(high), drawn.known, strict=True)],
-            "sign": [words[sign] for sign in signs],
-        },
-        schema=LINE.schema,
-    )
-
-
-def _gaps(axis: str, points: Sequence[Point]) -> tuple[str, ...]:
-    """Points at which a side was not measured."""
-    return tuple(
-        f"{axis} {point.settings[axis]}: {name} {cell.status if cell else 'missing'}"
-        for point in points
-        for name, cell in point.sides
-        if cell is None or not cell.is_timed
-    )
-
-
-def _reason(axis: str, answer: Answer, unknown: Sequence[float], drawn: Replicates) -> str | None:
+def _reason(axis: str, unknown: Sequence[float], drawn: Replicates) -> str | None:
     if not drawn.known.any():
         return f"noise is unknown: no point has {LEAST_BLOCKS} blocks on each side"
     if not unknown:
         return "only one point has both sides" if drawn.ratio.size == 1 else None
     shown = ", ".join(f"{value:g}" for value in unknown)
     return f"noise does not tell the faster side at {axis} {shown}"
+
+
+#: Places looked at between two neighbours; between them, straight lines. The bounds consist of at most three each.
+_BETWEEN: Final = 33
+
+#: How many times the strongest measured bend widens the bounds. The measured points need not be those at which a
+#: staircase stands out most. With twice the bend, intervals of simulated stairs hold the crossing as often as with four
+#: times, and are narrower; with the bend itself, they lose it more often.
+_SLACK: Final = 2.0
+
+
+def _bend(x: Float64s, times: Float64s, level: float) -> float:
+    """How far a curve lies above the chord of two neighbours where it bends down most; 0 where noise explains it.
+
+    Args:
+        x: log of the axis, rising.
+        times: log of the times, one row a draw, one column a point.
+        level: of the decision that it bends down.
+    """
+    if x.size < 3:
+        return 0.0
+    share = (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
+    above = times[:, 1:-1] - (times[:, :-2] * (1 - share) + times[:, 2:] * share)
+    decided = np.quantile(above, 1 - level, axis=0) > 0
+    return float(np.median(above, axis=0)[decided].max(initial=0.0))
+
+
+def _bounds(x: Float64s, times: Float64s, start: int, places: Float64s, slack: float) -> tuple[Float64s, Float64s]:
+    """Least and greatest log time at places between point `start` and the next; one row a draw, one column a place."""
+    left, right = times[:, [start]], times[:, [start + 1]]
+    share = (places - x[start]) / (x[start + 1] - x[start])
+    chord = left * (1 - share) + right * share
+    least, most = np.minimum(left, right), np.maximum(left, right)
+    lower = least + np.zeros_like(places)
+    if start > 0:
+        slope = (left - times[:, [start - 1]]) / (x[start] - x[start - 1])
+        lower = np.maximum(lower, left + slope * (places - x[start]))
+    if start + 2 < x.size:
+        slope = (times[:, [start + 2]] - right) / (x[start + 2] - x[start + 1])
+        lower = np.maximum(lower, right - slope * (x[start + 1] - places))
+    return np.maximum(np.minimum(lower, chord) - slack, least), np.minimum(chord + slack, most)
+
+
+def _meetings(
+    x: Float64s, sides: tuple[Float64s, Float64s], span: tuple[int, int], falling: bool, level: float
+) -> tuple[Float64s, Float64s]:
+    """For each draw, between which places the log ratio of the sides can pass zero.
+
+    Args:
+        x: log of the axis, rising.
+        sides: log times of baseline and variant, one row a draw, one column a point.
+        span: first and last point between which it passes.
+        falling: whether it passes from above (the variant pays beyond it) or from below.
+        level: of the decision that a curve bends down.
+
+    Returns:
+        Least and greatest place, as logs of the axis. Minus infinity and infinity: before the first, after the last
+        point of the span.
+    """
+    slack = [_SLACK * _bend(x, side, level) for side in sides]
+    places, lower, upper = [], [], []
+    for start in range(span[0], span[1]):
+        between = np.linspace(x[start], x[start + 1], _BETWEEN)
+        base, other = (_bounds(x, side, start, between, free) for side, free in zip(sides, slack, strict=True))
+        places.append(between)
+        lower.append(other[0] - base[1])
+        upper.append(other[1] - base[0])
+    where, low, high = np.concatenate(places), np.concatenate(lower, axis=1), np.concatenate(upper, axis=1)
+    if not falling:
+        low, high = -high, -low
+    back = -high[:, ::-1]
+    return first_below(where, low, low <= 0), -first_below(-where[::-1], back, back <= 0)
+
+
+def first_below(where: Float64s, values: Float64s, below: Bools) -> Float64s:
+    """For each row the first place at which values are below zero, by straight lines between the places.
+
+    Args:
+        where: the places, rising.
+        values: one row a draw, one column a place.
+        below: whether each of them counts as below.
+
+    Returns:
+        Minus infinity where the first place is below, infinity where none is.
+    """
+    found = below.argmax(axis=1)
+    rows = np.arange(values.shape[0])
+    before = np.maximum(found - 1, 0)
+    one, two = values[rows, before], values[rows, found]
+    share = np.clip(one / np.where(one > two, one - two, 1.0), 0, 1)
+    place = np.where(found == 0, -np.inf, where[before] + (where[found] - where[before]) * share)
+    return np.asarray(np.where(below.any(axis=1), place, np.inf))
+
+
+def _root(x: Float64s, ratio: Float64s) -> float | None:
+    """Where a chain of straight lines passes zero, as log of the axis; the middle one of several, None of none."""
+    changes = np.flatnonzero(np.signbit(ratio[:-1]) != np.signbit(ratio[1:]))
+    if not changes.size:
+        return None
+    at = int(changes[changes.size // 2])
+    return float(x[at] + (x[at + 1] - x[at]) * ratio[at] / (ratio[at] - ratio[at + 1]))
 
 
 def pays_off(evidence: Sweep | BreakEven | Policy, axis: str, **options: Any) -> tuple[PaysOff, ...]:
