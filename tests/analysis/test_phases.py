@@ -25,8 +25,8 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import phase_of_name
 from warplens.readers import read
 from warplens.studies.grid.cells import model_size
+from warplens.studies.grid.gputime import attention_time, missing_attention_ranges
 from warplens.studies.grid.passes import PASSES, PHASE_TIMES, Spread, busy_by_group, phased_work
-from warplens.studies.grid.training import attention_time, missing_attention_ranges
 
 GEMM = "ampere_sgemm_128x32_nn"
 

@@ -307,7 +307,7 @@ def of_measurements(sides: tuple[Found, Found], asked: Asked) -> Outcome:
             asked,
         ),
         document=lambda: cells.cell_document(numbers),
-        gate=cells.cell_gate_lines(numbers, asked.fail_on) if asked.fail_on is not None else (),
+        gate=[cells.cell_gate_line(numbers, asked.fail_on)] if asked.fail_on is not None else (),
         failed=asked.fail_on is not None and bool(numbers.regressions or numbers.broken),
     )
 

@@ -34,25 +34,23 @@ from warplens.studies.grid.cells import (
     python_batch,
     python_time,
 )
-from warplens.studies.grid.kernels import (
+from warplens.studies.grid.gputime import (
     KERNEL_USES,
     LABEL_USES,
-    TopKernel,
-    kernel_use,
-    label_use,
-    top_kernel,
-    top_label,
-)
-from warplens.studies.grid.passes import PhasedWork, Spread, host_passes, phased_work
-from warplens.studies.grid.training import (
     AttentionTime,
     OptimizerCost,
+    TopKernel,
     TrainingSplit,
     attention_time,
+    kernel_use,
+    label_use,
     missing_attention_ranges,
     optimizer_cost,
+    top_kernel,
+    top_label,
     training_split,
 )
+from warplens.studies.grid.passes import PhasedWork, Spread, host_passes, phased_work
 
 #: The questions, by letter.
 QUESTIONS: Final = {

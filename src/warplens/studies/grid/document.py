@@ -18,18 +18,7 @@ from warplens.report.brief import ways
 from warplens.report.document import Answer, Block, Document, Paragraph, Section, Table
 from warplens.report.verdict import factor
 from warplens.studies.grid.answers import QUESTIONS, CellAnswers
-from warplens.studies.grid.forward_section import (
-    ATTENTION,
-    FORWARD_TIMES,
-    answer_a,
-    answer_e,
-    attention_section,
-    attention_times,
-    forward_matrix,
-    forward_section,
-    forward_times,
-    time_matrix,
-)
+from warplens.studies.grid.forward_section import ATTENTION, FORWARD_TIME, FORWARD_TIMES, SOFTMAX, time_matrix
 from warplens.studies.grid.grid import (
     CELL,
     CELL_STATES,
@@ -41,26 +30,8 @@ from warplens.studies.grid.grid import (
     majority,
     record_command,
 )
-from warplens.studies.grid.kernel_sections import (
-    TOP_KERNELS,
-    answer_b,
-    answer_c,
-    kernel_section,
-    label_shares,
-    model_parts,
-    other_kernels,
-    other_section,
-    top_kernels,
-    top_kernels_with_backward,
-)
-from warplens.studies.grid.training_section import (
-    OPTIMIZER,
-    answer_d,
-    matmul_shares,
-    optimizer_costs,
-    training_section,
-    training_split,
-)
+from warplens.studies.grid.kernel_sections import OTHERS, TOP_KERNEL, TOP_KERNELS
+from warplens.studies.grid.training_section import OPTIMIZER, TRAINING
 
 #: Columns that are not measured but follow from shapes, or put a modelled amount of work over a measured time.
 PROVENANCE: Final[Mapping[str, str]] = {
@@ -71,11 +42,7 @@ PROVENANCE: Final[Mapping[str, str]] = {
 }
 
 
-# measurements. `answer_grid` (`answers`) does the counting; here it becomes a `Document` for people and
-# plain data for programs. What no profile answers is shown as missing, with what to run; no number is estimated.
-
-
-_ANSWERS: Final = {"a": answer_a, "b": answer_b, "c": answer_c, "d": answer_d, "e": answer_e}
+_QUESTIONS: Final = (FORWARD_TIME, TOP_KERNEL, OTHERS, TRAINING, SOFTMAX)
 
 
 def grid_document(grid: Grid, diagnosed: Mapping[str, Diagnosis] | None = None) -> Document:
@@ -90,11 +57,7 @@ def grid_document(grid: Grid, diagnosed: Mapping[str, Diagnosis] | None = None) 
         lead=_lead(grid, status),
         answer=_answer(grid, status, diagnosed or {}),
         sections=(
-            forward_section(grid),
-            kernel_section(grid),
-            other_section(grid),
-            training_section(grid),
-            attention_section(grid),
+            *(question.section(grid) for question in _QUESTIONS),
             status_section(grid, status),
             _legend(),
             _how_to_run(grid),
@@ -108,26 +71,8 @@ def grid_data(grid: Grid) -> dict[str, Any]:
 
     `provenance` names the columns that are no plain measurement, and what they are.
     """
-    rows: dict[str, dict[str, pl.DataFrame]] = {
-        "a": {"forward_times": forward_times(grid), "forward_matrix": forward_matrix(grid)},
-        "b": {
-            "top_kernels": top_kernels(grid),
-            "top_kernels_with_backward": top_kernels_with_backward(grid),
-            "model_parts": model_parts(grid),
-        },
-        "c": {"label_shares": label_shares(grid), "other_kernels": other_kernels(grid)},
-        "d": {
-            "training_split": training_split(grid),
-            "matmul_shares": matmul_shares(grid),
-            "optimizer": optimizer_costs(grid),
-        },
-        "e": {"attention": attention_times(grid)},
-    }
     return {
-        "questions": {
-            letter: {"question": title, "answer": _ANSWERS[letter](grid), **rows[letter]}
-            for letter, title in QUESTIONS.items()
-        },
+        "questions": {question.letter: question.data(grid) for question in _QUESTIONS},
         "profiles": profiles(grid),
         "status": grid_status(grid),
         "invalid": invalid_profiles(grid),
@@ -141,20 +86,23 @@ def _lead(grid: Grid, status: pl.DataFrame) -> str:
         return "None of the files is a profile of a cell: “What is answered” lists them with the reasons."
     answered = status.filter(pl.col("state") == "measured").height
     valid = sum(1 for cell in grid.cells if not cell.invalid)
-    first = next((sentences[0] for letter in QUESTIONS if (sentences := _ANSWERS[letter](grid))), "")
     total = len(grid.cells)
     profiles = f"{valid} of {fmt.plural(total, 'profile')}" if valid < total else fmt.plural(total, "profile")
     return (
         f"{profiles} over {fmt.plural(len(grid.models), 'model')} and "
         f"{fmt.plural(len(grid.contexts), 'context length')} {'answers' if total == 1 else 'answer'} "
-        f"{majority(answered, status.height, 'question')} of the grid, all by measurement. {first}"
+        f"{majority(answered, status.height, 'question')} of the grid, all by measurement. {_first_sentence(grid)}"
     )
+
+
+def _first_sentence(grid: Grid) -> str:
+    return next((sentences[0] for question in _QUESTIONS if (sentences := question.answer(grid))), "")
 
 
 def _answer(grid: Grid, status: pl.DataFrame, diagnosed: Mapping[str, Diagnosis]) -> Answer | None:
     """The first screen: what limits most of the cells and what to do, or how long a pass takes; then the questions."""
     cells = [cell for cell in grid.cells if not cell.invalid]
-    verdict = next((sentences[0] for letter in QUESTIONS if (sentences := _ANSWERS[letter](grid))), "")
+    verdict = _first_sentence(grid)
     if not verdict:
         return None
     found = [(cell, diagnosed[cell.source].findings[0]) for cell in cells if cell.source in diagnosed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import polars as pl
@@ -9,13 +10,14 @@ import polars as pl
 from warplens.profile.columns import table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Block, Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Paragraph, Table
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.cells import attention_matmul_flops, flop_ratio, softmax_flops
 from warplens.studies.grid.grid import (
     CELL,
     MODELLED_RATE,
     Grid,
+    Question,
     Value,
     between,
     cell_rows,
@@ -24,9 +26,7 @@ from warplens.studies.grid.grid import (
     host_bound,
     majority,
     median,
-    unanswered,
 )
-from warplens.studies.grid.training import AttentionTime
 
 FORWARD_TIMES: Final = table(
     "grid: (a) forward times",
@@ -132,36 +132,24 @@ def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
     ]
 
 
-def forward_section(grid: Grid) -> Section:
-    """(a) Forward time, per cell and layer, and against the program's own clock."""
-    title, times = "(a) How long does a forward pass take?", forward_times(grid)
-    if not times.height:
-        return unanswered("a", title)
-    blocks: list[Block] = [Paragraph(" ".join(answer_a(grid))), _time_figure(grid), time_matrix(grid)]
-    blocks += [
-        cell_table(
-            "forward-times", "Forward time of every profile: medians (measured)", times, FORWARD_TIMES, _FORWARD
-        ),
-        Paragraph(
-            "The time is that of a clock around the pass, as nearly as the profile tells: the host range where the "
-            "host waits inside it for the GPU; else from the range's start on the host to the end of its last GPU "
-            "work; else, without such a range or with the GPU still at earlier work, from the first start to the "
-            "last end on the GPU. GPU time sums the durations of all work launched inside the pass.",
-            quiet=True,
-        ),
-    ]
-    if times["python_ns"].null_count() < times.height:
-        compared = times.filter(pl.col("python_ns").is_not_null())
-        blocks.append(
-            cell_table(
-                "python-times",
-                "Against the program's own clock (both measured)",
-                compared,
-                FORWARD_TIMES,
-                *_AGAINST_PYTHON,
-            )
-        )
-    return Section("a", title, tuple(blocks))
+def _forward_blocks(grid: Grid) -> Iterator[Block]:
+    times = forward_times(grid)
+    yield _time_figure(grid)
+    yield time_matrix(grid)
+    yield cell_table(
+        "forward-times", "Forward time of every profile: medians (measured)", times, FORWARD_TIMES, _FORWARD
+    )
+    yield Paragraph(
+        "The time is that of a clock around the pass, as nearly as the profile tells: the host range where the "
+        "host waits inside it for the GPU; else from the range's start on the host to the end of its last GPU "
+        "work; else, without such a range or with the GPU still at earlier work, from the first start to the "
+        "last end on the GPU. GPU time sums the durations of all work launched inside the pass.",
+        quiet=True,
+    )
+    compared = times.filter(pl.col("python_ns").is_not_null())
+    if compared.height:
+        caption = "Against the program's own clock (both measured)"
+        yield cell_table("python-times", caption, compared, FORWARD_TIMES, *_AGAINST_PYTHON)
 
 
 _FORWARD: Final = (
@@ -279,7 +267,7 @@ def attention_times(grid: Grid) -> pl.DataFrame:
 
 
 def _attention(cell: CellAnswers) -> dict[str, Any]:
-    attention = cell.attention
+    attention, size, batch = cell.attention, cell.size, cell.batch
     if attention is None:
         return {}
     softmax = attention.per_layer("softmax_ns")
@@ -287,31 +275,22 @@ def _attention(cell: CellAnswers) -> dict[str, Any]:
         column: median(attention.per_layer(column))
         for column in ("scores_ns", "scores_matmul_ns", "softmax_ns", "values_ns", "values_matmul_ns")
     }
-    row |= {"softmax_min_ns": softmax.minimum if softmax else None}
-    row |= {"softmax_max_ns": softmax.maximum if softmax else None}
-    return row | _attention_work(cell, attention)
-
-
-def _attention_work(cell: CellAnswers, attention: AttentionTime) -> dict[str, Any]:
-    size, batch = cell.size, cell.batch
-    if size is None:
-        return {}
-    row: dict[str, Any] = {
-        "flop_ratio": flop_ratio(size.d_head),
-        "times_slower_per_flop": attention.times_slower_per_flop(size),
+    row |= {"softmax_min_ns": softmax and softmax.minimum, "softmax_max_ns": softmax and softmax.maximum}
+    if size is not None:
+        slower = attention.times_slower_per_flop(size)
+        row |= {"flop_ratio": flop_ratio(size.d_head), "times_slower_per_flop": slower}
+    if size is None or batch is None:
+        return row
+    moved = attention.softmax_bytes_per_s(size, batch, cell.context)
+    return row | {
+        "scores_flops": attention_matmul_flops(batch, size.heads, cell.context, size.d_head),
+        "softmax_flops": softmax_flops(batch, size.heads, cell.context),
+        "scores_flops_per_s": attention.product_flops_per_s("scores", size, batch, cell.context),
+        "values_flops_per_s": attention.product_flops_per_s("values", size, batch, cell.context),
+        "softmax_flops_per_s": attention.softmax_flops_per_s(size, batch, cell.context),
+        "softmax_bytes_per_s": moved,
+        "softmax_bandwidth_share": moved / cell.bandwidth if moved and cell.bandwidth else None,
     }
-    if batch is not None:
-        moved = attention.softmax_bytes_per_s(size, batch, cell.context)
-        row |= {
-            "scores_flops": attention_matmul_flops(batch, size.heads, cell.context, size.d_head),
-            "softmax_flops": softmax_flops(batch, size.heads, cell.context),
-            "scores_flops_per_s": attention.product_flops_per_s("scores", size, batch, cell.context),
-            "values_flops_per_s": attention.product_flops_per_s("values", size, batch, cell.context),
-            "softmax_flops_per_s": attention.softmax_flops_per_s(size, batch, cell.context),
-            "softmax_bytes_per_s": moved,
-            "softmax_bandwidth_share": moved / cell.bandwidth if moved and cell.bandwidth else None,
-        }
-    return row
 
 
 def answer_e(grid: Grid) -> list[str]:
@@ -332,53 +311,36 @@ def answer_e(grid: Grid) -> list[str]:
         )
     rates = known.filter(pl.col("softmax_bytes_per_s").is_not_null())
     if rates.height:
+        shares = rates["softmax_bandwidth_share"].drop_nulls()
+        of_memory = f", {between(shares, 'share')} of what the memory can" if shares.len() else ""
+        tera = [*(rates["scores_flops_per_s"] / 1e12), *(rates["values_flops_per_s"] / 1e12)]
         sentences.append(
-            f"The products reach {between(_products_tera(rates), 'number')} TFLOP/s; the softmax "
+            f"The products reach {between(tera, 'number')} TFLOP/s; the softmax "
             f"{between(rates['softmax_flops_per_s'] / 1e12, 'number')} TFLOP/s, while its kernels move "
-            f"{between(rates['softmax_bytes_per_s'], 'bandwidth')}{_of_memory(rates)}, with "
+            f"{between(rates['softmax_bytes_per_s'], 'bandwidth')}{of_memory}, with "
             f"{between(rates['softmax_flops_per_s'] / rates['softmax_bytes_per_s'], 'number')} FLOP for each byte "
             "(modelled work over measured time)."
         )
     return sentences
 
 
-def _of_memory(rates: pl.DataFrame) -> str:
-    shares = rates["softmax_bandwidth_share"].drop_nulls()
-    return f", {between(shares, 'share')} of what the memory can" if shares.len() else ""
-
-
-def _products_tera(rates: pl.DataFrame) -> list[float]:
-    return [*(rates["scores_flops_per_s"] / 1e12), *(rates["values_flops_per_s"] / 1e12)]
-
-
-def attention_section(grid: Grid) -> Section:
-    """(e) The softmax against the matrix products inside attention, in time and in FLOPs."""
-    title = "(e) How does the softmax compare with the matrix products of attention?"
+def _attention_blocks(grid: Grid) -> Iterator[Block]:
     times = attention_times(grid)
-    if not times.height:
-        return unanswered("e", title)
-    rates = times.with_columns((pl.col(column) / 1e12).alias(f"{column}_tera") for column in _PER_SECOND)
-    blocks: list[Block] = [
-        Paragraph(" ".join(answer_e(grid))),
-        cell_table("attention-times", "GPU time per layer of a pass: medians (measured)", times, ATTENTION, _TIMES),
-        cell_table(
-            "attention-ratios", "Runtime ratio (measured) and FLOP ratio (modelled)", times, ATTENTION, *_RATIOS
-        ),
-        Paragraph(
-            "FLOPs of one layer by formula, a multiplication and an addition counting one each: 2·B·H·S²·d for either "
-            "product, 5·B·H·S² for the softmax (B sequences, H heads, S tokens, d width of a head). Their ratio, "
-            "4·d / 5 for both products, needs neither batch nor context. Products are the matrix-product kernels "
-            "inside the ranges of scores and final product; with scaling and mask the scores take “Scores, all”.",
-            quiet=True,
-        ),
-    ]
+    yield cell_table("attention-times", "GPU time per layer of a pass: medians (measured)", times, ATTENTION, _TIMES)
+    caption = "Runtime ratio (measured) and FLOP ratio (modelled)"
+    yield cell_table("attention-ratios", caption, times, ATTENTION, *_RATIOS)
+    yield Paragraph(
+        "FLOPs of one layer by formula, a multiplication and an addition counting one each: 2·B·H·S²·d for either "
+        "product, 5·B·H·S² for the softmax (B sequences, H heads, S tokens, d width of a head). Their ratio, "
+        "4·d / 5 for both products, needs neither batch nor context. Products are the matrix-product kernels "
+        "inside the ranges of scores and final product; with scaling and mask the scores take “Scores, all”.",
+        quiet=True,
+    )
     if times["scores_flops_per_s"].drop_nulls().len():
-        blocks.append(
-            cell_table("attention-rates", "Modelled work over measured time, per layer", rates, ATTENTION, *_RATES)
-        )
+        rates = times.with_columns((pl.col(column) / 1e12).alias(f"{column}_tera") for column in _PER_SECOND)
+        yield cell_table("attention-rates", "Modelled work over measured time, per layer", rates, ATTENTION, *_RATES)
     else:
-        blocks.append(Paragraph("FLOPs per second need the batch size: give it with --batch N.", quiet=True))
-    return Section("e", title, tuple(blocks))
+        yield Paragraph("FLOPs per second need the batch size: give it with --batch N.", quiet=True)
 
 
 _PER_SECOND: Final = ("scores_flops_per_s", "values_flops_per_s", "softmax_flops_per_s")
@@ -396,4 +358,19 @@ _RATES: Final[tuple[str | Column, ...]] = (
         for each in map(ATTENTION.column, _PER_SECOND)
     ),
     "softmax_bytes_per_s softmax_bandwidth_share",
+)
+
+FORWARD_TIME: Final = Question(
+    "a",
+    "How long does a forward pass take?",
+    answer_a,
+    _forward_blocks,
+    {"forward_times": forward_times, "forward_matrix": forward_matrix},
+)
+SOFTMAX: Final = Question(
+    "e",
+    "How does the softmax compare with the matrix products of attention?",
+    answer_e,
+    _attention_blocks,
+    {"attention": attention_times},
 )

@@ -6,7 +6,7 @@ The same frames serve tables, charts and JSON. Times are nanoseconds of one forw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Kind, Table
 from warplens.report import document as page
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph, Section
+from warplens.report.document import Block, Paragraph, Section
 from warplens.studies.grid.answers import QUESTIONS, CellAnswers, GridCell, answer_cell
 from warplens.studies.grid.cells import Unplaced, canonical_model, model_rank
 from warplens.studies.grid.passes import Spread
@@ -267,10 +267,29 @@ def majority(count: int, total: int, what: str) -> str:
     return f"all {total} {what}s" if count == total else f"{count} of {total} {what}s"
 
 
-def unanswered(question: str, title: str) -> Section:
-    """The section of a question that no profile answers."""
-    text = f"No profile of the grid answers ({question}); “What is answered” says what to run."
-    return Section(question, title, (Paragraph(text),))
+@dataclass(frozen=True)
+class Question:
+    """One of the questions: its sentences, its part of the page, and its tables."""
+
+    letter: str
+    asked: str  #: in words
+    answer: Callable[[Grid], list[str]]  #: sentence by sentence; none where no profile answers
+    blocks: Callable[[Grid], Iterator[Block]]  #: what is shown below the sentences
+    tables: Mapping[str, Callable[[Grid], pl.DataFrame]]  #: by name, with exact values
+    inner: Callable[[Grid], tuple[Section, ...]] = lambda _: ()  #: sections of its section
+
+    def section(self, grid: Grid) -> Section:
+        """The question, its answer and what that rests on."""
+        title, sentences = f"({self.letter}) {self.asked}", self.answer(grid)
+        if not sentences:
+            text = f"No profile of the grid answers ({self.letter}); “What is answered” says what to run."
+            return Section(self.letter, title, (Paragraph(text),))
+        return Section(self.letter, title, (Paragraph(" ".join(sentences)), *self.blocks(grid)), self.inner(grid))
+
+    def data(self, grid: Grid) -> dict[str, Any]:
+        """The same as plain data."""
+        tables = {name: rows(grid) for name, rows in self.tables.items()}
+        return {"question": QUESTIONS[self.letter], "answer": self.answer(grid), **tables}
 
 
 def cell_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import polars as pl
@@ -9,7 +10,7 @@ import polars as pl
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Block, Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Section, Table
 from warplens.report.theme import category_fill
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.grid import (
@@ -17,6 +18,7 @@ from warplens.studies.grid.grid import (
     CELL_TYPES,
     KERNEL,
     Grid,
+    Question,
     Value,
     between,
     cell_key,
@@ -24,7 +26,6 @@ from warplens.studies.grid.grid import (
     cell_table,
     cell_title,
     majority,
-    unanswered,
 )
 from warplens.studies.grid.passes import MATMUL
 
@@ -145,37 +146,19 @@ def answer_b(grid: Grid) -> list[str]:
     return sentences
 
 
-def kernel_section(grid: Grid) -> Section:
-    """(b) The kernel with the most GPU time, its calls, and the model parts that launch it."""
-    title = "(b) Which kernel takes the most GPU time?"
+def _kernel_blocks(grid: Grid) -> Iterator[Block]:
     top = top_kernels(grid)
-    if not top.height:
-        return unanswered("b", title)
-    parts = model_parts(grid)
-    captions = {
-        "top-kernels": "The kernel with the most GPU time in a forward pass (measured)",
-        "top-categories": "The category with the most GPU time in a forward pass (measured)",
-        "model-parts": "Model parts that launch the leading kernel, by innermost range (measured)",
-    }
-    blocks: list[Block] = [
-        Paragraph(" ".join(answer_b(grid))),
-        cell_table("top-kernels", captions["top-kernels"], top, TOP_KERNELS, "name category calls_each gpu_ns share"),
-        cell_table(
-            "top-categories",
-            captions["top-categories"],
-            top,
-            TOP_KERNELS,
-            "top_category top_category_calls_each top_category_share matmul_calls_modelled",
-        ),
-        cell_table("model-parts", captions["model-parts"], parts, MODEL_PARTS, "part launches gpu_ns share"),
-    ]
+    caption = "The kernel with the most GPU time in a forward pass (measured)"
+    yield cell_table("top-kernels", caption, top, TOP_KERNELS, "name category calls_each gpu_ns share")
+    caption = "The category with the most GPU time in a forward pass (measured)"
+    columns = "top_category top_category_calls_each top_category_share matmul_calls_modelled"
+    yield cell_table("top-categories", caption, top, TOP_KERNELS, columns)
+    caption = "Model parts that launch the leading kernel, by innermost range (measured)"
+    yield cell_table("model-parts", caption, model_parts(grid), MODEL_PARTS, "part launches gpu_ns share")
     both = top_kernels_with_backward(grid)
     if both.height:
         caption = "The leading kernel of forward and backward together (measured)"
-        blocks.append(
-            cell_table("top-with-backward", caption, both, WITH_BACKWARD, "name category calls_each share same")
-        )
-    return Section("b", title, tuple(blocks))
+        yield cell_table("top-with-backward", caption, both, WITH_BACKWARD, "name category calls_each share same")
 
 
 def answer_c(grid: Grid) -> list[str]:
@@ -193,36 +176,21 @@ def answer_c(grid: Grid) -> list[str]:
     ]
 
 
-def other_section(grid: Grid) -> Section:
-    """(c) The other kernels of a forward pass."""
-    title = "(c) What do the other kernels take?"
+def _mix_blocks(grid: Grid) -> Iterator[Block]:
     mix = category_mix(grid, "forward")
-    if not mix.height:
-        return unanswered("c", title)
     caption = "GPU time of a forward pass by category; every row sums to 100 % (measured)"
-    blocks: list[Block] = [
-        Paragraph(" ".join(answer_c(grid))),
-        Table("category-mix", caption, mix_columns(mix), mix, None),
-        _mix_figure(mix),
-    ]
-    others = other_kernels(grid)
-    inner = [
-        Section(
-            f"c-{number}",
-            f"Other kernels of {model}",
-            (
-                Table(
-                    f"other-kernels-{number}",
-                    f"The longest kernels of {model} besides matrix products; a cell's rows sum to 100 % (measured)",
-                    OTHER_KERNELS.without("model", "full_name").columns,
-                    others.filter(pl.col("model") == model),
-                    None,
-                ),
-            ),
-        )
-        for number, model in enumerate(others["model"].unique(maintain_order=True), 1)
-    ]
-    return Section("c", title, tuple(blocks), tuple(inner))
+    yield Table("category-mix", caption, mix_columns(mix), mix, None)
+    yield _mix_figure(mix)
+
+
+def _of_each_model(grid: Grid) -> tuple[Section, ...]:
+    others, found = other_kernels(grid), []
+    for number, model in enumerate(others["model"].unique(maintain_order=True), 1):
+        caption = f"The longest kernels of {model} besides matrix products; a cell's rows sum to 100 % (measured)"
+        columns = OTHER_KERNELS.without("model", "full_name").columns
+        table = Table(f"other-kernels-{number}", caption, columns, others.filter(pl.col("model") == model), None)
+        found.append(Section(f"c-{number}", f"Other kernels of {model}", (table,)))
+    return tuple(found)
 
 
 def mix_columns(mix: pl.DataFrame) -> tuple[Column, ...]:
@@ -341,3 +309,24 @@ def _other_kernels(cell: CellAnswers) -> pl.DataFrame:
         schema=OTHER_KERNELS.schema,
         orient="row",
     )
+
+
+TOP_KERNEL: Final = Question(
+    "b",
+    "Which kernel takes the most GPU time?",
+    answer_b,
+    _kernel_blocks,
+    {
+        "top_kernels": top_kernels,
+        "top_kernels_with_backward": top_kernels_with_backward,
+        "model_parts": model_parts,
+    },
+)
+OTHERS: Final = Question(
+    "c",
+    "What do the other kernels take?",
+    answer_c,
+    _mix_blocks,
+    {"label_shares": label_shares, "other_kernels": other_kernels},
+    _of_each_model,
+)

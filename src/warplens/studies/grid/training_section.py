@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import polars as pl
@@ -9,12 +10,13 @@ import polars as pl
 from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.profile.columns import table
 from warplens.report import text as fmt
-from warplens.report.document import Block, Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Paragraph, Table
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.grid import (
     CELL,
     CELL_TYPES,
     Grid,
+    Question,
     Value,
     between,
     cell_key,
@@ -22,7 +24,6 @@ from warplens.studies.grid.grid import (
     cell_table,
     cell_title,
     majority,
-    unanswered,
 )
 from warplens.studies.grid.kernel_sections import category_mix, mix_columns
 from warplens.studies.grid.passes import MATMUL
@@ -215,58 +216,30 @@ _PACE: Final = {
 }
 
 
-def training_section(grid: Grid) -> Section:
-    """(d) The training step by phase, the shares of matrix products and other kernels, and the optimizer."""
-    title = "(d) How does a training step divide?"
-    split = training_split(grid)
-    if not split.height:
-        return unanswered("d", title)
-    mix = category_mix(grid, "step")
-    unequal = int(split.filter(pl.col("residual_ns") != 0).height)
-    step_mix = "GPU time of a training step by category; every row sums to 100 % (measured)"
-    spans = "The same phases from first start to last end on the GPU (measured)"
-    products = "Share of GPU time in matrix products (measured)"
+def _training_blocks(grid: Grid) -> Iterator[Block]:
+    split, mix, costs = training_split(grid), category_mix(grid, "step"), optimizer_costs(grid)
     phases = " ".join(f"{phase}_ns {phase}_share" for phase in PHASES)
-    ranges = " ".join(f"{phase}_span_ns" for phase in PHASES)
-    blocks: list[Block] = [
-        Paragraph(" ".join(answer_d(grid))),
-        cell_table(
-            "training-split",
-            "GPU time of a training step by phase (measured)",
-            split,
-            SPLIT,
-            f"steps wall_ns gpu_ns {phases} none_ns residual_ns idle_share python_step_ns",
-        ),
-        Paragraph(
-            "Times are those of the GPU work that was launched inside each phase, means over the steps; "
-            f"{between(split['inferred_share'], 'share')} of them were launched by threads without ranges of their own "
-            "(autograd's) and belong to the phase that the waiting thread held open. The parts add up to the GPU time "
-            + ("of the step exactly." if not unequal else f"of the step but for the residual in {unequal} profiles."),
-            quiet=True,
-        ),
-        _split_figure(split),
-        cell_table("phase-spans", spans, split, SPLIT, f"wall_ns wall_min_ns wall_max_ns {ranges}"),
-        Table(
-            "matmul-shares",
-            products,
-            MATMUL_SHARES.without("inference_source").columns,
-            matmul_shares(grid),
-            None,
-        ),
-        Table("step-mix", step_mix, mix_columns(mix), mix, None),
-    ]
-    costs = optimizer_costs(grid)
+    columns = f"steps wall_ns gpu_ns {phases} none_ns residual_ns idle_share python_step_ns"
+    yield cell_table("training-split", "GPU time of a training step by phase (measured)", split, SPLIT, columns)
+    unequal = split.filter(pl.col("residual_ns") != 0).height
+    yield Paragraph(
+        "Times are those of the GPU work that was launched inside each phase, means over the steps; "
+        f"{between(split['inferred_share'], 'share')} of them were launched by threads without ranges of their own "
+        "(autograd's) and belong to the phase that the waiting thread held open. The parts add up to the GPU time "
+        + ("of the step exactly." if not unequal else f"of the step but for the residual in {unequal} profiles."),
+        quiet=True,
+    )
+    yield _split_figure(split)
+    caption = "The same phases from first start to last end on the GPU (measured)"
+    columns = " ".join(["wall_ns wall_min_ns wall_max_ns", *(f"{phase}_span_ns" for phase in PHASES)])
+    yield cell_table("phase-spans", caption, split, SPLIT, columns)
+    shown = MATMUL_SHARES.without("inference_source").columns
+    yield Table("matmul-shares", "Share of GPU time in matrix products (measured)", shown, matmul_shares(grid), None)
+    caption = "GPU time of a training step by category; every row sums to 100 % (measured)"
+    yield Table("step-mix", caption, mix_columns(mix), mix, None)
     if costs.height:
-        blocks.append(
-            Table(
-                "optimizer",
-                "The optimizer's launches (measured; modelled traffic)",
-                OPTIMIZER.without("modelled_bytes_per_s").columns,
-                costs,
-                None,
-            )
-        )
-    return Section("d", title, tuple(blocks))
+        caption = "The optimizer's launches (measured; modelled traffic)"
+        yield Table("optimizer", caption, OPTIMIZER.without("modelled_bytes_per_s").columns, costs, None)
 
 
 def _split_figure(split: pl.DataFrame) -> Figure:
@@ -289,3 +262,12 @@ def _split_figure(split: pl.DataFrame) -> Figure:
     alt = f"Strip: a training step of {title}, divided into phases by GPU time, and idle time."
     caption = f"A training step of {title}: GPU time by phase, and idle time (measured, mean of {row['steps']})"
     return Figure("training-step", caption, budget_chart(frame), alt)
+
+
+TRAINING: Final = Question(
+    "d",
+    "How does a training step divide?",
+    answer_d,
+    _training_blocks,
+    {"training_split": training_split, "matmul_shares": matmul_shares, "optimizer": optimizer_costs},
+)

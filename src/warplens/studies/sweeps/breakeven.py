@@ -12,7 +12,7 @@ from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
 from warplens.studies.sweeps.payoff import Answer, Crossing, PaysOff, first_below, interval
-from warplens.studies.sweeps.sweep import SIDES, Known, Observed, framed
+from warplens.studies.sweeps.sweep import SIDES, Observed, framed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,34 +139,9 @@ class BreakEven:
         return self.model.form
 
     @property
-    def known(self) -> Known:
-        """Which facts the cells have."""
-        return self.model.known
-
-    @property
     def missing(self) -> tuple[str, ...]:
         """Facts that would make a better model, and that not all cells have."""
         return self.model.known.missing
-
-    def threshold(self, **settings: Any) -> tuple[float, float] | None:
-        """The least and the greatest size × items (tokens × batch) from which the variant pays.
-
-        One number would need work that only depends on the product; attention depends on the size twice. Thresholds
-        within the measured sizes and numbers of items are preferred; without one, the extrapolated ones count.
-
-        Args:
-            settings: values of the axes that are no numbers.
-
-        Returns:
-            None if the variant always or never pays as far as was looked.
-        """
-        group = self._group(settings)
-        rows = self.thresholds.filter(pl.col("answer") == "crosses")
-        for name, value in zip(self.groups, group, strict=True):
-            rows = rows.filter(pl.col(name) == value)
-        inside = rows.filter(~pl.col("extrapolated"))
-        totals = (inside if inside.height else rows).get_column("total")
-        return (float(totals[totals.arg_min() or 0]), float(totals[totals.arg_max() or 0])) if totals.len() else None
 
     def predict(
         self, settings: Mapping[str, Any], *, size: float | None = None, items: float | None = None
@@ -232,7 +207,7 @@ class BreakEven:
         if missing := [name for name in numeric if name not in settings]:
             raise UsageError(f"a prediction needs a value of {', '.join(missing)}, or size and items")
         x = np.log([[float(cell.settings[name]) for name in numeric] for cell in before])
-        y = np.log([[cell.size.amount(self.known.work), cell.items] for cell in before])
+        y = np.log([[cell.size.amount(self.model.known.work), cell.items] for cell in before])
         place = np.log([float(settings[name]) for name in numeric])
         found = []
         for end in (0, 1):

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 
-from warplens.compare.statistics.decisions import Comparison, Regression, compare, regression
+from warplens.compare.statistics.decisions import Regression, regression
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.words import VERDICT_TITLES, change_text, interval_text, signed_share, verdict_text
 from warplens.report.document import Document, KeyFigure, KeyFigures, Paragraph, Section, Table, limits
-from warplens.studies.sweeps.sweep import Cell, Point, Sweep
+from warplens.studies.sweeps.sweep import SIDES, ComparedPoint, Sweep, compared_points, only_of
 
 CELL_PAIRS: Final = table(
     "comparison: cells of measurements",
@@ -50,77 +50,62 @@ _NAMED: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
-class CellComparison:
-    """One point of the grid."""
-
-    point: Point
-    #: the two sides held against each other; None where a side was not measured, or not repeatedly
-    comparison: Comparison | None
-    reason: str | None
-    regression: Regression | None  #: answer to the gate; None without one
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the baseline was measured and the variant ran out of memory, failed, or gave wrong results."""
-        before, after = self.point.baseline, self.point.variant
-        return before is not None and before.status == "measured" and after is not None and after.status in _BROKEN
-
-
-@dataclass(frozen=True, eq=False)
 class CellNumbers:
     """Everything that is said about two sides of measurements."""
 
     sweep: Sweep  #: the matched cells
-    cells: tuple[CellComparison, ...]  #: each point that both sides have, in the order of the grid
+    cells: tuple[ComparedPoint, ...]  #: each point that both sides have, in the order of the grid
+    answers: tuple[Regression | None, ...]  #: of each, to the gate; None without a gate or a comparison
     level: float  #: how often one of all the intervals together misses the truth, at most
     margin: float  #: differences of this share and less do not matter
     notes: tuple[Note, ...]  #: what limits the comparison
 
     @property
-    def regressions(self) -> tuple[CellComparison, ...]:
+    def regressions(self) -> tuple[ComparedPoint, ...]:
         """The cells that fail the gate by their time."""
-        return tuple(cell for cell in self.cells if cell.regression is not None and cell.regression.found)
+        judged = zip(self.cells, self.answers, strict=True)
+        return tuple(cell for cell, answer in judged if answer is not None and answer.found)
 
     @property
-    def broken(self) -> tuple[CellComparison, ...]:
+    def broken(self) -> tuple[ComparedPoint, ...]:
         """The cells that the baseline ran and the variant no longer does: they fail the gate, too."""
-        return tuple(cell for cell in self.cells if cell.is_broken)
+        sides = ((cell, cell.point.baseline, cell.point.variant) for cell in self.cells)
+        return tuple(
+            cell
+            for cell, before, after in sides
+            if before and before.status == "measured" and after and after.status in _BROKEN
+        )
+
+    @property
+    def pending(self) -> int:
+        """How many cells the gate cannot exclude; cells that nobody can compare leave the question open as well."""
+        return sum(answer is None or not answer.excluded for answer in self.answers)
 
 
 def compare_cells(sweep: Sweep, *, margin: float, level: float, fail_on: float | None) -> CellNumbers:
     """Hold each matched pair of cells against each other.
 
-    With n pairs each interval is made for `level` / n (Bonferroni), so that all of them together miss the truth no more
-    often than `level`: with a hundred cells, five would otherwise differ by chance.
-
     Args:
         margin: differences of this share and less do not matter.
-        level: 0.05 for 95 % confidence.
+        level: how often one of all the intervals together may miss the truth: 0.05 for 95 % confidence.
         fail_on: the gate's limit, a share; None without a gate.
     """
     both = [point for point in sweep.points if point.baseline is not None and point.variant is not None]
-    repeated = sum(point.durations is not None for point in both)
-    cells = tuple(_compared(point, margin, level / max(repeated, 1), fail_on) for point in both)
-    return CellNumbers(sweep, cells, level, margin, tuple(_notes(sweep, cells)))
+    cells = compared_points(both, margin=margin, level=level, unrepeated=_NO_REPETITIONS)
+    answers = tuple(
+        regression(cell.comparison, fail_on) if cell.comparison is not None and fail_on is not None else None
+        for cell in cells
+    )
+    return CellNumbers(sweep, cells, answers, level, margin, tuple(_notes(sweep, cells)))
 
 
-def _compared(point: Point, margin: float, level: float, fail_on: float | None) -> CellComparison:
-    durations = point.durations
-    if durations is None:
-        return CellComparison(point, None, point.lacking or _NO_REPETITIONS, None)
-    found = compare(*durations, margin=margin, level=level)
-    return CellComparison(point, found, None, regression(found, fail_on) if fail_on is not None else None)
-
-
-def _notes(sweep: Sweep, cells: tuple[CellComparison, ...]) -> list[Note]:
-    notes = []
-    for side, other in (("baseline", "variant"), ("variant", "baseline")):
-        alone = [point for point in sweep.points if getattr(point, other) is None]
-        if alone:
+def _notes(sweep: Sweep, cells: tuple[ComparedPoint, ...]) -> Iterator[Note]:
+    for side in SIDES:
+        if alone := only_of(sweep, side):
             named = "; ".join(settings_text(point.settings) for point in alone[:_NAMED])
             more = f" and {len(alone) - _NAMED} more" if len(alone) > _NAMED else ""
             text = f"{fmt.count(len(alone))} cells are of the {side} alone and were not compared: {named}{more}."
-            notes.append(Note("cells-unmatched", NoteLevel.WARNING, text, "Measure the same settings on both sides"))
+            yield Note("cells-unmatched", NoteLevel.WARNING, text, "Measure the same settings on both sides")
     # Doubts of many cells say the same with other figures: one of them stands for all.
     doubts: dict[str, list[str]] = {}
     for cell in cells:
@@ -129,8 +114,7 @@ def _notes(sweep: Sweep, cells: tuple[CellComparison, ...]) -> list[Note]:
     for told in doubts.values():
         alike = "" if len(set(told)) == 1 else ", each with figures of its own"
         where = "" if len(cells) == 1 else f" (in {fmt.count(len(told))} of {fmt.count(len(cells))} cells{alike})"
-        notes.append(Note("comparison-doubt", NoteLevel.WARNING, f"{told[0]}{where}", None))
-    return notes
+        yield Note("comparison-doubt", NoteLevel.WARNING, f"{told[0]}{where}", None)
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
@@ -144,34 +128,30 @@ def cell_rows(numbers: CellNumbers) -> pl.DataFrame:
     return pl.DataFrame([_row(cell) for cell in numbers.cells], schema=CELL_PAIRS.schema, orient="row")
 
 
-def _row(cell: CellComparison) -> dict[str, Any]:
-    before, after, found = cell.point.baseline, cell.point.variant, cell.comparison
-    speedup = cell.point.speedup
+def _row(cell: ComparedPoint) -> dict[str, Any]:
+    before, after, found, speedup = cell.point.baseline, cell.point.variant, cell.comparison, cell.point.speedup
+    assert before is not None
+    assert after is not None
     row: dict[str, Any] = {
         "cell": settings_text(cell.point.settings),
-        "baseline_ns": before.time_ns if before else None,
-        "variant_ns": after.time_ns if after else None,
-        "ratio": found.ratio.estimate if found else 1 / speedup if speedup else None,
-        "work_ratio": _work_ratio(before, after),
-        "verdict": found.verdict if found else None,
-        "reason": cell.reason,
+        "baseline_ns": before.time_ns,
+        "variant_ns": after.time_ns,
+        "ratio": 1 / speedup if speedup else None,
+        "work_ratio": after.flops / before.flops if before.flops and after.flops is not None else None,
+        "reason": cell.remark,
     }
-    if found is not None and before and after and before.wall and after.wall:
-        row |= {
-            "low": found.ratio.low,
-            "high": found.ratio.high,
-            "noise_share": found.noise.share,
-            "baseline_blocks": len(before.wall.blocks),
-            "variant_blocks": len(after.wall.blocks),
-            "needed_blocks": found.needed_blocks,
-        }
-    return row
-
-
-def _work_ratio(before: Cell | None, after: Cell | None) -> float | None:
-    if before is None or after is None or not before.flops or after.flops is None:
-        return None
-    return after.flops / before.flops
+    if found is None or cell.point.durations is None:
+        return row
+    return row | {
+        "ratio": found.ratio.estimate,
+        "low": found.ratio.low,
+        "high": found.ratio.high,
+        "verdict": found.verdict,
+        "noise_share": found.noise.share,
+        "baseline_blocks": len(cell.point.durations[0].blocks),
+        "variant_blocks": len(cell.point.durations[1].blocks),
+        "needed_blocks": found.needed_blocks,
+    }
 
 
 _COLUMNS: Final = CELL_PAIRS.only(
@@ -222,47 +202,45 @@ def cell_head(sweep: Sweep) -> list[str]:
     return lines
 
 
-def cell_gate_lines(numbers: CellNumbers, fail_on: float) -> list[str]:
+def cell_gate_line(numbers: CellNumbers, fail_on: float) -> str:
     """How the gate ended, and why."""
-    limit, failed = fmt.share(fail_on), numbers.regressions
-    if numbers.broken:
-        first = numbers.broken[0]
-        of = f"{fmt.count(len(numbers.broken))} of {fmt.plural(len(numbers.cells), 'cell')}"
-        return [f"gate failed: the variant no longer runs {of}: {settings_text(first.point.settings)}, {first.reason}"]
-    found = [(cell.comparison.ratio.estimate, cell) for cell in failed if cell.comparison is not None]
+    limit, count, broken = fmt.share(fail_on), len(numbers.cells), numbers.broken
+    if broken:
+        of = f"{fmt.count(len(broken))} of {fmt.plural(count, 'cell')}"
+        where = settings_text(broken[0].point.settings)
+        return f"gate failed: the variant no longer runs {of}: {where}, {broken[0].remark}"
+    found = [(cell.comparison.ratio, cell) for cell in numbers.regressions if cell.comparison is not None]
     if found:
-        ratio, worst = max(found, key=lambda item: item[0])
-        of = f"{fmt.count(len(found))} of {fmt.count(len(numbers.cells))} cells are"
-        where = f"{change_text(ratio)} at {settings_text(worst.point.settings)}"
-        interval = interval_text(worst.comparison.ratio) if worst.comparison else ""
-        return [f"gate failed: {of} slower by more than {limit}, the worst {where} ({interval})"]
-    # Cells that nobody can compare leave the question open as well.
-    pending = sum(cell.regression is None or not cell.regression.excluded for cell in numbers.cells)
-    if pending:
-        return [
+        ratio, worst = max(found, key=lambda item: item[0].estimate)
+        where = f"{change_text(ratio.estimate)} at {settings_text(worst.point.settings)}"
+        return (
+            f"gate failed: {fmt.count(len(found))} of {fmt.count(count)} cells are slower by more than {limit}, the "
+            f"worst {where} ({interval_text(ratio)})"
+        )
+    if numbers.pending:
+        return (
             f"gate undecided (not a failure): no cell is slower by more than {limit} for certain, but for "
-            f"{fmt.count(pending)} of {fmt.count(len(numbers.cells))} it is open"
-        ]
-    return [f"gate passed: no cell is slower by more than {limit}"]
+            f"{fmt.count(numbers.pending)} of {fmt.count(count)} it is open"
+        )
+    return f"gate passed: no cell is slower by more than {limit}"
 
 
 def cell_table(numbers: CellNumbers, limit: int | None = None) -> Table:
     """A row a matched pair of cells."""
+    found = [cell.comparison for cell in numbers.cells]
+    needed = [item.needed_blocks if item else None for item in found]
     rows = cell_rows(numbers)
-    changes, intervals, titles, remarks = [], [], [], []
-    for cell, row in zip(numbers.cells, rows.iter_rows(named=True), strict=True):
-        found = cell.comparison
-        changes.append(signed_share(row["ratio"] - 1) if row["ratio"] is not None else fmt.MISSING)
-        intervals.append(interval_text(found.ratio).partition(": ")[2] if found else fmt.MISSING)
-        titles.append(VERDICT_TITLES[found.verdict] if found else "not compared")
-        needed = found and found.needed_blocks
-        remarks.append(cell.reason or (f"{fmt.count(needed)} rounds of each would decide" if needed else ""))
-    shown = rows.with_columns(
-        pl.Series("change", changes, dtype=pl.String),
-        pl.Series("interval", intervals, dtype=pl.String),
-        pl.Series("title", titles, dtype=pl.String),
-        pl.Series("remark", remarks, dtype=pl.String),
-    )
+    remarks = [
+        cell.remark or (f"{fmt.count(rounds)} rounds of each would decide" if rounds else "")
+        for cell, rounds in zip(numbers.cells, needed, strict=True)
+    ]
+    texts = {
+        "change": [fmt.MISSING if ratio is None else signed_share(ratio - 1) for ratio in rows["ratio"]],
+        "interval": [interval_text(item.ratio).partition(": ")[2] if item else fmt.MISSING for item in found],
+        "title": [VERDICT_TITLES[item.verdict] if item else "not compared" for item in found],
+        "remark": remarks,
+    }
+    shown = rows.with_columns(pl.Series(name, text, dtype=pl.String) for name, text in texts.items())
     columns = _COLUMNS if any(remarks) else _COLUMNS[:-1]
     confidence = fmt.number(round(100 * (1 - numbers.level), 4))
     return Table("cells", f"Cells side by side; intervals hold together at {confidence} %", columns, shown, limit)
@@ -307,6 +285,16 @@ def cell_document(numbers: CellNumbers) -> Document:
 def cell_data(numbers: CellNumbers, fail_on: float | None) -> dict[str, Any]:
     """`data` of the JSON."""
     sweep = numbers.sweep
+    gate = (
+        None
+        if fail_on is None
+        else {
+            "fail_on": fail_on,
+            "found": bool(numbers.regressions or numbers.broken),
+            "excluded": not numbers.pending,
+            "sentence": cell_gate_line(numbers, fail_on),
+        }
+    )
     return {
         "kind": "measurements",
         "answer": cell_answer(numbers),
@@ -318,17 +306,7 @@ def cell_data(numbers: CellNumbers, fail_on: float | None) -> dict[str, Any]:
         "paired": sweep.paired,
         "level": numbers.level,
         "margin": numbers.margin,
-        "gate": None if fail_on is None else _gate(numbers, fail_on),
+        "gate": gate,
         "rows": cell_rows(numbers),
         "settings": [dict(cell.point.settings) for cell in numbers.cells],
-    }
-
-
-def _gate(numbers: CellNumbers, fail_on: float) -> dict[str, Any]:
-    excluded = all(cell.regression is not None and cell.regression.excluded for cell in numbers.cells)
-    return {
-        "fail_on": fail_on,
-        "found": bool(numbers.regressions or numbers.broken),
-        "excluded": excluded,
-        "sentence": " ".join(line.strip() for line in cell_gate_lines(numbers, fail_on)),
     }

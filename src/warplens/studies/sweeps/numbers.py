@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from warplens.compare.statistics.decisions import Comparison, compare
+from warplens.compare.statistics.decisions import Comparison
 from warplens.diagnosis.findings import Diagnosis
 from warplens.errors import WarplensError
 from warplens.profile import Note, NoteLevel
@@ -23,7 +23,7 @@ from warplens.studies.sweeps.confounding import Confounding, confounding
 from warplens.studies.sweeps.payoff import PaysOff, pays_off
 from warplens.studies.sweeps.reading import matched
 from warplens.studies.sweeps.regimes import CellRegime, Regime, cell_key, regimes
-from warplens.studies.sweeps.sweep import Cell, Point, Sweep, framed
+from warplens.studies.sweeps.sweep import SIDES, Cell, ComparedPoint, Sweep, compared_points, framed, only_of
 
 POINTS: Final = table(
     "sweep: points",
@@ -76,21 +76,11 @@ _NAMED: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
-class SweptPoint:
-    """One point: its two sides held against each other."""
-
-    point: Point
-    comparison: Comparison | None  #: None where a side was not measured, or not repeatedly
-    regimes: tuple[CellRegime | None, CellRegime | None]  #: of baseline and variant; None where that was not measured
-    remark: str | None  #: why there is no comparison; None if there is one
-
-
-@dataclass(frozen=True, eq=False)
 class SweepNumbers:
     """Everything that is said about a sweep."""
 
     sweep: Sweep  #: points that both sides have
-    points: tuple[SweptPoint, ...]  #: one each, in the order of the grid
+    points: tuple[ComparedPoint, ...]  #: one each, in the order of the grid
     regimes: tuple[CellRegime, ...]  #: of each measured cell
     anomalies: Anomalies  #: cells that break their trend
     confounding: Confounding  #: what the grid cannot tell apart
@@ -115,47 +105,38 @@ def examine_sweep(
 ) -> SweepNumbers:
     """Answer every question about a sweep.
 
-    With n points each interval is made for `level` / n (Bonferroni), so that all of them together miss the truth no
-    more often than `level`.
-
     Args:
         sweep: as `warplens.studies.sweeps.reading.sweep_of` reads it.
-        level: 0.05 for 95 % confidence.
+        level: how often one of all the intervals together may miss the truth: 0.05 for 95 % confidence.
         margin: differences of this share and less do not matter.
         profiled: regimes that profiles show; see `warplens.studies.sweeps.regimes`.
     """
     whole, sweep = sweep, matched(sweep)
-    found = regimes(sweep, profiled)
-    by_cell = {cell_key(item.settings, item.side): item for item in found}
-    repeated = sum(point.durations is not None for point in sweep.points)
-    points = tuple(_swept(point, by_cell, margin, level / max(repeated, 1), seed) for point in sweep.points)
+    points = compared_points(sweep.points, margin=margin, level=level, unrepeated=_NO_REPETITIONS, seed=seed)
     told = confounding(sweep)
     crossing, none = _crossovers(sweep, told, 1 - level, seed)
-    model, no_model = _breakeven(sweep, repeated, told.confounded_axes, 1 - level, seed)
-    lost = _lost(sweep)
+    model, no_model = _breakeven(sweep, told.confounded_axes, 1 - level, seed)
+    lost = [
+        {**point.settings, "side": side, "status": cell.status, "reason": cell.reason}
+        for point in sweep.points
+        for side, cell in point.sides
+        if cell is not None and cell.status != "measured"
+    ]
     return SweepNumbers(
         sweep=sweep,
         points=points,
-        regimes=found,
+        regimes=regimes(sweep, profiled),
         anomalies=anomalies(sweep, level=level, seed=seed),
         confounding=told,
         crossovers=crossing,
         no_crossovers=none,
         breakeven=model,
         no_breakeven=no_model,
-        lost=lost,
+        lost=framed(lost, sweep.axes, LOST),
         level=level,
         margin=margin,
-        notes=tuple(_notes(whole, sweep, points, told, lost)),
+        notes=tuple(_notes(whole, sweep, points, told, len(lost))),
     )
-
-
-def _swept(point: Point, by_cell: Mapping[Any, CellRegime], margin: float, level: float, seed: int) -> SweptPoint:
-    durations = point.durations
-    both = by_cell.get(cell_key(point.settings, "baseline")), by_cell.get(cell_key(point.settings, "variant"))
-    if durations is None:
-        return SweptPoint(point, None, both, point.lacking or _NO_REPETITIONS)
-    return SweptPoint(point, compare(*durations, margin=margin, level=level, seed=seed), both, None)
 
 
 def _crossovers(
@@ -173,10 +154,8 @@ def _crossovers(
     return found, none
 
 
-def _breakeven(
-    sweep: Sweep, repeated: int, confounded: Sequence[str], level: float, seed: int
-) -> tuple[BreakEven | None, str | None]:
-    if not repeated:
+def _breakeven(sweep: Sweep, confounded: Sequence[str], level: float, seed: int) -> tuple[BreakEven | None, str | None]:
+    if not any(point.durations for point in sweep.points):
         return None, "the file holds no repetitions, from which the error of a model could be told"
     if confounded:
         return None, f"{', '.join(confounded)} changed together, so that no term of a model could be told from another"
@@ -186,42 +165,21 @@ def _breakeven(
         return None, str(error)
 
 
-def _lost(sweep: Sweep) -> pl.DataFrame:
-    rows = [
-        {**point.settings, "side": side, "status": cell.status, "reason": cell.reason}
-        for point in sweep.points
-        for side, cell in point.sides
-        if cell is not None and cell.status != "measured"
-    ]
-    return framed(rows, sweep.axes, LOST)
-
-
-def _notes(
-    whole: Sweep, sweep: Sweep, points: Sequence[SweptPoint], told: Confounding, lost: pl.DataFrame
-) -> Iterator[Note]:
+def _notes(whole: Sweep, sweep: Sweep, points: Sequence[ComparedPoint], told: Confounding, lost: int) -> Iterator[Note]:
     if not any(item.comparison for item in points):
-        yield Note(
-            "no-samples",
-            NoteLevel.WARNING,
-            "The file holds no repetitions, only one figure a cell: no interval, no verdict and no test for anomalies.",
-            "Measure the cells: warplens sweep run",
+        text = (
+            "The file holds no repetitions, only one figure a cell: no interval, no verdict and no test for anomalies."
         )
+        yield Note("no-samples", NoteLevel.WARNING, text, "Measure the cells: warplens sweep run")
     elif not sweep.paired:
-        yield Note(
-            "not-in-turns",
-            NoteLevel.WARNING,
-            "The sides were not measured in turns: what drifted between them counts as a difference.",
-            "warplens sweep run measures them in turns",
-        )
-    yield from (
-        Note(f"confounded-{item.kind}", NoteLevel.WARNING, f"{fmt.capitalised(item.text)}.", None)
-        for item in told.found
-    )
-    if lost.height:
-        yield Note("cells-lost", NoteLevel.WARNING, f"{fmt.plural(lost.height, 'cell')} could not be measured.")
-    for side, other in (("baseline", "variant"), ("variant", "baseline")):
-        alone = [point.settings for point in whole.points if getattr(point, other) is None]
-        if alone:
+        text = "The sides were not measured in turns: what drifted between them counts as a difference."
+        yield Note("not-in-turns", NoteLevel.WARNING, text, "warplens sweep run measures them in turns")
+    for item in told.found:
+        yield Note(f"confounded-{item.kind}", NoteLevel.WARNING, f"{fmt.capitalised(item.text)}.", None)
+    if lost:
+        yield Note("cells-lost", NoteLevel.WARNING, f"{fmt.plural(lost, 'cell')} could not be measured.")
+    for side in SIDES:
+        if alone := [point.settings for point in only_of(whole, side)]:
             varied = [name for name in whole.axes if len({item[name] for item in alone}) == 1]
             common = ", ".join(f"{name} {alone[0][name]}" for name in varied)
             where = f", all with {common}" if common and len(alone) > 1 else f" ({common})" if common else ""
@@ -235,30 +193,29 @@ def _notes(
 
 def point_frame(numbers: SweepNumbers) -> pl.DataFrame:
     """The axes, then `POINTS`: one row a point."""
-    return framed([_row(item) for item in numbers.points], numbers.sweep.axes, POINTS)
-
-
-def _row(item: SweptPoint) -> dict[str, Any]:
-    before, after, found = item.point.baseline, item.point.variant, item.comparison
-    row = {
-        **item.point.settings,
-        "baseline_ns": before.time_ns if before else None,
-        "variant_ns": after.time_ns if after else None,
-        "speedup": item.point.speedup,
-        **(speedup_of(found) if found is not None else {}),
-        "needed_blocks": found.needed_blocks if found is not None else None,
-        "work_saved_share": _saved(before, after),
-        "remark": item.remark,
-    }
-    for (side, cell), regime in zip(item.point.sides, item.regimes, strict=True):
-        row |= {
-            f"{side}_per_s": cell.items * 1e9 / cell.time_ns if cell and cell.items and cell.time_ns else None,
-            f"{side}_macs": cell.macs if cell else None,
-            f"{side}_flops": cell.flops if cell else None,
-            f"{side}_regime": regime.regime if regime else None,
-            f"{side}_status": cell.status if cell else None,
+    regime_of = {cell_key(item.settings, item.side): item.regime for item in numbers.regimes}
+    rows = []
+    for item in numbers.points:
+        point, found = item.point, item.comparison
+        row = {
+            **point.settings,
+            "speedup": point.speedup,
+            **(speedup_of(found) if found is not None else {}),
+            "needed_blocks": found.needed_blocks if found is not None else None,
+            "work_saved_share": _saved(point.baseline, point.variant),
+            "remark": item.remark,
         }
-    return row
+        for side, cell in point.sides:
+            row |= {
+                f"{side}_ns": cell.time_ns if cell else None,
+                f"{side}_per_s": cell.items * 1e9 / cell.time_ns if cell and cell.items and cell.time_ns else None,
+                f"{side}_macs": cell.macs if cell else None,
+                f"{side}_flops": cell.flops if cell else None,
+                f"{side}_regime": regime_of.get(cell_key(point.settings, side)),
+                f"{side}_status": cell.status if cell else None,
+            }
+        rows.append(row)
+    return framed(rows, numbers.sweep.axes, POINTS)
 
 
 def speedup_of(found: Comparison) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
+from warplens.compare.statistics.decisions import Comparison, compare
 from warplens.compare.statistics.samples import Samples, t_quantile
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.schema import Bools, Float64s, Int64s, Table
@@ -117,6 +118,45 @@ class Sweep:
             found.setdefault(tuple(point.settings[name] for name in others), []).append(point)
         for key, points in found.items():
             yield dict(zip(others, key, strict=True)), sorted(points, key=lambda point: float(point.settings[axis]))
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedPoint:
+    """The two sides of a point, held against each other."""
+
+    point: Point
+    comparison: Comparison | None  #: None where a side was not measured, or not repeatedly
+    remark: str | None  #: why there is none; None if there is one
+
+
+def compared_points(
+    points: Sequence[Point], *, margin: float, level: float, unrepeated: str, seed: int = 0
+) -> tuple[ComparedPoint, ...]:
+    """Each point with its two sides compared.
+
+    With n points each interval is made for `level` / n (Bonferroni), so that all of them together miss the truth no
+    more often than `level`: with a hundred points, five would otherwise differ by chance.
+
+    Args:
+        margin: differences of this share and less do not matter.
+        level: 0.05 for 95 % confidence.
+        unrepeated: what to remark where both sides were measured, but not repeatedly.
+    """
+    repeated = sum(point.durations is not None for point in points)
+    found = []
+    for point in points:
+        if point.durations is None:
+            found.append(ComparedPoint(point, None, point.lacking or unrepeated))
+        else:
+            comparison = compare(*point.durations, margin=margin, level=level / repeated, seed=seed)
+            found.append(ComparedPoint(point, comparison, None))
+    return tuple(found)
+
+
+def only_of(sweep: Sweep, side: str) -> list[Point]:
+    """The points that the other side lacks."""
+    other = SIDES[1 - SIDES.index(side)]
+    return [point for point in sweep.points if getattr(point, other) is None]
 
 
 def framed(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], table: Table) -> pl.DataFrame:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from warplens.studies.sweeps.numbers import SweepNumbers, SweptPoint
+    from warplens.studies.sweeps.numbers import SweepNumbers
     from warplens.studies.sweeps.payoff import PaysOff
+    from warplens.studies.sweeps.sweep import ComparedPoint
 
 
 def axis_columns(rows: pl.DataFrame, axes: Iterable[str]) -> tuple[Column, ...]:
@@ -120,7 +121,7 @@ def answer(numbers: SweepNumbers) -> str:
     return f"{first} {second}{third}"
 
 
-def _speedup(item: SweptPoint) -> float:
+def _speedup(item: ComparedPoint) -> float:
     if item.comparison is not None:
         return 1 / item.comparison.ratio.estimate
     return item.point.speedup or 0.0

@@ -1,8 +1,9 @@
-"""Softmax against the two matrix products inside self-attention: measured GPU time, modelled FLOPs, and both ratios.
+"""Where the GPU time of forward passes and training steps goes: kernels, parts of the model, attention, the optimizer.
 
-The parts are told apart by annotated ranges around them, words separated by blanks or by underscores:
-`computing attention scores` (q·kᵀ, scaling, mask), `computing softmax`, `final matmul` (weights·v). A part's time is
-the GPU time of the work launched inside its range; the products are the matrix-product kernels in the first and last.
+Attention: the softmax against the two matrix products, in measured GPU time and modelled FLOPs. The parts are told
+apart by annotated ranges around them, words separated by blanks or by underscores: `computing attention scores` (q·kᵀ,
+scaling, mask), `computing softmax`, `final matmul` (weights·v). A part's time is the GPU time of the work launched
+inside its range; the products are the matrix-product kernels in the first and last.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.attribution import is_operator
+from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.trees import NO_RANGE, nearest
 from warplens.analysis.window import NO_PHASE, PHASES
-from warplens.profile.columns import column, table
+from warplens.profile.columns import KERNEL_NAME, column, table
 from warplens.profile.schema import Column, name_categories
 from warplens.studies.grid.cells import (
     REFERENCE_ADAMW_BYTES_PER_PARAMETER,
@@ -28,6 +31,152 @@ from warplens.studies.grid.cells import (
     softmax_flops,
 )
 from warplens.studies.grid.passes import MATMUL, PhasedWork, Spread, busy_by_group
+
+KERNEL_USES: Final = table(
+    "kernels of a forward pass or step",
+    "One kernel function. The grid document, questions b and c.",
+    KERNEL_NAME,
+    "full_name category gpu_ns calls calls_min calls_max share",
+    gpu_ns="GPU time, summed over all repetitions",
+    calls="calls, summed over all repetitions",
+    share="share of all GPU work of the scope",
+)
+
+LABEL_USES: Final = table(
+    "categories of a forward pass or step",
+    "One category of kernels, or one kind of other GPU work. The grid document, questions b and c.",
+    "label gpu_ns calls calls_min calls_max share",
+    gpu_ns="GPU time, summed over all repetitions",
+    calls="calls, summed over all repetitions",
+    share="share of all GPU work of the scope",
+)
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """A part of the model, by the innermost range that holds the launches; `share` is of the kernel's GPU time."""
+
+    name: str
+    gpu_ns: int
+    launches: int
+    share: float
+
+
+@dataclass(frozen=True)
+class TopKernel:
+    """The kernel, or the category, with the most GPU time of a scope."""
+
+    name: str  #: short name of the kernel; the category itself for a category
+    full_name: str  #: demangled name; equal to `name` for a category
+    category: str
+    gpu_ns: int  #: GPU time over all repetitions
+    share: float  #: of all GPU work of the scope
+    repetitions: int  #: how many passes (or steps) were looked at
+    calls: int  #: over all repetitions
+    #: calls_min, calls_max: the fewest and the most calls in one repetition
+    calls_min: int
+    calls_max: int
+    parts: tuple[ModelPart, ...]  #: model parts that launch it, largest first
+
+    @property
+    def calls_each(self) -> int | None:
+        """Calls in a single repetition; None where repetitions differ, so that no such number exists."""
+        return self.calls_min if self.calls_min == self.calls_max else None
+
+    @property
+    def gpu_ns_each(self) -> float:
+        """GPU time of one repetition on average."""
+        return self.gpu_ns / self.repetitions
+
+
+def kernel_use(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> pl.DataFrame:
+    """GPU time by kernel function, the largest first (`KERNEL_USES`).
+
+    Args:
+        timeline: the profile that the work is from.
+        work: rows of `PhasedWork.work`.
+        repetition: column that numbers the repetitions, `pass` or `step`.
+    """
+    kernels = work.filter(pl.col("kind") == "kernel").rename({"label": "category"})
+    names = timeline.trace.kernels.select("name", "full_name")[kernels["row"]]
+    used = _use(kernels.hstack(names), ["full_name", "name", "category"], work, repetition)
+    return used.select(KERNEL_USES.names).sort(["gpu_ns", "full_name"], descending=[True, False])
+
+
+def label_use(work: pl.DataFrame, repetition: str = "pass") -> pl.DataFrame:
+    """GPU time by category of kernel and by kind of other work, the largest first (`LABEL_USES`)."""
+    used = _use(work, ["label"], work, repetition)
+    return used.select(LABEL_USES.names).sort(["gpu_ns", "label"], descending=[True, False])
+
+
+def _use(rows: pl.DataFrame, keys: list[str], whole: pl.DataFrame, repetition: str) -> pl.DataFrame:
+    """Sums of some rows by keys; shares are of the whole work, which also says how many repetitions there are."""
+    each = rows.group_by(*keys, repetition).agg(pl.col("duration_ns").sum(), pl.len().cast(pl.Int64).alias("calls"))
+    # A repetition in which the kernel did not run at all has no row.
+    ran_always = pl.len() == whole[repetition].n_unique()
+    return (
+        each.group_by(keys)
+        .agg(
+            pl.col("duration_ns").sum().alias("gpu_ns"),
+            pl.col("calls").sum(),
+            pl.when(ran_always).then(pl.col("calls").min()).otherwise(0).cast(pl.Int64).alias("calls_min"),
+            pl.col("calls").max().alias("calls_max"),
+        )
+        .with_columns(
+            (pl.col("gpu_ns") / max(1, int(whole["duration_ns"].sum()))).alias("share"), pl.col(keys).cast(pl.String)
+        )
+    )
+
+
+def top_kernel(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> TopKernel | None:
+    """The kernel function with the most GPU time; None where the work holds no kernel."""
+    used = kernel_use(timeline, work, repetition)
+    if not used.height:
+        return None
+    row = used.row(0, named=True)
+    kernels = work.filter(pl.col("kind") == "kernel")
+    mine = kernels.filter(timeline.trace.kernels["full_name"].gather(kernels["row"]) == row["full_name"])
+    return TopKernel(**row, repetitions=work[repetition].n_unique(), parts=model_parts(timeline, mine))
+
+
+def top_label(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> TopKernel | None:
+    """The category with the most GPU time; None where there is no work."""
+    used = label_use(work, repetition)
+    if not used.height:
+        return None
+    row = used.row(0, named=True)
+    row["name"] = row["full_name"] = row["category"] = label = row.pop("label")
+    parts = model_parts(timeline, work.filter(pl.col("label") == label))
+    return TopKernel(**row, repetitions=work[repetition].n_unique(), parts=parts)
+
+
+def model_parts(timeline: Timeline, work: pl.DataFrame) -> tuple[ModelPart, ...]:
+    """The innermost ranges that hold these launches, by name, with their shares of the GPU time.
+
+    Launches that only the range of the phase itself holds are told apart from those in a range inside it. An operator
+    of a framework is no part of the model: its launches belong to the range around it.
+    """
+    annotated = ~is_operator(timeline.trace.ranges)
+    if not annotated.all():
+        held = nearest(timeline.forest.parent, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
+        work = work.with_columns(pl.Series("range", held).replace(NO_RANGE, None))
+    rows = work["range"].unique().drop_nulls()
+    names = timeline.trace.ranges["name"].cast(pl.String).gather(rows)
+    by_row = dict(zip(rows, map(plain_range_name, names), strict=True))
+    named = work["range"].replace_strict(by_row, default="outside all ranges", return_dtype=pl.String)
+    alone = pl.col("range") == pl.col("outermost")
+    sums = (
+        work.select(
+            "duration_ns",
+            part=pl.when(alone).then(pl.format("{}, outside of inner ranges", named)).otherwise(named),
+        )
+        .group_by("part")
+        .agg(pl.col("duration_ns").sum(), pl.len().alias("launches"))
+        .sort(["duration_ns", "part"], descending=[True, False])
+    )
+    total = int(work["duration_ns"].sum())
+    return tuple(ModelPart(name, spent, count, spent / total if total else 0.0) for name, spent, count in sums.rows())
+
 
 #: Part → what its range is called, and the name to give to one that is missing.
 ATTENTION_PARTS: Final[dict[str, tuple[re.Pattern[str], str]]] = {
