@@ -190,9 +190,9 @@ def comparison(low: float, high: float) -> Comparison:
 
 
 def test_only_an_interval_wholly_above_the_limit_stops_a_build():
-    assert regression(comparison(1.06, 1.20), 0.05).exit_code == 1
-    assert regression(comparison(1.04, 1.20), 0.05).exit_code == 0
-    assert regression(comparison(1.01, 1.04), 0.05).exit_code == 0
+    assert regression(comparison(1.06, 1.20), 0.05).found
+    assert not regression(comparison(1.04, 1.20), 0.05).found
+    assert not regression(comparison(1.01, 1.04), 0.05).found
 
 
 def test_an_interval_across_the_limit_is_undecided_and_says_so():
@@ -214,7 +214,7 @@ def test_with_a_limit_of_zero_any_sure_slowdown_is_a_regression():
 
 def test_data_without_variation_stop_nothing():
     answer = regression(comparison(0.0, math.inf), 0.05)
-    assert answer.exit_code == 0
+    assert not answer.found
     assert "no variation" in answer.sentence
 
 

@@ -80,17 +80,6 @@ class KernelChanges:
         return self.baseline_launches / self.baseline_steps, self.variant_launches / self.variant_steps
 
     @property
-    def launches_change_per_step(self) -> float:
-        """Kernels that the variant's step has more."""
-        return _per_step_change(self.baseline_launches, self.variant_launches, self.baseline_steps, self.variant_steps)
-
-    @property
-    def gpu_change_share(self) -> float | None:
-        """Change of the kernels' time per step over that of the baseline; None where the baseline has none."""
-        before, after = self.ns_per_step
-        return after / before - 1 if before else None
-
-    @property
     def matched_share(self) -> float | None:
         """Share of both sides' kernel time that has a counterpart on the other side; None without kernels."""
         total = self.baseline_ns + self.variant_ns
@@ -267,10 +256,6 @@ def _grouped(combinations: pl.DataFrame, before: int, after: int) -> pl.DataFram
         .sort(pl.col("change_ns_per_step").abs(), descending=True, maintain_order=True)
         .with_row_index("row")
     )
-
-
-def _per_step_change(before: int, after: int, before_steps: int, after_steps: int) -> float:
-    return (after * before_steps - before * after_steps) / (before_steps * after_steps)
 
 
 #: A model that covers less of the GPU time than this leaves out too much of the work for a ratio of the two sides.

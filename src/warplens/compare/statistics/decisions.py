@@ -368,11 +368,6 @@ class Regression:
     fail_on: float  #: the limit, a share: 0.05 for 5 %
     sentence: str
 
-    @property
-    def exit_code(self) -> int:
-        """1 for a decided regression, otherwise 0."""
-        return int(self.found)
-
 
 def regression(comparison: Comparison, fail_on: float) -> Regression:
     """Whether the variant is slower by more than a limit.

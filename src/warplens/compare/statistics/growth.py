@@ -50,10 +50,6 @@ class PowerLaw:
     first: float
     last: float
 
-    def at(self, size: float) -> float:
-        """The time that the law gives."""
-        return float(self.factor * size**self.exponent)
-
 
 def power_law(
     sizes: Sequence[float], times: Sequence[float], spreads: Sequence[float] | None = None, *, level: float = 0.05
