@@ -322,10 +322,14 @@ LIMITS = {"AS": 4 * 2**30, "NOFILE": 10, "FSIZE": 4096}
 @pytest.mark.parametrize(
     ("limit", "command"),
     thinned(
-        itertools.product(
-            LIMITS, ("kernels {export}", "report {export} -o {out} -f html", "scrub {export} {out}.copy")
-        ),
+        [
+            *itertools.product(
+                LIMITS, ("kernels {export}", "report {export} -o {out} -f html", "scrub {export} {out}.copy")
+            ),
+            ("AS", "report {export} -o {out} -f md"),
+        ],
         quick=(
+            ("AS", "report {export} -o {out} -f md"),
             ("NOFILE", "kernels {export}"),
             ("AS", "report {export} -o {out} -f html"),
             ("FSIZE", "scrub {export} {out}.copy"),

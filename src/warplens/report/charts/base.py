@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import html
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
+from warplens.errors import UsageError
 from warplens.report.theme import Ink, chart_config, light_ink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from types import ModuleType
 
 
 #: One mark of a chart: field → value, as it is embedded.
@@ -20,6 +23,9 @@ Mark: TypeAlias = dict[str, Any]
 
 #: Width of charts in files, in pixels; in HTML a chart takes the width of its place.
 STATIC_WIDTH = 760
+
+#: V8, which draws the pictures, reserves two cages of 32 GiB of addresses; it ends the process where it may not.
+_PICTURE_ADDRESSES: Final = 72 * 2**30
 
 #: Fills of series that have no colour of their own: far apart in hue and in lightness.
 _SERIES_FILLS = ("gemm", "idle-1", "attention", "communication", "reduction", "idle-3", "elementwise", "other")
@@ -53,17 +59,13 @@ class Chart:
 
     def svg(self, description: str) -> str:
         """The chart as a stand-alone SVG in light colours."""
-        import vl_convert
-
-        text: str = vl_convert.vegalite_to_svg(self._file_spec(description), vl_version=vega_lite_version())
+        text: str = _painter().vegalite_to_svg(self._file_spec(description), vl_version=vega_lite_version())
         return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(description)}"', 1)
 
     def png(self, description: str) -> bytes:
         """The chart as a PNG in light colours, twice its nominal size."""
-        import vl_convert
-
         spec = self._file_spec(description)
-        image: bytes = vl_convert.vegalite_to_png(spec, vl_version=vega_lite_version(), scale=2.0)
+        image: bytes = _painter().vegalite_to_png(spec, vl_version=vega_lite_version(), scale=2.0)
         return image
 
     def _file_spec(self, description: str) -> dict[str, Any]:
@@ -72,6 +74,22 @@ class Chart:
         visible = [layer for layer in spec["layer"] if layer["mark"].get("opacity") != 0]
         # A file may be shown on any background; its colours are chosen for this one.
         return {**spec, "layer": visible, "background": light_ink("surface"), "padding": 12}
+
+
+def _painter() -> ModuleType:
+    """The library that draws pictures, where this process may have the addresses that it reserves."""
+    if os.name == "posix":
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY and limit < _PICTURE_ADDRESSES:
+            raise UsageError(
+                f"pictures need {_PICTURE_ADDRESSES / 2**30:.0f} GiB of addresses, and this process may have "
+                f"{limit / 2**30:.0f} (ulimit -v). Lift the limit, or ask for --format html"
+            )
+    import vl_convert
+
+    return vl_convert
 
 
 #: What zooms a chart; the wheel alone scrolls the page, as over everything else on it.
