@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 import warplens
 from tests.analysis.builders import kernel, trace
 from tests.shipped import OTHERS
-from warplens.analysis.categories import CATEGORIES, CLASSES, classify, classify_names
-from warplens.analysis.category_rules import RULES
+from warplens.analysis.categories import CATEGORIES, CLASSES, RULES, classify, classify_names
 from warplens.analysis.kernel_names import PRECISIONS, PRODUCTS, split_name
 
 _DATA = Path(__file__).parent / "data"
