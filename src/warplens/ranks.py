@@ -21,8 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from warplens.analysis.ranks.across import RanksResult, across_ranks
-from warplens.analysis.ranks.matching import rank_in_name
+from warplens.analysis.ranks.across import RanksResult, across_ranks, rank_in_name
 from warplens.analysis.ranks.measures import communication_rows
 from warplens.analysis.ranks.summary import RankSummary, rank_windows, summarize, summary_of
 from warplens.analysis.timeline import Timeline

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+import polars as pl
 
 from warplens.analysis.frames import running_sum
 from warplens.profile.schema import Int64s
@@ -25,6 +26,11 @@ class Intervals(NamedTuple):
     def none(cls) -> Intervals:
         """No interval at all."""
         return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame) -> Intervals:
+        """`start_ns` and `end_ns` of each row."""
+        return cls(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
 
 
 class Owned(NamedTuple):
@@ -117,6 +123,12 @@ def subtract(pieces: Owned, disjoint: Intervals) -> Owned:
         np.insert(np.delete(whole, rows), place, part) for whole, part in zip(pieces, left, strict=True)
     )
     return Owned(starts, ends, owner)
+
+
+def without(disjoint: Intervals, covered: Intervals) -> Intervals:
+    """A disjoint set without the time that another covers."""
+    left = subtract(Owned(*disjoint, np.zeros(len(disjoint.starts), dtype=np.int64)), covered)
+    return Intervals(left.starts, left.ends)
 
 
 def _without(pieces: Owned, disjoint: Intervals) -> Owned:

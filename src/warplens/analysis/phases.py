@@ -17,7 +17,8 @@ import polars as pl
 
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered, once
-from warplens.analysis.intervals import Intervals, clip, measure_before, total, union
+from warplens.analysis.intervals import measure_before
+from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES, Window, phase_of_name
@@ -78,9 +79,16 @@ def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
 
     Phases without work are left out.
     """
-    work = _work_with_phase(timeline, window)
+    is_gemm = (categories_of(timeline.trace.kernels["full_name"]) == "gemm").to_numpy()
+    rows = timeline.work_rows_in(window)
+    work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device")[rows]
     if not work.height:
         return PHASE_TIMES.empty()
+    kernel = (work["kind"] == "kernel").to_numpy()
+    matmul = np.zeros(work.height, dtype=np.bool_)
+    matmul[kernel] = is_gemm[work["row"].to_numpy()[kernel]]
+    phase, inferred = _phases(timeline)
+    work = work.with_columns(phase[rows], pl.Series("inferred", inferred[rows]), pl.Series("matmul", matmul))
     duration = pl.col("end_ns") - pl.col("start_ns")
     is_kernel = pl.col("kind") == "kernel"
     sums = work.group_by("phase").agg(
@@ -92,16 +100,11 @@ def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
         pl.len().cast(pl.Int64).alias("ops"),
     )
     order = {phase: position for position, phase in enumerate((*PHASES, NO_PHASE))}
-    busy = {phase: _busy_ns(work.filter(pl.col("phase") == phase), window) for phase in sums["phase"]}
-    return (
-        sums.with_columns(
-            pl.col("phase").cast(pl.String),
-            pl.Series("busy_ns", [busy[phase] for phase in sums["phase"]]),
-            (pl.col("gpu_ns") / max(1, int(sums["gpu_ns"].sum()))).alias("share"),
-        )
-        .sort(pl.col("phase").replace_strict(order))
-        .pipe(PHASE_TIMES.conform)
-    )
+    inside = work.with_columns(pl.col("start_ns", "end_ns").clip(window.start_ns, window.end_ns))
+    busy = busy_by(inside, ["phase", "device"]).group_by("phase").agg(pl.col("busy_ns").sum())
+    share = pl.col("gpu_ns") / max(1, int(sums["gpu_ns"].sum()))
+    named = sums.join(busy, on="phase").with_columns(pl.col("phase").cast(pl.String), share=share)
+    return PHASE_TIMES.conform(named.sort(pl.col("phase").replace_strict(order)))
 
 
 def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -124,25 +127,6 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
     np.add.at(sums.reshape(-1), code * len(starts) + place, duration)
     columns = {f"{name}_ns": sums[number] for number, name in enumerate(PHASE.categories)}
     return pl.DataFrame({"step": numbers, "wall_ns": ends - starts, **columns}, schema=PHASES_BY_STEP.schema)
-
-
-def _work_with_phase(timeline: Timeline, window: Window) -> pl.DataFrame:
-    is_gemm = (categories_of(timeline.trace.kernels["full_name"]) == "gemm").to_numpy()
-    rows = timeline.work_rows_in(window)
-    work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device")[rows]
-    kernel = (work["kind"] == "kernel").to_numpy()
-    matmul = np.zeros(work.height, dtype=np.bool_)
-    matmul[kernel] = is_gemm[work["row"].to_numpy()[kernel]]
-    phase, inferred = _phases(timeline)
-    return work.with_columns(phase[rows], pl.Series("inferred", inferred[rows]), pl.Series("matmul", matmul))
-
-
-def _busy_ns(work: pl.DataFrame, window: Window) -> int:
-    starts, ends, device = (work[column].to_numpy() for column in ("start_ns", "end_ns", "device"))
-    return sum(
-        total(union(clip(Intervals(starts[device == number], ends[device == number]), window.start_ns, window.end_ns)))
-        for number in work["device"].unique()
-    )
 
 
 STEPS: Final = table(
@@ -244,11 +228,6 @@ def forward_pass(timeline: Timeline) -> Bools:
         span = np.searchsorted(start[roots[firsts]], start[here], side="right") - 1
         inside = (span >= 0) & (end[here] <= end[roots[lasts]][np.maximum(span, 0)])
         found[here[inside]] = True
-    found[_with_gradients(timeline)] = True
+    with_gradients = (pl.col("sequence") >= 0) & ~(pl.col("forward_thread").fill_null(0) > 0)
+    found[timeline.trace.operators.filter(with_gradients)["range"].to_numpy()] = True
     return found & ~links.in_backward
-
-
-def _with_gradients(timeline: Timeline) -> Int64s:
-    numbered = timeline.trace.operators.filter((pl.col("sequence") >= 0) & ~(pl.col("forward_thread").fill_null(0) > 0))
-    rows: Int64s = numbered["range"].to_numpy()
-    return rows

@@ -16,7 +16,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds
 from warplens.analysis.frames import chosen, duration_ns, numbered, once, ratio, spread
-from warplens.analysis.intervals import Intervals, Owned, clip, subtract, total, union
+from warplens.analysis.intervals import Intervals, clip, total, union, without
 from warplens.analysis.timeline import WORK_KINDS, Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import SPREAD, column, table
@@ -150,8 +150,7 @@ def copy_overlap(timeline: Timeline, window: Window) -> pl.DataFrame:
     for device in work["device"].unique().sort():
         kernels = union(_intervals(work, (pl.col("device") == device) & _is_compute()))
         copies = union(_intervals(work, (pl.col("device") == device) & ~_is_compute()))
-        alone = subtract(Owned(*copies, np.zeros(len(copies.starts), dtype=np.int64)), kernels)
-        copied, exposed = total(copies), total(alone)
+        copied, exposed = total(copies), total(without(copies, kernels))
         share = (copied - exposed) / copied if copied else None
         rows.append((device, total(kernels), copied, copied - exposed, exposed, share))
     return pl.DataFrame(rows, schema=OVERLAPS.schema, orient="row")
@@ -161,13 +160,9 @@ def _is_compute() -> pl.Expr:
     return pl.col("kind").is_in(["kernel", "graph"])
 
 
-def _intervals(work: pl.DataFrame, which: pl.Expr | None = None) -> Intervals:
-    """The intervals of the pieces of work for which the condition holds; of all without one."""
-    starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
-    chosen = None if which is None else work.select(which).to_series().to_numpy()
-    if chosen is None or chosen.all():
-        return Intervals(starts, ends)
-    return Intervals(starts[chosen], ends[chosen])
+def _intervals(work: pl.DataFrame, which: pl.Expr) -> Intervals:
+    """The intervals of the pieces of work for which the condition holds."""
+    return Intervals.of(chosen(work.select("start_ns", "end_ns"), work.select(which).to_series()))
 
 
 def _levels(running: Intervals, window: Window) -> Int64s:
@@ -240,18 +235,15 @@ def graph_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     Returns:
         `GRAPHS`; no rows where no graph was launched.
     """
-    launches = pl.concat(
-        [_whole_launches(timeline, window), _node_launches(_nodes(timeline, timeline.work_in(window)))]
+    nothing = pl.lit(None, dtype=pl.Int64)
+    whole = timeline.graphs_in(window).select(
+        pl.lit("whole", dtype=_TRACED).alias("traced"), "device", "graph", nothing.alias("nodes"), "start_ns", "end_ns"
     )
-    statistics = (
-        launches.group_by("traced", "device", "graph")
-        .agg(
-            pl.len().alias("launches"),
-            pl.col("nodes").mean().alias("nodes_per_launch"),
-            *spread(duration_ns()),
-        )
-        .with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
+    launches = pl.concat([whole, _node_launches(_nodes(timeline, timeline.work_in(window)))])
+    statistics = launches.group_by("traced", "device", "graph").agg(
+        pl.len().alias("launches"), pl.col("nodes").mean().alias("nodes_per_launch"), *spread(duration_ns())
     )
+    statistics = statistics.with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
     order = ["total_ns", "traced", "device", "graph"]
     return GRAPHS.conform(statistics).sort(order, descending=[True, False, False, False])
 
@@ -278,17 +270,6 @@ def graph_summary(timeline: Timeline, window: Window) -> GraphSummary:
         gpu_busy_ns=gpu_busy,
         busy_share=busy / gpu_busy if gpu_busy else None,
         hidden_share=hidden / gpu_busy if gpu_busy else None,
-    )
-
-
-def _whole_launches(timeline: Timeline, window: Window) -> pl.DataFrame:
-    return timeline.graphs_in(window).select(
-        pl.lit("whole", dtype=_TRACED).alias("traced"),
-        "device",
-        "graph",
-        pl.lit(None, dtype=pl.Int64).alias("nodes"),
-        "start_ns",
-        "end_ns",
     )
 
 
@@ -427,8 +408,6 @@ def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int)
 def _fills_gpu(timeline: Timeline, work: pl.DataFrame, device: int) -> npt.NDArray[np.bool_]:
     """Whether each kernel had a block for every multiprocessor; where grids are not known, as if it had."""
     known = timeline.trace.capture.device(device)
-    count = known.sm_count if known is not None else None
     blocks = timeline.trace.kernels.select(GRID_BLOCKS).to_series()
     rows = pl.select(pl.when(work["kind"] == "kernel").then(work["row"])).to_series()
-    filled = (blocks.gather(rows) >= (count or 1)).fill_null(value=True)
-    return filled.to_numpy()
+    return (blocks.gather(rows) >= ((known and known.sm_count) or 1)).fill_null(value=True).to_numpy()

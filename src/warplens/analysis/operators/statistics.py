@@ -499,8 +499,7 @@ def framework_overhead(timeline: Timeline, window: Window) -> FrameworkOverhead 
     rows = np.flatnonzero(tree.is_outermost & counted(timeline, window, ranges, tree.forest, timeline.places.operator))
     threads = ranges.select("process", "thread")[rows].n_unique() if len(rows) else 0
     work = timeline.work_in(window)
-    ran = Intervals(work["start_ns"].to_numpy(), work["end_ns"].to_numpy())
-    busy = total(union(clip(ran, window.start_ns, window.end_ns)))
+    busy = total(union(clip(Intervals.of(work), window.start_ns, window.end_ns)))
     return FrameworkOverhead(
         window.duration_ns, busy, threads, int(tree.host_ns[rows].sum()), int(tree.api_ns[rows].sum())
     )

@@ -5,8 +5,8 @@ ranks is then computed from summaries alone (`across`), so that hundreds of file
 
 * per rank: `measures` (one trace a rank, time by kind, overlap, steps), `collectives` (every collective, its kind and
   size), `summary`;
-* across ranks: `matching` (which file is which rank, the same collective on several ranks), `clocks` (one clock for
-  all), `balance` (even work, arrival and waiting), `across`.
+* across ranks: `clocks` (one clock for all), `balance` (even work, arrival and waiting), `across` (which file is which
+  rank, the same collective on several ranks, and all of it together).
 
 Pure functions on the types of `warplens.profile`; reading files and spreading the work over processes is
 `warplens.ranks`. A new question across ranks becomes a module here and a field of `across.RanksResult`.

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import ratio
+from warplens.analysis.frames import number, ratio
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.ranks.collectives import GROUP, GROUP_SIZE, KINDS, SIZE
 from warplens.analysis.ranks.measures import STEP_TIMES, TIMES
@@ -106,15 +106,13 @@ def balance(summaries: Sequence[RankSummary], ranks: Sequence[int]) -> Balance:
     common = set(step_balance.filter("in_window")["step"].to_list())
     table = _ranks(numbered, steps, common)
     if common:
-        compute, how = (
-            table["compute_per_step_ns"],
-            f"mean compute time of the {len(common)} steps that all ranks share",
-        )
+        compute = table["compute_per_step_ns"]
+        how = f"mean compute time of the {len(common)} steps that all ranks share"
     else:
         compute = table["compute_ns"].cast(pl.Float64)
         how = "compute time of the windows, since the ranks share no steps"
-    mean = compute.mean()
-    uneven = float(compute.max()) / mean if isinstance(mean, float) and mean > 0 else None  # type: ignore[arg-type]
+    mean, most = number(compute.mean()), number(compute.max())
+    uneven = most / mean if mean and most is not None else None
     budget = _stacked([(rank, summary.budget) for rank, summary in numbered], RANK_BUDGETS)
     return Balance(table, budget, _parts(budget, table), steps, step_balance, uneven, how)
 
@@ -140,11 +138,8 @@ def _ranks(numbered: Sequence[tuple[int, RankSummary]], steps: pl.DataFrame, com
     ]
     typed = {name: dtype for name, dtype in RANKS.schema.items() if not name.endswith("_share")}
     typed.pop("compute_per_step_ns")
-    per_step = (
-        steps.filter(pl.col("step").is_in(sorted(common)))
-        .group_by("rank")
-        .agg(pl.col("compute_ns").mean().alias("compute_per_step_ns"))
-    )
+    shared = steps.filter(pl.col("step").is_in(sorted(common)))
+    per_step = shared.group_by("rank").agg(compute_per_step_ns=pl.col("compute_ns").mean())
     table = pl.DataFrame(rows, schema=typed).join(per_step, on="rank", how="left", maintain_order="left")
     window = pl.col("duration_ns")
     return RANKS.conform(
@@ -264,7 +259,7 @@ def waits(
     """Arrivals and waits of the collectives that lie in the window on every rank that took part.
 
     Args:
-        events: of `matching.all_events`.
+        events: of `across.all_events`.
         instance: the collective of each event, −1 for none; shape (events,).
         start, end: of each event on the common clock; shape (events,).
         summaries: for the exposed communication of each rank.
@@ -289,7 +284,14 @@ def waits(
         (pl.min_horizontal(arrived, "end_ns") - pl.col("start_ns")).alias("wait_ns"),
         (pl.col("end_ns") - pl.min_horizontal(arrived, "end_ns")).alias("transfer_ns"),
     )
-    matched = _with_exposed(matched, summaries)
+    # The exposed intervals are in the file's own clock; durations are the same in both but for the drift.
+    begin = matched["own_start_ns"].to_numpy()
+    until = begin + matched["wait_ns"].to_numpy()
+    exposed = np.zeros(matched.height, dtype=np.int64)
+    for place, summary in enumerate(summaries):
+        rows = (matched["place"] == place).to_numpy()
+        exposed[rows] = measure_before(summary.exposed, until[rows]) - measure_before(summary.exposed, begin[rows])
+    matched = matched.with_columns(pl.Series("exposed_wait_ns", exposed))
     collectives = _instances(matched)
     return Waits(
         ranks=_by_rank(inside, matched, collectives, ranks, tolerance_ns),
@@ -323,24 +325,8 @@ def held_up(waits: Waits, rank: int) -> pl.DataFrame:
     """
     late = waits.collectives.filter((pl.col("last_rank") == rank) & (pl.col("delay_ns") > waits.tolerance_ns))
     members = waits.members.join(late.select("collective", "delay_ns"), on="collective").filter(pl.col("rank") != rank)
-    return (
-        members.group_by("rank")
-        .agg(pl.min_horizontal("exposed_wait_ns", "delay_ns").sum().alias("held_ns"))
-        .sort("rank")
-    )
-
-
-def _with_exposed(matched: pl.DataFrame, summaries: Sequence[RankSummary]) -> pl.DataFrame:
-    place = matched["place"].to_numpy()
-    # The exposed intervals are in the file's own clock; durations are the same in both but for the drift.
-    begin = matched["own_start_ns"].to_numpy()
-    until = begin + matched["wait_ns"].to_numpy()
-    exposed = np.zeros(matched.height, dtype=np.int64)
-    for number, summary in enumerate(summaries):
-        rows = np.flatnonzero(place == number)
-        if len(rows):
-            exposed[rows] = measure_before(summary.exposed, until[rows]) - measure_before(summary.exposed, begin[rows])
-    return matched.with_columns(pl.Series("exposed_wait_ns", exposed))
+    held = pl.min_horizontal("exposed_wait_ns", "delay_ns").sum()
+    return members.group_by("rank").agg(held_ns=held).sort("rank")
 
 
 def _instances(matched: pl.DataFrame) -> pl.DataFrame:
@@ -366,7 +352,6 @@ def _instances(matched: pl.DataFrame) -> pl.DataFrame:
 def _by_rank(
     inside: pl.DataFrame, matched: pl.DataFrame, collectives: pl.DataFrame, ranks: Sequence[int], tolerance_ns: int
 ) -> pl.DataFrame:
-    everyone = pl.DataFrame({"rank": list(ranks)}, schema={"rank": pl.Int64})
     duration = pl.col("end_ns") - pl.col("start_ns")
     all_of = inside.group_by("rank").agg(
         pl.len().cast(pl.Int64).alias("collectives"), duration.sum().alias("communication_ns")
@@ -380,7 +365,7 @@ def _by_rank(
     held_up = late.group_by(pl.col("last_rank").alias("rank")).agg(
         pl.len().cast(pl.Int64).alias("last"), pl.col("delay_ns").sum()
     )
-    table = everyone
+    table = pl.DataFrame({"rank": list(ranks)}, schema={"rank": pl.Int64})
     for part in (all_of, shared, held_up):
         table = table.join(part, on="rank", how="left", maintain_order="left")
     table = table.with_columns(pl.exclude("rank").fill_null(0))

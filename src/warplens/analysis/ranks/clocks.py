@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.ranks.collectives import ENDS_TOGETHER
@@ -84,21 +83,16 @@ def clock_offsets(
         if not change.any():
             break
         offset += change
-    reference = _reference(instance, unit, end + offset[unit], anchor_unit)
+    # The end of each collective on the first clock where that took part, else the median end.
+    moved, mine, count = end + offset[unit], unit == anchor_unit, int(instance.max()) + 1
+    own = group_median(instance[mine], moved[mine], count)
+    reference = np.where(np.isnan(own), group_median(instance, moved, count), own)
     for number in np.unique(unit):
         if number != anchor_unit:
             mine = unit == number
             drift[number], extra = _drift(end[mine], (reference[instance] - end - offset[unit])[mine], anchor)
             offset[number] += extra
     return offset, drift, reached, anchor
-
-
-def _reference(instance: Int64s, unit: Int64s, end: Int64s, anchor_unit: int) -> Float64s:
-    """The end of each collective on the first clock where that took part, else the median end."""
-    middle = group_median(instance, end, int(instance.max()) + 1)
-    mine = unit == anchor_unit
-    own = group_median(instance[mine], end[mine], int(instance.max()) + 1)
-    return np.where(np.isnan(own), middle, own)
 
 
 def _drift(end: Int64s, difference: Float64s, anchor: int) -> tuple[float, int]:
@@ -222,7 +216,7 @@ def align(events: pl.DataFrame, instance: Int64s, usable: Bools, base: BaseClock
     """Bring all ranks onto one clock.
 
     Args:
-        events: of `matching.all_events`.
+        events: of `across.all_events`.
         instance: the collective of each event, −1 for none.
         usable: which events may be used to estimate offsets.
         base: what the files say.
@@ -243,34 +237,30 @@ def align(events: pl.DataFrame, instance: Int64s, usable: Bools, base: BaseClock
     start = start + offset[unit] + np.rint(drift[unit] * (start - anchor)).astype(np.int64)
 
     measured = _spanning(instance, usable & together, place) if not loosely else chosen
-    left = _residuals(codes(instance[measured]), end[measured])
-    first = _first_event(place, events["start_ns"].to_numpy() + base.shift[place], len(ranks))
+    number = codes(instance[measured])
+    left = np.abs(end[measured] - group_median(number, end[measured], int(number.max(initial=0)) + 1)[number])
+    never = np.iinfo(np.int64).max
+    first = np.full(len(ranks), never)
+    np.minimum.at(first, place, events["start_ns"].to_numpy() + base.shift[place])
+    first[first == never] = 0
     shift_at_first = offset[base.unit] + np.rint(drift[base.unit] * (first - anchor)).astype(np.int64)
     aligned = np.full(len(ranks), base.comparable)
     aligned |= reached[base.unit]
     rows = [
         (
             rank,
-            base.kind[number],
-            bool(aligned[number]),
-            int(shift_at_first[number]),
-            float(drift[base.unit[number]] * 1e6) if drift[base.unit[number]] else None,
-            int((place[chosen] == number).sum()) if len(chosen) else 0,
-            *_typical(left[place[measured] == number]),
+            base.kind[row],
+            bool(aligned[row]),
+            int(shift_at_first[row]),
+            float(drift[base.unit[row]] * 1e6) if drift[base.unit[row]] else None,
+            int((place[chosen] == row).sum()),
+            *_typical(left[place[measured] == row]),
         )
-        for number, rank in enumerate(ranks)
+        for row, rank in enumerate(ranks)
     ]
-    middle, largest = _typical(left)
-    return Alignment(
-        pl.DataFrame(rows, schema=CLOCKS.schema, orient="row"),
-        start,
-        end,
-        aligned,
-        _method(base, len(np.unique(instance[chosen])), len(ranks)),
-        middle,
-        largest,
-        _warning(base, aligned, ranks, len(np.unique(instance[chosen])), loosely),
-    )
+    clocks, collectives = pl.DataFrame(rows, schema=CLOCKS.schema, orient="row"), len(np.unique(instance[chosen]))
+    method, warning = (_method(base, collectives, len(ranks)), _warning(base, aligned, ranks, collectives, loosely))
+    return Alignment(clocks, start, end, aligned, method, *_typical(left), warning)
 
 
 def _spanning(instance: Int64s, usable: Bools, unit: Int64s) -> Int64s:
@@ -285,21 +275,8 @@ def _spanning(instance: Int64s, usable: Bools, unit: Int64s) -> Int64s:
     return rows[(high > low)[instance[rows]]]
 
 
-def _residuals(instance: Int64s, end: Int64s) -> Float64s:
-    if not len(instance):
-        return np.empty(0)
-    middle = group_median(instance, end, int(instance.max()) + 1)
-    return np.abs(end - middle[instance])
-
-
 def _typical(values: Float64s) -> tuple[float | None, float | None]:
     return (float(np.median(values)), float(values.max())) if len(values) else (None, None)
-
-
-def _first_event(place: npt.NDArray[np.int32], start: Int64s, ranks: int) -> Int64s:
-    first = np.full(ranks, np.iinfo(np.int64).max)
-    np.minimum.at(first, place, start)
-    return np.where(first == np.iinfo(np.int64).max, 0, first)
 
 
 def _method(base: BaseClocks, collectives: int, ranks: int) -> str:

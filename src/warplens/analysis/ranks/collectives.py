@@ -98,11 +98,6 @@ def kind_of_range(name: str) -> str:
     return kind_of_description(found["what"]) if found else UNKNOWN_KIND
 
 
-def bytes_per_element(dtype: str | None) -> int | None:
-    """The size of an element of this type; None for a type that is not known."""
-    return _ELEMENT_BYTES.get((dtype or "").lower().removeprefix("c10::").removeprefix("torch."))
-
-
 def size_bytes(kind: str, in_elements: int | None, out_elements: int | None, dtype: str | None) -> int | None:
     """The size `S` of a collective as nccl-tests counts it; None where the trace does not record it.
 
@@ -115,7 +110,7 @@ def size_bytes(kind: str, in_elements: int | None, out_elements: int | None, dty
         out_elements: output elements per rank.
         dtype: type of an element as PyTorch calls it.
     """
-    each = bytes_per_element(dtype)
+    each = _ELEMENT_BYTES.get((dtype or "").lower().removeprefix("c10::").removeprefix("torch."))
     if kind in ("all_gather", "gather", "send_recv"):
         known = [count for count in (in_elements, out_elements) if count is not None]
         elements = max(known) if known else None
@@ -155,10 +150,10 @@ COLLECTIVES: Final = table(
     "One communication kernel of one rank, in the file's own clock.",
     column(
         "kind",
-        dtype=pl.Enum(KINDS),
+        dtype=_KIND,
         help="what the framework, the range around its launch or its name says, in this order",
     ),
-    Column("kernel_kind", pl.Enum(KINDS), "what its name alone says"),
+    Column("kernel_kind", _KIND, "what its name alone says"),
     GROUP,
     GROUP_RANKS,
     GROUP_SIZE,
@@ -192,16 +187,12 @@ def rank_collectives(timeline: Timeline, device: int, busy: BusyTime, window: Wi
     named = [kind_of_kernel(text) for text in name_categories(kernels["full_name"])]
     by_name = pl.Series("kernel_kind", named, dtype=_KIND).gather(picked["full_name"].to_physical())
     described = _described(timeline.trace.collectives)
-    frame = (
-        picked.drop("full_name")
-        .with_columns(pl.Series("kernel", rows), by_name)
-        .join(described, on="kernel", how="left", maintain_order="left")
-    )
-    unclear = frame["kind"].is_null() & frame["kernel_kind"].is_in([UNKNOWN_KIND, "send_recv"])
-    by_range = _kinds_of_ranges(timeline, rows[unclear.to_numpy()]) if unclear.any() else None
+    frame = picked.drop("full_name").with_columns(pl.Series("kernel", rows), by_name)
+    frame = frame.join(described, on="kernel", how="left", maintain_order="left")
     told = frame["kind"]
-    if by_range is not None:
-        told = told.scatter(unclear.arg_true(), by_range)
+    unclear = told.is_null() & frame["kernel_kind"].is_in([UNKNOWN_KIND, "send_recv"])
+    if unclear.any():
+        told = told.scatter(unclear.arg_true(), _kinds_of_ranges(timeline, rows[unclear.to_numpy()]))
     starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
     exposed = measure_before(busy.exposed, ends) - measure_before(busy.exposed, starts)
     inside = np.full(len(rows), True)
@@ -262,9 +253,9 @@ def _kinds_of_ranges(timeline: Timeline, kernels: Int64s) -> pl.Series:
     An all-to-all runs as a kernel of sends and receives: only the call around it (`nccl:all_to_all`) tells.
     """
     ranges = timeline.trace.ranges
-    nothing = pl.Series("kind", [None], dtype=_KIND).gather(np.zeros(len(kernels), dtype=np.int64))
+    kinds = pl.Series("kind", [None, *KINDS], dtype=_KIND)
     if not ranges.height:
-        return nothing
+        return kinds.gather(np.zeros(len(kernels), dtype=np.int64))
     codes = np.array([KINDS.index(kind_of_range(text)) for text in name_categories(ranges["name"])], dtype=np.int64)
     label = codes[ranges["name"].to_physical().to_numpy()]
     label = np.where(label == KINDS.index(UNKNOWN_KIND), 0, label + 1)
@@ -273,7 +264,7 @@ def _kinds_of_ranges(timeline: Timeline, kernels: Int64s) -> pl.Series:
     range_of_kernel = np.full(timeline.trace.kernels.height, NO_RANGE, dtype=np.int64)
     range_of_kernel[work["row"].to_numpy()[is_kernel]] = work["range"].fill_null(NO_RANGE).to_numpy()[is_kernel]
     found = np.r_[timeline.forest.outermost_match(label), 0][range_of_kernel[kernels]]
-    return pl.Series("kind", [None, *KINDS], dtype=_KIND).gather(found)
+    return kinds.gather(found)
 
 
 # --- Collectives by kind, size and process group ---
@@ -288,7 +279,7 @@ COLLECTIVE_GROUPS: Final = table(
     " measured time.",
     column(
         "kind",
-        dtype=pl.Enum(KINDS),
+        dtype=_KIND,
         help="`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`, `reduce`, `gather`,"
         " `scatter`, `barrier`, `send_recv` or `unknown`",
     ),
@@ -322,7 +313,7 @@ def collective_groups(events: pl.DataFrame, collectives: pl.DataFrame) -> pl.Dat
     """The collectives of the window by kind, group and size, those that took most time first.
 
     Args:
-        events: of `matching.all_events`.
+        events: of `across.all_events`.
         collectives: `balance.COLLECTIVE_INSTANCES`.
 
     Returns:

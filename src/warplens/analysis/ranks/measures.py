@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import numbered
-from warplens.analysis.intervals import Intervals, Owned, measure_before, subtract, union
+from warplens.analysis.frames import chosen, numbered
+from warplens.analysis.intervals import Intervals, measure_before, union, without
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import edges_of
 from warplens.profile import Note, NoteLevel, Trace
@@ -68,17 +68,17 @@ def busy_time(timeline: Timeline, device: int) -> BusyTime:
     mine = (trace.kernels["device"] == device).to_numpy()
     talks = np.zeros(trace.kernels.height, dtype=np.bool_)
     talks[communication_rows(timeline)] = True
-    compute = _covered(trace.kernels, mine & ~talks)
-    graphs = _covered(trace.graph_launches, (trace.graph_launches["device"] == device).to_numpy())
+    compute = union(Intervals.of(chosen(trace.kernels, mine & ~talks)))
+    graphs = union(Intervals.of(chosen(trace.graph_launches, trace.graph_launches["device"] == device)))
     working = union(
         Intervals(np.concatenate((compute.starts, graphs.starts)), np.concatenate((compute.ends, graphs.ends)))
     )
-    communication = _covered(trace.kernels, mine & talks)
+    communication = union(Intervals.of(chosen(trace.kernels, mine & talks)))
     return BusyTime(
         compute=compute,
-        hidden=_without(graphs, compute),
+        hidden=without(graphs, compute),
         communication=communication,
-        exposed=_without(communication, working),
+        exposed=without(communication, working),
         busy=timeline.busy(device),
     )
 
@@ -135,15 +135,6 @@ def step_times(timeline: Timeline, busy: BusyTime, window_steps: frozenset[int])
     return STEP_TIMES.conform(told)
 
 
-def _covered(frame: pl.DataFrame, which: Bools) -> Intervals:
-    return union(Intervals(frame["start_ns"].to_numpy()[which], frame["end_ns"].to_numpy()[which]))
-
-
-def _without(intervals: Intervals, covered: Intervals) -> Intervals:
-    left = subtract(Owned(*intervals, np.zeros(len(intervals.starts), dtype=np.int64)), covered)
-    return Intervals(left.starts, left.ends)
-
-
 #: Columns that hold row numbers of another table (or of their own): table → column → table that is pointed into.
 _POINTERS = {
     "ranges": {"parent": "ranges"},
@@ -157,28 +148,19 @@ _POINTERS = {
 _OWNED = ("operators", "autograd_links", "collectives")
 
 
-@dataclass(frozen=True, eq=False)
-class RankTrace:
-    """The part of a file that belongs to one rank."""
+def split_ranks(trace: Trace) -> tuple[tuple[int | None, int | None, Trace], ...]:
+    """The ranks of a trace: process and device of each, by device and process, and its part of the tables.
 
-    #: process, device: where its kernels ran; None where the file holds one rank, or no kernel at all
-    process: int | None
-    device: int | None
-    trace: Trace  #: its part of the tables; the whole trace where the file holds one rank
-
-
-def split_ranks(trace: Trace) -> tuple[RankTrace, ...]:
-    """The ranks of a trace: one for each pair of process and GPU that ran kernels or graphs, by device and process.
-
-    What a process did on another GPU without ever running a kernel there (a stray context, a copy) belongs to no rank;
-    a note says how much that is. Host tables go by process alone, so that two GPUs of one process share its host side.
+    There is one for each process and GPU that ran kernels or graphs; of one rank the trace is whole, and process and
+    device are None where nothing ran. What a process did on another GPU without ever running a kernel there (a stray
+    context, a copy) belongs to no rank; a note says how much that is. Host tables go by process alone, so that two GPUs
+    of one process share its host side.
     """
     homes = pl.concat([trace.kernels.select("process", "device"), trace.graph_launches.select("process", "device")])
     distinct, _ = numbered(homes, ("process", "device"))
     pairs = distinct.sort("device", "process").rows()
     if len(pairs) <= 1:
-        process, device = pairs[0] if pairs else (None, None)
-        return (RankTrace(process, device, trace),)
+        return ((*(pairs[0] if pairs else (None, None)), trace),)
     stray = sum(
         frame.select("process", "device").join(distinct, on=["process", "device"], how="anti").height
         for frame in (trace.copies, trace.memsets)
@@ -190,7 +172,7 @@ def split_ranks(trace: Trace) -> tuple[RankTrace, ...]:
             f"{stray} copies and fills ran on a GPU where their process ran no kernel; they belong to no rank.",
         )
         trace = replace(trace, capture=replace(trace.capture, notes=(*trace.capture.notes, note)))
-    return tuple(RankTrace(process, device, _part(trace, process, device)) for process, device in pairs)
+    return tuple((process, device, _part(trace, process, device)) for process, device in pairs)
 
 
 def _part(trace: Trace, process: int, device: int) -> Trace:

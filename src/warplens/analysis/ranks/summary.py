@@ -85,10 +85,10 @@ def rank_windows(timeline: Timeline, window: str | Window = "steady") -> tuple[R
     """
     ranks = split_ranks(timeline.trace)
     found = []
-    for place, rank in enumerate(ranks):
-        own = timeline if len(ranks) == 1 else Timeline(rank.trace)
+    for place, (process, device, trace) in enumerate(ranks):
+        own = timeline if len(ranks) == 1 else Timeline(trace)
         chosen = own.window(window) if isinstance(window, str) else _with_own_steps(own, window)
-        found.append(RankWindow(rank.process, rank.device, place, len(ranks), own, chosen))
+        found.append(RankWindow(process, device, place, len(ranks), own, chosen))
     return tuple(found)
 
 

@@ -124,7 +124,7 @@ def typed(path: Path) -> str:
 
 def are_ranks(timelines: Sequence[Timeline]) -> bool:
     """Whether the profiles are ranks of one run: each says its number or has it in its name, and no two are alike."""
-    from warplens.analysis.ranks.matching import rank_in_name
+    from warplens.analysis.ranks.across import rank_in_name
 
     captures = [timeline.trace.capture for timeline in timelines]
     numbers = [capture.rank if capture.rank is not None else rank_in_name(capture.source) for capture in captures]
