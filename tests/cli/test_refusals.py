@@ -65,6 +65,8 @@ REFUSED = {
     "counters nvtx.ncu-rep.xz graph_nodes.ncu-rep.xz --compare --pair a=scale": "there is no kernel 'a'",
     "counters nvtx.ncu-rep.xz graph_nodes.ncu-rep.xz --compare --trace small.sqlite": "ask for one at a time",
     "counters nvtx.ncu-rep.xz graph_nodes.ncu-rep.xz --compare --metric no__such": "no kernel has no__such in both",
+    "counters nvtx.ncu-rep.xz --metric dram__bytes.sum.per_secnd": "was not collected",
+    "export small.sqlite --to perfetto -o small.sqlite": "the profile itself",
     "roofline absent.ncu-rep --ceiling hbm=4T": "is not a roof",
     "roofline absent.ncu-rep --ceiling dram=fast": "is not a roof",
     "roofline absent.ncu-rep --ceiling dram=-1": "is not a roof",
@@ -122,3 +124,4 @@ def test_it_is_refused_in_one_line_and_nothing_is_written(line, warplens, export
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "graph_nodes.ncu-rep.xz", "nvtx.ncu-rep.xz", "small.sqlite",
     ]  # fmt: skip
+    assert (tmp_path / "small.sqlite").read_bytes() == export.read_bytes()

@@ -64,99 +64,61 @@ def test_the_window_and_how_it_was_found_are_stated(command, asked):
     assert window["range"] is None
 
 
-def test_kernels_carry_names_calls_and_exact_times(asked):
-    gemm, softmax = asked("kernels")["data"]["rows"]
-
-    assert (gemm["name"], gemm["full_name"]) == (GEMM, GEMM)
-    assert (softmax["name"], softmax["full_name"]) == (SOFTMAX, SOFTMAX_FULL)
-    assert (gemm["category"], softmax["category"]) == ("gemm", "softmax")
-    expected = dict.fromkeys(("mean_ns", "median_ns", "min_ns", "max_ns"), GEMM_NS)
-    assert {key: gemm[key] for key in expected} == expected
-    assert (gemm["calls"], gemm["total_ns"], gemm["stdev_ns"]) == (STEPS, STEPS * GEMM_NS, 0)
-    assert gemm["share"] == pytest.approx(GEMM_NS / (GEMM_NS + SOFTMAX_NS))
-
-
-def test_kernels_by_category(asked):
-    rows = asked("kernels", "--by", "category")["data"]["rows"]
-
-    assert {row["category"]: row["total_ns"] for row in rows} == {
-        "gemm": STEPS * GEMM_NS,
-        "softmax": STEPS * SOFTMAX_NS,
-    }
-
-
-def test_the_budget_adds_up_to_the_window(asked):
-    data = asked("budget")["data"]
-    (device,) = data["devices"]
-
-    assert sum(row["time_ns"] for row in data["rows"]) == data["window"]["duration_ns"] == device["duration_ns"]
-    assert sum(row["share"] for row in data["rows"]) == pytest.approx(1)
-    assert device["busy_ns"] == STEPS * WORK_NS
-    assert device["hidden_ns"] == 0
-
-
-def test_each_step_is_a_row(asked):
-    rows = asked("steps")["data"]["rows"]
-
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert {(row["wall_ns"], row["busy_ns"], row["kernels"], row["copies"]) for row in rows} == {
-        (STEP_NS, WORK_NS, 2, 1)
-    }
+#: Rows of each table, counted by hand: the columns that are named.
+COUNTED: dict[str, list[dict[str, object]]] = {
+    "kernels": [
+        {
+            "name": GEMM, "full_name": GEMM, "category": "gemm", "calls": STEPS, "total_ns": STEPS * GEMM_NS,
+            **dict.fromkeys(("mean_ns", "median_ns", "min_ns", "max_ns"), GEMM_NS), "stdev_ns": 0,
+            "share": pytest.approx(GEMM_NS / (GEMM_NS + SOFTMAX_NS)),
+        },
+        {"name": SOFTMAX, "full_name": SOFTMAX_FULL, "category": "softmax"},
+    ],
+    "kernels --by category": [
+        {"category": "gemm", "total_ns": STEPS * GEMM_NS}, {"category": "softmax", "total_ns": STEPS * SOFTMAX_NS},
+    ],
+    "kernels --window 1ms:2ms --range forward_pass": [{"calls": 1}, {"calls": 1}],
+    "steps": [
+        {"step": step, "wall_ns": STEP_NS, "busy_ns": WORK_NS, "kernels": 2, "copies": 1} for step in (1, 2, 3, 4)
+    ],
+    "phases": [{"phase": "forward", "gpu_ns": STEPS * WORK_NS, "matmul_ns": STEPS * GEMM_NS}],
+    "ranges": [
+        {"id": 0, "name": "step", "depth": 0, "parent": None, "gpu_ns": STEPS * WORK_NS},
+        {"name": "forward_pass", "depth": 1, "parent": 0, "gpu_exclusive_ns": STEPS * WORK_NS},
+    ],
+    "ranges --limit 1": [{"name": "step"}],
+    "launches --by api": [
+        {"api": "cudaLaunchKernel", "launches": 2 * STEPS, "api_total_ns": 2 * STEPS * 5_000}
+    ],
+    "copies": [
+        {
+            "direction": "host-to-device", "source_memory": "pinned", "destination_memory": "device",
+            "total_bytes": STEPS * COPY_BYTES, "bandwidth_bytes_per_s": pytest.approx(COPY_BYTES / (COPY_NS / 1e9)),
+        }
+    ],
+    "api --by process,thread": [{"process": 77, "thread": 78, "calls": 4 * STEPS}],
+}  # fmt: skip
 
 
-def test_all_work_of_the_forward_range_is_forward(asked):
-    (forward,) = asked("phases")["data"]["rows"]
+@pytest.mark.parametrize("line", COUNTED)
+def test_rows_are_those_counted_by_hand(line, asked):
+    rows = asked(*line.split())["data"]["rows"]
 
-    assert (forward["phase"], forward["gpu_ns"], forward["matmul_ns"]) == (
-        "forward",
-        STEPS * WORK_NS,
-        STEPS * GEMM_NS,
-    )
-
-
-def test_ranges_form_a_tree(asked):
-    data = asked("ranges")["data"]
-    step, forward = data["rows"]
-
-    assert (step["name"], step["depth"], step["parent"]) == ("step", 0, None)
-    assert (forward["name"], forward["depth"], forward["parent"]) == ("forward_pass", 1, step["id"])
-    assert step["gpu_ns"] == forward["gpu_exclusive_ns"] == STEPS * WORK_NS
-    assert data["coverage"]["attributed_share"] == 1
+    assert [{key: row[key] for key in counted} for row, counted in zip(rows, COUNTED[line], strict=True)] == COUNTED[
+        line
+    ]
 
 
-def test_a_limited_tree_keeps_its_largest_ranges(asked):
-    rows = asked("ranges", "--limit", 1)["data"]["rows"]
+def test_the_parts_of_each_table_are_the_whole(asked):
+    budget, window = asked("budget")["data"], asked("kernels", "--window", "1ms:2ms", "--range", "forward_pass")["data"]
+    (device,) = budget["devices"]
 
-    assert [row["name"] for row in rows] == ["step"]
-
-
-def test_launches_know_the_call_that_made_them(asked):
-    data = asked("launches", "--by", "api")["data"]
-    (row,) = data["rows"]
-
-    assert (row["api"], row["launches"], row["api_total_ns"]) == ("cudaLaunchKernel", 2 * STEPS, 2 * STEPS * 5_000)
-    assert data["summary"]["coverage_share"] == 1
-
-
-def test_copies_have_sizes_and_bandwidth(asked):
-    (row,) = asked("copies")["data"]["rows"]
-
-    assert (row["direction"], row["source_memory"], row["destination_memory"]) == ("host-to-device", "pinned", "device")
-    assert row["total_bytes"] == STEPS * COPY_BYTES
-    assert row["bandwidth_bytes_per_s"] == pytest.approx(COPY_BYTES / (COPY_NS / 1e9))
-
-
-def test_api_calls_by_thread(asked):
-    (row,) = asked("api", "--by", "process,thread")["data"]["rows"]
-
-    assert (row["process"], row["thread"], row["calls"]) == (77, 78, 4 * STEPS)
-
-
-def test_a_window_and_a_range_can_be_asked_for(asked):
-    data = asked("kernels", "--window", "1ms:2ms", "--range", "forward_pass")["data"]
-
-    assert (data["window"]["kind"], data["window"]["range"]) == ("explicit", "forward_pass")
-    assert [row["calls"] for row in data["rows"]] == [1, 1]
+    assert sum(row["time_ns"] for row in budget["rows"]) == budget["window"]["duration_ns"] == device["duration_ns"]
+    assert sum(row["share"] for row in budget["rows"]) == pytest.approx(1)
+    assert (device["busy_ns"], device["hidden_ns"]) == (STEPS * WORK_NS, 0)
+    assert asked("ranges")["data"]["coverage"]["attributed_share"] == 1
+    assert asked("launches", "--by", "api")["data"]["summary"]["coverage_share"] == 1
+    assert (window["window"]["kind"], window["window"]["range"]) == ("explicit", "forward_pass")
 
 
 @pytest.mark.parametrize("command", TABLES)
