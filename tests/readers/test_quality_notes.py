@@ -48,26 +48,64 @@ def test_without_any_cuda_data_nothing_can_be_answered(path):
     assert "nsys profile --trace=cuda,nvtx" in str(note.remedy)
 
 
-def test_it_says_so_when_cuda_was_not_asked_for(path):
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (("META_DATA_CAPTURE", "PROCESS_0:COLLECT_CUDA_TRACE", "false"), "not asked for"),
+        (("TARGET_INFO_SYSTEM_ENV", "SoftwareReleaseVersion", "6.6.87.2-microsoft-standard-WSL2"), "WSL2"),
+    ],
+)
+def test_it_says_why_there_is_no_cuda_data(row, said, path):
     export = Export()
-    export.row("META_DATA_CAPTURE", name="PROCESS_0:COLLECT_CUDA_TRACE", value="false")
-    assert "not asked for" in _notes(export, path)["no-cuda-data"].text
+    export.row(row[0], name=row[1], value=row[2])
+    assert said in _notes(export, path)["no-cuda-data"].text
 
 
-def test_it_says_so_when_the_capture_is_from_wsl(path):
-    export = Export()
-    export.row("TARGET_INFO_SYSTEM_ENV", name="SoftwareReleaseVersion", value="6.6.87.2-microsoft-standard-WSL2")
-    assert "WSL2" in _notes(export, path)["no-cuda-data"].text
+@pytest.mark.parametrize(
+    ("table", "code", "level"),
+    [
+        (KERNELS, "no-gpu-work", "blocking"),  # calls without any work are no capture of a GPU
+        (CALLS, "no-api-calls", "warning"),  # work cannot be attributed
+        ("NVTX_EVENTS", "no-ranges", "warning"),  # there are no phases
+        ("TARGET_INFO_GPU", "no-device-info", "warning"),  # there are no limits
+    ],
+)
+def test_a_table_that_is_not_there_is_told(table, code, level, export, path):
+    del export.tables[table]
+    assert _notes(export, path)[code].level == level
 
 
-def test_calls_without_any_work_are_no_capture_of_a_gpu(export, path):
-    del export.tables[KERNELS]
-    assert _notes(export, path)["no-gpu-work"].level == "blocking"
+def _failed(export):
+    del export.tables[KERNELS][20:40]
+    for call in export.tables[CALLS][20:40]:
+        call["returnValue"] = 98
 
 
-def test_work_without_calls_cannot_be_attributed(export, path):
-    del export.tables[CALLS]
-    assert _notes(export, path)["no-api-calls"].level == "warning"
+def _captured(export, **on):
+    del export.tables[KERNELS][20:40]
+    export.call(2090, 2091, "cudaStreamBeginCapture_v10000", correlation=901, **on)
+    export.call(4095, 4096, "cudaStreamEndCapture_v10000", correlation=902)
+
+
+def _of_another_process(export):
+    for kernel in export.tables[KERNELS][20:40]:
+        kernel["globalPid"] = global_pid(process=99)
+
+
+@pytest.mark.parametrize(
+    ("happened", "lost"),
+    [
+        pytest.param(_failed, False, id="launches that failed"),
+        pytest.param(_captured, False, id="launches into a graph that is being captured"),
+        pytest.param(
+            lambda export: _captured(export, globalTid=global_tid(thread=5)), True, id="a capture on another thread"
+        ),
+        pytest.param(_of_another_process, True, id="the same correlation id in another process"),
+    ],
+)
+def test_launches_are_lost_unless_something_tells_why_they_ran_nothing(happened, lost, export, path):
+    happened(export)
+    assert set(_notes(export, path)) == ({"lost-gpu-work"} if lost else set())
 
 
 @pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (3, "warning"), (40, "blocking")])
@@ -118,32 +156,6 @@ def test_a_recording_that_ends_in_the_midst_of_work_or_fills_nothing_lost_nothin
     assert "lost-gpu-work" not in {note.code for note in read(path).capture.notes}
 
 
-def test_launches_that_failed_are_not_lost(export, path):
-    del export.tables[KERNELS][20:40]
-    for call in export.tables[CALLS][20:40]:
-        call["returnValue"] = 98
-    assert _notes(export, path) == {}
-
-
-def test_launches_into_a_graph_that_is_being_captured_are_not_lost(export, path):
-    del export.tables[KERNELS][20:40]
-    export.call(2090, 2091, "cudaStreamBeginCapture_v10000", correlation=901)
-    export.call(4095, 4096, "cudaStreamEndCapture_v10000", correlation=902)
-    assert _notes(export, path) == {}
-
-
-def test_a_capture_on_another_thread_does_not_excuse_them(export, path):
-    del export.tables[KERNELS][20:40]
-    export.call(2090, 2091, "cudaStreamBeginCapture_v10000", correlation=901, globalTid=global_tid(thread=5))
-    assert "lost-gpu-work" in _notes(export, path)
-
-
-def test_the_same_correlation_id_in_another_process_is_no_match(export, path):
-    for kernel in export.tables[KERNELS][20:40]:
-        kernel["globalPid"] = global_pid(process=99)
-    assert "lost-gpu-work" in _notes(export, path)
-
-
 def test_a_launched_graph_may_come_back_as_its_nodes_or_as_a_whole(export, path):
     export.call(5001, 5002, "cudaGraphLaunch_v10000", correlation=901)
     export.kernel(5010, 5020, correlation=901, graphNodeId=1)
@@ -177,16 +189,6 @@ def test_a_pause_of_the_collection_is_no_lost_work(export, path):
         row["start"] += 10_000
         row["end"] += 10_000
     assert _notes(export, path) == {}
-
-
-def test_without_ranges_there_are_no_phases(export, path):
-    del export.tables["NVTX_EVENTS"]
-    assert _notes(export, path)["no-ranges"].level == "warning"
-
-
-def test_without_a_gpus_description_there_are_no_limits(export, path):
-    del export.tables["TARGET_INFO_GPU"]
-    assert _notes(export, path)["no-device-info"].level == "warning"
 
 
 @pytest.mark.parametrize(
