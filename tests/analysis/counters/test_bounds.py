@@ -26,6 +26,19 @@ def bound(**arguments: object) -> dict[str, object]:
     return kernel_bounds(counters(launch(**arguments))).row(0, named=True)
 
 
+#: One planted fault each, with counters such as a kernel with it has; and the fault that must be named first.
+PLANTED = {
+    "uncoalesced": {"sm": 4.0, "memory": 85.0, DRAM: 85.0, SECTORS: 8000.0, f"{SECTORS}_ideal": 1000.0, THREADS: 32.0},
+    "bank-conflicts": {
+        "sm": 90.0, "memory": 97.0, LSU: 20.0, L1: 97.0, WAVEFRONTS: 32_000.0, f"{WAVEFRONTS}_ideal": 1000.0,
+        "l1tex__cycles_elapsed.avg": 250.0, THREADS: 32.0,
+    },
+    "divergence": {"sm": 80.0, "memory": 2.0, ISSUE: 80.0, THREADS: 1.5, **COALESCED},
+    "small-grid": {"grid": 4, "sm": 0.5, "memory": 0.3, ACHIEVED: 12.0},
+    "tail": {"grid": 132 * 8 + 8, "sm": 40.0, "memory": 20.0, ACHIEVED: 52.0},
+    "partial-warps": {"block": 16, "sm": 70.0, "memory": 10.0, ISSUE: 70.0, THREADS: 16.0, ACHIEVED: 50.0},
+}  # fmt: skip
+
 #: What a kernel is bound by, and the fault that must be named first: its counters, and what is judged of them.
 JUDGED = {
     "a streaming copy at the bandwidth of memory is healthy": (
@@ -87,24 +100,7 @@ JUDGED = {
         {"registers": None, "sm": 3.0, "memory": 4.0}, {"bound": "unknown"},
     ),
     "without throughputs the bound is unknown": ({}, {"bound": "unknown"}),
-    "uncoalesced": (
-        {"sm": 4.0, "memory": 85.0, DRAM: 85.0, SECTORS: 8000.0, f"{SECTORS}_ideal": 1000.0, THREADS: 32.0},
-        {"fault": "uncoalesced"},
-    ),
-    "bank conflicts": (
-        {"sm": 90.0, "memory": 97.0, LSU: 20.0, L1: 97.0, WAVEFRONTS: 32_000.0, f"{WAVEFRONTS}_ideal": 1000.0,
-         "l1tex__cycles_elapsed.avg": 250.0, THREADS: 32.0},
-        {"fault": "bank-conflicts"},
-    ),
-    "divergence": (
-        {"sm": 80.0, "memory": 2.0, ISSUE: 80.0, THREADS: 1.5, **COALESCED}, {"fault": "divergence"},
-    ),
-    "small grid": ({"grid": 4, "sm": 0.5, "memory": 0.3, ACHIEVED: 12.0}, {"fault": "small-grid"}),
-    "tail": ({"grid": 132 * 8 + 8, "sm": 40.0, "memory": 20.0, ACHIEVED: 52.0}, {"fault": "tail"}),
-    "partial warps": (
-        {"block": 16, "sm": 70.0, "memory": 10.0, ISSUE: 70.0, THREADS: 16.0, ACHIEVED: 50.0},
-        {"fault": "partial-warps"},
-    ),
+    **{fault: (counters, {"fault": fault}) for fault, counters in PLANTED.items()},
     "half of the sectors are wasted, but memory is hardly used: less than a tenth is no fault": (
         {"sm": 70.0, "memory": 15.0, FMA: 70.0, SECTORS: 2000.0, f"{SECTORS}_ideal": 1000.0}, {"fault": None},
     ),
