@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 import polars as pl
 
@@ -222,6 +222,10 @@ def _tokens_sentence(rates: pl.DataFrame) -> str:
     return f"All problems are of {tokens[0]:,} tokens, so that FLOPs grow in proportion to the length."
 
 
+def _of(frame: pl.DataFrame, problem: dict[str, Any]) -> pl.DataFrame:
+    return frame.filter(pl.all_horizontal(pl.col(name) == value for name, value in problem.items()))
+
+
 def attention_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
     """The tables of the report, with exact values."""
     rates = _rates(measurements)
@@ -260,11 +264,9 @@ def _named(problem: dict[str, Any]) -> str:
     return f"{problem['mode']}, head dimension {problem['head_dim']}, {mask}, {problem['dtype']}"
 
 
-def _of(frame: pl.DataFrame, problem: dict[str, Any]) -> pl.DataFrame:
-    return frame.filter(pl.all_horizontal(pl.col(name) == value for name, value in problem.items()))
-
-
 def _problem_section(rates: pl.DataFrame, against: pl.DataFrame, problem: dict[str, Any]) -> Section:
+    from warplens.report.charts import curve_chart
+
     rows, name = _of(rates, problem), _named(problem)
     id_ = "-".join(str(problem[key]).lower() for key in _PROBLEM)
     kernels = rows.get_column("kernel").unique(maintain_order=True).to_list()
@@ -281,20 +283,11 @@ def _problem_section(rates: pl.DataFrame, against: pl.DataFrame, problem: dict[s
     blocks: list[Block] = [Table(f"rates-{id_}", f"Rate: {name}", tuple(columns), matrix, limit=None)]
     drawn = rows.filter(pl.col("flops_per_s").is_not_null())
     if drawn.get_column("seq_len").n_unique() > 1:
-        blocks.insert(0, _figure(drawn, id_, name))
+        points = drawn.select(series="kernel", x="seq_len", y="flops_per_s").sort("x", maintain_order=True)
+        chart = curve_chart(points, x_title="sequence length", y_title="rate", kind="flops")
+        alt = f"Lines with the rate of {drawn.get_column('kernel').n_unique()} kernels over sequence length."
+        blocks.insert(0, Figure(f"curves-{id_}", f"Rate over sequence length: {name}.", chart, alt))
     return Section(f"problem-{id_}", name[0].upper() + name[1:], tuple(blocks))
-
-
-def _figure(rows: pl.DataFrame, id_: str, name: str) -> Figure:
-    from warplens.report.charts import curve_chart
-
-    points = rows.select(series="kernel", x="seq_len", y="flops_per_s").sort("x", maintain_order=True)
-    return Figure(
-        f"curves-{id_}",
-        f"Rate over sequence length: {name}.",
-        curve_chart(points, x_title="sequence length", y_title="rate", kind="flops"),
-        f"Lines with the rate of {rows.get_column('kernel').n_unique()} kernels over sequence length.",
-    )
 
 
 def _answers(rates: pl.DataFrame, against: pl.DataFrame) -> list[str]:
@@ -334,41 +327,28 @@ def _order_sentence(measured: pl.DataFrame) -> str:
     return f"Naive, tiled and flash get faster in that order at all {fmt.plural(held, 'problem')} of that length."
 
 
-def varying(measurements: Measurements) -> list[str]:
-    """The settings that differ between cells; the first one if none does."""
-    cells = measurements.cells
-    found = [name for name in measurements.settings if cells.get_column(name).n_unique() > 1]
-    return found or list(measurements.settings[:1])
+class _Study(NamedTuple):
+    """What is said of the measurements of a workload."""
+
+    title: str
+    sections: Callable[[Measurements], tuple[str, tuple[Section, ...]]]  #: the answer, and what it rests on
+    tables: Callable[[Measurements], dict[str, pl.DataFrame]]  #: by name, with exact values
 
 
-def missing_table(measurements: Measurements) -> Table | None:
-    """A row for each cell that was not measured; None if all were."""
-    names = varying(measurements)
-    rows = measurements.cells.filter(pl.col("status") != "measured").select(*names, "status", "reason")
-    if rows.is_empty():
-        return None
-    axes = (each.but(kind="count" if each.dtype.is_integer() else "text") for each in axis_columns(rows, names))
-    columns = (*axes, column("status", help=""), column("reason", help="", title="Reason"))
-    return Table("missing-cells", "Cells without figures", columns, rows)
-
-
-_TITLES: Final = {
-    "token-reduction": "Token reduction: fewer FLOPs, and when that is less time",
-    "lm": "The language model over sizes and contexts",
-    "attention": "Attention kernels over sequence length",
+_STUDIES: Final = {
+    "token-reduction": _Study("Token reduction: fewer FLOPs, and when that is less time", token_sections, token_tables),
+    "lm": _Study("The language model over sizes and contexts", lm_sections, lm_tables),
+    "attention": _Study("Attention kernels over sequence length", attention_sections, attention_tables),
 }
 
-_SECTIONS: Final[dict[str, Callable[[Measurements], tuple[str, tuple[Section, ...]]]]] = {
-    "token-reduction": token_sections,
-    "lm": lm_sections,
-    "attention": attention_sections,
-}
 
-_TABLES: Final[dict[str, Callable[[Measurements], dict[str, pl.DataFrame]]]] = {
-    "token-reduction": token_tables,
-    "lm": lm_tables,
-    "attention": attention_tables,
-}
+def _study_of(measurements: Measurements) -> _Study:
+    if measurements.workload not in _STUDIES:
+        raise MissingDataError(
+            f"{measurements.source}: it measures {measurements.workload!r}, and studies are of "
+            f"{', '.join(_STUDIES)}. Use warplens bench show"
+        )
+    return _STUDIES[measurements.workload]
 
 
 def study_document(measurements: Measurements) -> Document:
@@ -377,21 +357,39 @@ def study_document(measurements: Measurements) -> Document:
     Raises:
         MissingDataError: no study measures this workload.
     """
-    _check(measurements)
-    answer, sections = _SECTIONS[measurements.workload](measurements)
-    cells = measured_document(measurements)
+    study = _study_of(measurements)
+    answer, sections = study.sections(measurements)
+    cells, doubts = measured_document(measurements), doubts_of(measurements)
+    told: list[Section] = []
+    if doubts:
+        texts = ("No repetition was left out for these.", *doubts)
+        told.append(Section("doubts", "Doubts", tuple(Paragraph(text, quiet=True) for text in texts)))
     return Document(
-        title=_TITLES[measurements.workload],
+        title=study.title,
         lead=answer or "Nothing was measured.",
-        sections=(*sections, *_missing(measurements), *cells.sections, *_doubts(measurements)),
+        sections=(*sections, *_missing(measurements), *cells.sections, *told),
         meta=cells.meta,
     )
 
 
+def _missing(measurements: Measurements) -> Iterator[Section]:
+    """A row for each cell that was not measured, told by the settings that differ between cells."""
+    cells = measurements.cells
+    names = [name for name in measurements.settings if cells.get_column(name).n_unique() > 1]
+    names = names or list(measurements.settings[:1])
+    rows = cells.filter(pl.col("status") != "measured").select(*names, "status", "reason")
+    if rows.height:
+        axes = (each.but(kind="count" if each.dtype.is_integer() else "text") for each in axis_columns(rows, names))
+        columns = (*axes, column("status", help=""), column("reason", help="", title="Reason"))
+        what = f"{fmt.plural(rows.height, 'cell')} could not be measured; the others are not affected."
+        table = Table("missing-cells", "Cells without figures", columns, rows)
+        yield Section("missing", "What could not be measured", (Paragraph(what), table))
+
+
 def study_data(measurements: Measurements) -> dict[str, Any]:
     """The same as plain data: the answer, the tables, every cell."""
-    _check(measurements)
-    answer, _ = _SECTIONS[measurements.workload](measurements)
+    study = _study_of(measurements)
+    answer, _ = study.sections(measurements)
     return {
         "workload": measurements.workload,
         "command": measurements.command,
@@ -399,31 +397,7 @@ def study_data(measurements: Measurements) -> dict[str, Any]:
         "plan": measurements.plan,
         "answer": answer,
         "facts": measured_facts(measurements),
-        "tables": _TABLES[measurements.workload](measurements),
+        "tables": study.tables(measurements),
         "settings": measurements.settings,
         "rows": measurements.cells,
     }
-
-
-def _check(measurements: Measurements) -> None:
-    if measurements.workload not in _SECTIONS:
-        raise MissingDataError(
-            f"{measurements.source}: it measures {measurements.workload!r}, and studies are of "
-            f"{', '.join(_SECTIONS)}. Use warplens bench show"
-        )
-
-
-def _missing(measurements: Measurements) -> tuple[Section, ...]:
-    table = missing_table(measurements)
-    if table is None:
-        return ()
-    what = f"{fmt.plural(table.rows.height, 'cell')} could not be measured; the others are not affected."
-    return (Section("missing", "What could not be measured", (Paragraph(what), table)),)
-
-
-def _doubts(measurements: Measurements) -> tuple[Section, ...]:
-    doubts = doubts_of(measurements)
-    if not doubts:
-        return ()
-    head = Paragraph("No repetition was left out for these.", quiet=True)
-    return (Section("doubts", "Doubts", (head, *(Paragraph(doubt, quiet=True) for doubt in doubts))),)

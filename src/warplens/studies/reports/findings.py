@@ -21,10 +21,12 @@ from warplens.studies.policies.regret import summary
 from warplens.studies.reports.evidence import Evidence, ProfiledPair
 from warplens.studies.reports.hypotheses import COMMAND
 from warplens.studies.reports.remedies import (
+    best_ways,
     best_ways_section,
     best_ways_words,
     best_words,
     predicted_section,
+    predicted_times,
     remedies_section,
 )
 from warplens.studies.reports.token_reduction import speedup_figures, token_growth
@@ -105,26 +107,20 @@ _MOST_PARTS: Final = 8
 
 def findings_document(evidence: Evidence, title: str) -> Document:
     """Problem, evidence, hypotheses, cause, remedies, policy and limits of a study."""
-    sections = [_answer(evidence), _problem(evidence)]
+    ways, predicted = best_ways(evidence), predicted_times(evidence)
+    sections = [_answer(evidence, ways), _problem(evidence)]
     if evidence.pairs:
-        sections += [
-            Section(
-                "evidence",
-                "Evidence",
-                (),
-                tuple(_pair(evidence, pair, index) for index, pair in enumerate(evidence.pairs)),
-            ),
-            hypotheses_section(evidence.pairs),
-        ]
+        pairs = tuple(_pair(evidence, pair, index) for index, pair in enumerate(evidence.pairs))
+        sections += [Section("evidence", "Evidence", (), pairs), hypotheses_section(evidence.pairs)]
     sections.append(_cause(evidence))
     if (grown := token_growth(evidence.grid or evidence.measurements)) is not None:
         sections.append(replace(grown, blocks=(*speedup_figures(evidence.measurements), *grown.blocks)))
     if evidence.remedies is not None:
         sections.append(remedies_section(evidence))
-    if (best := best_ways_section(evidence)) is not None:
-        sections.append(best)
-    if (predicted := predicted_section(evidence)) is not None:
-        sections.append(predicted)
+    if ways.height:
+        sections.append(best_ways_section(ways))
+    if predicted.height:
+        sections.append(predicted_section(predicted))
     if evidence.policy is not None:
         sections.append(_policy(evidence))
     sections += [_limits(evidence), _files(evidence)]
@@ -149,62 +145,52 @@ def _lead(evidence: Evidence) -> str:
     return f"{first} At {pair.title}, {cause_sentence(pair.numbers.difference, pair.numbers.why)}."
 
 
-def _answer(evidence: Evidence) -> Section:
+def _answer(evidence: Evidence, ways: pl.DataFrame) -> Section:
     """The study in a few paragraphs."""
     texts = [fmt.capitalised(f"{name}: {answer(numbers)}") for name, numbers in evidence.sweeps.items()]
     texts += [standings(pair) for pair in evidence.pairs[:1]]
-    if (told := best_ways_words(evidence)) is not None:
-        texts.append(told)
+    if ways.height:
+        texts.append(best_ways_words(ways))
     elif evidence.remedies is not None:
         texts += list(best_words(evidence))[:1]
     return Section("answer", "In short", tuple(Paragraph(text) for text in texts))
 
 
 def _problem(evidence: Evidence) -> Section:
-    inner = tuple(
-        Section(
-            f"sweep-{name}",
-            fmt.capitalised(name),
-            (replace(point_table(numbers), id=f"points-{name}"),),
-        )
-        for name, numbers in evidence.sweeps.items()
-    )
-    return Section("problem", "Problem", (), inner)
+    tables = {name: replace(point_table(numbers), id=f"points-{name}") for name, numbers in evidence.sweeps.items()}
+    inner = (Section(f"sweep-{name}", fmt.capitalised(name), (table,)) for name, table in tables.items())
+    return Section("problem", "Problem", (), tuple(inner))
 
 
 def _pair(evidence: Evidence, pair: ProfiledPair, index: int) -> Section:
     numbers = pair.numbers
-    blocks: list[Block] = [Paragraph(text) for text in _timed(evidence, pair)]
-    blocks.append(Paragraph(f"In the profiles: {_uncapitalised(' '.join(step_answer(numbers)))}"))
+    profiled = " ".join(step_answer(numbers))
+    texts = [*_timed(evidence, pair), f"In the profiles: {profiled[:1].lower()}{profiled[1:]}"]
     if work := work_sentence(numbers):
-        blocks.append(Paragraph(fmt.capitalised(work)))
-    blocks.append(replace(part_table(numbers.difference.wall, _MOST_PARTS), id=f"parts-{index}"))
-    sources = (
-        f"From {', '.join((*numbers.baseline.sources, *numbers.variant.sources))}; times are those under a profiler."
+        texts.append(fmt.capitalised(work))
+    sources = ", ".join((*numbers.baseline.sources, *numbers.variant.sources))
+    blocks: tuple[Block, ...] = (
+        *map(Paragraph, texts),
+        replace(part_table(numbers.difference.wall, _MOST_PARTS), id=f"parts-{index}"),
+        Paragraph(f"From {sources}; times are those under a profiler.", quiet=True),
     )
-    blocks.append(Paragraph(sources, quiet=True))
-    return Section(f"pair-{index}", fmt.capitalised(pair.title), tuple(blocks))
+    return Section(f"pair-{index}", fmt.capitalised(pair.title), blocks)
 
 
 def _timed(evidence: Evidence, pair: ProfiledPair) -> Iterator[str]:
     """The verdict at the profiled point without a profiler: single profiles seldom decide, many turns may."""
-    for name, numbers in evidence.sweeps.items():
-        if name != _PROFILED_AS:
+    if (numbers := evidence.sweeps.get(_PROFILED_AS)) is None:
+        return
+    for item in numbers.points:
+        at = {**numbers.sweep.shared, **item.point.settings}
+        if item.comparison is None or any(at.get(axis) != value for axis, value in pair.settings.items()):
             continue
-        for item in numbers.points:
-            at = {**numbers.sweep.shared, **item.point.settings}
-            if item.comparison is None or any(at.get(axis) != value for axis, value in pair.settings.items()):
-                continue
-            ratio = item.comparison.ratio
-            yield (
-                f"Timed without a profiler ({name}), the variant is {item.comparison.verdict}: "
-                f"{fmt.number(1 / ratio.estimate)}× as fast ({fmt.number(1 / ratio.high)} to "
-                f"{fmt.number(1 / ratio.low)}). The profiles below, one run of each side, show where the time goes."
-            )
-
-
-def _uncapitalised(text: str) -> str:
-    return text[:1].lower() + text[1:]
+        ratio = item.comparison.ratio
+        yield (
+            f"Timed without a profiler ({_PROFILED_AS}), the variant is {item.comparison.verdict}: "
+            f"{fmt.number(1 / ratio.estimate)}× as fast ({fmt.number(1 / ratio.high)} to "
+            f"{fmt.number(1 / ratio.low)}). The profiles below, one run of each side, show where the time goes."
+        )
 
 
 def _cause(evidence: Evidence) -> Section:
@@ -271,20 +257,17 @@ def _policy(evidence: Evidence) -> Section:
 
 
 def _limits(evidence: Evidence) -> Section:
-    blocks: list[Block] = []
     of_pairs = [(f"Profiles at {pair.title}:", pair.numbers.notes) for pair in evidence.pairs]
     of_sweeps = [(f"Measurements, {name}:", numbers.notes) for name, numbers in evidence.sweeps.items()]
+    blocks: list[Block] = []
     for common, groups in (("All profiles:", of_pairs), ("All measurements:", of_sweeps)):
         for heading, notes in _told_once(common, groups):
             blocks += [Paragraph(heading), Notes(notes)]
-    blocks.append(
-        Paragraph(
-            "One GPU, one model with random weights, one machine: accuracy was not looked at, and other hosts and GPUs "
-            "move every crossover.",
-            quiet=True,
-        )
+    last = (
+        "One GPU, one model with random weights, one machine: accuracy was not looked at, and other hosts and GPUs "
+        "move every crossover."
     )
-    return Section("limits", "Limits", tuple(blocks))
+    return Section("limits", "Limits", (*blocks, Paragraph(last, quiet=True)))
 
 
 FILES: Final = table(

@@ -80,25 +80,28 @@ def hypotheses(
         counters: of the variant's kernels.
         step_ns: what a step of each takes without a profiler, where it was timed.
     """
-    inside = {"H2c": Hypothesis("H2c", "not judged", None), "H4c": Hypothesis("H4c", "not judged", None)}
-    if counters is not None:
-        found = inside_kernels(counters, difference)
-        judged = (("H2c", found.waiting_share, found.waiting), ("H4c", found.scattered_share, found.scattered))
-        for name, share, numbers in judged:
-            standing: Standing = "not judged" if share is None else _standing(share)
-            inside[name] = Hypothesis(name, standing, share, numbers)
+    inside = (
+        (
+            _judged("H2c", None, {}, "not judged"),
+            _judged("H4c", None, {}, "not judged"),
+        )
+        if counters is None
+        else inside_kernels(counters, difference)
+    )
     grids, moved = _parallelism(difference), _memory(difference)
-    return (_launches(difference, *step_ns), grids, inside["H2c"], _operations(difference), moved, inside["H4c"])
+    return (_launches(difference, *step_ns), grids, inside[0], _operations(difference), moved, inside[1])
 
 
-def _standing(share: float) -> Standing:
-    if share >= _MOST:
-        return "confirmed"
-    return "partly" if share >= _LITTLE else "refuted"
-
-
-def _known(**numbers: float | None) -> dict[str, float]:
-    return {name: float(value) for name, value in numbers.items() if value is not None}
+def _judged(
+    name: str, share: float | None, evidence: Mapping[str, float | None], unknown: Standing = "unavailable"
+) -> Hypothesis:
+    """A hypothesis by the share that it makes up; `unknown` where that is None. Unknown numbers are left out."""
+    standing: Standing = unknown
+    if share is not None:
+        standing = "confirmed" if share >= _MOST else "partly" if share >= _LITTLE else "refuted"
+    return Hypothesis(
+        name, standing, share, {key: float(value) for key, value in evidence.items() if value is not None}
+    )
 
 
 def _launches(difference: StepDifference, before_ns: float | None, after_ns: float | None) -> Hypothesis:
@@ -114,36 +117,33 @@ def _launches(difference: StepDifference, before_ns: float | None, after_ns: flo
         slowed = float(wall.variant.wall_ns) / after_ns
         change = after_ns - before_ns
         each, added = (None if cost is None else cost / max(slowed, 1.0) for cost in (each, added))
-    evidence = _known(
-        launches_added_per_step=launches.kernels_change,
-        added_launch_ns=each,
-        added_launches_ns_per_step=added,
-        change_ns_per_step=change,
-        baseline_waits_for_launches_share=launches.baseline.issue_share,
-        variant_waits_for_launches_share=launches.variant.issue_share,
-    )
-    if added is None:
-        return Hypothesis("H1", "unavailable", None, evidence)
-    if launches.variant.bound != "host-issue" or added <= 0:
-        return Hypothesis("H1", "refuted", 0.0, evidence)
-    # The host's time is all that counts: with as many launches as before, the step would be as long as before.
-    share = added / change if change > 0 else 0.0
-    return Hypothesis("H1", _standing(share), share, evidence)
+    share = added
+    if added is not None:
+        # The host's time is all that counts: with as many launches as before, the step would be as long as before.
+        limits = launches.variant.bound == "host-issue" and added > 0 and change > 0
+        share = added / change if limits else 0.0
+    evidence = {
+        "launches_added_per_step": launches.kernels_change,
+        "added_launch_ns": each,
+        "added_launches_ns_per_step": added,
+        "change_ns_per_step": change,
+        "baseline_waits_for_launches_share": launches.baseline.issue_share,
+        "variant_waits_for_launches_share": launches.variant.issue_share,
+    }
+    return _judged("H1", share, evidence)
 
 
 def _parallelism(difference: StepDifference) -> Hypothesis:
     """H2: the share of the variant's kernel time in grids with fewer blocks than the GPU has multiprocessors."""
     before, after = (_empty_share(side) for side in (difference.baseline, difference.variant))
-    wall, work = difference.wall, difference.work
-    evidence = _known(
-        baseline_small_grids_share=before,
-        variant_small_grids_share=after,
-        gpu_time_factor=None if wall.gpu_change_share is None else 1 + wall.gpu_change_share,
-        flops_factor=work.flops_ratio,
-    )
-    if after is None:
-        return Hypothesis("H2", "unavailable", None, evidence)
-    return Hypothesis("H2", _standing(after), after, evidence)
+    gpu_change = difference.wall.gpu_change_share
+    evidence = {
+        "baseline_small_grids_share": before,
+        "variant_small_grids_share": after,
+        "gpu_time_factor": None if gpu_change is None else 1 + gpu_change,
+        "flops_factor": difference.work.flops_ratio,
+    }
+    return _judged("H2", after, evidence)
 
 
 def _empty_share(side: Side) -> float | None:
@@ -163,39 +163,34 @@ def _empty_share(side: Side) -> float | None:
 def _operations(difference: StepDifference) -> Hypothesis:
     """H3: GPU time of kernels that only the variant has, over the GPU time that its other kernels save."""
     table = difference.kernels.table
-    added = float(table.filter(pl.col("change") == "added")["change_ns_per_step"].sum())
+    new = table.filter(pl.col("change") == "added")
+    added = float(new["change_ns_per_step"].sum())
     others = float(table.filter(pl.col("change") != "added")["change_ns_per_step"].sum())
-    count = float(table.filter(pl.col("change") == "added")["launches_change_per_step"].sum())
-    evidence = _known(
-        added_kernels_per_step=count, added_kernels_ns_per_step=added, saved_kernels_ns_per_step=max(0.0, -others)
-    )
-    if not table.height:
-        return Hypothesis("H3", "unavailable", None, evidence)
-    if added <= 0:
-        return Hypothesis("H3", "refuted", 0.0, evidence)
+    evidence: dict[str, float | None] = {
+        "added_kernels_per_step": float(new["launches_change_per_step"].sum()),
+        "added_kernels_ns_per_step": added,
+        "saved_kernels_ns_per_step": max(0.0, -others),
+    }
+    if not table.height or added <= 0:
+        return _judged("H3", 0.0 if table.height else None, evidence)
     if others >= 0:  # nothing was saved: the operations cost whatever they cost
-        return Hypothesis("H3", "confirmed", None, evidence)
-    share = added / -others
-    return Hypothesis("H3", _standing(share), share, evidence)
+        return _judged("H3", None, evidence, "confirmed")
+    return _judged("H3", added / -others, evidence)
 
 
 def _memory(difference: StepDifference) -> Hypothesis:
     """H4: what moving memory takes more of the step, over the change of the wall time, or the saving that it eats."""
     wall = difference.wall
-    moving = sum(
-        float(part.change_ns)
-        for part in wall.parts
-        if part.group == "copy" or (part.group == "compute" and part.part in _MOVING)
-    )
-    saved = sum(float(part.change_ns) for part in wall.parts if part.group == "compute" and part.change_ns < 0)
-    whole = max(float(wall.change_ns), -saved)
-    evidence = _known(
-        moving_memory_ns_per_step=moving, change_ns_per_step=float(wall.change_ns), saved_compute_ns_per_step=-saved
-    )
-    if whole <= 0:
-        return Hypothesis("H4", "unavailable", None, evidence)
-    share = max(0.0, moving / whole)
-    return Hypothesis("H4", _standing(share), share, evidence)
+    computing = {part.part: float(part.change_ns) for part in wall.parts if part.group == "compute"}
+    moving = float(wall.change_of("copy")) + sum(computing.get(part, 0.0) for part in _MOVING)
+    saved = -sum(change for change in computing.values() if change < 0)
+    whole = max(float(wall.change_ns), saved)
+    evidence: dict[str, float | None] = {
+        "moving_memory_ns_per_step": moving,
+        "change_ns_per_step": float(wall.change_ns),
+        "saved_compute_ns_per_step": saved,
+    }
+    return _judged("H4", max(0.0, moving / whole) if whole > 0 else None, evidence)
 
 
 #: The command that records what is needed.
@@ -215,24 +210,13 @@ _SAME: Final = ("name", "grid", "block")
 LOW_OCCUPANCY: Final = 0.5
 
 
-@dataclass(frozen=True)
-class Inside:
-    """What counters say."""
+def inside_kernels(counters: KernelCounters, difference: StepDifference) -> tuple[Hypothesis, Hypothesis]:
+    """H2c and H4c, judged by a report of the variant, with how much of the variant's window it stands for.
 
-    #: of the kernel time that profiled launches stand for, what kernels take that are too small for the GPU or whose
-    #: warps wait: neither arithmetic nor memory is near its peak. None where nothing has a duration, or the report
-    #: holds no launch of the program's window: then it is of another program.
-    waiting_share: float | None
-    #: of the sectors that the added gathers, sorts, copies and casts touch, the part that nobody asked for. None where
-    #: no such kernel was profiled with its sectors.
-    scattered_share: float | None
-    #: waiting, scattered: named numbers behind each, with their units in the names
-    waiting: Mapping[str, float] = field(default_factory=dict)
-    scattered: Mapping[str, float] = field(default_factory=dict)
-
-
-def inside_kernels(counters: KernelCounters, difference: StepDifference) -> Inside:
-    """Judge a report of the variant, and say how much of the variant's window it stands for.
+    H2c: of the kernel time that profiled launches stand for, what kernels take that are too small for the GPU or whose
+    warps wait: neither arithmetic nor memory is near its peak. Not judged where nothing has a duration, or the report
+    holds no launch of the program's window: then it is of another program. H4c: of the sectors that the added gathers,
+    sorts, copies and casts touch, the part that nobody asked for; not judged without such a kernel and its sectors.
 
     A profiled launch counts as often as the window has launches of the same name, grid and block for each that was
     profiled: a report may hold one of each, or the first of a step.
@@ -240,46 +224,50 @@ def inside_kernels(counters: KernelCounters, difference: StepDifference) -> Insi
     Args:
         difference: of the steps of both sides, which tells the kernels that only the variant has.
     """
-    summary = counters_summary(counters, by="launch")
     access = memory_access(counters).select(
         "launch", "global_sectors", "global_wasted_share", "global_load_sectors_per_request", "l1_hit_share",
         "l2_hit_share",
     )  # fmt: skip
-    rows = summary.filter(pl.col("kind").cast(pl.String) == "kernel").join(access, on="launch", how="left")
-    kinds = {name: classify(name).category for name in rows["full_name"].cast(pl.String).unique()}
-    rows = rows.with_columns(
-        category=pl.col("full_name").cast(pl.String).replace_strict(kinds, default=None, return_dtype=pl.String)
-    )
+    text = pl.col("name", "full_name", "kind", "bound").cast(pl.String)
+    rows = counters_summary(counters, by="launch").with_columns(text).filter(pl.col("kind") == "kernel")
+    rows = rows.join(access, on="launch", how="left")
+    kinds = {name: classify(name).category for name in rows["full_name"].unique()}
+    category = pl.col("full_name").replace_strict(kinds, default=None, return_dtype=pl.String)
     coverage = counters_coverage(counters, difference.variant.timeline, difference.variant.window)
-    known = {"counters_coverage_share": coverage.exact_share, "profiled_launches": float(rows.height)}
     inside = coverage.groups.with_columns(pl.col("name").cast(pl.String)).group_by(_SAME).agg(pl.col("launches").sum())
-    rows = rows.drop("launches").with_columns(pl.col("name").cast(pl.String)).join(inside, on=_SAME, how="left")
     times = (pl.col("launches") / pl.len().over(_SAME)).fill_null(1.0)
-    rows = rows.with_columns(pl.col("total_ns") * times, pl.col("global_sectors") * times)
+    rows = (
+        rows.drop("launches")
+        .join(inside, on=_SAME, how="left")
+        .with_columns(
+            pl.col("total_ns") * times,
+            pl.col("global_sectors") * times,
+            category=category,
+            low=(pl.col("achieved_share") < LOW_OCCUPANCY).cast(pl.Float64),
+            waits=pl.col("bound").is_in(_WAITING).cast(pl.Float64),
+        )
+    )
     timed = rows.filter(pl.col("total_ns") > 0)
+    is_moving = pl.col("category").is_in(_SCATTERING) & (pl.col("global_sectors") > 0)
+    moving = rows.filter(is_moving & pl.col("name").is_in(_added_names(difference)))
+    known = {"counters_coverage_share": coverage.exact_share, "profiled_launches": float(rows.height)}
     waiting = {
         "occupancy_share": _mean(timed, "achieved_share", "total_ns"),
-        "low_occupancy_time_share": _mean(
-            timed.with_columns(low=(pl.col("achieved_share") < LOW_OCCUPANCY).cast(pl.Float64)), "low", "total_ns"
-        ),
+        "low_occupancy_time_share": _mean(timed, "low", "total_ns"),
         "compute_utilisation_share": _mean(timed, "compute_share", "total_ns"),
         "memory_utilisation_share": _mean(timed, "memory_share", "total_ns"),
     }
-    is_moving = pl.col("category").is_in(_SCATTERING) & (pl.col("global_sectors") > 0)
-    moving = rows.filter(is_moving & pl.col("name").cast(pl.String).is_in(_added_names(difference)))
     scattered = {
         "added_moving_kernels": float(moving.height),
         "load_sectors_per_request": _mean(moving, "global_load_sectors_per_request", "global_sectors"),
         "l1_hit_share": _mean(moving, "l1_hit_share", "global_sectors"),
         "l2_hit_share": _mean(moving, "l2_hit_share", "global_sectors"),
     }
-    judged = timed.with_columns(waits=pl.col("bound").cast(pl.String).is_in(_WAITING).cast(pl.Float64))
-    is_of_this = bool(coverage.exact_share)
-    return Inside(
-        _mean(judged.filter(pl.col("bound").is_not_null()), "waits", "total_ns") if is_of_this else None,
-        _mean(moving, "global_wasted_share", "global_sectors"),
-        _known(**waiting, **known),
-        _known(**scattered, **known),
+    waits = _mean(timed, "waits", "total_ns") if coverage.exact_share else None
+    wasted = _mean(moving, "global_wasted_share", "global_sectors")
+    return (
+        _judged("H2c", waits, {**waiting, **known}, "not judged"),
+        _judged("H4c", wasted, {**scattered, **known}, "not judged"),
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import polars as pl
 
 from warplens.compare.statistics.decisions import compare
 from warplens.profile.columns import column, table
-from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, Table
@@ -59,67 +58,44 @@ PREDICTED: Final = table(
 )
 
 
-def remedy_rows(measurements: Measurements, variant: Mapping[str, Any]) -> pl.DataFrame:
-    """Every measured way to run each point, the fastest first (`REMEDIES`).
+def _rows(evidence: Evidence) -> pl.DataFrame:
+    """Every measured way to run each point, the fastest first (`REMEDIES`); cells of one point took turns.
 
-    Args:
-        measurements: of baseline, variant and remedies; cells of one point took turns.
-        variant: settings of the published form that remedies are held against, and of its baseline's execution.
-
-    Returns:
-        `published_factor` is the time of the published form over this one's, `baseline_factor` that of the fastest way
-        to run the baseline; `verdict` is of this one against that baseline. Keep is null where nothing is dropped.
+    `published_factor` is the time of the published form, eager, over this one's, `baseline_factor` that of the fastest
+    way to run the baseline; `verdict` is of this one against that baseline. Keep is null where nothing is dropped.
     """
+    measurements = evidence.remedies if evidence.remedies is not None else evidence.measurements
+    variant = {**evidence.variant, "execution": "eager"}
     cells = measurements.cells.with_row_index("cell").filter(
         (pl.col("status") == "measured") & pl.col("latency_ns").is_not_null()
     )
     rows = []
     for _, group in cells.group_by(_POINT, maintain_order=True):
         listed = list(group.sort("latency_ns").iter_rows(named=True))
-        alike = [row for row in listed if row["visualisation"] and all(row[name] == variant[name] for name in variant)]
+        alike = [row for row in listed if row["visualisation"] and variant.items() <= row.items()]
         published = min(alike, key=lambda row: row["cell"], default=None)  # the file names it first
         baseline = next((row for row in listed if row["method"] == "none"), None)
-        rows += [_row(measurements, row, published, baseline) for row in listed]
+        before = wall_samples(measurements, baseline["cell"]) if baseline else None
+        for row in listed:
+            after = wall_samples(measurements, row["cell"]) if row is not baseline else None
+            named = row["visualisation"] or "topk" not in row["method"]
+            rows.append(
+                {
+                    **{name: row[name] for name in (*_POINT, "execution", "attention", "locations", "latency_ns")},
+                    "method": row["method"] if named else f"{row['method']}, no list",
+                    "keep": row["keep"] if row["method"] != "none" else None,
+                    "launches": measurements.details[row["cell"]].get("launches"),
+                    "published_factor": published["latency_ns"] / row["latency_ns"] if published else None,
+                    "baseline_factor": baseline["latency_ns"] / row["latency_ns"] if baseline else None,
+                    "verdict": compare(before, after).verdict if before is not None and after is not None else None,
+                }
+            )
     return pl.DataFrame(rows, schema=REMEDIES.schema, orient="row")
-
-
-def _row(
-    measurements: Measurements,
-    row: Mapping[str, Any],
-    published: Mapping[str, Any] | None,
-    baseline: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    details = measurements.details[row["cell"]]
-    against = None
-    if baseline is not None and baseline["cell"] != row["cell"]:
-        before, after = wall_samples(measurements, baseline["cell"]), wall_samples(measurements, row["cell"])
-        against = compare(before, after).verdict if before is not None and after is not None else None
-    return {
-        **{name: row[name] for name in (*_POINT, "execution", "attention", "latency_ns")},
-        "method": row["method"] if row["visualisation"] or "topk" not in row["method"] else f"{row['method']}, no list",
-        "locations": row["locations"],
-        "keep": row["keep"] if row["method"] != "none" else None,
-        "launches": details.get("launches"),
-        "published_factor": published["latency_ns"] / row["latency_ns"] if published else None,
-        "baseline_factor": baseline["latency_ns"] / row["latency_ns"] if baseline else None,
-        "verdict": against,
-    }
-
-
-def _rows_of(evidence: Evidence) -> pl.DataFrame:
-    measurements = evidence.remedies if evidence.remedies is not None else evidence.measurements
-    return remedy_rows(measurements, {**evidence.variant, "execution": "eager"})
-
-
-def best_words(evidence: Evidence) -> Iterator[str]:
-    """A sentence a point, the smallest first: the fastest way to run the variant, and to run the baseline."""
-    return _best_words(_rows_of(evidence))
 
 
 def remedies_section(evidence: Evidence) -> Section:
     """Every way to run each point, and the best of them in words."""
-    rows = _rows_of(evidence)
-    words = [Paragraph(text) for text in _best_words(rows)]
+    rows = _rows(evidence)
     # The fastest of each point, its published form, and its fastest baseline.
     place = pl.int_range(pl.len()).over(_POINT)
     baseline = (pl.col("method") == "none") & (pl.col("baseline_factor") == 1)
@@ -129,14 +105,13 @@ def remedies_section(evidence: Evidence) -> Section:
         "input_size batch method keep locations execution attention launches latency_ns",
         "published_factor baseline_factor verdict",
     ).columns
-    table = Table("remedies-table", caption, columns, shown, limit=None)
-    quiet = Paragraph(
+    quiet = (
         f"{_other_run(evidence, rows)}Launches are those of one step, counted before the measurement. The fastest of "
-        "several is chosen by the same "
-        "repetitions that are shown, which favours both sides alike.",
-        quiet=True,
+        "several is chosen by the same repetitions that are shown, which favours both sides alike."
     )
-    return Section("remedies", "Remedies tried", (*words, table, quiet))
+    words = (Paragraph(text) for text in _best_words(rows))
+    table = Table("remedies-table", caption, columns, shown, limit=None)
+    return Section("remedies", "Remedies tried", (*words, table, Paragraph(quiet, quiet=True)))
 
 
 def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
@@ -155,6 +130,11 @@ def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
     return ""
 
 
+def best_words(evidence: Evidence) -> Iterator[str]:
+    """A sentence a point, the smallest first: the fastest way to run the variant, and to run the baseline."""
+    return _best_words(_rows(evidence))
+
+
 def _best_words(rows: pl.DataFrame) -> Iterator[str]:
     for (side, batch), group in rows.group_by(_POINT, maintain_order=True):
         ours, theirs = (group.filter(found) for found in (pl.col("method") != "none", pl.col("method") == "none"))
@@ -165,18 +145,15 @@ def _best_words(rows: pl.DataFrame) -> Iterator[str]:
         if not (ours.height and theirs.height):
             continue
         best, base = ours.row(0, named=True), theirs.row(0, named=True)
+        ways = ["{method}, {execution}, {attention} attention".format(**row) for row in (best, base)]
         text = (
-            f"Input {side}, batch {batch}: the fastest variant ({_way(best)}) takes "
-            f"{fmt.duration(best['latency_ns'])}, the fastest baseline ({_way(base)}) takes "
+            f"Input {side}, batch {batch}: the fastest variant ({ways[0]}) takes "
+            f"{fmt.duration(best['latency_ns'])}, the fastest baseline ({ways[1]}) takes "
             f"{fmt.duration(base['latency_ns'])}: {fmt.number(best['baseline_factor'])}× as fast ({best['verdict']})"
         )
         if best["published_factor"]:
             text += f", and {fmt.number(best['published_factor'])}× as fast as its published form"
         yield f"{text}."
-
-
-def _way(row: Mapping[str, Any]) -> str:
-    return f"{row['method']}, {row['execution']}, {row['attention']} attention"
 
 
 def best_ways(evidence: Evidence) -> pl.DataFrame:
@@ -194,32 +171,25 @@ def best_ways(evidence: Evidence) -> pl.DataFrame:
     return rows.sort("speedup", descending=True).unique(points, keep="first").sort(points)
 
 
-def best_ways_words(evidence: Evidence) -> str | None:
-    """Who is faster, and where, in a sentence; None where nothing tells."""
-    rows = best_ways(evidence)
-    if not rows.height:
-        return None
-    points = [name for name in _POINT if name in rows.columns]
-    told = verdict_counts(rows["verdict"].to_list())
+def best_ways_words(rows: pl.DataFrame) -> str:
+    """Who is faster, and where, in a sentence; the rows are those of `best_ways`, of which there is one."""
     ranked = rows.sort("speedup")
-    ends = [ranked.row(0, named=True), ranked.row(-1, named=True)]
-    spans = [f"{fmt.number(row['speedup'])}× ({_at(row, points)})" for row in ends]
+    spans = []
+    for row in (ranked.row(0, named=True), ranked.row(-1, named=True)):
+        where = ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in _POINT if name in row)
+        spans.append(f"{fmt.number(row['speedup'])}× ({where})")
     return (
-        f"Each in the fastest way to run it, the variant is {told} of {fmt.plural(rows.height, 'point')}: from "
-        f"{spans[0]} to {spans[1]} as fast."
+        f"Each in the fastest way to run it, the variant is {verdict_counts(rows['verdict'].to_list())} of "
+        f"{fmt.plural(rows.height, 'point')}: from {spans[0]} to {spans[1]} as fast."
     )
 
 
-def best_ways_section(evidence: Evidence) -> Section | None:
+def best_ways_section(rows: pl.DataFrame) -> Section:
     """The same, and the table."""
-    rows, words = best_ways(evidence), best_ways_words(evidence)
-    if words is None:
-        return None
-    points = [name for name in _POINT if name in rows.columns]
     columns = columns_of(
         BEST_MODES,
         rows,
-        points,
+        _POINT,
         "baseline_mode baseline_ns",
         BEST_MODES.column("method").but(title="Variant"),
         BEST_MODES.column("variant_mode").but(title="As"),
@@ -228,11 +198,7 @@ def best_ways_section(evidence: Evidence) -> Section | None:
     )
     table = Table("best-ways", "The fastest way to run each side", columns, rows, limit=None)
     quiet = Paragraph("The fastest of several is chosen by the repetitions that are shown.", quiet=True)
-    return Section("best", "Each in its best way", (Paragraph(words), table, quiet))
-
-
-def _at(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in names)
+    return Section("best", "Each in its best way", (Paragraph(best_ways_words(rows)), table, quiet))
 
 
 def predicted_times(evidence: Evidence) -> pl.DataFrame:
@@ -257,10 +223,7 @@ def predicted_times(evidence: Evidence) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=PREDICTED.schema, orient="row")
 
 
-def predicted_section(evidence: Evidence) -> Section | None:
-    """Predictions against measurements; None where there is nothing to hold against each other."""
-    rows = predicted_times(evidence)
-    if not rows.height:
-        return None
+def predicted_section(rows: pl.DataFrame) -> Section:
+    """Predictions (`predicted_times`) against measurements."""
     table = Table("predicted", "Predicted from the profile, then measured", PREDICTED.columns, rows, limit=None)
     return Section("predictions", "What diagnosis had predicted", (table,))
