@@ -29,7 +29,7 @@ import polars as pl
 import warplens
 from warplens.compare.statistics.decisions import compare, ratio_interval
 from warplens.compare.statistics.many import many_differences
-from warplens.compare.statistics.samples import Samples
+from warplens.compare.statistics.shift import Samples
 from warplens.readers.measurements import read_measurements
 
 if TYPE_CHECKING:

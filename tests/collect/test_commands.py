@@ -15,14 +15,46 @@ from pathlib import Path
 import pytest
 
 from warplens.analysis.counters.nextrun import OPTIONS
-from warplens.collect import compute, systems
-from warplens.collect.choices import ADDITIONS, PRESETS, SETS, TARGETS, kernel_pattern
-from warplens.collect.compute import Profiling, Selection, cost, kernels_that_matter, profile_command, select_kernels
+from warplens.collect.commands import (
+    ADDITIONS,
+    PRESETS,
+    SETS,
+    TARGETS,
+    Capture,
+    Recording,
+    Schedule,
+    export_command,
+    kernel_pattern,
+    parse_capture,
+    record_command,
+    wrapped_command,
+)
+from warplens.collect.compute import (
+    LIGHT,
+    OLDEST,
+    TARGETED,
+    Profiling,
+    Selection,
+    cost,
+    kernels_that_matter,
+    profile_command,
+    select_kernels,
+)
 from warplens.collect.machine import Tool
-from warplens.collect.pytorch import Schedule, wrapped_command
 from warplens.collect.recording import add_run, known_failure, without_paths
-from warplens.collect.systems import Capture, Recording, export_command, parse_capture, record_command
 from warplens.errors import UsageError
+
+#: Every option that our commands can hold. Those of nsys are in its `--help` of 2023.4, those of ncu, beside
+#: `nextrun.OPTIONS`, in that of 2024.1.
+NSYS_OPTIONS = {
+    "profile": (
+        *("--trace", "--sample", "--cpuctxsw", "--cuda-graph-trace", "--cuda-memory-usage", "--python-sampling"),
+        *("--python-backtrace", "--cudabacktrace", "--gpu-metrics-device", "--capture-range", "--capture-range-end"),
+        *("--nvtx-capture", "--env-var", "--force-overwrite", "--output"),
+    ),
+    "export": ("--type", "--force-overwrite", "--output"),
+}
+FURTHER_OPTIONS = ("--target-processes", "--force-overwrite", "--set", "--metrics", "--filter-mode")
 
 NSYS = Tool("nsys", "nsys", (2023, 4, 4, 54))
 NCU = Tool("ncu", "ncu", (2024, 1, 1, 0))
@@ -61,7 +93,7 @@ def ncu_commands() -> Iterator[list[str]]:
     selections = (Selection(), Selection(("gemm", "softmax"), 3, 5), Selection((), 7, 2, each=True))
     for capture, selection, force in itertools.product(CAPTURES, selections, (False, True)):
         for replay_mode, clocks in itertools.product(("kernel", "application"), ("none", "base")):
-            profiling = Profiling(compute.TARGETED, replay_mode, clocks, "all", force)
+            profiling = Profiling(TARGETED, replay_mode, clocks, "all", force)
             yield profile_command(NCU, profiling, selection, capture, "out/run", PROGRAM)
     for preset in PRESETS.values():
         profiling = Profiling(preset.sections, cache_control=preset.cache_control, metrics=preset.metrics)
@@ -82,17 +114,17 @@ def own(command: list[str]) -> list[str]:
 def test_every_option_of_nsys_is_in_its_help():
     used = set().union(*(options_of(own(command)) for command in nsys_commands()))
 
-    assert used == set(systems.NSYS_OPTIONS["profile"])
+    assert used == set(NSYS_OPTIONS["profile"])
     assert used <= NSYS_HELP["profile"]
     exported = options_of(export_command(NSYS, "out/run", force=True))
-    assert exported == set(systems.NSYS_OPTIONS["export"])
+    assert exported == set(NSYS_OPTIONS["export"])
     assert exported <= NSYS_HELP["export"]
 
 
 def test_every_option_of_ncu_is_in_its_help():
     used = set().union(*(options_of(own(command)) for command in ncu_commands()))
 
-    assert used == {*OPTIONS, *compute.FURTHER_OPTIONS}
+    assert used == {*OPTIONS, *FURTHER_OPTIONS}
     assert used <= NCU_HELP
 
 
@@ -103,7 +135,7 @@ def test_the_installed_nsys_has_every_option(subcommand):
     text = subprocess.run([REAL_NSYS, subcommand, "--help"], capture_output=True, text=True, check=False).stdout
     there = set(re.findall(r"--[a-z][a-z-]+", text))
 
-    assert set(systems.NSYS_OPTIONS[subcommand]) <= there
+    assert set(NSYS_OPTIONS[subcommand]) <= there
     assert NSYS_HELP[subcommand] <= there
 
 
@@ -115,10 +147,10 @@ def test_the_installed_ncu_has_every_option_and_section():
     words = {word for pair in there for word in pair if word}
     sections = subprocess.run([REAL_NCU, "--list-sections"], capture_output=True, text=True, check=False).stdout
 
-    assert {*OPTIONS, *compute.FURTHER_OPTIONS} <= words
+    assert {*OPTIONS, *FURTHER_OPTIONS} <= words
     assert words >= NCU_HELP
     used = {section for preset in PRESETS.values() for section in preset.sections}
-    assert {*compute.LIGHT, *compute.TARGETED, *used} <= {line.split(" ")[0] for line in sections.splitlines()}
+    assert {*LIGHT, *TARGETED, *used} <= {line.split(" ")[0] for line in sections.splitlines()}
 
 
 @pytest.mark.oracle
@@ -268,12 +300,12 @@ def test_two_launches_of_each_kernel_that_matters_are_enough():
 
 
 def test_the_price_grows_with_launches_and_sections():
-    light = cost(Profiling(compute.LIGHT), Selection(launches=10, busy_ns=1_000_000_000))
+    light = cost(Profiling(LIGHT), Selection(launches=10, busy_ns=1_000_000_000))
 
     assert (light.passes_each, light.passes) == (9, 90)
     assert light.least_s == pytest.approx(9 * 1.0 + 90 * 0.005)
-    assert cost(Profiling(compute.LIGHT), Selection()).passes is None
-    assert cost(Profiling(compute.TARGETED), Selection(launches=10)).passes_each == 27
+    assert cost(Profiling(LIGHT), Selection()).passes is None
+    assert cost(Profiling(TARGETED), Selection(launches=10)).passes_each == 27
 
 
 def test_a_python_program_runs_under_the_wrapper_in_its_own_interpreter():
@@ -291,7 +323,7 @@ def test_what_is_no_python_script_cannot_run_under_the_wrapper(program):
 
 
 def test_the_oldest_ncu_is_that_of_the_youngest_option():
-    assert max(since for since, _ in OPTIONS.values()) == compute.OLDEST
+    assert max(since for since, _ in OPTIONS.values()) == OLDEST
 
 
 @pytest.mark.parametrize(

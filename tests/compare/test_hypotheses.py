@@ -13,7 +13,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.compare.difference.difference import step_difference
 from warplens.compare.difference.host import Side
 from warplens.readers import read, read_counters
-from warplens.studies.reports.hypotheses import CLAIMS, hypotheses
+from warplens.studies.reports.evidence import CLAIMS, hypotheses
 
 CAPTURES = Path(str(files("warplens") / "data" / "captures"))
 GATHER = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)"

@@ -18,7 +18,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.compare.difference.difference import Contribution
 from warplens.compare.difference.host import Side
 from warplens.compare.statistics.decisions import compare, regression
-from warplens.compare.statistics.samples import Samples
+from warplens.compare.statistics.shift import Samples
 from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts import waterfall_chart

@@ -274,9 +274,8 @@ def compare(
         MissingDataError: a side takes no time.
         UnreadableInputError: a file cannot be read.
     """
-    from warplens.answers.given import timelines_of
+    from warplens.answers.given import both_sides, timelines_of, trace_side
     from warplens.answers.results import ComparisonAnswer
-    from warplens.answers.sides import both_sides, trace_side
     from warplens.report.comparison.numbers import compare_steps, step_data, step_head
     from warplens.report.comparison.steps import kernel_table, part_table
     from warplens.report.comparison.words import step_answer

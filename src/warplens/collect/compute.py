@@ -15,14 +15,9 @@ import polars as pl
 
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
-from warplens.collect.choices import SETS
+from warplens.collect.commands import SETS, Capture
 from warplens.collect.machine import Tool
-from warplens.collect.systems import Capture
 from warplens.errors import UsageError
-
-#: Options of the commands here beside those of `analysis.counters.nextrun.OPTIONS`: `--help` of 2024.1 has them, and
-#: every version since the first knows them.
-FURTHER_OPTIONS: Final = ("--target-processes", "--force-overwrite", "--set", "--metrics", "--filter-mode")
 
 #: From which version of Nsight Compute all options mean what is meant here: that of `-k regex:` (`nextrun.OPTIONS`).
 OLDEST: Final = (2021, 1, 1)

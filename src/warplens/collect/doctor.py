@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from warplens.collect.commands import NSYS_OLDEST as OLDEST_NSYS
 from warplens.collect.compute import OLDEST as OLDEST_NCU
 from warplens.collect.machine import (
     HOW_TO_GET,
@@ -21,7 +22,6 @@ from warplens.collect.machine import (
     named_by_variable,
 )
 from warplens.collect.recording import COUNTERS_FIX, IMPORTER_FIX
-from warplens.collect.systems import NSYS_OLDEST as OLDEST_NSYS
 from warplens.errors import UsageError
 
 #: From harmless to what prevents something.

@@ -31,7 +31,7 @@ from scipy import stats
 from tests.tiers import thinned
 from warplens.compare.statistics.decisions import Comparison, Interval, NoiseFloor, regression
 from warplens.compare.statistics.many import DIFFERENCES, adjusted, many_differences
-from warplens.compare.statistics.samples import power, t_quantile, two_sided, variance_limit
+from warplens.compare.statistics.shift import power, t_quantile, two_sided, variance_limit
 from warplens.errors import UsageError
 
 

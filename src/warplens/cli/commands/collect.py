@@ -14,12 +14,21 @@ import typer
 from warplens.cli.answer import print_json, print_lines
 from warplens.cli.edge import GATE_FAILED, answering, complain, note, one_line, progress
 from warplens.cli.options import argument, flag, option
-from warplens.collect.choices import ADDITIONS, PRESETS, TARGETS, kernel_pattern
+from warplens.collect.commands import (
+    ADDITIONS,
+    PRESETS,
+    TARGETS,
+    Capture,
+    Recording,
+    export_command,
+    kernel_pattern,
+    parse_capture,
+    record_command,
+)
 from warplens.collect.compute import Cost, Profiling, Selection
 from warplens.collect.doctor import Diagnosis, examine_machine, missing
 from warplens.collect.machine import System, Tool, missing_libraries, needed_tool
 from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
-from warplens.collect.systems import Capture, Recording, export_command, parse_capture, record_command
 from warplens.errors import UsageError
 from warplens.report.text import span
 
@@ -347,7 +356,7 @@ def _nsys(recording: Recording, tool: str | None, base: Path, program: Sequence[
 
 
 def _torch(program: Sequence[str], base: Path, steps: str | None, options: dict[str, bool]) -> Stage:
-    from warplens.collect.pytorch import Schedule, torch_version, wrapped_command
+    from warplens.collect.commands import Schedule, torch_version, wrapped_command
 
     schedule = None
     if steps is not None:

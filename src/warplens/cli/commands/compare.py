@@ -13,7 +13,7 @@ import typer
 
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
 from warplens.analysis.timeline import Timeline
-from warplens.answers.sides import both_sides, trace_side
+from warplens.answers.given import both_sides, trace_side
 from warplens.cli.answer import Answer, Part, checked_target, emit, limited, most_rows, note_lines, print_lines
 from warplens.cli.commands.counters import load_counters
 from warplens.cli.edge import GATE_FAILED, State, complain, note, progress, reuse_freed_memory

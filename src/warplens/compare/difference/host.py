@@ -15,7 +15,7 @@ from warplens.analysis.hostpace import HostCalls, HostPace, host_pace
 from warplens.analysis.intervals import Intervals, clip, complement, measure_before, total, union
 from warplens.analysis.ranges import projected_spans
 from warplens.analysis.timebudget import IDLE_CAUSES
-from warplens.compare.statistics.samples import Samples
+from warplens.compare.statistics.shift import Samples
 from warplens.profile.schema import Int64s
 
 if TYPE_CHECKING:

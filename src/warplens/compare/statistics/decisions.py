@@ -8,16 +8,19 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from warplens.compare.statistics.samples import (
+from warplens.compare.statistics.shift import (
     Samples,
+    Shift,
     block_medians,
     centres_and_variances,
     cut,
+    in_turns,
     power,
+    shift_between,
+    trend,
     units,
     variance_limit,
 )
-from warplens.compare.statistics.shift import Shift, in_turns, shift_between, trend
 from warplens.errors import UsageError
 from warplens.profile.schema import Float64s
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from warplens.compare.statistics.samples import t_quantile
+from warplens.compare.statistics.shift import t_quantile
 from warplens.profile.schema import Float64s
 
 #: How far a time may be off the line, beside the uncertainty of its own: tiles and waves that are filled in part move

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.compare.statistics.decisions import VERDICTS, check_level
-from warplens.compare.statistics.samples import t_quantile, two_sided
-from warplens.compare.statistics.shift import ORDER_FROM, dependence
+from warplens.compare.statistics.shift import ORDER_FROM, dependence, t_quantile, two_sided
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s

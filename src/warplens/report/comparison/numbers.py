@@ -15,7 +15,7 @@ from warplens.compare.difference.host import Side, SideLaunches, step_samples
 from warplens.compare.difference.work import KERNEL_CHANGES, KernelChanges, kernel_changes
 from warplens.compare.statistics.decisions import Comparison, Regression, compare, regression
 from warplens.compare.statistics.many import many_differences
-from warplens.compare.statistics.samples import Samples
+from warplens.compare.statistics.shift import Samples
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Float64s

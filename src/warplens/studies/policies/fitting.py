@@ -26,7 +26,7 @@ from warplens.studies.policies.choosing import (
 from warplens.studies.policies.regret import CellRegret, Regret, fitted_curves, regret_at, summary
 
 if TYPE_CHECKING:
-    from warplens.compare.statistics.samples import Samples
+    from warplens.compare.statistics.shift import Samples
     from warplens.studies.sweeps.sweep import Cell, Sweep
 
 

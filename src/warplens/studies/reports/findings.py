@@ -18,8 +18,7 @@ from warplens.report.comparison.words import cause_sentence, step_answer, work_s
 from warplens.report.document import Block, Document, Notes, Paragraph, Section, Table
 from warplens.report.verdict import evidence_text
 from warplens.studies.policies.regret import summary
-from warplens.studies.reports.evidence import Evidence, ProfiledPair
-from warplens.studies.reports.hypotheses import COMMAND
+from warplens.studies.reports.evidence import COMMAND, Evidence, ProfiledPair
 from warplens.studies.reports.remedies import (
     best_ways,
     best_ways_section,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from warplens.compare.statistics.decisions import compare
-from warplens.compare.statistics.samples import Samples
+from warplens.compare.statistics.shift import Samples
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.measurements import Measurements

@@ -24,10 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from warplens.errors import UsageError, WarplensError
-from warplens.studies.runner.cellsweep import CellRun
 from warplens.studies.runner.engine import RunOptions, measure, preview
 from warplens.studies.runner.studies import MEASUREMENTS, STUDIES, StudyOptions
-from warplens.studies.runner.workloadsweep import DEFAULT_ROUNDS, PER_TURN, PROCESSES, WARMUP_STEPS, WorkloadSweep
+from warplens.studies.runner.workloadsweep import (
+    DEFAULT_ROUNDS,
+    PER_TURN,
+    PROCESSES,
+    WARMUP_STEPS,
+    CellRun,
+    WorkloadSweep,
+)
 from warplens.workloads.registry import Plan, workload
 
 

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from warplens.collect.choices import PRESETS
+from warplens.collect.commands import PRESETS, Capture, Recording, export_command, record_command
 from warplens.collect.compute import PER_CONFIGURATION, Profiling, Selection, profile_command
 from warplens.collect.machine import System, Tool, needed_tool
 from warplens.collect.recording import COLLECTING, add_run, run_command
-from warplens.collect.systems import Capture, Recording, export_command, record_command
 from warplens.errors import WarplensError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from warplens.studies.runner.cellsweep import CellRun
     from warplens.studies.runner.engine import Task
+    from warplens.studies.runner.workloadsweep import CellRun
 
     _Phase = Callable[["RecordedCell", CellRun], tuple[Tool, list[list[str]]]]
 

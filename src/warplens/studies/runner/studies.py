@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from warplens.errors import UsageError
-from warplens.studies.runner.cellsweep import CellRun, Measuring
 from warplens.studies.runner.engine import Task, command_line
-from warplens.studies.runner.workloadsweep import WARMUP_STEPS, axes_from, cell_tasks, sweep_head
+from warplens.studies.runner.workloadsweep import WARMUP_STEPS, CellRun, Measuring, axes_from, cell_tasks, sweep_head
 from warplens.workloads.registry import Plan, workload
 
 #: The measurements file in a study's folder.

@@ -1,21 +1,316 @@
-"""A sweep over a registered workload: baseline and variant, measured in turns at every point of a grid."""
+"""Sweeps over a registered workload: baseline and variant at every point of a grid, each point in a child process."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import queue
+import subprocess
 import sys
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from warplens.errors import UsageError
-from warplens.studies.runner.cellsweep import CellRun, Measuring
-from warplens.studies.runner.engine import Task, command_line
+from warplens.report.text import span
+from warplens.studies.runner.engine import (
+    FAILURES,
+    Result,
+    RunOptions,
+    Task,
+    command_line,
+    failure_status,
+    failures,
+    how_it_ended,
+    kill_group,
+    terminate_group,
+    without_folders,
+)
 from warplens.workloads.cells import cell_or_reason
-from warplens.workloads.registry import Plan, Workload, workload
+from warplens.workloads.registry import Plan, Workload, document, workload
 from warplens.workloads.settings import defaults_of, setting_value
+
+#: Lines of a child's standard error that are kept, to be shown where it fails.
+_TAIL: Final = 12
+
+#: Time for a child that was asked to end, in seconds, before it is killed.
+_GRACE_S: Final = 10
+
+_ALONE: Final = "measured alone, not in turns with the other cells of its point, for together they failed"
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How the cells of a registered workload are measured."""
+
+    workload: str
+    plan: Plan  #: how often, and when that is enough; in turns, its repetitions are those of one turn
+    rounds: int | None = None  #: turns of each cell of a task; None for one cell after the other
+    device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
+    modules: tuple[str, ...] = field(default=())  #: imported first, to register workloads
+
+    def description(self) -> dict[str, Any]:
+        """As JSON; also what a child process is told."""
+        return {
+            "workload": self.workload, "plan": asdict(self.plan), "rounds": self.rounds, "device": self.device,
+            "modules": list(self.modules),
+        }  # fmt: skip
+
+    def alone(self) -> Measuring:
+        """The same repetitions at one stretch, for a cell that has nobody to take turns with: it is no pair's half."""
+        if self.rounds is None:
+            return self
+        repetitions = self.rounds * self.plan.most
+        plan = replace(self.plan, fewest=repetitions, least=repetitions, most=repetitions)
+        return replace(self, plan=plan, rounds=None)
+
+
+class WorkerDiedError(Exception):
+    """The child ended, or was ended, before it answered.
+
+    Attributes:
+        status: `out-of-memory` or `failed`.
+    """
+
+    def __init__(self, status: str, reason: str) -> None:
+        self.status = status
+        super().__init__(reason)
+
+
+class CellRunner:
+    """Measures tasks in child processes.
+
+    A child that ran out of memory, failed or died is not used again: what it left behind (a poisoned CUDA context,
+    fragmented memory) would count against the next cells. Of a task with several cells, those that failed together get
+    a process each, so that one that does not fit leaves the others measured.
+    """
+
+    def __init__(
+        self,
+        measuring: Measuring,
+        *,
+        keep: bool = False,
+        timeout_s: float | None = None,
+        machine: tuple[str, str] | None = None,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            keep: one child for all tasks rather than one for each: saves starting, as long as nothing fails.
+            timeout_s: kill a child that has not answered after this time.
+            machine: GPU and version of torch of a run that is gone on with: figures of another would not compare.
+        """
+        self.measuring, self.keep, self.timeout_s, self.machine = measuring, keep, timeout_s, machine
+        self._worker: _Worker | None = None
+
+    def run(self, task: Task) -> Result:
+        """What became of each cell of the task.
+
+        Raises:
+            UsageError: nothing can be measured here at all, or this is another machine.
+        """
+        answer, died = self._ask(task.cells)
+        records = list(answer["records"])
+        if len(records) > 1 and (died or self.measuring.rounds is not None):
+            for position, record in enumerate(records):
+                if record["status"] in FAILURES:
+                    alone, _ = self._ask([task.cells[position]], alone=True)
+                    answer = {**alone, **answer}
+                    records[position] = self._marked(alone["records"][0])
+        found = _machine(answer)
+        if found and self.machine and found != self.machine:
+            raise UsageError(
+                f"this run was begun on {' with torch '.join(self.machine)}, and here is {' with torch '.join(found)}:"
+                " choose another output, or start over with --fresh"
+            )
+        self.machine = self.machine or found
+        return {**answer, "records": records}
+
+    def _ask(self, cells: Sequence[Mapping[str, Any]], *, alone: bool = False) -> tuple[dict[str, Any], bool]:
+        """The answer on some cells, and whether the child died over them."""
+        died, measuring = False, self.measuring.alone() if alone else self.measuring
+        if self._worker is None:
+            self._worker = _Worker()
+        try:
+            answer = self._worker.ask({**measuring.description(), "cells": cells}, self.timeout_s)
+        except WorkerDiedError as error:
+            died, trouble = True, {"status": error.status, "reason": str(error)}
+            answer = {"records": [{"cell": dict(cell), **trouble} for cell in cells]}
+        except BaseException:
+            self.close()
+            raise
+        if "usage" in answer:
+            self.close()
+            raise UsageError(answer["usage"])
+        for record in answer["records"]:
+            if "reason" in record:
+                record["reason"] = without_folders(record["reason"])
+        if not self.keep or failures(answer):
+            self.close()
+        return answer, died
+
+    def _marked(self, record: dict[str, Any]) -> dict[str, Any]:
+        if record["status"] == "measured" and self.measuring.rounds is not None:
+            record["doubts"] = [*record.get("doubts", ()), _ALONE]
+        return record
+
+    def close(self) -> None:
+        """End the child."""
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+
+class _Worker:
+    """One child process, in a group of its own, so that what it started ends with it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "warplens.studies.runner", "child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._readers = [
+            threading.Thread(target=self._read_answers, args=(self._process.stdout,), daemon=True),
+            threading.Thread(target=self._read_tail, args=(self._process.stderr,), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read_answers(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._answers.put(line)
+        self._answers.put(None)
+
+    def _read_tail(self, stream: IO[str]) -> None:
+        self._tail.extend(line.strip() for line in stream if line.strip())
+
+    def ask(self, asked: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
+        """The child's answer.
+
+        Raises:
+            WorkerDiedError: it ended without one, or took too long.
+        """
+        assert self._process.stdin is not None
+        line: str | None = None
+        with suppress(BrokenPipeError):  # it has died: that shows below
+            self._process.stdin.write(json.dumps(asked, default=list) + "\n")
+            self._process.stdin.flush()
+        try:
+            line = self._answers.get(timeout=timeout_s)
+        except queue.Empty:
+            self.end()
+            raise WorkerDiedError("failed", f"it took longer than {timeout_s:g} s, and was ended") from None
+        if line is not None:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(_GRACE_S)
+        raise WorkerDiedError(failure_status(self._tail), how_it_ended(self._process.returncode, self._tail))
+
+    def end(self) -> None:
+        """End the child and whatever it started."""
+        process = self._process
+        if process.poll() is None:
+            terminate_group(process)
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                kill_group(process)
+                process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with suppress(OSError):
+                assert stream is not None
+                if stream is process.stdin:
+                    stream.close()
+        for reader in self._readers:
+            reader.join(_GRACE_S)
+        for stream in (process.stdout, process.stderr):
+            with suppress(OSError):
+                assert stream is not None
+                stream.close()
+
+
+#: What starting a process with PyTorch and a GPU takes, in seconds: measured 5 to 8 on an H200's host.
+STARTING_S: Final = 8.0
+
+#: Where no process lived long enough to say what it ran on.
+_UNKNOWN: Final = {"device": {"name": "unknown"}, "versions": {"torch": "unknown"}}
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """What to measure."""
+
+    measuring: Measuring
+    tasks: tuple[Task, ...]  #: one a process (unless one process does all)
+    impossible: tuple[Mapping[str, Any], ...] = ()  #: records of combinations that exclude one another
+    head: Mapping[str, Any] = field(default_factory=dict)  #: further keys of the measurements file
+    command: str | None = None  #: that asks for the same, without folders
+
+    def description(self) -> dict[str, Any]:
+        """What a ledger must agree with to be gone on with."""
+        return {**self.measuring.description(), "tasks": [task.description() for task in self.tasks]}
+
+    def runner(self, options: RunOptions, done: Mapping[str, Result]) -> CellRunner:
+        """Child processes, on the machine that the results are of."""
+        machine = next(filter(None, map(_machine, done.values())), None)
+        return CellRunner(self.measuring, keep=options.one_process, timeout_s=options.timeout_s, machine=machine)
+
+    def summary(self, result: Result) -> str:
+        """The time, or the status, of each cell."""
+        return ", ".join(_cell_summary(record) for record in result["records"])
+
+    def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
+        """The measurements file; None while there is no record."""
+        found = [results[task.key] for task in self.tasks if task.key in results]
+        records = [record for result in found for record in result["records"]]
+        facts = next((result["environment"] for result in found if result.get("environment")), _UNKNOWN)
+        measuring, records = self.measuring, records and [*records, *self.impossible]
+        return (
+            document(measuring.workload, measuring.plan, facts, records, self.command, self.head) if records else None
+        )
+
+    def preview(self, waiting: Sequence[Task], options: RunOptions) -> tuple[list[str], str]:
+        """A line for each point, then those left out and the sums; and how long starting takes."""
+        cells = sum(len(task.cells) for task in self.tasks)
+        lines = [f"{task.key}: {_counted(len(task.cells))}{'' if task in waiting else ', done'}" for task in self.tasks]
+        lines += [f"{record['reason']}: left out" for record in self.impossible]
+        lines.append(f"{_counted(cells)} at {len(self.tasks)} points, {len(waiting)} of them to do")
+        starting = span((1 if options.one_process else len(waiting)) * STARTING_S)
+        return lines, (
+            f"starting processes takes about {starting} on a GPU; how long measuring takes is known after the first "
+            "point"
+        )
+
+
+def _machine(result: Result) -> tuple[str, str] | None:
+    facts = result.get("environment")
+    return (facts["device"]["name"], facts["versions"]["torch"]) if facts else None
+
+
+def _cell_summary(record: Mapping[str, Any]) -> str:
+    if record["status"] != "measured":
+        return str(record["status"])
+    spread = record.get("latency_ns") or record.get("gpu_ns")
+    return f"{spread['median'] / 1e6:.3g} ms" if spread else "measured"
+
+
+def _counted(cells: int) -> str:
+    return f"{cells} cell{'' if cells == 1 else 's'}"
+
 
 #: Turns of each side at a point, and repetitions in a turn, unless the user says otherwise. Twenty blocks give a 95 %
 #: interval of the ratio by order statistics that is about as wide as the middle ten of them.
