@@ -90,7 +90,7 @@ def test_owned_times_are_those_of_the_budget_where_streams_overlap() -> None:
 
 def test_the_time_of_phases_adds_up_to_the_window() -> None:
     facts = _facts(record(programs.unfused_optimizer))
-    parts = [facts.of_phase(phase).wall_ns for phase in ("forward", "backward", "optimizer", "none")]
+    parts = [facts.wall_of_phase(phase) for phase in ("forward", "backward", "optimizer", "none")]
     assert sum(parts) == facts.wall_ns
     assert all(parts[:3])
 

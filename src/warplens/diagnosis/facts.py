@@ -108,7 +108,6 @@ class Facts:
     timeline: Timeline
     window: Window
     work: pl.DataFrame  #: `WORK`
-    rows: Int64s  #: of each row of `work` its row in `Timeline.work`
     gaps: pl.DataFrame  #: `GAPS`
     causes: Mapping[str, Spent]  #: of each cause of `IDLE_CAUSES`, the time of each pause
     host: HostLoad  #: what the launching threads did
@@ -333,6 +332,13 @@ class Facts:
         crowded = self.work.height <= 2 * limits.launches_behind_wait * waits
         return self.waits_inside and crowded and waits >= limits.launches_behind_wait * self.steps
 
+    @property
+    def rows(self) -> Int64s:
+        """Of each row of `work` its row in `Timeline.work`; found anew each time, for few ask and it is large."""
+        if self.whole is not None:
+            return self.whole.rows[self.part]
+        return np.concatenate([np.empty(0, np.int64), *(_rows(self.timeline, each) for each in self.budgets)])
+
     def own_ns(self, which: pl.Expr) -> int:
         """Wall time owned by the work for which this holds."""
         return int(self.work.select(pl.col("own_ns").filter(which).sum()).item())
@@ -343,22 +349,48 @@ class Facts:
         for name in ("pace", "replayed_rows"):
             vars(self).pop(name, None)
 
-    def of_phase(self, phase: str) -> Facts:
-        """The work of one phase, and the pauses that it ended."""
-        part, gap_part = (np.flatnonzero((rows["phase"] == phase).to_numpy()) for rows in (self.work, self.gaps))
-        return replace(
-            self,
-            work=self.work[part],
-            rows=self.rows[part],
-            part=part,
-            gaps=self.gaps[gap_part],
-            gap_part=gap_part,
-            causes={cause: spent.among(gap_part) for cause, spent in self.causes.items()},
-            phase=phase,
-            whole=self,
-            predictions={},
-            answers={},
+    def wall_of_phase(self, phase: str) -> int:
+        """The time of the work of one phase, and of the pauses that it ended."""
+        pauses = self.gaps.filter(pl.col("phase") == phase)
+        return self.own_ns(pl.col("phase") == phase) + int((pauses["end_ns"] - pauses["start_ns"]).sum())
+
+    def by_phase(self) -> list[Facts]:
+        """The work of each phase that has any time, and the pauses that it ended.
+
+        What phases ask of the whole window is kept. Its times are theirs from then on, and gone with the window.
+        """
+        phases = [phase for phase in PHASES if self.wall_of_phase(phase)]
+        rows, pauses = (
+            [np.flatnonzero((each["phase"] == phase).to_numpy()) for phase in phases] for each in (self.work, self.gaps)
         )
+        parts = [
+            replace(
+                self,
+                part=part,
+                gaps=self.gaps[gap_part],
+                gap_part=gap_part,
+                causes={cause: spent.among(gap_part) for cause, spent in self.causes.items()},
+                phase=phase,
+                whole=self,
+                predictions={},
+                answers={},
+            )
+            for phase, part, gap_part in zip(phases, rows, pauses, strict=True)
+        ]
+        work, kept = self.work, ("kind", "own_ns", "phase", "label", "precision", "bound_share")
+        self.program.give_up()
+        for each in (self, *parts):
+            object.__setattr__(each, "work", work.select(kept))
+        object.__setattr__(self, "gaps", self.gaps.select("start_ns", "end_ns", "phase"))
+        object.__setattr__(self, "causes", {})
+        columns: list[list[pl.Series]] = [[] for _ in parts]
+        for name in work.columns:  # one after the other, so that none is there twice
+            for mine, part in zip(columns, rows, strict=True):
+                mine.append(work[name].gather(part))
+            work = work.drop(name)
+        for each, mine in zip(parts, columns, strict=True):
+            object.__setattr__(each, "work", pl.DataFrame(mine))
+        return parts
 
 
 def gather(
@@ -384,7 +416,6 @@ def gather(
         timeline=timeline,
         window=window,
         work=work,
-        rows=np.concatenate([np.empty(0, np.int64), *(_rows(timeline, budget) for budget in budgets)]),
         gaps=gaps,
         causes=_causes(budgets),
         host=host_load(timeline, window, thresholds.readback_bytes),

@@ -104,7 +104,8 @@ class Program:
         self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
         steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
         self.step: Int32s = np.searchsorted(steps, starts, side="right").astype(np.int32)
-        self._asked: dict[tuple[str, ...], Bools] = {}  # answers of `marked` and `labelled`
+        self._asked: dict[tuple[str, ...], Bools] = {}  # answers of `marked`, `labelled` and `having`
+        self._matches: dict[str, Bools] = {}  # of each mark, the names of kernels that match it
 
     def in_order(self, values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
         """Values of the pieces in the order of their streams; where that is the order of `Facts.work`, as they are."""
@@ -149,15 +150,23 @@ class Program:
     def marked(self, mark: str) -> Bools:
         """Which kernels have a name that matches one of `MARKS`."""
         if ("mark", mark) not in self._asked:
-            if self._whole is not None:
-                whole = self._whole.marked(mark)
-                mine = self._none if whole is self._whole._none else _fixed(whole[self.facts.part])
-                self._asked["mark", mark] = mine
-                return mine
-            texts, codes = self._names_and_codes
-            found = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
-            self._asked["mark", mark] = _fixed(found[codes] & self.is_kernel) if found.any() else self._none
+            found = self._names_with(mark)
+            self._asked["mark", mark] = _fixed(found[self.name_codes] & self.is_kernel) if found.any() else self._none
         return self._asked["mark", mark]
+
+    def _names_with(self, mark: str) -> Bools:
+        """Which names of kernels match one of `MARKS`."""
+        if self._whole is not None:
+            return self._whole._names_with(mark)
+        if mark not in self._matches:
+            texts = self.full_names()
+            self._matches[mark] = np.array([_pattern(mark).search(text) is not None for text in texts], dtype=np.bool_)
+        return self._matches[mark]
+
+    def give_up(self) -> None:
+        """Gives up what was found of single pieces, but for what the programs of phases ask for."""
+        assert self.name_codes is not None
+        self._asked.clear()
 
     def labelled(self, *labels: str) -> Bools:
         """Which pieces are kernels of these categories."""
@@ -167,6 +176,16 @@ class Program:
             codes = label.to_physical().to_numpy()
             self._asked[labels] = _fixed(found[codes] & self.is_kernel) if found.any() else self._none
         return self._asked[labels]
+
+    def having(self, column: str, *values: str) -> Bools:
+        """Which pieces have one of these values in a column of `Facts.work` that is an enumeration."""
+        asked = (column, *values)
+        if asked not in self._asked:
+            given = self.facts.work[column]
+            found = np.append(name_categories(given).is_in(values).to_numpy(), False)  # the last answers for null
+            codes = given.to_physical().fill_null(len(found) - 1).to_numpy()
+            self._asked[asked] = _fixed(found[codes]) if found.any() else self._none
+        return self._asked[asked]
 
     @cached_property
     def _none(self) -> Bools:
@@ -267,7 +286,7 @@ class Program:
         return tuple(sorted(names, key=lambda name: (-names[name], name))[:most])
 
     @cached_property
-    def gap_next(self) -> Int64s:
+    def gap_next(self) -> Int32s:
         """For each pause the row of `Facts.work` that ended it; −1 for none."""
         work, gaps = self.facts.work, self.facts.gaps  # both in order of time, device by device
         if len(self.facts.budgets) == 1:
@@ -280,8 +299,8 @@ class Program:
                 owning[rows] = True
             following = running_sum(owning)[ended_by]
             following[following == work.height] = -1
-            return np.asarray(following, dtype=np.int64)
-        found = np.full(gaps.height, -1, dtype=np.int64)
+            return np.asarray(following, dtype=np.int32)
+        found = np.full(gaps.height, -1, dtype=np.int32)
         for device in gaps["device"].unique():
             mine = np.flatnonzero((work["device"] == device).to_numpy())
             pauses = np.flatnonzero((gaps["device"] == device).to_numpy())

@@ -177,7 +177,7 @@ def _rank_facts(ranks: Sequence[RankWindow], whole: Facts, place: int) -> RankFa
 def _before_communication(facts: Facts) -> int:
     """Pauses in which the host issued what a collective's launch ended."""
     after = facts.program.gap_next
-    talks = np.r_[(facts.work["label"] == "communication").to_numpy(), False]
+    talks = np.r_[facts.program.having("label", "communication"), False]
     spent = np.zeros(facts.gaps.height, dtype=np.int64)
     for cause in ISSUING:
         if cause in facts.causes:

@@ -131,7 +131,7 @@ class Passes:
         fixed = np.minimum(empty / lasting, 1.0)
         left = fixed / self.count + (1 - fixed) * np.clip(np.nan_to_num(filled, nan=1.0), 0.0, 1.0)
         roof = (facts.at_roof["roof_ns"] / facts.at_roof["owned_ns"]).fill_null(float("nan")).to_numpy()
-        linked = facts.work["label"].is_in(["host-to-device", "device-to-host"]).to_numpy()
+        linked = facts.program.having("label", "host-to-device", "device-to-host")
         saved = np.clip(1 - np.fmin(left, roof), 0.0, self.freed)
         return np.where(self.work & ~linked, saved, 0.0)
 
@@ -170,7 +170,7 @@ def _joined_passes(facts: Facts) -> Passes | None:
     """Passes that launch the same kernels, of which the results or the gradients are put together."""
     program = facts.program
     joining, backward = program.marked("concatenation"), program.marked("backward")
-    optimizing = program.labelled("optimizer") | (facts.work["phase"] == "optimizer").to_numpy()
+    optimizing = program.labelled("optimizer") | facts.program.having("phase", "optimizer")
     inside, counts = np.zeros(facts.work.height, dtype=np.bool_), []
     for whole in program.by_step():
         places = np.flatnonzero(program.is_kernel[whole])
@@ -249,8 +249,8 @@ def turns_of_step(facts: Facts) -> Turns | None:
     if facts.phase is not None or not facts.window.steps:
         return None
     others = program.labelled("attention", "normalization", "softmax", "communication", "optimizer", "convolution")
-    others = others | (facts.work["phase"] == "optimizer").to_numpy()
-    others = others | (facts.work["label"] == "device-to-host").to_numpy()
+    others = others | facts.program.having("phase", "optimizer")
+    others = others | facts.program.having("label", "device-to-host")
     products, ending = program.labelled(*PRODUCTS), program.labelled("copy-cast", "sort-topk")
     bent = program.marked("nonlinear") | program.marked("choosing")
     share, counts, lengths = np.zeros(facts.work.height), [], []
@@ -303,7 +303,7 @@ def _loops_of(codes: Int64s) -> list[tuple[int, int, int]]:
 @once
 def backward_work(facts: Facts) -> Bools:
     """Which work autograd's thread launched, or a range named after the backward pass holds."""
-    by_range = (facts.work["phase"] == "backward").to_numpy()
+    by_range = facts.program.having("phase", "backward")
     program = facts.program
     threads = program.thread
     gradient = program.is_kernel & program.marked("backward")
@@ -341,6 +341,7 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
     """
     program, backward = facts.program, backward_work(facts)
     again, counts = np.zeros(facts.work.height, dtype=np.bool_), []
+    periods: dict[tuple[bytes, int], int] = {}
     product = program.labelled(*PRODUCTS)
     if not backward.any() or backward.all():
         return again, 1.0
@@ -356,10 +357,12 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
         # Products alone: what a later pass adds to the gradients of the first one is not launched in that.
         codes = program.launched_as(mine)
         lags = range(math.ceil(_PASS_OF_FORWARD * forward), min(len(mine) - forward, _MOST_OF_FORWARD * forward) + 1)
-        alike = [_longest(codes[lag:] == codes[:-lag]) for lag in lags]
-        if not alike or max(alike) < forward:
+        asked = codes.tobytes(), forward  # mostly one for all steps
+        if asked not in periods:
+            alike = [_longest(codes[lag:] == codes[:-lag]) for lag in lags]
+            periods[asked] = lags[int(np.argmax(alike))] if alike and max(alike) >= forward else 0
+        if not (period := periods[asked]):
             continue
-        period = lags[int(np.argmax(alike))]
         whole = rows[backward[rows]]
         again[whole[int(np.flatnonzero(whole == mine[period])[0]) :]] = True
         counts.append(len(mine) / period)

@@ -147,11 +147,14 @@ def diagnose(
     del claims
     facts.forget()
     give_back(timeline.work.height)
-    phases = () if decides else tuple(part for phase in PHASES if (part := _of_phase(facts, phase)) is not None)
+    parts, phases = [] if decides else facts.by_phase(), []
+    while parts:
+        give_back(timeline.work.height)
+        phases.append(_of_phase(parts.pop(0)))
     vars(facts).pop("program", None)  # facts and program hold each other
     del facts
     give_back(timeline.work.height)
-    return replace(diagnosis, per_phase=phases)
+    return replace(diagnosis, per_phase=tuple(phases))
 
 
 def _describes(finding: Finding) -> bool:
@@ -283,16 +286,15 @@ def _ranked(found: Iterator[Finding]) -> list[Finding]:
     )
 
 
-def _of_phase(facts: Facts, phase: str) -> PhaseVerdict | None:
-    part = facts.of_phase(phase)
-    if not part.wall_ns:
-        return None
+def _of_phase(part: Facts) -> PhaseVerdict:
+    assert part.phase is not None
+    assert part.whole is not None
     claims = divide(part, RULES)
     verdict = _verdict(part, claims, _findings(part, claims))
     # A part and its program hold each other: apart, hundreds of megabytes are free before the next phase.
     vars(part).pop("program", None)
-    share = part.wall_ns / facts.wall_ns
-    return PhaseVerdict(phase, verdict.id, verdict.expected, verdict.bound, part.wall_ns, part.busy_ns, share)
+    share = part.wall_ns / part.whole.wall_ns
+    return PhaseVerdict(part.phase, verdict.id, verdict.expected, verdict.bound, part.wall_ns, part.busy_ns, share)
 
 
 def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: str | None) -> Coverage:

@@ -777,7 +777,7 @@ class ExposedCommunication(Rule):
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Collectives."""
-        return _all_of(facts, np.flatnonzero((facts.work["label"] == "communication").to_numpy()))
+        return _all_of(facts, np.flatnonzero(facts.program.having("label", "communication")))
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""

@@ -367,7 +367,7 @@ def _doubles(facts: Facts) -> Bools:
     Solvers and simulations multiply matrices in float64 because they have to: theirs are left alone.
     """
     work = (facts.whole or facts).work
-    doubles = (facts.work["precision"] == "fp64").fill_null(value=False).to_numpy()
+    doubles = facts.program.having("precision", "fp64")
     if not doubles.any():
         return doubles
     products = facts.program.labelled(*PRODUCTS) & doubles
@@ -456,7 +456,7 @@ class Precision(Rule):
         share[default] = np.maximum(share[default], self.default_saved_share)
         products = facts.program.labelled(*PRODUCTS)
         if 2 * int(facts.program.own_ns[off].sum()) > int(facts.program.own_ns[products].sum()):
-            long = facts.work["precision"].is_in(["fp32", "fp64"]).fill_null(value=False).to_numpy()
+            long = facts.program.having("precision", "fp32", "fp64")
             saved = self.trained_passes_share if facts.trains else self.passes_share
             share[long & facts.program.labelled(*PASSES)] = saved
         return share
@@ -478,15 +478,15 @@ class Precision(Rule):
         chosen the format.
         """
         program = facts.program
-        formats = facts.work["precision"].cast(pl.String).fill_null("")
-        tf32 = program.labelled(*PRODUCTS) & (formats == "tf32").to_numpy()
-        narrow = program.labelled(*PRODUCTS) & formats.is_in(["bf16", "fp16", "fp8"]).to_numpy()
+        products = program.labelled(*PRODUCTS)
+        tf32 = products & program.having("precision", "tf32")
+        narrow = products & program.having("precision", "bf16", "fp16", "fp8")
         plain = tf32 & program.labelled("convolution")
         taken = int(program.own_ns[plain].sum())
         chosen = narrow.any() or 2 * taken < int(program.own_ns[tf32].sum())
         if chosen or taken < self.default_share * facts.busy_ns:
             return np.zeros(facts.work.height, dtype=np.bool_)
-        return np.asarray(plain | (program.labelled(*PASSES) & (formats == "fp32").to_numpy()), dtype=np.bool_)
+        return np.asarray(plain | (program.labelled(*PASSES) & program.having("precision", "fp32")), dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -659,7 +659,7 @@ class SmallKernels(Rule):
         np.subtract(1, np.clip(empty, 0.0, 1.0, out=empty), out=empty)
         empty[~counted] = 0.0
         # A short fill belongs to the kernel behind it.
-        brief = np.flatnonzero(program.in_order((facts.work["kind"] == "memset").to_numpy())[:-1])
+        brief = np.flatnonzero(program.in_order(facts.program.having("kind", "memset"))[:-1])
         brief = brief[program.own_ns[order[brief]] < facts.thresholds.bandwidth_kernel_ns]
         empty[order[brief]] = empty[order[brief + 1]]
         return empty
@@ -783,9 +783,9 @@ class UnfusedOptimizer(Rule):
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Of the optimizer's kernels, the accesses that a fused one does not make."""
-        in_optimizer = (facts.work["phase"] == "optimizer").to_numpy()
+        in_optimizer = facts.program.having("phase", "optimizer")
         if is_unfused(facts):
-            mine = in_optimizer & facts.work["label"].is_in(PASSES).to_numpy()
+            mine = in_optimizer & facts.program.having("label", *PASSES)
             return np.where(mine, facts.thresholds.optimizer_saved_share, 0.0)
         lists = self._lists(facts)
         return np.where(lists, float(self.lists_saved_share), 0.0) if lists.any() else None
@@ -794,7 +794,7 @@ class UnfusedOptimizer(Rule):
         """Of all pauses, as much as a host that did not go from tensor to tensor would be ahead by."""
         if facts.phase is not None or not is_unfused(facts):
             return None
-        ahead = ahead_without(facts, (facts.work["phase"] == "optimizer").to_numpy())
+        ahead = ahead_without(facts, facts.program.having("phase", "optimizer"))
         return np.full(facts.gaps.height, self.lead_share * ahead) if ahead else None
 
     def _lists(self, facts: Facts) -> Bools:
@@ -817,8 +817,8 @@ class UnfusedOptimizer(Rule):
         found = optimizer_work(facts)
         claimed = claims.total_ns(self.id)
         mine = facts.work["phase"] == "optimizer"
-        part = facts.of_phase("optimizer")
-        wall = part.wall_ns if mine.any() else None  # nothing tells which work of a step is the optimizer's
+        # Where there is none, nothing tells which work of a step is the optimizer's.
+        wall = facts.wall_of_phase("optimizer") if mine.any() else None
         return self.raised(
             facts,
             claimed,

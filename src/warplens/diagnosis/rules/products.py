@@ -356,7 +356,7 @@ class MisalignedShape(StructureRule):
         mine = facts.program.labelled("gemm", "attention") & facts.program.marked("misaligned")
         if not mine.any():
             return mine
-        narrow = facts.work["precision"].is_in(_NARROW).fill_null(value=False).to_numpy()
+        narrow = facts.program.having("precision", *_NARROW)
         return np.asarray(mine & narrow, dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:

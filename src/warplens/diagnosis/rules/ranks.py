@@ -170,7 +170,7 @@ class UnbucketedCommunication(RanksRule):
         if not joinable:
             return None
         begins = np.unique(np.concatenate([rows["start_ns"].to_numpy() for rows in joinable.values()]))
-        mine = (facts.work["label"] == "communication").to_numpy()
+        mine = facts.program.having("label", "communication")
         return np.where(mine & np.isin(facts.work["start_ns"].to_numpy(), begins), 1.0, 0.0)
 
     def across(self, run: Run, limits: Thresholds) -> Finding | None:
@@ -613,7 +613,7 @@ class Straggler(RanksRule):
             (pl.col("wait_ns").sum() / (pl.col("end_ns") - pl.col("start_ns")).sum()).alias("share")
         )
         known = facts.work.select("start_ns").join(share, on="start_ns", how="left", maintain_order="left")["share"]
-        talks = (facts.work["label"] == "communication").to_numpy()
+        talks = facts.program.having("label", "communication")
         waiting = known.fill_null(0.0).to_numpy()
         return np.where(talks & (waiting > 1 / 2), waiting, 0.0)
 

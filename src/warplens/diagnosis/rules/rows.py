@@ -174,7 +174,7 @@ class ScatteredAccess(StructureRule):
         if not adding.any():
             return None
         order = program.order
-        is_memset = (facts.work["kind"] == "memset").to_numpy()
+        is_memset = facts.program.having("kind", "memset")
         long = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy() >= facts.thresholds.bandwidth_kernel_ns
         places = np.flatnonzero(program.in_order((program.marked("filling") | is_memset) & long))
         at = np.flatnonzero(program.in_order(adding))
@@ -203,7 +203,7 @@ class ScatteredAccess(StructureRule):
         """Of the optimizer's kernels, the share of numbers that belong to tables of so many numbers a step."""
         program = facts.program
         lists = program.marked("foreach")
-        applying = (facts.work["phase"] == "optimizer").to_numpy() | program.labelled("optimizer") | lists
+        applying = facts.program.having("phase", "optimizer") | program.labelled("optimizer") | lists
         found, rows = np.zeros(len(applying)), np.flatnonzero(applying)
         if not len(rows):
             return found

@@ -125,7 +125,7 @@ class UnfusedChain(StructureRule):
         before = running_sum(own)
         spent = before[ends] - before[begins]
         products = program.labelled(*PRODUCTS)
-        wide = products & facts.work["precision"].is_in(_WIDE).fill_null(value=False).to_numpy()
+        wide = products & facts.program.having("precision", *_WIDE)
         mostly_wide = 2 * time_of(program, wide) > time_of(program, products)
         enough = self.least_training_share if facts.trains or mostly_wide else self.least_share
         # However short: what only moves values computes nothing. Weights that change are narrowed in each step.
@@ -191,15 +191,15 @@ class UnfusedChain(StructureRule):
         losses, long = program.marked("log-softmax"), own >= facts.thresholds.bandwidth_kernel_ns
         if not (losses & long).any():
             return found
-        beside = program.labelled(*PASSES, "gather-scatter") | (facts.work["label"] == "memset").to_numpy()
+        wide = program.having("precision", "fp32")
+        beside = program.labelled(*PASSES, "gather-scatter") | facts.program.having("label", "memset")
         for run in program.runs(beside, (losses & long, 1)):
             longest = int(own[run[losses[run]]].max())
             mine = run[own[run] >= self.of_a_loss_share * longest]
             kept = losses[mine]
             if kept.all():
                 continue  # a log-softmax alone is a fused loss, or the next best
-            wide = (facts.work["precision"].gather(mine) == "fp32").fill_null(value=False).to_numpy()
-            found[mine] = np.where(kept, np.where(wide, float(self.longest_saved_share), 0.0), 1.0)
+            found[mine] = np.where(kept, np.where(wide[mine], float(self.longest_saved_share), 0.0), 1.0)
         enough = time_of(program, found > 0) >= self.least_loss_share * facts.busy_ns
         return found if enough else np.broadcast_to(0.0, len(found))  # takes no room
 
@@ -223,7 +223,7 @@ class UnfusedChain(StructureRule):
     def _passes(self, facts: Facts) -> Bools:
         program = facts.program
         passes = program.labelled(*PASSES) & ~program.marked("generated") & ~program.marked("layout-conversion")
-        passes = passes & (facts.work["phase"] != "optimizer").to_numpy()
+        passes = passes & ~facts.program.having("phase", "optimizer")
         return np.asarray(passes & (GrowingCache().share(facts) == 0), dtype=np.bool_)
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
