@@ -41,7 +41,7 @@ def test_kernels_of_other_names_can_be_paired(warplens):
 
 
 def test_a_report_on_counters_alone(warplens, tmp_path):
-    shutil.copy(PLANTED, tmp_path)
+    shutil.copy(NVTX, tmp_path)
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
 
     run = warplens("report", tmp_path, "-o", tmp_path / "out", "--format", "md,json")
@@ -62,7 +62,7 @@ def test_counters_that_cannot_be_read_do_not_stop_the_others(warplens, tmp_path)
     broken = tmp_path / "broken.ncu-rep"
     broken.write_bytes(b"NVR\0" + bytes(3))
 
-    run = warplens("report", broken, PLANTED, "-o", tmp_path / "out", "--format", "json")
+    run = warplens("report", broken, NVTX, "-o", tmp_path / "out", "--format", "json")
 
     assert run.code == 2
     assert "broken.ncu-rep" in run.err

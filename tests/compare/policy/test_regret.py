@@ -50,7 +50,7 @@ def pairs(draw):
     return none, Machine(host * dearer, fixed * draw(st.floats(0.9, 1.4)), work * cheaper, other_power)
 
 
-@settings(max_examples=40, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(pairs())
 def test_no_choice_costs_more_than_promised_at_shapes_that_were_measured(machines):
     policy = fitted(
