@@ -29,7 +29,7 @@ import polars as pl
 from warplens.analysis.api import API_KIND, api_kinds
 from warplens.analysis.frames import once
 from warplens.analysis.hostpace import STALL_MIN_NS, HostCalls
-from warplens.analysis.intervals import measure_before
+from warplens.analysis.intervals import Intervals, measure_before
 from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, Schedule
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -125,7 +125,8 @@ class _Recorder:
         other = API_KIND.categories.to_list().index("other")
         self.kind = np.r_[kinds.to_physical().to_numpy(), np.full(len(end), other)].astype(np.int8)
         threads, counts = np.unique(host.thread[owner], return_counts=True)
-        self.stalls = host.stalls(int(threads[counts.argmax()]))
+        launching = int(threads[counts.argmax()])
+        self.stalls, self.profiled = host.stalls(launching), host.profiler.get(launching, Intervals.none())
         self.by_graph = (kinds == "graph-launch").to_numpy()[self.call]
 
     def _named(self, part: str) -> Bools:
@@ -176,6 +177,7 @@ class _Recorder:
         stall = measure_before(self.stalls, self.called) - measure_before(self.stalls, self.called - pause)
         # Nothing is known of the time before the first call and behind the last one.
         stall[[0, -1]] = np.where(stall[[0, -1]] < STALL_MIN_NS, 0, stall[[0, -1]])
+        profiler = measure_before(self.profiled, self.called) - measure_before(self.profiled, self.called - pause)
         size, direction, pinned = self._copies()
         overrun = 0 if last_work >= 0 else max(0, int(self.end.max()) - window.end_ns)
         return RecordedSchedule(
@@ -187,6 +189,7 @@ class _Recorder:
             cause=self.cause,
             whole_device=self._named("(Device|Thread|Ctx)Synchronize"),
             stall_ns=stall,
+            profiler_ns=profiler,
             marked=bool(window.steps) and self._timeline.steps.source == "range",
             step=self._steps(),
             bytes=size,

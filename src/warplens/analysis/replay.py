@@ -205,6 +205,7 @@ class RecordedSchedule:
     cause: npt.NDArray[np.int8]
     whole_device: Bools  #: whether the call waits for all of the device's work by its name
     stall_ns: Int64s  #: the part of the pause before each call in which the host did something else for long
+    profiler_ns: Int64s  #: the part of it in which the profiler held the host
     marked: bool  #: whether the program's own ranges say what a step is
     step: Int64s  #: shape (calls,), the step that the work issued last belongs to, from 0; all 0 without steps
     bytes: Int64s  #: shape (work,), what a copy moves; 0 for other work

@@ -159,10 +159,14 @@ def _duration(recorded: RecordedSchedule) -> int:
 
 
 def paced(recorded: RecordedSchedule, factor: float, stalls: float | Float64s) -> RecordedSchedule:
-    """The schedule with short pauses and issuing calls shortened by one factor, long pauses (`stalls`) by another."""
+    """The schedule with short pauses and issuing calls shortened by one factor, long pauses (`stalls`) by another.
+
+    Pauses in which the profiler held the host are gone.
+    """
     schedule = recorded.schedule
     stall = np.round(recorded.stall_ns * stalls).astype(np.int64)
-    pause = np.round((schedule.pause_ns - recorded.stall_ns) * factor).astype(np.int64) + stall
+    short = schedule.pause_ns - recorded.stall_ns - recorded.profiler_ns
+    pause = np.round(short * factor).astype(np.int64) + stall
     issuing = (recorded.cause == 0) & (schedule.waits_for < 0)
     held = np.where(issuing, np.round(schedule.held_ns * factor).astype(np.int64), schedule.held_ns)
     sooner = schedule.offset_ns - (schedule.held_ns - held)[schedule.call]
@@ -171,4 +175,5 @@ def paced(recorded: RecordedSchedule, factor: float, stalls: float | Float64s) -
         recorded,
         schedule=replace(schedule, pause_ns=pause, held_ns=held, offset_ns=offset),
         stall_ns=stall,
+        profiler_ns=np.zeros_like(stall),
     )

@@ -229,8 +229,8 @@ class Facts:
 
     @property
     def added_ns(self) -> int:
-        """Idle time that the profiler added by making launches slower."""
-        return int((1 - self.unprofiled_share) * self.idle(*ISSUING))
+        """Idle time that the profiler added by making launches slower, and by holding the host."""
+        return int((1 - self.unprofiled_share) * self.idle(*ISSUING)) + self.idle("profiler")
 
     @cached_property
     def pace(self) -> Pace | None:

@@ -91,6 +91,9 @@ _HOST_MEMORY = 0
 #: Overhead that CUDA has without a profiler, too: compiling, loading lazily, a full command buffer.
 _NOT_THE_PROFILERS = r"(?i)compil|lazy|command buffer"
 
+#: Memory for records is asked for within the first call that needs it. Traces of CUDA 11 to 13 give thread 0.
+_FOR_A_CALL = r"(?i)buffer request"
+
 #: What PyTorch's own annotations begin with. Traces of 2021 have them among the operators.
 _MARKS = r"^(ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)#)"
 
@@ -130,7 +133,8 @@ def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
     del calls
     overheads = frames.pop("overhead")
     overheads = with_threads(overheads, host).with_columns(named(overheads["name"]))
-    tables["profiler_overhead"] = overheads.filter(~pl.col("name").cast(pl.String).str.contains(_NOT_THE_PROFILERS))
+    overheads = overheads.filter(~pl.col("name").cast(pl.String).str.contains(_NOT_THE_PROFILERS))
+    tables["profiler_overhead"] = _on_threads(overheads, tables["api_calls"])
     tables["ranges"] = _ranges(operators, (marks, frames.pop("annotation")), host)
     # They are the first rows of the ranges, in the same order.
     tables["operators"] = operators.with_columns(range=pl.int_range(pl.len(), dtype=pl.Int64))
@@ -141,6 +145,21 @@ def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
     tables["python_functions"] = _nested(with_threads(functions, host).with_columns(lines))
     tables["allocations"] = _allocations(frames.pop("allocation"), host)
     return {name: TABLES[name].checked(tables[name]) if name in tables else TABLES[name].empty() for name in TABLES}
+
+
+def _on_threads(overheads: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """The overhead with the threads that it held: what a call needs is that of the thread whose call begins next."""
+    told = pl.col("thread").is_in(calls["thread"].unique().implode())
+    untold = ~told & pl.col("name").cast(pl.String).str.contains(_FOR_A_CALL)
+    if not calls.height or not overheads.select(untold.any()).item():
+        return overheads
+    begun = calls.select("process", begun="start_ns", of="thread").sort("begun")
+    asked = overheads.sort("end_ns")
+    asked = asked.join_asof(
+        begun, left_on="end_ns", right_on="begun", by="process", strategy="forward", check_sortedness=False
+    )
+    thread = pl.when(untold & pl.col("of").is_not_null()).then("of").otherwise("thread").alias("thread")
+    return asked.with_columns(thread).select(overheads.columns)
 
 
 def _ranges(operators: pl.DataFrame, annotations: tuple[pl.DataFrame, ...], host: int) -> pl.DataFrame:
