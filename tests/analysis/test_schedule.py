@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.builders import call, kernel, launch, nvtx, trace
+from tests.analysis.builders import call, kernel, launch, nvtx, overhead, trace
 from tests.analysis.simulator import GAP_NS, LATENCY_NS, Machine, run
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, Schedule, replay
+from warplens.analysis.rescheduling import paced
 from warplens.analysis.timeline import Timeline
 from warplens.profile import Trace
 
@@ -132,6 +133,15 @@ def test_without_a_record_of_stream_waits_the_order_that_never_broke_is_kept():
 def test_long_pauses_are_stalls_and_short_ones_are_not():
     found = schedule_of(run([("launch", 5 * US), ("pause", 3 * MS), ("launch", 5 * US), ("pause", 20 * US)] * 3))
     assert {int(time) for time in found.stall_ns} == {0, 3 * MS}
+
+
+def test_pauses_in_which_the_profiler_held_the_host_go_with_it():
+    api = [launch(at * MS, at * MS + 5 * US, at + 1) for at in range(3)]
+    kernels = [kernel(at * MS + 7 * US, at * MS + 9 * US, correlation=at + 1) for at in range(3)]
+    found = schedule_of(trace(kernels, api, profiler_overhead=[overhead(100 * US, 900 * US)]), "all")
+    assert found.profiler_ns.tolist() == [0, 800 * US, 0]
+    assert found.stall_ns.tolist() == [0, 0, 0]
+    assert (found.schedule.pause_ns - paced(found, 1.0, 1.0).schedule.pause_ns).tolist() == [0, 800 * US, 0]
 
 
 @pytest.mark.parametrize("spec", ["steady", "all"])

@@ -407,6 +407,12 @@ def test_overhead_that_happens_without_a_profiler_is_not_the_profilers(trace):
     assert found.profiler_overhead.select("name", "process").rows() == [("Buffer Flush", 100)]
 
 
+def test_memory_for_records_holds_the_thread_whose_call_begins_next(trace):
+    asked = [{**operator("Activity Buffer Request", at, 5, thread=0), "cat": "overhead", "pid": -1} for at in (10, 30)]
+    calls = [launch(1, 2, 1, thread=7), launch(16, 2, 2, thread=8), launch(17, 2, 3, thread=7)]
+    assert trace(*asked, *calls).profiler_overhead["thread"].to_list() == [8, 0]  # no call follows the second
+
+
 _ALLREDUCE = {
     "Collective name": "allreduce", "In msg nelems": 1_024, "Out msg nelems": 1_024, "Group size": 2, "dtype": "Float",
     "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
