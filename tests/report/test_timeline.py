@@ -22,8 +22,8 @@ from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
 from warplens.ranks import one_run
 from warplens.report.overview.numbers import examine
-from warplens.report.ranktimeline import run_timeline, run_view
 from warplens.report.timeline import timeline_view
+from warplens.report.timelines import run_timeline, run_view
 from warplens.report.tracks import Marks, TimelineView, packed
 
 #: Two streams and copies; a training step of PyTorch with operators on two threads.

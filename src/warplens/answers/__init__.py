@@ -363,7 +363,7 @@ def kernels(profile: Profile, *, by: str = "", window: str = "steady", range_nam
 
 def operators(profile: Profile, *, by: str = "", window: str = "steady", range_name: str | None = None) -> TableAnswer:
     """PyTorch operators and modules: host time, GPU time, backward pass. `by` as of `warplens operators --by`."""
-    from warplens.report.questions.operators import operators as question
+    from warplens.report.questions.host import operators as question
 
     return _table_answer(question, profile, window, range_name, by)
 
@@ -434,7 +434,7 @@ def counters(report: Counters, *, by: str = "group", metrics: Sequence[str] = ()
     from warplens.analysis.counters.groups import SUMMARY_KEYS, counters_summary
     from warplens.answers.given import counters_of
     from warplens.answers.results import TableAnswer
-    from warplens.report.counters.words import counters_table, with_words
+    from warplens.report.counters.numbers import counters_table, with_words
 
     _check_grouping("counters", by, SUMMARY_KEYS)
     counted = counters_of(report, "counters")

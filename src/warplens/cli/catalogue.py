@@ -79,7 +79,7 @@ COMMANDS: Final = {
         ),
         Command(
             "operators",
-            "questions.operators",
+            "questions.host",
             _TABLE,
             "PyTorch operators and modules: host time, GPU time, backward pass.",
         ),
@@ -88,13 +88,11 @@ COMMANDS: Final = {
         ),
         Command(
             "flops",
-            "questions.operators",
+            "questions.host",
             _TABLE,
             "FLOPs and bytes of operators (modelled) against their measured time.",
         ),
-        Command(
-            "memory", "questions.memory", _TABLE, "Memory over time, its peak, and what was allocated at the peak."
-        ),
+        Command("memory", "questions.gpu", _TABLE, "Memory over time, its peak, and what was allocated at the peak."),
         Command("copies", "questions.gpu", _TABLE, "Memory copies and fills: time, size and bandwidth."),
         Command("api", "questions.host", _TABLE, "CUDA API calls on the host: calls, duration."),
         Command(

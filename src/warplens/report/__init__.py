@@ -3,7 +3,7 @@
 Lives here: `document` (the typed blocks that a report is made of, and `SectionOf`: a section is a function from
 numbers to blocks), `questions` (what can be asked of one profile with a table as the answer), one renderer an output
 (`html`, `markdown`, `jsonout`, `terminal`), `charts` with `theme` (every chart is defined once, for
-HTML, SVG and PNG), `text` and `words` (numbers and names for people: the only place where a quantity is rounded), and
+HTML, SVG and PNG), `text` (numbers and names for people: the only place where a quantity is rounded), and
 the documents themselves (`overview`, `comparison`, `counters`, `ranks`, `measured`).
 
 May import: `warplens.profile`, `warplens.analysis`, `warplens.compare`, `warplens.diagnosis`. Altair, Jinja2,

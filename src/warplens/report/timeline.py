@@ -4,7 +4,7 @@
 as its screen can show and no more. The finest level holds every event as a mark of its own, as long as they are not too
 many: then short ones outside of the step that is shown first and of the worst moments become blocks. A block says how
 many events it stands for and how long they took together; sums over a track are the same on every level, and equal
-those of the tables to the nanosecond. `warplens.report.timelinesection` embeds it in a report.
+those of the tables to the nanosecond. `warplens.report.timelines` embeds it in a report.
 """
 
 from __future__ import annotations
@@ -493,17 +493,7 @@ def _together(marks: Sequence[Marks], pauses: _Events, idle: Sequence[tuple[Int6
         if len(at):
             place = at if isinstance(pauses.order, slice) else np.argsort(pauses.order)[at]
             own[:] = sum_by(np.searchsorted(begins, place, side="right") - 1, ns, len(begins))
-    return Marks(
-        max(each.width_ns for each in marks),
-        np.concatenate([each.row for each in marks]),
-        np.concatenate([each.start_ns for each in marks]),
-        np.concatenate([each.end_ns for each in marks]),
-        np.concatenate([each.name for each in marks]),
-        np.concatenate([each.longest_ns for each in marks]),
-        np.concatenate([each.count for each in marks]),
-        np.concatenate([each.busy_ns for each in marks]),
-        parts,
-    )
+    return Marks.joined(marks, parts)
 
 
 def coarser_levels(finest: Marks) -> Iterator[Marks]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from warplens.report.jsonout import dumps
 from warplens.report.theme import part_fill
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from warplens.analysis.window import Step, Window
     from warplens.diagnosis.moments import Moment
     from warplens.profile.schema import Bools, Int64s
@@ -73,6 +75,20 @@ class Marks:
             np.add.reduceat(self.busy_ns, begins),
             np.add.reduceat(self.parts, mine, axis=1) if len(mine) else self.parts,
         )
+
+    @classmethod
+    def joined(cls, marks: Sequence[Marks], parts: Int64s) -> Marks:
+        """The marks of several, one after the other; of idle rows with these parts."""
+        columns = {name: np.concatenate([getattr(each, name) for each in marks]) for name in _OF_EACH}
+        return cls(max(each.width_ns for each in marks), **columns, parts=parts)
+
+    def taken(self, order: Int64s) -> Marks:
+        """The marks in another order, in which those of idle rows keep theirs."""
+        return replace(self, **{name: getattr(self, name)[order] for name in _OF_EACH})
+
+
+#: The arrays of `Marks` that have one entry a mark.
+_OF_EACH: Final = ("row", "start_ns", "end_ns", "name", "longest_ns", "count", "busy_ns")
 
 
 def block_begins(row: Int64s, start: Int64s, end: Int64s, width_ns: int, kept: Bools | None) -> Int64s:

@@ -1,20 +1,29 @@
-"""A diagnosis as data, sentences, tables and a section of a report. What a finding says comes from its rule alone."""
+"""A diagnosis as data, sentences, tables and sections of a report, its checklist among them.
+
+What a finding says comes from its rule alone.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.diagnosis import Diagnosis
+from warplens.diagnosis.checklist import CHECKLIST, STATES, checklist
 from warplens.diagnosis.findings import MANY, about, times
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
+from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Block, Paragraph, Section, Table, quiet
+from warplens.report.document import Block, Paragraph, Section, Table, pick, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -405,3 +414,46 @@ def one_finding(finding: Finding, steps: int = 1) -> Iterator[Block]:
     rows = _frame(_REMEDIES, map(vars, finding.remedies))
     yield Table(f"remedies-{finding.id}", f"Remedies for {finding.id}", _REMEDIES, rows, limit=None)
     yield quiet(f"What would refute it: {finding.refute}")
+
+
+_SHOWN: Final = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")
+
+
+def checklist_frame(
+    timeline: Timeline | None = None,
+    window: Window | None = None,
+    diagnosis: Diagnosis | None = None,
+    counters: KernelCounters | None = None,
+) -> pl.DataFrame:
+    """`CHECKLIST` of a trace, of a report of counters, or of both; as `warplens.diagnosis.checklist.checklist`."""
+    rows = [
+        {
+            "item": name,
+            "group": group,
+            "asked": asked,
+            "found": found.state,
+            "rests_on": found.rests_on,
+            "seen_share": found.seen_share,
+            "numbers": evidence_text(found.evidence) or None,
+            "evidence": [
+                {"name": name, "value": float(value)}
+                for name, value in found.evidence.items()
+                if isinstance(value, (int, float))
+            ],
+            "then": found.then,
+        }
+        for name, (group, asked, found) in checklist(timeline, window, diagnosis, counters).items()
+    ]
+    return CHECKLIST.checked(pl.DataFrame(rows, schema=CHECKLIST.schema))
+
+
+def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
+    """The list, with how many of its items were checked."""
+    counts = {state: int((rows["found"] == state).sum()) for state in STATES}
+    checked = counts["in order"] + counts["to mend"]
+    yield quiet(
+        f"{checked} of {rows.height} items were checked: {counts['in order']} in order, {counts['to mend']} to mend; "
+        f"{counts['not applicable']} not applicable; of {counts['cannot tell']} these files cannot tell. What was lost "
+        "is a ceiling, of the time of the kernels that were looked at (seen); costs of several items do not add up."
+    )
+    yield Table("checklist-table", "Optimisation checklist", _SHOWN, rows, limit=None)

@@ -30,8 +30,7 @@ from warplens.report.counters.beside import (
     next_run_lines,
 )
 from warplens.report.counters.hardware import numbered_points, roof_lines, roofline_table, why_no_chart
-from warplens.report.counters.numbers import Joined, join_counters
-from warplens.report.counters.words import counters_table, with_words
+from warplens.report.counters.numbers import Joined, counters_table, join_counters, with_words
 from warplens.writing import write_whole
 
 _REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or their CSV.")

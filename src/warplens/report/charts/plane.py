@@ -14,7 +14,7 @@ from warplens.profile.schema import Int64s, Kind
 from warplens.report import text as fmt
 from warplens.report.charts.bars import coloured
 from warplens.report.charts.base import Chart, Mark, embedded, layer, layered, series_colours, short, tooltip
-from warplens.report.counters.words import LEVELS, roof_title
+from warplens.report.counters.numbers import LEVELS, roof_title
 from warplens.report.theme import Ink
 
 #: The colour of roof and points of a level of memory.

@@ -12,7 +12,7 @@ from warplens.analysis.counters.coverage import COVERAGE, RANKING, UNMATCHED
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.counters.words import BOUND, bound_title, kernel_count
+from warplens.report.counters.numbers import BOUND, bound_title, kernel_count
 from warplens.report.document import Block, Notes, Paragraph, SectionOf, Table, pick, quiet, with_texts
 
 if TYPE_CHECKING:

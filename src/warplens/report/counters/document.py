@@ -16,11 +16,19 @@ from warplens.profile.columns import column
 from warplens.profile.counters import RULES
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.checklist import checklist_blocks
 from warplens.report.counters import hardware
 from warplens.report.counters.beside import SIDE_BY_SIDE, comparison_data, coverage_blocks, joined_data
-from warplens.report.counters.numbers import CounterNumbers, compared_with_first, with_names
-from warplens.report.counters.words import BOUND, FAULT_TITLES, REMEDIES, evidence_text, kernel_count, launch_count
+from warplens.report.counters.numbers import (
+    BOUND,
+    FAULT_TITLES,
+    REMEDIES,
+    CounterNumbers,
+    compared_with_first,
+    evidence_text,
+    kernel_count,
+    launch_count,
+    with_names,
+)
 from warplens.report.document import (
     Answer,
     Block,
@@ -40,6 +48,7 @@ from warplens.report.document import (
     with_texts,
 )
 from warplens.report.jsonout import envelope
+from warplens.report.verdict import checklist_blocks
 from warplens.report.write import REPORT_FORMATS, ReportFormat, write_document
 
 #: Bars of the ranking; the table below it has the rest.

@@ -15,8 +15,16 @@ from warplens.analysis.counters.speedoflight import BREAKDOWN, INSTRUCTIONS
 from warplens.profile import Capture
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.counters.numbers import CounterNumbers, with_names
-from warplens.report.counters.words import BOUND, LEVELS, LIMITED_BY, bound_title, next_step_text, roof_title
+from warplens.report.counters.numbers import (
+    BOUND,
+    LEVELS,
+    LIMITED_BY,
+    CounterNumbers,
+    bound_title,
+    next_step_text,
+    roof_title,
+    with_names,
+)
 from warplens.report.document import Block, Document, Figure, Paragraph, SectionOf, Table, pick, quiet, with_texts
 
 

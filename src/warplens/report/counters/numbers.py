@@ -1,17 +1,18 @@
-"""Every analysis of one report of counters, run once: what the document shows and `counters.json` holds."""
+"""Every analysis of one report of counters, run once, and what counters say in words: reasons, faults, remedies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import polars as pl
 
 from warplens.analysis.counters.bounds import kernel_faults
 from warplens.analysis.counters.comparison import Comparison, compare_counters
 from warplens.analysis.counters.coverage import Coverage, counter_notes, counters_coverage
-from warplens.analysis.counters.groups import counters_summary, group_launches
-from warplens.analysis.counters.memoryaccess import memory_access, warp_stalls
+from warplens.analysis.counters.groups import SUMMARY, counters_summary, group_launches
+from warplens.analysis.counters.memoryaccess import STALL_REASONS, memory_access, warp_stalls
 from warplens.analysis.counters.nextrun import NextRun, next_run, next_sections
 from warplens.analysis.counters.occupancy import launch_configurations
 from warplens.analysis.counters.roofline import Roofline, roofline_points
@@ -19,10 +20,12 @@ from warplens.analysis.counters.speedoflight import instruction_use, throughput_
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile import Capture, Note, NoteLevel
+from warplens.profile.columns import column
 from warplens.profile.counters import KernelCounters
+from warplens.profile.schema import Column, Kind
 from warplens.report import text as fmt
-from warplens.report.checklist import checklist_frame
-from warplens.report.counters.words import kernel_count, launch_count, with_words
+from warplens.report.document import Table, pick, with_texts
+from warplens.report.verdict import checklist_frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,3 +154,279 @@ def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
     """
     named = numbers.summary.select("launch", "name", "full_name", "grid", "block", "total_ns").with_row_index("place")
     return frame.join(named, on="launch", how="inner").sort("place", maintain_order=True)
+
+
+_UNITS: Final = {
+    "dram": "device memory",
+    "l2": "L2 cache",
+    "l1": "L1 cache and shared memory",
+    "issue": "issue slots",
+    "lsu": "load/store pipe",
+    "constant-cache": "constant cache",
+    "internal": "an internal unit",
+    "fma-heavy": "FMA pipe (heavy half)",
+    "fma": "FMA pipe",
+    "alu": "ALU pipe",
+    "fp64": "FP64 pipe",
+    "tensor": "tensor pipe",
+    "xu": "special-function pipe",
+}
+
+_LIMITERS: Final = {
+    "warps": "block size",
+    "blocks": "blocks per SM",
+    "registers": "registers",
+    "shared-memory": "shared memory",
+    "barriers": "barriers",
+}
+
+#: Levels of memory, as people call them.
+LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
+
+
+def roof_title(roof: Mapping[str, Any]) -> str:
+    """What a roof of arithmetic is called: `FP32`, `tensor cores, BF16`."""
+    if roof["precision"] != "tensor":
+        return str(roof["precision"]).upper()
+    named = f"tensor cores, {roof['format'].upper().replace('_', '/')}" if roof["format"] else "tensor cores"
+    return f"{named}, sparse" if roof["sparse"] else named
+
+
+#: What the words of `with_words` stand under.
+BOUND: Final = column("verdict").but(help="what limits it; healthy is at its roof without waste", title="Bound")
+LIMITED_BY: Final = Column("limited_by", help="what keeps further blocks out", title="limited by")
+
+#: A narrow terminal shows the columns from the left that fit: what is asked stands there.
+_COLUMNS: Final = pick(
+    SUMMARY,
+    "name launches duration_ns",
+    BOUND,
+    "compute_share memory_share theoretical_share achieved_share",
+    LIMITED_BY,
+    "top_stall",
+    column("reason"),
+)
+
+
+def counters_table(summary: pl.DataFrame, metrics: Sequence[str] = (), limit: int | None = None) -> Table:
+    """The summary, with its words, as people see it; the metrics that were asked for stand before the reasons."""
+    asked = (Column(name, pl.Float64, title=name, kind="number") for name in metrics)
+    columns = (*_COLUMNS[:-1], *asked, _COLUMNS[-1])
+    return Table("counters", "Kernels", columns, summary, limit, empty="No kernel was profiled.")
+
+
+def with_words(summary: pl.DataFrame) -> pl.DataFrame:
+    """The summary with three texts for people: `verdict`, `reason` and `occupancy` (theoretical, achieved, limiter)."""
+    return with_texts(summary, verdict=bound_title, reason=reason, limited_by=limiter_title)
+
+
+def bound_title(row: Mapping[str, Any]) -> str:
+    """The bound of a row, with its level or pipe: `memory (DRAM), healthy`."""
+    bound, unit = row["bound"], row["unit"]
+    if bound == "small":
+        return "too small for the GPU"
+    if bound not in ("memory", "compute"):
+        return str(bound)
+    named = f"{bound} ({LEVELS.get(unit, unit)})" if unit else str(bound)
+    return f"{named}, healthy" if row.get("healthy") else named
+
+
+def limiter_title(row: Mapping[str, Any]) -> str | None:
+    """What limits the occupancy of a row; None where nothing does."""
+    return _LIMITERS.get(row["limiter"]) if row["limiter"] else None
+
+
+def next_step_text(row: Mapping[str, Any]) -> str | None:
+    """What would let a block more in, and the occupancy then; None where nothing would, or nothing limits."""
+    if row["next_share"] is None:
+        return None
+    return f"{_next_step(row)}: {fmt.share(row['next_share'])}"
+
+
+def reason(row: Mapping[str, Any]) -> str:
+    """Why the bound is what it is, and what to look at first."""
+    because = _why(row)
+    fault = _FAULTS.get(row["fault"] or "")
+    if fault is not None and row["fault"] != "small-grid":
+        return f"{because}; {fault(row, _evidence(row))}"
+    if row["bound"] == "latency":
+        return f"{because}; {_waits(row)}"
+    if row["healthy"]:
+        return f"{because}, and no waste was found"
+    return because
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    bound = row["bound"]
+    low = f"compute {_share(row['compute_share'])}, memory {_share(row['memory_share'])} of peak"
+    if bound == "unknown":
+        if row["unit_share"] is None:
+            return "no throughput metrics were collected"
+        if row["compute_share"] is None or row["memory_share"] is None:
+            return f"{low}: a bound takes both, and one was not collected"
+        if row["kind"] != "kernel":
+            return f"{low}, with the time between the kernels of the {row['kind']}"
+        return f"{low}; whether it waits or its grid is too small, launch statistics would tell"
+    if bound == "small":
+        blocks = row["grid_blocks"]
+        # Some reports round the number of waves to two decimals.
+        part = f"{fmt.share(row['waves'])} of a wave" if row["waves"] else "less than 1 % of a wave"
+        if blocks is None:
+            return f"its grid is {part}"
+        fills = f"{fmt.count(blocks)} block{'s fill' if blocks != 1 else ' fills'} {part}"
+        return fills if row["sm_count"] is None else f"{fills} on {fmt.count(row['sm_count'])} SMs"
+    if bound == "latency":
+        return f"{low}: it waits"
+    unit = row["unit"]
+    text = f"{_UNITS.get(unit, unit or bound)} at {fmt.share(row['unit_share'])} of peak"
+    if bound == "compute" and unit == "issue" and row["pipe_unit"]:
+        pipe = row["pipe_unit"]
+        return f"{text}, {_UNITS.get(pipe, pipe)} at {fmt.share(row['pipe_share'])}"
+    return text
+
+
+def _waits(row: Mapping[str, Any]) -> str:
+    if not row["stall"]:
+        return "no single wait stands out"
+    known = STALL_REASONS.get(row["stall"])
+    what = f"for {known.waits_for} " if known else ""
+    return f"warps wait {fmt.share(row['stall_share'])} of the time {what}({row['stall']})"
+
+
+def _share(known: float | None) -> str:
+    return fmt.value(known, "share")
+
+
+def _evidence(row: Mapping[str, Any]) -> dict[str, float]:
+    return {item["name"]: item["value"] for item in row["fault_evidence"] or ()}
+
+
+def _uncoalesced(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"uncoalesced: {fmt.share(shown['global_wasted_share'])} of the sectors that it moves are unused"
+
+
+def _bank_conflicts(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    ways = f"{fmt.number(shown['shared_conflict_ways'])}-way " if "shared_conflict_ways" in shown else ""
+    return f"{ways}bank conflicts: {fmt.share(shown['shared_conflict_share'])} of shared-memory passes"
+
+
+def _divergence(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"divergent: {fmt.number(shown['threads_per_instruction'])} of 32 threads active per instruction"
+
+
+def _partial_warps(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"blocks leave warps partly empty: {fmt.number(shown['full_warp_threads'])} of 32 threads"
+
+
+def _occupancy(row: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    limiter = limiter_title(row) or "the configuration"
+    text = f"{limiter} limit{'s' if limiter in _SINGULAR else ''} occupancy to {fmt.share(shown['theoretical_share'])}"
+    if row["next_share"] is None:
+        return text
+    return f"{text}; {_next_step(row)} would allow {fmt.share(row['next_share'])}"
+
+
+_SINGULAR: Final = ("block size", "shared memory", "the configuration")
+
+
+def _next_step(row: Mapping[str, Any]) -> str:
+    return " with ".join(words.format(fmt.count(row[name])) for name, words in _STEPS.items() if row[name] is not None)
+
+
+_STEPS: Final = {
+    "next_registers_per_thread": "{} registers per thread",
+    "next_shared_bytes_per_block": "{} B of shared memory per block",
+    "next_barriers": "{} barriers per block",
+    "next_threads_per_block": "blocks of {} threads",
+}
+
+
+def _tail(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"{fmt.number(shown['waves'])} waves: the last is mostly empty but takes as long as a full one"
+
+
+def _spills(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
+    return f"registers spill: {fmt.count(shown['spill_requests'])} requests to local memory"
+
+
+_FAULTS: Final[dict[str, Callable[[Mapping[str, Any], Mapping[str, float]], str]]] = {
+    "uncoalesced": _uncoalesced,
+    "bank-conflicts": _bank_conflicts,
+    "divergence": _divergence,
+    "partial-warps": _partial_warps,
+    "occupancy": _occupancy,
+    "tail": _tail,
+    "spills": _spills,
+}
+
+
+FAULT_TITLES: Final = {
+    "small-grid": "grid too small",
+    "uncoalesced": "uncoalesced access",
+    "bank-conflicts": "bank conflicts",
+    "divergence": "divergence",
+    "partial-warps": "partly empty warps",
+    "occupancy": "low occupancy",
+    "tail": "partial last wave",
+    "spills": "register spills",
+}
+
+REMEDIES: Final = {
+    "small-grid": "Give it more blocks: split the work into smaller parts, batch more of it, or run it "
+    "concurrently with other kernels.",
+    "uncoalesced": "Let neighbouring threads access neighbouring addresses: structure of arrays, or a tile in "
+    "shared memory.",
+    "bank-conflicts": "Pad or swizzle the tile in shared memory, so that the threads of a warp access different banks.",
+    "divergence": "Sort or group the work, so that the threads of a warp take the same branches and loop equally "
+    "often.",
+    "partial-warps": "Use blocks of a multiple of 32 threads.",
+    "occupancy": "Relax the limiter as far as the next step says, or give each thread more independent work.",
+    "tail": "Fit the grid to whole waves, use smaller blocks, or use a persistent kernel.",
+    "spills": "Use fewer live values per thread, less unrolling, or a looser register limit (launch bounds).",
+}
+
+#: What a number of the evidence is, and how it is written.
+_EVIDENCE: Final[dict[str, tuple[str, Kind]]] = {
+    "compute_share": ("compute {} of peak", "share"),
+    "memory_share": ("memory {} of peak", "share"),
+    "waves": ("{} waves", "number"),
+    "theoretical_share": ("theoretical occupancy {}", "share"),
+    "achieved_share": ("achieved occupancy {}", "share"),
+    "next_share": ("{} after the next step", "share"),
+    "grid_blocks": ("{} blocks", "count"),
+    "sm_count": ("{} multiprocessors", "count"),
+    "global_wasted_share": ("{} of the sectors unused", "share"),
+    "global_load_sectors_per_request": ("{} sectors per load", "number"),
+    "global_store_sectors_per_request": ("{} sectors per store", "number"),
+    "global_load_bytes_per_sector": ("{} of 32 B used of a loaded sector", "number"),
+    "global_store_bytes_per_sector": ("{} of 32 B used of a stored sector", "number"),
+    "shared_conflict_share": ("{} of shared-memory passes are conflicts", "share"),
+    "shared_conflict_ways": ("{} passes where one would do", "number"),
+    "conflict_cycles_share": ("conflicts keep L1 busy for {} of the time", "share"),
+    "threads_per_instruction": ("{} of 32 threads active", "number"),
+    "full_warp_threads": ("{} of 32 threads in a warp", "number"),
+    "uniform_branch_share": ("{} of branches uniform", "share"),
+    "divergent_branches": ("{} divergent branches", "count"),
+    "tail_share": ("the last wave takes {} of the time", "share"),
+    "spill_requests": ("{} spill requests", "count"),
+    "local_requests": ("{} local-memory requests", "count"),
+}
+
+
+def evidence_text(evidence: Sequence[Mapping[str, Any]] | None) -> str:
+    """The numbers behind a statement, in one line."""
+    parts = []
+    for item in evidence or ():
+        words, kind = _EVIDENCE.get(item["name"], (f"{item['name']} {{}}", "number"))
+        parts.append(words.format(fmt.value(item["value"], kind)))
+    return ", ".join(parts)
+
+
+def kernel_count(kernels: int) -> str:
+    """`1 kernel`, `9 kernels`."""
+    return fmt.plural(kernels, "kernel")
+
+
+def launch_count(launches: int) -> str:
+    """`1 launch`, `9 launches`."""
+    return fmt.plural(launches, "launch", "launches")

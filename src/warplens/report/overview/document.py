@@ -15,7 +15,6 @@ from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block, limit_sentence
-from warplens.report.checklist import checklist_blocks
 from warplens.report.counters.beside import joined_blocks
 from warplens.report.document import (
     Block,
@@ -30,17 +29,15 @@ from warplens.report.document import (
     sections,
 )
 from warplens.report.flame import flame_blocks
-from warplens.report.headroom import headroom_blocks
+from warplens.report.headroom import headroom_blocks, strips
 from warplens.report.overview import host, time
 from warplens.report.overview.numbers import Numbers, answer, largest_part
 from warplens.report.questions.time import left_out_facts, rhythm_tables
 from warplens.report.ranks import answer as ranks_answer
-from warplens.report.ranktimeline import run_timeline
 from warplens.report.run import run_answer, run_rooms
-from warplens.report.strips import strips
 from warplens.report.text import category_title
-from warplens.report.timelinesection import timeline_blocks, with_moments
-from warplens.report.verdict import factor, finding_blocks
+from warplens.report.timelines import run_timeline, timeline_blocks, with_moments
+from warplens.report.verdict import checklist_blocks, factor, finding_blocks
 from warplens.report.whatif import what_if_blocks
 
 if TYPE_CHECKING:

@@ -41,16 +41,14 @@ from warplens.diagnosis import Diagnosis, diagnose
 from warplens.diagnosis.checklist import CHECKLIST
 from warplens.profile import Capture, Note, NoteLevel
 from warplens.report import text as fmt
-from warplens.report.checklist import checklist_frame
 from warplens.report.counters.beside import joined_data
-from warplens.report.headroom import headroom_data
+from warplens.report.headroom import headroom_data, strips_data
 from warplens.report.jsonout import window_data
-from warplens.report.questions.operators import work_data
+from warplens.report.questions.host import work_data
 from warplens.report.questions.time import budget_data, group_times, rhythm_data
-from warplens.report.strips import strips_data
 from warplens.report.text import category_title
-from warplens.report.timelinesection import timeline_data
-from warplens.report.verdict import diagnosis_data
+from warplens.report.timelines import timeline_data
+from warplens.report.verdict import checklist_frame, diagnosis_data
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,9 +17,9 @@ from warplens.profile.schema import Column
 from warplens.report import charts
 from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet
+from warplens.report.headroom import merged_small_parts
 from warplens.report.overview.numbers import Numbers
 from warplens.report.questions.time import group_times, titled_parts
-from warplens.report.strips import merged_small_parts
 from warplens.report.text import category_title, phase_title
 from warplens.report.theme import category_fill
 
