@@ -8,14 +8,13 @@ to a module, range, operator or Python function by the same rules as there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.attribution import is_operator
-from warplens.analysis.categories import categories_of
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.ranges import plain_range_name
@@ -26,7 +25,7 @@ from warplens.profile.schema import Bools, Int64s, name_categories
 from warplens.report import text as fmt
 from warplens.report.document import Block, View
 from warplens.report.overview.numbers import Numbers
-from warplens.report.theme import category_fill
+from warplens.report.timeline import WorkName, named_work
 
 #: Nodes below this share of the window's work stand together as one: they would be thinner than a pixel.
 _LEAST_SHARE: Final = 1 / 2_000
@@ -46,7 +45,7 @@ _OUTSIDE: Final = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Node:
     """A name in a tree."""
 
@@ -91,56 +90,25 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
     )
     if not work.height:
         return ()
-    leaf, leaves = _leaves(timeline, work)
+    leaf, leaves = named_work(timeline, work, _LONGEST_NAME)
     contexts: list[tuple[str, str, list[_Paths]]] = []
     if timeline.has_operators:
         operators = _operators(timeline, rows)
-        parts = _parts_of_program(timeline, rows)
-        if parts:
+        if parts := _parts_of_program(timeline, rows):
             contexts.append(("program", "Modules and operators", [*parts, operators]))
         contexts.append(("operators", "Operators", [operators]))
     if timeline.trace.ranges.height and not is_operator(timeline.trace.ranges).all():
         contexts.append(("ranges", "Ranges", [_annotations(timeline, work)]))
     if timeline.trace.python_functions.height:
         contexts.append(("python", "Python functions", [_functions(timeline, rows)]))
+    contexts = [each for each in contexts if any((paths.of_work != NO_RANGE).any() for paths in each[2])]
+    category = _Paths(leaf, [NO_RANGE] * len(leaves), [name.kind for name in leaves], "category")
+    contexts.append(("kernels", "Kinds of work", [category]))
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()
-    steps = max(1, len(window.steps))
-    found = []
-    for id_, title, paths in contexts:
-        if any((each.of_work != NO_RANGE).any() for each in paths):
-            found.append(_flame(id_, title, paths, leaf, leaves, duration, steps))
-    category = _Paths(leaf, [NO_RANGE] * len(leaves), [each[1] for each in leaves], "category")
-    return (*found, _flame("kernels", "Kinds of work", [category], leaf, leaves, duration, steps))
-
-
-def _leaves(timeline: Timeline, work: pl.DataFrame) -> tuple[Int64s, list[tuple[str, str, str | None, str]]]:
-    """For each piece of work the number of its name; of each name label, kind of work, full name and colour."""
-    trace = timeline.trace
-    kernels = trace.kernels["full_name"]
-    texts = name_categories(kernels)
-    kinds = categories_of(pl.Series(texts, dtype=kernels.dtype)).cast(pl.String).to_list()
-    leaves = []
-    for text, kind in zip(texts, kinds, strict=True):
-        label, full = fmt.shorten_kernel(text), fmt.printable(text)[:_LONGEST_NAME]
-        leaves.append((label, fmt.category_title(kind), full if full != label else None, category_fill(kind)))
-    code = np.zeros(work.height, dtype=np.int64)
-    row = work["row"].to_numpy()
-    kind = work["kind"]
-    of_kernel = (kind == "kernel").to_numpy()
-    code[of_kernel] = kernels.to_physical().to_numpy()[row[of_kernel]]
-    of_copy = (kind == "copy").to_numpy()
-    directions = trace.copies["direction"].to_physical().cast(pl.Int64).to_numpy()  # as bytes they could not count on
-    code[of_copy] = directions[row[of_copy]] + len(leaves)
-    leaves += [
-        (f"copy {text}", "copies and fills", None, "transfer") for text in name_categories(trace.copies["direction"])
-    ]
-    for name, label, what, fill in (
-        ("memset", "memory fill", "copies and fills", "transfer"),
-        ("graph", "CUDA graph", "CUDA graphs, inside hidden", "graph"),
-    ):
-        code[(kind == name).to_numpy()] = len(leaves)
-        leaves.append((label, what, None, fill))
-    return code, leaves
+    total, steps = int(duration.sum()), max(1, len(window.steps))
+    return tuple(
+        Flame(id_, title, _nodes(id_, paths, leaf, leaves, duration), total, steps) for id_, title, paths in contexts
+    )
 
 
 def _paths(names: pl.Series, wanted: Bools, parent: Int64s, of_work: Int64s, kind: str) -> _Paths:
@@ -198,67 +166,47 @@ def _functions(timeline: Timeline, rows: slice | Int64s) -> _Paths:
     return _paths(calls["name"], wanted, frames.function_parent, timeline.places.part(rows).function, "function")
 
 
-@dataclass
 class _Tree:
     """Nodes by their parent and name, in the order in which they were first met."""
 
-    at: dict[tuple[int, str], int] = field(default_factory=dict)
-    parent: list[int] = field(default_factory=list)
-    name: list[str] = field(default_factory=list)
-    full: list[str | None] = field(default_factory=list)
-    fill: list[str] = field(default_factory=list)
-    total_ns: list[int] = field(default_factory=list)
-    count: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._at: dict[tuple[int, str], int] = {}
 
     def add(self, parent: int, name: str, full: str | None, fill: str, total_ns: int, count: int) -> int:
-        """Adds an amount to a node, which is made if need be."""
-        key = (parent, full or name)
-        if key not in self.at:
-            self.at[key] = len(self.parent)
-            self.parent.append(parent)
-            self.name.append(name)
-            self.full.append(full)
-            self.fill.append(fill)
-            self.total_ns.append(0)
-            self.count.append(0)
-        node = self.at[key]
-        self.total_ns[node] += total_ns
-        self.count[node] += count
-        return node
+        """Adds an amount to a node, which is made if need be; returns its number."""
+        place = self._at.setdefault((parent, full or name), len(self.nodes))
+        if place == len(self.nodes):
+            self.nodes.append(Node(parent, name, full, fill, 0, 0))
+        self.nodes[place].total_ns += total_ns
+        self.nodes[place].count += count
+        return place
 
 
-def _flame(
-    id_: str,
-    title: str,
-    paths: Sequence[_Paths],
-    leaf: Int64s,
-    leaves: Sequence[tuple[str, str, str | None, str]],
-    duration: Int64s,
-    steps: int,
-) -> Flame:
+def _nodes(
+    id_: str, paths: Sequence[_Paths], leaf: Int64s, leaves: Sequence[WorkName], duration: Int64s
+) -> tuple[Node, ...]:
+    """The nodes of a view: the paths one below the other, kernels at their ends."""
     keys = [f"path{place}" for place in range(len(paths))]
+    columns = {key: each.of_work for key, each in zip(keys, paths, strict=True)}
     grouped = (
-        pl.DataFrame(
-            {**{key: each.of_work for key, each in zip(keys, paths, strict=True)}, "leaf": leaf, "ns": duration}
-        )
+        pl.DataFrame({**columns, "leaf": leaf, "ns": duration})
         .group_by(*keys, "leaf")
         .agg(pl.col("ns").sum(), pl.len().alias("count"))
         .sort("ns", *keys, "leaf", descending=[True, *[False] * (len(keys) + 1)])
     )
     tree = _Tree()
     # One turn for each distinct place of a distinct kernel, not for each kernel.
-    for *places, name, total_ns, count in grouped.iter_rows():
-        above = NO_RANGE
+    for *places, number, total_ns, count in grouped.iter_rows():
+        above, name = NO_RANGE, leaves[number]
         for place, each in zip(places, paths, strict=True):
+            fill = name.fill if each.kind == "category" else _FILLS[each.kind]
             for node in _down_to(each.parent, place):
-                fill = leaves[name][3] if each.kind == "category" else _FILLS[each.kind]
                 above = tree.add(above, each.name[node], None, fill, total_ns, count)
-        label, _, full, fill = leaves[name]
         if above == NO_RANGE:
             above = tree.add(above, _OUTSIDE[id_], None, "other", total_ns, count)
-        tree.add(above, label, full, fill, total_ns, count)
-    total = int(duration.sum())
-    return Flame(id_, title, _without_slivers(tree, total), total, steps)
+        tree.add(above, name.label, name.full, name.fill, total_ns, count)
+    return _without_slivers(tree.nodes, _LEAST_SHARE * int(duration.sum()))
 
 
 def _down_to(parent: Sequence[int], node: int) -> list[int]:
@@ -270,34 +218,23 @@ def _down_to(parent: Sequence[int], node: int) -> list[int]:
     return way[::-1]
 
 
-def _without_slivers(tree: _Tree, total_ns: int) -> tuple[Node, ...]:
+def _without_slivers(nodes: Sequence[Node], least: float) -> tuple[Node, ...]:
     """The nodes, those that are too small to be seen put together with the small ones beside them."""
-    least = _LEAST_SHARE * total_ns
-    small: dict[int, list[int]] = {}
-    for node, parent in enumerate(tree.parent):
-        if tree.total_ns[node] < least:
-            small.setdefault(parent, []).append(node)
+    small: dict[int, list[Node]] = {}
+    for node in nodes:
+        if node.total_ns < least:
+            small.setdefault(node.parent, []).append(node)
     number: dict[int, int] = {NO_RANGE: NO_RANGE}
-    nodes: list[Node] = []
-    for node, parent in enumerate(tree.parent):
-        lone = tree.total_ns[node] < least and len(small[parent]) == 1
-        if parent in number and (tree.total_ns[node] >= least or lone):
-            number[node] = len(nodes)
-            nodes.append(
-                Node(
-                    number[parent],
-                    tree.name[node],
-                    tree.full[node],
-                    tree.fill[node],
-                    tree.total_ns[node],
-                    tree.count[node],
-                )
-            )
+    kept: list[Node] = []
+    for place, node in enumerate(nodes):
+        if node.parent in number and (node.total_ns >= least or len(small[node.parent]) == 1):
+            number[place] = len(kept)
+            kept.append(replace(node, parent=number[node.parent]))
     for parent, members in small.items():
         if parent in number and len(members) > 1:
-            spent, count = (sum(column[node] for node in members) for column in (tree.total_ns, tree.count))
-            nodes.append(Node(number[parent], f"{len(members)} smaller", None, "other", spent, count))
-    return tuple(nodes)
+            spent, count = sum(node.total_ns for node in members), sum(node.count for node in members)
+            kept.append(Node(number[parent], f"{len(members)} smaller", None, "other", spent, count))
+    return tuple(kept)
 
 
 @dataclass(frozen=True)
@@ -316,7 +253,7 @@ def flame_difference(before: Flame, after: Flame) -> Difference:
     What is too small to be shown in one of the two profiles has no names there: it counts under "smaller".
     """
     tree = _Tree()
-    spent: list[dict[int, int]] = [{}, {}]
+    spent: list[dict[int, float]] = [{}, {}]
     for side, flame in enumerate((before, after)):
         number = {NO_RANGE: NO_RANGE}
         for place, node in enumerate(flame.nodes):
@@ -324,78 +261,58 @@ def flame_difference(before: Flame, after: Flame) -> Difference:
             at = tree.add(number[node.parent], name, node.full, node.fill, side * node.total_ns, side * node.count)
             number[place] = at
             spent[side][at] = spent[side].get(at, 0) + node.total_ns
-    everything = tuple(
-        Node(*each)
-        for each in zip(tree.parent, tree.name, tree.full, tree.fill, tree.total_ns, tree.count, strict=True)
-    )
     first, second = (
-        tuple(spent[side].get(place, 0) / flame.steps for place in range(len(everything)))
+        tuple(spent[side].get(place, 0) / flame.steps for place in range(len(tree.nodes)))
         for side, flame in enumerate((before, after))
     )
-    return Difference(Flame(after.id, after.title, everything, after.total_ns, after.steps), first, second)
+    return Difference(replace(after, nodes=tuple(tree.nodes)), first, second)
 
 
 def flame_blocks(numbers: Numbers) -> Iterator[Block]:
     """Whose GPU time it is, as trees to zoom into."""
     found = flames(numbers.timeline, numbers.window)
-    if found:
-        yield View(
-            id="flame-view",
-            kind="flame",
-            caption="GPU time by part of the program, down to kernels",
-            alt=_in_words(found),
-            data={"views": [_data(flame) for flame in found]},
-        )
+    if not found:
+        return
+    first = found[0]
+    outer = sorted((node for node in first.nodes if node.parent == NO_RANGE), key=lambda node: -node.total_ns)
+    named = ", ".join(f"{node.name} {fmt.share(node.total_ns / max(first.total_ns, 1))}" for node in outer[:3])
+    yield View(
+        id="flame-view",
+        kind="flame",
+        caption="GPU time by part of the program, down to kernels",
+        alt=f"{first.title} by GPU time, {fmt.duration(first.total_ns)} in all; the largest: {named}. Arrow keys go "
+        "from part to part, Enter zooms in, Escape out. The tables below have the same sums.",
+        data={"views": [_data(flame) for flame in found]},
+    )
 
 
 def difference_blocks(before: tuple[Timeline, Window], after: tuple[Timeline, Window]) -> Iterator[Block]:
     """What got slower and what faster, as trees to zoom into; of the views that both profiles have."""
     first = {flame.id: flame for flame in flames(*before)}
     both = [flame_difference(first[flame.id], flame) for flame in flames(*after) if flame.id in first]
-    if both:
-        yield View(
-            id="flame-view",
-            kind="flame",
-            caption="GPU time of a step, before and after: red takes longer, blue less",
-            alt=_difference_in_words(both),
-            data={"views": [{**_data(each.flame), "before": each.before_ns, "after": each.after_ns} for each in both]},
-        )
+    if not both:
+        return
+    outer = [place for place, node in enumerate(both[0].flame.nodes) if node.parent == NO_RANGE]
+    was, now = (sum(side[place] for place in outer) for side in (both[0].before_ns, both[0].after_ns))
+    yield View(
+        id="flame-view",
+        kind="flame",
+        caption="GPU time of a step, before and after: red takes longer, blue less",
+        alt=f"GPU time of a step: {fmt.duration(was)} before, {fmt.duration(now)} after.",
+        data={"views": [{**_data(each.flame), "before": each.before_ns, "after": each.after_ns} for each in both]},
+    )
 
 
 def _data(flame: Flame) -> dict[str, Any]:
     fills = sorted({node.fill for node in flame.nodes})
+    nodes = (
+        (node.parent, node.name, fills.index(node.fill), node.total_ns, node.count, node.full) for node in flame.nodes
+    )
     return {
         "id": flame.id,
         "title": flame.title,
         "steps": flame.steps,
         "total": flame.total_ns,
         "fills": fills,
-        "nodes": [
-            [
-                node.parent,
-                node.name,
-                fills.index(node.fill),
-                node.total_ns,
-                node.count,
-                *([node.full] if node.full else []),
-            ]
-            for node in flame.nodes
-        ],
+        "nodes": [node if node[-1] else node[:-1] for node in nodes],
     }
-
-
-def _in_words(found: Sequence[Flame]) -> str:
-    first = found[0]
-    outer = sorted((node for node in first.nodes if node.parent == NO_RANGE), key=lambda node: -node.total_ns)
-    named = ", ".join(f"{node.name} {fmt.share(node.total_ns / max(first.total_ns, 1))}" for node in outer[:3])
-    return (
-        f"{first.title} by GPU time, {fmt.duration(first.total_ns)} in all; the largest: {named}. Arrow keys go from "
-        "part to part, Enter zooms in, Escape out. The tables below have the same sums."
-    )
-
-
-def _difference_in_words(found: Sequence[Difference]) -> str:
-    each = found[0]
-    outer = [place for place, node in enumerate(each.flame.nodes) if node.parent == NO_RANGE]
-    before, after = (sum(side[place] for place in outer) for side in (each.before_ns, each.after_ns))
-    return f"GPU time of a step: {fmt.duration(before)} before, {fmt.duration(after)} after."

@@ -166,39 +166,55 @@ def _idle_layer(budgets: Sequence[TimeBudget]) -> _Layer:
     )
 
 
+class WorkName(NamedTuple):
+    """What a piece of GPU work is called, its colour token, the full name where that says more, and what it is."""
+
+    label: str
+    fill: str
+    full: str | None
+    kind: str
+
+
+def named_work(timeline: Timeline, work: pl.DataFrame, longest: int) -> tuple[Int64s, list[WorkName]]:
+    """For each of these rows of `Timeline.work` the number of its name, and the names.
+
+    Args:
+        longest: characters of a full name; longer ones are cut.
+    """
+    trace = timeline.trace
+    full_names, directions = trace.kernels["full_name"], trace.copies["direction"]
+    texts = name_categories(full_names)
+    names = []
+    for text, kind in zip(texts, categories_of(pl.Series(texts, dtype=full_names.dtype)).cast(pl.String), strict=True):
+        label, full = fmt.shorten_kernel(text), fmt.printable(text)[:longest]
+        told = full if full != label else None
+        names.append(WorkName(label, category_fill(kind), told, fmt.category_title(kind)))
+    code, row = np.zeros(work.height, dtype=np.int64), work["row"].to_numpy()
+    for what, column in (("kernel", full_names), ("copy", directions), ("memset", None), ("graph", None)):
+        mine = np.flatnonzero((work["kind"] == what).to_numpy())
+        code[mine] = 0 if what == "kernel" else len(names)
+        if column is not None:
+            code[mine] += column.to_physical().to_numpy()[row[mine]]
+        if what == "copy":
+            copied = (f"copy {text}" for text in name_categories(directions))
+            names += [WorkName(label, "transfer", None, "copies and fills") for label in copied]
+        elif what == "memset":
+            names.append(WorkName("memory fill", "transfer", None, "copies and fills"))
+        elif what == "graph":
+            names.append(WorkName("CUDA graph", "graph", None, "CUDA graphs, inside hidden"))
+    return code, names
+
+
 def _work_layer(timeline: Timeline) -> _Layer:
-    trace, work = timeline.trace, timeline.work
-    kernels = trace.kernels["full_name"]
-    filled = [category_fill(str(category)) for category in categories_of(_each_name(kernels))]
-    named = [
-        (fmt.shorten_kernel(text), fill, fmt.printable(text)[:_LONGEST_NAME])
-        for text, fill in zip(name_categories(kernels), filled, strict=True)
-    ]
-    names = [(label, fill, full if full != label else None) for label, fill, full in named]
-    code = np.zeros(work.height, dtype=np.int64)
-    rows = work["row"].to_numpy()
-    for kind, texts in (
-        ("kernel", kernels.to_physical()),
-        ("copy", trace.copies["direction"].to_physical()),
-        ("memset", None),
-        ("graph", None),
-    ):
-        mine = np.flatnonzero((work["kind"] == kind).to_numpy())
-        if kind == "copy":
-            code[mine] = len(names)
-            names += [(f"copy {text}", "transfer", None) for text in name_categories(trace.copies["direction"])]
-        elif kind != "kernel":
-            code[mine] = len(names)
-            names.append(("memory fill", "transfer", None) if kind == "memset" else ("CUDA graph", "graph", None))
-        if texts is not None:
-            code[mine] += texts.to_numpy()[rows[mine]]
+    work = timeline.work
+    code, names = named_work(timeline, work, _LONGEST_NAME)
     return _Layer(
         "stream",
         *_owners(work, "device", "stream"),
         work["start_ns"].to_numpy(),
         work["end_ns"].to_numpy(),
         code,
-        names,
+        [name[:3] for name in names],
         nests=False,
     )
 
@@ -209,11 +225,6 @@ def _owners(table: pl.DataFrame, first: str, second: str) -> tuple[pl.DataFrame,
     return owners.select(
         pl.col(first).cast(pl.Int64).alias("first"), pl.col(second).cast(pl.Int64).alias("second")
     ), owner
-
-
-def _each_name(names: pl.Series) -> pl.Series:
-    """One value for each name that a column can hold."""
-    return pl.Series(names.name, name_categories(names), dtype=names.dtype)
 
 
 def _host_layers(timeline: Timeline) -> Iterator[_Layer]:
