@@ -18,7 +18,7 @@ from warplens.report.questions.time import titled_parts
 from warplens.report.theme import FILLS, FONT, PAGE, light_ink, part_fill
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from warplens.analysis.timebudget import TimeBudget
     from warplens.profile.schema import Int64s
@@ -164,7 +164,11 @@ def _line(line: Line) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(_cell("th", column.title, fmt.is_numeric(column.kind)) for column in table.columns)
-    rows = "".join(f"<tr>{''.join(_cells(row, table))}</tr>" for row in table.rows.head(_ROWS).iter_rows(named=True))
+    rows = ""
+    for row in table.rows.head(_ROWS).iter_rows(named=True):
+        cells = zip(table.columns, table.texts(row), strict=True)
+        drawn = (_cell("td", shown, fmt.is_numeric(column.kind), full) for column, (shown, full) in cells)
+        rows += f"<tr>{''.join(drawn)}</tr>"
     more = table.rows.height - _ROWS
     rest = f"<div style='color:{_ink('soft')}'>{fmt.plural(more, 'more row')} in .frame</div>" if more > 0 else ""
     none = "" if table.rows.height else _text(table.empty)
@@ -172,13 +176,6 @@ def _table(table: Table) -> str:
         f"<div style='margin-top:.8em;font-weight:bold'>{_text(table.caption)}</div>{none}"
         f"<table style='border-collapse:collapse;font-size:.9em'><tr>{head}</tr>{rows}</table>{rest}"
     )
-
-
-def _cells(row: dict[str, object], table: Table) -> Iterator[str]:
-    for column in table.columns:
-        value = row[column.name]
-        shown, full = fmt.name_and_full(value, row[column.full] if column.full else None, column.kind)  # type: ignore[arg-type]
-        yield _cell("td", shown, fmt.is_numeric(column.kind), full)
 
 
 def _cell(tag: str, shown: str, numeric: bool, full: str | None = None) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, overload
 
 from warplens.errors import SchemaError
 from warplens.profile.schema import Column, Kind
-from warplens.report.text import Scalar, kernel_labels
+from warplens.report.text import Scalar, kernel_labels, name_and_full
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,6 +27,10 @@ class Paragraph:
 
     text: str
     quiet: bool = False
+
+
+#: What notes are called on a page, by their level.
+NOTE_TAGS: Final = {"info": "Note", "warning": "Caution", "blocking": "Missing"}
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,13 @@ class Table:
         """The rows up to the limit."""
         return self.rows if self.limit is None else self.rows.head(self.limit)
 
+    def texts(self, row: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+        """The cells of a row (all its values, by name) as people see them, each with the full name behind it."""
+        return [
+            name_and_full(row[column.name], row[column.full] if column.full else None, column.kind, self.kernel_labels)
+            for column in self.columns
+        ]
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -182,17 +193,6 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Markup:
-    """A part of the page that draws itself, such as the timeline; other outputs show its text."""
-
-    id: str  #: unique in the document
-    html: str  #: trusted markup; what it holds of a profile is escaped already
-    text: str = ""  #: what stands for it elsewhere; empty for nothing
-    scripts: tuple[str, ...] = ()  #: names of the assets that bring it to life
-    data: Any = None  #: for these scripts, as JSON in an element with the id `<id>-data`
-
-
-@dataclass(frozen=True)
 class ViewRow:
     """A place that a view goes to: `span` stands behind the view's name in the address, `cells` say what is there."""
 
@@ -228,7 +228,7 @@ class Jumps:
     places: tuple[tuple[str, str], ...]
 
 
-Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure | Markup | View | Jumps"
+Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure | View | Jumps"
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def _placed(item: Block | Section, at: str) -> Block | Section:
         return replace(item, id=f"{at}{item.id}", blocks=blocks, subsections=inside)
     if isinstance(item, Jumps):
         return replace(item, view=f"{at}{item.view}")
-    return replace(item, id=f"{at}{item.id}") if isinstance(item, Table | Figure | Markup | View) else item
+    return replace(item, id=f"{at}{item.id}") if isinstance(item, Table | Figure | View) else item
 
 
 def quiet(text: str) -> Paragraph:

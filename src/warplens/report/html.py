@@ -14,7 +14,6 @@ import lzma
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ import polars as pl
 from warplens._version import __version__
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Document, Markup, Table, View
+from warplens.report.document import NOTE_TAGS, Document, Table, View
 from warplens.report.jsonout import dumps
 from warplens.report.theme import FILLS, FONT, PAGE, Theme, colour, css_ink
 
@@ -43,8 +42,6 @@ _PROSE: Final = 32
 #: Level of deflation: a tenth larger than the smallest, in a third of its time.
 _PACKING: Final = 6
 
-_NOTE_TAGS = {"info": "Note", "warning": "Caution", "blocking": "Missing"}
-
 
 def render_html(document: Document) -> str:
     """The whole page, as the text of one file."""
@@ -52,12 +49,10 @@ def render_html(document: Document) -> str:
     # All charts look alike: what says so stands once.
     configs = [spec.pop("config") for spec in specs.values()]
     charts = {"config": configs[0], "specs": specs} if specs else {}
-    own = [block for block in document.blocks() if isinstance(block, Markup)]
     views = [block for block in document.blocks() if isinstance(block, View)]
     kinds = dict.fromkeys(view.kind for view in views)
-    with_data: list[Markup | View] = [*own, *views]
-    names = dict.fromkeys([*(name for block in own for name in block.scripts), *(f"{kind}.js" for kind in kinds)])
-    scripts = [*([asset("vega.js")] if charts else []), *map(asset, names), asset("report.js")]
+    drawing = [*(["vega.js"] if charts else []), *(f"{kind}.js" for kind in kinds), "report.js"]
+    scripts = [asset(name) for name in drawing]
     drawn = "".join(asset(f"{kind}.css") for kind in kinds)
     styles = [_theme_css() + asset("report.css").replace("PAGE_FONT", FONT) + drawn, _WITHOUT_SCRIPTS]
     environment = _environment()
@@ -69,7 +64,7 @@ def render_html(document: Document) -> str:
         return ""
 
     blocks: Any = environment.get_template("blocks.html.j2").make_module(
-        {"view": _table_view, "note_tags": _NOTE_TAGS, "missing": fmt.MISSING, "later": later}
+        {"view": _table_view, "note_tags": NOTE_TAGS, "missing": fmt.MISSING, "later": later}
     )
     return environment.get_template("report.html.j2").render(
         document=document,
@@ -78,7 +73,7 @@ def render_html(document: Document) -> str:
         styles=styles,
         theme_script=asset("theme.js"),
         scripts=scripts,
-        data={f"{block.id}-data": block.data for block in with_data},
+        data={f"{view.id}-data": view.data for view in views},
         packed={"warplens-charts": charts, "warplens-rows": rows},
         blocks=blocks,
     )
@@ -168,96 +163,45 @@ def _variables(theme: Theme) -> str:
     return "".join(f"--{token}:{colour(token, theme)};" for token in (*PAGE, *FILLS))
 
 
-@dataclass(frozen=True)
-class _Cell:
-    text: str
-    numeric: bool
-    raw: str = ""
-    full: str | None = None
-    meter: float | None = None
-
-    @property
-    def pieces(self) -> list[str]:
-        """The text in the pieces between which a line may break: names have no spaces."""
-        return _BREAKS.split(self.text)
-
-
-@dataclass(frozen=True)
-class _Row:
-    cells: tuple[_Cell, ...]
-    hidden: bool
-    depth: int = 0
-    parent: bool = False
-    open: bool = False
-    leads: str = ""
-
-
-@dataclass(frozen=True)
-class _Column:
-    title: str
-    numeric: bool
-    help: str
-    wide: bool
-
-
-@dataclass(frozen=True)
-class _TableView:
-    """A table as the template writes it out."""
-
-    id: str
-    caption: str
-    columns: tuple[_Column, ...]
-    rows: tuple[_Row, ...]
-    limit: int
-    tree: bool
-    leading: bool
-    count: str
-    more: bool
-    left_out: str
-    empty: str
-
-    @property
-    def explained(self) -> list[_Column]:
-        return [column for column in self.columns if column.help]
-
-
-def _table_view(table: Table) -> _TableView:
+def _table_view(table: Table) -> dict[str, Any]:
+    """What the template writes out of a table beside its own facts: columns, rows with cells, what is shown of them."""
     frame = table.rows.head(MOST_ROWS)
     limit = table.limit if table.limit is not None else frame.height
     depths = frame.get_column(table.depth).to_list() if table.depth else []
     leads = frame.get_column(table.leads).to_list() if table.leads else [""] * frame.height
     open_to = _open_depth(depths, limit)
-    rows = tuple(
-        _Row(
-            cells=cells,
-            hidden=depths[place] > open_to if depths else place >= limit,
-            depth=depths[place] if depths else 0,
-            parent=bool(depths) and place + 1 < len(depths) and depths[place + 1] > depths[place],
-            open=bool(depths) and depths[place] < open_to,
-            leads=leads[place],
-        )
-        for place, cells in enumerate(_cells(table, frame))
-    )
-    shown = sum(not row.hidden for row in rows)
+    rows = [
+        {
+            "cells": [_cell(*each, row[each[0].name]) for each in zip(table.columns, table.texts(row), strict=True)],
+            "hidden": depths[place] > open_to if depths else place >= limit,
+            "depth": depths[place] if depths else 0,
+            "parent": bool(depths) and place + 1 < len(depths) and depths[place + 1] > depths[place],
+            "open": bool(depths) and depths[place] < open_to,
+            "leads": leads[place],
+        }
+        for place, row in enumerate(frame.iter_rows(named=True))
+    ]
+    shown = sum(not row["hidden"] for row in rows)
     left_out = table.rows.height - frame.height
-    return _TableView(
-        id=table.id,
-        caption=table.caption,
-        columns=tuple(
-            _Column(column.title, fmt.is_numeric(column.kind), column.sentence, _is_wide(column, frame))
+    are = f"{fmt.plural(left_out, 'more row')} {'is' if left_out == 1 else 'are'} in report.json."
+    return {
+        "columns": [
+            {
+                "title": column.title,
+                "numeric": fmt.is_numeric(column.kind),
+                "help": column.sentence,
+                "wide": _is_wide(column, frame),
+            }
             for column in table.columns
-        ),
-        rows=rows,
-        limit=limit,
-        tree=table.depth is not None,
-        leading=table.leads is not None or table.cards,
-        count=fmt.plural(shown, "row") if shown == len(rows) else f"{shown} of {fmt.plural(len(rows), 'row')}",
-        more=shown < len(rows),
-        left_out=f"{fmt.plural(left_out, 'more row')} {'is' if left_out == 1 else 'are'} in report.json."
-        if left_out
-        else "",
-        empty=table.empty,
-    )
+        ],
+        "rows": rows,
+        "limit": limit,
+        "tree": table.depth is not None,
+        "leading": table.leads is not None or table.cards,
+        "count": fmt.plural(shown, "row") if shown == len(rows) else f"{shown} of {fmt.plural(len(rows), 'row')}",
+        "more": shown < len(rows),
+        "left_out": are if left_out else "",
+    }
 
 
 def _is_wide(column: Column, frame: pl.DataFrame) -> bool:
@@ -277,18 +221,18 @@ def _open_depth(depths: list[int], limit: int) -> int:
     return depth
 
 
-def _cells(table: Table, frame: pl.DataFrame) -> Iterable[tuple[_Cell, ...]]:
-    return (tuple(_cell(row, column, table) for column in table.columns) for row in frame.iter_rows(named=True))
-
-
-def _cell(row: dict[str, Any], column: Column, table: Table) -> _Cell:
-    item = row[column.name]
-    full = row[column.full] if column.full else None
-    text, full = fmt.name_and_full(item, full, column.kind, table.kernel_labels)
+def _cell(column: Column, texts: tuple[str, str | None], item: Any) -> dict[str, Any]:
+    """A cell: its text in pieces between which a line may break (names have no spaces), and what scripts sort it by."""
+    text, full = texts
     if column.kind == "text" and isinstance(item, str) and "\n" in item:  # the code of a remedy
         text = "\n".join(map(fmt.printable, item.split("\n")))
-    if not fmt.is_numeric(column.kind):
-        return _Cell(text, numeric=False, full=full)
-    known = text != fmt.MISSING
-    meter = round(min(1.0, max(0.0, item)), 4) if known and column.kind == "share" else None
-    return _Cell(text, numeric=True, raw=str(item) if known else "", meter=meter)
+    numeric = fmt.is_numeric(column.kind)
+    known = numeric and text != fmt.MISSING
+    return {
+        "text": text,
+        "pieces": [] if numeric else _BREAKS.split(text),
+        "numeric": numeric,
+        "raw": str(item) if known else "",
+        "full": None if numeric else full,
+        "meter": round(min(1.0, max(0.0, item)), 4) if known and column.kind == "share" else None,
+    }

@@ -7,16 +7,15 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import (
+    NOTE_TAGS,
     Answer,
     Block,
     Document,
     Figure,
     Jumps,
     KeyFigures,
-    Markup,
     Notes,
     Paragraph,
     Section,
@@ -26,8 +25,6 @@ from warplens.report.document import (
 
 #: From a figure to the address of its image, relative to the Markdown file.
 ImageAddress: TypeAlias = "Callable[[Figure], str]"
-
-_NOTE_TAGS = {"info": "Note", "warning": "Caution", "blocking": "Missing"}
 
 #: Signs that would start markup. Underscores inside a word are harmless, and names are full of them.
 _MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -88,7 +85,7 @@ def markdown_table(table: Table) -> str:
     ]
     for row in shown.iter_rows(named=True):
         indent = _INDENT * row[table.depth] if table.depth else ""
-        cells = [escaped(_text(row, column, table)[0]) for column in table.columns]
+        cells = [escaped(text) for text, _ in table.texts(row)]
         lines.append(_pipes([indent + cells[0], *cells[1:]]))
     if shown.height < table.rows.height:
         lines.append(f"\n{fmt.count(shown.height)} of {fmt.count(table.rows.height)} rows.")
@@ -115,8 +112,6 @@ def _block(block: Block, image: ImageAddress) -> str:
         return _notes(block)
     if isinstance(block, KeyFigures):
         return _key_figures(block)
-    if isinstance(block, Markup):
-        return escaped(block.text)
     if isinstance(block, Jumps):
         return escaped(f"{block.text} {' · '.join(words for _, words in block.places)}")
     if isinstance(block, View):
@@ -141,7 +136,7 @@ def _notes(block: Notes) -> str:
         remedy = f" {escaped(note.remedy)}" if note.remedy else ""
         # A remedy is a sentence of its own; a text without a stop would run into it.
         stop = "." if remedy and note.text[-1:] not in ".!?:" else ""
-        lines.append(f"- **{_NOTE_TAGS[note.level.value]}.** {escaped(note.text)}{stop}{remedy}")
+        lines.append(f"- **{NOTE_TAGS[note.level.value]}.** {escaped(note.text)}{stop}{remedy}")
     return "\n".join(lines)
 
 
@@ -155,12 +150,8 @@ def _key_figures(block: KeyFigures) -> str:
 
 def _full_names(table: Table) -> str:
     """The unabridged names behind the shortened ones of a table, folded."""
-    names: dict[str, str] = {}
-    for row in table.shown().iter_rows(named=True):
-        for column in table.columns:
-            short, full = _text(row, column, table)
-            if full:
-                names[full] = short
+    rows = table.shown().iter_rows(named=True)
+    names = {full: short for row in rows for short, full in table.texts(row) if full}
     if not names:
         return ""
     entries = (f"<li>{_code(short)}<br>{_code(full)}</li>" for full, short in names.items())
@@ -169,11 +160,6 @@ def _full_names(table: Table) -> str:
 
 def _code(text: str) -> str:
     return f"<code>{html.escape(text)}</code>"
-
-
-def _text(row: dict[str, Any], column: Column, table: Table) -> tuple[str, str | None]:
-    full = row[column.full] if column.full else None
-    return fmt.name_and_full(row[column.name], full, column.kind, table.kernel_labels)
 
 
 def _pipes(cells: Any) -> str:

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TextIO, TypeAlias
 
 from warplens.report import text as fmt
 from warplens.report.markdown import markdown_table
@@ -118,7 +118,9 @@ def _print_for_people(table: Table, stream: TextIO) -> None:
     if shown.is_empty():
         screen.print(text.Text(table.empty))
         return
-    rows = [_cells(row, table) for row in shown.iter_rows(named=True)]
+    rows = [[text for text, _ in table.texts(row)] for row in shown.iter_rows(named=True)]
+    for row, depth in zip(rows, shown[table.depth] if table.depth else (), strict=False):
+        row[0] = "  " * depth + row[0]
     kept = _fitting(table.columns, rows, screen.width)
     columns = [table.columns[place] for place in kept]
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, header_style=style.Style(dim=True))
@@ -173,16 +175,6 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: in
 
 def _style(cell: str, column: Column) -> str:
     return _STYLES.get(cell, "") if column.name == "severity" else ""
-
-
-def _cells(row: dict[str, Any], table: Table) -> list[str]:
-    cells = [
-        fmt.name_and_full(
-            row[column.name], row[column.full] if column.full else None, column.kind, table.kernel_labels
-        )[0]
-        for column in table.columns
-    ]
-    return ["  " * row[table.depth] + cells[0], *cells[1:]] if table.depth else cells
 
 
 def print_prose(lines: Iterable[str], stream: TextIO) -> None:
