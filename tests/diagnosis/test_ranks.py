@@ -7,7 +7,8 @@ import pytest
 from tests.diagnosis.fleet import SEND_RECV, US, Fleet, found_across
 from tests.diagnosis.machine import ADD, BF16_GEMM
 from tests.diagnosis.programs import judged
-from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler, UnbucketedCommunication
+from warplens.diagnosis.rules.communication import UnbucketedCommunication
+from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
 
 
 def training(fleet: Fleet, late: int | None = None, extra: str = "", buckets: int = 4) -> None:

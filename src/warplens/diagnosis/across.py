@@ -10,8 +10,9 @@ from typing import Final
 from warplens.diagnosis.findings import SEVERITIES, Diagnosis, Finding
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
-from warplens.diagnosis.rules.host import ExposedCommunication, LaunchOverhead
-from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler, UnbucketedCommunication
+from warplens.diagnosis.rules.communication import ExposedCommunication, UnbucketedCommunication
+from warplens.diagnosis.rules.host import LaunchOverhead
+from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
 from warplens.diagnosis.rules.whole import IncompleteProfile
 from warplens.diagnosis.run import Run
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds

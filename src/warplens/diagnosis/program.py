@@ -35,7 +35,7 @@ _Value = TypeVar("_Value", bound=np.generic)
 MARKS: Final = {
     **names.MARKS,
     "log-softmax": r"LogSoftMax|log_softmax|softmax_warp_(?:forward|backward)<[^>]*, *(?:\(bool\))?(?:1|true)\b",
-    "backward": r"(?i)backward|bprop|dgrad|wgrad|_bwd",
+    "backward": r"(?i:backward|bprop|dgrad|wgrad|_bwd)|Bwd",
     "layout-conversion": r"(?i)nchwtonhwc|nhwctonchw|nchwtofolded|foldednhwc|addpadding|transpose_readwrite",
     "channels-last": r"(?i)nhwc|channels_last",
     # Operands widened to what a kernel takes, by the compiler.
@@ -68,7 +68,8 @@ MARKS: Final = {
     # Operands in 8 bits or fewer.
     "quantized": r"(?i)fp4|e2m1|fp8(?!kv)|e4m3|e5m2|float8|int8|s8s8|w[48]a(?:8|16)|awq|gptq|marlin",
     "selecting": r"DeviceSelect|nonzero|flagged_select",
-    "generated": r"^triton_",
+    # By a compiler: Inductor, XLA, TensorRT.
+    "generated": r"^triton_|^(?:\w+_)?fusion(?:_\w+)?$|^wrapped_|^__myl_|generatedNative",
     "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",
     "strided": r"(?<![a-z_])elementwise_kernel<",
 }

@@ -360,9 +360,9 @@ def predicted(facts: Facts, *changes: str) -> float:
 #: Where the window is no row of steps alone.
 STEPS_ONLY: Final = Remedy(
     "Record steps only",
-    "nsys profile --capture-range=cudaProfilerApi python train.py  # started after warm-up\n"
-    "# or torch.profiler.schedule(wait=5, warmup=2, active=3), or torch.cuda.nvtx.range('step')\n"
-    "# around each step, or --window",
+    "schedule = torch.profiler.schedule(wait=5, warmup=2, active=3)  # and profiler.step() after each step\n"
+    "nsys profile --capture-range=cudaProfilerApi python train.py  # torch.cuda.profiler.start() after warm-up\n"
+    "# or a range around each step, torch.cuda.nvtx.range('step'), or --window of the profile at hand",
     "numbers of the steady workload, without its start-up",
 )
 

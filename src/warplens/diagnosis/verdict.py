@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -33,6 +32,7 @@ from warplens.diagnosis.findings import (
     percent,
     times,
 )
+from warplens.diagnosis.fitting import fitting, framework_doubt
 from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
 from warplens.diagnosis.rule import weight
@@ -129,7 +129,7 @@ def diagnose(
         if worth and verdict.id != rest.id:
             raised.append(rest)
     ranked = (verdict, *_ranked(finding for finding in raised if finding.id != verdict.id))
-    ranked = tuple(located(facts, claims, finding) for finding in ranked)
+    ranked = tuple(located(facts, claims, fitting(facts, finding)) for finding in ranked)
     diagnosis = Diagnosis(
         verdict=verdict.id,
         headline=headline(facts, verdict, claims),
@@ -163,24 +163,12 @@ def _describes(finding: Finding) -> bool:
 
 def _findings(facts: Facts, claims: Claims) -> list[Finding]:
     asked = (each for each in RULES if each.id not in (_INCOMPLETE.id, _SATURATED.id, _BELOW_ROOF.id))
-    found = [_fitting(facts, finding) for each in asked if (finding := each.find(facts, claims)) is not None]
+    found = [finding for each in asked if (finding := each.find(facts, claims)) is not None]
     worth = any(
         (finding.gain or 0.0) >= facts.thresholds.warning_ceiling and finding.severity != "info" for finding in found
     )
     busy = None if worth else _SATURATED.find(facts, claims) or _BELOW_ROOF.find(facts, claims)
     return found if busy is None else [*found, busy]
-
-
-#: Remedies that a program has taken already.
-_COMPILES: Final = re.compile(r"torch\.compile\((?!.*reduce-overhead)")
-_CAPTURES: Final = re.compile(r"reduce-overhead|torch\.cuda\.graph\(|CUDAGraph\(")
-
-
-def _fitting(facts: Facts, finding: Finding) -> Finding:
-    """The finding without remedies that the program has taken already, unless nothing would be left."""
-    taken = [pattern for pattern, done in ((_COMPILES, facts.compiled), (_CAPTURES, facts.graphed)) if done]
-    left = tuple(remedy for remedy in finding.remedies if not any(pattern.search(remedy.how) for pattern in taken))
-    return replace(finding, remedies=left) if left else finding
 
 
 def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
@@ -337,5 +325,7 @@ def _unavailable(facts: Facts, has_counters: bool, source: str | None) -> Iterat
         yield "why the GPU was idle: no CUDA API calls were recorded (nsys profile --trace=cuda)"
     if not facts.work["phase"].is_in(list(PHASES)).any():
         yield "forward, backward and optimizer apart: no range is named after them"
+    if (doubt := framework_doubt(facts)) is not None:
+        yield f"whether the remedies fit: {doubt}"
     if not facts.window.steps:
         yield "numbers per step: the window has no repeating steps"

@@ -14,7 +14,7 @@ from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
-from warplens.diagnosis.facts import Facts, kernel_names, range_names
+from warplens.diagnosis.facts import Facts, range_names
 from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy
 from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import (
@@ -24,6 +24,7 @@ from warplens.diagnosis.rule import (
     IDLE_SHARE,
     LAUNCHES_BEHIND_NS,
     LAUNCHES_PER_STEP,
+    STEPS_ONLY,
     Limit,
     Rule,
     gain_of,
@@ -210,8 +211,8 @@ class LaunchOverhead(Rule):
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
-                    "# F.scaled_dot_product_attention for written-out attention"
-                    + ("\n# torch.optim.AdamW(model.parameters(), fused=True) for its kernels" if facts.trains else ""),
+                    "# F.scaled_dot_product_attention for written-out attention\n"
+                    "# torch.optim.AdamW(model.parameters(), fused=True) for its kernels",
                     "in proportion to the launches saved",
                 ),
                 Remedy(
@@ -292,7 +293,7 @@ class HostSync(Rule):
         **GPU_BUSY_SHARE,
         "waits_per_step": "calls that block the host until the GPU is done",
         "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host",
-        "idle_ns_per_wait": "idle time per wait",
+        "idle_ns_per_wait": "that idle time, per wait",
         "host_waiting_share": "share of the window in which the host waited for a busy GPU",
     }
     refutation = (
@@ -436,7 +437,7 @@ class HostSync(Rule):
         """The finding, if the window has it."""
         claimed = claims.total_ns(self.id)
         waits = facts.host.waits / facts.steps
-        whole = facts.phase is None
+        whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
         inside, checked = facts.waits_inside, bool(self._checks(facts).any())
         return self.raised(
             facts,
@@ -456,7 +457,7 @@ class HostSync(Rule):
                 "gpu_busy_share": facts.busy_share,
                 "waits_per_step": waits if whole else None,
                 "readbacks_per_step": facts.host.readbacks / facts.steps if whole else None,
-                "idle_ns_per_wait": claimed / facts.host.waits if whole and facts.host.waits else None,
+                "idle_ns_per_wait": seen / facts.host.waits if whole and facts.host.waits else None,
                 "host_waiting_share": facts.host.waited_ns / facts.window.duration_ns if whole else None,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
@@ -512,8 +513,8 @@ class BlockingCopy(Rule):
         "host_held_idle_ns": "pauses while a copy blocked the host",
         "claimed_share": "everything that it claims, of the window",
         "copied_bytes_per_step": "copies between host and GPU",
-        "copies_per_step": "the share of the bytes from or to pageable memory",
-        "bandwidth_bytes_per_s": "the share of the bytes from or to pageable memory",
+        "copies_per_step": "how many there are",
+        "bandwidth_bytes_per_s": "their bytes over the time in which one of them ran",
         "pageable_share": "the share of the bytes from or to pageable memory",
     }
     refutation = (
@@ -560,9 +561,9 @@ class BlockingCopy(Rule):
             f"{GAIN}; in proportion to the bytes" if link_bound else "in proportion to the bytes",
         )
         pinned = Remedy(
-            "Copy from pinned memory, without blocking",
-            "loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n"
-            "x = x.to('cuda', non_blocking=True)",
+            "Copy from pinned memory, without blocking" if from_pageable else "Copy without blocking",
+            ("loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n" if from_pageable else "")
+            + "x = x.to('cuda', non_blocking=True)",
             modelled(facts, "async-copies"),
         )
         ahead = Remedy(
@@ -576,7 +577,7 @@ class BlockingCopy(Rule):
         return self.raised(
             facts,
             claimed,
-            title="Data are sent to the GPU in the middle of a step, layer by layer, and delay the work"
+            title="Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"
             if stays
             else "Copies from pageable memory delay the work"
             if unpinned
@@ -631,14 +632,23 @@ class BlockingCopy(Rule):
         inside = sent & large & (starts[rows] > firsts[program.step[rows]])
         if inside.sum() < self.least_inside * facts.steps:
             return none
+        fetched = ~sent & large
+        there_and_back = bytes_[fetched].sum() >= self.inside_share * bytes_[inside].sum()
+        # The next batch is sent in the middle of a step as well, in one go.
+        if not there_and_back and not self._between_layers(facts, rows[inside]):
+            return none
         if bytes_[inside].sum() < self.inside_share * bytes_[sent].sum():
             return none
         # Equal parts of a step that each begin with a copy may be layers, or passes over inputs.
         if passes_of_step(facts).count > 1 and (sent & large & ~inside).any():
             return none
-        fetched = ~sent & large
-        there_and_back = bytes_[fetched].sum() >= self.inside_share * bytes_[inside].sum()
         return _all_of(facts, rows[inside | (fetched & there_and_back)])
+
+    def _between_layers(self, facts: Facts, sent: Int64s) -> bool:
+        """Whether products lie between these copies of a step, several times."""
+        starts, products = facts.work["start_ns"].to_numpy(), facts.program.labelled(*PRODUCTS)
+        before = np.searchsorted(np.sort(starts[products]), starts[sent])
+        return len(np.unique(before)) >= self.least_inside * facts.steps
 
     def _replayed(self, facts: Facts, staying: Float64s) -> Gain | None:
         """From pinned memory in order, beside the kernels where that is told first, or without those that need not be.
@@ -683,6 +693,7 @@ class AllocatorChurn(Rule):
     claimed = "idle time while the host was inside one"
     headline = "Limited by memory allocation: for {share} of the time the GPU waits for cudaMalloc or cudaFree"
     title = "Memory is allocated and freed inside the steps, and the GPU waits for it"
+    once_title: ClassVar = "Memory is allocated and freed, which may belong to the start, and the GPU waits for it"
     evidence: ClassVar = {
         **IDLE_NS,
         **IDLE_SHARE,
@@ -711,7 +722,8 @@ class AllocatorChurn(Rule):
         return self.raised(
             facts,
             claimed,
-            confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
+            title="" if facts.sure else self.once_title,
+            confidence="high" if facts.sure else "low",
             evidence={
                 **seen_idle(facts, claims, self.id),
                 "allocation_calls_per_step": calls if whole else None,
@@ -720,6 +732,7 @@ class AllocatorChurn(Rule):
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
+                *(() if facts.sure else (STEPS_ONLY,)),
                 Remedy(
                     "Let the caching allocator keep its memory",
                     "# remove torch.cuda.empty_cache() from the loop, unset PYTORCH_NO_CUDA_MEMORY_CACHING\n"
@@ -744,107 +757,3 @@ class AllocatorChurn(Rule):
             at_least=predicted(facts, "cached-allocation"),
             bound_ns=facts.idle_ns,
         )
-
-
-class ExposedCommunication(Rule):
-    """Time of communication kernels in which no other kernel ran on their GPU."""
-
-    id = "exposed-communication"
-    question = "Do collectives run while nothing computes?"
-    limiter = "exposed communication"
-    cause = "collectives that are not overlapped with compute"
-    raised_when = "it costs 2 %"
-    claimed = "time in which only a collective ran"
-    headline = "Limited by communication: for {share} of the time it runs while nothing computes"
-    title = "Collectives run while nothing computes"
-    evidence: ClassVar = {
-        "exposed_ns": "collectives with nothing else on the GPU",
-        "exposed_share": "of the window",
-        "exposed_of_their_time_share": "of their own time",
-        "collectives_per_step": "exposed collectives",
-        "most_exposed_gpu_share": "of the window, on the GPU with the most of it",
-        "most_to_least_exposed_gpu_factor": "ratio of the most to the least exposed GPU",
-    }
-    refutation = (
-        "Run one step inside model.no_sync(): if it does not get faster by the exposed time, something "
-        "else is the limit."
-    )
-    precedence = "certain"
-
-    fewer_bytes = Limit(
-        0.5, "Gradients reduced in bfloat16 are half of the bytes: half of the time of large collectives."
-    )
-
-    def claim(self, facts: Facts) -> Float64s | None:
-        """Collectives."""
-        return _all_of(facts, np.flatnonzero(facts.program.having("label", "communication")))
-
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        claimed = claims.busy_ns(self.id)
-        if not claimed:
-            return None
-        kernels = facts.work.select("start_ns", "end_ns", "own_ns", "device", "label").filter(
-            pl.col("label") == "communication"
-        )
-        # What is hidden entirely owns no time, and is not in the table: the share is that of those which show.
-        lasting = int((kernels["end_ns"] - kernels["start_ns"]).sum())
-        by_device = kernels.group_by("device").agg(pl.col("own_ns").sum())["own_ns"]
-        uneven = float(by_device.max()) / float(by_device.min()) if by_device.len() > 1 and by_device.min() else None  # type: ignore[arg-type]
-        # Averages over GPUs hide the one that waits: what is claimed on that one bounds it.
-        on_each = pl.DataFrame({"device": facts.work["device"], "claimed": claims.of_work(self.id)})
-        most = on_each.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
-        most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
-        hideable = self._beside(facts, claimed) / claimed
-        overlapping = Remedy(
-            "Overlap it with the backward pass",
-            "model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)\n"
-            "# FSDP: backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
-            GAIN
-            if hideable >= self.fewer_bytes
-            else "limited by the compute that can run beside it, which takes less time",
-        )
-        less = Remedy(
-            "Communicate less",
-            "with model.no_sync(): loss.backward()  # all but the last micro-batch\n"
-            "# or in bfloat16:\n"
-            "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
-            "in proportion to the bytes" if hideable >= self.fewer_bytes else f"{GAIN}; in proportion to the bytes",
-        )
-        return self.raised(
-            facts,
-            claimed,
-            confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
-            evidence={
-                "exposed_ns": claimed,
-                "exposed_share": claimed / facts.wall_ns if facts.wall_ns else None,
-                "exposed_of_their_time_share": claimed / lasting if lasting else None,
-                "collectives_per_step": kernels.height / facts.steps,
-                "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 and facts.wall_ns else None,
-                "most_to_least_exposed_gpu_factor": uneven,
-            },
-            where=kernel_names(facts, claims.of_work(self.id)),
-            remedies=(
-                *((overlapping, less) if hideable >= self.fewer_bytes else (less, overlapping)),
-                Remedy(
-                    "Look for a straggler",
-                    "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
-                    "the waiting inside the collectives goes away",
-                ),
-            ),
-            on_gpu=True,
-            kept=1 - max(hideable, self.fewer_bytes),
-            bound_ns=most_ns,
-        )
-
-    def _beside(self, facts: Facts, exposed_ns: int) -> int:
-        """How much of the exposed time could hide: compute beside which no collective runs yet, on the same GPUs."""
-        compute, hidden = 0, -exposed_ns
-        every = facts.work.select("device", "kind", "label", "start_ns", "end_ns", "own_ns")
-        for device in every["device"].unique():
-            mine = every["device"] == device
-            collective = mine & (every["label"] == "communication")
-            spans = every.filter(collective)
-            hidden += total(union(Intervals(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())))
-            compute += int(every["own_ns"].filter(mine & ~collective & (every["kind"] != "copy")).sum())
-        return min(max(compute - hidden, 0), exposed_ns)

@@ -222,7 +222,7 @@ class TensorCompute(Rule):
     evidence: ClassVar = {
         "products_ns": "matrix products",
         "products_share": "of the window",
-        "on_tensor_cores_share": "products known to run on tensor cores",
+        "on_tensor_cores_share": "of the products whose name tells, where that is most of them",
         **GPU_BUSY_SHARE,
         "at_tensor_roof_share": "of the counted products' time, at 60 % or more of the tensor pipe's peak",
     }
@@ -244,7 +244,8 @@ class TensorCompute(Rule):
         time = facts.own_ns(is_product)
         if facts.busy_share < limits.busy_share or time < limits.dominant_share * facts.wall_ns:
             return None
-        known = facts.own_ns(is_product & pl.col("tensor_cores"))
+        known = facts.own_ns(pl.col("label").is_in(PRODUCTS) & pl.col("tensor_cores").is_not_null())
+        on_cores = facts.own_ns(is_product & pl.col("tensor_cores"))
         pipe = (
             (pl.col("bound") == "compute")
             & (pl.col("bound_unit") == "tensor")
@@ -263,7 +264,7 @@ class TensorCompute(Rule):
             evidence={
                 "products_ns": time,
                 "products_share": time / facts.wall_ns,
-                "on_tensor_cores_share": known / time,
+                "on_tensor_cores_share": on_cores / known if 2 * known > time else None,
                 "gpu_busy_share": facts.busy_share,
                 "at_tensor_roof_share": at_roof / counted if counted else None,
             },
@@ -617,10 +618,10 @@ class SmallKernels(Rule):
     evidence: ClassVar = {
         "empty_ns": "time lost to multiprocessors that small grids leave empty",
         "starting_ns": "pauses of the GPU before such kernels, although they were queued",
-        "small_kernels_share": "time, number and length of such kernels",
+        "small_kernels_share": "time of such kernels, of the window",
         "multiprocessors_reached_share": "blocks over multiprocessors, at most 1, weighted by time",
-        "small_kernel_median_ns": "time, number and length of such kernels",
-        "small_kernels_per_step": "time, number and length of such kernels",
+        "small_kernel_median_ns": "length of such kernels",
+        "small_kernels_per_step": "how many there are",
         "passes_per_step": "equal passes over different inputs, which could be one batch",
         **GPU_BUSY_SHARE,
     }

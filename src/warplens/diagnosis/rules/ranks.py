@@ -11,7 +11,6 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.ranks.balance import held_up, straggler
-from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Confidence, Finding, Remedy, Severity, about, ceiling
@@ -78,7 +77,7 @@ class RanksRule(Rule):
         )
 
 
-def _most(facts: RankFacts, saved_ns: float, issuing_ns: float = 0.0) -> float:
+def most_of(facts: RankFacts, saved_ns: float, issuing_ns: float = 0.0) -> float:
     """The most that can come of it, whatever the profiler added to the launches: nothing, or all of their time."""
     recorded = ceiling(facts.wall_ns, min(saved_ns, facts.wall_ns))
     wall = max(facts.wall_ns - facts.issuing_ns, 1)
@@ -89,7 +88,7 @@ def _most(facts: RankFacts, saved_ns: float, issuing_ns: float = 0.0) -> float:
 _PACES: Final = np.linspace(0.0, 1.0, 11)
 
 
-def _gains(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0) -> tuple[float, ...]:
+def gains_of(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0) -> tuple[float, ...]:
     """Expected gain of these ranks, and the ends of its interval; the median rank stands for all.
 
     Waiting in which the host issues what comes next costs nothing, and how long the hosts take without the profiler is
@@ -105,169 +104,6 @@ def _gains(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: 
         return median(found)
 
     return (of(1.0, 0.8 * left), float(np.mean([of(place, left) for place in _PACES])), of(0.0, min(1.2 * left, 1.0)))
-
-
-# --- Many small collectives ------------------------------------------------------------------------------------------
-
-
-class UnbucketedCommunication(RanksRule):
-    """Collectives so small that their latency and not their bytes is what they take, where one could do for many."""
-
-    id = "unbucketed-communication"
-    question = "Are gradients reduced one by one, in collectives dominated by latency?"
-    limiter = "many small collectives"
-    cause = "many small collectives per step, which could be merged into a few"
-    raised_when = (
-        "a step has 32 collectives of up to 1 MiB (where sizes are not recorded, of up to 50 µs) with only small "
-        "work between them, or overlapped with compute, and it costs 2 %"
-    )
-    claimed = "the exposed part of collectives that could be merged with a neighbour"
-    headline = "Limited by small collectives: for {share} of the time one runs while nothing computes"
-    evidence: ClassVar = {
-        "small_collectives_per_step": "mergeable collectives that are small; per rank",
-        "joinable_collectives_per_step": "collectives that could be merged with the one before or after; per rank",
-        "collectives_per_step": "all collectives; per rank",
-        "joinable_bytes_per_step": "bytes that the mergeable ones carry; per rank",
-        "floor_ns": "5th percentile of the duration of the small ones",
-        "small_median_ns": "median duration of the small ones",
-        "between_ns": "from one mergeable collective to the next, with only small work between; mean over the ranks",
-        "exposed_ns": "mergeable collectives with nothing else on the GPU; mean over the ranks",
-        "exposed_share": "the same, of the window",
-        "most_exposed_rank_share": "the same on the rank with the most",
-        "saved_of_exposed_share": "share of the mergeable ones' time that is latency, not bytes (Hockney's model)",
-    }
-    refutation = (
-        "Reduce all gradients in one flat tensor: if the step takes as long as before, latency was not the cost of "
-        "the collectives."
-    )
-    least_per_step = Limit(32, "A network of a few layers, FSDP by layers, or buckets of 25 MB have fewer.")
-    small_bytes = Limit(1 << 20, "Up to 1 MiB, collectives reach a fifth of the bus bandwidth or less (nccl-tests).")
-    small_ns = Limit(50_000, "Where sizes are not recorded: an all-reduce of 1 MiB within a host takes 20 to 50 µs.")
-    link_bytes_per_s = Limit(900e9, "The rate of NVLink 5 in each direction, the fastest link between GPUs.")
-
-    def _joinable(self, run: Run) -> dict[int, pl.DataFrame]:
-        """Of each rank the collectives that could be one with a neighbour, and which are `small`; {} if too few are."""
-        found = {}
-        for rank in run.ranks:
-            summary = run.summary(rank)
-            rows = summary.collectives.filter("in_window", ~pl.col("kind").is_in(["send_recv", "barrier"]))
-            length = pl.col("end_ns") - pl.col("start_ns")
-            small = (
-                pl.when(pl.col("size_bytes").is_null())
-                .then(length <= self.small_ns)
-                .otherwise(pl.col("size_bytes") <= self.small_bytes)
-            )
-            joined = pl.col("joinable") | pl.col("joinable").shift(-1).fill_null(value=False)
-            mine = rows.filter(joined).with_columns(small.alias("small"))
-            if int(mine["small"].sum()) >= self.least_per_step * max(1, len(summary.window.steps)):
-                found[rank] = mine
-        return found if len(found) == len(run.ranks) else {}
-
-    def claim(self, facts: Facts) -> Float64s | None:
-        """These collectives, whole."""
-        run = run_of(facts)
-        joinable = self._joinable(run) if run is not None else {}
-        if not joinable:
-            return None
-        begins = np.unique(np.concatenate([rows["start_ns"].to_numpy() for rows in joinable.values()]))
-        mine = facts.program.having("label", "communication")
-        return np.where(mine & np.isin(facts.work["start_ns"].to_numpy(), begins), 1.0, 0.0)
-
-    def across(self, run: Run, limits: Thresholds) -> Finding | None:
-        """The finding, if the run has it."""
-        joinable = self._joinable(run)
-        if not joinable:
-            return None
-        exposed = {rank: int(rows["exposed_ns"].sum()) for rank, rows in joinable.items()}
-        if ceiling(round(run.wall_ns), sum(exposed.values()) / len(exposed)) < limits.raise_ceiling:
-            return None
-        every = pl.concat(joinable.values())
-        length = (every["end_ns"] - every["start_ns"]).to_numpy()
-        small = length[every["small"].to_numpy()]
-        floor = float(np.quantile(small, 0.05))
-        # t = α + S / β (R. Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994): beyond the
-        # floor α, what is left of each is its bytes, and its waiting.
-        saved_share = 1 - float(np.maximum(length - floor, 0).sum() / max(length.sum(), 1))
-        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in exposed.items()}
-        sizes = every["size_bytes"]
-        known = sizes.null_count() == 0
-        # What stands between two of them, scaling one gradient for example, is one pass over all of them afterwards.
-        whole = {rank: float(spent + _between_ns(joinable[rank])) for rank, spent in exposed.items()}
-        bound = max(
-            _most(
-                run.ranks[rank],
-                max(spent - self._at_link(joinable[rank]), 0.0),
-                run.ranks[rank].before_communication_ns,
-            )
-            for rank, spent in whole.items()
-        )
-        ranks, steps = len(joinable), run.steps
-        kinds = every["kind"].cast(pl.String).value_counts(sort=True)["kind"].to_list()
-        per_step = len(small) / ranks / steps
-        return self.costing(
-            run,
-            limits,
-            _gains(run.ranks, whole, 1 - saved_share),
-            bound=bound,
-            title=f"There are {per_step:,.0f} small collectives per step, which could be merged into a few",
-            confidence="high" if known and run.sure else "medium" if run.sure else "low",
-            evidence={
-                "small_collectives_per_step": per_step,
-                "joinable_collectives_per_step": every.height / ranks / steps,
-                "collectives_per_step": sum(_in_window(run, rank) for rank in run.ranks) / ranks / steps,
-                "joinable_bytes_per_step": int(sizes.sum()) / ranks / steps if known else None,
-                "floor_ns": floor,
-                "small_median_ns": float(np.median(small)),
-                "between_ns": (sum(whole.values()) - sum(exposed.values())) / ranks,
-                "exposed_ns": sum(exposed.values()) / ranks,
-                "exposed_share": sum(shares.values()) / ranks,
-                "most_exposed_rank_share": max(shares.values()),
-                "saved_of_exposed_share": saved_share,
-            },
-            where=tuple(kinds[:3]),
-            remedies=(
-                Remedy(
-                    "Reduce the gradients in buckets, overlapped with the backward pass",
-                    "model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)\n"
-                    "# in place of an all_reduce for each parameter; where it is used already: a larger bucket_cap_mb",
-                    GAIN,
-                ),
-                Remedy(
-                    "Merge small collectives into one call",
-                    "flat = torch.cat([p.grad.flatten() for p in parameters])\n"
-                    "dist.all_reduce(flat)\n"
-                    "torch._foreach_copy_(grads, views)\n"
-                    "# or dist.all_reduce_coalesced(grads); scale with torch._foreach_div_",
-                    GAIN,
-                ),
-                Remedy(
-                    "Communicate less often",
-                    "with model.no_sync(): loss.backward()  # all but the last micro-batch",
-                    "in proportion to the collectives saved",
-                ),
-            ),
-        )
-
-    def _at_link(self, rows: pl.DataFrame) -> float:
-        """Nanoseconds that their bytes take on the fastest link there is; 0 where no sizes are recorded."""
-        sizes = (
-            rows.filter(pl.col("size_bytes").is_not_null())
-            .group_by("kind", "group_size")
-            .agg(pl.col("size_bytes").sum())
-        )
-        moved = sum(size * (bus_factor(str(kind), ranks) or 0.0) for kind, ranks, size in sizes.iter_rows())
-        return float(moved / self.link_bytes_per_s * 1e9)
-
-
-def _in_window(run: Run, rank: int) -> int:
-    return int(run.summary(rank).collectives["in_window"].sum())
-
-
-def _between_ns(rows: pl.DataFrame) -> int:
-    """Time between collectives that follow each other, where the first of them ran alone."""
-    alone = pl.col("exposed_ns") == pl.col("end_ns") - pl.col("start_ns")
-    pause = (pl.col("start_ns") - pl.col("end_ns").shift(1)).clip(0)
-    return int(rows.select(pause.filter(pl.col("joinable") & alone.shift(1)).sum()).item() or 0)
 
 
 # --- Stages of a pipeline that wait for each other -------------------------------------------------------------------
@@ -393,7 +229,7 @@ class PipelineBubble(RanksRule):
             run,
             limits,
             (low, expected, high),
-            bound=max(_most(run.ranks[rank], spent) for rank, spent in waited.items()),
+            bound=max(most_of(run.ranks[rank], spent) for rank, spent in waited.items()),
             title=f"Stages of a pipeline wait for each other: {micro} micro-batches for {stages} stages",
             confidence="medium" if run.sure else "low",
             evidence={
@@ -641,7 +477,7 @@ class Straggler(RanksRule):
             max(spent, 0.0) * (own.unprofiled_share if name == "launch" else 1.0) for name, spent in excess.items()
         )
         most = given_back if cause != "unknown" else float(own.wall_ns)
-        gains = _gains(run.ranks, {rank: min(spent, most) for rank, spent in held.items()})
+        gains = gains_of(run.ranks, {rank: min(spent, most) for rank, spent in held.items()})
         if sorted(gains)[1] < limits.raise_ceiling:
             doing += "; without it the hosts would limit the step just as much"
         compute = {rank: run.summary(rank).times["compute_ns"] for rank in (late, *held)}
@@ -652,7 +488,7 @@ class Straggler(RanksRule):
             run,
             limits,
             gains,
-            bound=max(_most(run.ranks[rank], exposed[rank]) for rank in held),
+            bound=max(most_of(run.ranks[rank], exposed[rank]) for rank in held),
             title=f"Rank {late} is late and the others wait for it, {mean / run.steps / 1e6:.1f} ms per step: {doing}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
             evidence={

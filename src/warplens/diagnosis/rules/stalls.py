@@ -107,8 +107,8 @@ _ACTIVITIES: Final = (
         (
             Remedy(
                 "Reduce host work in the forward pass",
-                "torch.compile(model) issues the whole pass from one call; no Python loops over items, no hooks, no "
-                "checks of values inside the model",
+                "model = torch.compile(model)  # issues the whole pass from one call\n"
+                "# no Python loops over items, no hooks, no checks of values inside the model",
                 "{gain}",
             ),
         ),
@@ -161,9 +161,9 @@ _UNKNOWN_ACTIVITY: Final = (
 #: Where the host works on data that it then sends, or that it has just fetched.
 _ON_DATA: Final = Remedy(
     "Process these data on the GPU",
-    "send images as uint8 and token ids as they are, and convert, normalize and augment them there; count, "
-    "compare and select there (torch.bincount, argmax), and copy only the result back. Or prepare them in other "
-    "processes: DataLoader(…, num_workers=8, pin_memory=True)",
+    "# send images as uint8 and token ids as they are; convert, normalize and augment them there\n"
+    "# count, compare and select there (torch.bincount, argmax), and copy only the result back\n"
+    "DataLoader(dataset, num_workers=8, pin_memory=True)  # or prepare them in other processes",
     GAIN,
 )
 

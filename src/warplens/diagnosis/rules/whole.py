@@ -378,6 +378,7 @@ class BelowRoof(Rule):
         names = kernel_names(facts, above)
         pattern = "|".join(dict.fromkeys(re.escape(name.rpartition("::")[2][:40]) for name in names))
         shapes = facts.timeline.trace.operators["input_shapes"]
+        of_nvidia = facts.timeline.trace.capture.recorder.counters == "ncu"
         return self.described(
             title="The GPU is busy but not near its roofs, and no single cause stands out"
             if known
@@ -397,13 +398,13 @@ class BelowRoof(Rule):
             },
             where=names,
             remedies=(
-                *(() if any(map(peaks_of, facts.devices)) else (_GPU,)),
+                *(() if any(map(peaks_of, facts.devices)) else (_name_gpu("H100 PCIe" if of_nvidia else "MI300X"),)),
                 *(() if known or shapes.null_count() < len(shapes) else (_SHAPES,)),
                 Remedy(
                     "Collect counters of the kernels with the most time above their roof",
                     f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
                     "warplens diagnose PATH --counters REPORT"
-                    if facts.timeline.trace.capture.recorder.counters == "ncu"
+                    if of_nvidia
                     else "rocprof-compute profile -n counters -- python train.py  # a few steps: each pass runs again\n"
                     "rocprof-compute analyze -p workloads/counters/*  # read there: Warplens reads counters of ncu",
                     "shows which roof limits each of them, and why",
@@ -412,11 +413,13 @@ class BelowRoof(Rule):
         )
 
 
-_GPU: Final = Remedy(
-    "Name the GPU that it ran on",
-    "warplens diagnose PATH --gpu 'H100 PCIe'",
-    "gives the roofs of its data sheet, which the profile does not",
-)
+def _name_gpu(example: str) -> Remedy:
+    return Remedy(
+        "Name the GPU that it ran on",
+        f"warplens diagnose PATH --gpu '{example}'",
+        "gives the roofs of its data sheet, which the profile does not",
+    )
+
 
 _SHAPES: Final = Remedy(
     "Record the shapes of the operators",

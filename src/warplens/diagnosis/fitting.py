@@ -1,0 +1,96 @@
+"""Remedies that fit the program: without what it does already or its GPU cannot do, and with what runs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import polars as pl
+
+from warplens.analysis.categories import class_table
+from warplens.analysis.frames import once
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import Finding, Remedy
+
+#: Engines that serve language models, by the libraries of kernels that they bring.
+_ENGINES: Final = ("vllm", "sglang", "tensorrt-llm")
+
+#: Where an engine runs the model, and launches each kernel.
+_ENGINE_GRAPHS: Final = Remedy(
+    "Let the engine replay its CUDA graphs",
+    "vllm serve MODEL  # without --enforce-eager; batches up to --max-cudagraph-capture-size are captured\n"
+    "# sglang: without --disable-cuda-graph, and --cuda-graph-max-bs for larger batches\n"
+    "# TensorRT-LLM: cuda_graph_config; prefills are captured in parts, if at all",
+    "",
+)
+
+
+def _on_amd(facts: Facts) -> bool:
+    return facts.timeline.trace.capture.recorder.counters != "ncu"
+
+
+def _attention_is_fused(facts: Facts) -> bool:
+    """No softmax that could be part of a written-out attention."""
+    program = facts.program
+    return not (program.labelled("softmax") & ~program.marked("log-softmax")).any()
+
+
+def _optimizer_is_fused(facts: Facts) -> bool:
+    return not facts.trains or bool(facts.program.marked("fused-optimizer").any())
+
+
+#: Remedies that the program has taken already, by their code.
+_COMPILES: Final = re.compile(r"torch\.compile\((?!.*reduce-overhead)")
+_CAPTURES: Final = re.compile(r"reduce-overhead|torch\.cuda\.graph\(|CUDAGraph\(")
+
+#: Lines of a remedy's code that say nothing to some programs, and to which.
+_LINES: Final[tuple[tuple[re.Pattern[str], Callable[[Facts], bool]], ...]] = (
+    (re.compile(r"\bn(?:sys|cu)\b|gpu-metrics-devices"), _on_amd),
+    (re.compile(r"written-out attention"), _attention_is_fused),
+    (re.compile(r"fused=True\) for its kernels"), _optimizer_is_fused),
+)
+
+
+def fitting(facts: Facts, finding: Finding) -> Finding:
+    """The finding with the remedies that fit; unless none would be left, without what the program has done already."""
+    if not finding.remedies:
+        return finding
+    taken = [pattern for pattern, done in ((_COMPILES, facts.compiled), (_CAPTURES, facts.graphed)) if done]
+    served = finding.id == "launch-overhead" and not facts.graphed and _engine(facts)
+    taken += [_CAPTURES] if served else []
+    left = [remedy for remedy in finding.remedies if not any(pattern.search(remedy.how) for pattern in taken)]
+    silent = [pattern for pattern, holds in _LINES if holds(facts)]
+    left = [replace(remedy, how=how) for remedy in left if (how := _without(remedy.how, silent))]
+    if served:
+        graphs = next((remedy.expected for remedy in finding.remedies if _CAPTURES.search(remedy.how)), "")
+        left.insert(0, replace(_ENGINE_GRAPHS, expected=graphs))
+    return replace(finding, remedies=tuple(left)) if left else finding
+
+
+def _without(how: str, silent: list[re.Pattern[str]]) -> str:
+    return "\n".join(line for line in how.split("\n") if not any(pattern.search(line) for pattern in silent))
+
+
+@once
+def _engine(facts: Facts) -> bool:
+    """Whether kernels of an engine that serves language models run."""
+    kernels = facts.timeline.trace.kernels["full_name"]
+    return bool(class_table(kernels)["library"].is_in(_ENGINES).any())
+
+
+def framework_doubt(facts: Facts) -> str | None:
+    """Why remedies, which are written for PyTorch, may not be this program's; None where it shows that it uses it."""
+    kernels = facts.timeline.trace.kernels["full_name"]
+    program = facts.program
+    if facts.timeline.has_operators or not program.is_kernel.any():
+        return None
+    libraries = class_table(kernels)["library"].cast(pl.String).fill_null("").to_numpy()[program.name_codes]
+    spent = {name: int(program.own_ns[program.is_kernel & (libraries == name)].sum()) for name in ("xla", "at-native")}
+    if spent["xla"] > spent["at-native"]:
+        return "they are written for PyTorch, and XLA made the kernels"
+    texts = program.full_names()
+    if any(re.search(r"\bat::|\bc10::|^triton_", text) for text in texts):
+        return None
+    return "they are written for PyTorch, and no kernel shows that the program uses it"

@@ -1,0 +1,349 @@
+"""Communication between GPUs: what nothing hides, and what is split into too many collectives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.intervals import Intervals, total, union
+from warplens.analysis.ranks.collectives import bus_factor
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts, kernel_names
+from warplens.diagnosis.findings import Finding, Remedy, ceiling
+from warplens.diagnosis.rule import GAIN, Limit, Rule
+from warplens.diagnosis.rules.ranks import RanksRule, gains_of, most_of
+from warplens.diagnosis.run import Run, run_of
+from warplens.diagnosis.thresholds import Thresholds
+from warplens.profile.schema import Float64s
+
+#: By what most of the exposed time is for: how to hide it, and how to make it less.
+_REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
+    "gradients": (
+        Remedy(
+            "Overlap it with the backward pass",
+            "model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)\n"
+            "# FSDP: backward_prefetch=BackwardPrefetch.BACKWARD_PRE, forward_prefetch=True",
+            "",
+        ),
+        Remedy(
+            "Communicate less",
+            "with model.no_sync(): loss.backward()  # all but the last micro-batch\n"
+            "# or in bfloat16:\n"
+            "model.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)",
+            "",
+        ),
+    ),
+    "all_to_all": (
+        Remedy(
+            "Exchange rows while others are computed",
+            "# embedding tables: torchrec's TrainPipelineSparseDist exchanges the next batch beside this one\n"
+            "# experts: two halves of the batch in turn, one of them computes while the other is exchanged\n"
+            "# attention over parts of a sequence: queries are exchanged while keys and values are projected",
+            "",
+        ),
+        Remedy(
+            "Exchange fewer bytes",
+            "# rows in bfloat16 or fp8: torchrec's QCommsConfig, DeepEP for experts\n"
+            "# tables or experts that are used together on one rank; all of a host before those of others",
+            "",
+        ),
+    ),
+    "send_recv": (
+        Remedy(
+            "Send the next block while this one is computed",
+            "# dist.batch_isend_irecv of the next block into a second buffer, before the work on this one;\n"
+            "# wait() behind it, as ring attention does with keys and values",
+            "",
+        ),
+        Remedy(
+            "Send fewer bytes",
+            "# keys and values before they are repeated for heads; 16 bits or fewer",
+            "",
+        ),
+    ),
+    "layers": (
+        Remedy(
+            "Communicate for one part while another is computed",
+            "torch._inductor.config._micro_pipeline_tp = True  # with torch.compile: sums beside the products\n"
+            "# or two halves of the batch in turn, one of them computes while the other is summed",
+            "",
+        ),
+        Remedy(
+            "Split each model over fewer GPUs",
+            "# tensor parallel over as few GPUs as hold the model, and more copies of it\n"
+            "# kernels for small sums inside of a host (engines: their custom all-reduce; symmetric memory)",
+            "",
+        ),
+    ),
+}
+
+
+def _kind(facts: Facts) -> str:
+    """What most of the exposed time is for, one of `_REMEDIES`: exchanges by their kind, sums by what is summed."""
+    run = run_of(facts)
+    if run is not None:
+        rows = pl.concat([run.summary(rank).collectives.filter("in_window") for rank in run.ranks])
+        spent = rows.group_by(pl.col("kind").cast(pl.String)).agg(pl.col("exposed_ns").sum())
+        most = spent.sort("exposed_ns", "kind", descending=[True, False])["kind"].head(1).to_list()
+        if most and most[0] in _REMEDIES:
+            return str(most[0])
+    return "gradients" if facts.trains else "layers"
+
+
+class ExposedCommunication(Rule):
+    """Time of communication kernels in which no other kernel ran on their GPU."""
+
+    id = "exposed-communication"
+    question = "Do collectives run while nothing computes?"
+    limiter = "exposed communication"
+    cause = "collectives that are not overlapped with compute"
+    raised_when = "it costs 2 %"
+    claimed = "time in which only a collective ran"
+    headline = "Limited by communication: for {share} of the time it runs while nothing computes"
+    title = "Collectives run while nothing computes"
+    evidence: ClassVar = {
+        "exposed_ns": "collectives with nothing else on the GPU",
+        "exposed_share": "of the window",
+        "exposed_of_their_time_share": "of their own time",
+        "collectives_per_step": "exposed collectives",
+        "most_exposed_gpu_share": "of the window, on the GPU with the most of it",
+        "most_to_least_exposed_gpu_factor": "ratio of the most to the least exposed GPU",
+    }
+    refutation = (
+        "Leave the collectives out of one step (model.no_sync() with DistributedDataParallel; results are wrong then, "
+        "times are not): if it does not get faster by the exposed time, something else is the limit."
+    )
+    precedence = "certain"
+
+    fewer_bytes = Limit(
+        0.5, "Gradients reduced in bfloat16 are half of the bytes: half of the time of large collectives."
+    )
+
+    def claim(self, facts: Facts) -> Float64s | None:
+        """Collectives."""
+        return facts.program.having("label", "communication").astype(np.float64)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.busy_ns(self.id)
+        if not claimed:
+            return None
+        kernels = facts.work.select("start_ns", "end_ns", "own_ns", "device", "label").filter(
+            pl.col("label") == "communication"
+        )
+        # What is hidden entirely owns no time, and is not in the table: the share is that of those which show.
+        lasting = int((kernels["end_ns"] - kernels["start_ns"]).sum())
+        by_device = kernels.group_by("device").agg(pl.col("own_ns").sum())["own_ns"]
+        uneven = float(by_device.max()) / float(by_device.min()) if by_device.len() > 1 and by_device.min() else None  # type: ignore[arg-type]
+        # Averages over GPUs hide the one that waits: what is claimed on that one bounds it.
+        on_each = pl.DataFrame({"device": facts.work["device"], "claimed": claims.of_work(self.id)})
+        most = on_each.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
+        most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
+        hideable = self._beside(facts, claimed) / claimed
+        beside, fewer = _REMEDIES[_kind(facts)]
+        hides = hideable >= self.fewer_bytes
+        overlapping = replace(
+            beside,
+            expected=GAIN if hides else "limited by the compute that can run beside it, which takes less time",
+        )
+        less = replace(fewer, expected=f"{'' if hides else f'{GAIN}; '}in proportion to the bytes")
+        return self.raised(
+            facts,
+            claimed,
+            confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
+            evidence={
+                "exposed_ns": claimed,
+                "exposed_share": claimed / facts.wall_ns if facts.wall_ns else None,
+                "exposed_of_their_time_share": claimed / lasting if lasting else None,
+                "collectives_per_step": kernels.height / facts.steps,
+                "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 and facts.wall_ns else None,
+                "most_to_least_exposed_gpu_factor": uneven,
+            },
+            where=kernel_names(facts, claims.of_work(self.id)),
+            remedies=(
+                *((overlapping, less) if hides else (less, overlapping)),
+                Remedy(
+                    "Look for a straggler",
+                    "warplens report RANK0 RANK1  # a collective lasts until the slowest rank arrives",
+                    "the waiting inside the collectives goes away",
+                ),
+            ),
+            on_gpu=True,
+            kept=1 - max(hideable, self.fewer_bytes),
+            bound_ns=most_ns,
+        )
+
+    def _beside(self, facts: Facts, exposed_ns: int) -> int:
+        """How much of the exposed time could hide: compute beside which no collective runs yet, on the same GPUs."""
+        compute, hidden = 0, -exposed_ns
+        every = facts.work.select("device", "kind", "label", "start_ns", "end_ns", "own_ns")
+        for device in every["device"].unique():
+            mine = every["device"] == device
+            collective = mine & (every["label"] == "communication")
+            spans = every.filter(collective)
+            hidden += total(union(Intervals(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())))
+            compute += int(every["own_ns"].filter(mine & ~collective & (every["kind"] != "copy")).sum())
+        return min(max(compute - hidden, 0), exposed_ns)
+
+
+class UnbucketedCommunication(RanksRule):
+    """Collectives so small that their latency and not their bytes is what they take, where one could do for many."""
+
+    id = "unbucketed-communication"
+    question = "Are gradients reduced one by one, in collectives dominated by latency?"
+    limiter = "many small collectives"
+    cause = "many small collectives per step, which could be merged into a few"
+    raised_when = (
+        "a step has 32 collectives of up to 1 MiB (where sizes are not recorded, of up to 50 µs) with only small "
+        "work between them, or overlapped with compute, and it costs 2 %"
+    )
+    claimed = "the exposed part of collectives that could be merged with a neighbour"
+    headline = "Limited by small collectives: for {share} of the time one runs while nothing computes"
+    evidence: ClassVar = {
+        "small_collectives_per_step": "mergeable collectives that are small; per rank",
+        "joinable_collectives_per_step": "collectives that could be merged with the one before or after; per rank",
+        "collectives_per_step": "all collectives; per rank",
+        "joinable_bytes_per_step": "bytes that the mergeable ones carry; per rank",
+        "floor_ns": "5th percentile of the duration of the small ones",
+        "small_median_ns": "median duration of the small ones",
+        "between_ns": "from one mergeable collective to the next, with only small work between; mean over the ranks",
+        "exposed_ns": "mergeable collectives with nothing else on the GPU; mean over the ranks",
+        "exposed_share": "the same, of the window",
+        "most_exposed_rank_share": "the same on the rank with the most",
+        "saved_of_exposed_share": "share of the mergeable ones' time that is latency, not bytes (Hockney's model)",
+    }
+    refutation = (
+        "Reduce all gradients in one flat tensor: if the step takes as long as before, latency was not the cost of "
+        "the collectives."
+    )
+    least_per_step = Limit(32, "A network of a few layers, FSDP by layers, or buckets of 25 MB have fewer.")
+    small_bytes = Limit(1 << 20, "Up to 1 MiB, collectives reach a fifth of the bus bandwidth or less (nccl-tests).")
+    small_ns = Limit(50_000, "Where sizes are not recorded: an all-reduce of 1 MiB within a host takes 20 to 50 µs.")
+    link_bytes_per_s = Limit(900e9, "The rate of NVLink 5 in each direction, the fastest link between GPUs.")
+
+    def _joinable(self, run: Run) -> dict[int, pl.DataFrame]:
+        """Of each rank the collectives that could be one with a neighbour, and which are `small`; {} if too few are."""
+        found = {}
+        for rank in run.ranks:
+            summary = run.summary(rank)
+            rows = summary.collectives.filter("in_window", ~pl.col("kind").is_in(["send_recv", "barrier"]))
+            length = pl.col("end_ns") - pl.col("start_ns")
+            small = (
+                pl.when(pl.col("size_bytes").is_null())
+                .then(length <= self.small_ns)
+                .otherwise(pl.col("size_bytes") <= self.small_bytes)
+            )
+            joined = pl.col("joinable") | pl.col("joinable").shift(-1).fill_null(value=False)
+            mine = rows.filter(joined).with_columns(small.alias("small"))
+            if int(mine["small"].sum()) >= self.least_per_step * max(1, len(summary.window.steps)):
+                found[rank] = mine
+        return found if len(found) == len(run.ranks) else {}
+
+    def claim(self, facts: Facts) -> Float64s | None:
+        """These collectives, whole."""
+        run = run_of(facts)
+        joinable = self._joinable(run) if run is not None else {}
+        if not joinable:
+            return None
+        begins = np.unique(np.concatenate([rows["start_ns"].to_numpy() for rows in joinable.values()]))
+        mine = facts.program.having("label", "communication")
+        return np.where(mine & np.isin(facts.work["start_ns"].to_numpy(), begins), 1.0, 0.0)
+
+    def across(self, run: Run, limits: Thresholds) -> Finding | None:
+        """The finding, if the run has it."""
+        joinable = self._joinable(run)
+        if not joinable:
+            return None
+        exposed = {rank: int(rows["exposed_ns"].sum()) for rank, rows in joinable.items()}
+        if ceiling(round(run.wall_ns), sum(exposed.values()) / len(exposed)) < limits.raise_ceiling:
+            return None
+        every = pl.concat(joinable.values())
+        length = (every["end_ns"] - every["start_ns"]).to_numpy()
+        small = length[every["small"].to_numpy()]
+        floor = float(np.quantile(small, 0.05))
+        # t = α + S / β (R. Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994): beyond the
+        # floor α, what is left of each is its bytes, and its waiting.
+        saved_share = 1 - float(np.maximum(length - floor, 0).sum() / max(length.sum(), 1))
+        shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in exposed.items()}
+        sizes = every["size_bytes"]
+        known = sizes.null_count() == 0
+        # What stands between two of them, scaling one gradient for example, is one pass over all of them afterwards.
+        whole = {rank: float(spent + _between_ns(joinable[rank])) for rank, spent in exposed.items()}
+        bound = max(
+            most_of(
+                run.ranks[rank],
+                max(spent - self._at_link(joinable[rank]), 0.0),
+                run.ranks[rank].before_communication_ns,
+            )
+            for rank, spent in whole.items()
+        )
+        ranks, steps = len(joinable), run.steps
+        kinds = every["kind"].cast(pl.String).value_counts(sort=True)["kind"].to_list()
+        per_step = len(small) / ranks / steps
+        return self.costing(
+            run,
+            limits,
+            gains_of(run.ranks, whole, 1 - saved_share),
+            bound=bound,
+            title=f"There are {per_step:,.0f} small collectives per step, which could be merged into a few",
+            confidence="high" if known and run.sure else "medium" if run.sure else "low",
+            evidence={
+                "small_collectives_per_step": per_step,
+                "joinable_collectives_per_step": every.height / ranks / steps,
+                "collectives_per_step": sum(_in_window(run, rank) for rank in run.ranks) / ranks / steps,
+                "joinable_bytes_per_step": int(sizes.sum()) / ranks / steps if known else None,
+                "floor_ns": floor,
+                "small_median_ns": float(np.median(small)),
+                "between_ns": (sum(whole.values()) - sum(exposed.values())) / ranks,
+                "exposed_ns": sum(exposed.values()) / ranks,
+                "exposed_share": sum(shares.values()) / ranks,
+                "most_exposed_rank_share": max(shares.values()),
+                "saved_of_exposed_share": saved_share,
+            },
+            where=tuple(kinds[:3]),
+            remedies=(
+                Remedy(
+                    "Reduce the gradients in buckets, overlapped with the backward pass",
+                    "model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)\n"
+                    "# in place of an all_reduce for each parameter; where it is used already: a larger bucket_cap_mb",
+                    GAIN,
+                ),
+                Remedy(
+                    "Merge small collectives into one call",
+                    "flat = torch.cat([p.grad.flatten() for p in parameters])\n"
+                    "dist.all_reduce(flat)\n"
+                    "torch._foreach_copy_(grads, views)\n"
+                    "# or dist.all_reduce_coalesced(grads); scale with torch._foreach_div_",
+                    GAIN,
+                ),
+                Remedy(
+                    "Communicate less often",
+                    "with model.no_sync(): loss.backward()  # all but the last micro-batch",
+                    "in proportion to the collectives saved",
+                ),
+            ),
+        )
+
+    def _at_link(self, rows: pl.DataFrame) -> float:
+        """Nanoseconds that their bytes take on the fastest link there is; 0 where no sizes are recorded."""
+        sizes = (
+            rows.filter(pl.col("size_bytes").is_not_null())
+            .group_by("kind", "group_size")
+            .agg(pl.col("size_bytes").sum())
+        )
+        moved = sum(size * (bus_factor(str(kind), ranks) or 0.0) for kind, ranks, size in sizes.iter_rows())
+        return float(moved / self.link_bytes_per_s * 1e9)
+
+
+def _in_window(run: Run, rank: int) -> int:
+    return int(run.summary(rank).collectives["in_window"].sum())
+
+
+def _between_ns(rows: pl.DataFrame) -> int:
+    """Time between collectives that follow each other, where the first of them ran alone."""
+    alone = pl.col("exposed_ns") == pl.col("end_ns") - pl.col("start_ns")
+    pause = (pl.col("start_ns") - pl.col("end_ns").shift(1)).clip(0)
+    return int(rows.select(pause.filter(pl.col("joinable") & alone.shift(1)).sum()).item() or 0)

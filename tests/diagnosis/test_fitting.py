@@ -1,0 +1,136 @@
+"""Remedies fit the program that they are given to: its collectives, its GPU, what it does already, what runs it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.diagnosis import programs
+from tests.diagnosis.machine import ADD, BF16_GEMM, MS, NCCL, US, Machine
+from tests.diagnosis.programs import judged, record, verdict
+from warplens.diagnosis import Diagnosis
+
+SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+BACKWARD = "void at::native::threshold_backward_kernel<float>(int)"
+FUSION = "loop_add_fusion"
+
+
+def advice(found: Diagnosis, id_: str) -> str:
+    """Everything that the remedies of a finding say to do."""
+    finding = found.finding(id_)
+    assert finding is not None
+    return "\n".join(f"{remedy.action}\n{remedy.how}" for remedy in finding.remedies)
+
+
+@pytest.mark.parametrize(
+    ("collective", "computing", "told", "untold"),
+    [
+        (NCCL, BACKWARD, "no_sync", "fewer GPUs"),
+        (NCCL, ADD, "fewer GPUs", "no_sync"),
+        (SEND, ADD, "isend", "DistributedDataParallel"),
+        (SEND, BACKWARD, "isend", "DistributedDataParallel"),
+    ],
+)
+def test_collectives_are_hidden_as_their_kind_and_the_program_allow(
+    collective: str, computing: str, told: str, untold: str
+) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(2 * MS)
+        machine.launch(200 * US, computing)
+        machine.launch(1 * MS, collective)
+
+    said = advice(verdict(step), "exposed-communication")
+    assert told in said
+    assert untold not in said
+
+
+def test_no_tool_of_another_maker_is_advised() -> None:
+    profile = record(programs.stalled_input)
+    recorder = replace(profile.capture.recorder, counters="rocprof-compute")
+    on_amd = replace(profile, capture=replace(profile.capture, recorder=recorder))
+    assert "nsys" in advice(judged(profile), "host-stall")
+    assert "nsys" not in advice(judged(on_amd), "host-stall")
+    assert "py-spy" in advice(judged(on_amd), "host-stall")
+
+
+SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*)"
+
+
+@pytest.mark.parametrize(("kernel", "told"), [(SOFTMAX, True), (ADD, False)])
+def test_attention_is_not_to_be_fused_where_there_is_none_to_fuse(kernel: str, told: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(3 * US, kernel, times=200)
+        machine.wait()
+
+    assert ("scaled_dot_product_attention" in advice(verdict(step), "launch-overhead")) == told
+
+
+def test_an_engine_is_told_to_replay_its_own_graphs() -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(100):
+            machine.launch(3 * US, "void vllm::rms_norm_kernel<c10::BFloat16>(int)")
+            machine.launch(3 * US)
+        machine.wait()
+
+    said = advice(verdict(step), "launch-overhead")
+    assert "enforce-eager" in said
+    assert "reduce-overhead" not in said
+
+
+@pytest.mark.parametrize(("kernel", "doubt"), [(FUSION, "XLA"), (ADD, None), (BF16_GEMM, "no kernel shows")])
+def test_remedies_for_pytorch_are_doubted_where_another_framework_runs(kernel: str, doubt: str | None) -> None:
+    found = verdict(lambda machine: machine.launch(3 * US, kernel, times=200))
+    doubts = [text for text in found.coverage.unavailable if "remedies fit" in text]
+    assert len(doubts) == (doubt is not None)
+    assert all(doubt in text for text in doubts if doubt)
+
+
+def test_what_a_compiler_made_is_not_to_be_compiled() -> None:
+    compiled = advice(verdict(lambda machine: machine.launch(3 * US, FUSION, times=200)), "launch-overhead")
+    eager = advice(verdict(lambda machine: machine.launch(3 * US, ADD, times=200)), "launch-overhead")
+    assert "torch.compile(model)" in eager
+    assert "torch.compile(model)" not in compiled
+
+
+@pytest.mark.parametrize(("apart", "stays"), [(True, True), (False, False)])
+def test_the_next_batch_that_is_sent_in_one_go_need_not_stay(apart: bool, stays: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US)
+        for _ in range(8):
+            machine.copy(200 * US, 8_000_000, pinned=True)
+            if apart:
+                machine.launch(100 * US)
+        machine.launch(100 * US, times=8)
+
+    assert ("register_buffer" in advice(verdict(step), "blocking-copy")) == stays
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_what_is_pinned_is_not_to_be_pinned(pinned: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.copy(2 * MS, 8_000_000, pinned=pinned)
+        machine.launch(2 * MS)
+
+    assert ("pin_memory" in advice(verdict(step), "blocking-copy")) != pinned
+
+
+def test_allocations_that_are_not_seen_to_recur_may_belong_to_the_start() -> None:
+    machine = Machine()
+    with machine.step():
+        programs.allocating(machine)
+    one = judged(machine.trace()).finding("allocator-churn")
+    many = verdict(programs.allocating).finding("allocator-churn")
+    assert one is not None
+    assert many is not None
+    assert "start" in one.title
+    assert one.confidence == "low"
+    assert "inside the steps" in many.title
+
+
+def test_the_pauses_of_all_waits_are_those_of_each() -> None:
+    found = verdict(programs.launch_bound_with_items).finding("host-sync")
+    assert found is not None
+    assert found.evidence["launches_behind_ns"] > 0, "what a model adds belongs to no wait"
+    waits = found.evidence["waits_per_step"] * programs.STEPS
+    assert found.evidence["idle_ns_per_wait"] * waits == pytest.approx(found.evidence["idle_ns"])
