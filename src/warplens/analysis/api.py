@@ -10,7 +10,7 @@ import polars as pl
 from warplens.analysis.frames import duration_ns, ratio, spread, spread_of_counts
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import SPREAD, column, table
-from warplens.profile.schema import Column, name_categories, rows_named
+from warplens.profile.schema import Column, Table, name_categories, rows_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,12 +192,7 @@ def _grouped(calls: pl.DataFrame, by: Sequence[str], statistics: list[pl.Expr]) 
     declared = API_CALLS.by(*by)
     if "kind" in by:
         calls = calls.with_columns(api_kinds(calls["name"]))
-    groups = (
-        calls.group_by(by)
-        .agg(*statistics)
-        .with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
-    )
-    return _longest_first(declared.conform(groups), by)
+    return _longest_first(declared, calls.group_by(by).agg(*statistics), by)
 
 
 def synchronization_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("kind",)) -> pl.DataFrame:
@@ -227,12 +222,7 @@ def synchronization_statistics(timeline: Timeline, window: Window, by: Sequence[
             .drop("start_ns")
         )
         waits = waits.join(waiting, on=["process", "correlation"], how="left")
-    statistics = (
-        waits.group_by(by)
-        .agg(pl.len().alias("waits"), *spread(duration_ns()))
-        .with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
-    )
-    return _longest_first(declared.conform(statistics), by)
+    return _longest_first(declared, waits.group_by(by).agg(pl.len().alias("waits"), *spread(duration_ns())), by)
 
 
 def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -249,21 +239,19 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     calls = calls.with_columns(api_kinds(calls["name"]), blocking)
     pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
     from_pageable = timeline.trace.copies.filter(pageable).select("process", "correlation")
-    by_name = calls.filter(pl.col("blocks")).with_columns(
-        pl.when(pl.col("kind") == "sync")
-        .then(pl.lit("synchronization", dtype=_REASON))
-        .otherwise(pl.lit("synchronous-copy", dtype=_REASON))
-        .alias("reason")
-    )
-    staged = (
-        calls.filter((pl.col("kind") == "copy") & ~pl.col("blocks"))
-        .join(from_pageable, on=["process", "correlation"], how="semi")
-        .with_columns(pl.lit("pageable-copy", dtype=_REASON).alias("reason"))
+    held = pl.when(pl.col("kind") == "sync").then(pl.lit("synchronization")).otherwise(pl.lit("synchronous-copy"))
+    staged = calls.filter((pl.col("kind") == "copy") & ~pl.col("blocks"))
+    staged = staged.join(from_pageable, on=["process", "correlation"], how="semi")
+    reasons = (
+        calls.filter("blocks").with_columns(reason=held.cast(_REASON)),
+        staged.with_columns(reason=pl.lit("pageable-copy", dtype=_REASON)),
     )
     keys = ["reason", "name", "process", "thread"]
-    statistics = pl.concat([by_name, staged]).group_by(keys).agg(pl.len().alias("calls"), *spread(duration_ns()))
-    return _longest_first(BLOCKING_CALLS.conform(statistics), keys)
+    statistics = pl.concat(reasons).group_by(keys).agg(pl.len().alias("calls"), *spread(duration_ns()))
+    return _longest_first(BLOCKING_CALLS, statistics, keys)
 
 
-def _longest_first(statistics: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    return statistics.sort(["total_ns", *by], descending=[True, *(False for _ in by)])
+def _longest_first(declared: Table, statistics: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    share = ratio(pl.col("total_ns"), pl.col("total_ns").sum())
+    told = declared.conform(statistics.with_columns(share=share))
+    return told.sort(["total_ns", *by], descending=[True, *(False for _ in by)])

@@ -21,7 +21,7 @@ from warplens.analysis.frames import numbered, ratio
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.trees import NO_RANGE, nearest
+from warplens.analysis.trees import NO_RANGE, look_up, nearest
 from warplens.analysis.window import Window
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import column, table
@@ -121,8 +121,8 @@ def _named(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s)
     frames, names = timeline.python, functions_table["name"]
     is_own = np.array([is_own_line(name) for name in name_categories(names)], dtype=np.bool_)
     own_line = nearest(frames.parent, is_own[names.to_physical().to_numpy()], np.arange(functions_table.height))
-    inner = np.r_[frames.enclosing_module, NO_RANGE][modules]
-    outer = np.r_[frames.module_parent, NO_RANGE][inner]
+    inner = look_up(frames.enclosing_module, modules)
+    outer = look_up(frames.module_parent, inner)
     every = np.arange(functions_table.height)
     pair = pl.DataFrame({
         "outer": _gathered(names, every, outer, _class_name), "inner": _gathered(names, every, inner, _class_name)

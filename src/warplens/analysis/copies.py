@@ -63,36 +63,26 @@ def copy_statistics(timeline: Timeline, window: Window, by: CopyGrouping = "memo
         raise UsageError(f"copies cannot be grouped by {by!r}; use {', '.join(_GROUPS)}")
     keys = _GROUPS[by]
     # The two tables are grouped one by one: the categories of their names differ, and text is slow to group by.
-    moved = timeline.copies_in(window).with_columns(pl.lit("copy", dtype=_KIND).alias("kind"))
-    statistics = pl.concat([_statistics(copies, keys) for copies in (moved, _fills(timeline, window))])
+    nothing = pl.lit(None, dtype=pl.String)
+    fills = timeline.memsets_in(window).with_columns(
+        direction=nothing, source_memory=nothing, destination_memory=pl.col("memory")
+    )
+    parts = []
+    for kind, moves in (("copy", timeline.copies_in(window)), ("memset", fills)):
+        told = moves.with_columns(kind=pl.lit(kind, dtype=_KIND))
+        busy = busy_by(told, [*keys, "device"]).group_by(keys).agg(pl.col("busy_ns").sum())
+        sums = told.group_by(keys).agg(
+            pl.len().alias("calls"), *spread(duration_ns()), *spread(pl.col("bytes"), unit="bytes")
+        )
+        named = (pl.col(key).cast(pl.String) if key in keys else nothing.alias(key) for key in _GROUPS["memory"][1:])
+        parts.append(sums.join(busy, on=keys, nulls_equal=True).with_columns(named))
+    statistics = pl.concat(parts)
     statistics = statistics.with_columns(
         ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"),
         (ratio(pl.col("total_bytes"), pl.col("busy_ns")) * _NS_PER_S).alias("bandwidth_bytes_per_s"),
     )
     order = ["total_ns", *_GROUPS["memory"]]
     return COPIES.conform(statistics).sort(order, descending=[True, *(False for _ in order[1:])])
-
-
-def _fills(timeline: Timeline, window: Window) -> pl.DataFrame:
-    nothing = pl.lit(None, dtype=pl.String)
-    return (
-        timeline.memsets_in(window)
-        .with_columns(nothing.alias("direction"), nothing.alias("source_memory"))
-        .with_columns(pl.lit("memset", dtype=_KIND).alias("kind"), pl.col("memory").alias("destination_memory"))
-    )
-
-
-def _statistics(moves: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    busy = busy_by(moves, [*keys, "device"]).group_by(keys).agg(pl.col("busy_ns").sum())
-    return (
-        moves.group_by(keys)
-        .agg(pl.len().alias("calls"), *spread(duration_ns()), *spread(pl.col("bytes"), unit="bytes"))
-        .join(busy, on=keys, nulls_equal=True)
-        .with_columns(
-            pl.col(name).cast(pl.String) if name in keys else pl.lit(None, dtype=pl.String).alias(name)
-            for name in ("direction", "source_memory", "destination_memory")
-        )
-    )
 
 
 # --- Device memory over time, where the profile recorded allocations and releases ---

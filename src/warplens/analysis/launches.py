@@ -114,24 +114,22 @@ def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("
     """
     declared = LAUNCHES.by(*by)
     queue = pl.col("start_ns") - pl.col("launch_end_ns")
-    launches = _kernel_launches(
-        timeline,
-        window,
-        *by,
-        (pl.col("launch_end_ns") - pl.col("launch_start_ns")).alias("api_ns"),
-        pl.when(queue >= 0).then(queue).alias("queue_ns"),
-        duration_ns().alias("kernel_ns"),
-        (pl.max_horizontal("launch_end_ns", "end_ns") - pl.col("launch_start_ns")).alias("whole_ns"),
-    )
-    statistics = launches.group_by(by).agg(
-        pl.len().alias("launches"),
-        pl.col("api_ns").count().alias("matched"),
-        pl.col("queue_ns").count().alias("queued"),
-        *(
-            column
-            for part in ("api", "queue", "kernel", "whole")
-            for column in spread(pl.col(f"{part}_ns"), f"{part}_")
-        ),
+    phases = {
+        "api": pl.col("launch_end_ns") - pl.col("launch_start_ns"),
+        "queue": pl.when(queue >= 0).then(queue),
+        "kernel": duration_ns(),
+        "whole": pl.max_horizontal("launch_end_ns", "end_ns") - pl.col("launch_start_ns"),
+    }
+    times = (time.alias(f"{phase}_ns") for phase, time in phases.items())
+    statistics = (
+        _kernel_launches(timeline, window, *by, *times)
+        .group_by(by)
+        .agg(
+            pl.len().alias("launches"),
+            pl.col("api_ns").count().alias("matched"),
+            pl.col("queue_ns").count().alias("queued"),
+            *(column for phase in phases for column in spread(pl.col(f"{phase}_ns"), f"{phase}_")),
+        )
     )
     return declared.conform(statistics).sort(["kernel_total_ns", *by], descending=[True, *(False for _ in by)])
 

@@ -83,7 +83,10 @@ def numeric_differences(a: Mapping[str, Tensor], b: Mapping[str, Tensor], pair: 
         MissingDataError: no tensor of one is in the other, or one has another shape there.
     """
     if not (shared := [name for name in a if name in b]):
-        raise MissingDataError(f"{pair}: no tensor has the same name in both; there are {_some(a)}, and {_some(b)}")
+        held = (
+            ", ".join([*tensors][:3]) + (f" and {len(tensors) - 3} more" * (len(tensors) > 3)) for tensors in (a, b)
+        )
+        raise MissingDataError(f"{pair}: no tensor has the same name in both; there are {', and '.join(held)}")
     rows = []
     for name in shared:
         one, other = a[name], b[name]
@@ -91,11 +94,6 @@ def numeric_differences(a: Mapping[str, Tensor], b: Mapping[str, Tensor], pair: 
             raise MissingDataError(f"{pair}: {name} is of shape {one.values.shape} and of {other.values.shape}")
         rows.append({"pair": pair, "tensor": name, **_row(one, other)})
     return NUMERICS.conform(pl.DataFrame(rows, schema=NUMERICS.schema))
-
-
-def _some(tensors: Mapping[str, Tensor]) -> str:
-    names = list(tensors)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _row(one: Tensor, other: Tensor) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from warplens.analysis.frames import numbered, once
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.trees import NO_RANGE, look_up
 from warplens.analysis.window import NO_PHASE, PHASES, Window, phase_of_name
 from warplens.profile.columns import table
 from warplens.profile.schema import Bools, Column, Int64s, name_labels
@@ -68,7 +68,7 @@ def _phases(timeline: Timeline) -> tuple[pl.Series, Bools]:
         unnamed = (labels == numbers[NO_PHASE]) & forward_pass(timeline)
         labels = np.where(unnamed, numbers["forward"], labels)
     held = work["range"].fill_null(NO_RANGE).to_numpy()
-    anchor = np.r_[outermost, NO_RANGE][held]
+    anchor = look_up(outermost, held)
     elsewhere = ranges["thread"].to_numpy()[anchor] != work["thread"].fill_null(NO_RANGE).to_numpy()
     inferred = np.where(anchor >= 0, elsewhere, work["inferred"].to_numpy()) | np.r_[unnamed, False][held]
     return phases.gather(np.r_[labels, 0][held]), inferred

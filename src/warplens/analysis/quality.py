@@ -55,8 +55,8 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
     Only profiles whose ranges name a backward pass or an optimizer can tell. Where no steps were found, the window as a
     whole is judged.
     """
-    phases = _PhaseRanges.of(timeline)
-    if not phases.trains:
+    begins, shortest_forward_ns = _phase_ranges(timeline)
+    if not len(begins["backward"]) and not len(begins["optimizer"]):
         return ()
     window = replace(window, range_name=None)  # a step is judged by all of its work, whichever part is asked about
     steps = window.steps or (Step(0, window.start_ns, window.end_ns),)
@@ -66,13 +66,17 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
     if all_steps != steps:
         of_profile = phase_steps(timeline, replace(window, kind="all", steps=all_steps))
     updates_usually = bool((of_profile["optimizer_ns"] > 0).mean() > _USUAL)  # type: ignore[operator]
-    memory_ran_out = out_of_memory_ns(timeline)
+    usual_update = updates_usually and len(begins["optimizer"]) > 0
+    begins[_OUT_OF_MEMORY] = out_of_memory_ns(timeline)
+    edges = np.array([(step.start_ns, step.end_ns) for step in steps], dtype=np.int64)
+    held = {what: np.diff(np.searchsorted(when, edges), axis=1)[:, 0] > 0 for what, when in begins.items()}
     found = []
-    for step, row in zip(steps, gpu.iter_rows(named=True), strict=True):
-        first, stop = np.searchsorted(memory_ran_out, (step.start_ns, step.end_ns))
-        reasons = _reasons(step, row, phases, updates_usually, bool(stop > first))
+    for place, (step, row) in enumerate(zip(steps, gpu.iter_rows(named=True), strict=True)):
+        reasons = [*_reasons(row, {what for what, begun in held.items() if begun[place]}, usual_update)]
+        if shortest_forward_ns is not None and step.duration_ns < shortest_forward_ns:
+            reasons.append("it is shorter than the shortest forward pass of the profile")
         if reasons:
-            found.append(AbortedStep(step, reasons))
+            found.append(AbortedStep(step, tuple(reasons)))
     return tuple(found)
 
 
@@ -83,65 +87,40 @@ def out_of_memory_ns(timeline: Timeline) -> Int64s:
     return np.sort(calls["start_ns"].filter(failed).to_numpy())
 
 
-def _reasons(
-    step: Step, gpu: dict[str, int], phases: _PhaseRanges, updates_usually: bool, memory_ran_out: bool
-) -> tuple[str, ...]:
+#: What a step may hold besides ranges named after phases: operators inside a range of the optimizer (it ran, on the
+#: host where it has no work on the GPU), and allocations that failed.
+_ON_HOST: Final = "operators of the optimizer"
+_OUT_OF_MEMORY: Final = "out of memory"
+
+
+def _reasons(gpu: dict[str, int], holds: set[str], usual_update: bool) -> Iterator[str]:
+    """Why a step is not whole, by the GPU time of its phases and what begins in it."""
     forward, backward, optimizer, unnamed = (gpu[f"{phase}_ns"] for phase in (*PHASES, "none"))
-    has_backward, has_optimizer = (phases.begins_in(phase, step) for phase in ("backward", "optimizer"))
-    reasons = []
     # A step between training steps that neither has nor announces backward and optimizer work evaluates.
-    if has_backward or has_optimizer or backward or optimizer:
+    if backward or optimizer or holds & {"backward", "optimizer"}:
         if forward and backward + unnamed < _BACKWARD_OF_FORWARD * forward:
             began = f"its backward pass stopped after {100 * backward / forward:.0f} % of the forward pass's GPU time"
-            reasons.append(began if backward else "it has a forward pass, but no backward work on the GPU")
-        on_host = phases.begins_in(_ON_HOST, step) and not memory_ran_out  # its parameters are kept there
-        if not optimizer and not on_host and (has_optimizer or (phases.has("optimizer") and updates_usually)):
-            reasons.append("its optimizer has no work on the GPU")
-    elif forward and memory_ran_out:
-        reasons.append("an allocation failed in it, and no backward pass followed")
-    if phases.shortest_forward_ns is not None and step.duration_ns < phases.shortest_forward_ns:
-        reasons.append("it is shorter than the shortest forward pass of the profile")
-    return tuple(reasons)
+            yield began if backward else "it has a forward pass, but no backward work on the GPU"
+        on_host = _ON_HOST in holds and _OUT_OF_MEMORY not in holds  # its parameters are kept there
+        if not optimizer and not on_host and ("optimizer" in holds or usual_update):
+            yield "its optimizer has no work on the GPU"
+    elif forward and _OUT_OF_MEMORY in holds:
+        yield "an allocation failed in it, and no backward pass followed"
 
 
-#: Operators that a range of the optimizer holds: it ran, on the host where it has no work on the GPU.
-_ON_HOST: Final = "operators of the optimizer"
-
-
-@dataclass(frozen=True, eq=False)
-class _PhaseRanges:
-    """Begins and lengths of the outermost ranges named after each phase, and begins of operators of the optimizer."""
-
-    begins: dict[str, Int64s]
-    shortest_forward_ns: int | None
-
-    @classmethod
-    def of(cls, timeline: Timeline) -> _PhaseRanges:
-        ranges = timeline.trace.ranges
-        number = {phase: position for position, phase in enumerate(PHASES, start=1)}
-        label = name_labels(ranges["name"], lambda name: number.get(phase_of_name(name), 0))
-        parent = ranges["parent"].fill_null(NO_RANGE).to_numpy()
-        # The entry at the end answers for "no parent".
-        inside = (label > 0) & (np.r_[label, 0][parent] == label)
-        starts, ends = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
-        forward = (label == number["forward"]) & ~inside & (ends > starts)
-        begins = {phase: np.sort(starts[(label == code) & ~inside]) for phase, code in number.items()}
-        operators = (ranges["kind"] == "cpu-op").to_numpy() & (np.r_[label, 0][parent] == number["optimizer"])
-        return cls(
-            {**begins, _ON_HOST: np.sort(starts[operators])},
-            int((ends - starts)[forward].min()) if forward.any() else None,
-        )
-
-    @property
-    def trains(self) -> bool:
-        return self.has("backward") or self.has("optimizer")
-
-    def has(self, phase: str) -> bool:
-        return bool(len(self.begins[phase]))
-
-    def begins_in(self, phase: str, step: Step) -> bool:
-        first, stop = np.searchsorted(self.begins[phase], (step.start_ns, step.end_ns))
-        return bool(stop > first)
+def _phase_ranges(timeline: Timeline) -> tuple[dict[str, Int64s], int | None]:
+    """Begins of the outermost ranges named after each phase and of operators of the optimizer; the shortest forward."""
+    ranges = timeline.trace.ranges
+    number = {phase: position for position, phase in enumerate(PHASES, start=1)}
+    label = name_labels(ranges["name"], lambda name: number.get(phase_of_name(name), 0))
+    # The entry at the end answers for "no parent".
+    above = np.r_[label, 0][ranges["parent"].fill_null(NO_RANGE).to_numpy()]
+    inside = (label > 0) & (above == label)
+    starts, ends = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
+    begins = {phase: np.sort(starts[(label == code) & ~inside]) for phase, code in number.items()}
+    operators = (ranges["kind"] == "cpu-op").to_numpy() & (above == number["optimizer"])
+    lasting = (ends - starts)[(label == number["forward"]) & ~inside & (ends > starts)]
+    return {**begins, _ON_HOST: np.sort(starts[operators])}, int(lasting.min()) if len(lasting) else None
 
 
 #: Every launch has its API call in a complete capture; a few at the edges of the recording may miss theirs.
@@ -369,8 +348,7 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:
     overhead = timeline.trace.profiler_overhead
-    held = Intervals(overhead["start_ns"].to_numpy(), overhead["end_ns"].to_numpy())
-    spent = total(union(clip(held, window.start_ns, window.end_ns)))
+    spent = total(union(clip(Intervals.of(overhead), window.start_ns, window.end_ns)))
     share = spent / window.duration_ns if window.duration_ns > 0 else 0.0
     if share > _OVERHEAD_SHARE:
         yield Note(

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from warplens.analysis.attribution import RangeForest, is_operator
+from warplens.analysis.attribution import is_operator
 from warplens.analysis.frames import chosen, running_sum, sum_by
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.timeline import Timeline
@@ -69,6 +70,9 @@ RANGES = table(
 
 #: Columns that speak of GPU work.
 _OF_WORK = ("gpu_ns", "gpu_exclusive_ns", "inferred_ns", "span_ns", "ops", "kernels", "share")
+
+#: Where there is no least or greatest time.
+_NEVER: dict[np.ufunc, int] = {np.minimum: np.iinfo(np.int64).max, np.maximum: np.iinfo(np.int64).min}
 
 # PyTorch's emit_nvtx appends running numbers and shapes to operator names; they make every instance a name of its own.
 _RUNNING_NUMBERS = lazy_pattern(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
@@ -164,7 +168,11 @@ def range_instances(timeline: Timeline, window: Window, *, operators: bool = Tru
         return INSTANCES.empty()
     forest = timeline.forest
     work = _work_of(timeline, window, operators)
-    own = _Exclusive.of(work, ranges.height)
+    attributed = chosen(work.select("range", "start_ns", "end_ns", "inferred", "kind"), work["range"].is_not_null())
+    own = _directly(attributed, ranges.height)
+    own_kernels, own_inferred = (
+        _directly(attributed.filter(which), ranges.height) for which in (pl.col("kind") == "kernel", pl.col("inferred"))
+    )
     held = _contained(ranges, work)
     parent, listed = forest.parent, np.ones(ranges.height, dtype=np.bool_)
     if not operators:
@@ -173,7 +181,10 @@ def range_instances(timeline: Timeline, window: Window, *, operators: bool = Tru
     gpu = forest.inclusive(own.duration)
     ops = forest.inclusive(own.ops)
     # What two crossing ranges share belongs to both, which no tree can say: there, containment in time counts.
-    inferred = forest.inclusive(own.inferred) + _lent(forest, held.duration)
+    # So does the time that outermost ranges of other threads bring into a range, at any depth.
+    linked = np.flatnonzero(forest.parent_inferred)
+    lent = sum_by(forest.parent[linked], held.duration[linked], ranges.height)
+    inferred = forest.inclusive(own_inferred.duration + lent)
     gpu = np.where(forest.crossing, held.duration + inferred, gpu)
     ops = np.where(forest.crossing, np.maximum(ops, held.ops), ops)
     first = np.minimum(forest.earliest(own.first), held.first)
@@ -194,7 +205,7 @@ def range_instances(timeline: Timeline, window: Window, *, operators: bool = Tru
             "last_ns": np.where(ops > 0, last, 0),
             "span_ns": np.where(ops > 0, last - first, 0),
             "ops": ops,
-            "kernels": forest.inclusive(own.kernels),
+            "kernels": forest.inclusive(own_kernels.ops),
             "same_thread_ops": held.ops,
             "same_thread_span_ns": np.where(held.ops > 0, held.last - held.first, 0),
         },
@@ -221,38 +232,29 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree", *, op
         return RANGES.empty()
     names = timeline.trace.ranges["name"]
     categories = name_categories(names)
-    texts = (
-        categories if by == "full_name" else pl.Series([plain_range_name(text) for text in categories], dtype=pl.String)
-    )
+    texts = pl.Series([text if by == "full_name" else plain_range_name(text) for text in categories], dtype=pl.String)
     distinct = texts.unique(maintain_order=True)
     name_code = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
     code = name_code[names.to_physical().to_numpy()]
+    rows = instances["row"].to_numpy()
     if by == "tree":
-        group, group_parent, group_code, depth = name_paths(
-            code, instances["row"].to_numpy(), instances["parent"].to_numpy()
-        )
+        group, group_parent, group_code, depth = name_paths(code, rows, instances["parent"].to_numpy())
     else:
-        rows = instances["row"].to_numpy()
         group_code, group = np.unique(code[rows], return_inverse=True)
-        group = group.reshape(-1)
+        group, depth = group.reshape(-1), np.zeros(len(group_code), dtype=np.int64)
         group_parent = np.full(len(group_code), NO_RANGE, dtype=np.int64)
-        depth = np.zeros(len(group_code), dtype=np.int64)
     total_ns = range_coverage(timeline, window).total_ns
-    sums = [
-        "host_ns", "gpu_ns", "gpu_exclusive_ns", "inferred_ns", "span_ns", "ops", "kernels",
-    ]  # fmt: skip
-    table = (
-        instances.with_columns(pl.Series("id", group))
-        .group_by("id")
-        .agg(pl.len().cast(pl.Int64).alias("instances"), *(pl.col(column).sum() for column in sums))
-        .sort("id")
-        .with_columns(
+    sums = ("host_ns", "gpu_ns", "gpu_exclusive_ns", "inferred_ns", "span_ns", "ops", "kernels")
+    summed = instances.group_by(pl.Series("id", group)).agg(
+        pl.len().cast(pl.Int64).alias("instances"), pl.col(sums).sum()
+    )
+    table = RANGES.conform(
+        summed.sort("id").with_columns(
             pl.Series("parent", group_parent).replace(NO_RANGE, None),
             pl.Series("depth", depth),
             distinct.gather(group_code).alias("name"),
-            (pl.col("gpu_ns") / total_ns if total_ns else pl.lit(0.0)).alias("share"),
+            share=pl.col("gpu_ns") / total_ns if total_ns else pl.lit(0.0),
         )
-        .pipe(RANGES.conform)
     )
     if by == "tree":
         table = depth_first(table, "gpu_ns", "host_ns", "name")
@@ -278,65 +280,33 @@ def projected_spans(timeline: Timeline, rows: Int64s, device: int | None = None)
     mine = instance > 0
     if device is not None:
         mine &= (work["device"] == device).to_numpy()
-    first = _extreme(
-        instance[mine] - 1, work["start_ns"].to_numpy()[mine], len(rows), np.minimum, np.iinfo(np.int64).max
-    )
-    last = _extreme(instance[mine] - 1, work["end_ns"].to_numpy()[mine], len(rows), np.maximum, np.iinfo(np.int64).min)
+    place = instance[mine] - 1
+    first = _extreme(place, work["start_ns"].to_numpy()[mine], len(rows), np.minimum)
+    last = _extreme(place, work["end_ns"].to_numpy()[mine], len(rows), np.maximum)
     found = last > first
     return Intervals(first[found], last[found])
 
 
-@dataclass(frozen=True, eq=False)
-class _Exclusive:
+class _Work(NamedTuple):
+    """Per range: how many pieces of work belong to it in some sense, their duration, first begin and last end."""
+
+    ops: Int64s
+    duration: Int64s
+    first: Int64s
+    last: Int64s
+
+
+def _directly(work: pl.DataFrame, count: int) -> _Work:
     """Per range: the work that belongs to it directly, not to a range inside it."""
-
-    ops: Int64s
-    kernels: Int64s
-    duration: Int64s
-    inferred: Int64s
-    first: Int64s
-    last: Int64s
-
-    @classmethod
-    def of(cls, work: pl.DataFrame, count: int) -> _Exclusive:
-        work = work.select("range", "start_ns", "end_ns", "inferred", "kind")
-        attributed = chosen(work, work["range"].is_not_null())
-        owner = attributed["range"].to_numpy()
-        start, end = attributed["start_ns"].to_numpy(), attributed["end_ns"].to_numpy()
-        inferred = attributed["inferred"].to_numpy()
-        is_kernel = (attributed["kind"] == "kernel").to_numpy()
-        return cls(
-            np.bincount(owner, minlength=count),
-            np.bincount(owner[is_kernel], minlength=count),
-            sum_by(owner, end - start, count),
-            sum_by(owner[inferred], (end - start)[inferred], count),
-            _extreme(owner, start, count, np.minimum, np.iinfo(np.int64).max),
-            _extreme(owner, end, count, np.maximum, np.iinfo(np.int64).min),
-        )
+    owner, start, end = (work[column].to_numpy() for column in ("range", "start_ns", "end_ns"))
+    first, last = _extreme(owner, start, count, np.minimum), _extreme(owner, end, count, np.maximum)
+    return _Work(np.bincount(owner, minlength=count), sum_by(owner, end - start, count), first, last)
 
 
-def _lent(forest: RangeForest, duration: Int64s) -> Int64s:
-    """Per range: the time that outermost ranges of other threads bring into it, at any depth."""
-    linked = np.flatnonzero(forest.parent_inferred)
-    return forest.inclusive(sum_by(forest.parent[linked], duration[linked], len(duration)))
-
-
-@dataclass(frozen=True, eq=False)
-class _Contained:
+def _contained(ranges: pl.DataFrame, work: pl.DataFrame) -> _Work:
     """Per range: the work launched on its own thread while it was open, whatever else was open."""
-
-    ops: Int64s
-    duration: Int64s
-    first: Int64s
-    last: Int64s
-
-
-def _contained(ranges: pl.DataFrame, work: pl.DataFrame) -> _Contained:
-    count = ranges.height
-    ops = np.zeros(count, dtype=np.int64)
-    duration = np.zeros(count, dtype=np.int64)
-    first = np.full(count, np.iinfo(np.int64).max)
-    last = np.full(count, np.iinfo(np.int64).min)
+    ops, duration = np.zeros((2, ranges.height), dtype=np.int64)
+    first, last = (np.full(ranges.height, _NEVER[function]) for function in (np.minimum, np.maximum))
     launched = work.select("process", "thread", "launch_start_ns", "start_ns", "end_ns")
     launched = chosen(launched, launched["thread"].is_not_null())
     threads = ranges.select("process", "thread").unique().rows()
@@ -360,7 +330,7 @@ def _contained(ranges: pl.DataFrame, work: pl.DataFrame) -> _Contained:
         duration[rows] = before[high] - before[low]
         first[rows] = _reduce_slices(start, low, high, np.minimum)
         last[rows] = _reduce_slices(end, low, high, np.maximum)
-    return _Contained(ops, duration, first, last)
+    return _Work(ops, duration, first, last)
 
 
 def _reduce_slices(values: Int64s, low: Int64s, high: Int64s, function: np.ufunc) -> Int64s:
@@ -372,7 +342,7 @@ def _reduce_slices(values: Int64s, low: Int64s, high: Int64s, function: np.ufunc
     return result
 
 
-def _extreme(groups: Int64s, values: Int64s, count: int, function: np.ufunc, start: int) -> Int64s:
-    best = np.full(count, start, dtype=np.int64)
+def _extreme(groups: Int64s, values: Int64s, count: int, function: np.ufunc) -> Int64s:
+    best = np.full(count, _NEVER[function], dtype=np.int64)
     function.at(best, groups, values)
     return best

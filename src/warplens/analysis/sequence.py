@@ -25,21 +25,19 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.attribution import RangeForest
-from warplens.analysis.marks import (
+from warplens.analysis.repetition import (
     ALIKE_TOLERANCE,
+    LEAST_STRUCTURE,
+    MIN_REPEATS,
     MOST_TURNS,
     alike,
     batches,
     inside_one_module,
     inside_one_part,
-    launched_in_warmup,
-    optimizer_ends,
-)
-from warplens.analysis.repetition import (
-    LEAST_STRUCTURE,
-    MIN_REPEATS,
     is_structured,
+    launched_in_warmup,
     longest_repetition,
+    optimizer_ends,
     repetitions_per_step,
     stand_out,
 )

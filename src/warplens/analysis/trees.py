@@ -110,6 +110,12 @@ def levels_of(parent: Int64s) -> Int64s:
     return level
 
 
+def look_up(values: Int64s, rows: Int64s) -> Int64s:
+    """`values[rows]`; `NO_RANGE` for what is `NO_RANGE`."""
+    found: Int64s = np.r_[values, NO_RANGE][rows]
+    return found
+
+
 def nearest(parent: Int64s, wanted: Bools, start: Int64s) -> Int64s:
     """For each node of `start` itself or its nearest ancestor that is wanted; `NO_RANGE` where there is none.
 

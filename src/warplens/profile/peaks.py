@@ -46,40 +46,17 @@ class Peaks:
         return self.flops_per_s.get(precision) if precision is not None else None
 
 
-@dataclass(frozen=True)
-class _Chip:
-    """One entry: names of the device that it is about, bandwidth in GB/s, rates in TFLOP/s, and the source."""
+#: Formats in the order in which rates are shown.
+_FORMATS: Final[tuple[str, ...]] = ("fp64", "fp64-tensor", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 
-    names: str
-    gigabytes_per_s: float
-    fp64: float
-    fp32: float
-    source: str
-    fp64_tensor: float | None = None
-    tf32: float | None = None
-    fp16: float | None = None
-    bf16: float | None = None
-    fp8: float | None = None
-    int8: float | None = None
-    fp4: float | None = None
 
-    def peaks(self) -> Peaks:
-        rates = {
-            "fp64": self.fp64,
-            "fp64-tensor": self.fp64_tensor,
-            "fp32": self.fp32,
-            "tf32": self.tf32,
-            "fp16": self.fp16,
-            "bf16": self.bf16,
-            "fp8": self.fp8,
-            "int8": self.int8,
-            "fp4": self.fp4,
-        }
-        return Peaks(
-            self.gigabytes_per_s * _GIGA,
-            {name: rate * _TERA for name, rate in rates.items() if rate is not None},
-            self.source,
-        )
+def _chip(
+    names: str, gigabytes_per_s: float, fp64: float, fp32: float, source: str, **more: float
+) -> tuple[str, Peaks]:
+    """The names of a device, as a pattern, and its roofs; rates are in TFLOP/s."""
+    rates = {"fp64": fp64, "fp32": fp32, **{name.replace("_", "-"): rate for name, rate in more.items()}}
+    flops_per_s = {name: rates[name] * _TERA for name in _FORMATS if name in rates}
+    return names, Peaks(gigabytes_per_s * _GIGA, flops_per_s, source)
 
 
 _HOPPER_SXM: Final = {"fp64_tensor": 67, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.9, "int8": 1978.9}
@@ -91,41 +68,41 @@ _MI300: Final = {
 
 #: The first entry whose pattern occurs in a device's name holds. Data sheets print rates with sparsity; halved here.
 _CHIPS: Final = (
-    _Chip(r"GB200", 8000, 40, 80, "NVIDIA GB200 NVL72 data sheet, per GPU", fp64_tensor=40, tf32=1250, fp16=2500,
+    _chip(r"GB200", 8000, 40, 80, "NVIDIA GB200 NVL72 data sheet, per GPU", fp64_tensor=40, tf32=1250, fp16=2500,
           bf16=2500, fp8=5000, int8=5000, fp4=10_000),
-    _Chip(r"\bB200\b", 7700, 37, 75, "NVIDIA HGX B200 data sheet, per GPU", fp64_tensor=37, tf32=1100, fp16=2250,
+    _chip(r"\bB200\b", 7700, 37, 75, "NVIDIA HGX B200 data sheet, per GPU", fp64_tensor=37, tf32=1100, fp16=2250,
           bf16=2250, fp8=4500, int8=4500, fp4=9000),
-    _Chip(r"GH200.*(144|HBM3e)", 4900, 34, 67, "NVIDIA GH200 Grace Hopper Superchip data sheet", **_HOPPER_SXM),
-    _Chip(r"GH200", 4000, 34, 67, "NVIDIA GH200 Grace Hopper Superchip data sheet", **_HOPPER_SXM),
-    _Chip(r"H200 NVL", 4800, 30, 60, "NVIDIA H200 Tensor Core GPU data sheet (NVL)", **_HOPPER_NVL),
-    _Chip(r"\bH200\b", 4800, 34, 67, "NVIDIA H200 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
-    _Chip(r"H100 NVL", 3900, 30, 60, "NVIDIA H100 Tensor Core GPU data sheet (NVL)", **_HOPPER_NVL),
-    _Chip(r"H100.*PCIe", 2000, 26, 51, "NVIDIA H100 Tensor Core GPU data sheet (PCIe, 2022)", fp64_tensor=51, tf32=378,
+    _chip(r"GH200.*(144|HBM3e)", 4900, 34, 67, "NVIDIA GH200 Grace Hopper Superchip data sheet", **_HOPPER_SXM),
+    _chip(r"GH200", 4000, 34, 67, "NVIDIA GH200 Grace Hopper Superchip data sheet", **_HOPPER_SXM),
+    _chip(r"H200 NVL", 4800, 30, 60, "NVIDIA H200 Tensor Core GPU data sheet (NVL)", **_HOPPER_NVL),
+    _chip(r"\bH200\b", 4800, 34, 67, "NVIDIA H200 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
+    _chip(r"H100 NVL", 3900, 30, 60, "NVIDIA H100 Tensor Core GPU data sheet (NVL)", **_HOPPER_NVL),
+    _chip(r"H100.*PCIe", 2000, 26, 51, "NVIDIA H100 Tensor Core GPU data sheet (PCIe, 2022)", fp64_tensor=51, tf32=378,
           fp16=756, bf16=756, fp8=1513, int8=1513),
-    _Chip(r"\bH100\b", 3350, 34, 67, "NVIDIA H100 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
-    _Chip(r"A100.*(PCI.*80GB|80GB.*PCI)", 1935, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB PCIe)", **_A100),
-    _Chip(r"A100.*80GB", 2039, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB SXM)", **_A100),
-    _Chip(r"A100", 1555, 9.7, 19.5, "NVIDIA A100 data sheet (40 GB)", **_A100),
-    _Chip(r"V100.*PCI", 900, 7, 14, "NVIDIA V100 data sheet (PCIe)", fp16=112),
-    _Chip(r"V100", 900, 7.8, 15.7, "NVIDIA V100 data sheet (SXM2)", fp16=125),
-    _Chip(r"\bT4\b", 320, 0.254, 8.1, "NVIDIA T4 product brief", fp16=65, int8=130),
-    _Chip(r"A10G", 600, 0.547, 35, "NVIDIA A10G data sheet", tf32=35, fp16=70, bf16=70, int8=140),
-    _Chip(r"\bA10\b", 600, 0.488, 31.2, "NVIDIA A10 data sheet", tf32=62.5, fp16=125, bf16=125, int8=250),
-    _Chip(r"\bL40S\b", 864, 1.43, 91.6, "NVIDIA L40S data sheet", tf32=183, fp16=362, bf16=362, fp8=733, int8=733),
-    _Chip(r"\bL40\b", 864, 1.41, 90.5, "NVIDIA L40 data sheet", tf32=90.5, fp16=181, bf16=181, fp8=362, int8=362),
-    _Chip(r"\bL4\b", 300, 0.473, 30.3, "NVIDIA L4 data sheet", tf32=60, fp16=121, bf16=121, fp8=242.5, int8=242.5),
-    _Chip(r"RTX 5090(?! .*Laptop)", 1792, 1.64, 104.8, "NVIDIA RTX Blackwell GPU architecture, appendix", tf32=104.8,
+    _chip(r"\bH100\b", 3350, 34, 67, "NVIDIA H100 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
+    _chip(r"A100.*(PCI.*80GB|80GB.*PCI)", 1935, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB PCIe)", **_A100),
+    _chip(r"A100.*80GB", 2039, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB SXM)", **_A100),
+    _chip(r"A100", 1555, 9.7, 19.5, "NVIDIA A100 data sheet (40 GB)", **_A100),
+    _chip(r"V100.*PCI", 900, 7, 14, "NVIDIA V100 data sheet (PCIe)", fp16=112),
+    _chip(r"V100", 900, 7.8, 15.7, "NVIDIA V100 data sheet (SXM2)", fp16=125),
+    _chip(r"\bT4\b", 320, 0.254, 8.1, "NVIDIA T4 product brief", fp16=65, int8=130),
+    _chip(r"A10G", 600, 0.547, 35, "NVIDIA A10G data sheet", tf32=35, fp16=70, bf16=70, int8=140),
+    _chip(r"\bA10\b", 600, 0.488, 31.2, "NVIDIA A10 data sheet", tf32=62.5, fp16=125, bf16=125, int8=250),
+    _chip(r"\bL40S\b", 864, 1.43, 91.6, "NVIDIA L40S data sheet", tf32=183, fp16=362, bf16=362, fp8=733, int8=733),
+    _chip(r"\bL40\b", 864, 1.41, 90.5, "NVIDIA L40 data sheet", tf32=90.5, fp16=181, bf16=181, fp8=362, int8=362),
+    _chip(r"\bL4\b", 300, 0.473, 30.3, "NVIDIA L4 data sheet", tf32=60, fp16=121, bf16=121, fp8=242.5, int8=242.5),
+    _chip(r"RTX 5090(?! .*Laptop)", 1792, 1.64, 104.8, "NVIDIA RTX Blackwell GPU architecture, appendix", tf32=104.8,
           fp16=209.5, bf16=209.5, fp8=419, int8=838, fp4=1676),
-    _Chip(r"RTX 4090(?! .*Laptop)", 1008, 1.29, 82.6, "NVIDIA Ada GPU architecture, appendix", tf32=82.6, fp16=165.2,
+    _chip(r"RTX 4090(?! .*Laptop)", 1008, 1.29, 82.6, "NVIDIA Ada GPU architecture, appendix", tf32=82.6, fp16=165.2,
           bf16=165.2, fp8=330.3, int8=660.6),
-    _Chip(r"RTX 3090(?! Ti)", 936, 0.556, 35.6, "NVIDIA Ampere GA102 GPU architecture, appendix", tf32=35.6, fp16=71,
+    _chip(r"RTX 3090(?! Ti)", 936, 0.556, 35.6, "NVIDIA Ampere GA102 GPU architecture, appendix", tf32=35.6, fp16=71,
           bf16=71, int8=284),
-    _Chip(r"MI355X", 8000, 78.6, 157.3, "AMD Instinct MI355X data sheet", fp64_tensor=78.6, fp16=2516.6, bf16=2516.6,
+    _chip(r"MI355X", 8000, 78.6, 157.3, "AMD Instinct MI355X data sheet", fp64_tensor=78.6, fp16=2516.6, bf16=2516.6,
           fp8=5033.2, int8=5033.2, fp4=10_066.3),
-    _Chip(r"MI325X", 6000, 81.7, 163.4, "AMD Instinct MI325X data sheet", **_MI300),
-    _Chip(r"MI300X", 5300, 81.7, 163.4, "AMD Instinct MI300X data sheet", **_MI300),
+    _chip(r"MI325X", 6000, 81.7, 163.4, "AMD Instinct MI325X data sheet", **_MI300),
+    _chip(r"MI300X", 5300, 81.7, 163.4, "AMD Instinct MI300X data sheet", **_MI300),
     # A program sees each of the two dies of an MI250X as a GPU of its own: half of what the data sheet prints.
-    _Chip(r"MI250X", 1638.4, 23.95, 23.95, "AMD Instinct MI250X data sheet, one of two dies", fp64_tensor=47.85,
+    _chip(r"MI250X", 1638.4, 23.95, 23.95, "AMD Instinct MI250X data sheet, one of two dies", fp64_tensor=47.85,
           fp16=191.5, bf16=191.5, int8=191.5),
 )  # fmt: skip
 
@@ -145,8 +122,7 @@ def peaks_of(device: Device | None) -> Peaks | None:
     """The roofs of a GPU; None where neither its name nor what the profile states about it gives any."""
     if device is None:
         return None
-    chip = _listed(device.name)
-    listed = None if chip is None else chip.peaks()
+    listed = _listed(device.name)
     stated = device.memory_bandwidth_bytes_per_s
     if listed is None:
         fp32 = _vector_rate(device)
@@ -159,8 +135,8 @@ def peaks_of(device: Device | None) -> Peaks | None:
     return listed
 
 
-def _listed(name: str) -> _Chip | None:
-    return next((chip for chip in _CHIPS if re.search(chip.names, name, re.IGNORECASE)), None)
+def _listed(name: str) -> Peaks | None:
+    return next((peaks for names, peaks in _CHIPS if re.search(names, name, re.IGNORECASE)), None)
 
 
 def with_gpu(trace: Trace, name: str) -> Trace:
@@ -178,7 +154,7 @@ def with_gpu(trace: Trace, name: str) -> Trace:
     """
     chip = _listed(name)
     if chip is None:
-        known = ", ".join(dict.fromkeys(re.sub(r"\\b|\(.*|\.\*.*", "", each.names) for each in _CHIPS))
+        known = ", ".join(dict.fromkeys(re.sub(r"\\b|\(.*|\.\*.*", "", names) for names, _ in _CHIPS))
         raise UsageError(f"--gpu {name!r}: no such GPU is known. Known are {known}")
     maker = chip.source.split()[0]
     full = name if re.search("NVIDIA|AMD", name, re.IGNORECASE) else f"{maker}{' Instinct' * (maker == 'AMD')} {name}"

@@ -17,7 +17,7 @@ import polars as pl
 
 from warplens.analysis.attribution import RangeForest, is_operator, range_forest
 from warplens.analysis.intervals import owned_union
-from warplens.analysis.trees import NO_RANGE, Forest, nearest
+from warplens.analysis.trees import NO_RANGE, Forest, look_up, nearest
 from warplens.analysis.window import AUTOGRAD_ENGINE
 from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_categories, name_labels
@@ -42,8 +42,7 @@ class OperatorTree:
 
     def of(self, ranges: Int64s) -> Int64s:
         """The operator that each of these ranges is or lies in; `NO_RANGE` for none, and for `NO_RANGE`."""
-        operators: Int64s = np.r_[self.enclosing, NO_RANGE][ranges]
-        return operators
+        return look_up(self.enclosing, ranges)
 
 
 def operator_tree(trace: Trace, ranges: RangeForest) -> OperatorTree:
@@ -77,7 +76,7 @@ def _direct_api_ns(trace: Trace, ranges: RangeForest, enclosing: Int64s) -> Int6
         held = ranges.open_on(
             np.full(count, process, dtype=np.int64), np.full(count, thread, dtype=np.int64), pieces.starts
         )
-        owner = np.r_[enclosing, NO_RANGE][held]
+        owner = look_up(enclosing, held)
         known = owner != NO_RANGE
         np.add.at(spent, owner[known], (pieces.ends - pieces.starts)[known])
     return spent
@@ -117,9 +116,8 @@ class AutogradLinks:
         return chain
 
     def _forward(self, operators: Int64s) -> Int64s:
-        backward = np.r_[self.linked, NO_RANGE][operators]
-        forward: Int64s = np.r_[self.forward_of, NO_RANGE][backward]
-        return forward
+        backward = look_up(self.linked, operators)
+        return look_up(self.forward_of, backward)
 
 
 def autograd_links(trace: Trace, tree: OperatorTree) -> AutogradLinks:
@@ -139,18 +137,12 @@ def autograd_links(trace: Trace, tree: OperatorTree) -> AutogradLinks:
     forward_of[linked_rows[begun[forward_of[linked_rows]] >= begun[linked_rows]]] = NO_RANGE
 
     is_backward = forward_of != NO_RANGE
-    is_backward[_backward_rows(trace)] = True
+    is_backward[trace.operators.filter(pl.col("forward_thread") > 0)["range"].to_numpy()] = True
     is_backward |= _named_by_engine(trace) & tree.is_operator
     row = np.arange(1, count + 1)
     in_backward = tree.forest.outermost_match(np.where(is_backward, row, 0)) > 0
     linked = tree.forest.innermost_match(np.where(forward_of != NO_RANGE, row, 0)) - 1
     return AutogradLinks(forward_of, in_backward, linked)
-
-
-def _backward_rows(trace: Trace) -> Int64s:
-    mine = trace.operators.filter(pl.col("forward_thread") > 0)
-    rows: Int64s = mine["range"].to_numpy()
-    return rows
 
 
 def _named_by_engine(trace: Trace) -> Bools:
@@ -160,12 +152,10 @@ def _named_by_engine(trace: Trace) -> Bools:
 
 def _lift_to_engine(trace: Trace, forest: Forest, forward_of: Int64s) -> None:
     """The engine's operator around a linked one works for the same node: it sums what broadcasting had expanded."""
-    engine = np.flatnonzero(_named_by_engine(trace) & (forward_of == NO_RANGE))
-    wanted = np.zeros(len(forward_of), dtype=np.bool_)
-    wanted[engine] = True
+    engine = _named_by_engine(trace) & (forward_of == NO_RANGE)
     inner = np.flatnonzero(forward_of != NO_RANGE)
     above = forest.parent[inner]
-    direct = (above != NO_RANGE) & wanted[np.maximum(above, 0)]
+    direct = np.r_[engine, False][above]
     forward_of[above[direct]] = forward_of[inner[direct]]
 
 
@@ -182,7 +172,13 @@ def _by_sequence(trace: Trace) -> pl.DataFrame:
     backward = numbered.filter(pl.col("forward_thread") > 0)
     if not forward.height or not backward.height:
         return pl.DataFrame(schema={"range": pl.Int64, "forward": pl.Int64})
-    threads = _forward_threads(forward, backward)
+    # Autograd's numbers of threads and the operating system's are not recorded side by side. A number belongs to the
+    # thread whose forward operators bear most of the sequence numbers that backward operators ask that number for.
+    asked = backward.select("process", "forward_thread", "sequence").unique()
+    borne = forward.select("process", "thread", "sequence").unique()
+    shared = asked.join(borne, on=["process", "sequence"]).group_by("process", "forward_thread", "thread").len("shared")
+    most = shared.sort("shared", "thread", descending=[True, False])
+    threads = most.unique(["process", "forward_thread"], keep="first", maintain_order=True).drop("shared")
     keys = ["process", "thread", "sequence"]
     return (
         backward.select("range", "process", "forward_thread", "sequence", "start_ns")
@@ -197,26 +193,6 @@ def _by_sequence(trace: Trace) -> pl.DataFrame:
         )
         .select("range", "forward")
         .drop_nulls()
-    )
-
-
-def _forward_threads(forward: pl.DataFrame, backward: pl.DataFrame) -> pl.DataFrame:
-    """Autograd's numbers of threads (`forward_thread`) with the operating system's (`thread`).
-
-    The two are not recorded side by side. A number belongs to the thread whose forward operators bear most of the
-    sequence numbers that backward operators ask that number for.
-    """
-    shared = (
-        backward.select("process", "forward_thread", "sequence")
-        .unique()
-        .join(forward.select("process", "thread", "sequence").unique(), on=["process", "sequence"])
-        .group_by("process", "forward_thread", "thread")
-        .agg(pl.len().alias("shared"))
-    )
-    return (
-        shared.sort("shared", "thread", descending=[True, False])
-        .unique(["process", "forward_thread"], keep="first", maintain_order=True)
-        .select("process", "forward_thread", "thread")
     )
 
 
@@ -235,39 +211,29 @@ class Places:
 
     def part(self, rows: slice | Int64s) -> Places:
         """The same of some of the work."""
-        return Places(
-            self.work[rows],
-            self.operator[rows],
-            self.backward[rows],
-            tuple(forward[rows] for forward in self.forwards),
-            self.module[rows],
-            self.function[rows],
-        )
+        forwards = tuple(forward[rows] for forward in self.forwards)
+        origin = self.operator[rows], self.backward[rows], forwards, self.module[rows], self.function[rows]
+        return Places(self.work[rows], *origin)
 
     @property
     def duration_ns(self) -> Int64s:
         """Of the work."""
-        found: Int64s = (self.work["end_ns"] - self.work["start_ns"]).to_numpy()
-        return found
+        return (self.work["end_ns"] - self.work["start_ns"]).to_numpy()
 
     @property
     def is_kernel(self) -> Bools:
         """Whether it is a kernel."""
-        found: Bools = (self.work["kind"] == "kernel").to_numpy()
-        return found
+        return (self.work["kind"] == "kernel").to_numpy()
 
     @property
     def range(self) -> Int64s:
         """Row of the innermost range that the work was launched in."""
-        found: Int64s = self.work["range"].fill_null(NO_RANGE).to_numpy()
-        return found
+        return self.work["range"].fill_null(NO_RANGE).to_numpy()
 
     @property
     def linked(self) -> Bools:
         """Which backward work has a known forward operator."""
-        if not self.forwards:
-            return np.zeros(len(self.backward), dtype=np.bool_)
-        linked: Bools = self.backward & (self.forwards[0] != NO_RANGE)
+        linked: Bools = self.backward & (self.forwards[0] != NO_RANGE if self.forwards else np.False_)
         return linked
 
     @property
@@ -302,17 +268,11 @@ def places(trace: Trace, work: pl.DataFrame, tree: OperatorTree, links: Autograd
         waiting = calls[0].copy()
         waiting[known] = frames.waiting(process, thread, launched)
         for call in calls:
-            module = np.where(module == NO_RANGE, np.r_[frames.enclosing_module, NO_RANGE][call], module)
+            module = np.where(module == NO_RANGE, look_up(frames.enclosing_module, call), module)
         for call in (*calls, waiting):
-            function = np.where(function == NO_RANGE, np.r_[frames.enclosing_function, NO_RANGE][call], function)
-    return Places(
-        work.select("kind", "start_ns", "end_ns", "range"),
-        operator,
-        backward,
-        forwards,
-        module,
-        function,
-    )
+            function = np.where(function == NO_RANGE, look_up(frames.enclosing_function, call), function)
+    described = work.select("kind", "start_ns", "end_ns", "range")
+    return Places(described, operator, backward, forwards, module, function)
 
 
 def _running_at(ranges: pl.DataFrame, frames: PythonFrames, operators: Int64s) -> Int64s:
@@ -356,14 +316,12 @@ class PythonFrames:
     @property
     def module_parent(self) -> Int64s:
         """For each call the nearest module strictly around it; `NO_RANGE` for none."""
-        above: Int64s = np.r_[self.enclosing_module, NO_RANGE][self.parent]
-        return above
+        return look_up(self.enclosing_module, self.parent)
 
     @property
     def function_parent(self) -> Int64s:
         """For each call the nearest call with a source line strictly around it; `NO_RANGE` for none."""
-        above: Int64s = np.r_[self.enclosing_function, NO_RANGE][self.parent]
-        return above
+        return look_up(self.enclosing_function, self.parent)
 
     def running(self, process: Int64s, thread: Int64s, when: Int64s) -> Int64s:
         """The innermost call that runs on each thread at that time; `NO_RANGE` for none."""

@@ -23,7 +23,7 @@ from warplens.analysis.frames import sum_by
 from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.operators.places import Places, module_name
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.trees import NO_RANGE, Forest, depth_first, name_paths, nearest
+from warplens.analysis.trees import NO_RANGE, Forest, depth_first, look_up, name_paths, nearest
 from warplens.analysis.window import Window, generic_name, is_step_name, phase_of_name
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
@@ -344,7 +344,7 @@ def levels_of_work(timeline: Timeline, found: Places) -> Levels:
         # The range that it was launched in tells all: asked of each range instead of each piece.
         rows = np.arange(timeline.trace.ranges.height)
         nearest_telling = nearest(timeline.forest.parent, _telling(timeline), rows)
-        row = np.r_[nearest_telling, NO_RANGE][found.range]
+        row = look_up(nearest_telling, found.range)
         return Levels(np.where(row != NO_RANGE, _ANNOTATION, _NONE), row)
     origin = found.origin
     # Backward work without a known forward operator stays where it was launched.
@@ -353,7 +353,7 @@ def levels_of_work(timeline: Timeline, found: Places) -> Levels:
     annotation = nearest(timeline.forest.parent, _telling(timeline), held)
     tree = timeline.operators
     numbered = np.where(tree.is_operator, np.arange(1, len(tree.is_operator) + 1), 0)
-    outermost = np.r_[tree.forest.outermost_match(numbered) - 1, NO_RANGE][operator]
+    outermost = look_up(tree.forest.outermost_match(numbered) - 1, operator)
     level = np.full(len(held), _NONE, dtype=np.int8)
     row = np.full(len(held), NO_RANGE, dtype=np.int64)
     for name, rows in (("operator", outermost), ("annotation", annotation), ("module", found.module)):

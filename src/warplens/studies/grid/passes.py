@@ -11,8 +11,8 @@ import polars as pl
 from warplens.analysis.api import blocks_host
 from warplens.analysis.categories import categories_of
 from warplens.analysis.intervals import owned_union
-from warplens.analysis.marks import warmup_labels
 from warplens.analysis.phases import PHASE
+from warplens.analysis.repetition import warmup_labels
 from warplens.analysis.steps import WARMUP_SLOWDOWN
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
