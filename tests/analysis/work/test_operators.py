@@ -8,8 +8,7 @@ from tests.analysis.work.programs import H200, launched, operator, program
 from tests.shipped import of_others
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
-from warplens.analysis.work.catalogue import operator_work
-from warplens.analysis.work.statistics import work_statistics
+from warplens.analysis.work.catalogue import operator_work, work_statistics
 from warplens.errors import UsageError
 from warplens.profile import Device
 from warplens.readers import read

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -29,6 +29,7 @@ from warplens.analysis.work.elementwise import UPDATES_FORMULAS as UPDATES
 from warplens.analysis.work.products import ATTENTION_FORMULAS as ATTENTION
 from warplens.analysis.work.products import CONVOLUTION_FORMULAS as CONVOLUTION
 from warplens.analysis.work.products import FORMULAS as PRODUCTS
+from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Column, Int64s, name_categories
@@ -79,18 +80,12 @@ def work_of(
 
 _INPUTS = ("name", "input_shapes", "input_types", "input_strides", "concrete_inputs")
 
-#: One row an operator that launched GPU work, itself or through others. Either a family or a reason is null.
-_MODEL_SCHEMA = pl.Schema(
-    {
-        "range": pl.Int64(),
-        "family": pl.Enum(FAMILIES),
-        "flops": pl.Int64(),
-        "flops_full": pl.Int64(),
-        "known_bytes": pl.Int64(),
-        "untyped": pl.Int64(),
-        "reason": pl.String(),
-    }
-)
+#: What a model says of an operator. Either a family or a reason is null.
+_MODEL_SCHEMA: Final = {
+    "family": pl.Enum(FAMILIES),
+    **dict.fromkeys(("flops", "flops_full", "known_bytes", "untyped"), pl.Int64),
+    "reason": pl.String,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +96,7 @@ class Counting:
     #: none
     launcher: Int64s
     counted_at: Int64s  #: the operator that its work is counted at; `NO_RANGE` where none has a model
-    models: pl.DataFrame  #: `_MODEL_SCHEMA`
+    models: pl.DataFrame  #: `range`, an operator that launched GPU work, itself or through others; `_MODEL_SCHEMA`
 
 
 def count_work(timeline: Timeline) -> Counting:
@@ -127,11 +122,16 @@ def count_work(timeline: Timeline) -> Counting:
 _MOST: Final = 10**18
 
 
-def _possible(work: Work | str | None) -> Work | str | None:
-    """The work, unless shapes that a trace made up give more of it than can be."""
-    if isinstance(work, Work) and max(work.flops or 0, _full(work) or 0, work.bytes or 0) > _MOST:
-        return "its shapes are larger than any memory"
-    return work
+def _model(inputs: tuple[str | None, ...]) -> dict[str, Any]:
+    name, *recorded = inputs
+    work = work_of(name or "", *recorded)
+    if isinstance(work, str):
+        return {"reason": work}
+    full = work.flops if work.flops_full is None else work.flops_full
+    if max(full, work.flops, work.bytes) > _MOST:  # a trace may make shapes up
+        return {"reason": "its shapes are larger than any memory"}
+    counted = {"flops": work.flops, "flops_full": full, "known_bytes": work.bytes, "untyped": work.untyped}
+    return {"family": work.family, **counted}
 
 
 def _models(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
@@ -139,32 +139,11 @@ def _models(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
     names = timeline.trace.ranges["name"].gather(rows)
     wanted = pl.DataFrame({"range": rows, "name": names}, schema_overrides={"range": pl.Int64})
     recorded = timeline.trace.operators.select("range", *_INPUTS[1:])
-    combinations = (
-        wanted.join(recorded, on="range", how="left", maintain_order="left")
-        .group_by(_INPUTS, maintain_order=True)
-        .agg(pl.col("range"))
-    )
-    found = [_possible(work_of(*inputs)) for inputs in combinations.select(pl.col(_INPUTS).cast(pl.String)).iter_rows()]
-    works = [item if isinstance(item, Work) else None for item in found]
-    return (
-        combinations.select(
-            "range",
-            pl.Series("family", [work and work.family for work in works], dtype=pl.Enum(FAMILIES)),
-            pl.Series("flops", [work and work.flops for work in works], dtype=pl.Int64),
-            pl.Series("flops_full", [work and _full(work) for work in works], dtype=pl.Int64),
-            pl.Series("known_bytes", [work and work.bytes for work in works], dtype=pl.Int64),
-            pl.Series("untyped", [work and work.untyped for work in works], dtype=pl.Int64),
-            pl.Series("reason", [item if isinstance(item, str) else None for item in found], dtype=pl.String),
-        )
-        .explode("range")
-        .sort("range")
-        .select(_MODEL_SCHEMA.names())
-        .cast(_MODEL_SCHEMA)
-    )
-
-
-def _full(work: Work) -> int:
-    return work.flops if work.flops_full is None else work.flops_full
+    joined = wanted.join(recorded, on="range", how="left", maintain_order="left")
+    combinations = joined.group_by(_INPUTS, maintain_order=True).agg("range")
+    inputs = combinations.select(pl.col(_INPUTS).cast(pl.String)).iter_rows()
+    models = pl.DataFrame([*map(_model, inputs)], schema=_MODEL_SCHEMA, orient="row")
+    return combinations.select("range").hstack(models).explode("range").sort("range")
 
 
 OPERATOR_WORK: Final = table(
@@ -379,3 +358,115 @@ def _unmodelled(timeline: Timeline, rest: pl.DataFrame, models: pl.DataFrame, to
         .with_columns(ratio(pl.col("gpu_ns"), pl.lit(total)).alias("share"))
     )
     return UNMODELLED.conform(groups).sort("gpu_ns", "name", "reason", descending=[True, False, False], nulls_last=True)
+
+
+# --- Achieved rates of groups of operators, and where they stand under the roofs ---
+#
+# A roofline says what a GPU could do at best with this much work; how far a group of operators stays below has many
+# reasons. Because bytes are the least that must move, a group can seem faster than the memory: then what it reads was
+# still in a cache (S. Williams et al., "Roofline", CACM 52(4), 2009).
+
+#: What operators can be grouped by → the columns that then tell groups apart.
+_GROUPING_KEYS: Final = {
+    "name": ("name", "family"),
+    "shapes": ("name", "family", "input_shapes", "input_types"),
+    "family": ("family",),
+    "phase": ("phase",),
+    "precision": ("precision",),
+    "device": ("device",),
+}
+GROUPINGS: Final = tuple(_GROUPING_KEYS)
+
+WORK: Final = table(
+    "modelled work",
+    "One group of operators. `warplens flops`; of the first seven columns, those of `--by` stand there. FLOPs and"
+    " bytes are [modelled](flops.md), time is measured.",
+    "name family input_shapes input_types phase precision device operators gpu_ns share flops flops_full"
+    " bytes flops_per_s",
+    column("bytes_per_s", help="`bytes` over `gpu_ns`", title="Bandwidth"),
+    column("intensity", help="`flops` over `bytes`", title="FLOP/B"),
+    column(
+        "peak_flops_per_s",
+        help="what the GPU could compute in that time in the formats of these operators; null where it is not known",
+    ),
+    "peak_bytes_per_s",
+    Column("flops_share", pl.Float64, "`flops_per_s` over its peak"),
+    Column(
+        "bytes_share", pl.Float64, "`bytes_per_s` over its peak; 1 where it is above, for then data came from a cache"
+    ),
+    "side",
+    column(
+        "roof_share",
+        help="how much of the roof at this intensity was reached: the larger of the two shares",
+        title="Of roof",
+    ),
+    name="operator",
+    precision="format of the operands, from the name of the longest kernel; null where it does not reveal it",
+    gpu_ns="summed duration of what the operators launched",
+    share="share of the summed time of all GPU work in the window, modelled or not",
+    bytes="modelled bytes: every tensor moved once; null where a type is not known",
+    keys="name family input_shapes input_types phase precision device",
+    side="`memory` left of the ridge of the roofline, `compute` right of it",
+)
+
+
+def work_statistics(modelled: ModelledWork, by: str = "name") -> pl.DataFrame:
+    """The operators summed up, those with the most GPU time first.
+
+    Args:
+        modelled: what `operator_work` found.
+        by: one of `GROUPINGS`.
+
+    Returns:
+        `WORK` by the columns that the groups differ by. `share` is of all GPU work's time in the window,
+        modelled or not; `side` is `memory` left of the ridge where the two roofs meet, else `compute`; `roof_share` is
+        how much of its roof a group reached. Null is what does not apply or is not known.
+
+    Raises:
+        UsageError: operators cannot be grouped by that.
+    """
+    if by not in _GROUPING_KEYS:
+        raise UsageError(f"operators cannot be grouped by {by!r}; choose one of {', '.join(GROUPINGS)}")
+    keys = _GROUPING_KEYS[by]
+    operators = modelled.operators
+    time = pl.col("gpu_ns")
+    groups = operators.group_by(keys, maintain_order=True).agg(
+        pl.len().alias("operators"),
+        time.sum(),
+        pl.col("flops", "flops_full").sum(),
+        _unless_missing("bytes", pl.col("bytes").sum()),
+        *(_unless_missing(peak, (pl.col(peak) * time).sum() / time.sum()) for peak in _PEAKS),
+    )
+    seconds = pl.col("gpu_ns") / 1e9
+    groups = groups.with_columns(
+        ratio(time, pl.lit(modelled.total_ns)).alias("share"),
+        ratio(pl.col("flops"), seconds).alias("flops_per_s"),
+        ratio(pl.col("bytes"), seconds).alias("bytes_per_s"),
+        ratio(pl.col("flops"), pl.col("bytes")).alias("intensity"),
+    ).with_columns(
+        ratio(pl.col("flops_per_s"), pl.col("peak_flops_per_s")).alias("flops_share"),
+        ratio(pl.col("bytes_per_s"), pl.col("peak_bytes_per_s")).clip(upper_bound=1.0).alias("bytes_share"),
+    )
+    ridge = pl.col("peak_flops_per_s") / pl.col("peak_bytes_per_s")
+    groups = groups.with_columns(
+        pl.when(pl.col("intensity") >= ridge)
+        .then(pl.lit("compute"))
+        .when(pl.col("intensity") < ridge)
+        .then(pl.lit("memory"))
+        .alias("side"),
+        # Reached / roof is FLOP/s / min(peak, intensity × bandwidth): the larger of the two shares.
+        pl.when(pl.col("bytes_share").is_not_null() & pl.col("flops_share").is_not_null())
+        .then(pl.max_horizontal("flops_share", "bytes_share"))
+        .alias("roof_share"),
+    )
+    return (
+        WORK.by(*keys).conform(groups).sort("gpu_ns", *keys, descending=[True, *(False for _ in keys)], nulls_last=True)
+    )
+
+
+_PEAKS: Final = ("peak_flops_per_s", "peak_bytes_per_s")
+
+
+def _unless_missing(column: str, value: pl.Expr) -> pl.Expr:
+    """The value, or null where the column lacks an entry: a sum without it would be too small."""
+    return pl.when(pl.col(column).null_count() == 0).then(value).alias(column)

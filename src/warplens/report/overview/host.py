@@ -14,8 +14,7 @@ from warplens.analysis.copies import COPIES, MemoryUse, memory_timeline
 from warplens.analysis.launches import LAUNCHES, matched_launches
 from warplens.analysis.operators.statistics import OPERATORS
 from warplens.analysis.streams import CONCURRENCY, GRAPHS, STREAMS
-from warplens.analysis.work.catalogue import UNMODELLED
-from warplens.analysis.work.statistics import WORK, work_statistics
+from warplens.analysis.work.catalogue import UNMODELLED, WORK, work_statistics
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import charts

@@ -35,8 +35,7 @@ from warplens.analysis.streams import (
     stream_statistics,
 )
 from warplens.analysis.timebudget import TimeBudget, time_budgets
-from warplens.analysis.work.catalogue import ModelledWork, operator_work
-from warplens.analysis.work.statistics import work_statistics
+from warplens.analysis.work.catalogue import ModelledWork, operator_work, work_statistics
 from warplens.diagnosis import Diagnosis, diagnose
 from warplens.diagnosis.checklist import CHECKLIST
 from warplens.profile import Capture, Note, NoteLevel
