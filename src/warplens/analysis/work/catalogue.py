@@ -81,7 +81,7 @@ def work_of(
 _INPUTS = ("name", "input_shapes", "input_types", "input_strides", "concrete_inputs")
 
 #: What a model says of an operator. Either a family or a reason is null.
-_MODEL_SCHEMA: Final = {
+_MODEL_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "family": pl.Enum(FAMILIES),
     **dict.fromkeys(("flops", "flops_full", "known_bytes", "untyped"), pl.Int64),
     "reason": pl.String,
