@@ -22,9 +22,8 @@ from warplens.analysis.operators.statistics import (
 )
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
-from warplens.analysis.work.catalogue import UNMODELLED, ModelledWork, operator_work
 from warplens.analysis.work.catalogue import GROUPINGS as WORK_GROUPINGS
-from warplens.analysis.work.catalogue import WORK, work_statistics
+from warplens.analysis.work.catalogue import UNMODELLED, WORK, ModelledWork, operator_work, work_statistics
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
