@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -152,179 +152,152 @@ def policy_of(document: Any, source: Path | str) -> Policy:
         found = f"its schema is {schema!r}" if known else "it does not say that it holds a policy"
         raise UnreadableInputError(Path(source), f"{found}, and {POLICY_SCHEMA_NAME} is read here", _ADVICE)
     try:
-        return _policy(document)
+        return _policy(_At(document))
     except _WrongError as error:
         raise UnreadableInputError(Path(source), str(error), _ADVICE) from None
 
 
-_KEYS: Final = (
-    "schema", "version", "source", "workload", "environment", "shared", "sides", "axes", "margin", "fallback", "rule",
-    "model", "points", "regret",
-)  # fmt: skip
+@dataclass(frozen=True)
+class _At:
+    """A value of a document, and where in it that stands. What it is asked for, it must be."""
+
+    value: Any
+    where: str = ""
+
+    def demand(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise _WrongError(f"{self.where or 'the policy'} {what}")
+
+    def inside(self, name: str) -> _At:
+        return _At(self.value[name], f"{self.where}.{name}" if self.where else name)
+
+    def mapping(self) -> dict[str, _At]:
+        """By key what an object holds."""
+        self.demand(isinstance(self.value, dict), "must be an object")
+        return {name: self.inside(name) for name in self.value}
+
+    def fields(self, *names: str) -> list[_At]:
+        """What an object holds that has just these keys, in this order."""
+        found = self.mapping()
+        if missing := [name for name in names if name not in found]:
+            self.demand(False, f"lacks {missing[0]}")
+        if strange := [name for name in found if name not in names]:
+            self.demand(False, f"has a key {strange[0][:40]!r}, which the schema does not know")
+        return [found[name] for name in names]
+
+    def entries(self) -> list[_At]:
+        self.demand(isinstance(self.value, list), "must be a list")
+        return [_At(value, f"{self.where}[{number}]") for number, value in enumerate(self.value)]
+
+    def text(self) -> str:
+        self.demand(isinstance(self.value, str), "must be a text")
+        return str(self.value)
+
+    def number(self, most: float = _LARGEST, positive: bool = False) -> float:
+        value = self.value
+        fits = is_number(value) and 0 <= value <= most and math.isfinite(value) and not (positive and value <= 0)
+        self.demand(fits, f"must be a number {'above' if positive else 'from'} 0, at most {most:g}")
+        return float(value)
+
+    def setting(self) -> Value:
+        if is_number(self.value):
+            _At(abs(self.value), self.where).number()
+        else:
+            self.demand(self.value is None or isinstance(self.value, str | bool), "must hold numbers or words")
+        value: Value = self.value
+        return value
+
+    def settings(self) -> dict[str, Value]:
+        return {name: item.setting() for name, item in self.mapping().items()}
+
+    def side(self, names: Sequence[str]) -> int:
+        self.demand(isinstance(self.value, str) and self.value in names, "must name a side")
+        return names.index(self.value)
+
+    def place(self, axes: Sequence[Axis]) -> Place:
+        found = self.fields(*(axis.name for axis in axes))
+        for item, axis in zip(found, axes, strict=True):
+            known = any(item.value == value and type(item.value) is type(value) for value in axis.values)
+            item.demand(known, "is not a value of that axis")
+        return tuple(item.value for item in found)
 
 
-def _policy(document: Any) -> Policy:
-    _keys(document, _KEYS, "the policy")
-    for name in ("version", "source", "workload"):
-        _text(document[name], name)
-    environment = {name: _text(fact, f"environment.{name}") for name, fact in _dict(document, "environment").items()}
-    sides = [_side(entry, number) for number, entry in enumerate(_list(document, "sides"))]
+def _policy(document: _At) -> Policy:
+    (_, version, source, workload, facts, shared, sides_at, axes_at, margin, fallback, rule, model, points_at,
+     regret_at) = document.fields(
+        "schema", "version", "source", "workload", "environment", "shared", "sides", "axes", "margin", "fallback",
+        "rule", "model", "points", "regret",
+    )  # fmt: skip
+    version.text()
+    sides = []
+    for entry in sides_at.entries():
+        name, settings = entry.fields("name", "settings")
+        sides.append(Side(name.text(), settings.settings()))
     names = [side.name for side in sides]
-    _demand(len(sides) >= 2 and len(set(names)) == len(names), "sides", "must be two or more, with different names")
-    axes = [_axis(entry, number) for number, entry in enumerate(_list(document, "axes"))]
-    _demand(0 < len({axis.name for axis in axes}) == len(axes) <= _MOST_AXES, "axes", "must be different, at most 8")
-    points = [_point(entry, f"points[{number}]", axes, names) for number, entry in enumerate(_list(document, "points"))]
-    _demand(0 < len({point.at for point in points}) == len(points), "points", "must be one or more, each once")
-    rule = document["rule"]
-    _demand(rule in RULES, "rule", f"must be one of {', '.join(RULES)}")
-    _demand((rule == "host-or-work") == (document["model"] is not None), "model", "belongs to the rule host-or-work")
-    regret = document["regret"]
-    _keys(regret, _REGRETS, "regret")
+    sides_at.demand(len(sides) >= 2 and len(set(names)) == len(names), "must be two or more, with different names")
+    axes = [_axis(entry) for entry in axes_at.entries()]
+    axes_at.demand(0 < len({axis.name for axis in axes}) == len(axes) <= _MOST_AXES, "must be different, at most 8")
+    points = [_point(entry, axes, names) for entry in points_at.entries()]
+    points_at.demand(0 < len({point.at for point in points}) == len(points), "must be one or more, each once")
+    rule.demand(rule.value in RULES, f"must be one of {', '.join(RULES)}")
+    model.demand((rule.value == "host-or-work") == (model.value is not None), "belongs to the rule host-or-work")
     return Policy(
-        source=document["source"],
-        workload=document["workload"],
-        shared=_settings(document["shared"], "shared"),
+        source=source.text(),
+        workload=workload.text(),
+        shared=shared.settings(),
         sides=tuple(sides),
         axes=tuple(axes),
         points=tuple(points),
-        rule=rule,
-        curves=_curves(document["model"], axes, names) if document["model"] is not None else None,
-        margin=_number(document["margin"], "margin", most=1.0),
-        fallback=_of(document["fallback"], names, "fallback"),
-        regret={kind: _regret(regret[kind], f"regret.{kind}", axes) for kind in _REGRETS},
-        environment=environment,
+        rule=rule.value,
+        curves=_curves(model, axes, names) if model.value is not None else None,
+        margin=margin.number(most=1.0),
+        fallback=fallback.side(names),
+        regret=dict(zip(_REGRETS, (_regret(entry, axes) for entry in regret_at.fields(*_REGRETS)), strict=True)),
+        environment={name: fact.text() for name, fact in facts.mapping().items()},
     )
 
 
-def _side(entry: Any, number: int) -> Side:
-    where = f"sides[{number}]"
-    _keys(entry, ("name", "settings"), where)
-    return Side(_text(entry["name"], f"{where}.name"), _settings(entry["settings"], f"{where}.settings"))
-
-
-def _axis(entry: Any, number: int) -> Axis:
-    where = f"axes[{number}]"
-    _keys(entry, ("name", "values"), where)
-    values = _list(entry, "values")
-    for value in values:
-        _value(value, f"{where}.values")
-    axis = Axis(_text(entry["name"], f"{where}.name"), tuple(values))
-    rising = all(one < other for one, other in pairwise(values)) if axis.numeric else True
-    words = len({(type(value), value) for value in values}) == len(values)
-    _demand(bool(values) and rising and words, f"{where}.values", "must be one or more, each once, numbers rising")
+def _axis(entry: _At) -> Axis:
+    name, values_at = entry.fields("name", "values")
+    values = [_At(value.value, values_at.where).setting() for value in values_at.entries()]
+    axis = Axis(name.text(), tuple(values))
+    rising = all(one < other for one, other in pairwise(values)) if axis.numeric else True  # type: ignore[operator]
+    alone = len({(type(value), value) for value in values}) == len(values)
+    values_at.demand(bool(values) and rising and alone, "must be one or more, each once, numbers rising")
     return axis
 
 
-def _point(entry: Any, where: str, axes: Sequence[Axis], names: Sequence[str]) -> GridPoint:
-    _keys(entry, ("at", "times_ns", "run", "decided"), where)
-    _keys(entry["times_ns"], names, f"{where}.times_ns")
-    times = tuple(
-        None if (time := entry["times_ns"][name]) is None else _number(time, f"{where}.times_ns", positive=True)
-        for name in names
-    )
-    side = _of(entry["run"], names, f"{where}.run")
-    _demand(times[side] is not None, f"{where}.run", "was not measured there")
-    _demand(
-        entry["decided"] is None or isinstance(entry["decided"], bool),
-        f"{where}.decided",
-        "must be true, false or null",
-    )
-    return GridPoint(_place(entry["at"], f"{where}.at", axes), times, side, entry["decided"])
+def _point(entry: _At, axes: Sequence[Axis], names: Sequence[str]) -> GridPoint:
+    at, times_at, run, decided = entry.fields("at", "times_ns", "run", "decided")
+    times = tuple(None if time.value is None else time.number(positive=True) for time in times_at.fields(*names))
+    side = run.side(names)
+    run.demand(times[side] is not None, "was not measured there")
+    decided.demand(decided.value is None or isinstance(decided.value, bool), "must be true, false or null")
+    return GridPoint(at.place(axes), times, side, decided.value)
 
 
-def _place(entry: Any, where: str, axes: Sequence[Axis]) -> Place:
-    _keys(entry, [axis.name for axis in axes], where)
-    for axis in axes:
-        known = any(entry[axis.name] == value and type(entry[axis.name]) is type(value) for value in axis.values)
-        _demand(known, f"{where}.{axis.name}", "is not a value of that axis")
-    return tuple(entry[axis.name] for axis in axes)
-
-
-def _curves(entry: Any, axes: Sequence[Axis], names: Sequence[str]) -> Curves:
-    _keys(entry, ("exponents", "curves"), "model")
-    _keys(entry["exponents"], names, "model.exponents")
+def _curves(model: _At, axes: Sequence[Axis], names: Sequence[str]) -> Curves:
+    exponents_at, curves_at = model.fields("exponents", "curves")
     varying, wordy = [axis for axis in axes if axis.numeric], [axis for axis in axes if not axis.numeric]
-    exponents = []
-    for name in names:
-        _keys(entry["exponents"][name], [axis.name for axis in varying], f"model.exponents.{name}")
-        found = entry["exponents"][name]
-        exponents.append(tuple(_number(found[axis.name], "model.exponents", most=10.0) for axis in varying))
+    exponents = [
+        tuple(exponent.number(most=10.0) for exponent in of_side.fields(*(axis.name for axis in varying)))
+        for of_side in exponents_at.fields(*names)
+    ]
     units = tuple(float(axis.values[0]) for axis in varying)  # type: ignore[arg-type]
-    _demand(bool(units) and min(units) > 0, "model", "needs axes of numbers above zero")
+    model.demand(bool(units) and min(units) > 0, "needs axes of numbers above zero")
     curves = []
-    for number, one in enumerate(_list(entry, "curves")):
-        where = f"model.curves[{number}]"
-        _keys(one, ("side", "words", *_TIMES), where)
-        words = _place(one["words"], f"{where}.words", wordy)
-        host, fixed, work = (_number(one[name], f"{where}.{name}") for name in _TIMES)
-        _demand(max(host, fixed, work) > 0, where, "takes no time")
-        curves.append(Curve(words, _of(one["side"], names, f"{where}.side"), host, fixed, work))
+    for entry in curves_at.entries():
+        side, words, *times_at = entry.fields("side", "words", *_TIMES)
+        times = [time.number() for time in times_at]
+        entry.demand(max(times) > 0, "takes no time")
+        curves.append(Curve(words.place(wordy), side.side(names), *times))
     return Curves(tuple(axis.numeric for axis in axes), units, tuple(exponents), tuple(curves))
 
 
-def _regret(entry: Any, where: str, axes: Sequence[Axis]) -> Regret:
-    _keys(entry, ("cells", "worst", "mean", "where", "not_run"), where)
-    for name in ("cells", "not_run"):
-        _demand(
-            type(entry[name]) is int and 0 <= entry[name] < _MOST_POINTS,
-            f"{where}.{name}",
-            "must be a number of points",
-        )
-    shares = [None if entry[name] is None else _number(entry[name], f"{where}.{name}") for name in ("worst", "mean")]
-    place = None if entry["where"] is None else _place(entry["where"], f"{where}.where", axes)
-    return Regret(entry["cells"], shares[0], shares[1], place, entry["not_run"])
-
-
-def _demand(holds: bool, where: str, what: str) -> None:
-    if not holds:
-        raise _WrongError(f"{where} {what}")
-
-
-def _keys(entry: Any, names: Sequence[str], where: str) -> None:
-    _demand(isinstance(entry, dict), where, "must be an object")
-    if missing := [name for name in names if name not in entry]:
-        raise _WrongError(f"{where} lacks {missing[0]}")
-    if strange := [name for name in entry if name not in names]:
-        raise _WrongError(f"{where} has a key {strange[0][:40]!r}, which the schema does not know")
-
-
-def _dict(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = document[name]
-    _demand(isinstance(found, dict), name, "must be an object")
-    return dict(found)
-
-
-def _list(document: Mapping[str, Any], name: str) -> list[Any]:
-    found = document[name]
-    _demand(isinstance(found, list), name, "must be a list")
-    return list(found)
-
-
-def _text(value: Any, where: str) -> str:
-    _demand(isinstance(value, str), where, "must be a text")
-    return str(value)
-
-
-def _value(value: Any, where: str) -> None:
-    if is_number(value):
-        _number(abs(value), where)
-    else:
-        _demand(value is None or isinstance(value, str | bool), where, "must hold numbers or words")
-
-
-def _settings(entry: Any, where: str) -> dict[str, Value]:
-    _demand(isinstance(entry, dict), where, "must be an object")
-    for name, value in entry.items():
-        _value(value, f"{where}.{name}")
-    return dict(entry)
-
-
-def _number(value: Any, where: str, most: float = _LARGEST, positive: bool = False) -> float:
-    fits = is_number(value) and 0 <= value <= most and math.isfinite(value) and not (positive and value <= 0)
-    _demand(fits, where, f"must be a number {'above' if positive else 'from'} 0, at most {most:g}")
-    return float(value)
-
-
-def _of(value: Any, names: Sequence[str], where: str) -> int:
-    _demand(isinstance(value, str) and value in names, where, "must name a side")
-    return names.index(value)
+def _regret(entry: _At, axes: Sequence[Axis]) -> Regret:
+    cells, worst, mean, where, not_run = entry.fields("cells", "worst", "mean", "where", "not_run")
+    for count in (cells, not_run):
+        count.demand(type(count.value) is int and 0 <= count.value < _MOST_POINTS, "must be a number of points")
+    shares = [None if share.value is None else share.number() for share in (worst, mean)]
+    place = None if where.value is None else where.place(axes)
+    return Regret(cells.value, shares[0], shares[1], place, not_run.value)
