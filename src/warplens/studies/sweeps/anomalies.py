@@ -10,14 +10,14 @@ where it lies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import polars as pl
 
-from warplens.compare.statistics.shift import t_quantile, two_sided
+from warplens.compare.statistics.shift import Samples, t_quantile, two_sided
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.studies.policies.choosing import is_number
@@ -34,17 +34,7 @@ _ROUGHNESS: Final = 0.01
 _ERRORS: Final = 1.5
 
 
-@dataclass(frozen=True, eq=False)
-class Expected:
-    """Bounds of the logarithm of a cell's time."""
-
-    #: low, high: one for each draw
-    low: Float64s
-    high: Float64s
-    validated: bool  #: whether they are those of trends that fit all other cells
-
-
-def expected(x: Float64s, y: Float64s, place: int, error: float) -> Expected:
+def expected(x: Float64s, y: Float64s, place: int, error: float) -> tuple[Float64s, Float64s, bool]:
     """Where a cell should lie.
 
     Args:
@@ -52,25 +42,25 @@ def expected(x: Float64s, y: Float64s, place: int, error: float) -> Expected:
         y: logarithms of times, draws × cells; the first row is the estimate, by which trends are judged.
         place: of the cell; neither the first nor the last.
         error: standard error of a cell's logarithm.
+
+    Returns:
+        Least and greatest logarithm, one for each draw; and whether they are those of trends that fit all other cells.
     """
     others = np.delete(np.arange(x.size), place)
     tolerance = max(_ROUGHNESS, _ERRORS * error)
-    places = np.append(x[others], x[place])
+    places, pairs = np.append(x[others], x[place]), _pairs(x, place)
     found: list[Float64s] = []
     for curve in (_power, _affine):
         fitted = curve(x[others], y[:, others], places)
         residual = y[0, others] - fitted[0, :-1]
         if math.sqrt(float(residual @ residual) / (others.size - 2)) <= tolerance:
-            found += [fitted[:, -1], *_from_inside(curve, x, y, place)]
+            found.append(fitted[:, -1])
+            if len(pairs) == 1:  # next to an end of the line: with one cell beyond, a kink there is unseen
+                pair = list(pairs[0])
+                found.append(curve(x[pair], y[:, pair], x[place : place + 1])[:, 0])
     # A trend that fits may still bend a little, as a smooth curve through the neighbours does.
     bounds = np.stack([*found, _lagrange(x, y, place)]) if found else _passing(x, y, place)
-    return Expected(bounds.min(axis=0), bounds.max(axis=0), bool(found))
-
-
-def _from_inside(curve: Curve, x: Float64s, y: Float64s, place: int) -> list[Float64s]:
-    """Next to an end of the line, what the two cells on the other side say: with one cell beyond, a kink is unseen."""
-    pairs = _pairs(x, place)
-    return [curve(x[list(pair)], y[:, list(pair)], x[place : place + 1])[:, 0] for pair in pairs if len(pairs) == 1]
+    return bounds.min(axis=0), bounds.max(axis=0), bool(found)
 
 
 def _least_squares(columns: Float64s, y: Float64s, wanted: Float64s) -> Float64s:
@@ -194,10 +184,7 @@ class Anomalies:
 
 @dataclass(frozen=True, eq=False)
 class _Line:
-    """One side along an axis: logarithms of the axis and of times, and the latter resampled (draws × cells).
-
-    `freedom`: blocks of the cell that has the fewest, less one.
-    """
+    """One side along an axis: logarithms of the axis and of times, and the latter resampled (draws × cells)."""
 
     side: str
     axis: str
@@ -205,27 +192,61 @@ class _Line:
     x: Float64s
     y: Float64s
     draws: Float64s
-    freedom: int
+    freedom: int  #: blocks of the cell that has the fewest, less one
+
+    @classmethod
+    def of(
+        cls, side: str, axis: str, points: Sequence[Point], generator: np.random.Generator, shared: Int64s | None
+    ) -> _Line:
+        blocks = [np.log([np.median(block) for block in _wall(point, side).blocks]) for point in points]
+        drawn = [
+            generator.integers(logs.size, size=(_DRAWS, logs.size)) if shared is None else shared for logs in blocks
+        ]
+        draws = [np.median(logs[rows], axis=1) for logs, rows in zip(blocks, drawn, strict=True)]
+        x = np.log([float(point.settings[axis]) for point in points])
+        y = np.array([float(np.median(logs)) for logs in blocks])
+        return cls(side, axis, tuple(points), x, y, np.stack(draws, axis=1), min(logs.size for logs in blocks) - 1)
 
     def without(self, point: Point) -> _Line:
         keep = [place for place, other in enumerate(self.points) if other is not point]
         points = tuple(self.points[place] for place in keep)
         return _Line(self.side, self.axis, points, self.x[keep], self.y[keep], self.draws[:, keep], self.freedom)
 
+    def tests(self) -> list[_Test]:
+        """Every cell but the ends against what the others let expect; none where too few are left."""
+        found: list[_Test] = []
+        if self.x.size < _LEAST_CELLS:
+            return found
+        times = np.vstack([self.y, self.draws])
+        noise = float(np.median(self.draws.std(axis=0)))
+        for place in range(1, self.x.size - 1):
+            low, high, validated = expected(self.x, times, place, noise)
+            own = times[:, place]
+            excess = float(max(own[0] - high[0], 0.0) + min(own[0] - low[0], 0.0))
+            # The error is that of the distance to the bound which was passed; inside, of that to the nearer one.
+            nearer = high if abs(own[0] - high[0]) <= abs(own[0] - low[0]) else low
+            # Resampled blocks spread less than blocks do, by √(1 − 1/n) (Hesterberg, The American Statistician 69,
+            # 2015).
+            error = float(np.std(own[1:] - nearer[1:])) * math.sqrt((self.freedom + 1) / self.freedom)
+            z = abs(excess) / error if error > 0 else math.inf if excess else 0.0
+            # Two bounds could be passed by chance.
+            p_value = min(float(two_sided(z, self.freedom)), 1.0) if math.isfinite(z) else 0.0
+            bounds = float(low[0]), float(high[0])
+            found.append(_Test(self.points[place], float(own[0]), bounds, excess, p_value, error, validated))
+        return found
+
 
 @dataclass(frozen=True)
 class _Test:
-    line: int
+    """A cell against the trend of its line; all but the p-value are logarithms."""
+
     point: Point
     time: float
-    low: float
-    high: float
+    bounds: tuple[float, float]
     excess: float
     p_value: float
-    #: Standard error of the excess.
-    error: float
-    #: Whether the bounds are those of a trend that fits all other cells.
-    validated: bool
+    error: float  #: standard error of the excess
+    validated: bool  #: whether the bounds are those of a trend that fits all other cells
 
 
 def anomalies(sweep: Sweep, *, level: float = 0.05, least_share: float = _LEAST_SHARE, seed: int = 0) -> Anomalies:
@@ -239,25 +260,50 @@ def anomalies(sweep: Sweep, *, level: float = 0.05, least_share: float = _LEAST_
         least_share: excesses up to this share do not matter.
     """
     lines, untested = _lines(sweep, seed)
-    tests = {number: list(_tests(number, line)) for number, line in enumerate(lines)}
-    count = sum(map(len, tests.values()))
-    found: list[tuple[_Test, float]] = []
-    remaining, given_up = dict(enumerate(lines)), 0
+    tests = [line.tests() for line in lines]
+    count, least = sum(map(len, tests)), math.log1p(least_share)
+    found: list[tuple[_Line, _Test, float]] = []
     while True:
-        ranked = [test for items in tests.values() for test in items if abs(test.excess) >= math.log1p(least_share)]
-        ranked = [test for test in ranked if test.p_value * (count - given_up) < level]
-        surest = max(ranked, key=lambda test: abs(test.excess), default=None)
-        if surest is None:
+        chances = count - len(found)
+        suspects = {
+            number: [test for test in items if abs(test.excess) >= least and test.p_value * chances < level]
+            for number, items in enumerate(tests)
+        }
+        worst = max(
+            (number for number, items in suspects.items() if items),
+            key=lambda number: max(abs(test.excess) for test in suspects[number]),
+            default=None,
+        )
+        if worst is None:
             break
-        surest = _culprit(remaining[surest.line], [test for test in ranked if test.line == surest.line])
-        found.append((surest, surest.p_value * (count - given_up)))
-        given_up += 1
+        culprit = _culprit(lines[worst], suspects[worst])
+        found.append((lines[worst], culprit, culprit.p_value * chances))
         # The line is judged anew without the cell, which its neighbours were predicted from.
-        remaining[surest.line] = remaining[surest.line].without(surest.point)
-        tests[surest.line] = list(_tests(surest.line, remaining[surest.line]))
-    rows = [_row(test, lines, p_value, True, level, count, least_share) for test, p_value in found]
-    for items in tests.values():
-        rows += [_row(test, lines, min(test.p_value * count, 1.0), False, level, count, least_share) for test in items]
+        lines[worst] = lines[worst].without(culprit.point)
+        tests[worst] = lines[worst].tests()
+    rest = [
+        (line, test, min(test.p_value * count, 1.0)) for line, items in zip(lines, tests, strict=True) for test in items
+    ]
+    rows: list[dict[str, Any]] = []
+    for line, test, p_value in (*found, *rest):
+        low, high = test.bounds
+        # Found half the time: the excess reaches what the level asks for of the most significant of all tests.
+        needed = max(least, float(t_quantile(level / count, line.freedom)) * test.error)
+        rows.append(
+            {
+                **test.point.settings,
+                "side": line.side,
+                "axis": line.axis,
+                "time_ns": math.exp(test.time),
+                "expected_low_ns": math.exp(low),
+                "expected_high_ns": math.exp(high),
+                "excess_share": math.expm1(test.excess),
+                "p_value": p_value,
+                "validated": test.validated,
+                "least_slow_share": math.expm1(max(high - min(test.time, high), 0.0) + needed),
+                "anomaly": len(rows) < len(found),
+            }
+        )
     frame = framed(rows, sweep.axes, ANOMALIES).sort("side", "axis", *(sweep.axes if rows else ()))
     return Anomalies(frame, level, tuple(untested))
 
@@ -266,76 +312,57 @@ def _culprit(line: _Line, suspects: Sequence[_Test]) -> _Test:
     """An anomaly spoils the trend of its neighbours, too: the culprit is the one without which the line has one."""
 
     def left_over(test: _Test) -> float:
-        return sum(abs(other.excess) for other in _tests(test.line, line.without(test.point)))
+        return sum(abs(other.excess) for other in line.without(test.point).tests())
 
     return min(suspects, key=lambda test: (left_over(test) - abs(test.excess), -abs(test.excess)))
 
 
-def _row(
-    test: _Test, lines: Sequence[_Line], p_value: float, anomaly: bool, level: float, count: int, least: float
-) -> dict[str, Any]:
-    line = lines[test.line]
-    # Found half the time: the excess reaches what the level asks for of the most significant of all tests.
-    needed = max(math.log1p(least), float(t_quantile(level / count, line.freedom)) * test.error)
-    return {
-        **test.point.settings,
-        "side": line.side,
-        "axis": line.axis,
-        "time_ns": math.exp(test.time),
-        "expected_low_ns": math.exp(test.low),
-        "expected_high_ns": math.exp(test.high),
-        "excess_share": math.expm1(test.excess),
-        "p_value": p_value,
-        "validated": test.validated,
-        "least_slow_share": math.expm1(max(test.high - min(test.time, test.high), 0.0) + needed),
-        "anomaly": anomaly,
-    }
+def _wall(point: Point, side: str) -> Samples:
+    """The times of a side whose blocks are known to be enough."""
+    cell: Cell = getattr(point, side)
+    assert cell.wall is not None
+    return cell.wall
 
 
 def _lines(sweep: Sweep, seed: int) -> tuple[list[_Line], list[str]]:
     """Lines with enough cells whose noise is known, and why others are not among them."""
     generator = np.random.default_rng(seed)
     lines: list[_Line] = []
-    short: dict[str, int] = {}
-    silent = 0
+    short: set[str] = set()
+    silent = False
+    shared = _common_draws(sweep, generator)
     axes = [
         axis
         for axis in sweep.axes
         if all(is_number(point.settings[axis]) and point.settings[axis] > 0 for point in sweep.points)
     ]
-    shared = _common_draws(sweep, generator)
     for axis in axes:
         for _, points in sweep.lines(axis):
             for side in SIDES:
                 timed = [point for point in points if (cell := getattr(point, side)) is not None and cell.is_timed]
-                known = [point for point in timed if _has_noise(getattr(point, side))]
-                silent += len(timed) - len(known)
-                if len(known) < _LEAST_CELLS:
-                    short[axis] = short.get(axis, 0) + bool(known)
-                    continue
-                lines.append(_line(side, axis, known, generator, shared))
-    return lines, list(_reasons(axes, lines, short, silent))
-
-
-def _reasons(axes: Sequence[str], lines: Sequence[_Line], short: Mapping[str, int], silent: int) -> Iterator[str]:
-    if not axes:
-        yield "no axis has numbers above zero, along which times could have a trend"
+                walls = [getattr(point, side).wall for point in timed]
+                known = [p for p, wall in zip(timed, walls, strict=True) if wall and len(wall.blocks) >= _LEAST_BLOCKS]
+                silent |= len(known) < len(timed)
+                if len(known) >= _LEAST_CELLS:
+                    lines.append(_Line.of(side, axis, known, generator, shared))
+                elif known:
+                    short.add(axis)
+    why = [] if axes else ["no axis has numbers above zero, along which times could have a trend"]
     if silent:
-        yield (
+        why.append(
             f"cells with fewer than {_LEAST_BLOCKS} independent blocks of repetitions have unknown noise and were not "
             "tested: measure in rounds (--rounds)"
         )
     drawn = {line.axis for line in lines}
-    for axis, count in short.items():
-        if count:
+    for axis in axes:
+        if axis in short:
             all_of = "" if axis in drawn else ", none of its lines"
-            yield f"along {axis}, lines with fewer than {_LEAST_CELLS} cells show no trend and were not tested{all_of}"
+            why.append(
+                f"along {axis}, lines with fewer than {_LEAST_CELLS} cells show no trend and were not tested{all_of}"
+            )
     if lines:
-        yield "the first and the last cell of a line are not tested: a change of trend looks the same there"
-
-
-def _has_noise(cell: Cell) -> bool:
-    return cell.wall is not None and len(cell.wall.blocks) >= _LEAST_BLOCKS
+        why.append("the first and the last cell of a line are not tested: a change of trend looks the same there")
+    return lines, why
 
 
 def _common_draws(sweep: Sweep, generator: np.random.Generator) -> Int64s | None:
@@ -346,41 +373,3 @@ def _common_draws(sweep: Sweep, generator: np.random.Generator) -> Int64s | None
         return None
     size = sizes.pop()
     return generator.integers(size, size=(_DRAWS, size))
-
-
-def _line(
-    side: str, axis: str, points: Sequence[Point], generator: np.random.Generator, shared: Int64s | None
-) -> _Line:
-    y, draws, blocks = [], [], []
-    for point in points:
-        cell: Cell = getattr(point, side)
-        assert cell.wall is not None
-        logs = np.log([np.median(block) for block in cell.wall.blocks])
-        drawn = generator.integers(logs.size, size=(_DRAWS, logs.size)) if shared is None else shared
-        y.append(float(np.median(logs)))
-        draws.append(np.median(logs[drawn], axis=1))
-        blocks.append(logs.size)
-    x = np.log([float(point.settings[axis]) for point in points])
-    return _Line(side, axis, tuple(points), x, np.array(y), np.stack(draws, axis=1), min(blocks) - 1)
-
-
-def _tests(number: int, line: _Line) -> Iterator[_Test]:
-    if line.x.size < _LEAST_CELLS:
-        return
-    times = np.vstack([line.y, line.draws])
-    noise = float(np.median(line.draws.std(axis=0)))
-    for place in range(1, line.x.size - 1):
-        bounds = expected(line.x, times, place, noise)
-        own = times[:, place]
-        excess = np.maximum(own - bounds.high, 0.0) + np.minimum(own - bounds.low, 0.0)
-        # The error is that of the distance to the bound which was passed; inside, of that to the nearer one.
-        nearer = bounds.high if abs(own[0] - bounds.high[0]) <= abs(own[0] - bounds.low[0]) else bounds.low
-        # Resampled blocks spread less than blocks do, by √(1 − 1/n) (Hesterberg, The American Statistician 69, 2015).
-        error = float(np.std(own[1:] - nearer[1:])) * math.sqrt((line.freedom + 1) / line.freedom)
-        z = abs(excess[0]) / error if error > 0 else math.inf if excess[0] else 0.0
-        # Two bounds could be passed by chance.
-        p_value = min(float(two_sided(z, line.freedom)), 1.0) if math.isfinite(z) else 0.0
-        low, high = float(bounds.low[0]), float(bounds.high[0])
-        yield _Test(
-            number, line.points[place], float(own[0]), low, high, float(excess[0]), p_value, error, bounds.validated
-        )
