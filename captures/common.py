@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from warplens.workloads.ranges import Ranges
+from warplens.workloads.registry import Ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -38,8 +38,7 @@ import torch
 from warplens.workloads.cells import cell_grid, run_cells_in_turns
 from warplens.workloads.environment import environment
 from warplens.workloads.launching import launches_of
-from warplens.workloads.ranges import OFF
-from warplens.workloads.registry import Plan, Setting, document, write_measurements
+from warplens.workloads.registry import OFF, Plan, Setting, document, write_measurements
 from warplens.workloads.settings import TokenReductionCell
 from warplens.workloads.token_reduction.choosing import Attended, EViT, TokenState, TopK, tokens_kept
 from warplens.workloads.token_reduction.fused import FusedEViT, FusedTopK, Tiles, select_tokens, tiles_for

@@ -110,7 +110,7 @@ def test_kernels_are_held_against_float64_without_being_timed(warplens, tmp_path
 @pytest.mark.usefixtures("_torch")
 def test_a_kernel_that_computes_something_else_fails_the_check(warplens, monkeypatch):
     from warplens.workloads.attention import errors
-    from warplens.workloads.attention.registry import AttentionKernel
+    from warplens.workloads.attention.problem import AttentionKernel
 
     wrong = AttentionKernel("wrong", "torch", "", lambda q, k, v, causal: q + 0 * k * v)
     monkeypatch.setattr(errors, "KERNELS", {"wrong": wrong})

@@ -169,8 +169,7 @@ def test_every_mode_and_precision_of_the_language_model_runs(mode, precision):
 @pytest.mark.parametrize("optimizer", ["reference", "torch", "torch-fused"])
 def test_a_training_step_changes_the_weights_and_a_forward_pass_does_not(optimizer):
     torch = pytest.importorskip("torch", reason="running cells needs PyTorch")
-    from warplens.workloads.ranges import OFF
-    from warplens.workloads.registry import Setting
+    from warplens.workloads.registry import OFF, Setting
     from warplens.workloads.settings import LM_SIZES
     from warplens.workloads.transformer_lm import TransformerLM, _Steps
 
@@ -218,7 +217,7 @@ def test_a_fused_reduction_counts_the_same_work_and_needs_a_gpu_or_an_interprete
 
 def test_the_parts_of_a_step_are_annotated():
     torch = pytest.importorskip("torch", reason="running cells needs PyTorch")
-    from warplens.workloads.ranges import Ranges
+    from warplens.workloads.registry import Ranges
 
     ranges = Ranges(on=True)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

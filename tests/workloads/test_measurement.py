@@ -16,8 +16,7 @@ from warplens.errors import UsageError
 from warplens.workloads.environment import environment
 from warplens.workloads.launching import precision
 from warplens.workloads.measurement import Marks, Stamp, measure
-from warplens.workloads.ranges import RANGE_NAMES, SPACED_NAMES, Ranges
-from warplens.workloads.registry import Plan
+from warplens.workloads.registry import RANGE_NAMES, SPACED_NAMES, Plan, Ranges
 
 MILLISECOND = 1_000_000
 

@@ -10,10 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
 
-from warplens.workloads.attention.problem import AttentionShape, compared
-from warplens.workloads.attention.registry import KERNELS
-from warplens.workloads.ranges import OFF
-from warplens.workloads.registry import Setting
+from warplens.workloads.attention.problem import KERNELS, AttentionShape, compared
+from warplens.workloads.registry import OFF, Setting
 from warplens.workloads.settings import TokenReductionCell
 from warplens.workloads.vision import prepare
 

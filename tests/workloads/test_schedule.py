@@ -10,7 +10,6 @@ from warplens.workloads.token_reduction.choosing import (
     compounded_chain,
     merges,
     most_merges,
-    official_merges,
     topk_chain,
 )
 
@@ -43,10 +42,3 @@ def test_tome_aims_at_what_topk_drops_and_merges_at_most_half():
         left -= min(wanted, most_merges(left))
         chain.append(left)
     assert chain == [99, 81, 80]
-
-
-def test_tomes_own_schedules():
-    assert official_merges(8, 12) == [8] * 12
-    assert official_merges((8, 0), 12) == [8] * 12
-    assert official_merges((8, -1), 12) == [16, 14, 13, 11, 10, 8, 7, 5, 4, 2, 1, 0]
-    assert official_merges([5, 3], 4) == [5, 3, 0, 0]

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
 from tests.workloads import slow
-from warplens.workloads.ranges import OFF
+from warplens.workloads.registry import OFF
 from warplens.workloads.settings import VIT_SIZES, ViTSize
 from warplens.workloads.token_reduction.choosing import Attended, EViT, RandomChoice, TokenState, TopK
 from warplens.workloads.token_reduction.methods import (

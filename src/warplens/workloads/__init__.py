@@ -1,12 +1,12 @@
 """Programs worth profiling, and honest measurements of them.
 
-`registry` (the workloads by name, how to add your own, plans, measurements files) and `settings`; the programs:
-`transformer_lm`, `vision` with `token_reduction/`, `attention/`; what they share: `ranges` (annotations for profilers),
-`launching` (eager, compiled, CUDA graph; precision; counting launches); and measuring: `measurement`, `samples`
+`registry` (the workloads by name, how to add your own, plans, annotations for profilers, measurements files) and
+`settings`; the programs: `transformer_lm`, `vision` with `token_reduction/`, `attention/`; what they share: `launching`
+(eager, compiled, CUDA graph; precision; counting launches); and measuring: `measurement`, `samples`
 (statistics), `environment`, `cells` (grids of settings, survived when one runs out of memory).
 
 May import `warplens.errors` alone. PyTorch is imported by the modules that compute with it, and only when one of them
-is used: this package, `registry`, `settings`, `cells`, `samples` and `ranges` do without it. Nothing here needs Polars
+is used: this package, `registry`, `settings`, `cells` and `samples` do without it. Nothing here needs Polars
 or SciPy, so that a bare machine with PyTorch can run it: hence the statistics of its own in `samples`.
 
 A new workload becomes a `Workload` in the registry: a frozen dataclass for its settings, and a function that prepares

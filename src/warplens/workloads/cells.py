@@ -13,8 +13,17 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from warplens.errors import UsageError
-from warplens.workloads.ranges import OFF, Ranges
-from warplens.workloads.registry import Plan, Program, Setting, Workload, imported, torch_or_advice, workload
+from warplens.workloads.registry import (
+    OFF,
+    Plan,
+    Program,
+    Ranges,
+    Setting,
+    Workload,
+    imported,
+    torch_or_advice,
+    workload,
+)
 from warplens.workloads.samples import Summary, drift, summary_of_rounds
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import Any, Final
 import torch
 
 from warplens.errors import UsageError
-from warplens.workloads.ranges import OFF, Ranges
-from warplens.workloads.registry import Plan
+from warplens.workloads.registry import OFF, Plan, Ranges
 from warplens.workloads.samples import summary
 
 #: Reasons for which a driver lowers clocks though there is work, by their bit in NVML's clocks-event reasons.

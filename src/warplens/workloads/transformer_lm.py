@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from warplens.workloads.launching import as_graph, compiled, precision
 from warplens.workloads.measurement import Marks
-from warplens.workloads.ranges import OFF, Ranges
-from warplens.workloads.registry import Program, Setting
+from warplens.workloads.registry import OFF, Program, Ranges, Setting
 from warplens.workloads.settings import LM_SIZES, LMCell, LMSize
 from warplens.workloads.vision import lm_work
 

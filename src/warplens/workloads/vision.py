@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from warplens.errors import UsageError
 from warplens.workloads.launching import Launches, as_graph, compiled, launches_of, model_dtype, precision
-from warplens.workloads.ranges import OFF, Ranges
-from warplens.workloads.registry import Program, Setting, Work
+from warplens.workloads.registry import OFF, Program, Ranges, Setting, Work
 from warplens.workloads.settings import VIT_SIZES, LMSize, TokenReductionCell, ViTSize
 from warplens.workloads.token_reduction.choosing import Attended, BlockTokens, Reduction, TokenState, gathered
 from warplens.workloads.token_reduction.methods import masked_softmax, reductions

@@ -8,12 +8,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from warplens.workloads.attention.measurement import measure
 from warplens.workloads.attention.problem import (
+    KERNELS,
+    AttentionKernel,
     AttentionShape,
     attention_inputs,
     compared,
     reference,
 )
-from warplens.workloads.attention.registry import KERNELS, AttentionKernel
 from warplens.workloads.registry import Plan
 
 SHAPE = AttentionShape(2, 2, 24, 16)

@@ -10,8 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from warplens.workloads.attention.kernels import BackwardTiles, ForwardTiles
-from warplens.workloads.attention.problem import DTYPES, HEAD_DIMS, AttentionShape, compared
-from warplens.workloads.attention.registry import KERNELS
+from warplens.workloads.attention.problem import DTYPES, HEAD_DIMS, KERNELS, AttentionShape, compared
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 

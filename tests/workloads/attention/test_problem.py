@@ -12,8 +12,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from warplens.errors import UsageError
 from warplens.workloads.attention.kernels import backward_tiles, forward_tiles
 from warplens.workloads.attention.measurement import time_calls
-from warplens.workloads.attention.problem import AttentionShape, attention_flops
-from warplens.workloads.attention.registry import KERNELS
+from warplens.workloads.attention.problem import KERNELS, AttentionShape, attention_flops
 from warplens.workloads.registry import Plan
 
 

@@ -120,8 +120,7 @@ def measure_all(asked: Asked, output: Path | None, tell: Callable[[str], None]) 
         The measurements file's content.
     """
     from warplens.workloads.cells import cell_grid, default_device, run_cells, run_cells_in_turns
-    from warplens.workloads.ranges import Ranges
-    from warplens.workloads.registry import document, write_measurements
+    from warplens.workloads.registry import Ranges, document, write_measurements
 
     cells, impossible = cell_grid(workload_named(asked.workload).cell, asked.axes)
     ranges, device = Ranges(asked.ranges, asked.range_names), asked.device or default_device()

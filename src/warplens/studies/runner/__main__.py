@@ -132,7 +132,7 @@ def _study(options: argparse.Namespace) -> None:
 
 def _cell(options: argparse.Namespace) -> None:
     from warplens.workloads.cells import run_cells
-    from warplens.workloads.ranges import Ranges
+    from warplens.workloads.registry import Ranges
 
     cell = cell_of(workload(options.workload).cell, json.loads(options.settings))
     plan = Plan.exactly(options.steps, warmup_steps=options.warmup)

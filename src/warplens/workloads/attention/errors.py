@@ -10,8 +10,7 @@ import polars as pl
 from warplens.analysis.numerics import ATTENTION_ERRORS, Tensor, numeric_differences
 from warplens.errors import UsageError
 from warplens.workloads.attention.measurement import outcome_of
-from warplens.workloads.attention.problem import AttentionShape, Comparison, compared
-from warplens.workloads.attention.registry import KERNELS
+from warplens.workloads.attention.problem import KERNELS, AttentionShape, Comparison, compared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

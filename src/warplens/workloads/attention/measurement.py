@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from warplens.errors import UsageError
 from warplens.workloads.attention.problem import (
+    KERNELS,
+    AttentionKernel,
     AttentionShape,
+    BackendRefusedError,
     Check,
     Mode,
     attention_flops,
     attention_inputs,
     compared,
 )
-from warplens.workloads.attention.registry import KERNELS, AttentionKernel, BackendRefusedError
 from warplens.workloads.registry import Plan, Setting
 from warplens.workloads.samples import Drift, Summary, drift, median_interval, summary
 

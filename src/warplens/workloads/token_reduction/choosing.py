@@ -132,23 +132,6 @@ def merges(patches: int, shares: Sequence[float]) -> list[int]:
     return [before - after for before, after in pairwise([patches, *topk_chain(patches, shares)])]
 
 
-def official_merges(r: int | tuple[int, float] | Sequence[int], blocks: int) -> list[int]:
-    """ToMe's own ways to say how many tokens each block merges away.
-
-    Args:
-        r: the same number everywhere; or (number, inflection), with inflection −1 for most merging in the first blocks,
-            0 for even, 1 for most in the last, on average the number; or a list, padded with zeros.
-    """
-    if isinstance(r, int):
-        return [r] * blocks
-    if isinstance(r, tuple):
-        average, inflection = r
-        first = int(average * (1 - inflection))
-        rise = (2 * average - 2 * first) / (blocks - 1)
-        return [int(first + rise * block) for block in range(blocks)]
-    return (list(r) + [0] * blocks)[:blocks]
-
-
 class TopK(Reduction):
     """Keeps the patch tokens that the class token attends to most, the best first.
 
