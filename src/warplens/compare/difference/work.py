@@ -11,7 +11,7 @@ import polars as pl
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import sum_by
 from warplens.analysis.work.catalogue import operator_work
-from warplens.compare.difference.matching import MATCHES, SHAPE, Matching, Slots, distinct, match_slots, slots_of
+from warplens.compare.difference.matching import MATCHES, SHAPE, Matching, Slots, match_slots, slots_of
 from warplens.compare.difference.places import SEPARATOR
 from warplens.profile.columns import both_sides, column, table
 from warplens.profile.schema import Column, Float64s, Int64s
@@ -53,38 +53,58 @@ _SAME_KERNEL: Final = ("name, range, shape", "name, shape")
 
 
 @dataclass(frozen=True, eq=False)
+class SideKernels:
+    """The kernels of a side's steps: for each its row of `KernelChanges.table`, its step and its duration."""
+
+    row: Int64s
+    step: Int64s
+    time_ns: Int64s
+    steps: int  #: over how many steps
+
+    @property
+    def ns_per_step(self) -> float:
+        """Summed duration of the kernels of a step."""
+        return int(self.time_ns.sum()) / self.steps
+
+    @property
+    def launches_per_step(self) -> float:
+        """Kernels of a step."""
+        return len(self.row) / self.steps
+
+    def matrix(self, rows: int) -> Float64s:
+        """The time of each row of the table in each step: shape (steps, rows)."""
+        sums: Float64s = np.bincount(
+            self.step * rows + self.row, weights=self.time_ns.astype(np.float64), minlength=self.steps * rows
+        ).astype(np.float64)
+        return sums.reshape(self.steps, rows)
+
+
+@dataclass(frozen=True, eq=False)
 class KernelChanges:
     """The kernels of both sides, matched."""
 
     table: pl.DataFrame  #: `KERNEL_CHANGES`
-    #: baseline_steps, variant_steps: over how many steps the sums of each side go
-    baseline_steps: int
-    variant_steps: int
-    #: baseline_ns, variant_ns: summed duration of each side's kernels over all steps; the sums of the table
-    baseline_ns: int
-    variant_ns: int
-    #: baseline_launches, variant_launches: their number; the sums of the table
-    baseline_launches: int
-    variant_launches: int
-    _baseline: _Rows
-    _variant: _Rows
+    baseline: SideKernels
+    variant: SideKernels
 
     @property
     def ns_per_step(self) -> tuple[float, float]:
         """Summed duration of the kernels of a step on each side."""
-        return self.baseline_ns / self.baseline_steps, self.variant_ns / self.variant_steps
+        return self.baseline.ns_per_step, self.variant.ns_per_step
 
     @property
     def launches_per_step(self) -> tuple[float, float]:
         """Kernels of a step on each side."""
-        return self.baseline_launches / self.baseline_steps, self.variant_launches / self.variant_steps
+        return self.baseline.launches_per_step, self.variant.launches_per_step
 
     @property
     def matched_share(self) -> float | None:
         """Share of both sides' kernel time that has a counterpart on the other side; None without kernels."""
-        total = self.baseline_ns + self.variant_ns
-        matched = self.table.filter(pl.col("matched_by").is_not_null())
-        return sum(int(matched[f"{side}_ns"].sum()) for side in _SIDES) / total if total else None
+        total, matched = (
+            sum(int(rows[f"{side}_ns"].sum()) for side in _SIDES)
+            for rows in (self.table, self.table.filter(pl.col("matched_by").is_not_null()))
+        )
+        return matched / total if total else None
 
     def count(self, change: str) -> float:
         """Launches per step that are `kept`, `changed`, `added` or `removed`.
@@ -96,23 +116,7 @@ class KernelChanges:
 
     def samples(self) -> tuple[Float64s, Float64s]:
         """The time of each row of the table in each step: shape (steps, rows) of the baseline and of the variant."""
-        return self._baseline.matrix(self.table.height), self._variant.matrix(self.table.height)
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """For each kernel of a side the row of the table, its step and its duration."""
-
-    row: Int64s
-    step: Int64s
-    time_ns: Int64s
-    steps: int
-
-    def matrix(self, rows: int) -> Float64s:
-        sums: Float64s = np.bincount(
-            self.step * rows + self.row, weights=self.time_ns.astype(np.float64), minlength=self.steps * rows
-        ).astype(np.float64)
-        return sums.reshape(self.steps, rows)
+        return self.baseline.matrix(self.table.height), self.variant.matrix(self.table.height)
 
 
 def kernel_changes(baseline: Side, variant: Side) -> KernelChanges:
@@ -120,90 +124,60 @@ def kernel_changes(baseline: Side, variant: Side) -> KernelChanges:
     # A profiler spells names in one way, whichever of its files they stand in.
     respelled = baseline.timeline.trace.capture.recorder != variant.timeline.trace.capture.recorder
     slots = slots_of(baseline, respelled=respelled), slots_of(variant, respelled=respelled)
-    matching = match_slots(*slots)
-    combination = _combinations(matching, slots)
-    table = _grouped(_summed(combination, slots), slots[0].steps, slots[1].steps)
+    matched = _matched(match_slots(*slots), slots)
+    table = _grouped(_summed(matched, slots), slots[0].steps, slots[1].steps)
     rows = table.select("row", "members").explode("members").sort("members")["row"].to_numpy().astype(np.int64)
-    of_sides = [
-        _Rows(rows[number[side.slot]], side.step, side.time_ns, side.steps)
-        for side, number in zip(slots, combination.of_slot, strict=True)
-    ]
+    of_slot = rows[matched["member"].to_numpy()]
+    cut = len(slots[0].kind)
     return KernelChanges(
         KERNEL_CHANGES.conform(table),
-        slots[0].steps,
-        slots[1].steps,
-        int(slots[0].time_ns.sum()),
-        int(slots[1].time_ns.sum()),
-        len(slots[0].slot),
-        len(slots[1].slot),
-        *of_sides,
+        *(
+            SideKernels(row[side.slot], side.step, side.time_ns, side.steps)
+            for side, row in zip(slots, (of_slot[:cut], of_slot[cut:]), strict=True)
+        ),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Combinations:
-    """The distinct combinations of stage, kind of the baseline and kind of the variant."""
+def _matched(matching: Matching, slots: tuple[Slots, Slots]) -> pl.DataFrame:
+    """One row a slot, those of the baseline first: the stage that matched it (−1: none), and its kind on each side.
 
-    #: stage, kinds: shape (c,) each; −1 where nothing matched, and on the side that has none
-    stage: Int64s
-    kinds: tuple[Int64s, Int64s]
-    of_slot: tuple[Int64s, Int64s]  #: for each slot of the baseline and of the variant its combination
-
-
-def _combinations(matching: Matching, slots: tuple[Slots, Slots]) -> _Combinations:
-    stages, others = [], []
-    for side, own, other, kinds in (
-        (slots[0], matching.baseline, matching.variant, slots[1].kind),
-        (slots[1], matching.variant, matching.baseline, slots[0].kind),
-    ):
-        stage, partner = np.full(len(side.kind), -1), np.full(len(side.kind), -1)
-        stage[own], partner[own] = matching.stage, kinds[other]
-        stages.append(stage)
-        others.append(partner)
-    first = np.concatenate((slots[0].kind, others[1]))
-    second = np.concatenate((others[0], slots[1].kind))
-    widths = slots[0].kinds.height + 1, slots[1].kinds.height + 1
-    number, found = distinct(((np.concatenate(stages) + 1) * widths[0] + first + 1) * widths[1] + second + 1)
-    cut = len(slots[0].kind)
-    return _Combinations(
-        found // widths[1] // widths[0] - 1,
-        (found // widths[1] % widths[0] - 1, found % widths[1] - 1),
-        (number[:cut], number[cut:]),
-    )
+    `member` numbers the distinct combinations of these three.
+    """
+    pairs, frames = (matching.baseline, matching.variant), []
+    for own, other in ((0, 1), (1, 0)):
+        stage, partner = np.full((2, len(slots[own].kind)), -1)
+        stage[pairs[own]], partner[pairs[own]] = matching.stage, slots[other].kind[pairs[other]]
+        kinds = {_SIDES[own]: slots[own].kind, _SIDES[other]: partner}
+        frames.append(pl.DataFrame({"matched_by": stage, **{name: kinds[name] for name in _SIDES}}))
+    found = pl.concat(frames)
+    return found.with_columns(member=pl.struct("matched_by", *_SIDES).rank("dense").cast(pl.Int64) - 1)
 
 
-def _summed(combination: _Combinations, slots: tuple[Slots, Slots]) -> pl.DataFrame:
+def _summed(matched: pl.DataFrame, slots: tuple[Slots, Slots]) -> pl.DataFrame:
     """One row a combination: what it is on each side, and the sums of its slots."""
-    count = len(combination.stage)
-    table = pl.DataFrame({"member": np.arange(count), "matched_by": combination.stage}).with_columns(
-        pl.col("matched_by").replace(-1, None)
-    )
-    for side, kinds, number, name in zip(slots, combination.kinds, combination.of_slot, _SIDES, strict=True):
-        described = _by_kind(side)
-        known = pl.Series(kinds).replace(-1, None)
+    found = matched.unique("member").sort("member").with_columns(pl.col("matched_by", *_SIDES).replace(-1, None))
+    cut, count = len(slots[0].kind), found.height
+    numbers = matched["member"].to_numpy()
+    for side, number, name in zip(slots, (numbers[:cut], numbers[cut:]), _SIDES, strict=True):
+        places = pl.Series([SEPARATOR.join(path) for path in side.places.merged], dtype=pl.String)
+        kinds = side.kinds.select(
+            "full_name",
+            "name",
+            "category",
+            range=places.gather(side.kinds["path"]),
+            grid=pl.concat_str(SHAPE[:3], separator="×"),
+            block=pl.concat_str(SHAPE[3:], separator="×"),
+        )
         sums = {
             "launches": sum_by(number, side.launches, count),
             "ns": sum_by(number, side.total_ns, count),
             "host_ns": sum_by(number, side.host_ns, count) if side.knows_host else [None] * count,
         }
-        table = table.with_columns(
-            *(described[column].gather(known).alias(f"{name}_{column}") for column in described.columns),
+        found = found.with_columns(
+            *(kinds[column].gather(found[name]).alias(f"{name}_{column}") for column in kinds.columns),
             *(pl.Series(f"{name}_{column}", values, dtype=pl.Int64) for column, values in sums.items()),
         )
-    return table
-
-
-def _by_kind(slots: Slots) -> pl.DataFrame:
-    """The kinds of one side with their range and shape as texts."""
-    texts = pl.Series("range", [SEPARATOR.join(path) for path in slots.places.merged], dtype=pl.String)
-
-    def shape(what: str) -> pl.Expr:
-        parts = [pl.col(column).cast(pl.String) for column in SHAPE if column.startswith(what)]
-        return pl.concat_str(parts, separator="×").alias(what)
-
-    return slots.kinds.select(
-        "full_name", "name", "category", texts.gather(slots.kinds["path"]), shape("grid"), shape("block")
-    )
+    return found
 
 
 def _grouped(combinations: pl.DataFrame, before: int, after: int) -> pl.DataFrame:
