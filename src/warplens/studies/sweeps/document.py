@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import polars as pl
@@ -10,7 +10,18 @@ import polars as pl
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Block, Document, Figure, KeyFigure, KeyFigures, Paragraph, Section, Table, limits
+from warplens.report.document import (
+    Block,
+    Document,
+    Figure,
+    KeyFigure,
+    KeyFigures,
+    Paragraph,
+    Section,
+    Table,
+    limits,
+    with_texts,
+)
 from warplens.studies.sweeps.anomalies import ANOMALIES
 from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, BreakEven, group_columns
 from warplens.studies.sweeps.confounding import AXES
@@ -86,54 +97,24 @@ def _rounded(value: Any) -> str:
 
 def breakeven_section(numbers: SweepNumbers) -> Section:
     """The model, its error, and from which size on it says that the variant pays."""
-    lines = tuple(Paragraph(f"{fmt.capitalised(line)}.") for line in breakeven_lines(numbers))
+    blocks: list[Block] = [Paragraph(f"{fmt.capitalised(line)}.") for line in breakeven_lines(numbers)]
     model = numbers.breakeven
-    if model is None:
-        return Section("breakeven", "Break-even model", lines)
-    tables = (_threshold_table(model), _parameter_table(model)) if model.usable else (_parameter_table(model),)
-    return Section("breakeven", "Break-even model", (*lines, *tables))
-
-
-def _threshold_table(model: BreakEven) -> Table:
-    rows = model.thresholds.with_columns(pl.col("along", "answer").cast(pl.String))
-    groups = (
-        Column(column, title=name.replace("_", " ").capitalize())
-        for column, name in zip(group_columns(model.groups), model.groups, strict=True)
-    )
-    columns = THRESHOLDS.only(
-        *groups, "along", THRESHOLDS.column("size").but(title=f"Size in {model.size_unit}"), "items answer",
-        THRESHOLDS.column("total").but(title=_TOTALS[model.size_unit]), "total_low total_high extrapolated",
-    ).columns  # fmt: skip
-    return Table("thresholds", "From where on the variant pays, modelled", columns, rows, limit=30)
-
-
-def _parameter_table(model: BreakEven) -> Table:
-    rows = model.parameters.with_columns(pl.col("of").cast(pl.String))
-    columns = PARAMETERS.only("name of value low high unit identified").columns
-    return Table("parameters", "The model's parameters", columns, rows, limit=30)
-
-
-def breakeven_data(numbers: SweepNumbers) -> dict[str, Any] | None:
-    """The model without what only a program could use; None where there is none."""
-    model = numbers.breakeven
-    if model is None:
-        return None
-    return {
-        "maximum": model.form.maximum,
-        "size_unit": model.size_unit,
-        "groups": list(model.groups),
-        "median_error": model.median_error,
-        "worst_error": model.worst_error,
-        "ratio_error": model.ratio_error,
-        "usable": model.usable,
-        "reason": model.reason,
-        "level": model.level,
-        "doubts": list(model.doubts),
-        "missing": list(model.missing),
-        "parameters": model.parameters,
-        "forms": model.forms,
-        "thresholds": model.thresholds,
-    }
+    if model is not None and model.usable:
+        rows = model.thresholds.with_columns(pl.col("along", "answer").cast(pl.String))
+        groups = (
+            Column(column, title=name.replace("_", " ").capitalize())
+            for column, name in zip(group_columns(model.groups), model.groups, strict=True)
+        )
+        columns = THRESHOLDS.only(
+            *groups, "along", THRESHOLDS.column("size").but(title=f"Size in {model.size_unit}"), "items answer",
+            THRESHOLDS.column("total").but(title=_TOTALS[model.size_unit]), "total_low total_high extrapolated",
+        ).columns  # fmt: skip
+        blocks.append(Table("thresholds", "From where on the variant pays, modelled", columns, rows, limit=30))
+    if model is not None:
+        rows = model.parameters.with_columns(pl.col("of").cast(pl.String))
+        columns = PARAMETERS.only("name of value low high unit identified").columns
+        blocks.append(Table("parameters", "The model's parameters", columns, rows, limit=30))
+    return Section("breakeven", "Break-even model", tuple(blocks))
 
 
 def point_table(numbers: SweepNumbers) -> Table:
@@ -163,13 +144,6 @@ def point_table(numbers: SweepNumbers) -> Table:
     return Table("points", "The two sides at each point", columns, rows, limit=60, empty="No point has both sides.")
 
 
-def _regime_table(numbers: SweepNumbers) -> Table:
-    """One row a measured cell: what bounds it, and how that is known."""
-    rows = regime_frame(numbers.regimes, numbers.sweep.axes)
-    columns = columns_of(CELL_REGIMES, rows, numbers.sweep.axes, *CELL_REGIMES.columns)
-    return Table("regimes", "What limits each cell", columns, rows, empty="No cell was measured.")
-
-
 def anomaly_table(numbers: SweepNumbers) -> Table:
     """One row an anomaly, the surest first."""
     rows = numbers.anomalies.found
@@ -178,25 +152,6 @@ def anomaly_table(numbers: SweepNumbers) -> Table:
     tested = numbers.anomalies.tests.height
     empty = f"None among {tested} cells tested." if tested else "No cell could be tested."
     return Table("anomalies", "Cells that break their trend", columns, rows, empty=empty)
-
-
-def _contrast_table(numbers: SweepNumbers) -> Table:
-    """One row an axis: what claims about it alone rest on."""
-    alone = pl.when("alone").then(pl.lit("yes")).otherwise(pl.lit("no")).alias("alone")
-    rows = numbers.confounding.axes.with_columns(alone)
-    return Table("axes", "What a claim about one axis rests on", AXES.columns, rows, empty="No axis varies.")
-
-
-def _crossing_table(numbers: SweepNumbers) -> Table:
-    """One row a crossing, or a line without one."""
-    found = [crossing_frame(lines) for lines in numbers.crossovers.values() if lines]
-    rows = pl.concat(found, how="diagonal_relaxed") if found else CROSSINGS.empty()
-    rows = rows.with_columns(pl.col("answer", "pays").cast(pl.String))
-    axes = axis_columns(rows, numbers.sweep.axes)
-    columns = CROSSINGS.only("axis", *axes, "answer pays at low high range_low range_high reason").columns
-    return Table(
-        "crossovers", "Where the variant starts to pay", columns, rows, limit=30, empty="No axis to ask about."
-    )
 
 
 def lost_table(numbers: SweepNumbers) -> Table:
@@ -221,7 +176,7 @@ def sweep_document(numbers: SweepNumbers) -> Document:
     if numbers.regimes:
         sections.append(_regimes(numbers))
     sections += [_crossovers(numbers), breakeven_section(numbers), _anomalies(numbers)]
-    sections.append(Section("grid", "What the grid can tell", (_contrast_table(numbers), *_unvaried(numbers))))
+    sections.append(_grid_section(numbers))
     if numbers.lost.height:
         sections.append(Section("lost", "Cells not measured", (lost_table(numbers),)))
     return Document(
@@ -269,13 +224,10 @@ def _laid_out(numbers: SweepNumbers) -> tuple[str, pl.DataFrame]:
     others = [name for name in axes if name != axis]
     # What decides how cells are run (execution, attention) tells rows apart better than what changes their size.
     others.sort(key=lambda name: rows[name].dtype.is_numeric())
-    rows = rows.sort(*others, axis) if others else rows.sort(axis)
-    texts = [
-        settings_text({name: row[name] for name in others}) if others else "" for row in rows.iter_rows(named=True)
-    ]
-    return axis.replace("_", " "), rows.with_columns(
-        row=pl.Series(texts, dtype=pl.String),
-        column=pl.Series([f"{value:g}" if isinstance(value, float) else str(value) for value in rows[axis]]),
+    return axis.replace("_", " "), with_texts(
+        rows.sort(*others, axis),
+        row=lambda row: settings_text({name: row[name] for name in others}) if others else "",
+        column=lambda row: f"{row[axis]:g}" if isinstance(row[axis], float) else str(row[axis]),
     )
 
 
@@ -283,7 +235,7 @@ def _surface(numbers: SweepNumbers) -> Section:
     from warplens.report.charts.bars import MOST_ROWS, speedup_chart
 
     axis, rows = _laid_out(numbers)
-    cells = rows.with_columns(detail=pl.Series([_detail(row) for row in rows.iter_rows(named=True)], dtype=pl.String))
+    cells = with_texts(rows, detail=_detail)
     most = cells["row"].n_unique()
     cut = f" The first {MOST_ROWS} of {most} rows." if most > MOST_ROWS else ""
     figure = Figure(
@@ -295,30 +247,32 @@ def _surface(numbers: SweepNumbers) -> Section:
     return Section("surface", "Speedup", (figure, point_table(numbers)))
 
 
-def _detail(row: dict[str, Any]) -> str:
+def _detail(row: Mapping[str, Any]) -> str:
     parts = []
     if row["baseline_ns"] is not None and row["variant_ns"] is not None:
         parts.append(f"{fmt.duration(row['baseline_ns'])} → {fmt.duration(row['variant_ns'])}")
-    bounds = interval_text(row["low"], row["high"])
-    if bounds != fmt.MISSING:
+    if (bounds := interval_text(row["low"], row["high"])) != fmt.MISSING:
         parts.append(f"interval {bounds}")
-    parts += [text for text in (row["verdict"], row["remark"]) if text]
-    return " · ".join(parts)
+    return " · ".join([*parts, *(text for text in (row["verdict"], row["remark"]) if text)])
 
 
 def _regimes(numbers: SweepNumbers) -> Section:
     from warplens.report.charts import regime_chart
 
+    axes = numbers.sweep.axes
     axis, rows = _laid_out(numbers)
-    because = {(item.side, tuple(item.settings.values())): f"{item.regime}: {item.because}" for item in numbers.regimes}
-    keys = [tuple(row) for row in rows.select(numbers.sweep.axes).iter_rows()] if numbers.sweep.axes else [()]
-    cells = rows.select(
+    because = {(item.side, *item.settings.values()): f"{item.regime}: {item.because}" for item in numbers.regimes}
+    cells = with_texts(
+        rows,
+        baseline_detail=lambda row: because.get(("baseline", *(row[name] for name in axes))),
+        variant_detail=lambda row: because.get(("variant", *(row[name] for name in axes))),
+    ).select(
         "row",
         "column",
-        baseline="baseline_regime",
-        variant="variant_regime",
-        baseline_detail=pl.Series([because.get(("baseline", key)) for key in keys], dtype=pl.String),
-        variant_detail=pl.Series([because.get(("variant", key)) for key in keys], dtype=pl.String),
+        pl.col("baseline_regime").alias("baseline"),
+        pl.col("variant_regime").alias("variant"),
+        "baseline_detail",
+        "variant_detail",
     )
     found = {item.regime for item in numbers.regimes}
     legend = "; ".join(f"{name}: {meaning}" for name, meaning in REGIMES.items() if name in found)
@@ -328,19 +282,25 @@ def _regimes(numbers: SweepNumbers) -> Section:
         regime_chart(cells, axis),
         "A grid of cells, each with what bounds the baseline and what bounds the variant; the table has the same.",
     )
-    return Section("regimes", "What limits each cell", (Paragraph(f"{legend}."), figure, _regime_table(numbers)))
+    told = regime_frame(numbers.regimes, axes)
+    columns = columns_of(CELL_REGIMES, told, axes, *CELL_REGIMES.columns)
+    table = Table("regimes", "What limits each cell", columns, told, empty="No cell was measured.")
+    return Section("regimes", "What limits each cell", (Paragraph(f"{legend}."), figure, table))
 
 
 def _crossovers(numbers: SweepNumbers) -> Section:
-    blocks: list[Block] = []
     told = [crossing_text(line) for lines in numbers.crossovers.values() for line in lines]
-    blocks += [Paragraph(f"{fmt.capitalised(text)}.") for text in told[:_TOLD]]
+    blocks: list[Block] = [Paragraph(f"{fmt.capitalised(text)}.") for text in told[:_TOLD]]
     blocks += [
         Paragraph(f"Along {axis.replace('_', ' ')} there is no answer: {why}.", quiet=True)
         for axis, why in numbers.no_crossovers.items()
     ]
     if told:
-        blocks.append(_crossing_table(numbers))
+        found = [crossing_frame(lines) for lines in numbers.crossovers.values() if lines]
+        rows = pl.concat(found, how="diagonal_relaxed").with_columns(pl.col("answer", "pays").cast(pl.String))
+        axes = axis_columns(rows, numbers.sweep.axes)
+        columns = CROSSINGS.only("axis", *axes, "answer pays at low high range_low range_high reason").columns
+        blocks.append(Table("crossovers", "Where the variant starts to pay", columns, rows, limit=30))
     return Section("crossovers", "Where the variant starts to pay", tuple(blocks or [Paragraph("No axis varies.")]))
 
 
@@ -360,44 +320,48 @@ def _anomalies(numbers: SweepNumbers) -> Section:
     return Section("anomalies", "Anomalies", tuple(blocks))
 
 
-def _unvaried(numbers: SweepNumbers) -> Iterator[Block]:
-    names = [name.replace("_", " ") for name in numbers.confounding.unvaried]
-    if names:
-        yield Paragraph(
-            f"Nothing is known about other values of what was not varied: {fmt.printable(', '.join(names))}.",
-            quiet=True,
-        )
+def _grid_section(numbers: SweepNumbers) -> Section:
+    """What claims about one axis alone rest on, and what was not varied."""
+    alone = pl.when("alone").then(pl.lit("yes")).otherwise(pl.lit("no")).alias("alone")
+    rows = numbers.confounding.axes.with_columns(alone)
+    caption = "What a claim about one axis rests on"
+    blocks: list[Block] = [Table("axes", caption, AXES.columns, rows, empty="No axis varies.")]
+    if names := [name.replace("_", " ") for name in numbers.confounding.unvaried]:
+        text = f"Nothing is known about other values of what was not varied: {fmt.printable(', '.join(names))}."
+        blocks.append(Paragraph(text, quiet=True))
+    return Section("grid", "What the grid can tell", tuple(blocks))
 
 
 def sweep_data(numbers: SweepNumbers) -> dict[str, Any]:
     """Everything of a sweep's report; frames become lists of rows."""
-    sweep, told = numbers.sweep, numbers.confounding
+    sweep, told, model = numbers.sweep, numbers.confounding, numbers.breakeven
     return {
         "answer": answer(numbers),
-        "workload": sweep.workload,
-        "environment": dict(sweep.environment),
-        "axes": list(sweep.axes),
-        "baseline": dict(sweep.baseline),
-        "variant": dict(sweep.variant),
-        "shared": dict(sweep.shared),
-        "paired": sweep.paired,
-        "level": numbers.level,
-        "margin": numbers.margin,
+        **_told(sweep, "workload environment axes baseline variant shared paired"),
+        **_told(numbers, "level margin"),
         "rows": point_frame(numbers),
         "regimes": regime_frame(numbers.regimes, sweep.axes),
-        "anomalies": {
-            "level": numbers.anomalies.level,
-            "untested": list(numbers.anomalies.untested),
-            "tests": numbers.anomalies.tests,
-        },
+        "anomalies": _told(numbers.anomalies, "level untested tests"),
         "confounding": {
-            "found": [{"settings": list(item.settings), "kind": item.kind, "text": item.text} for item in told.found],
-            "axes": told.axes,
-            "unvaried": list(told.unvaried),
+            "found": [_told(item, "settings kind text") for item in told.found],
+            **_told(told, "axes unvaried"),
         },
         "crossovers": {axis: crossing_frame(lines) for axis, lines in numbers.crossovers.items() if lines},
         "no_crossovers": dict(numbers.no_crossovers),
-        "breakeven": breakeven_data(numbers),
-        "no_breakeven": numbers.no_breakeven,
-        "lost": numbers.lost,
+        "breakeven": None
+        if model is None
+        else {
+            "maximum": model.form.maximum,
+            **_told(
+                model,
+                "size_unit groups median_error worst_error ratio_error usable reason level doubts missing parameters "
+                "forms thresholds",
+            ),
+        },
+        **_told(numbers, "no_breakeven lost"),
     }
+
+
+def _told(result: object, names: str) -> dict[str, Any]:
+    """Some fields of a result by their names."""
+    return {name: getattr(result, name) for name in names.split()}
