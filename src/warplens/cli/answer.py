@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from warplens.report.document import Table
+    from warplens.report.document import Document, Table
 
 _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
 
@@ -177,6 +177,18 @@ def emit(answer: Answer, form: Format) -> None:
     else:
         for part in answer.parts:
             (_emit_markdown if form is Format.MD else _emit_text)(part)
+
+
+def give(answer: Answer, form: Format, target: Path | None, document: Callable[[], Document]) -> None:
+    """Print the answer, or write it as a document and JSON to the folder, or the one file, that the user named."""
+    if target is None:
+        emit(answer, form)
+        return
+    from warplens.report.write import write_document
+
+    with progress("writing"):
+        written = write_document(document(), target, ("html", "md", "json"), answer.command, answer.json)
+    print_lines(written)
 
 
 def print_json(text: bytes) -> None:

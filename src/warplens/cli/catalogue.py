@@ -64,7 +64,7 @@ COMMANDS: Final = {
         Command("budget", "questions.time", _TABLE, "Where the time went, in parts that add up to it exactly."),
         Command(
             "headroom",
-            "headroom",
+            "diagnose",
             _TABLE,
             "From the measured step time down to this GPU's limit, in parts that add up exactly.",
         ),
@@ -123,7 +123,7 @@ COMMANDS: Final = {
         ),
         Command(
             "numerics",
-            "numerics",
+            "bench",
             _MEASURE,
             "Differences between the tensors of two implementations: absolute, relative, in ULPs.",
         ),

@@ -64,6 +64,20 @@ def complain(text: object) -> None:
     _write(f"error: {line}\n")
 
 
+def end_with(problems: Iterable[object], what: str) -> None:
+    """Say which files could not be read, and end so; nothing where all were.
+
+    Args:
+        what: of the other profiles there is nevertheless: `report`, `answer`.
+    """
+    code = DONE
+    for problem in problems:
+        complain(f"{problem} (the {what} is on the other profiles)")
+        code = UNUSABLE
+    if code:
+        raise typer.Exit(code)
+
+
 def note(text: object) -> None:
     """Something to know beside the answer: one line, wrapped on a terminal; not shown with `--quiet`."""
     if State.quiet:

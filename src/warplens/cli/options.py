@@ -101,6 +101,22 @@ def option(metavar: str, meaning: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, metavar=metavar, help=meaning, **{"show_default": False, **more})
 
 
+def documents_option(name: str) -> Any:
+    """The `--output` of a command that prints its answer unless it is told to write it."""
+    meaning = f"Write {name}.html, .md and .json to this folder, or the one FILE named so, instead of printing."
+    return option("DIR", meaning, "--output", "-o")
+
+
+def share_in(text: str) -> float | None:
+    """The share that a percentage names (`5%`), at least 0 and finite; None for any other text."""
+    number, sign, rest = text.strip().partition("%")
+    try:
+        share = float(number) / 100
+    except ValueError:
+        return None
+    return share if sign and not rest.strip() and 0 <= share < float("inf") else None
+
+
 def flag(name: str, meaning: str) -> Any:
     """An option without a value."""
     return typer.Option(name, help=meaning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Final
@@ -25,7 +25,17 @@ from warplens.collect.commands import (
     parse_capture,
     record_command,
 )
-from warplens.collect.compute import Cost, Profiling, Selection
+from warplens.collect.compute import (
+    LIGHT,
+    TARGETED,
+    Cost,
+    Profiling,
+    Selection,
+    cost,
+    profile_command,
+    select_from_trace,
+    select_kernels,
+)
 from warplens.collect.doctor import Diagnosis, examine_machine, missing
 from warplens.collect.machine import System, Tool, missing_libraries, needed_tool
 from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
@@ -260,8 +270,6 @@ def collect(
             options = {"memory": memory, "shapes": shapes, "stacks": stacks, "modules": modules}
             files = _run([_torch(program, base, steps, options)], output, dry_run=dry_run, force=force)
         else:
-            from warplens.collect.compute import Profiling
-
             asked = _Ncu(
                 needed_tool("ncu", machine(), tool),
                 Profiling(replay_mode=replay.value, clock_control=clocks.value, force=force),
@@ -307,8 +315,6 @@ def _chosen_counters(
     profiling: Profiling, presets: Sequence[str], set_name: str | None, sections: Sequence[str], metrics: Sequence[str]
 ) -> dict[str, Profiling]:
     """What is to be counted in each run, by the name of the run; nothing where the user chose nothing."""
-    from dataclasses import replace
-
     if unknown := [name for name in presets if name not in PRESETS]:
         raise UsageError(f"--preset takes {', '.join(PRESETS)}, not {unknown[0]!r}")
     wanted = {
@@ -391,7 +397,10 @@ class _Ncu:
         """Run the phases that were asked for; the files that they left."""
         if phase is Phase.TARGETED and trace is None:
             raise UsageError("--phase targeted needs --trace, to know the kernels that matter")
-        light, targeted = self._selections(trace, launches)
+        light, targeted = Selection(launches=_MOST_LAUNCHES if launches is None else launches or None), None
+        if trace is not None:
+            light, targeted = _from_trace(trace)
+            light = _limited(light, launches)
         files: list[Path] = []
         if phase is not Phase.TARGETED:
             files += _run([self._stage("light", light)], self.base.parent, dry_run=dry_run, force=force)
@@ -415,45 +424,15 @@ class _Ncu:
         force: bool,
     ) -> list[Path]:
         """Run what the user chose, of the kernels that the user named; the files that it left, one a run."""
-        from dataclasses import replace
-
-        from warplens.collect.compute import TARGETED, Selection, select_from_trace
-
+        selection = Selection(launches=_MOST_CHOSEN, pattern=pattern)
         if trace is not None:
-            from warplens import Timeline, read
-
-            with progress(f"reading {trace.name}"):
-                timeline = Timeline(read(trace))
-                _, selection = select_from_trace(timeline, timeline.window("steady"), pattern)
-        else:
-            selection = Selection(launches=_MOST_CHOSEN, pattern=pattern)
-        if launches is not None:
-            selection = replace(selection, launches=launches or None, busy_ns=None)
+            _, selection = _from_trace(trace, pattern)
+        selection = _limited(selection, launches)
         wanted = wanted or {"targeted": replace(self.profiling, sections=TARGETED)}
         stages = [self._stage(name, selection, profiling) for name, profiling in wanted.items()]
         return [path for stage in stages for path in _run([stage], self.base.parent, dry_run=dry_run, force=force)]
 
-    def _selections(self, trace: Path | None, launches: int | None) -> tuple[Selection, Selection | None]:
-        from dataclasses import replace
-
-        from warplens.collect.compute import Selection, select_from_trace
-
-        if trace is None:
-            return Selection(launches=_MOST_LAUNCHES if launches is None else launches or None), None
-        from warplens import Timeline, read
-
-        with progress(f"reading {trace.name}"):
-            timeline = Timeline(read(trace))
-            light, targeted = select_from_trace(timeline, timeline.window("steady"))
-        if launches is not None:
-            light = replace(light, launches=launches or None, busy_ns=None)
-        return light, targeted
-
     def _stage(self, phase: str, selection: Selection, profiling: Profiling | None = None) -> Stage:
-        from dataclasses import replace
-
-        from warplens.collect.compute import LIGHT, TARGETED, cost, profile_command
-
         if profiling is None:
             profiling = replace(self.profiling, sections=LIGHT if phase == "light" else TARGETED)
         if selection.names:
@@ -466,13 +445,26 @@ class _Ncu:
         return Stage("ncu", ".".join(map(str, self.tool.version)), words, leaves)
 
 
+def _from_trace(trace: Path, *pattern: str | None) -> tuple[Selection, Selection]:
+    """What a trace shows to be worth a light pass, and a targeted one."""
+    from warplens import Timeline, read
+
+    with progress(f"reading {trace.name}"):
+        timeline = Timeline(read(trace))
+        return select_from_trace(timeline, timeline.window("steady"), *pattern)
+
+
+def _limited(selection: Selection, launches: int | None) -> Selection:
+    """The selection with as many launches as the user said, 0 being all."""
+    return selection if launches is None else replace(selection, launches=launches or None, busy_ns=None)
+
+
 def _from_light(report: Path) -> Selection:
     """The kernels that matter, by the times of a light report."""
     import polars as pl
 
     from warplens import read_counters
     from warplens.analysis.counters.groups import counters_summary
-    from warplens.collect.compute import select_kernels
 
     summary = counters_summary(read_counters(report), by="launch")
     summary = summary.filter((pl.col("kind") == "kernel") & (pl.col("total_ns") > 0))
@@ -490,8 +482,6 @@ def _conclude(files: Sequence[Path], folder: Path, *, report: bool) -> None:
 
         write_report(wanted, output=folder / "report")
         return
-    import shlex
-
     note(f"next: {shlex.join(['warplens', 'report', *map(str, wanted), '-o', str(folder / 'report')])}")
 
 

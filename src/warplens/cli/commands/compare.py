@@ -14,10 +14,20 @@ import typer
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
 from warplens.analysis.timeline import Timeline
 from warplens.answers.given import both_sides, trace_side
-from warplens.cli.answer import Answer, Part, checked_target, emit, limited, most_rows, note_lines, print_lines
+from warplens.cli.answer import Answer, Part, checked_target, give, limited, most_rows, note_lines
 from warplens.cli.commands.counters import load_counters
 from warplens.cli.edge import GATE_FAILED, State, complain, note, progress, reuse_freed_memory
-from warplens.cli.options import Format, FormatOption, LimitOption, RangeOption, WindowOption, argument, option
+from warplens.cli.options import (
+    Format,
+    FormatOption,
+    LimitOption,
+    RangeOption,
+    WindowOption,
+    argument,
+    documents_option,
+    option,
+    share_in,
+)
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.measurements import Measurements
@@ -32,7 +42,7 @@ from warplens.readers import (
     refusal,
 )
 from warplens.readers.measurements import read_measurements
-from warplens.report.comparison.numbers import StepNumbers, TraceFiles
+from warplens.report.comparison.numbers import TraceFiles
 from warplens.report.document import Document
 from warplens.studies.sweeps.reading import side_of, sweep_of
 from warplens.studies.sweeps.sweep import Cell, Sweep
@@ -381,18 +391,18 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
     )
     sources = [*baseline.sources, *variant.sources]
     rows = numbers.difference.wall.frame()
+
+    def document() -> Document:
+        from warplens.report.comparison.document import step_document
+
+        return step_document(numbers)
+
     return Outcome(
         _answer(sources, part, numbers.notes, rows, lambda: step_data(numbers), asked),
-        document=lambda: _step_document(numbers),
+        document=document,
         gate=[gate_line(gate, found)] if gate is not None else (),
         failed=gate is not None and gate.found,
     )
-
-
-def _step_document(numbers: StepNumbers) -> Document:
-    from warplens.report.comparison.document import step_document
-
-    return step_document(numbers)
 
 
 #: A variant a hundred times as slow is beyond what a gate is for; more is a slip of the keyboard.
@@ -416,12 +426,7 @@ def _margin(text: str) -> str:
 
 
 def _share(text: str) -> float:
-    number, sign, rest = text.strip().partition("%")
-    try:
-        share = float(number) / 100
-    except ValueError:
-        share = -1.0
-    if not sign or rest.strip() or not 0 <= share < float("inf"):
+    if (share := share_in(text)) is None:
         raise typer.BadParameter(f"{text!r} is not a percentage: write it as 5%")
     return share
 
@@ -485,15 +490,7 @@ def compare(
             callback=_flops,
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Write compare.html, .md and .json to this folder, or the one FILE named so, instead of printing.",
-            "--output",
-            "-o",
-        ),
-    ] = None,
+    output: Annotated[Path | None, documents_option("compare")] = None,
     form: FormatOption = Format.TABLE,
     limit: LimitOption = None,
 ) -> None:
@@ -518,14 +515,7 @@ def compare(
     _check(sides[0].content, asked)
     find = {Content.TRACES: of_traces, Content.MEASUREMENTS: of_measurements, Content.COUNTERS: of_counters}
     outcome = find[sides[0].content](sides, asked)
-    if folder is None:
-        emit(outcome.answer, form)
-    else:
-        from warplens.report.write import write_document
-
-        with progress("writing"):
-            written = write_document(outcome.document(), folder, ("html", "md", "json"), "compare", outcome.answer.json)
-        print_lines(written)
+    give(outcome.answer, form, folder, outcome.document)
     if outcome.failed:
         # Never silent, whatever else --quiet suppresses: whoever reads the log of a failed run looks for this line.
         complain("; ".join(outcome.gate))

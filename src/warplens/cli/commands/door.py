@@ -26,7 +26,7 @@ from warplens.cli.commands.report import (
     write_besides,
     write_overview,
 )
-from warplens.cli.edge import UNUSABLE, answering, complain, note, progress
+from warplens.cli.edge import answering, end_with, note, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
 from warplens.errors import UsageError
 from warplens.readers import holds_measurements
@@ -110,10 +110,7 @@ def answer(
         print_brief_lines([Line("report", "", "plain", tuple(map(str, written)))])
         if opened and not webbrowser.open(written[0].absolute().as_uri()):
             note("no browser could be opened")
-    for error in reading.unreadable:
-        complain(f"{error} (the answer is on the other profiles)")
-    if reading.unreadable:
-        raise typer.Exit(UNUSABLE)
+    end_with(reading.unreadable, "answer")
 
 
 def typed(path: Path) -> str:

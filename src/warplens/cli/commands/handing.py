@@ -12,9 +12,19 @@ from typing import Annotated, Final
 import typer
 
 from warplens.analysis.timeline import Timeline
-from warplens.cli.answer import Answer, Part, checked_folder, checked_target, emit, most_rows, note_lines, print_lines
-from warplens.cli.edge import GATE_FAILED, UNUSABLE, answering, complain, one_line, progress
-from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, option, words_option
+from warplens.cli.answer import Answer, Part, checked_folder, checked_target, give, most_rows, note_lines, print_lines
+from warplens.cli.edge import GATE_FAILED, answering, end_with, one_line, progress
+from warplens.cli.options import (
+    Format,
+    FormatOption,
+    LimitOption,
+    WindowOption,
+    argument,
+    documents_option,
+    flag,
+    option,
+    words_option,
+)
 from warplens.errors import UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.ranks import RanksRun, analyse_ranks
@@ -197,15 +207,7 @@ def ranks(
     paths: Annotated[list[Path], argument("PATH…", "Profiles of one run, and folders that are searched for them.")],
     window: WindowOption = "steady",
     form: FormatOption = Format.TABLE,
-    output: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Write ranks.html, .md and .json to this folder, or the one FILE named so, instead of printing.",
-            "--output",
-            "-o",
-        ),
-    ] = None,
+    output: Annotated[Path | None, documents_option("ranks")] = None,
     workers: Annotated[int | None, option("N", "Processes that read profiles; at most one per core.", min=1)] = None,
     scheduler: Annotated[
         str | None,
@@ -230,19 +232,8 @@ def ranks(
     )
     rows = rank_rows(result) if most is None else rank_rows(result).head(most)
     found_out = Answer("ranks", list(run.sources), [part], rows, lambda: ranks_data(result), [*notes, *run.problems])
-    if folder is None:
-        emit(found_out, form)
-    else:
-        from warplens.report.write import write_document
-
-        with progress("writing"):
-            document = ranks_document(result, notes)
-            written = write_document(document, folder, ("html", "md", "json"), "ranks", found_out.json)
-        print_lines(written)
-    for problem in run.problems:
-        complain(f"{problem} (the answer is on the other profiles)")
-    if run.problems:
-        raise typer.Exit(UNUSABLE)
+    give(found_out, form, folder, lambda: ranks_document(result, notes))
+    end_with(run.problems, "answer")
 
 
 def _notes(run: RanksRun) -> tuple[Note, ...]:

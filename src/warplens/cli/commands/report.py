@@ -10,25 +10,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
-import typer
-
 import warplens
 from warplens.analysis.timeline import Timeline
-from warplens.cli.answer import (
-    checked_folder,
-    checked_target,
-    print_json,
-    print_lines,
-)
-from warplens.cli.edge import UNUSABLE, State, answering, complain, note, one_line, progress, reuse_freed_memory
+from warplens.cli.answer import checked_folder, checked_target, print_json, print_lines
+from warplens.cli.edge import State, answering, end_with, note, one_line, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT, share_that_fits
-from warplens.cli.options import (
-    RangeOption,
-    WindowOption,
-    argument,
-    option,
-    words_option,
-)
+from warplens.cli.options import RangeOption, WindowOption, argument, option, words_option
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import discover_both, read, read_counters
 from warplens.report.write import REPORT_FORMATS, ReportFormat, form_named, write_document
@@ -128,10 +115,7 @@ def report(
             written += write_overview(numbers, folder, wanted, run)
         written += write_besides(reading, grid, folder, wanted, numbers)
         print_lines(written)
-    for error in reading.unreadable:
-        complain(f"{error} (the report is on the other profiles)")
-    if reading.unreadable:
-        raise typer.Exit(UNUSABLE)
+    end_with(reading.unreadable, "report")
 
 
 def write_besides(

@@ -11,7 +11,7 @@ import typer
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, print_lines
 from warplens.cli.edge import GATE_FAILED, complain, note, progress
-from warplens.cli.options import Format, FormatOption, RunOrReport, argument, flag, option
+from warplens.cli.options import Format, FormatOption, RunOrReport, argument, flag, option, share_in
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
 from warplens.readers.published import read_sweep
@@ -235,12 +235,8 @@ def _check_arguments(
 
 def _share(option: str, text: str) -> float:
     """A share, written as a percentage."""
-    number, sign, rest = text.strip().partition("%")
-    try:
-        value = float(number) / 100
-    except ValueError:
-        value = -1.0
-    if not sign or rest or not 0 <= value < 1:
+    value = share_in(text)
+    if value is None or value >= 1:
         raise UsageError(f"{option} takes a percentage below 100%, such as 2%, not {text!r}")
     return value
 

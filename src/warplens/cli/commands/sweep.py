@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import orjson
 
-from warplens.cli.answer import Answer, Part, checked_file, checked_target, emit, note_lines, print_lines
+from warplens.cli.answer import Answer, Part, checked_file, checked_target, give, note_lines, print_lines
 from warplens.cli.edge import note, progress
 from warplens.cli.options import Format, FormatOption, argument, flag, option
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
@@ -32,16 +32,15 @@ from warplens.studies.sweeps.regimes import Regime, cell_key
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from warplens.report.document import Document
     from warplens.studies.sweeps.numbers import SweepNumbers
     from warplens.studies.sweeps.sweep import Sweep
 
 
-#: Which profile in a folder is of which cell: file name → settings. Without it, names of files say so.
-
-#: Suffixes of profiles, which are no part of a setting.
 #: How reports of hardware counters are called beside traces of the same cells.
 COUNTERS: Final = re.compile(r"\.(?:ncu-rep|csv)(?:\.(?:gz|xz|zst))?$")
 
+#: Suffixes of profiles, which are no part of a setting.
 _SUFFIXES: Final = re.compile(r"(?:\.(?:sqlite|nsys-rep|ncu-rep|csv|json|gz|xz|zst))+$")
 
 #: Rows of the points' table in a terminal; the report and other formats hold all.
@@ -83,16 +82,13 @@ def report_sweep(
 
         numbers = examine_sweep(sweep, level=round(1 - level, 9), margin=margin, profiled=profiled)
     numbers = replace(numbers, notes=(*numbers.notes, *notes))
-    answer = _answer(numbers)
-    if folder is None:
-        emit(answer, form)
-        return
-    from warplens.report.write import write_document
-    from warplens.studies.sweeps.document import sweep_document
 
-    with progress("drawing"):
-        written = write_document(sweep_document(numbers), folder, ("html", "md", "json"), "sweep", answer.json)
-    print_lines(written)
+    def document() -> Document:
+        from warplens.studies.sweeps.document import sweep_document
+
+        return sweep_document(numbers)
+
+    give(_answer(numbers), form, folder, document)
 
 
 def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Regime, str]], list[Note]]:
