@@ -196,7 +196,7 @@ def test_an_export_in_another_encoding_is_scrubbed_too(export, tmp_path, encodin
 
 
 def test_an_export_that_still_identifies_is_discarded(export, tmp_path, monkeypatch):
-    monkeypatch.setattr(warplens.readers.ncu.scrub._CsvCopy, "_cell", lambda _self, _name, cell: cell)
+    monkeypatch.setattr(warplens.readers.ncu.scrub, "_cell", lambda _cleaner, _name, cell: cell)
     with pytest.raises(ScrubError, match="was still in the copy"):
         scrub(export, tmp_path / "shared.csv")
 

@@ -20,7 +20,7 @@ from tests.fuzz.mutators import mutated
 from tests.fuzz.reading import bounded, place
 from tests.fuzz.seeds import Seed, one_of, seeds
 from warplens.readers import measurements
-from warplens.readers.kernel_names import short_kernel_name
+from warplens.readers.kernels import short_kernel_name
 from warplens.readers.kineto import json_text
 from warplens.readers.kineto.document import walk
 from warplens.readers.kineto.scan import Piece, scan

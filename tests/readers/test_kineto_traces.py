@@ -10,7 +10,7 @@ import pytest
 from tests.readers.kineto_traces import annotation, arrow, kernel, launch, operator, written
 from warplens.profile import Device, Trace
 from warplens.readers import discover, read
-from warplens.readers.kernel_names import short_kernel_name
+from warplens.readers.kernels import short_kernel_name
 from warplens.readers.kineto.gpu import copy_words
 
 #: Kernels, copies, memsets, API calls, operators, annotations: counted event by event by category.

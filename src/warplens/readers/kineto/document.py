@@ -306,7 +306,7 @@ class _Walk(Generic[AnyPieces]):
                         self._take(*pending.popleft())
                 while len(pending) > 1:
                     self._take(*pending.popleft())
-                return self._take_last(*pending.popleft()) if pending else b""
+                return self._take(*pending.popleft(), is_last=True) if pending else b""
             finally:
                 for future, _ in pending:
                     future.cancel()
@@ -325,21 +325,8 @@ class _Walk(Generic[AnyPieces]):
             carried = text[at:]
         yield _padded(carried, len(carried))
 
-    def _take(self, future: Future[Piece], text: Bytes) -> None:
-        piece = future.result()
-        if self.ended:
-            self._after_events(bytes(text[PADDING:-PADDING]))
-            return
-        if piece.broken is not None:
-            raise _UnbalancedError
-        if piece.scanned.array_end is not None:
-            self._end(piece, text)
-            return
-        if not piece.scanned.is_balanced:
-            raise _UnbalancedError
-        self._add(piece)
-
-    def _take_last(self, future: Future[Piece], text: Bytes) -> bytes:
+    def _take(self, future: Future[Piece], text: Bytes, *, is_last: bool = False) -> bytes:
+        """Takes a piece in; gives what is left over of the last one."""
         piece = future.result()
         if self.ended:
             self._after_events(bytes(text[PADDING:-PADDING]))
@@ -349,8 +336,8 @@ class _Walk(Generic[AnyPieces]):
         if piece.scanned.array_end is not None:
             self._end(piece, text)
             return b""
-        rest = bytes(text[piece.scanned.rest : -PADDING])
-        if BOUNDARY.search(rest, 1):
+        rest = bytes(text[piece.scanned.rest : -PADDING]) if is_last else b""
+        if BOUNDARY.search(rest, 1) if is_last else not piece.scanned.is_balanced:
             raise _UnbalancedError
         self._add(piece)
         return rest

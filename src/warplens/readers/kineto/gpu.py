@@ -9,7 +9,7 @@ import polars as pl
 
 from warplens.profile.schema import encode_names, name_categories
 from warplens.profile.trace import TABLES
-from warplens.readers.kernel_names import short_kernel_name
+from warplens.readers.kernels import short_kernel_name
 
 _LOW_32_BITS = 0xFFFFFFFF
 

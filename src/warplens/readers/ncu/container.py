@@ -31,7 +31,7 @@ _ADVICE = "Copy or download the report again, or record it again"
 _EXPORT = "ncu --import profile.ncu-rep --page raw --csv > profile.csv"
 
 #: Fields of a block header with the number of messages of each kind of result, in the order in which these follow.
-_RESULT_COUNTS = (("kernel", 2), ("range", 7), ("cmdlist", 8), ("graph", 9))
+RESULT_COUNTS = {"kernel": 2, "range": 7, "cmdlist": 8, "graph": 9}
 _SOURCE_COUNT = 1
 _PAYLOAD_SIZE = 5
 
@@ -116,7 +116,7 @@ class Container:
             pass
         results = [
             Result(kind, start, end)
-            for kind, number in _RESULT_COUNTS
+            for kind, number in RESULT_COUNTS.items()
             for start, end in self._take(header.integer(number) or 0, least=_LEAST_RESULT_BYTES)
         ]
         unknown = 0

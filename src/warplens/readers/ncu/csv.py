@@ -17,34 +17,21 @@ import polars as pl
 from warplens.errors import UnreadableInputError
 from warplens.profile import Capture, Device, Note, NoteLevel
 from warplens.profile.counters import LAUNCHES, RULES, KernelCounters, Session
-from warplens.profile.schema import encode_names
-from warplens.readers.kernel_names import short_kernel_name
+from warplens.readers.kernels import short_kernel_name
 from warplens.readers.ncu import NCU
 from warplens.readers.ncu.container import without_folders
 from warplens.readers.ncu.csv_labels import metric_of, rule_name, section_of
 from warplens.readers.ncu.csv_text import Cells, DecimalCommaError, Table
-from warplens.readers.ncu.report import DEVICE_ATTRIBUTES, device_of
+from warplens.readers.ncu.report import DEVICE_ATTRIBUTES, device_of, encoded
 
 # --- The launches of an Nsight Compute CSV export: what the columns before the metrics say ----------------------------
 # Of these columns the name of the process and of the host are never looked at.
 
 #: Columns that stand before the metrics, in some releases or in all.
-COLUMNS = frozenset(
-    (
-        "ID",
-        "Process ID",
-        "Process Name",
-        "Host Name",
-        "Kernel Name",
-        "Kernel Time",
-        "Context",
-        "Stream",
-        "Block Size",
-        "Grid Size",
-        "Device",
-        "CC",
-    )
-)
+COLUMNS = frozenset((
+    "ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream", "Block Size",
+    "Grid Size", "Device", "CC",
+))  # fmt: skip
 
 _PERSONAL = frozenset(("Process Name", "Host Name"))
 
@@ -92,8 +79,8 @@ def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl
     columns: dict[str, Any] = {
         "launch": pl.Series(range(count), dtype=pl.Int64),
         "kind": pl.Series([name if name in _KINDS else "kernel" for name in names], dtype=pl.Enum(["kernel", *_KINDS])),
-        "name": _encoded([short[name] for name in names]),
-        "full_name": _encoded(names),
+        "name": encoded("name", [short[name] for name in names]),
+        "full_name": encoded("full_name", names),
     }
     for own, printed, dtype in _NUMBERS:
         columns[own] = column(printed).cast(dtype, strict=False)
@@ -105,13 +92,8 @@ def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl
     # Ranges of the process stand behind those of the thread in a row, but were opened before them as a rule.
     ranges = [[name for at in reversed(states) for name in open_ranges(launch[at])] for launch in launches]
     columns["nvtx"] = pl.Series(ranges if states else [None] * count, dtype=pl.List(pl.String))
-    kind = next(declared.dtype for declared in LAUNCHES.columns if declared.name == "kind")
-    return LAUNCHES.checked(pl.DataFrame(columns).with_columns(pl.col("kind").cast(pl.String).cast(kind)))
-
-
-def _encoded(texts: list[str]) -> pl.Series:
-    codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-    return encode_names(pl.Series([codes[text] for text in texts], dtype=pl.UInt32), codes)
+    kind = pl.col("kind").cast(pl.String).cast(LAUNCHES.schema["kind"])
+    return LAUNCHES.checked(pl.DataFrame(columns).with_columns(kind))
 
 
 def _sizes(own: str, printed: pl.Series, of_kernels: pl.Series) -> dict[str, pl.Series]:
@@ -202,7 +184,7 @@ class _Reading:
             launches=launches,
             metrics=values,
             units={name: units[name] for name in values.columns if name in units},
-            rules=pl.DataFrame(self._rules, {column.name: column.dtype for column in RULES.columns}, orient="row"),
+            rules=pl.DataFrame(self._rules, RULES.schema, orient="row"),
         )
 
     def _read(self) -> None:

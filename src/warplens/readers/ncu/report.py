@@ -1,15 +1,14 @@
 """Nsight Compute reports (.ncu-rep) of 2021 to 2026 as `KernelCounters`, read without any of NVIDIA's software.
 
-`ncu_container` walks over the blocks, `ncu_rep_wire` finds the fields of a message, `ncu_messages` and
-`ncu_rep_session` say what they mean, `ncu_rep_metrics` and `ncu_rep_values` make columns of the metrics,
-`ncu_rep_units` tells their units; this module puts them together.
+`container` walks over the blocks and says what the fields of a message mean, `metrics` makes columns of the metrics and
+tells their units; this module puts them together, with what is known of the session and the GPUs.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,13 +47,13 @@ _VERSION = re.compile(r"\d+(\.\d+)+")
 #: No machine has more.
 _MOST_GPUS = 1024
 
-_Option = tuple[str, int, tuple[str, ...], str]
-
 #: Options of ncu that change what the numbers mean: where the profiler's settings keep them, their values, and the one
 #: that holds where the command line names none.
-_CLOCK_CONTROL = ("clock-control", 8, ("base", "boost", "none", "reset"), "base")
-_CACHE_CONTROL = ("cache-control", 0, ("all", "none"), "all")
-_REPLAY_MODE = ("replay-mode", 11, ("kernel", "application", "range", "app-range"), "kernel")
+_OPTIONS = {
+    "clock-control": (8, ("base", "boost", "none", "reset"), "base"),
+    "cache-control": (0, ("all", "none"), "all"),
+    "replay-mode": (11, ("kernel", "application", "range", "app-range"), "kernel"),
+}
 
 
 @dataclass
@@ -64,9 +63,7 @@ class SessionFacts:
     process: int | None = None
     tool_version: str | None = None
     attributes: dict[int, dict[str, int | float | str | None]] = field(default_factory=dict)
-    clock_control: str | None = None
-    cache_control: str | None = None
-    replay_mode: str | None = None
+    chosen: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_OPTIONS))  #: `_OPTIONS` with values
 
     def add(self, details: Message) -> None:
         """Takes in the session details of one block."""
@@ -84,21 +81,19 @@ class SessionFacts:
                 for attribute in device.messages(3):
                     if (name := attribute.text(1)) in DEVICE_ATTRIBUTES:
                         attributes[name] = value_of(attribute.message(2))
-        settings = details.message(10)
-        command = details.text(11)
-        self.clock_control = self.clock_control or _setting(_CLOCK_CONTROL, settings, command)
-        self.cache_control = self.cache_control or _setting(_CACHE_CONTROL, settings, command)
-        self.replay_mode = self.replay_mode or _setting(_REPLAY_MODE, settings, command)
+        for name, value in self.chosen.items():
+            self.chosen[name] = value or _setting(name, details.message(10), details.text(11))
 
     def session(self, sections: tuple[str, ...], clocks_locked: bool | None) -> Session:
         """How the counters were collected; each launch tells whether its clocks were to be locked."""
         from_launches = {True: "base", False: "none", None: None}[clocks_locked]
-        return Session(sections, self.clock_control or from_launches, self.cache_control, self.replay_mode)
+        clocks, caches, replay = self.chosen.values()
+        return Session(sections, clocks or from_launches, caches, replay)
 
 
-def _setting(option: _Option, settings: Message | None, command: str | None) -> str | None:
+def _setting(name: str, settings: Message | None, command: str | None) -> str | None:
     """The value of one option: from the settings of a session in the GUI, else from the command line of ncu."""
-    name, number, values, default = option
+    number, values, default = _OPTIONS[name]
     chosen = settings.text(number) if settings and number else None
     if chosen is not None and chosen.strip().lower() in values:
         return chosen.strip().lower()
@@ -167,56 +162,6 @@ _AGAIN = "Copy the report again from where it was recorded, or record it again"
 _RECORD = "ncu --set detailed --output profile python your_program.py"
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What the reader knows at the end of a report."""
-
-    launches: int  #: how many it read
-    stopped_at: int | None  #: the byte beyond which it could not read; None where it came to the end
-    reason: str  #: why, as a part of a sentence
-    unknown_bytes: int  #: size of the results of kinds that it does not know
-    unreadable_metrics: int  #: metrics whose name or value could not be read
-    unsupported: int  #: launches on a GPU that the recording ncu did not support
-    unlocked: int  #: launches whose clocks were to be locked and were not
-
-
-def unreadable_from_the_start(known_as: Path, reason: str) -> UnreadableInputError:
-    """The error for a report whose very first block cannot be read."""
-    return UnreadableInputError(known_as, f"a damaged Nsight Compute report: {reason}", _AGAIN)
-
-
-def _notes(findings: Findings) -> Iterator[Note]:
-    if not findings.launches:
-        yield Note("no-launches", NoteLevel.BLOCKING, "The report holds no profiled kernel launch.", _RECORD)
-    if findings.stopped_at is not None:
-        text = (
-            f"The report cannot be read from byte {findings.stopped_at} on ({findings.reason}); "
-            f"the {findings.launches} complete launches before it were read."
-        )
-        yield Note("incomplete-report", NoteLevel.WARNING, text, _AGAIN)
-    if findings.unreadable_metrics:
-        text = f"{findings.unreadable_metrics} metrics could not be read and are missing; the file is damaged."
-        yield Note("unreadable-metrics", NoteLevel.WARNING, text, _AGAIN)
-    if findings.unsupported:
-        text = (
-            f"The ncu that recorded this did not support the GPU: values of {findings.unsupported} of "
-            f"{findings.launches} launches may be wrong or missing."
-        )
-        yield Note("unsupported-gpu", NoteLevel.WARNING, text, "Record again with the newest Nsight Compute")
-    if findings.unlocked:
-        text = (
-            f"ncu could not lock the clocks of {findings.unlocked} of {findings.launches} launches, "
-            "so that times and rates vary with the clock."
-        )
-        yield Note("clocks-not-locked", NoteLevel.INFO, text, "Compare cycles rather than times")
-    if findings.unknown_bytes:
-        text = (
-            f"{findings.unknown_bytes} bytes hold results of a kind that this version does not know; "
-            "they were passed over."
-        )
-        yield Note("unknown-results", NoteLevel.INFO, text)
-
-
 #: The metrics that say on which GPU a launch ran; a report has the one or the other.
 _DEVICE_IDS = ("launch__device_id", "device__attribute_device_index")
 
@@ -264,7 +209,8 @@ class _Reading:
             self._blocks += 1
             self._unknown_bytes += block.unknown_bytes
         if self._container.stopped_at is not None and not (self._blocks or self._launches):
-            raise unreadable_from_the_start(self._known_as, self._container.reason)
+            found = f"a damaged Nsight Compute report: {self._container.reason}"
+            raise UnreadableInputError(self._known_as, found, _AGAIN)
 
     def _take_header(self, block: Block) -> int | None:
         """Takes in what stands in the header of a block; gives the process that its results belong to."""
@@ -300,15 +246,6 @@ class _Reading:
             metrics = metrics.select([name for name in metrics.columns if name in set(self._asked)])
         clocks = [launch.clocks for launch in self._launches if launch.clocks is not None]
         sections = dict.fromkeys(section for launch in self._launches for section in launch.sections if section)
-        findings = Findings(
-            launches=len(self._launches),
-            stopped_at=self._container.stopped_at,
-            reason=self._container.reason,
-            unknown_bytes=self._unknown_bytes,
-            unreadable_metrics=self._columns.unreadable,
-            unsupported=sum(launch.unsupported for launch in self._launches),
-            unlocked=sum(asked and not done for asked, done in clocks),
-        )
         capture = Capture(
             source=self._known_as.name,
             format="ncu-rep",
@@ -317,7 +254,7 @@ class _Reading:
             schema_version=str(VERSION),
             devices=devices,
             recorded=frozenset({"launches", "metrics", *(["rules"] if self._rules else [])}),
-            notes=worst_first(_notes(findings)),
+            notes=worst_first(self._notes()),
         )
         return KernelCounters(
             capture=capture,
@@ -325,9 +262,42 @@ class _Reading:
             launches=self._launch_table(ordinals),
             metrics=metrics,
             units={name: unit for name in metrics.columns if (unit := unit_of(name)) is not None},
-            rules=self._rule_table(),
+            rules=pl.DataFrame([(launch, *rule) for launch, rule in self._rules], RULES.schema, orient="row"),
             instances=instances,
         )
+
+    def _notes(self) -> Iterator[Note]:
+        count = len(self._launches)
+        if not count:
+            yield Note("no-launches", NoteLevel.BLOCKING, "The report holds no profiled kernel launch.", _RECORD)
+        if self._container.stopped_at is not None:
+            text = (
+                f"The report cannot be read from byte {self._container.stopped_at} on ({self._container.reason}); "
+                f"the {count} complete launches before it were read."
+            )
+            yield Note("incomplete-report", NoteLevel.WARNING, text, _AGAIN)
+        if unreadable := self._columns.unreadable:
+            text = f"{unreadable} metrics could not be read and are missing; the file is damaged."
+            yield Note("unreadable-metrics", NoteLevel.WARNING, text, _AGAIN)
+        if unsupported := sum(launch.unsupported for launch in self._launches):
+            text = (
+                f"The ncu that recorded this did not support the GPU: values of {unsupported} of {count} launches may "
+                "be wrong or missing."
+            )
+            yield Note("unsupported-gpu", NoteLevel.WARNING, text, "Record again with the newest Nsight Compute")
+        clocks = [launch.clocks for launch in self._launches if launch.clocks is not None]
+        if unlocked := sum(asked and not done for asked, done in clocks):
+            text = (
+                f"ncu could not lock the clocks of {unlocked} of {count} launches, so that times and rates vary with "
+                "the clock."
+            )
+            yield Note("clocks-not-locked", NoteLevel.INFO, text, "Compare cycles rather than times")
+        if self._unknown_bytes:
+            text = (
+                f"{self._unknown_bytes} bytes hold results of a kind that this version does not know; they were passed "
+                "over."
+            )
+            yield Note("unknown-results", NoteLevel.INFO, text)
 
     def _devices(self, metrics: pl.DataFrame, ordinals: pl.Series) -> tuple[Device, ...]:
         """The GPUs that the launches ran on, by the session's details or, where these were cut off, by a launch."""
@@ -343,26 +313,18 @@ class _Reading:
 
     def _launch_table(self, ordinals: pl.Series) -> pl.DataFrame:
         launches = self._launches
-        names = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+        axes = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
         columns: dict[str, Any] = {
             "launch": range(len(launches)),
             "kind": self._kinds,
             "device": ordinals,
-            "context": [launch.context for launch in launches],
-            "stream": [launch.stream for launch in launches],
             "process": self._processes,
-            **{name: [launch.sizes[at] for launch in launches] for at, name in enumerate(names)},
-            "nvtx": [launch.nvtx for launch in launches],
+            **{name: [getattr(launch, name) for launch in launches] for name in ("context", "stream", "nvtx")},
+            **{name: [launch.sizes[at] for launch in launches] for at, name in enumerate(axes)},
         }
-        types = {column.name: column.dtype for column in LAUNCHES.columns}
-        series = [pl.Series(name, values, dtype=types[name]) for name, values in columns.items()]
-        series.append(_encoded("name", [launch.name for launch in launches]))
-        series.append(_encoded("full_name", [launch.full_name for launch in launches]))
+        series = [pl.Series(name, values, dtype=LAUNCHES.schema[name]) for name, values in columns.items()]
+        series += [encoded(name, [getattr(launch, name) for launch in launches]) for name in ("name", "full_name")]
         return LAUNCHES.checked(pl.DataFrame(series))
-
-    def _rule_table(self) -> pl.DataFrame:
-        rows = [(launch, *rule) for launch, rule in self._rules]
-        return pl.DataFrame(rows, {column.name: column.dtype for column in RULES.columns}, orient="row")
 
 
 def _ordinals(metrics: pl.DataFrame, launches: int) -> pl.Series:
@@ -373,6 +335,7 @@ def _ordinals(metrics: pl.DataFrame, launches: int) -> pl.Series:
     return pl.Series("device", [None] * launches, dtype=pl.Int32)
 
 
-def _encoded(name: str, texts: list[str]) -> pl.Series:
+def encoded(name: str, texts: Sequence[str]) -> pl.Series:
+    """Texts as a dictionary-encoded column, in the order in which they first occur."""
     codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
     return encode_names(pl.Series([codes[text] for text in texts], dtype=pl.UInt32), codes).alias(name)

@@ -14,12 +14,13 @@ import csv
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from warplens.errors import UnreadableInputError
-from warplens.readers.ncu.container import MAGIC, Block, Container, content_of
+from warplens.readers.ncu.container import MAGIC, RESULT_COUNTS, Block, Container, content_of
 from warplens.readers.ncu.csv_text import HEADER, HEADER_START, LONGEST_FIELD, encoding_of
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.secrets import Cleaner, Secrets
@@ -27,8 +28,7 @@ from warplens.wire import BYTES, Data, Message, WireError, fields_of, scalar, va
 from warplens.wire import message as bytes_field
 
 #: Fields of a block's header.
-_SOURCES, _RESULTS, _DETAILS, _STRINGS, _PAYLOAD, _PROCESS = 1, 2, 3, 4, 5, 6
-_RESULT_COUNTS = {"kernel": 2, "range": 7, "cmdlist": 8, "graph": 9}
+_SOURCES, _DETAILS, _STRINGS, _PAYLOAD, _PROCESS = 1, 3, 4, 5, 6
 
 #: What becomes of a field: taken over, a text that is rewritten, or a message with fields of its own. Others are left
 #: out.
@@ -193,7 +193,7 @@ class _Copy:
                 kept.append(scalar(_PAYLOAD, following))
             elif number == _SOURCES:
                 self.left_messages["sources"] += varint(value, 0)[0] if value else 0
-            elif number == _STRINGS or number in _RESULT_COUNTS.values():
+            elif number == _STRINGS or number in RESULT_COUNTS.values():
                 kept.append(whole)
             else:
                 self.left_fields["header"] += 1
@@ -249,105 +249,77 @@ def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
     """Fills the empty file `partial` with a copy of a CSV export of Nsight Compute without what identifies."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
     secrets = Secrets()
+    left_columns, left_lines = Counter[str](), Counter[str]()
     try:
-        _each_row(source, _Search(secrets).take)
-        copy = _CsvCopy(Cleaner(secrets))
+        for names, cells, _ in _rows(source):
+            _search_row(secrets, names or (), cells)
+        cleaner = Cleaner(secrets)
         with partial.open("w", encoding="utf-8", newline="") as file:
-            copy.writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
-            copy.write = file.write
-            _each_row(source, copy.take)
+            writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
+            for names, cells, line in _rows(source):
+                if names is not None:
+                    told = [*names, *[""] * len(cells)]
+                    left_columns.update(
+                        name for name, cell in zip(told, cells, strict=False) if name in _EMPTIED and cell
+                    )
+                    writer.writerow([_cell(cleaner, name, cell) for name, cell in zip(told, cells, strict=False)])
+                elif own := _OWN_LINE.match(line):
+                    text = _written(cleaner, "line", _QUOTED.sub("''", own[2]))
+                    file.write(f"=={own[1]}== {text}\n")
+                else:
+                    left_lines["line"] += bool(line.strip())
     except (csv.Error, OSError, UnicodeError) as error:
         found = f"the table cannot be read ({type(error).__name__})"
         raise UnreadableInputError(known_as, found, "Export it again from the .ncu-rep file") from None
-    rewritten, texts = copy.cleaner.results("line", "cell"), copy.cleaner.results()
+    rewritten, texts = cleaner.results("line", "cell"), cleaner.results()
     search_copy(partial, secrets, known_as, rewritten, texts, "the name of a program or a host")
-    return Removed.of(copy.cleaner, ("cells of columns", "other lines"), +copy.left_columns, copy.left_lines)
+    return Removed.of(cleaner, ("cells of columns", "other lines"), +left_columns, +left_lines)
 
 
-def _each_row(source: Path, take: Callable[[list[str], str], None]) -> None:
-    """Passes on every row with its delimiter: of the table as its fields, of what is around it as one field."""
+def _rows(source: Path) -> Iterator[tuple[list[str] | None, list[str], str]]:
+    """Every row: the names of its columns (none of a header; None outside of the table), its cells, and its text."""
     with source.open("rb") as file:
         encoding = encoding_of(file.read(4))
-    delimiter = ""
+    header: list[str] = []
     with source.open(encoding=encoding, errors="replace", newline="") as text:
         for line in text:
-            if found := HEADER.match(line):
-                delimiter = found[1]
-                take(next(csv.reader([line], delimiter=delimiter)), delimiter)
+            if (found := HEADER.match(line)) is not None:
                 break
-            take([line.rstrip("\r\n")], "")
-        for row in csv.reader((line.replace("\0", "") for line in text), delimiter=delimiter or ","):
-            take(row, delimiter)
-
-
-class _Table:
-    """Where in the file the rows come from."""
-
-    def __init__(self) -> None:
-        self.header: list[str] = []
-
-    def is_row(self, row: list[str], delimiter: str) -> bool:
-        """Whether this is a row of the table, header and units among them; remembers the header."""
-        if tuple(row[:2]) == HEADER_START and delimiter:
-            self.header = [name.strip() for name in row]
-            return True
-        units = len(row) > len(HEADER_START) and not any(row[:3])
-        return bool(self.header) and bool(row) and (row[0].isdigit() or units)
-
-
-class _Search(_Table):
-    """Looks for what identifies: names of hosts, owners of home folders."""
-
-    def __init__(self, secrets: Secrets) -> None:
-        super().__init__()
-        self._secrets = secrets
-
-    def take(self, row: list[str], delimiter: str) -> None:
-        if self.is_row(row, delimiter):
-            for name, value in zip(self.header, row, strict=False):
-                if name in _EMPTIED and value and value != name:
-                    self._secrets.identify(value.encode()) if name == "Host Name" else self._secrets.others.add(
-                        value.encode()
-                    )
-        for cell in row:
-            if "/" in cell or "\\" in cell:
-                self._secrets.add_home_owners(cell.encode("utf-8", "replace"))
-
-
-class _CsvCopy(_Table):
-    """The copy under construction."""
-
-    def __init__(self, cleaner: Cleaner) -> None:
-        super().__init__()
-        self.cleaner = cleaner
-        self.left_columns: Counter[str] = Counter()
-        self.left_lines: Counter[str] = Counter()
-        self.writer: object = None
-        self.write: Callable[[str], object] = lambda _: None
-
-    def take(self, row: list[str], delimiter: str) -> None:
-        if self.is_row(row, delimiter):
-            is_header = tuple(row[:2]) == HEADER_START
-            names = self.header if not is_header else []
-            cells = [self._cell(names[at] if at < len(names) else "", cell) for at, cell in enumerate(row)]
-            self.writer.writerow(cells)  # type: ignore[attr-defined]
+            yield None, [line.rstrip("\r\n")], line.rstrip("\r\n")
+        else:
             return
-        line = (delimiter or ",").join(row)
-        if found := _OWN_LINE.match(line):
-            text = _QUOTED.sub("''", found[2])
-            self.write(f"=={found[1]}== {self._text('line', text)}\n")
-        elif line.strip():
-            self.left_lines["line"] += 1
+        plain = (each.replace("\0", "") for each in chain([line], text))
+        for row in csv.reader(plain, delimiter=found[1]):
+            units = len(row) > len(HEADER_START) and not any(row[:3])
+            if tuple(row[:2]) == HEADER_START:
+                header = [name.strip() for name in row]
+                yield [], row, ""
+            elif header and row and (row[0].isdigit() or units):
+                yield header, row, ""
+            else:
+                yield None, row, found[1].join(row)
 
-    def _cell(self, name: str, cell: str) -> str:
-        if name in _EMPTIED:
-            self.left_columns[name] += bool(cell)
-            return ""
-        if _NUMBER.fullmatch(cell):
-            return cell
-        if name == _FUNCTION:
-            return self.cleaner.function("function", cell.encode("utf-8", "replace")).decode()
-        return self._text("cell", cell)
 
-    def _text(self, place: str, text: str) -> str:
-        return self.cleaner.written(place, text.encode("utf-8", "replace")).decode()
+def _search_row(secrets: Secrets, names: Sequence[str], cells: Sequence[str]) -> None:
+    """Looks for what identifies: names of hosts, owners of home folders."""
+    for name, value in zip(names, cells, strict=False):
+        if name in _EMPTIED and value:
+            secrets.identify(value.encode()) if name == "Host Name" else secrets.others.add(value.encode())
+    for cell in cells:
+        if "/" in cell or "\\" in cell:
+            secrets.add_home_owners(cell.encode("utf-8", "replace"))
+
+
+def _cell(cleaner: Cleaner, name: str, cell: str) -> str:
+    """What comes along of a cell of the column with this name."""
+    if name in _EMPTIED:
+        return ""
+    if _NUMBER.fullmatch(cell):
+        return cell
+    if name == _FUNCTION:
+        return cleaner.function("function", cell.encode("utf-8", "replace")).decode()
+    return _written(cleaner, "cell", cell)
+
+
+def _written(cleaner: Cleaner, place: str, text: str) -> str:
+    return cleaner.written(place, text.encode("utf-8", "replace")).decode()
