@@ -7,8 +7,16 @@ import pytest
 from tests.analysis.builders import allocation, copy, kernel, memset, nvtx, trace
 from tests.analysis.work.programs import block, operator, program
 from tests.shipped import of_others
-from warplens.analysis.allocator import ALLOCATIONS, AllocatorUse, allocations
-from warplens.analysis.copies import COPIES, MEMORY_EVENTS, MemoryUse, copy_statistics, memory_timeline, memory_use
+from warplens.analysis.allocator import (
+    ALLOCATIONS,
+    MEMORY_EVENTS,
+    AllocatorUse,
+    MemoryUse,
+    allocations,
+    memory_timeline,
+    memory_use,
+)
+from warplens.analysis.kernels import COPIES, copy_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
 from warplens.errors import UsageError

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import polars as pl
 
 from warplens.analysis.api import api_statistics
-from warplens.analysis.copies import copy_statistics
-from warplens.analysis.kernels import kernel_statistics
+from warplens.analysis.kernels import copy_statistics, kernel_statistics
 from warplens.analysis.launches import launch_statistics
 from warplens.analysis.ranges import range_instances
 from warplens.analysis.timeline import Timeline

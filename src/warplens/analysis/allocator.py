@@ -3,13 +3,15 @@
 PyTorch asks CUDA for large segments and hands out parts of them; what it holds beyond what it has handed out is cached
 or fragmented. Each event of a trace states both amounts after it, so what stood there before the recording began is
 known as an amount, though not what it is.
+
+Below, the same of what CUDA itself handed out, where the profiler recorded calls of cudaMalloc and the like.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import polars as pl
@@ -108,8 +110,7 @@ class Allocations:
     @cached_property
     def timeline(self) -> pl.DataFrame:
         """Every allocation and release inside the window with the amounts after it (`ALLOCATIONS`)."""
-        begin, end = self._window.start_ns, self._window.end_ns
-        inside = pl.col("time_ns").is_between(begin, end, closed="left") | (self._window.kind == "all")
+        inside = _inside(self._window) | (self._window.kind == "all")
         return ALLOCATIONS.conform(self._events.filter(inside))
 
     @cached_property
@@ -200,36 +201,40 @@ class Allocations:
 
 def allocations(timeline: Timeline, window: Window) -> Allocations | None:
     """What is known of the framework's allocator; None where the profile recorded no allocations: that is not zero."""
-    events = _events(timeline)
+    events = _events(timeline, "allocations", _HOME)
     return None if events is None else Allocations(timeline, window, events)
 
 
-def _events(timeline: Timeline) -> pl.DataFrame | None:
-    """All events in order of time; `differs` marks those whose recorded total is not the sum of the events so far."""
-    if "allocations" not in timeline.trace.capture.recorded:
+def _events(timeline: Timeline, kind: Literal["allocations", "memory"], home: list[str]) -> pl.DataFrame | None:
+    """All events in order of time; `differs` marks those whose recorded total is not the sum of the events so far.
+
+    Amounts are summed by `home`. What was released without having been seen allocated, `unseen`, stood there before.
+    """
+    if kind not in timeline.trace.capture.recorded:
         return None
-    events = timeline.trace.allocations.sort("time_ns", maintain_order=True)
-    delta, recorded = pl.col("delta_bytes"), pl.col("allocated_bytes")
-    summed = delta.cum_sum().over(_HOME)
+    events: pl.DataFrame = getattr(timeline.trace, kind).sort("time_ns", maintain_order=True)
+    delta = pl.col("delta_bytes")
+    recorded = pl.col("allocated_bytes") if kind == "allocations" else pl.lit(None, dtype=pl.Int64)
+    summed = delta.cum_sum().over(home)
     # Before the first event stood what it says less its own amount; unless it says nothing, then what must have stood
     # there for no address to fall below zero.
-    unseen = _unseen_blocks(events).group_by(_HOME).agg(pl.col("unseen").sum())
-    events = events.join(unseen, on=_HOME, how="left", nulls_equal=True, maintain_order="left")
-    before = pl.coalesce((recorded - delta).first().over(_HOME), pl.col("unseen"))
+    unseen = _unseen_blocks(events, home).group_by(home).agg(pl.col("unseen").sum())
+    events = events.join(unseen, on=home, how="left", nulls_equal=True, maintain_order="left")
+    before = pl.coalesce((recorded - delta).first().over(home), pl.col("unseen"))
     return events.with_columns((summed + before).alias("summed")).with_columns(
         (recorded.is_not_null() & (recorded != pl.col("summed"))).alias("differs"),
         pl.coalesce(recorded, pl.col("summed")).alias("allocated_bytes"),
     )
 
 
-def _unseen_blocks(events: pl.DataFrame) -> pl.DataFrame:
+def _unseen_blocks(events: pl.DataFrame, home: list[str]) -> pl.DataFrame:
     """For each address of each home what stood there before the first event, at least."""
-    blocks, home = numbered(events, [*_HOME, "address"])
+    blocks, block = numbered(events, [*home, "address"])
     if not events.height:
         return blocks.with_columns(unseen=pl.lit(0, dtype=pl.Int64))
-    order = np.argsort(home, kind="stable")
+    order = np.argsort(block, kind="stable")
     delta = events["delta_bytes"].to_numpy()[order]
-    firsts = np.flatnonzero(np.r_[True, np.diff(home[order]) > 0])
+    firsts = np.flatnonzero(np.r_[True, np.diff(block[order]) > 0])
     sums = np.cumsum(delta)
     held = sums - np.repeat(sums[firsts] - delta[firsts], np.diff(np.r_[firsts, events.height]))
     return blocks.with_columns(unseen=pl.Series(np.maximum(-np.minimum.reduceat(held, firsts), 0)))
@@ -284,3 +289,95 @@ def _owners(timeline: Timeline, blocks: pl.DataFrame) -> pl.DataFrame:
 
     of_phase = pl.Series([NO_PHASE, *PHASES], dtype=pl.String).gather(phase)
     return pl.DataFrame({"operator": named(owner), "forward": named(forward), "phase": of_phase})
+
+
+# --- Device memory over time, where the profile recorded allocations and releases ---
+#
+# What a program allocated before the recording began is not in the profile. Releases without a recorded allocation
+# prove that at least so much stood there already; that amount is added throughout, so that no figure falls below what
+# must have been allocated, and is stated as `unseen_bytes`.
+
+MEMORY_EVENTS: Final = table(
+    "memory over time",
+    "One allocation or release inside the window. `warplens.analysis.allocator.memory_timeline`.",
+    "time_ns process device memory delta_bytes",
+    column(
+        "allocated_bytes",
+        help="allocated after the event, by the process, on the GPU, of this kind of memory",
+        title="Allocated",
+    ),
+)
+
+#: Amounts are kept apart by process, device and kind of memory.
+_CUDA_HOME: Final = [*_HOME, "memory"]
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of one kind that one process held on one device during a window."""
+
+    process: int
+    device: int | None  #: CUDA ordinal; None where the source does not say
+    memory: str | None  #: device, pinned, managed, …; None where the source does not say
+    #: begin_bytes, end_bytes: allocated at the window's edges
+    begin_bytes: int
+    end_bytes: int
+    peak_bytes: int  #: the most that was allocated at once inside the window
+    peak_ns: int  #: when that amount was first reached
+    #: allocations, releases: how many there were in the window
+    allocations: int
+    releases: int
+    unseen_bytes: int  #: part of all these amounts that must have been allocated before the recording began
+
+
+def memory_timeline(timeline: Timeline, window: Window) -> pl.DataFrame | None:
+    """Every allocation and release inside the window with the amount allocated after it (`MEMORY_EVENTS`).
+
+    Returns:
+        None where the profile recorded no memory events at all: unknown is not zero.
+    """
+    events = _events(timeline, "memory", _CUDA_HOME)
+    return None if events is None else MEMORY_EVENTS.conform(events.filter(_inside(window)))
+
+
+def memory_use(timeline: Timeline, window: Window) -> tuple[MemoryUse, ...] | None:
+    """What was allocated at the edges of the window, at its peak and when, by process, device and kind of memory.
+
+    Returns:
+        One entry for each home of memory with any event in the profile, the largest peak first; None where the
+        profile recorded no memory events at all.
+    """
+    events = _events(timeline, "memory", _CUDA_HOME)
+    if events is None:
+        return None
+    allocated, delta = pl.col("allocated_bytes"), pl.col("delta_bytes")
+    before, inside = pl.col("time_ns") < window.start_ns, _inside(window)
+    highest = allocated.filter(inside).max()
+    use = (
+        events.group_by(_CUDA_HOME)
+        .agg(
+            allocated.filter(before).last().fill_null(pl.col("unseen").first()).alias("begin_bytes"),
+            allocated.filter(before | inside).last().alias("end_bytes"),
+            highest.alias("peak_bytes"),
+            pl.col("time_ns").filter(inside & (allocated == highest)).first().alias("peak_ns"),
+            (inside & (delta > 0)).sum().alias("allocations"),
+            (inside & (delta < 0)).sum().alias("releases"),
+            pl.col("unseen").first().alias("unseen_bytes"),
+        )
+        .with_columns(
+            pl.col("end_bytes").fill_null(pl.col("begin_bytes")),
+            # Where nothing in the window exceeds what stood there at its begin, that was the peak.
+            pl.max_horizontal("peak_bytes", "begin_bytes"),
+            pl.when(pl.col("peak_bytes") > pl.col("begin_bytes"))
+            .then("peak_ns")
+            .otherwise(window.start_ns)
+            .alias("peak_ns"),
+        )
+        .with_columns(pl.col("memory").cast(pl.String))
+        .sort(["peak_bytes", *_CUDA_HOME], descending=[True, False, False, False])
+    )
+    return tuple(MemoryUse(**home) for home in use.iter_rows(named=True))
+
+
+def _inside(window: Window) -> pl.Expr:
+    return pl.col("time_ns").is_between(window.start_ns, window.end_ns, closed="left")

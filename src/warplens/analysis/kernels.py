@@ -1,18 +1,21 @@
-"""Which kernels the GPU time went to: by name, by kind of work, and by what multiplied the matrices."""
+"""Which kernels the GPU time went to: by name, by kind of work, by what multiplied the matrices; copies and fills."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import polars as pl
 
 from warplens.analysis.categories import CLASSES, OTHER, classify_names
 from warplens.analysis.frames import duration_ns, ratio, spread, spread_of_counts
 from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
-from warplens.profile.columns import KERNEL_NAME, SPREAD, table
+from warplens.profile.columns import KERNEL_NAME, SPREAD, column, spread_columns, table
+from warplens.profile.schema import Column
 
 _NAMES = ("name", "full_name")
 
@@ -182,3 +185,75 @@ def _time_by_class(timeline: Timeline, window: Window) -> pl.DataFrame:
 
 def _time(classed: pl.DataFrame, condition: pl.Expr) -> int:
     return int(classed.filter(condition)["total_ns"].sum())
+
+
+# --- Memory copies and fills: how often, how long, how much, how fast, and between which kinds of memory ---
+
+CopyGrouping = Literal["memory", "direction"]
+
+_KIND: Final = pl.Enum(["copy", "memset"])
+_NS_PER_S: Final = 1e9
+
+COPIES: Final = table(
+    "copies and fills",
+    "One kind of copy or fill. `warplens copies`.",
+    column("kind", dtype=_KIND, help="`copy` or `memset`"),
+    Column("direction", pl.String, "host-to-device, device-to-host, …; null for a memset"),
+    column(
+        "source_memory", help="pageable, pinned, device, managed, …; null for a memset, and where it was not recorded"
+    ),
+    column("destination_memory", help="likewise; for a memset the memory that it fills"),
+    "calls",
+    SPREAD,
+    "share",
+    spread_columns(unit="bytes", of="sizes"),
+    "busy_ns",
+    Column("bandwidth_bytes_per_s", pl.Float64, "`total_bytes` over `busy_ns`; null where they took no time"),
+    share="share of the summed time of all copies and memsets in the window",
+    busy_ns="time with at least one of them in flight, summed over GPUs",
+)
+
+_GROUPS: Final[dict[str, list[str]]] = {
+    "memory": ["kind", "direction", "source_memory", "destination_memory"],
+    "direction": ["kind", "direction"],
+}
+
+
+def copy_statistics(timeline: Timeline, window: Window, by: CopyGrouping = "memory") -> pl.DataFrame:
+    """Times, sizes and bandwidth of the copies and memsets of the window, the most time first.
+
+    With `by="direction"` the rows, times and sizes are those of `nsys stats -r cuda_gpu_mem_time_sum` and
+    `-r cuda_gpu_mem_size_sum`, where `host-to-device` is called `[CUDA memcpy Host-to-Device]` and a memset
+    `[CUDA memset]`. Bandwidth is bytes over the time in which any of the group's operations runs on a device, so that
+    two copies that share a link are not counted as two links.
+
+    Args:
+        by: `memory` (direction and the kinds of memory on both sides) or `direction` (memory columns are null).
+
+    Raises:
+        UsageError: `by` is something else.
+    """
+    if by not in _GROUPS:
+        raise UsageError(f"copies cannot be grouped by {by!r}; use {', '.join(_GROUPS)}")
+    keys = _GROUPS[by]
+    # The two tables are grouped one by one: the categories of their names differ, and text is slow to group by.
+    nothing = pl.lit(None, dtype=pl.String)
+    fills = timeline.memsets_in(window).with_columns(
+        direction=nothing, source_memory=nothing, destination_memory=pl.col("memory")
+    )
+    parts = []
+    for kind, moves in (("copy", timeline.copies_in(window)), ("memset", fills)):
+        told = moves.with_columns(kind=pl.lit(kind, dtype=_KIND))
+        busy = busy_by(told, [*keys, "device"]).group_by(keys).agg(pl.col("busy_ns").sum())
+        sums = told.group_by(keys).agg(
+            pl.len().alias("calls"), *spread(duration_ns()), *spread(pl.col("bytes"), unit="bytes")
+        )
+        named = (pl.col(key).cast(pl.String) if key in keys else nothing.alias(key) for key in _GROUPS["memory"][1:])
+        parts.append(sums.join(busy, on=keys, nulls_equal=True).with_columns(named))
+    statistics = pl.concat(parts)
+    statistics = statistics.with_columns(
+        ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"),
+        (ratio(pl.col("total_bytes"), pl.col("busy_ns")) * _NS_PER_S).alias("bandwidth_bytes_per_s"),
+    )
+    order = ["total_ns", *_GROUPS["memory"]]
+    return COPIES.conform(statistics).sort(order, descending=[True, *(False for _ in order[1:])])

@@ -202,11 +202,6 @@ def _elements_of_rows() -> pl.Expr:
     return pl.coalesce("in_registers", pl.when(followed).then(before))
 
 
-#: Elements of what a row-wise kernel passes over; null where neither its name nor the kernel before tells.
-#: The kernel before wrote what this one reads, if that is whole rows: as wide as the name allows, or with an element
-#: for each thread at least.
-
-
 def _by_belief(timeline: Timeline, pieces: Pieces, unknown: pl.Expr) -> Pieces:
     """The pieces, by whether their launch can have moved what is `implied` in its time, caches included (`believed`).
 

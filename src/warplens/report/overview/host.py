@@ -7,10 +7,17 @@ from typing import Final
 
 import polars as pl
 
-from warplens.analysis.allocator import ALIVE, ALLOCATIONS_BY_STEP, Allocations, AllocatorUse
+from warplens.analysis.allocator import (
+    ALIVE,
+    ALLOCATIONS_BY_STEP,
+    Allocations,
+    AllocatorUse,
+    MemoryUse,
+    memory_timeline,
+)
 from warplens.analysis.api import API_CALLS, BLOCKING_CALLS
 from warplens.analysis.code import CODE
-from warplens.analysis.copies import COPIES, MemoryUse, memory_timeline
+from warplens.analysis.kernels import COPIES
 from warplens.analysis.launches import LAUNCHES, matched_launches
 from warplens.analysis.operators.statistics import OPERATORS
 from warplens.analysis.streams import CONCURRENCY, GRAPHS, STREAMS

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from warplens.analysis.allocator import Allocations, allocations
+from warplens.analysis.allocator import Allocations, MemoryUse, allocations, memory_use
 from warplens.analysis.api import api_statistics, blocking_calls, synchronization_statistics
 from warplens.analysis.code import code_places
-from warplens.analysis.copies import MemoryUse, copy_statistics, memory_use
 from warplens.analysis.headroom import Headroom, headrooms
-from warplens.analysis.kernels import CategoryCoverage, TensorCoreUse, coverage_of, statistics_of, tensor_core_use_of
+from warplens.analysis.kernels import (
+    CategoryCoverage,
+    TensorCoreUse,
+    copy_statistics,
+    coverage_of,
+    statistics_of,
+    tensor_core_use_of,
+)
 from warplens.analysis.launches import LaunchSummary, launch_statistics, launch_summary
 from warplens.analysis.operators.statistics import (
     FrameworkOverhead,

@@ -8,14 +8,25 @@ from typing import Any, Final, cast
 
 import polars as pl
 
-from warplens.analysis.allocator import ALIVE, ALLOCATIONS, ALLOCATIONS_BY_STEP, Allocations, AllocatorUse, allocations
+from warplens.analysis.allocator import (
+    ALIVE,
+    ALLOCATIONS,
+    ALLOCATIONS_BY_STEP,
+    Allocations,
+    AllocatorUse,
+    allocations,
+    memory_timeline,
+    memory_use,
+)
 from warplens.analysis.categories import classify_names
-from warplens.analysis.copies import COPIES, CopyGrouping, copy_statistics, memory_timeline, memory_use
 from warplens.analysis.kernels import (
+    COPIES,
     GROUPINGS,
     KERNELS,
     CategoryCoverage,
+    CopyGrouping,
     category_coverage,
+    copy_statistics,
     coverage_of,
     kernel_statistics,
     statistics_of_counts,
