@@ -30,9 +30,9 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.attribution import is_operator
 from warplens.analysis.steps import StepSearch
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.trees import is_operator
 from warplens.analysis.window import Step, is_framework_name
 from warplens.errors import WarplensError
 from warplens.profile import Trace

@@ -19,6 +19,7 @@ from warplens.analysis.kernels import (
     kernel_statistics,
     statistics_of,
     tensor_core_use,
+    time_by_class,
 )
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
@@ -198,7 +199,7 @@ def test_coverage_tells_how_much_time_has_a_name_that_tells():
         trace([*lasting(60), *lasting(30, name="my_kernel"), *lasting(10, name="nvjet_something_unheard_of")])
     )
 
-    coverage = category_coverage(timeline, timeline.window("all"))
+    coverage = category_coverage(time_by_class(timeline, timeline.window("all")))
 
     assert (coverage.total_ns, coverage.categorised_ns, coverage.precision_ns) == (100, 70, 60)
     assert (coverage.category_share, coverage.precision_share) == (0.7, 0.6)
@@ -216,17 +217,15 @@ def test_tensor_core_use_is_a_matter_of_the_products_alone():
         )
     )
 
-    use = tensor_core_use(timeline, timeline.window("all"))
+    use = tensor_core_use(time_by_class(timeline, timeline.window("all")))
 
     assert (use.total_ns, use.product_ns) == (100, 80)
     assert (use.tensor_core_ns, use.vector_ns, use.unknown_ns) == (40, 30, 10)
-    assert use.tensor_core_share == 0.5
 
 
 def test_without_kernels_there_are_no_shares():
     timeline = Timeline(trace([]))
     window = timeline.window("all")
 
-    assert category_coverage(timeline, window).category_share is None
-    assert category_coverage(timeline, window).precision_share is None
-    assert tensor_core_use(timeline, window).tensor_core_share is None
+    assert category_coverage(time_by_class(timeline, window)).category_share is None
+    assert category_coverage(time_by_class(timeline, window)).precision_share is None

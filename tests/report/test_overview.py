@@ -20,7 +20,7 @@ from tests.report.sample import HOSTILE
 from tests.shipped import OTHERS
 from tests.tiers import thinned
 from warplens._version import __version__
-from warplens.analysis.kernels import category_coverage, tensor_core_use
+from warplens.analysis.kernels import category_coverage, tensor_core_use, time_by_class
 from warplens.analysis.timeline import Timeline
 from warplens.errors import SchemaError, UsageError
 from warplens.profile import Note, NoteLevel
@@ -121,8 +121,8 @@ def test_steps_left_out_are_listed_but_do_not_count():
 
 
 def test_coverage_from_the_kernel_table_is_that_of_the_analysis(training):
-    assert training.category_coverage == category_coverage(training.timeline, training.window)
-    assert training.tensor_core_use == tensor_core_use(training.timeline, training.window)
+    assert training.category_coverage == category_coverage(time_by_class(training.timeline, training.window))
+    assert training.tensor_core_use == tensor_core_use(time_by_class(training.timeline, training.window))
 
 
 def test_every_section_is_there_even_when_its_data_is_not():

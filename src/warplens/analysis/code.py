@@ -16,12 +16,11 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.attribution import is_operator
 from warplens.analysis.frames import numbered, ratio
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.trees import NO_RANGE, look_up, nearest
+from warplens.analysis.trees import NO_RANGE, is_operator, look_up, nearest
 from warplens.analysis.window import Window
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import column, table

@@ -128,13 +128,12 @@ class CategoryCoverage:
         return self.precision_ns / self.total_ns if self.total_ns else None
 
 
-def category_coverage(timeline: Timeline, window: Window) -> CategoryCoverage:
-    """How much of the kernel time of the window has a name that reveals a category, and a precision."""
-    return coverage_of(_time_by_class(timeline, window))
+def category_coverage(classed: pl.DataFrame) -> CategoryCoverage:
+    """How much of the kernel time has a name that reveals a category, and a precision.
 
-
-def coverage_of(classed: pl.DataFrame) -> CategoryCoverage:
-    """`category_coverage` of a table that has `total_ns`, `category` and `precision` of each distinct kernel."""
+    Args:
+        classed: `total_ns`, `category` and `precision` of each distinct kernel (`time_by_class`).
+    """
     return CategoryCoverage(
         total_ns=_time(classed, pl.lit(True)),
         categorised_ns=_time(classed, pl.col("category") != OTHER),
@@ -153,19 +152,13 @@ class TensorCoreUse:
     vector_ns: int
     unknown_ns: int
 
-    @property
-    def tensor_core_share(self) -> float | None:
-        """Share of the products' time that is surely spent on tensor cores; None without products."""
-        return self.tensor_core_ns / self.product_ns if self.product_ns else None
 
+def tensor_core_use(classed: pl.DataFrame) -> TensorCoreUse:
+    """How much of the time of matrix products is spent on tensor cores.
 
-def tensor_core_use(timeline: Timeline, window: Window) -> TensorCoreUse:
-    """How much of the time of matrix products in the window is spent on tensor cores."""
-    return tensor_core_use_of(_time_by_class(timeline, window))
-
-
-def tensor_core_use_of(classed: pl.DataFrame) -> TensorCoreUse:
-    """`tensor_core_use` of a table that has `total_ns`, `category` and `tensor_cores` of each distinct kernel."""
+    Args:
+        classed: `total_ns`, `category` and `tensor_cores` of each distinct kernel (`time_by_class`).
+    """
     products = classed.filter(pl.col("category").is_in(PRODUCTS))
     return TensorCoreUse(
         total_ns=_time(classed, pl.lit(True)),
@@ -176,7 +169,7 @@ def tensor_core_use_of(classed: pl.DataFrame) -> TensorCoreUse:
     )
 
 
-def _time_by_class(timeline: Timeline, window: Window) -> pl.DataFrame:
+def time_by_class(timeline: Timeline, window: Window) -> pl.DataFrame:
     """Summed duration and class of each distinct kernel of the window."""
     kernels = timeline.kernels_in(window, launches=False)
     variants = kernels.group_by("full_name").agg(duration_ns().sum().alias("total_ns"))

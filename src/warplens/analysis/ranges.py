@@ -1,7 +1,7 @@
 """Device-projected ranges: the GPU time of an annotated range is the time of the work launched inside it.
 
 A range's own duration on the host says when work was *launched*, not when or how long it ran. Here each piece of GPU
-work belongs to the innermost range of `warplens.analysis.attribution`; a range's inclusive time adds that of everything
+work belongs to the innermost range of `warplens.analysis.trees`; a range's inclusive time adds that of everything
 inside it, its exclusive time does not. Both are sums of the work's durations; `span_ns` is from the first start to the
 last end (NVIDIA's "projected" time, idle time included).
 """
@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from warplens.analysis.attribution import is_operator
 from warplens.analysis.frames import chosen, running_sum, sum_by
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.trees import NO_RANGE, depth_first, name_paths, nearest
+from warplens.analysis.trees import NO_RANGE, depth_first, is_operator, name_paths, nearest
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.patterns import lazy_pattern

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import RangeForest
 from warplens.analysis.categories import categories_of
-from warplens.analysis.trees import NO_RANGE, Forest
+from warplens.analysis.trees import NO_RANGE, Forest, RangeForest
 from warplens.analysis.window import NO_PHASE, is_warmup_name, phase_of_name
 from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_labels

@@ -24,7 +24,6 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.analysis.attribution import RangeForest
 from warplens.analysis.repetition import (
     ALIKE_TOLERANCE,
     LEAST_STRUCTURE,
@@ -41,6 +40,7 @@ from warplens.analysis.repetition import (
     repetitions_per_step,
     stand_out,
 )
+from warplens.analysis.trees import RangeForest
 from warplens.patterns import lazy_pattern
 from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_categories

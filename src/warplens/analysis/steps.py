@@ -21,10 +21,9 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.attribution import RangeForest, is_operator
 from warplens.analysis.repetition import MIN_REPEATS, warmup_labels
 from warplens.analysis.sequence import Confidence, Found, Rhythm, steps_from_sequence
-from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator
 from warplens.analysis.window import NO_PHASE, Step, generic_names, is_framework_name, is_step_name, phase_of_name
 from warplens.patterns import lazy_pattern
 from warplens.profile import Trace

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.attribution import RangeForest, is_operator, range_forest
 from warplens.analysis.frames import chosen, once
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
-from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator, range_forest
 from warplens.analysis.window import Window, parse_span
 from warplens.errors import UsageError
 from warplens.profile import Trace

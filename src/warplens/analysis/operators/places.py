@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from warplens.analysis.attribution import RangeForest, is_operator, range_forest
 from warplens.analysis.intervals import owned_union
-from warplens.analysis.trees import NO_RANGE, Forest, look_up, nearest
+from warplens.analysis.trees import NO_RANGE, Forest, RangeForest, is_operator, look_up, nearest, range_forest
 from warplens.analysis.window import AUTOGRAD_ENGINE
 from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_categories, name_labels

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.analysis.attribution import is_operator
 from warplens.analysis.frames import sum_by
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.quality import aborted_steps
 from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.streams import graph_summary
-from warplens.analysis.trees import NO_RANGE, name_paths, nearest
+from warplens.analysis.trees import NO_RANGE, is_operator, name_paths, nearest
 from warplens.analysis.window import NO_PHASE, PHASES, generic_name, is_step_name
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import both_sides, table

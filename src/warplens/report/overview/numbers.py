@@ -16,10 +16,10 @@ from warplens.analysis.headroom import Headroom, headrooms
 from warplens.analysis.kernels import (
     CategoryCoverage,
     TensorCoreUse,
+    category_coverage,
     copy_statistics,
-    coverage_of,
     statistics_of,
-    tensor_core_use_of,
+    tensor_core_use,
 )
 from warplens.analysis.launches import LaunchSummary, launch_statistics, launch_summary
 from warplens.analysis.operators.statistics import (
@@ -179,8 +179,8 @@ def examine(
             kernels=kernels,
             categories=categories,
             precisions=precisions,
-            category_coverage=coverage_of(kernels),
-            tensor_core_use=tensor_core_use_of(kernels),
+            category_coverage=category_coverage(kernels),
+            tensor_core_use=tensor_core_use(kernels),
             ranges=ranges.result(),
             range_coverage=range_coverage(timeline, window, operators=False),
             copies=copy_statistics(timeline, window),

@@ -27,9 +27,9 @@ from warplens.analysis.kernels import (
     CopyGrouping,
     category_coverage,
     copy_statistics,
-    coverage_of,
     kernel_statistics,
     statistics_of_counts,
+    time_by_class,
 )
 from warplens.analysis.ranges import RANGES, range_coverage, range_statistics
 from warplens.analysis.timeline import Timeline
@@ -55,7 +55,7 @@ def _kernels_of_counts(counts: pl.DataFrame, by: str) -> Found:
     spent = (pl.col("duration_ns") * pl.col("calls")).sum().alias("total_ns")
     variants = counts.group_by("full_name").agg(spent)
     classed = variants.with_columns(classify_names(variants).get_columns())
-    return _kernels(statistics_of_counts(counts, by), coverage_of(classed), by)
+    return _kernels(statistics_of_counts(counts, by), category_coverage(classed), by)
 
 
 @question(*GROUPINGS, default="full_name", counted=Counted("kernels", _kernel_columns, _kernels_of_counts))
@@ -65,7 +65,7 @@ def kernels(timeline: Timeline, window: Window, by: str) -> Found:
     A kernel belongs to the window in which it starts. Its share is of the summed time of all kernels in the window. By
     name, all instances of a template share a row; by full_name, each has its own.
     """
-    return _kernels(kernel_statistics(timeline, window, by), category_coverage(timeline, window), by)
+    return _kernels(kernel_statistics(timeline, window, by), category_coverage(time_by_class(timeline, window)), by)
 
 
 def _kernels(rows: pl.DataFrame, known: CategoryCoverage, by: str) -> Found:

@@ -15,10 +15,9 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.attribution import is_operator
 from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.trees import NO_RANGE, nearest
+from warplens.analysis.trees import NO_RANGE, is_operator, nearest
 from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.profile.columns import KERNEL_NAME, column, table
 from warplens.profile.schema import Column, name_categories
