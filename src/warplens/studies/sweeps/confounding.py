@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,7 +13,7 @@ import polars as pl
 
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
-from warplens.studies.sweeps.sweep import Point, Sweep
+from warplens.studies.sweeps.sweep import Sweep
 
 AXES: Final = table(
     "sweep: axes",
@@ -58,25 +59,71 @@ def confounding(sweep: Sweep) -> Confounding:
 
     Only points at which both sides were measured count: a speedup exists nowhere else.
     """
-    points = [point for point in sweep.points if point.speedup is not None]
-    levels = {axis: list(dict.fromkeys(point.settings[axis] for point in points)) for axis in sweep.axes}
+    points = [point.settings for point in sweep.points if point.speedup is not None]
+    levels = {axis: list(dict.fromkeys(point[axis] for point in points)) for axis in sweep.axes}
     varied = [axis for axis in sweep.axes if len(levels[axis]) > 1]
-    codes = {axis: _codes(points, axis, levels[axis]) for axis in varied}
+    codes: dict[str, Float64s] = {}  # indicator columns of all values but the first: one row a point
+    for axis in varied:
+        at = np.array([levels[axis].index(point[axis]) for point in points])
+        codes[axis] = np.asarray(at[:, None] == np.arange(1, len(levels[axis]))[None, :], dtype=np.float64)
     aliased = [axis for axis in varied if _is_aliased(codes, axis)]
     rows = [(axis, len(levels[axis]), _contrasts(points, sweep.axes, axis), axis not in aliased) for axis in varied]
-    found = [*_pairs(sweep, codes, varied), *_jointly(codes, aliased)]
     single = [axis for axis in sweep.axes if len(levels[axis]) == 1]
     return Confounding(
-        found=(*found, *_sides(sweep)),
+        found=(*_determined(points, codes, aliased), *_sides(sweep)),
         axes=pl.DataFrame(rows, schema=AXES.schema, orient="row"),
         unvaried=(*single, *(name for name, value in sweep.shared.items() if value not in ("", None))),
     )
 
 
-def _codes(points: Sequence[Point], axis: str, levels: Sequence[Any]) -> Float64s:
-    """Indicator columns of all values but the first: one row a point."""
-    at = np.array([levels.index(point.settings[axis]) for point in points])
-    return np.asarray(at[:, None] == np.arange(1, len(levels))[None, :], dtype=np.float64)
+def _determined(
+    points: Sequence[Mapping[str, Any]], codes: Mapping[str, Float64s], aliased: Sequence[str]
+) -> Iterator[Confounded]:
+    """Axes of which one says what the other is; and those that are aliased although no two of them do."""
+    nested, loose = [], list(aliased)
+    for one, other in combinations(codes, 2):
+        forth, back = _determines(codes, one, other), _determines(codes, other, one)
+        if forth or back:
+            loose = [axis for axis in loose if axis not in (one, other)]
+        if forth and back:
+            first, second = points[0], next(item for item in points if item[one] != points[0][one])
+            yield Confounded(
+                (one, other),
+                "together",
+                f"at all points {one} and {other} changed together: a difference between them is an effect of both, "
+                f"and no claim about either alone has support; measure {one} {first[one]} with {other} {second[other]} "
+                "as well",
+            )
+        elif forth or back:
+            inner, outer = (one, other) if forth else (other, one)
+            text = f"each {inner} was measured at one {outer} only: an effect of {outer} may be one of {inner}"
+            nested.append(Confounded((inner, outer), "nested", text))
+    yield from nested
+    if loose:
+        text = f"too few combinations of {', '.join(loose)} were measured to tell their effects apart"
+        yield Confounded(tuple(loose), "jointly", text)
+
+
+def _contrasts(points: Sequence[Mapping[str, Any]], axes: Sequence[str], axis: str) -> int:
+    """Pairs of points that differ in this axis alone."""
+    counts = Counter(tuple(point[name] for name in axes if name != axis) for point in points)
+    return sum(count * (count - 1) // 2 for count in counts.values())
+
+
+def _sides(sweep: Sweep) -> Iterator[Confounded]:
+    """Settings in which the variant differs from the baseline, where there are several."""
+    shown = {
+        name: [str(value) if value not in ("", None) else "–" for value in (sweep.baseline[name], value)]
+        for name, value in sweep.variant.items()
+        if name in sweep.baseline and value != sweep.baseline[name]
+    }
+    if len(shown) > 1:
+        told = "; ".join(f"{name} {before} → {after}" for name, (before, after) in shown.items())
+        text = (
+            f"the variant differs from the baseline in several settings at once ({told}): a difference is that of all "
+            "of them"
+        )
+        yield Confounded(tuple(shown), "sides", text)
 
 
 def _rank(codes: Mapping[str, Float64s], axes: Sequence[str]) -> int:
@@ -93,79 +140,3 @@ def _is_aliased(codes: Mapping[str, Float64s], axis: str) -> bool:
 def _determines(codes: Mapping[str, Float64s], one: str, other: str) -> bool:
     """Whether each value of the one goes with a single value of the other."""
     return _rank(codes, [one, other]) == _rank(codes, [one])
-
-
-def _pairs(sweep: Sweep, codes: Mapping[str, Float64s], varied: Sequence[str]) -> Iterator[Confounded]:
-    nested = []
-    for one, other in combinations(varied, 2):
-        forth, back = _determines(codes, one, other), _determines(codes, other, one)
-        if forth and back:
-            yield Confounded(
-                (one, other),
-                "together",
-                f"at all points {one} and {other} changed together: a difference between them is an effect of both, "
-                f"and no claim about either alone has support; measure {_missing(sweep, one, other)}",
-            )
-        elif forth or back:
-            first, second = (one, other) if forth else (other, one)
-            nested.append(
-                Confounded(
-                    (first, second),
-                    "nested",
-                    f"each {first} was measured at one {second} only: an effect of {second} may be one of {first}",
-                )
-            )
-    yield from nested
-
-
-def _missing(sweep: Sweep, one: str, other: str) -> str:
-    """A combination that would tell the two apart."""
-    points = [point.settings for point in sweep.points if point.speedup is not None]
-    first, second = points[0], next(item for item in points if item[one] != points[0][one])
-    return f"{one} {first[one]} with {other} {second[other]} as well"
-
-
-def _jointly(codes: Mapping[str, Float64s], aliased: Sequence[str]) -> Iterator[Confounded]:
-    """Axes that are aliased although no two of them determine each other: too few combinations were measured."""
-    loose = [
-        axis
-        for axis in aliased
-        if not any(
-            _determines(codes, one, other) for other in codes for one in codes if one != other and axis in (one, other)
-        )
-    ]
-    if loose:
-        yield Confounded(
-            tuple(loose),
-            "jointly",
-            f"too few combinations of {', '.join(loose)} were measured to tell their effects apart",
-        )
-
-
-def _contrasts(points: Sequence[Point], axes: Sequence[str], axis: str) -> int:
-    """Pairs of points that differ in this axis alone."""
-    others = [name for name in axes if name != axis]
-    found: dict[tuple[Any, ...], int] = {}
-    for point in points:
-        key = tuple(point.settings[name] for name in others)
-        found[key] = found.get(key, 0) + 1
-    return sum(count * (count - 1) // 2 for count in found.values())
-
-
-def _sides(sweep: Sweep) -> Iterator[Confounded]:
-    """Settings in which the variant differs from the baseline, where there are several."""
-    differing = [
-        name for name in sweep.variant if name in sweep.baseline and sweep.variant[name] != sweep.baseline[name]
-    ]
-    if len(differing) > 1:
-        told = "; ".join(f"{name} {_shown(sweep.baseline[name])} → {_shown(sweep.variant[name])}" for name in differing)
-        yield Confounded(
-            tuple(differing),
-            "sides",
-            f"the variant differs from the baseline in several settings at once ({told}): a difference is that of all "
-            "of them",
-        )
-
-
-def _shown(value: Any) -> str:
-    return "–" if value in ("", None) else str(value)

@@ -98,21 +98,30 @@ def deduced_baseline(measurements: Measurements, after: Settings | None) -> dict
     Raises:
         UsageError: there is no such setting, or there are several; the choices are listed.
     """
-    cells = measurements.cells
+    values = {
+        name: found
+        for name in measurements.settings
+        if len(found := values_of(measurements.cells, name, range(measurements.cells.height))) > 1
+    }
     candidates = {}
-    for name in measurements.settings:
-        column = cells.get_column(name)
-        if column.dtype == pl.String and column.n_unique() > 1 and (after is None or name in after):
+    for name, found in values.items():
+        if after is None or name in after:
             words = (*_BASELINE_WORDS, "none") if name == _METHOD else _BASELINE_WORDS
-            named = [item for item in column.unique().to_list() if item in words]
+            named = [item for item in found if item in words]
             if len(named) == 1 and (after is None or after[name] != named[0]):
                 candidates[name] = named[0]
-    if len(candidates) != 1:
-        raise UsageError(
-            f"{measurements.source}: which cells are the baseline, and which the variant? "
-            f"Settings that differ: {_choices(measurements)}. Say, for instance, baseline {_example(measurements)}"
-        )
-    return candidates
+    if len(candidates) == 1:
+        return candidates
+    differ = [
+        f"{name} ({', '.join(map(str, found[:_LISTED]))}{', …' if len(found) > _LISTED else ''})"
+        for name, found in values.items()
+    ]
+    texts = (item for item in values.items() if not measurements.cells.schema[item[0]].is_numeric())
+    name, found = next(texts, (_METHOD, ["none", "topk"]))
+    raise UsageError(
+        f"{measurements.source}: which cells are the baseline, and which the variant? Settings that differ: "
+        f"{'; '.join(differ) or 'none'}. Say, for instance, baseline {name}={found[0]} and variant {name}={found[1]}"
+    )
 
 
 def deduced_variant(measurements: Measurements, before: Settings) -> dict[str, Any]:
@@ -122,46 +131,26 @@ def deduced_variant(measurements: Measurements, before: Settings) -> dict[str, A
         UsageError: they are of several kinds, or there are none; the choices are listed.
     """
     cells = measurements.cells
-    matching = set(_matching(cells, before))
-    rest = [row for row in range(cells.height) if row not in matching]
-    deciding = [name for name in before if len(values_of(cells, name, rest)) == 1]
+    matching = _matching(cells, before)
+    rest = sorted(set(range(cells.height)) - set(matching))
+    deciding = all(len(values_of(cells, name, rest)) == 1 for name in before)
     # A setting that the baseline cells do not vary, but the others do (keep), makes more than one variant.
-    alone = [
-        name
-        for name in measurements.settings
-        if len(values_of(cells, name, sorted(matching))) == 1
-        and len(values_of(cells, name, rest)) > 1
-        and not set(values_of(cells, name, rest)) & set(values_of(cells, name, sorted(matching)))
-    ]
-    if not rest or len(deciding) != len(before) or alone:
-        varying = [*before, *(name for name in alone if name not in before)]
-        found = cells[rest].select(varying).unique(maintain_order=True).iter_rows(named=True) if rest else ()
-        choices = [written(row) for row in found]
-        more = f" and {len(choices) - _LISTED} more" if len(choices) > _LISTED else ""
-        listed = "; ".join(choices[:_LISTED]) or "none, for all cells are the baseline"
-        raise UsageError(
-            f"{measurements.source}: which cells are the variant of {written(before)}? There are: {listed}{more}"
-        )
-    return {name: values_of(cells, name, rest)[0] for name in before}
-
-
-def _choices(measurements: Measurements) -> str:
-    parts = []
+    alone = []
     for name in measurements.settings:
-        values = measurements.cells.get_column(name).unique(maintain_order=True).to_list()
-        if len(values) > 1:
-            shown = ", ".join(str(value) for value in values[:_LISTED]) + (", …" if len(values) > _LISTED else "")
-            parts.append(f"{name} ({shown})")
-    return "; ".join(parts) or "none"
-
-
-def _example(measurements: Measurements) -> str:
-    for name in measurements.settings:
-        column = measurements.cells.get_column(name)
-        values = column.unique(maintain_order=True).to_list()
-        if len(values) > 1 and not column.dtype.is_numeric():
-            return f"{name}={values[0]} and variant {name}={values[1]}"
-    return "method=none and variant method=topk"
+        own, others = values_of(cells, name, matching), values_of(cells, name, rest)
+        if len(own) == 1 and len(others) > 1 and not set(own) & set(others):
+            alone.append(name)
+    if rest and deciding and not alone:
+        return {name: values_of(cells, name, rest)[0] for name in before}
+    kinds = (
+        (cells[rest] if rest else cells.clear()).select(dict.fromkeys([*before, *alone])).unique(maintain_order=True)
+    )
+    choices = [written(row) for row in kinds.iter_rows(named=True)]
+    more = f" and {len(choices) - _LISTED} more" if len(choices) > _LISTED else ""
+    listed = "; ".join(choices[:_LISTED]) or "none, for all cells are the baseline"
+    raise UsageError(
+        f"{measurements.source}: which cells are the variant of {written(before)}? There are: {listed}{more}"
+    )
 
 
 def rows_of(measurements: Measurements, settings: Settings, side: str) -> list[int]:
@@ -318,35 +307,19 @@ def _times(samples: pl.DataFrame) -> dict[int, dict[str, Float64s]]:
 
 
 def _cell(record: Settings, details: Settings, times: Mapping[str, Any]) -> Cell:
-    measured = record["status"] == "measured"
-    rounds = record["rounds"] or 1
-    gpu = _blocks(times.get("gpu"), rounds) if measured else None
+    facts = {name: record[name] for name in ("status", "reason", "items", "unit", "macs", "flops", "launch")}
+    cell = Cell(**facts, launches=details.get("launches"), details=details)
+    if record["status"] != "measured":
+        return cell
+    gpu = _blocks(times.get("gpu"), record["rounds"] or 1)
     # Calls that were issued back to back have no wall time each; the time between events is that of a step.
-    wall = (_blocks(times.get("wall"), rounds) or gpu) if measured else None
-    spent = wall.median_ns if wall is not None else _stated_time(record) if measured else None
-    return Cell(
-        status=record["status"],
-        wall=wall,
-        reason=record["reason"],
-        time_ns=spent,
-        gpu=gpu,
-        gpu_ns=gpu.median_ns if gpu is not None else record["gpu_ns"] if measured else None,
-        items=record["items"],
-        unit=record["unit"],
-        macs=record["macs"],
-        flops=record["flops"],
-        launches=details.get("launches"),
-        launch=record["launch"],
-        details=details,
-    )
-
-
-def _stated_time(record: Settings) -> float | None:
+    wall = _blocks(times.get("wall"), record["rounds"] or 1) or gpu
+    gpu_ns = gpu.median_ns if gpu is not None else record["gpu_ns"]
     stated = record["latency_ns"] if record["latency_ns"] is not None else record["gpu_ns"]
-    if stated is not None:
-        return float(stated)
-    per_second, items = record["throughput_per_s"], record["items"]
-    return items * 1e9 / per_second if per_second and items else None
+    if stated is None and record["throughput_per_s"] and record["items"]:
+        stated = record["items"] * 1e9 / record["throughput_per_s"]
+    spent = wall.median_ns if wall is not None else None if stated is None else float(stated)
+    return replace(cell, wall=wall, gpu=gpu, time_ns=spent, gpu_ns=gpu_ns)
 
 
 def _blocks(times: Float64s | None, rounds: int) -> Samples | None:
@@ -361,16 +334,16 @@ def _joined(one: Cell, other: Cell) -> Cell:
     """A cell that the file holds twice: what was measured, with all durations."""
     if other.status != "measured" or one.status != "measured":
         return one if one.status == "measured" else other
-    wall, gpu = _more(one.wall, other.wall), _more(one.gpu, other.gpu)
+
+    def more(first: Samples | None, second: Samples | None) -> Samples | None:
+        if first is None or second is None:
+            return first or second
+        return Samples((*first.blocks, *second.blocks), first.paired and second.paired)
+
+    wall, gpu = more(one.wall, other.wall), more(one.gpu, other.gpu)
     time_ns = wall.median_ns if wall is not None else one.time_ns
     gpu_ns = gpu.median_ns if gpu is not None else one.gpu_ns
     return replace(one, wall=wall, gpu=gpu, time_ns=time_ns, gpu_ns=gpu_ns)
-
-
-def _more(one: Samples | None, other: Samples | None) -> Samples | None:
-    if one is None or other is None:
-        return one or other
-    return Samples((*one.blocks, *other.blocks), one.paired and other.paired)
 
 
 def _point(settings: Settings, baseline: Cell | None, variant: Cell | None) -> Point:
@@ -378,14 +351,12 @@ def _point(settings: Settings, baseline: Cell | None, variant: Cell | None) -> P
     point = Point(settings, baseline, variant)
     if _is_paired(point) or baseline is None or variant is None:
         return point
-    return Point(settings, _unpaired(baseline), _unpaired(variant))
 
-
-def _unpaired(cell: Cell) -> Cell:
     def apart(samples: Samples | None) -> Samples | None:
         return Samples(samples.blocks) if samples is not None else None
 
-    return replace(cell, wall=apart(cell.wall), gpu=apart(cell.gpu))
+    sides = (replace(cell, wall=apart(cell.wall), gpu=apart(cell.gpu)) for cell in (baseline, variant))
+    return Point(settings, *sides)
 
 
 def _is_paired(point: Point) -> bool:
