@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from warplens.compare.statistics.growth import WITHIN, power_law
+from warplens.studies.reports.growth import WITHIN, power_law
 
 DOUBLINGS = [1, 2, 4, 8, 16, 32]
 

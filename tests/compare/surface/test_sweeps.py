@@ -22,7 +22,7 @@ from warplens.compare.statistics.shift import Samples
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
 from warplens.studies.sweeps.anomalies import anomalies
-from warplens.studies.sweeps.confounding import confounding
+from warplens.studies.sweeps.numbers import confounding
 from warplens.studies.sweeps.reading import matched, side_of, sweep_of
 from warplens.studies.sweeps.regimes import cell_key, regimes
 from warplens.studies.sweeps.sweep import Cell, Point, Sweep

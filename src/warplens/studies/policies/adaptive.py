@@ -14,8 +14,8 @@ from torch import nn
 
 from warplens.errors import UsageError
 from warplens.studies.policies.choosing import Policy
-from warplens.studies.policies.copying import CopyNode, recorded_with_copy
 from warplens.studies.policies.files import read_policy
+from warplens.workloads.launching import CopyNode, recorded_with_copy
 
 #: Settings of an input of this shape, by name of the policy's axes.
 Features: TypeAlias = Callable[[Sequence[int]], Mapping[str, Any]]

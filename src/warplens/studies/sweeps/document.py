@@ -24,8 +24,7 @@ from warplens.report.document import (
 )
 from warplens.studies.sweeps.anomalies import ANOMALIES
 from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, BreakEven, group_columns
-from warplens.studies.sweeps.confounding import AXES
-from warplens.studies.sweeps.numbers import LOST, POINTS, SweepNumbers, point_frame
+from warplens.studies.sweeps.numbers import AXES, LOST, POINTS, SweepNumbers, point_frame
 from warplens.studies.sweeps.payoff import CROSSINGS, crossing_frame
 from warplens.studies.sweeps.regimes import CELL_REGIMES, REGIMES, regime_frame
 from warplens.studies.sweeps.words import (
