@@ -46,14 +46,6 @@ def decoded(path: Path, columns: tuple[str, ...] = ("a", "b", "c")) -> list[list
     return [None if frame is None else frame.rows() for frame in frames]
 
 
-def by_sqlite(path: Path, columns: str = "a, b, c") -> list[tuple[object, ...]]:
-    connection = sqlite3.connect(path)
-    try:
-        return connection.execute(f"SELECT {columns} FROM t ORDER BY rowid").fetchall()
-    finally:
-        connection.close()
-
-
 @given(
     rows=st.lists(st.tuples(_VALUES, _VALUES.map(lambda value: value or 0), _VALUES), min_size=1, max_size=60),
     page=st.sampled_from([512, 1024, 65536]),
@@ -145,34 +137,6 @@ def test_tables_whose_rows_hold_something_else_are_left_to_sqlite(tmp_path, decl
     connection.close()
     with SqliteFile(path) as file:
         assert file.numbers("t", ("a", "b", "c"), Part("", 3, 1, numbered=True)) is None
-
-
-def test_a_short_text_beside_the_numbers_does_no_harm(tmp_path):
-    path = tmp_path / "t.sqlite"
-    write(path, [(i, i * i, "x" * (i % 50)) for i in range(500)], "a INT, b INT, c TEXT")
-    assert decoded(path, ("b", "a")) == [by_sqlite(path, "b, a")]
-
-
-def test_a_damaged_page_gives_what_sqlite_reads_or_nothing(tmp_path):
-    path = tmp_path / "t.sqlite"
-    write(path, [(i, i * 1_000, None if i % 7 else i << 20) for i in range(1, 1_500)], page=512)
-    sound = path.read_bytes()
-    generator = np.random.default_rng(14)
-    outcomes = {"left to SQLite": 0, "as SQLite": 0}
-    for place in generator.integers(512 + 8, len(sound), 400).tolist():
-        damaged = bytearray(sound)
-        damaged[place] ^= 1 << int(generator.integers(8))
-        path.write_bytes(damaged)
-        try:
-            found = decoded(path)
-        except UnreadableInputError:
-            continue
-        if found == [None]:
-            outcomes["left to SQLite"] += 1
-        else:
-            assert found == [by_sqlite(path)]
-            outcomes["as SQLite"] += 1
-    assert min(outcomes.values()) > 20
 
 
 _PAGE = 4096

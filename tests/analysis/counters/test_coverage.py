@@ -298,7 +298,3 @@ def test_notes_say_what_is_missing():
 
     assert notes["launches-without-time"].startswith("1 of 3 launches")
     assert notes["no-throughputs"].startswith("1 of 3 launches")
-
-
-def test_no_note_claims_idle_time():
-    assert not any("idle" in item.text for item in counter_notes(counters(launch(sm=1.0))))

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tests.analysis.counters.builders import counters, launch
-from warplens.analysis.counters.occupancy import CONFIGURATIONS, LIMITERS, launch_occupancy, theoretical_occupancy
+from warplens.analysis.counters.occupancy import CONFIGURATIONS, launch_occupancy, theoretical_occupancy
 from warplens.errors import UsageError
 
 #: 70 random configurations for each compute capability, and the blocks that fit by each resource as NVIDIA's occupancy
@@ -90,60 +90,45 @@ def test_one_register_more_than_the_next_step_does_not_help():
     assert occupancy((8, 0), 256, step + 1)["blocks_per_sm"] == 3
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_64_registers_with_256_threads_are_half_the_warps(capability):
-    found = occupancy(capability, 256, 64)
-
-    # 64 × 32 = 2,048 registers a warp; 16,384 / 2,048 = 8 warps in each of 4 sub-partitions; 32 of 64 warps.
-    assert (found["warps_per_sm"], found["theoretical_share"], found["limiter"]) == (32, 0.5, "registers")
-    assert found["next_registers_per_thread"] == 48  # 40 warps: 10 in a sub-partition, 16,384 / 10 → 1,536 / 32
-
-
-def test_the_same_kernel_fills_a_multiprocessor_of_turing():
-    assert occupancy((7, 5), 256, 64)["theoretical_share"] == 1.0
-
-
-def test_a_block_whose_warps_do_not_divide_those_of_the_multiprocessor_wastes_some():
-    found = occupancy((9, 0), 96, 32)
-
-    assert (found["warps_per_sm"], found["limiter"], found["next_threads_per_block"]) == (63, "warps", 128)
-    assert found["next_share"] == 1.0
-
-
-def test_small_blocks_run_out_of_blocks():
-    found = occupancy((8, 6), 32, 16)
-
-    assert (found["blocks_per_sm"], found["theoretical_share"]) == (16, 16 / 48)
-    assert (found["limiter"], found["next_threads_per_block"]) == ("blocks", 96)
-
-
-def test_shared_memory_limits_with_what_the_driver_takes():
-    found = occupancy((8, 6), 32, 56, shared=8192)
-
+#: Configurations (capability, threads, registers, shared memory, barriers, carve-out), and what they allow.
+_HALF = {"warps_per_sm": 32, "theoretical_share": 0.5, "limiter": "registers", "next_registers_per_thread": 48}
+ALLOWED = {
+    # 64 × 32 = 2,048 registers a warp; 16,384 / 2,048 = 8 warps in each of 4 sub-partitions; 32 of 64 warps. Next,
+    # 40 warps: 10 in a sub-partition, 16,384 / 10 → 1,536 / 32.
+    "64 registers with 256 threads are half the warps of Ampere": (((8, 0), 256, 64), _HALF),
+    "64 registers with 256 threads are half the warps of Hopper": (((9, 0), 256, 64), _HALF),
+    "the same kernel fills a multiprocessor of Turing": (((7, 5), 256, 64), {"theoretical_share": 1.0}),
+    "a block whose warps do not divide those of the multiprocessor wastes some": (
+        ((9, 0), 96, 32), {"warps_per_sm": 63, "limiter": "warps", "next_threads_per_block": 128, "next_share": 1.0},
+    ),
+    "small blocks run out of blocks": (
+        ((8, 6), 32, 16),
+        {"blocks_per_sm": 16, "theoretical_share": 16 / 48, "limiter": "blocks", "next_threads_per_block": 96},
+    ),
     # (8,192 + 1,024) B into 102,400 B: 11.1; a twelfth block fits at 102,400 / 12 = 8,533 → 8,448 − 1,024.
-    assert (found["blocks_per_sm"], found["limiter"], found["next_shared_bytes_per_block"]) == (
-        11,
-        "shared-memory",
-        7424,
-    )
+    "shared memory limits with what the driver takes": (
+        ((8, 6), 32, 56, 8192),
+        {"blocks_per_sm": 11, "limiter": "shared-memory", "next_shared_bytes_per_block": 7424},
+    ),
+    "a carve-out below the largest does not limit where blocks do": (
+        ((8, 0), 32, 16, 0, 1, 32 * 1024), {"co_limiters": ["blocks"]},
+    ),
+    "a carve-out below the largest limits where nothing else does": (
+        ((8, 0), 64, 16, 1024, 1, 32 * 1024), {"co_limiters": ["shared-memory"]},
+    ),
+    "nothing limits at full occupancy": (
+        ((9, 0), 256, 32), {"theoretical_share": 1.0, "limiter": None, "next_share": None},
+    ),
+    "what cannot be launched fits no block": (((9, 0), 1024, 128), {"blocks_per_sm": 0}),
+}  # fmt: skip
 
 
-def test_a_carve_out_below_the_largest_limits_only_where_nothing_else_does():
-    tied = occupancy((8, 0), 32, 16, carveout=32 * 1024)
-    alone = occupancy((8, 0), 64, 16, shared=1024, carveout=32 * 1024)
+@pytest.mark.parametrize("kernel", ALLOWED)
+def test_a_configuration_allows_what_was_worked_out_by_hand(kernel):
+    configured, allowed = ALLOWED[kernel]
+    found = occupancy(*configured)
 
-    assert tied["co_limiters"] == ["blocks"]
-    assert alone["co_limiters"] == ["shared-memory"]
-
-
-def test_nothing_limits_at_full_occupancy():
-    found = occupancy((9, 0), 256, 32)
-
-    assert (found["theoretical_share"], found["limiter"], found["next_share"]) == (1.0, None, None)
-
-
-def test_what_cannot_be_launched_fits_no_block():
-    assert occupancy((9, 0), 1024, 128)["blocks_per_sm"] == 0
+    assert {name: found[name] for name in allowed} == allowed
 
 
 def test_an_unknown_compute_capability_is_refused_with_those_that_are_known():
@@ -183,7 +168,3 @@ def test_a_launch_that_does_not_say_its_registers_has_no_theoretical_occupancy()
     found = launch_occupancy(counters(launch(registers=None), launch()))
 
     assert found["theoretical_share"].to_list() == [None, 1.0]
-
-
-def test_limiters_have_one_order():
-    assert LIMITERS == ("warps", "blocks", "registers", "shared-memory", "barriers")

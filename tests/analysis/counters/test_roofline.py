@@ -78,36 +78,6 @@ def test_each_level_of_memory_has_its_own_intensity():
     assert found["peak_bytes_per_s"].to_list() == [2e12, 96 * 32 * 1.6e9, 132 * 128 * GHZ]
 
 
-def test_tensor_operations_are_counted_against_the_peak_of_their_type():
-    def of(kind: str, rate: float, peak: float) -> dict[str, float]:
-        name = f"sm__ops_path_tensor_src_{kind}.sum"
-        return {f"{name}.per_second": rate, f"{name}.peak_sustained": peak}
-
-    report = counters(
-        launch(**fp32(fadd=1.0), **of("bf16_dst_fp32", 8e14, 1e6), **of("tf32_dst_fp32", 0.0, 5e5), **dram(1e12))
-    )
-
-    tensor = roofline(report).filter(main=True).row(0, named=True)
-
-    assert (tensor["precision"], tensor["flops_per_s"], tensor["peak_flops_per_s"]) == ("tensor", 8e14, 1e15)
-
-
-def test_a_dense_product_is_not_measured_against_the_peak_of_sparse_ones():
-    def of(kind: str, rate: float, peak: float) -> dict[str, float]:
-        name = f"sm__ops_path_tensor_{kind}.sum"
-        return {f"{name}.per_second": rate, f"{name}.peak_sustained": peak}
-
-    kinds = {
-        **of("src_bf16_dst_fp32", 4e14, 1e6),
-        **of("op_hgmma_src_bf16_dst_fp32_sparsity_off", 4e14, 5e5),
-        **of("op_hgmma_src_bf16_dst_fp32_sparsity_on", 0.0, 1e6),
-    }
-
-    tensor = roofline(counters(launch(**fp32(fadd=1.0), **kinds, **dram(1e12)))).filter(main=True).row(0, named=True)
-
-    assert (tensor["flops_per_s"], tensor["peak_flops_per_s"], tensor["roof_share"]) == (4e14, 5e14, 0.8)
-
-
 def test_tensor_work_that_was_not_counted_is_declared():
     busy = {f"sm__pipe_tensor_cycles_active{OF_PEAK}": 80.0}
 
@@ -270,46 +240,43 @@ def tensor(*parts: dict[str, float], capability: tuple[int, int] = (8, 0)) -> di
     return found.row(0, named=True)
 
 
-def test_a_dense_product_is_not_measured_against_the_peak_of_a_sparse_one():
-    row = tensor(rates("bf16", 900e9, 2000.0))
+#: What a kernel did on the tensor cores, on GPUs of which capability, and what is told of it.
+PRODUCTS = {
+    "a dense product is not measured against the peak of a sparse one": (
+        [rates("bf16", 900e9, 2000.0)], (8, 0),
+        {"precision": "tensor", "format": "bf16", "sparse": None, "peak_flops_per_s": 1000 * GHZ},
+    ),
+    "operations above the dense peak are sparse": (
+        [rates("bf16", 1500e9, 2000.0), rates("tf32", 0.0, 500.0)], (8, 0), {"sparse": True, "roof_share": 0.75},
+    ),
+    "GPUs before sparsity have one peak": (
+        [rates("fp16", 900e9, 2000.0)], (7, 0), {"peak_flops_per_s": 2000 * GHZ},
+    ),
+    "types without sparsity have one peak": (
+        [{key.replace("_dst_fp32", ""): value for key, value in rates("fp64", 900e9, 2000.0).items()}], (8, 0),
+        {"peak_flops_per_s": 2000 * GHZ},
+    ),
+    "a total and its parts are counted once": (
+        [
+            rates("bf16", 900e9, 2000.0), rates("bf16", 900e9, 1000.0, "_sparsity_off"),
+            rates("bf16", 0.0, 2000.0, "_sparsity_on"),
+        ],
+        (8, 0), {"flops_per_s": 900e9, "peak_flops_per_s": 1000 * GHZ, "sparse": False, "roof_share": 0.9},
+    ),
+    "the peak is that of the instruction of the type used most": (
+        [
+            rates("bf16", 500e9, 2000.0), rates("bf16", 500e9, 600.0, "_sparsity_off", "op_hmma_"),
+            rates("bf16", 0.0, 1000.0, "_sparsity_off", "op_hgmma_"), rates("fp16", 10e9, 2000.0),
+            rates("fp16", 10e9, 1000.0, "_sparsity_off", "op_hgmma_"),
+        ],
+        (9, 0), {"flops_per_s": 510e9, "peak_flops_per_s": 600 * GHZ, "format": "bf16"},
+    ),
+}  # fmt: skip
 
-    assert (row["precision"], row["format"], row["sparse"]) == ("tensor", "bf16", None)
-    assert row["peak_flops_per_s"] == 1000 * GHZ
 
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_tensor_operations_are_held_against_the_peak_of_their_kind(product):
+    parts, capability, told = PRODUCTS[product]
+    row = tensor(*parts, capability=capability)
 
-def test_operations_above_the_dense_peak_are_sparse():
-    row = tensor(rates("bf16", 1500e9, 2000.0))
-
-    assert (row["sparse"], row["roof_share"]) == (True, 0.75)
-
-
-def test_gpus_before_sparsity_and_types_without_it_have_one_peak():
-    assert tensor(rates("fp16", 900e9, 2000.0), capability=(7, 0))["peak_flops_per_s"] == 2000 * GHZ
-    fp64 = {key.replace("_dst_fp32", ""): value for key, value in rates("fp64", 900e9, 2000.0).items()}
-    assert tensor(fp64)["peak_flops_per_s"] == 2000 * GHZ
-
-
-def test_a_total_and_its_parts_are_counted_once():
-    parts = (
-        rates("bf16", 900e9, 2000.0),
-        rates("bf16", 900e9, 1000.0, "_sparsity_off"),
-        rates("bf16", 0.0, 2000.0, "_sparsity_on"),
-    )
-
-    row = tensor(*parts)
-
-    assert (row["flops_per_s"], row["peak_flops_per_s"], row["sparse"]) == (900e9, 1000 * GHZ, False)
-
-
-def test_the_peak_is_that_of_the_instruction_of_the_type_used_most():
-    parts = (
-        rates("bf16", 500e9, 2000.0),
-        rates("bf16", 500e9, 600.0, "_sparsity_off", "op_hmma_"),
-        rates("bf16", 0.0, 1000.0, "_sparsity_off", "op_hgmma_"),
-        rates("fp16", 10e9, 2000.0),
-        rates("fp16", 10e9, 1000.0, "_sparsity_off", "op_hgmma_"),
-    )
-
-    row = tensor(*parts, capability=(9, 0))
-
-    assert (row["flops_per_s"], row["peak_flops_per_s"], row["format"]) == (510e9, 600 * GHZ, "bf16")
+    assert {name: row[name] for name in told} == told
