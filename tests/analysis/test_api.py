@@ -3,10 +3,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tests.analysis.builders import AUTOGRAD_THREAD, MAIN_THREAD, call, copy, launch, nvtx, sync, trace
+from tests.analysis.builders import AUTOGRAD_THREAD, MAIN_THREAD, call, copy, launch, sync, trace
 from warplens.analysis.api import (
-    API_CALLS,
-    BLOCKING_CALLS,
     api_kind,
     api_kinds,
     api_statistics,
@@ -18,7 +16,6 @@ from warplens.analysis.api import (
 )
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
-from warplens.errors import UsageError
 
 ALL = Window(0, 1_000, "all", "everything")
 
@@ -56,29 +53,6 @@ def test_calls_can_be_grouped_by_kind_and_by_thread():
         (MAIN_THREAD, 80),
         (AUTOGRAD_THREAD, 20),
     ]
-
-
-def test_only_calls_that_begin_in_the_window_count():
-    assert api_statistics(CALLS, Window(20, 50, "explicit", ""))["total_ns"].to_list() == [20]
-
-
-def test_only_calls_inside_the_named_range_count():
-    timeline = Timeline(trace(api=[launch(5, 8, 1), launch(30, 32, 2)], ranges=[nvtx(0, 10, "forward")]))
-
-    assert api_statistics(timeline, timeline.window("all", range_name="forward"))["total_ns"].to_list() == [3]
-
-
-def test_the_frames_have_the_declared_schemas_even_without_calls():
-    nothing = Timeline(trace())
-
-    assert api_statistics(nothing, ALL).schema == API_CALLS.by("name", "kind").schema
-    assert blocking_calls(nothing, ALL).schema == BLOCKING_CALLS.schema
-    assert synchronization_statistics(nothing, ALL).height == 0
-
-
-def test_an_unknown_grouping_is_refused():
-    with pytest.raises(UsageError, match="API calls cannot be grouped by colour"):
-        api_statistics(CALLS, ALL, by=("colour",))
 
 
 def test_waits_are_counted_by_kind():

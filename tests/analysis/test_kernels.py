@@ -10,19 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.builders import Row, kernel, launch, nvtx, trace
+from tests.analysis.builders import Row, kernel, trace
 from warplens.analysis.kernels import (
     GROUPINGS,
     KERNEL_GROUPS,
     KERNELS,
     category_coverage,
-    kernel_statistics,
     statistics_of,
     tensor_core_use,
     time_by_class,
 )
 from warplens.analysis.timeline import Timeline
-from warplens.errors import UsageError
 
 SGEMM = "ampere_sgemm_128x64_tn"
 HGEMM = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
@@ -146,35 +144,6 @@ def test_kernels_that_take_no_time_have_no_share():
     (row,) = tabled(*lasting(0, 0)).to_dicts()
 
     assert (row["calls"], row["total_ns"], row["share"]) == (2, 0, None)
-
-
-def test_an_unknown_grouping_is_refused_with_the_known_ones():
-    with pytest.raises(UsageError, match=r"'colour'; choose one of name, full_name, category"):
-        tabled(*lasting(1), by="colour")
-
-
-def test_only_kernels_that_begin_in_the_window_count():
-    timeline = Timeline(
-        trace([kernel(0, 10, "a"), kernel(100, 150, "a"), kernel(190, 300, "b"), kernel(200, 201, "c")])
-    )
-
-    table = kernel_statistics(timeline, timeline.window("100:200"))
-
-    assert table.select("name", "calls", "total_ns").rows() == [("b", 1, 110), ("a", 1, 50)]
-
-
-def test_only_kernels_launched_inside_the_range_count():
-    timeline = Timeline(
-        trace(
-            [kernel(20, 25, "inside", correlation=1), kernel(60, 69, "outside", correlation=2)],
-            [launch(2, 4, correlation=1), launch(50, 52, correlation=2)],
-            [nvtx(0, 10, "attention")],
-        )
-    )
-
-    table = kernel_statistics(timeline, timeline.window("all", range_name="attention"))
-
-    assert table.select("name", "total_ns").rows() == [("inside", 5)]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 10**9)), max_size=40))

@@ -4,13 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.builders import AUTOGRAD_THREAD, copy, graph, kernel, launch, memset, nvtx, trace
-from warplens.analysis.launches import LAUNCHES, PROMPT_START_NS, launch_statistics, launch_summary
+from tests.analysis.builders import AUTOGRAD_THREAD, copy, graph, kernel, launch, memset, trace
+from warplens.analysis.launches import PROMPT_START_NS, launch_statistics, launch_summary
 from warplens.analysis.streams import (
-    CONCURRENCY,
     GRAPHS,
-    OVERLAPS,
-    STREAMS,
     concurrency,
     copy_overlap,
     graph_statistics,
@@ -19,7 +16,6 @@ from warplens.analysis.streams import (
 )
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
-from warplens.errors import UsageError
 
 
 def everything(start: int = 0, end: int = 1_000, steps: tuple[Step, ...] = ()) -> Window:
@@ -80,19 +76,6 @@ def test_launches_can_be_grouped_by_thread_and_by_full_name():
         (AUTOGRAD_THREAD, 1),
     ]
     assert launch_statistics(timeline, everything(), by=("full_name",))["full_name"].to_list() == ["k<a>", "k"]
-
-
-def test_the_frame_has_the_declared_schema_even_without_launches():
-    empty = launch_statistics(Timeline(trace()), everything())
-
-    assert empty.height == 0
-    assert empty.schema == LAUNCHES.by("name", "api").schema
-
-
-@pytest.mark.parametrize("by", [(), ("colour",)])
-def test_an_unknown_grouping_is_refused(by):
-    with pytest.raises(UsageError, match="launches cannot be grouped by"):
-        launch_statistics(QUEUED, everything(), by=by)
 
 
 def test_the_summary_states_its_coverage_and_rate():
@@ -194,20 +177,6 @@ def test_a_profile_without_work_has_no_rates_rather_than_zeros():
     assert (summary.prompt_share, summary.shorter_than_interval_share, summary.per_step) == (None, None, None)
 
 
-def test_only_launches_inside_the_named_range_count():
-    timeline = Timeline(
-        trace(
-            kernels=[kernel(10, 20, "inside", correlation=1), kernel(30, 40, "outside", correlation=2)],
-            api=[launch(1, 2, 1), launch(8, 9, 2)],
-            ranges=[nvtx(0, 5, "forward")],
-        )
-    )
-
-    statistics = launch_statistics(timeline, timeline.window("all", range_name="forward"))
-
-    assert statistics["name"].to_list() == ["inside"]
-
-
 WINDOW = Window(0, 1_000, "explicit", "as asked for")
 
 # Graph 4 runs twice, 30 and 50 ns, its inside hidden; 20 ns of other kernels, 10 of which run beside a graph.
@@ -307,18 +276,6 @@ def test_work_that_reaches_over_an_edge_counts_with_the_part_inside():
     assert stream_statistics(timeline, WINDOW_STREAMS).select("kernels", "busy_ns").rows() == [(2, 15)]
 
 
-def test_only_work_inside_the_named_range_counts():
-    timeline = Timeline(
-        trace(
-            kernels=[kernel(10, 20, correlation=1), kernel(30, 50, correlation=2)],
-            api=[launch(1, 2, 1), launch(8, 9, 2)],
-            ranges=[nvtx(0, 5, "forward")],
-        )
-    )
-
-    assert stream_statistics(timeline, timeline.window("all", "forward"))["busy_ns"].to_list() == [10]
-
-
 def test_the_times_with_none_one_two_kernels_sum_to_the_window():
     # 0─10 one, 10─20 two, 20─30 three (a graph counts as a kernel), 30─40 one; copies do not count.
     timeline = Timeline(
@@ -377,11 +334,3 @@ def test_copies_hide_behind_kernels_or_are_exposed():
 
 def test_a_device_without_copies_has_no_overlap_to_speak_of():
     assert copy_overlap(Timeline(trace(kernels=[kernel(0, 20)])), WINDOW_STREAMS).rows() == [(0, 20, 0, 0, 0, None)]
-
-
-def test_the_frames_have_the_declared_schemas_even_without_work():
-    nothing = Timeline(trace())
-
-    assert stream_statistics(nothing, WINDOW_STREAMS).schema == STREAMS.schema
-    assert concurrency(nothing, WINDOW_STREAMS).schema == CONCURRENCY.schema
-    assert copy_overlap(nothing, WINDOW_STREAMS).schema == OVERLAPS.schema

@@ -16,10 +16,9 @@ from warplens.analysis.allocator import (
     memory_timeline,
     memory_use,
 )
-from warplens.analysis.kernels import COPIES, copy_statistics
+from warplens.analysis.kernels import copy_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
-from warplens.errors import UsageError
 from warplens.readers import read
 
 WINDOW = Window(10, 100, "explicit", "as asked for")
@@ -200,21 +199,6 @@ def test_unrecorded_kinds_of_memory_stay_unknown():
     rows = copy_statistics(timeline, ALL).select("source_memory", "calls", "busy_ns").rows()
 
     assert rows == [(None, 1, 10), ("pageable", 1, 5)]
-
-
-def test_only_copies_that_begin_in_the_window_count():
-    assert copy_statistics(MOVES, Window(100, 200, "explicit", "as asked for"))["calls"].to_list() == [1]
-
-
-def test_the_frame_has_the_declared_schema_even_without_copies():
-    empty = copy_statistics(Timeline(trace()), ALL)
-
-    assert (empty.height, empty.schema) == (0, COPIES.schema)
-
-
-def test_an_unknown_grouping_is_refused():
-    with pytest.raises(UsageError, match="copies cannot be grouped by 'stream'"):
-        copy_statistics(MOVES, ALL, by="stream")  # type: ignore[arg-type]
 
 
 # 1,000 bytes stood there before the recording. In the window: 300 more, 200 more (the peak: 1,500), then 300 of them

@@ -7,15 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, graph, kernel, launch, memset, nvtx, overhead, trace
+from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, graph, kernel, launch, memset, nvtx, trace
+from tests.analysis.random_traces import GEMM, NCCL, TIME, US, any_trace
 from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.profile import Trace
-
-US = 1_000
-
-GEMM = "ampere_sgemm_128x32_nn"
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def _budget(profile: Trace, spec: str = "all", range_name: str | None = None) -> TimeBudget:
@@ -111,30 +107,7 @@ def test_every_gap_is_listed_with_its_main_cause():
     assert gap["launch_ns"] + gap["start-latency_ns"] == 50 * US
 
 
-_NAMES = st.sampled_from([GEMM, NCCL, "softmax_warp_forward", "no_such_kernel"])
-_CALLS = st.sampled_from(["cudaLaunchKernel", "cudaMalloc", "cudaDeviceSynchronize", "cudaMemcpy", "cudaGraphLaunch"])
-_TIME = st.integers(0, 400 * US)
-_LENGTH = st.integers(0, 60 * US)
-
-
-@st.composite
-def _traces(draw: st.DrawFn) -> Trace:
-    ids = st.integers(1, 6)
-    kernels = [
-        kernel(start, start + draw(_LENGTH), draw(_NAMES), stream=draw(st.integers(1, 3)), correlation=draw(ids))
-        for start in draw(st.lists(_TIME, min_size=1, max_size=8))
-    ]
-    api = [
-        call(start, start + draw(_LENGTH), draw(_CALLS), draw(ids), thread=draw(st.integers(1, 2)))
-        for start in draw(st.lists(_TIME, max_size=8))
-    ]
-    copies = [copy(start, start + draw(_LENGTH), correlation=draw(ids)) for start in draw(st.lists(_TIME, max_size=3))]
-    graphs = [graph(start, start + draw(_LENGTH), correlation=draw(ids)) for start in draw(st.lists(_TIME, max_size=2))]
-    held = [overhead(start, start + draw(_LENGTH)) for start in draw(st.lists(_TIME, max_size=2))]
-    return trace(kernels, api, copies=copies, graph_launches=graphs, profiler_overhead=held)
-
-
-@given(_traces(), st.tuples(_TIME, st.integers(1, 300 * US)))
+@given(any_trace(), st.tuples(TIME, st.integers(1, 300 * US)))
 def test_the_parts_sum_to_the_window_exactly(profile, span):
     timeline = Timeline(profile)
     windows = [timeline.window("all"), timeline.window("steady")]
@@ -156,7 +129,7 @@ def test_the_parts_sum_to_the_window_exactly(profile, span):
             )
 
 
-@given(_traces())
+@given(any_trace())
 def test_busy_time_is_the_set_of_instants_at_which_anything_runs(profile):
     timeline = Timeline(profile)
     window = timeline.window("all")

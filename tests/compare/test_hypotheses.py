@@ -8,7 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.compare.difference.programs import GEMM, US, Launch, program, side
+from tests.analysis.random_traces import GEMM, US
+from tests.compare.difference.programs import Launch, program, side
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference.difference import step_difference
 from warplens.compare.difference.host import Side

@@ -7,12 +7,12 @@ the next step begins. A kernel starts `LATENCY` after its call returned, or when
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from tests.analysis.builders import call, copy, graph, kernel, launch, nvtx, overhead, trace
+from tests.analysis.builders import call, kernel, launch, nvtx, trace
+from tests.analysis.random_traces import GEMM, US, any_trace
 from warplens.analysis.timeline import Timeline
 from warplens.compare.difference.host import Side
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from warplens.profile import Trace
-
-US = 1_000
-
-GEMM = "ampere_sgemm_128x32_nn"
-SOFTMAX = "softmax_warp_forward"
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 #: From the end of a launching call to the begin of its kernel on an idle GPU; time inside the call.
 LATENCY = 2 * US
@@ -93,38 +87,8 @@ def settled(profile: Trace, name: str = "a") -> Side:
     return side(profile, name, f"{one.window.steps[1].start_ns}:{one.window.end_ns}")
 
 
-_NAMES = st.sampled_from([GEMM, NCCL, SOFTMAX, "no_such_kernel"])
-_CALLS = st.sampled_from(["cudaLaunchKernel", "cudaMalloc", "cudaDeviceSynchronize", "cudaMemcpy", "cudaGraphLaunch"])
-_TIME = st.integers(0, 400 * US)
-_LENGTH = st.integers(0, 60 * US)
-
-
 @st.composite
 def any_side(draw: st.DrawFn) -> Side:
-    """A side with work, calls and steps anywhere: apart from each other, touching, or none at all."""
-    ids = st.integers(1, 6)
-    kernels = [
-        kernel(
-            start,
-            start + draw(_LENGTH),
-            draw(_NAMES),
-            stream=draw(st.integers(1, 3)),
-            correlation=draw(ids),
-            device=draw(st.sampled_from([0, 0, 0, 1])),
-            grid=(draw(st.integers(1, 2)), 1, 1),
-        )
-        for start in draw(st.lists(_TIME, min_size=1, max_size=8))
-    ]
-    api = [
-        call(start, start + draw(_LENGTH), draw(_CALLS), draw(ids), thread=draw(st.integers(1, 2)))
-        for start in draw(st.lists(_TIME, max_size=8))
-    ]
-    copies = [copy(start, start + draw(_LENGTH), correlation=draw(ids)) for start in draw(st.lists(_TIME, max_size=3))]
-    graphs = [graph(start, start + draw(_LENGTH), correlation=draw(ids)) for start in draw(st.lists(_TIME, max_size=2))]
-    held = [overhead(start, start + draw(_LENGTH)) for start in draw(st.lists(_TIME, max_size=2))]
-    edges = sorted(draw(st.lists(_TIME, max_size=8, unique=True)))
-    steps = [nvtx(begin, end, "step") for begin, end in zip(edges[::2], edges[1::2], strict=False)]
-    if draw(st.booleans()):
-        steps = [nvtx(begin, end, "step") for begin, end in pairwise(edges)]
-    profile = trace(kernels, api, steps, copies=copies, graph_launches=graphs, profiler_overhead=held)
+    """A side with work, calls and steps anywhere, most of it on one device."""
+    profile = draw(any_trace((0, 0, 0, 1), steps=True))
     return side(profile, window=draw(st.sampled_from(["all", "steady"])))

@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given
 
 from tests.analysis.builders import copy, graph, kernel, launch, memset, nvtx, trace
-from tests.compare.difference.programs import CALL, GEMM, NCCL, SOFTMAX, US, Launch, any_side, program, settled, side
+from tests.analysis.random_traces import GEMM, NCCL, SOFTMAX, US
+from tests.compare.difference.programs import CALL, Launch, any_side, program, settled, side
 from warplens.compare.difference.difference import Explanation, explanation, step_difference, wall_split
 from warplens.compare.difference.host import LaunchChange, Side, launch_change
 from warplens.compare.difference.places import comparability_notes, phase_changes, range_changes, range_paths

@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 from hypothesis import given
 
-from tests.compare.difference.programs import GEMM, SOFTMAX, US, Launch, any_side, program, side
+from tests.analysis.random_traces import GEMM, SOFTMAX, US
+from tests.compare.difference.programs import Launch, any_side, program, side
 from warplens.compare.difference.matching import in_order, spelled
 from warplens.compare.difference.work import KernelChanges, kernel_changes
 

@@ -9,19 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import kernel, launch, nvtx, trace
-from tests.compare.difference.programs import (
-    CALL,
-    GEMM,
-    LATENCY,
-    NCCL,
-    SOFTMAX,
-    US,
-    Launch,
-    any_side,
-    program,
-    settled,
-    side,
-)
+from tests.analysis.random_traces import GEMM, NCCL, SOFTMAX, US
+from tests.compare.difference.programs import CALL, LATENCY, Launch, any_side, program, settled, side
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
 from warplens.compare.difference.difference import wall_split
