@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +195,8 @@ class Timeline:
             return rows
         if not categories:
             raise UsageError(f"there is no range {name!r}: the profile holds no annotated ranges")
+        from difflib import get_close_matches
+
         close = get_close_matches(name, categories, n=3, cutoff=0.4) or sorted(categories)[:3]
         raise UsageError(f"there is no range {name!r}; ranges with similar names: {', '.join(map(repr, close))}")
 

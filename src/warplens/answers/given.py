@@ -10,19 +10,21 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
-from warplens.compare.difference.host import Side, step_samples
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.counters import KernelCounters
 from warplens.readers import discover, read, read_counters
 from warplens.readers.shipped import located
-from warplens.report.comparison.numbers import TraceFiles
+
+if TYPE_CHECKING:
+    from warplens.compare.difference.host import Side
+    from warplens.report.comparison.numbers import TraceFiles
 
 #: Of a folder with several profiles these are named.
 _NAMED_PROFILES: Final = 3
@@ -256,6 +258,10 @@ def trace_side(name: str, timelines: Iterable[Timeline], window: str, range_name
         UsageError: a window lies outside of a trace, or a range is not in it; the message names the file.
         MissingDataError: a step, or the window without steps, takes no time.
     """
+    # Commands on one profile start without what compares two.
+    from warplens.compare.difference.host import Side
+    from warplens.report.comparison.numbers import TraceFiles
+
     files, notes = [], []
     for timeline in timelines:
         source = timeline.trace.capture.source
@@ -293,6 +299,8 @@ def _check_times(side: Side, source: str) -> None:
     Raises:
         MissingDataError: a step, or the window without steps, takes no time.
     """
+    from warplens.compare.difference.host import step_samples
+
     try:
         step_samples(side)
     except UsageError as error:

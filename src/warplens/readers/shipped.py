@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +35,7 @@ def shipped() -> dict[str, Path]:
 
     Where two files have one name, the later folder's is named with its folder (`policies/token_reduction`).
     """
-    data = Path(str(files("warplens") / "data"))
+    data = Path(__file__).parents[1] / "data"
     found: dict[str, Path] = {}
     for folder in _FOLDERS:
         for path in sorted((data / folder).glob("*.*")):
@@ -62,6 +60,8 @@ def located(path: Path | str) -> Path:
     name = stem(text.removeprefix(PREFIX))
     if name in known:
         return known[name]
+    from difflib import get_close_matches
+
     close = get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"; similar: {', '.join(PREFIX + one for one in close)}" if close else ""
     raise UsageError(f"{text or PREFIX}: no such profile comes with Warplens{hint}. warplens {PREFIX} lists them")

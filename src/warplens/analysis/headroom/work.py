@@ -87,80 +87,81 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
         _owners(timeline, levels.level[at], levels.row[at]).alias("owner"),
         _lines(timeline, at),
     )  # fmt: skip
-    told, by_name = _told_by_names(timeline, work["kind"], work["row"])
-    found = _launched(timeline, work["kind"], work["row"]).with_columns(
-        pl.Series("told", by_name),
-        phase_of_work(timeline).gather(at),
-        pl.Series("recomputed", recomputed(timeline)[at]),
-    )
+    told, which = _told_by_tables(timeline, work["kind"], work["row"])
     del work, levels
+    again = pl.Series("recomputed", recomputed(timeline)[at])
+    found = pl.DataFrame([pl.Series("told", which), phase_of_work(timeline).gather(at), again])
     heads, kind = (found, np.arange(found.height)) if timeline.has_operators else numbered(found, found.columns)
     kinds = heads.drop("told").with_columns(told[heads["told"]].get_columns())
     return Pieces(rows, kinds, kind)
 
 
-def _told_by_names(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tuple[pl.DataFrame, Int64s]:
-    """What names and tables tell of kernels, copies, fills and graphs, and which row of that is each of these pieces'.
+def _told_by_tables(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tuple[pl.DataFrame, Int64s]:
+    """What the tables tell of kernels, copies, fills and graphs, and which row of that is each of these pieces'.
 
+    That are names, the size of the launch of a kernel (`blocks`, `threads`), and the bytes `moved` by what is none.
     Texts stay dictionary-encoded, and what follows from a name is worked out once for each, for millions of pieces
     have a few hundred of them.
     """
     trace = timeline.trace
     kernels, copies, fills = trace.kernels, trace.copies, trace.memsets
-    pairs, pair = numbered(kernels, ("name", "full_name"))
-    short, full = name_categories(kernels["name"]), pairs["full_name"].to_physical()
-    directions = [f"copy {text}" for text in name_categories(copies["direction"])]
-    names = pl.Enum(list(dict.fromkeys([*short, *directions, _FILL, _HIDDEN])))
+    launches, launch = numbered(kernels.select("name", "full_name", *_sizes(kernels)), _LAUNCH)
+    copied, copy = numbered(copies.select("direction", moved=pl.col("bytes") * 2), ("direction", "moved"))
+    filled, fill = numbered(fills.select(moved="bytes"), ("moved",))
+    short, by_short, full = name_categories(kernels["name"]), launches["name"].to_physical(), launches["full_name"]
+    directions, full = name_categories(copies["direction"]), full.to_physical()
+    named = [f"copy {text}" for text in directions]
+    names = pl.Enum(list(dict.fromkeys([*short, *named, _FILL, _HIDDEN])))
     classes = class_table(kernels["full_name"])
     items = [ITEM.get(text) for text in classes["precision"].cast(pl.String)]
-    of_kernels = pairs.select(
-        pl.lit("kernel", dtype=kind.dtype).alias("kind"),
-        pl.Series("name", short, dtype=names).gather(pairs["name"].to_physical()), full.cast(pl.UInt32).alias("code"),
-        short.str.contains("(?i)backward|grad").gather(pairs["name"].to_physical()).alias("backward"),
+    of_kernels = launches.select(
+        pl.lit("kernel", dtype=kind.dtype).alias("kind"), "blocks", "threads",
+        pl.Series("name", short, dtype=names).gather(by_short), full.cast(pl.UInt32).alias("code"),
+        short.str.contains("(?i)backward|grad").gather(by_short).alias("backward"),
         pl.Series("item", items, dtype=pl.Int8).gather(full),
         *(classes[name].gather(full) for name in ("category", "precision", "tensor_cores")),
         (classes["category"] == "communication").gather(full).alias("link"),
     )  # fmt: skip
-    others = pl.DataFrame({
-        "kind": pl.Series(["copy"] * len(directions) + ["memset", "graph"], dtype=kind.dtype),
-        "name": pl.Series([*directions, _FILL, _HIDDEN], dtype=names),
-        "category": pl.Series(["copy-cast"] * len(directions) + ["elementwise", "other"], dtype=_CATEGORY),
-        "link": [text not in ON_DEVICE for text in name_categories(copies["direction"])] + [False, False],
-    })  # fmt: skip
-    told = pl.concat([of_kernels, others], how="diagonal").with_columns(pl.col("link").fill_null(value=False))
-    of_kind = {
-        "kernel": pair,
-        "copy": pairs.height + copies["direction"].to_physical().to_numpy().astype(np.int64),
-        "memset": np.full(fills.height, told.height - 2),
-        "graph": np.full(trace.graph_launches.height, told.height - 1),
-    }
-    at, rows = np.empty(kind.len(), dtype=np.int64), row.to_numpy()
-    for each, numbers in of_kind.items():
+    of_copies = copied.select(
+        "moved",
+        pl.Series("name", named, dtype=names).gather(copied["direction"].to_physical()),
+        link=~pl.col("direction").is_in(ON_DEVICE).fill_null(value=False),
+    )
+    others = [
+        rows.with_columns(
+            pl.lit(what, dtype=kind.dtype).alias("kind"),
+            pl.lit(category, dtype=_CATEGORY).alias("category"),
+            *(() if name is None else (pl.lit(name, dtype=names).alias("name"), pl.lit(value=False).alias("link"))),
+        )
+        for what, category, name, rows in (
+            ("copy", "copy-cast", None, of_copies),
+            ("memset", "elementwise", _FILL, filled),
+            ("graph", "other", _HIDDEN, pl.DataFrame({"moved": [None]}, schema={"moved": pl.Int64})),
+        )
+    ]
+    told = pl.concat([of_kernels, *others], how="diagonal").with_columns(pl.col("link").fill_null(value=False))
+    hidden = np.broadcast_to(np.int64(0), trace.graph_launches.height)
+    which, rows, before = np.empty(kind.len(), dtype=np.int64), row.to_numpy(), 0
+    tables = (("kernel", launch, launches), ("copy", copy, copied), ("memset", fill, filled), ("graph", hidden, None))
+    for each, numbers, table in tables:
         mine = np.flatnonzero((kind == each).to_numpy())
-        at[mine] = numbers[rows[mine]]
-    return told, at
+        which[mine] = numbers[rows[mine]] + before
+        before += 0 if table is None else table.height
+    return told, which
 
 
-def _launched(timeline: Timeline, kind: pl.Series, row: pl.Series) -> pl.DataFrame:
-    """The size of the launch of each of these pieces (`blocks`, `threads`), or the bytes `moved` by what is none."""
-    trace = timeline.trace
-    kernels, copies, fills = trace.kernels, trace.copies, trace.memsets
-    moved = pl.repeat(None, kind.len(), dtype=pl.Int64, eager=True).alias("moved")
-    for each, of_all in (("copy", copies["bytes"] * 2), ("memset", fills["bytes"])):  # read and written, written
-        mine = (kind == each).arg_true()
-        if mine.len():
-            moved = moved.scatter(mine, of_all.gather(row.gather(mine)))
-    of_kernel = row.set(kind != "kernel", None)
-    sizes = [
-        kernels.select(pl.col(f"{what}_x").cast(pl.Int64) * pl.col(f"{what}_y") * pl.col(f"{what}_z"))
-        .to_series()
-        .gather(of_kernel)
-        .alias(whole)
+#: What tells one kind of launch from another.
+_LAUNCH: Final = ("name", "full_name", "blocks", "threads")
+
+
+def _sizes(kernels: pl.DataFrame) -> list[pl.Expr]:
+    """Blocks of the grid of each kernel, and threads of a block; null where they were not recorded."""
+    return [
+        (pl.col(f"{what}_x").cast(pl.Int64) * pl.col(f"{what}_y") * pl.col(f"{what}_z")).alias(whole)
         if kernels[f"{what}_x"].null_count() < kernels.height
-        else pl.repeat(None, kind.len(), dtype=pl.Int64, eager=True).alias(whole)
+        else pl.lit(None, dtype=pl.Int64).alias(whole)
         for what, whole in (("grid", "blocks"), ("block", "threads"))
     ]
-    return pl.DataFrame([*sizes, moved])
 
 
 def joined(pieces: pl.DataFrame, table: pl.DataFrame, on: str) -> pl.DataFrame:
