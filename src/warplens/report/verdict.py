@@ -15,7 +15,6 @@ import polars as pl
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.diagnosis import Diagnosis
-from warplens.diagnosis.checklist import CHECKLIST, STATES, checklist
 from warplens.diagnosis.findings import MANY, about, times
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.whole import is_known
@@ -416,9 +415,6 @@ def one_finding(finding: Finding, steps: int = 1) -> Iterator[Block]:
     yield quiet(f"What would refute it: {finding.refute}")
 
 
-_SHOWN: Final = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")
-
-
 def checklist_frame(
     timeline: Timeline | None = None,
     window: Window | None = None,
@@ -426,6 +422,9 @@ def checklist_frame(
     counters: KernelCounters | None = None,
 ) -> pl.DataFrame:
     """`CHECKLIST` of a trace, of a report of counters, or of both; as `warplens.diagnosis.checklist.checklist`."""
+    # A diagnosis without a report needs neither the list nor what it asks of counters.
+    from warplens.diagnosis.checklist import CHECKLIST, checklist
+
     rows = [
         {
             "item": name,
@@ -449,6 +448,8 @@ def checklist_frame(
 
 def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
     """The list, with how many of its items were checked."""
+    from warplens.diagnosis.checklist import CHECKLIST, STATES
+
     counts = {state: int((rows["found"] == state).sum()) for state in STATES}
     checked = counts["in order"] + counts["to mend"]
     yield quiet(
@@ -456,4 +457,5 @@ def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
         f"{counts['not applicable']} not applicable; of {counts['cannot tell']} these files cannot tell. What was lost "
         "is a ceiling, of the time of the kernels that were looked at (seen); costs of several items do not add up."
     )
-    yield Table("checklist-table", "Optimisation checklist", _SHOWN, rows, limit=None)
+    shown = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")
+    yield Table("checklist-table", "Optimisation checklist", shown, rows, limit=None)
