@@ -134,3 +134,48 @@ def test_the_pauses_of_all_waits_are_those_of_each() -> None:
     assert found.evidence["launches_behind_ns"] > 0, "what a model adds belongs to no wait"
     waits = found.evidence["waits_per_step"] * programs.STEPS
     assert found.evidence["idle_ns_per_wait"] * waits == pytest.approx(found.evidence["idle_ns"])
+
+
+FUSED_ADAM = "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float>>"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_loop_over_the_parameters_is_not_the_optimizer_that_is_fused(fused: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(20 * US, times=20)
+        if fused:
+            machine.launch(20 * US, FUSED_ADAM)
+        for tensor in range(200):
+            machine.launch(2 * US, ADD, (1 + tensor % 5, 1, 1))
+
+    found = verdict(step, Machine(python_ns=26 * US))
+    assert found.verdict == "unfused-optimizer"
+    assert ("AdamW" in advice(found, "unfused-optimizer")) != fused
+    assert ("loop over the parameters" in found.headline) == fused
+
+
+def test_rows_that_are_picked_for_long_are_no_part_of_the_loss_beside_them() -> None:
+    log_softmax = "void at::native::softmax_warp_forward<float, float, float, 6, true, false>(float*)"
+    pick = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)"
+
+    def step(machine: Machine) -> None:
+        machine.launch(1 * MS)
+        machine.launch(2 * MS, pick)
+        machine.launch(100 * US, log_softmax)
+
+    found = verdict(step).finding("unfused-chain")
+    assert found is None or "loss" not in found.title
+
+
+def test_a_verdict_that_is_worth_little_says_so() -> None:
+    def step(machine: Machine) -> None:  # three causes of a fifteenth each
+        machine.launch(100 * US, times=10)
+        machine.wait()
+        machine.think(115 * US)
+        machine.launch(5 * US, times=14)
+        machine.allocate(110 * US)
+        machine.launch(2 * US, times=6)
+
+    found = verdict(step)
+    assert found.findings[0].severity == "info"
+    assert found.headline.startswith("Little to gain; limited by")

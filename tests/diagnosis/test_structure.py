@@ -639,7 +639,7 @@ def test_scores_that_go_through_memory_beside_their_log_softmax_are_an_unfused_l
     diagnosis = verdict(step)
     assert (diagnosis.verdict == "unfused-chain") is found
     if found:
-        assert "vocabulary" in diagnosis.findings[0].title
+        assert "loss" in diagnosis.findings[0].title
         assert "cross_entropy" in diagnosis.findings[0].remedies[0].how
         # Both copies go away, and the log-softmax reads half of the bytes.
         assert diagnosis.findings[0].expected == pytest.approx(2880 / (2880 - 800 - 160), rel=0.05)

@@ -59,6 +59,8 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
         behind = verdict.evidence.get("launches_behind_ns", 0) / facts.wall_ns
         if behind > share:  # what is seen would not explain the gain
             said += f", and by a model another {percent(behind)} in launches that it delays"
+        if verdict.severity == "info" and weight(verdict) < facts.thresholds.warning_ceiling:
+            said = f"Little to gain; {said[:1].lower()}{said[1:]}"
         return f"{said}; {gain_text(verdict)} {verdict.gained}."
     if facts.wall_ns and (told := rule(verdict.id).told(facts, verdict)):
         return told

@@ -735,6 +735,22 @@ _ON_LISTS: Final = Remedy(
 )
 
 
+_FUSED_STEP: Final = Remedy(
+    "Use the fused optimizer",
+    "torch.optim.AdamW(model.parameters(), fused=True)",
+    f"{GAIN}: one pass over the parameters in a few launches",
+)
+
+#: Where the optimizer is fused already, and something else goes from tensor to tensor.
+_OVER_PARAMETERS: Final = Remedy(
+    "Go over all parameters at once",
+    "torch._foreach_lerp_(averages, parameters, 1 - decay)  # a moving average of the weights\n"
+    "# torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))\n"
+    "# torch._foreach_* for norms, clipping, penalties and copies; state_dict() once, not in every step",
+    f"{GAIN}: a few launches in all instead of some for each tensor",
+)
+
+
 class UnfusedOptimizer(Rule):
     """The launch pauses of the optimizer, and what a fused one saves of its kernels' memory traffic."""
 
@@ -746,6 +762,10 @@ class UnfusedOptimizer(Rule):
     claimed = "launch pauses of the optimizer, and 26/33 of its kernels' time"
     headline = "Limited by the optimizer: updating one tensor at a time costs {share} of the time"
     title = "The optimizer updates one tensor at a time, with several kernels for each"
+    loop_title: ClassVar = "A loop over the parameters launches kernels for each tensor, beside a fused optimizer"
+    headlines: ClassVar = {
+        loop_title: "Limited by a loop over the parameters: going from tensor to tensor costs {share} of the time"
+    }
     evidence: ClassVar = {
         "claimed_share": "of the window, what updating one tensor at a time costs",
         "optimizer_share": "time of the optimizer: its work, and the pauses before that work",
@@ -813,6 +833,7 @@ class UnfusedOptimizer(Rule):
         """The finding, if the window has it."""
         lists = self._lists(facts)
         foreach = not is_unfused(facts)
+        looped = not foreach and bool(facts.program.marked("fused-optimizer").any())
         if foreach and not lists.any():
             return None
         found = optimizer_work(facts)
@@ -823,7 +844,11 @@ class UnfusedOptimizer(Rule):
         return self.raised(
             facts,
             claimed,
-            title="The optimizer runs its operations over all tensors one after the other (foreach)" if foreach else "",
+            title="The optimizer runs its operations over all tensors one after the other (foreach)"
+            if foreach
+            else self.loop_title
+            if looped
+            else "",
             confidence="high" if facts.sure else "medium",
             evidence={
                 "claimed_share": claims.seen_ns(self.id) / facts.wall_ns if facts.wall_ns else None,
@@ -837,14 +862,7 @@ class UnfusedOptimizer(Rule):
                 "saved_kernel_ns": claims.busy_ns(self.id),
             },
             where=kernel_names(facts, facts.work["own_ns"] * (pl.Series(lists) if foreach else mine)),
-            remedies=(
-                Remedy(
-                    "Use the fused optimizer",
-                    "torch.optim.AdamW(model.parameters(), fused=True)",
-                    f"{GAIN}: one pass over the parameters in a few launches",
-                ),
-                *(() if foreach else (_ON_LISTS,)),
-            ),
+            remedies=(_OVER_PARAMETERS,) if looped else (_FUSED_STEP, *(() if foreach else (_ON_LISTS,))),
             issuing_ns=claims.issuing_ns[self.id],
             claims=claims,
             bound_ns=claimed

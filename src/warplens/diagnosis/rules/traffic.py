@@ -40,10 +40,10 @@ class UnfusedChain(StructureRule):
     )
     casts_title: ClassVar = "Weights are cast to 16 bits before each product, every time"
     casts_headline: ClassVar = "Limited by casts of weights: keeping them in 16 bits could save {share} of the time"
-    loss_title: ClassVar = "The loss over a whole vocabulary makes a separate pass over memory for each operation"
+    loss_title: ClassVar = "The loss makes a separate pass over all of its scores for each operation"
     loss_headline: ClassVar = (
-        "Limited by the loss: scores over a whole vocabulary go through memory several times, and a fused loss could "
-        "save {share} of the time"
+        "Limited by the loss: its scores go through memory several times, and a fused loss could save {share} of the "
+        "time"
     )
     copies_title: ClassVar = "Copies to other layouts or formats stand between the matrix products"
     copies_headline: ClassVar = (
@@ -102,6 +102,7 @@ class UnfusedChain(StructureRule):
         0.15, "Losses over vocabularies of 50,000 words take up to a tenth of training steps in which little is wrong."
     )
     of_a_loss_share = Limit(0.1, "A cast of the scores takes a third of their log-softmax; labels, a thousandth.")
+    picked_of_a_loss = Limit(1, "Labels pick a few of the scores; what picks for longer picks rows of something else.")
     cast_operands = Limit(3, "A product has two operands and a bias.")
     repeated_heads_share = Limit(
         0.75, "Models that share keys between heads do so between four or more: attention reads a quarter of the bytes."
@@ -184,18 +185,20 @@ class UnfusedChain(StructureRule):
         """Passes beside a log-softmax, over as many numbers: all go away but one over 16 bits, forward and backward.
 
         A fused loss reads the scores once and writes their gradient once, as they are. What takes a small part of the
-        log-softmax's time goes over fewer numbers.
+        log-softmax's time goes over fewer numbers; what picks rows for longer, over others.
         """
         program, own = facts.program, facts.program.own_ns
         found = np.zeros(facts.work.height)
         losses, long = program.marked("log-softmax"), own >= facts.thresholds.bandwidth_kernel_ns
+        picks = program.labelled("gather-scatter")
         if not (losses & long).any():
             return found
         wide = program.having("precision", "fp32")
         beside = program.labelled(*PASSES, "gather-scatter") | facts.program.having("label", "memset")
         for run in program.runs(beside, (losses & long, 1)):
             longest = int(own[run[losses[run]]].max())
-            mine = run[own[run] >= self.of_a_loss_share * longest]
+            others = picks[run] & (own[run] > self.picked_of_a_loss * longest)
+            mine = run[(own[run] >= self.of_a_loss_share * longest) & ~others]
             kept = losses[mine]
             if kept.all():
                 continue  # a log-softmax alone is a fused loss, or the next best
@@ -361,9 +364,9 @@ _KINDS: Final = (
     ("Losses", r"(?i)softmax|nll|cross_entropy|logsumexp"),
     ("Rotary embeddings", r"(?i)cos_|sin_|neg_|CatArray"),
     ("Activations", r"(?i)gelu|silu|sigmoid|tanh|relu|erf|GeluCUDA|exp_kernel"),
-    ("Dropout and masks", r"(?i)dropout|where|masked|bernoulli|compare"),
+    ("Masks", r"(?i)dropout|where|masked|bernoulli|compare"),
     ("Casts", r"(?i)copy_kernel|direct_copy|to_copy"),
-    ("Scales and sums", r"(?i)add|mul|div|sub"),
+    ("Elementwise arithmetic", r"(?i)add|mul|div|sub"),
 )
 
 
