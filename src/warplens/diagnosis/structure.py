@@ -16,7 +16,7 @@ from warplens.diagnosis.facts import Facts, kernel_names, range_names
 from warplens.diagnosis.findings import ISSUING, PASSES, Confidence, Finding, Remedy
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.program import Program
-from warplens.diagnosis.rule import Rule
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Rule
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: What all of these rules give as evidence.
@@ -32,6 +32,10 @@ class StructureRule(Rule):
 
     precedence = "structure"
 
+    def __init_subclass__(cls) -> None:
+        """Of what all of them show a rule declares nothing."""
+        cls.evidence = {**AFFECTED, **cls.evidence, **GPU_BUSY_SHARE}
+
     def share(self, facts: Facts) -> Float64s:
         """Of each piece of work, the share that is expected to go away."""
         raise NotImplementedError
@@ -40,6 +44,14 @@ class StructureRule(Rule):
         """The same, or nothing where the pattern is too rare to be one."""
         share = self.share(facts)
         return share if share.any() else None
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        return self.shown(facts, claims) if claims.busy_ns(self.id) else None
+
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
+        raise NotImplementedError
 
     def seen(
         self,

@@ -15,8 +15,8 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.program import Program
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, remembered
-from warplens.diagnosis.structure import AFFECTED, StructureRule, time_of
+from warplens.diagnosis.rule import GAIN, Limit, remembered
+from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Passes over a growing text, at least: fewer grids in a row grow by the same amount by chance.
@@ -170,10 +170,8 @@ class GrowingCache(StructureRule):
     )
     headlines: ClassVar = {appended_title: appended_headline, rolled_title: appended_headline}
     evidence: ClassVar = {
-        **AFFECTED,
         "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",
         "growth_per_step": "how much longer they take from one step to the next, as a share of their time",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "Decode with a cache of fixed size (StaticCache): if a token takes as long, the copies were not the limit."
@@ -296,10 +294,8 @@ class GrowingCache(StructureRule):
         rising = np.all(np.diff(blocks) >= 0) and blocks[-1] > blocks[0]
         return float(slope) if rising or slope > 3 * np.std(np.diff(sums)) / sums.mean() else None
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        if not claims.busy_ns(self.id):
-            return None
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         mine = claims.of_work(self.id).to_numpy() > 0
         joined, gathers, about = self._copies(facts)
         gathered = time_of(facts.program, mine & gathers) > time_of(facts.program, mine & joined)

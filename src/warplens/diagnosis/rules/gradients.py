@@ -17,11 +17,10 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, ahead_without, remembered
+from warplens.diagnosis.rule import Limit, ahead_without, remembered
 from warplens.diagnosis.rules.repetition import PerExpertLoop
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
 from warplens.diagnosis.structure import (
-    AFFECTED,
     StructureRule,
     backward_work,
     passes_over_one_graph,
@@ -82,10 +81,8 @@ class UnusedGradients(StructureRule):
     headline = "Limited by gradients that nothing uses: {share} of the time goes into gradients that no optimizer takes"
     title = "The backward pass works out gradients that no optimizer takes"
     evidence: ClassVar = {
-        **AFFECTED,
         "unused_gradients_per_step": "gradients handed to parameters that no optimizer takes",
         "unused_numbers_share": "their numbers, of those of all gradients",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "List the parameters with a gradient (p.grad is not None) that are in no optimizer's param_groups: if there "
@@ -195,10 +192,10 @@ class UnusedGradients(StructureRule):
                 added, seen = added + int(adds[part].sum()), seen + len(at)
         return Unused(share, added, None) if seen else None
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         found = self._unused(facts)
-        if found is None or not claims.busy_ns(self.id):
+        if found is None:
             return None
         return self.seen(
             facts,

@@ -27,6 +27,8 @@ class CounterRule(Rule):
 
     faults: ClassVar[tuple[str, ...]]  #: what `analysis.counters` calls it
     remedies: ClassVar[tuple[Remedy, ...]]  #: what to do about it
+    raised_when = "counters only"
+    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
     precedence = "measured"
     thresholds = ("counters_share", "counters_complete_share")
     evidence: ClassVar = {
@@ -94,8 +96,6 @@ class Occupancy(CounterRule):
     question = "Do kernels wait because too few warps are resident to hide latency?"
     limiter = "kernels with too few warps to hide latency"
     cause = "kernels with too few resident warps to hide latency; the limiter is named"
-    raised_when = "counters only"
-    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
     headline = "Limited by low occupancy: it costs {share} of the time"
     refutation = (
         "Build the kernel with fewer registers per thread: if it is as fast as before, independent instructions "
@@ -130,8 +130,6 @@ class Uncoalesced(CounterRule):
     question = "Is part of every memory transaction unused?"
     limiter = "uncoalesced memory accesses: part of each transaction is unused"
     cause = "uncoalesced memory accesses"
-    raised_when = "counters only"
-    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
     headline = "Limited by uncoalesced memory accesses: they cost {share} of the time"
     title = "Kernels move memory sectors of which they use only a part"
     refutation = (
@@ -157,8 +155,6 @@ class BankConflicts(CounterRule):
     question = "Do threads of a warp access the same shared-memory bank?"
     limiter = "conflicts in shared memory"
     cause = "conflicts in shared memory"
-    raised_when = "counters only"
-    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
     headline = "Limited by shared-memory bank conflicts: they cost {share} of the time"
     title = "Threads of a warp conflict on shared-memory banks"
     refutation = (
@@ -179,8 +175,6 @@ class Divergence(CounterRule):
     question = "Do warps run with only some of their threads active?"
     limiter = "divergent warps: few active threads"
     cause = "few active threads in a warp"
-    raised_when = "counters only"
-    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
     headline = "Limited by warp divergence: it costs {share} of the time"
     title = "Instructions execute for only some of each warp's threads"
     refutation = (

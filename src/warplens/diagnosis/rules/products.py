@@ -14,10 +14,9 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.rule import GAIN, Limit, remembered
 from warplens.diagnosis.rules.kernels import filled_share, has_tensor_cores, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import (
-    AFFECTED,
     Passes,
     StructureRule,
     time_beside,
@@ -57,11 +56,9 @@ class UnfusedAttention(StructureRule):
     masked_title: ClassVar = "Fused attention gets an explicit mask: masked scores are computed, in slower kernels"
     headlines: ClassVar = {masked_title: masked_headline}
     evidence: ClassVar = {
-        **AFFECTED,
         "attentions_per_step": "softmaxes between two products, forward and backward",
         "passes_per_attention_factor": "passes over the scores per attention",
         "masked_per_step": "kernels of fused attention with one mask of all scores",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "Time one layer with torch.nn.functional.scaled_dot_product_attention in place of the two products and the "
@@ -180,10 +177,8 @@ class UnfusedAttention(StructureRule):
         products[order[np.concatenate((left - 1, right + 1, further))]] = True
         return passes, products, len(at)
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        if not claims.busy_ns(self.id):
-            return None
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         passes, products, count = self._found(facts)
         attention, masks = self._masked(facts)
         if attention.any() and not count:
@@ -309,12 +304,10 @@ class MisalignedShape(StructureRule):
     claimed = "the time that well-shaped products with as many FLOPs would save; passes that pad operands for attention"
     headline = "Limited by sizes that the tensor cores cannot use: padding could save {share} of the time"
     evidence: ClassVar = {
-        **AFFECTED,
         "misaligned_per_step": "such products",
         "size_count": "the size that is not a multiple of 8; only where shapes are recorded",
         "padded_size_count": "the next multiple of 64",
         "flops_of_peak_share": "rate of these products, of the data sheet's peak; only where shapes are recorded",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "Pad that size to the next multiple of 64 in a test of the product alone: if it is not faster, the size is "
@@ -427,11 +420,9 @@ class MemoryFormat(StructureRule):
     )
     title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not support"
     evidence: ClassVar = {
-        **AFFECTED,
         "conversions_per_step": "kernels that change the layout",
         "conversions_share": "of the window",
         "channels_first_share": "of the window, norms and depthwise convolutions on channels-first data",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "Run with model.to(memory_format=torch.channels_last) and convert the inputs, too: if it is not faster, "
@@ -467,10 +458,8 @@ class MemoryFormat(StructureRule):
         plain = facts.program.labelled("convolution") & ~facts.program.marked("depthwise")
         return np.asarray(first & ~plain, dtype=np.bool_)
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        if not claims.busy_ns(self.id):
-            return None
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         program = facts.program
         conversions = program.marked("layout-conversion")
         slow = self._slow(facts)
@@ -520,11 +509,9 @@ class WeightBound(StructureRule):
     headline = "Limited by reading the weights: a larger batch would save {share} of the time per unit of work"
     title = "Products have so few rows that they are bound by reading their weights"
     evidence: ClassVar = {
-        **AFFECTED,
         "rows_count": "rows of such a product; only where shapes are recorded",
         "weights_bytes_per_step": "bytes of weights that they read; only where shapes are recorded",
         "at_peak_share": "of their time, what the data sheet's peaks would take; only where shapes are recorded",
-        **GPU_BUSY_SHARE,
     }
     refutation = "Double the batch: if the step takes about twice as long, the products did more than read weights."
     fewest_share = Limit(0.4, "Products that take less of the time are not the limit.")
@@ -581,11 +568,9 @@ class WeightBound(StructureRule):
         by_name = self._by_name(facts, products & shapes.is_null().to_numpy())
         return np.asarray(products & (by_shape | by_name), dtype=np.bool_)
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         mine = claims.of_work(self.id).to_numpy() > 0
-        if not mine.any():
-            return None
         count = self._batch(facts)
         found = self.seen(
             facts,

@@ -12,10 +12,9 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, ahead_without, remembered
+from warplens.diagnosis.rule import GAIN, Limit, ahead_without, remembered
 from warplens.diagnosis.rules.generation import growing_passes
 from warplens.diagnosis.structure import (
-    AFFECTED,
     StructureRule,
     backward_work,
     passes_of_step,
@@ -76,13 +75,11 @@ class Recomputation(StructureRule):
     )
     headlines: ClassVar = {passes_title: passes_headline, growing_title: growing_headline}
     evidence: ClassVar = {
-        **AFFECTED,
         "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
         "backward_passes_per_step": "backward passes over the part of the graph that they have in common",
         "passes_per_step": "passes over a text that grows",
         "growth_factor": "tokens of the last of them over those of the first",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "Run without checkpointing (with a smaller batch if memory requires it), with one backward() of the summed "
@@ -160,10 +157,8 @@ class Recomputation(StructureRule):
             again[:] = False
         return again
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        if not claims.busy_ns(self.id):
-            return None
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         growing = growing_passes(facts)
         if growing is not None:
             return self.seen(
@@ -258,11 +253,9 @@ class PerExpertLoop(StructureRule):
     headline = "Limited by a loop over parts of the data: grouped products could save {share} of the time"
     title = "The same short chain of kernels is launched for each part of the data, one after the other"
     evidence: ClassVar = {
-        **AFFECTED,
         "repetitions_per_step": "repetitions of the chain",
         "kernels_per_repetition_factor": "kernels per repetition",
         "waits_per_step": "calls that block the host until the GPU is done, for counts of what each part gets",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "Sort the rows by part and run one batched product over equal bins: if it is not faster, the parts were "

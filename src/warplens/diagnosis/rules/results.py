@@ -15,7 +15,7 @@ from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.kernels import busy_with, tiles
 from warplens.diagnosis.rules.products import attention_masks
-from warplens.diagnosis.structure import AFFECTED, StructureRule, time_of
+from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -41,10 +41,8 @@ class UnusedResults(StructureRule):
     headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
     title = "A product is computed for all positions, and only a small slice of its result is read"
     evidence: ClassVar = {
-        **AFFECTED,
         "unread_products_per_step": "products of whose result only a slice is read",
         "read_share": "of the numbers of their results, those that are read; at most",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head): if the results differ, "
@@ -135,10 +133,8 @@ class UnusedResults(StructureRule):
         read = float(np.nan_to_num(program.threads(kernels), nan=np.inf).max()) * _OF_A_THREAD
         return read / size if size else None
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        if not claims.busy_ns(self.id):
-            return None
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         unread, read = self._unread(facts)
         return self.seen(
             facts,

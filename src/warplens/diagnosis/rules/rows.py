@@ -12,8 +12,8 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
-from warplens.diagnosis.structure import AFFECTED, StructureRule, time_beside, time_of
+from warplens.diagnosis.rule import Limit, remembered
+from warplens.diagnosis.structure import StructureRule, time_beside, time_of
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -58,10 +58,8 @@ class ScatteredAccess(StructureRule):
     title = "Rows are gathered and scattered one by one through memory"
     dense_title: ClassVar = "Gradients of whole embedding tables are written and applied, although a step uses few rows"
     evidence: ClassVar = {
-        **AFFECTED,
         "scattered_per_step": "gathers, scatters and sorts of a step",
         "used_rows_share": "rows used per step, of the rows of the tables with dense gradients; at most",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "Replace the indices with 0, 1, 2, … in a test: if the kernels are as slow, the number of bytes is the "
@@ -215,10 +213,8 @@ class ScatteredAccess(StructureRule):
         found[rows] = np.where(whole >= tables / 2, share, 0.0)
         return found
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        if not claims.busy_ns(self.id):
-            return None
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         mine = claims.of_work(self.id).to_numpy() > 0
         program, dense = facts.program, self._dense(facts)
         preparing = self._preparing(facts) & mine

@@ -14,7 +14,6 @@ from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.generation import growing_passes
 from warplens.diagnosis.structure import (
-    AFFECTED,
     StructureRule,
 )
 from warplens.profile.schema import Float64s, Int64s
@@ -32,9 +31,7 @@ class SlowingGpu(StructureRule):
     headline = "The GPU gets slower: {share} of the time is what the same kernels take longer than in the first steps"
     title = "The same kernels take longer in later steps"
     evidence: ClassVar = {
-        **AFFECTED,
         "last_to_first_factor": "median time of equal kernels in the last third of the steps over that in the first",
-        **GPU_BUSY_SHARE,
     }
     refutation = (
         "Record clocks and power during the run (nvidia-smi dmon -s pc): if the clock is steady, the kernels do "
@@ -86,10 +83,8 @@ class SlowingGpu(StructureRule):
         ratio = (grouped["2"] / grouped["0"]).median()
         return float(ratio) if isinstance(ratio, float) else None
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
-        if not claims.busy_ns(self.id):
-            return None
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         return self.seen(
             facts,
             claims,

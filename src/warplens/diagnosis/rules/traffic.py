@@ -15,9 +15,9 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, remembered
+from warplens.diagnosis.rule import Limit, remembered
 from warplens.diagnosis.rules.generation import GrowingCache
-from warplens.diagnosis.structure import AFFECTED, StructureRule, time_of
+from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 
@@ -61,11 +61,9 @@ class UnfusedChain(StructureRule):
         loss_title: loss_headline,
     }
     evidence: ClassVar = {
-        **AFFECTED,
         "chains_per_step": "unbroken sequences of at least four passes",
         "passes_per_chain_factor": "passes in each, on average",
         "casts_share": "of their time, in copies and casts between formats",
-        **GPU_BUSY_SHARE,
     }
     refutation = "Compile one block (torch.compile(block)): if it is not faster, memory passes are not its limit."
     thresholds = ("bandwidth_kernel_ns", "unsure_warning_ceiling")
@@ -242,11 +240,9 @@ class UnfusedChain(StructureRule):
         low, high = min(found.low, unlaunched.low), max(found.high, unlaunched.high)
         return Gain(math.sqrt(found.expected * unlaunched.expected), low, high)
 
-    def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, if the window has it."""
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
         mine = claims.of_work(self.id).to_numpy() > 0
-        if not mine.any():
-            return None
         program = facts.program
         least = int(self.least_passes)
         cast, copied = self._casts(facts), self._copies(facts)
