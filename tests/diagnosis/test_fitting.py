@@ -136,7 +136,9 @@ def test_the_pauses_of_all_waits_are_those_of_each() -> None:
     assert found.evidence["idle_ns_per_wait"] * waits == pytest.approx(found.evidence["idle_ns"])
 
 
-FUSED_ADAM = "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float>>"
+FUSED_ADAM = (
+    "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float>>"
+)
 
 
 @pytest.mark.parametrize("fused", [True, False])
