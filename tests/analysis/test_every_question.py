@@ -8,6 +8,7 @@ from tests.analysis.builders import copy, kernel, launch, nvtx, trace
 from warplens.analysis.api import API_CALLS, BLOCKING_CALLS, api_statistics, blocking_calls, synchronization_statistics
 from warplens.analysis.kernels import COPIES, KERNELS, copy_statistics, kernel_statistics
 from warplens.analysis.launches import LAUNCHES, launch_statistics
+from warplens.analysis.ranges import range_statistics
 from warplens.analysis.streams import CONCURRENCY, OVERLAPS, STREAMS, concurrency, copy_overlap, stream_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
@@ -66,6 +67,7 @@ def test_of_nothing_there_is_an_empty_table_of_the_declared_columns(question, ta
         (launch_statistics, (), "launches cannot be grouped by"),
         (launch_statistics, ("colour",), "launches cannot be grouped by"),
         (api_statistics, ("colour",), "API calls cannot be grouped by colour"),
+        (range_statistics, "thread", "tree, name or full_name"),
     ],
 )
 def test_an_unknown_grouping_is_refused(question, by, said):

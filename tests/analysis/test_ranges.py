@@ -22,7 +22,6 @@ from warplens.analysis.ranges import (
     range_statistics,
 )
 from warplens.analysis.timeline import Timeline
-from warplens.errors import UsageError
 from warplens.profile import Trace
 
 
@@ -31,18 +30,58 @@ def _statistics(profile: Trace, by: str = "name") -> dict[str, dict[str, int]]:
     return {row["name"]: row for row in range_statistics(timeline, timeline.window("all"), by).iter_rows(named=True)}
 
 
-def test_work_belongs_to_the_innermost_range_open_at_its_launch_however_late_it_runs():
-    ranges = _statistics(
-        trace(
-            [kernel(1000, 1010, correlation=1), kernel(1010, 1030, correlation=2)],
-            [launch(2, 3, 1), launch(6, 7, 2)],
-            [nvtx(0, 10, "step"), nvtx(1, 5, "layer")],
-        )
-    )
-    assert (ranges["layer"]["gpu_ns"], ranges["layer"]["gpu_exclusive_ns"]) == (10, 10)
-    assert (ranges["step"]["gpu_ns"], ranges["step"]["gpu_exclusive_ns"]) == (30, 20)
-    assert ranges["step"]["span_ns"] == 30
-    assert ranges["step"]["host_ns"] == 10
+_ONE = {"kernels": [kernel(20, 30, correlation=1)], "api": [launch(5, 6, 1)]}
+#: Work and ranges, and what of it belongs to which range.
+BELONGS = {
+    "to the innermost range that is open at its launch, however late it runs": (
+        {
+            "kernels": [kernel(1000, 1010, correlation=1), kernel(1010, 1030, correlation=2)],
+            "api": [launch(2, 3, 1), launch(6, 7, 2)], "ranges": [nvtx(0, 10, "step"), nvtx(1, 5, "layer")],
+        },
+        {
+            "layer": {"gpu_ns": 10, "gpu_exclusive_ns": 10},
+            "step": {"gpu_ns": 30, "gpu_exclusive_ns": 20, "span_ns": 30, "host_ns": 10},
+        },
+    ),
+    # The helper's range is open when the main one begins, but the main thread's ranges cover more time.
+    "to no range of a helper that the training loop would lie in": (
+        {
+            "kernels": [kernel(100, 110, correlation=1)], "api": [launch(8, 9, 1)],
+            "ranges": [nvtx(5, 100, "step"), nvtx(0, 20, "prefetch", thread=AUTOGRAD_THREAD)],
+        },
+        {"prefetch": {"gpu_ns": 0}},
+    ),
+    "to the later of touching siblings where it is launched on the border": (
+        {**_ONE, "ranges": [nvtx(0, 5, "first"), nvtx(5, 10, "second")]}, {"first": {"ops": 0}, "second": {"ops": 1}},
+    ),
+    "to no empty range": (
+        {**_ONE, "ranges": [nvtx(0, 10, "outer"), nvtx(5, 5, "mark")]},
+        {"outer": {"gpu_exclusive_ns": 10}, "mark": {"gpu_ns": 0}},
+    ),
+    "to both of two ranges that cross": (
+        {
+            "kernels": [kernel(100 + at, 110 + at, correlation=at) for at in (1, 20, 40)],
+            "api": [launch(2, 3, 1), launch(6, 7, 20), launch(12, 13, 40)],
+            "ranges": [nvtx(0, 10, "a", kind="start-end"), nvtx(5, 15, "b", kind="start-end")],
+        },
+        {"a": {"gpu_ns": 20, "ops": 2}, "b": {"gpu_ns": 20, "ops": 2}},
+    ),
+    "to a range with its copies, though kernels are counted apart": (
+        {
+            "kernels": _ONE["kernels"], "api": [launch(5, 6, 1), launch(7, 8, 2, "cudaMemcpyAsync")],
+            "ranges": [nvtx(0, 10, "load")], "copies": [copy(30, 34, correlation=2)],
+        },
+        {"load": {"ops": 2, "kernels": 1, "gpu_ns": 14}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", BELONGS)
+def test_work_belongs(place):
+    tables, expected = BELONGS[place]
+    found = _statistics(trace(**tables))
+
+    assert {name: {column: found[name][column] for column in each} for name, each in expected.items()} == expected
 
 
 def test_backward_kernels_belong_to_the_range_that_the_waiting_thread_holds_open():
@@ -78,57 +117,10 @@ def test_ranges_of_the_helping_thread_stand_inside_the_range_of_the_waiting_one(
     ]
 
 
-def test_a_range_of_the_training_loop_is_never_put_inside_one_of_a_helper():
-    # The helper's range is open when the main one begins, but the main thread's ranges cover more time.
-    profile = trace(
-        [kernel(100, 110, correlation=1)],
-        [launch(8, 9, 1)],
-        [nvtx(5, 100, "step"), nvtx(0, 20, "prefetch", thread=AUTOGRAD_THREAD)],
-    )
-    assert _statistics(profile)["prefetch"]["gpu_ns"] == 0
-
-
 def test_another_process_lends_no_range():
     profile = trace([kernel(100, 110, correlation=1, process=2)], [launch(8, 9, 1, process=2)], [nvtx(0, 50, "step")])
     timeline = Timeline(profile)
     assert range_coverage(timeline, timeline.window("all")).unattributed_ns == 10
-
-
-def test_of_touching_siblings_the_later_one_holds_the_launch_on_the_border():
-    ranges = _statistics(
-        trace([kernel(20, 30, correlation=1)], [launch(5, 6, 1)], [nvtx(0, 5, "first"), nvtx(5, 10, "second")])
-    )
-    assert (ranges["first"]["ops"], ranges["second"]["ops"]) == (0, 1)
-
-
-def test_an_empty_range_holds_nothing():
-    ranges = _statistics(
-        trace([kernel(20, 30, correlation=1)], [launch(5, 6, 1)], [nvtx(0, 10, "outer"), nvtx(5, 5, "mark")])
-    )
-    assert (ranges["outer"]["gpu_exclusive_ns"], ranges["mark"]["gpu_ns"]) == (10, 0)
-
-
-def test_work_shared_by_crossing_ranges_counts_in_both():
-    ranges = _statistics(
-        trace(
-            [kernel(100, 110, correlation=1), kernel(110, 130, correlation=2), kernel(130, 170, correlation=3)],
-            [launch(2, 3, 1), launch(6, 7, 2), launch(12, 13, 3)],
-            [nvtx(0, 10, "a", kind="start-end"), nvtx(5, 15, "b", kind="start-end")],
-        )
-    )
-    assert (ranges["a"]["gpu_ns"], ranges["b"]["gpu_ns"]) == (30, 60)
-
-
-def test_copies_count_as_work_and_kernels_are_counted_apart():
-    ranges = _statistics(
-        trace(
-            [kernel(20, 30, correlation=1)],
-            [launch(5, 6, 1), launch(7, 8, 2, "cudaMemcpyAsync")],
-            [nvtx(0, 10, "load")],
-            copies=[copy(30, 34, correlation=2)],
-        )
-    )
-    assert (ranges["load"]["ops"], ranges["load"]["kernels"], ranges["load"]["gpu_ns"]) == (2, 1, 14)
 
 
 def test_the_same_name_under_two_parents_is_two_rows_of_the_tree_and_one_by_name():
@@ -167,12 +159,6 @@ def test_the_projected_span_of_a_range_reaches_from_its_first_to_its_last_work()
     )
     assert [edge.tolist() for edge in projected_spans(timeline, np.array([0]))] == [[100], [160]]
     assert [edge.tolist() for edge in projected_spans(timeline, np.array([0]), device=0)] == [[100], [110]]
-
-
-def test_an_unknown_grouping_is_refused():
-    timeline = Timeline(trace())
-    with pytest.raises(UsageError, match="tree, name or full_name"):
-        range_statistics(timeline, timeline.window("all"), "thread")
 
 
 def test_a_profile_without_ranges_gives_empty_tables():

@@ -18,8 +18,8 @@ def _search(**tables: list[Row]) -> StepSearch:
     return Timeline(trace(**tables)).steps
 
 
-def _program(pattern: str, *, gap: int = 50 * US, first: int = 0) -> tuple[list[Row], list[Row]]:
-    """Kernels of 10 µs named by the letters of the pattern; a space is a pause."""
+def _program(pattern: str, *, gap: int = 50 * US, first: int = 0, **full_names: str) -> tuple[list[Row], list[Row]]:
+    """Kernels of 10 µs named by the letters of the pattern, some with full names; a space is a pause."""
     kernels, calls, time = [], [], first
     for letter in pattern:
         if letter == " ":
@@ -27,14 +27,22 @@ def _program(pattern: str, *, gap: int = 50 * US, first: int = 0) -> tuple[list[
             continue
         number = len(kernels) + 1
         calls.append(launch(time - 5 * US, time - 3 * US, number))
-        kernels.append(kernel(time, time + 10 * US, letter, correlation=number))
+        kernels.append(kernel(time, time + 10 * US, letter, correlation=number, full_name=full_names.get(letter)))
         time += 11 * US
     return kernels, calls
 
 
+def _around(kernels: list[Row], name: str, until: int = 30 * US) -> list[Row]:
+    """A range from before each kernel's launch to this long after its begin; `{}` in the name is its number."""
+    return [
+        nvtx(row["start_ns"] - 6 * US, row["start_ns"] + until, name.format(number))
+        for number, row in enumerate(kernels)
+    ]
+
+
 def test_ranges_called_step_are_the_steps():
     kernels, calls = _program("ab ab ab ab")
-    ranges = [nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 30 * US, "step") for k in kernels[::2]]
+    ranges = _around(kernels[::2], "step")
     search = _search(kernels=kernels, api=calls, ranges=ranges)
     assert (search.source, search.name, len(search.steps)) == ("range", "step", 4)
     assert (search.steps[0].start_ns, search.steps[0].end_ns) == (-6 * US, 30 * US)
@@ -42,15 +50,13 @@ def test_ranges_called_step_are_the_steps():
 
 def test_numbers_in_names_do_not_matter():
     kernels, calls = _program("ab ab ab")
-    ranges = [
-        nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 30 * US, f"ProfilerStep#{i}") for i, k in enumerate(kernels[::2])
-    ]
+    ranges = _around(kernels[::2], "ProfilerStep#{}")
     assert _search(kernels=kernels, api=calls, ranges=ranges).name == "ProfilerStep#N"
 
 
 def test_steps_inside_a_warm_up_range_are_not_steps():
     kernels, calls = _program("ab ab ab ab")
-    ranges = [nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 30 * US, "step") for k in kernels[::2]]
+    ranges = _around(kernels[::2], "step")
     warm = nvtx(-10 * US, kernels[2]["start_ns"] + 40 * US, "warm-up")
     search = _search(kernels=kernels, api=calls, ranges=[*ranges, warm])
     assert len(search.steps) == 2
@@ -72,7 +78,7 @@ def test_of_two_threads_that_mark_steps_those_with_most_of_the_gpu_time_count():
 def test_a_part_of_the_step_is_not_the_step():
     # The attention ranges repeat, but hold only half of the launches.
     kernels, calls = _program("aabb aabb aabb")
-    ranges = [nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 17 * US, "attention") for k in kernels[::4]]
+    ranges = _around(kernels[::4], "attention", 17 * US)
     search = _search(kernels=kernels, api=calls, ranges=ranges)
     assert search.source == "sequence"
     assert len(search.steps) == 3
@@ -134,10 +140,7 @@ def test_the_optimizer_ends_a_step_even_if_no_two_steps_launch_alike():
         "acdbe" * 3 + "yxyxy" + "OO",
         "eabdc" * 3 + "yyxx" + "OO",
     ]
-    kernels, calls = _program("".join(steps))
-    for row in kernels:
-        if row["name"] == "O":
-            row["full_name"] = "multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>"
+    kernels, calls = _program("".join(steps), O="multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>")
     search = _search(kernels=kernels, api=calls)
     assert (search.source, search.is_sure) == ("sequence", True)
     assert "from the passes of the optimizer" in search.how
@@ -146,10 +149,7 @@ def test_the_optimizer_ends_a_step_even_if_no_two_steps_launch_alike():
 
 
 def test_what_precedes_the_first_optimizer_pass_is_a_step_behind_a_start():
-    kernels, calls = _program("ijklmnopq" + "abcdeO" * 4 + "abc")
-    for row in kernels:
-        if row["name"] == "O":
-            row["full_name"] = "adamw_kernel"
+    kernels, calls = _program("ijklmnopq" + "abcdeO" * 4 + "abc", O="adamw_kernel")
     search = _search(kernels=kernels, api=calls)
     assert [step.start_ns for step in search.steps] == [kernels[9 + 6 * number]["start_ns"] for number in range(4)]
     # What runs behind the last pass is a step that the recording cuts off.
@@ -176,9 +176,7 @@ def test_a_data_loader_tells_the_steps_of_an_evaluation():
 
 def test_compiled_regions_are_no_steps_though_they_hold_all_work():
     kernels, calls = _program(" ".join(["abcdef"] * 4))
-    ranges = [
-        nvtx(k["start_ns"] - 6 * US, k["start_ns"] + 17 * US, "## Call CompiledFxGraph f1 ##") for k in kernels[::2]
-    ]
+    ranges = _around(kernels[::2], "## Call CompiledFxGraph f1 ##", 17 * US)
     search = _search(kernels=kernels, api=calls, ranges=ranges)
     assert (search.source, len(search.steps)) == ("sequence", 4)
 
@@ -234,10 +232,7 @@ def test_of_ranges_that_could_be_steps_all_are_listed_and_the_named_one_is_taken
 
 def test_an_evaluation_ends_the_steady_steps_and_start_and_compilation_are_told_apart():
     step = "abcdeO"
-    kernels, calls = _program("ijk" + "abc deO" + step * 7 + "vwxyz" * 6 + step * 3 + "ab")
-    for row in kernels:
-        if row["name"] == "O":
-            row["full_name"] = "adamw_kernel"
+    kernels, calls = _program("ijk" + "abc deO" + step * 7 + "vwxyz" * 6 + step * 3 + "ab", O="adamw_kernel")
     loading = call(kernels[4]["start_ns"], kernels[4]["start_ns"] + US, "cuModuleLoadData")
     search = _search(kernels=kernels, api=[*calls, loading])
     # The ninth step holds the evaluation: launches lie between its end and the last pass of the optimizer.
@@ -250,21 +245,15 @@ def test_an_evaluation_ends_the_steady_steps_and_start_and_compilation_are_told_
 def test_what_was_launched_before_the_recording_began_keeps_its_place():
     # The host is 400 µs ahead: of the first eight kernels no launch was recorded.
     step = "abcdeO"
-    kernels, _ = _program("deO" + step * 5)
+    kernels, _ = _program("deO" + step * 5, O="adamw_kernel")
     calls = [launch(k["start_ns"] - 400 * US, k["start_ns"] - 398 * US, k["correlation"]) for k in kernels[8:]]
-    for row in kernels:
-        if row["name"] == "O":
-            row["full_name"] = "adamw_kernel"
     search = _search(kernels=kernels, api=calls)
     assert [step.duration_ns for step in search.steps[:-1]] == [66 * US] * 4
     assert search.confidence == "high"
 
 
 def test_two_passes_of_an_optimizer_are_no_sure_steps():
-    kernels, calls = _program("abcdeO" + "bacdfO" + "ab")
-    for row in kernels:
-        if row["name"] == "O":
-            row["full_name"] = "adamw_kernel"
+    kernels, calls = _program("abcdeO" + "bacdfO" + "ab", O="adamw_kernel")
     search = _search(kernels=kernels, api=calls)
     assert (len(search.steps), search.confidence) == (2, "low")
 
