@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import polars as pl
 
 from warplens.compare.statistics.decisions import compare
-from warplens.compare.statistics.shift import Samples
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.studies.reports.evidence import study_sides
 from warplens.studies.reports.growth import growth, growth_section, measured_times, told_apart
 from warplens.studies.sweeps.numbers import speedup_of
 from warplens.studies.sweeps.reading import sweep_of, wall_samples
-from warplens.studies.sweeps.sweep import Cell, Point
+from warplens.studies.sweeps.sweep import SIDES, Cell
 from warplens.studies.sweeps.words import columns_of
 
 #: What makes a point of the grid …
@@ -50,17 +49,43 @@ BEST_MODES: Final = table(
 
 def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
     """The answer in one or two sentences, and the sections."""
-    pairs, best = speedups(measurements), best_modes(measurements)
-    axes, modes = _axes(measurements), _modes(measurements)
-    sections = []
+    pairs, best, axes = speedups(measurements), best_modes(measurements), _axes(measurements)
+    sections, sentences = [], []
     if pairs.height:
-        sections.append(Section("paradox", "Every keep against the baseline", _paradox_blocks(pairs, axes, modes)))
+        words = (
+            "FLOPs saved is what the speed-up would be if time went with them. Both sides write attention out. Each "
+            "interval is of 95 % by itself; those of the sweep below are of 95 % together."
+        )
+        saved = Column(
+            "flops_ratio", pl.Float64, "FLOPs of the baseline over those of the variant", title="FLOPs saved"
+        )
+        modes = _told_apart_by(measurements, pairs)
+        columns = _columns(pairs, [*axes, *modes], "keep baseline_ns variant_ns", saved)
+        table = Table("speedups", "Variant against the baseline of the same execution", columns, pairs, limit=None)
+        blocks: tuple[Block, ...] = (*_curves(pairs, axes, modes), table, Paragraph(words, quiet=True))
+        sections.append(Section("paradox", "Every keep against the baseline", blocks))
+        least = pairs.filter(pl.col("keep") == pairs.get_column("keep").min())
+        keep = fmt.number(least.get_column("keep")[0])
+        sentences.append(f"With keep {keep}, the variant is {_verdicts(least)}, run the way of the baseline.")
     if best.height:
-        sections.append(Section("best-modes", "Each in its best mode", _best_blocks(best, axes)))
+        words = (
+            "The fastest way to run each, whatever the other needs. The fastest of several is chosen by the same "
+            "repetitions that are shown, which favours both sides alike."
+        )
+        columns = _columns(best, axes, "keep baseline_mode baseline_ns variant_mode variant_ns")
+        table = Table("best-of-each", "Fastest baseline against fastest variant", columns, best, limit=None)
+        sections.append(Section("best-modes", "Each in its best mode", (table, Paragraph(words, quiet=True))))
+        least = best.filter(pl.col("keep") == best.get_column("keep").min())
+        sentences.append(f"Each in its best mode, it is {_verdicts(least)}.")
     if (grown := token_growth(measurements)) is not None and pairs.height:
         sections.append(grown)
-    sections += _swept(measurements)
-    return " ".join(_answers(pairs, best)), tuple(sections)
+    return " ".join(sentences), (*sections, *_swept(measurements))
+
+
+def _columns(rows: pl.DataFrame, axes: list[str], *parts: str | Column) -> tuple[Column, ...]:
+    """The axes, the method where there are several, these columns, and the speed-up."""
+    method = ("method",) if rows.get_column("method").n_unique() > 1 else ()
+    return columns_of(BEST_MODES, rows, axes, *method, *parts, *_SPEEDUP)
 
 
 def token_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
@@ -114,107 +139,79 @@ def _variants(measurements: Measurements) -> list[tuple[str, float]]:
 def speedups(measurements: Measurements) -> pl.DataFrame:
     """A row for each point, execution and share kept: the variant against the baseline of the same execution."""
     rows: list[dict[str, Any]] = []
+    same = {"attention": "explicit"}
     for method, keep in _variants(measurements):
         try:
-            sweep = sweep_of(
-                measurements,
-                {"method": "none", "attention": "explicit"},
-                {"method": method, "keep": keep, "attention": "explicit"},
-            )
+            sweep = sweep_of(measurements, {"method": "none", **same}, {"method": method, "keep": keep, **same})
         except UsageError:  # this variant has no point in common with the baseline
             continue
         rows += [
-            {"method": method, "keep": keep, **point.settings, **_compared(point)}
+            {"method": method, "keep": keep, **point.settings, **_compared(point.baseline, point.variant)}
             for point in sweep.points
             if point.baseline is not None and point.variant is not None
         ]
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def _compared(point: Point) -> dict[str, Any]:
-    before, after = point.baseline, point.variant
-    assert before is not None
-    assert after is not None
+def _compared(before: Cell, after: Cell) -> dict[str, Any]:
     found: dict[str, Any] = {
         "baseline_ns": before.time_ns, "variant_ns": after.time_ns,
         "flops_ratio": before.flops / after.flops if before.flops and after.flops else None,
-        "speedup": None, "low": None, "high": None,
-        "verdict": None if before.status == after.status == "measured" else _lost(before, after),
+        "speedup": None, "low": None, "high": None, "verdict": None,
     }  # fmt: skip
+    if not before.status == after.status == "measured":
+        sides = zip(SIDES, (before, after), strict=True)
+        lost = ", ".join(f"{side} {cell.status}" for side, cell in sides if cell.wall is None)
+        found["verdict"] = lost.replace("-", " ")
     if before.wall is not None and after.wall is not None:
         found |= speedup_of(compare(before.wall, after.wall))
     return found
 
 
-def _lost(before: Cell, after: Cell) -> str:
-    lost = [f"{side} {cell.status}" for side, cell in (("baseline", before), ("variant", after)) if cell.wall is None]
-    return ", ".join(lost).replace("-", " ")
-
-
 def best_modes(measurements: Measurements) -> pl.DataFrame:
     """A row for each point and share kept: the fastest way to run the baseline against the fastest of the variant."""
-    axes = _axes(measurements)
+    axes, modes = _axes(measurements), _modes(measurements)
     cells = measurements.cells.with_row_index("cell").filter(
         (pl.col("status") == "measured") & pl.col("latency_ns").is_not_null()
     )
-    schema = {**{axis: cells.schema[axis] for axis in axes}, **BEST_MODES.schema}
-    return pl.DataFrame(list(_best_rows(measurements, cells, axes, _modes(measurements))), schema=schema, orient="row")
 
+    def mode(row: Mapping[str, Any]) -> str:
+        texts = (
+            (name.replace("_", " ") if row[name] else "") if isinstance(row[name], bool) else str(row[name])
+            for name in modes
+        )
+        return ", ".join(filter(None, texts)) or "the only one"
 
-def _best_rows(
-    measurements: Measurements, cells: pl.DataFrame, axes: list[str], modes: list[str]
-) -> Iterator[dict[str, Any]]:
-    groups = cells.group_by(axes, maintain_order=True) if axes else [((), cells)]
-    for key, group in groups:
-        baselines = group.filter(pl.col("method") == "none").sort("latency_ns")
-        if baselines.is_empty():
-            continue
-        before = baselines.row(0, named=True)
-        for method, keep in _variants(measurements):
-            same = group.filter((pl.col("method") == method) & (pl.col("keep") == keep)).sort("latency_ns")
-            if same.is_empty():
+    rows = []
+    for key, group in cells.group_by(axes, maintain_order=True) if axes else [((), cells)]:
+        ordered = group.sort("latency_ns")
+        before = next(ordered.filter(pl.col("method") == "none").iter_rows(named=True), None)
+        for method, keep in _variants(measurements) if before is not None else ():
+            same = ordered.filter((pl.col("method") == method) & (pl.col("keep") == keep))
+            if before is None or same.is_empty():
                 continue
             after = same.row(0, named=True)
-            yield {
+            sides = [wall_samples(measurements, row["cell"]) for row in (before, after)]
+            assert sides[0] is not None  # for the cells were measured
+            assert sides[1] is not None
+            rows.append({
                 **dict(zip(axes, key, strict=True)), "method": method, "keep": keep,
-                "baseline_mode": _mode(before, modes), "baseline_ns": before["latency_ns"],
-                "variant_mode": _mode(after, modes), "variant_ns": after["latency_ns"],
-                **speedup_of(compare(*(_repetitions(measurements, row) for row in (before, after)))),
-            }  # fmt: skip
+                "baseline_mode": mode(before), "baseline_ns": before["latency_ns"],
+                "variant_mode": mode(after), "variant_ns": after["latency_ns"],
+                **speedup_of(compare(sides[0], sides[1])),
+            })  # fmt: skip
+    schema = {**{axis: cells.schema[axis] for axis in axes}, **BEST_MODES.schema}
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _repetitions(measurements: Measurements, row: Mapping[str, Any]) -> Samples:
-    found = wall_samples(measurements, row["cell"])
-    assert found is not None  # for the cell was measured
-    return found
-
-
-def _mode(row: Mapping[str, Any], modes: list[str]) -> str:
-    texts = (
-        (name.replace("_", " ") if row[name] else "") if isinstance(row[name], bool) else str(row[name])
-        for name in modes
-    )
-    return ", ".join(filter(None, texts)) or "the only one"
-
-
-def _paradox_blocks(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Any, ...]:
-    modes = [name for name in modes if name in pairs.columns and pairs.get_column(name).n_unique() > 1]
-    saved = Column("flops_ratio", pl.Float64, "FLOPs of the baseline over those of the variant", title="FLOPs saved")
-    parts: tuple[str | Column, ...] = (*_told_methods(pairs), "keep baseline_ns variant_ns", saved, *_SPEEDUP)
-    columns = columns_of(BEST_MODES, pairs, [*axes, *modes], *parts)
-    words = (
-        "FLOPs saved is what the speed-up would be if time went with them. Both sides write attention out. Each "
-        "interval is of 95 % by itself; those of the sweep below are of 95 % together."
-    )
-    table = Table("speedups", "Variant against the baseline of the same execution", columns, pairs, limit=None)
-    return (*_curves(pairs, axes, modes), table, Paragraph(words, quiet=True))
+def _told_apart_by(measurements: Measurements, pairs: pl.DataFrame) -> list[str]:
+    return [name for name in _modes(measurements) if name in pairs.columns and pairs.get_column(name).n_unique() > 1]
 
 
 def speedup_figures(measurements: Measurements) -> tuple[Figure, ...]:
     """A chart for each method and share kept: its speed-up over batch."""
     pairs = speedups(measurements)
-    modes = [name for name in _modes(measurements) if name in pairs.columns and pairs.get_column(name).n_unique() > 1]
-    return _curves(pairs, _axes(measurements), modes) if pairs.height else ()
+    return _curves(pairs, _axes(measurements), _told_apart_by(measurements, pairs)) if pairs.height else ()
 
 
 #: Lines that a chart can tell apart.
@@ -243,26 +240,6 @@ def _curves(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Fig
     return tuple(figures)
 
 
-def _best_blocks(best: pl.DataFrame, axes: list[str]) -> tuple[Any, ...]:
-    parts: tuple[str | Column, ...] = (
-        *_told_methods(best),
-        "keep baseline_mode baseline_ns variant_mode variant_ns",
-        *_SPEEDUP,
-    )
-    columns = columns_of(BEST_MODES, best, axes, *parts)
-    words = (
-        "The fastest way to run each, whatever the other needs. The fastest of several is chosen by the same "
-        "repetitions that are shown, which favours both sides alike."
-    )
-    table = Table("best-of-each", "Fastest baseline against fastest variant", columns, best, limit=None)
-    return (table, Paragraph(words, quiet=True))
-
-
-def _told_methods(rows: pl.DataFrame) -> tuple[str, ...]:
-    """The method has a column where there are several."""
-    return ("method",) if rows.get_column("method").n_unique() > 1 else ()
-
-
 def _swept(measurements: Measurements) -> list[Section]:
     """The whole report on the sweep that the file names: surface, regimes, crossovers, anomalies."""
     from warplens.studies.sweeps.document import sweep_document
@@ -276,21 +253,6 @@ def _swept(measurements: Measurements) -> list[Section]:
         return [Section("sweep", "The sweep", (Paragraph(f"There is no sweep to read: {error}."),))]
     blocks = (Paragraph(document.lead),)
     return [Section("sweep", "The sweep", blocks, document.sections)]
-
-
-def _answers(pairs: pl.DataFrame, best: pl.DataFrame) -> list[str]:
-    sentences = []
-    if pairs.height:
-        least = _least_kept(pairs)
-        keep = fmt.number(least.get_column("keep")[0])
-        sentences.append(f"With keep {keep}, the variant is {_verdicts(least)}, run the way of the baseline.")
-    if best.height:
-        sentences.append(f"Each in its best mode, it is {_verdicts(_least_kept(best))}.")
-    return sentences
-
-
-def _least_kept(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.filter(pl.col("keep") == rows.get_column("keep").min())
 
 
 _VERDICTS: Final = {"slower": "slower", "faster": "faster", "same": "as fast (within 2 %)", "undecided": "undecided"}
