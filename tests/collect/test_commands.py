@@ -36,7 +36,6 @@ from warplens.collect.compute import (
     Profiling,
     Selection,
     cost,
-    kernels_that_matter,
     profile_command,
     select_kernels,
 )
@@ -282,7 +281,7 @@ def test_inside_a_capture_nothing_is_skipped_twice():
 def test_the_kernels_that_matter_take_four_fifths_of_the_time():
     names = ["gemm", "add", "softmax", "gemm", "copy"]
 
-    chosen = kernels_that_matter(names, [400, 20, 250, 300, 30])
+    chosen = select_kernels(names, [400, 20, 250, 300, 30])
 
     assert chosen.names == ("gemm", "softmax")
     assert chosen.share == pytest.approx(0.95)

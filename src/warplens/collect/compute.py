@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import polars as pl
@@ -176,55 +176,28 @@ def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = 
     Raises:
         UsageError: the window holds no kernels, or none that are meant.
     """
+    source = timeline.trace.capture.source
     kernels = timeline.work.filter(pl.col("kind") == "kernel")
     names = timeline.trace.kernels["name"].cast(pl.String).gather(kernels["row"])
     kernels = kernels.select(
         name=names, at=pl.coalesce("launch_start_ns", "start_ns"), duration_ns=pl.col("end_ns") - pl.col("start_ns")
     ).sort("at", maintain_order=True)
-    begin, end = window.start_ns, window.end_ns
-    if window.steps:
-        begin, end = window.steps[0].start_ns, window.steps[0].end_ns
-    inside = (pl.col("at") >= begin) & (pl.col("at") < end)
-    step = kernels.filter(inside)
+    part = window.steps[0] if window.steps else window
+    step = kernels.filter((pl.col("at") >= part.start_ns) & (pl.col("at") < part.end_ns))
     if step.is_empty():
-        raise UsageError(f"{timeline.trace.capture.source}: no kernel was launched in the steady steps")
-    before = kernels.filter(pl.col("at") < begin)
+        raise UsageError(f"{source}: no kernel was launched in the steady steps")
+    before = kernels.filter(pl.col("at") < part.start_ns)
     everything = Selection((), before.height, step.height, int(step["duration_ns"].sum()))
     if pattern is None:
-        matter = kernels_that_matter(step["name"].to_list(), step["duration_ns"].to_list())
+        matter = _that_matter(step)
     else:
-        matter = _meant(step, pattern, timeline.trace.capture.source)
-    chosen = step.filter(pl.col("name").is_in(matter.names))
-    skip = before.filter(pl.col("name").is_in(matter.names)).height
-    launches = _until_each(chosen["name"].to_list())
-    busy_ns = int(chosen["duration_ns"].head(launches).sum())
-    return everything, Selection(matter.names, skip, launches, busy_ns, matter.share, pattern)
-
-
-def _meant(step: pl.DataFrame, pattern: str, source: str) -> Selection:
-    """The kernels of a step whose names hold the pattern."""
-    found = re.compile(pattern)
-    sums = step.group_by("name").agg(pl.col("duration_ns").sum()).sort("duration_ns", "name", descending=[True, False])
-    names = tuple(name for name in sums["name"] if found.search(name))
-    if not names:
-        longest = ", ".join(sums["name"].head(3))
-        raise UsageError(f"{source}: no kernel of a step is called like {pattern!r}; its longest are {longest}")
-    time, total = (int(frame["duration_ns"].sum()) for frame in (step.filter(pl.col("name").is_in(names)), step))
-    return Selection(names, share=time / total if total else None)
-
-
-def kernels_that_matter(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
-    """The kernels that take most of the time, without their launches."""
-    sums = (
-        pl.DataFrame({"name": names, "ns": durations_ns}, schema={"name": pl.String, "ns": pl.Int64})
-        .group_by("name")
-        .agg(pl.col("ns").sum())
-        .sort("ns", "name", descending=[True, False])
-    )
-    total = int(sums["ns"].sum())
-    before = sums["ns"].cum_sum() - sums["ns"]
-    chosen = sums.filter(before < _MATTERING_SHARE * total).head(_MOST_KERNELS)
-    return Selection(tuple(chosen["name"]), share=int(chosen["ns"].sum()) / total if total else None)
+        found, longest = re.compile(pattern), _by_time(step)["name"]
+        matter = tuple(name for name in longest if found.search(name))
+        if not matter:
+            listed = ", ".join(longest.head(3))
+            raise UsageError(f"{source}: no kernel of a step is called like {pattern!r}; its longest are {listed}")
+    skip = before.filter(pl.col("name").is_in(matter)).height
+    return everything, replace(_enough_of(step, matter), skip=skip, pattern=pattern)
 
 
 def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
@@ -233,14 +206,29 @@ def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selecti
     Args:
         names: of each launch, in the order of the launches.
     """
-    matter = kernels_that_matter(names, durations_ns)
-    chosen = [(name, ns) for name, ns in zip(names, durations_ns, strict=True) if name in matter.names]
-    launches = _until_each([name for name, _ in chosen])
-    return Selection(matter.names, 0, launches, sum(ns for _, ns in chosen[:launches]), matter.share)
+    schema = {"name": pl.String, "duration_ns": pl.Int64}
+    launches = pl.DataFrame({"name": names, "duration_ns": durations_ns}, schema=schema)
+    return _enough_of(launches, _that_matter(launches))
 
 
-def _until_each(names: Sequence[str]) -> int:
-    """Launches until each name has come twice, or as often as it does."""
-    frame = pl.DataFrame({"name": names}, schema={"name": pl.String}).with_row_index("at")
-    wanted = frame.filter(pl.int_range(pl.len()).over("name") < _EACH)["at"]
-    return int(wanted[-1]) + 1 if wanted.len() else 0
+def _by_time(launches: pl.DataFrame) -> pl.DataFrame:
+    """Each kernel with its time, the longest first."""
+    sums = launches.group_by("name").agg(pl.col("duration_ns").sum())
+    return sums.sort("duration_ns", "name", descending=[True, False])
+
+
+def _that_matter(launches: pl.DataFrame) -> tuple[str, ...]:
+    """The kernels that take most of the time."""
+    sums = _by_time(launches)
+    before = sums["duration_ns"].cum_sum() - sums["duration_ns"]
+    return tuple(sums.filter(before < _MATTERING_SHARE * int(sums["duration_ns"].sum())).head(_MOST_KERNELS)["name"])
+
+
+def _enough_of(launches: pl.DataFrame, names: tuple[str, ...]) -> Selection:
+    """Launches until each of these kernels has come twice, or as often as it does."""
+    chosen = launches.filter(pl.col("name").is_in(names)).with_row_index("place")
+    wanted = chosen.filter(pl.int_range(pl.len()).over("name") < _EACH)["place"]
+    count = int(wanted[-1]) + 1 if wanted.len() else 0
+    time, total = int(chosen["duration_ns"].sum()), int(launches["duration_ns"].sum())
+    busy_ns = int(chosen["duration_ns"].head(count).sum())
+    return Selection(names, 0, count, busy_ns, time / total if total else None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -182,65 +182,74 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
         batch = python_batch(timings, cell.model, cell.context)
     attention = attention_time(timeline, phased)
     counted = attention.layers if attention else None
-    known = any(size.name == cell.model for size in MODEL_SIZES)
     size = model_size(cell.model, counted)
-    devices = timeline.trace.capture.devices
-    peak = devices[0].memory_bandwidth_bytes_per_s if devices else None
-    answers = CellAnswers(
-        cell.model, cell.context, mode, cell.source, batch, devices[0].name if devices else None, peak, size, phased.how
+    device = next(iter(timeline.trace.capture.devices), None)
+    peak = device.memory_bandwidth_bytes_per_s if device else None
+    invalid, notes = _judged(cell, phased, mode, size, peak, counted)
+    lacking = _lacking(timeline, phased, attention, mode)
+    found: dict[str, Any] = {}
+    if (in_passes := phased.pass_work).height:
+        found = {
+            "kernel": top_kernel(timeline, in_passes),
+            "category": top_label(timeline, in_passes),
+            "kernels": kernel_use(timeline, in_passes),
+            "labels": label_use(in_passes),
+        }
+    if mode not in (None, "forward") and phased.steps and "d" not in lacking:
+        both = phased.work.filter(pl.col("phase").is_in(["forward", "backward"]))
+        split = training_split(phased)
+        found |= {
+            "kernel_with_backward": top_kernel(timeline, both, "step") if both.height else None,
+            "training": split,
+            "step_labels": label_use(phased.work, "step"),
+            "optimizer": optimizer_cost(phased, split, size, peak) if split else None,
+        }
+    if mode is not None and timings is not None:
+        phases = timings["phase"].cast(pl.String).unique().sort()
+        own = {phase: python_time(timings, cell.model, cell.context, mode, phase, batch) for phase in phases}
+        found["python"] = {phase: time for phase, time in own.items() if time is not None}
+    return CellAnswers(
+        model=cell.model,
+        context=cell.context,
+        mode=mode,
+        source=cell.source,
+        batch=batch,
+        device=device.name if device else None,
+        bandwidth=peak,
+        size=size,
+        how=phased.how,
+        invalid=invalid,
+        lacking=lacking,
+        notes=notes,
+        forward=_forward_time(phased, counted, size) or _host_forward_time(timeline, size),
+        attention=attention,
+        **found,
     )
+
+
+def _judged(
+    cell: GridCell, phased: PhasedWork, mode: str | None, size: ModelSize | None, peak: int | None, counted: int | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Why a profile cannot stand for its cell, and what the reader of its numbers must know."""
+    timeline = cell.timeline
     worked = timeline.trace.has_device_work  # without it, no phase of a step can be told to be absent
     invalid = list(incomplete_steps(timeline, phased, mode, size, peak)) if mode and worked else []
     if (few_layers := incomplete_layers(counted, cell.model)) is not None:
         invalid.append(few_layers)
     if invalid:
         failed = failed_allocations(timeline)
-        evidence = f"{failed:,} memory allocations failed: out of memory" if failed else "out of memory is suspected"
-        invalid.append(evidence)
+        invalid.append(
+            f"{failed:,} memory allocations failed: out of memory" if failed else "out of memory is suspected"
+        )
     recorded = timeline.trace.capture.notes
     if blocking := [note.text for note in recorded if note.level is NoteLevel.BLOCKING]:
         invalid = blocking if worked else []
     notes = [note.text for note in recorded if note.level is NoteLevel.WARNING and note.code != "no-ranges"]
-    if known and size is None and not few_layers:
+    if size is None and not few_layers and any(known.name == cell.model for known in MODEL_SIZES):
         notes.append(f"{counted} attention layers are not those of {cell.model}: FLOPs are not modelled")
     if phased.pass_is_step:
         notes.append("no range is named after the forward pass: a whole step counts as one, as its name says")
-    answers = replace(
-        answers,
-        invalid=tuple(invalid),
-        notes=tuple(notes),
-        lacking=_lacking(timeline, phased, attention, mode),
-        forward=_forward_time(phased, counted, size) or _host_forward_time(timeline, size),
-        attention=attention,
-    )
-    if mode is not None and timings is not None:
-        phases = timings["phase"].cast(pl.String).unique().sort().to_list()
-        own = {phase: python_time(timings, cell.model, cell.context, mode, phase, batch) for phase in phases}
-        answers = replace(answers, python={phase: time for phase, time in own.items() if time is not None})
-    return _with_kernels(answers, timeline, phased, peak)
-
-
-def _with_kernels(answers: CellAnswers, timeline: Timeline, phased: PhasedWork, peak: int | None) -> CellAnswers:
-    in_passes = phased.pass_work
-    if in_passes.height:
-        answers = replace(
-            answers,
-            kernel=top_kernel(timeline, in_passes),
-            category=top_label(timeline, in_passes),
-            kernels=kernel_use(timeline, in_passes),
-            labels=label_use(in_passes),
-        )
-    if answers.mode in (None, "forward") or not phased.steps or "d" in answers.lacking:
-        return answers
-    both = phased.work.filter(pl.col("phase").is_in(["forward", "backward"]))
-    split = training_split(phased)
-    return replace(
-        answers,
-        kernel_with_backward=top_kernel(timeline, both, "step") if both.height else None,
-        training=split,
-        step_labels=label_use(phased.work, "step"),
-        optimizer=optimizer_cost(phased, split, answers.size, peak) if split else None,
-    )
+    return tuple(invalid), tuple(notes)
 
 
 def _forward_time(phased: PhasedWork, counted: int | None, size: ModelSize | None) -> ForwardTime | None:
@@ -406,12 +415,11 @@ def _absent_phases(phased: PhasedWork, mode: str) -> list[str]:
 
 def _unequal_phases(phased: PhasedWork) -> list[str]:
     """Phases that were cut short in some step, measured by the kernels that they run in the others."""
-    most = pl.col("kernels").max().over("phase")
-    short = phased.phases.filter(
-        pl.col("phase").is_in(PHASES) & (pl.col("kernels") > 0) & (pl.col("kernels") < _WHOLE_PHASE * most)
+    rows = phased.phases.with_columns(most=pl.col("kernels").max().over("phase"))
+    short = rows.filter(
+        pl.col("phase").is_in(PHASES) & pl.col("kernels").is_between(1, _WHOLE_PHASE * pl.col("most"), "left")
     )
-    whole = dict(phased.phases.group_by("phase").agg(pl.col("kernels").max()).rows())
     return [
-        f"the {row['phase']} of step {row['step']} runs {row['kernels']:,} of {whole[row['phase']]:,} kernels"
+        f"the {row['phase']} of step {row['step']} runs {row['kernels']:,} of {row['most']:,} kernels"
         for row in short.iter_rows(named=True)
     ]

@@ -278,14 +278,12 @@ def category_mix(grid: Grid, scope: str) -> pl.DataFrame:
     """(c, d) One row a cell, one column a category: its share of the GPU time of forward passes or of whole steps."""
     cells = grid.preferred("c") if scope == "forward" else grid.answering("d")
     kept = pl.DataFrame([cell_key(cell) for cell in cells], schema=CELL_TYPES, orient="row")
-    shares = label_shares(grid).filter(pl.col("scope") == scope).join(kept, on=list(CELL_TYPES), maintain_order="left")
+    keys = list(CELL_TYPES)
+    shares = label_shares(grid).filter(pl.col("scope") == scope).join(kept, on=keys, maintain_order="left")
     order = shares.group_by("label").agg(pl.col("share").max()).sort(["share", "label"], descending=[True, False])
-    labels = order["label"].to_list()
-    columns: dict[str, Any] = {}
-    for label in labels:
-        found = {row[:3]: row[3] for row in shares.filter(pl.col("label") == label).select(*CELL_TYPES, "share").rows()}
-        columns[label] = [found.get(row, 0.0) for row in kept.rows()]
-    return kept.with_columns(**{label: pl.Series(values, dtype=pl.Float64) for label, values in columns.items()})
+    mix = shares.pivot("label", index=keys, values="share", maintain_order=True)
+    found = kept.join(mix, on=keys, how="left", maintain_order="left") if order.height else kept
+    return found.select(*keys, *(pl.col(label).fill_null(0.0) for label in order["label"]))
 
 
 def _other_kernels(cell: CellAnswers) -> pl.DataFrame:
