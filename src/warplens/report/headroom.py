@@ -18,6 +18,7 @@ from warplens.analysis.window import Window
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Section, Segment, Strip, Table, pick, quiet, with_texts
+from warplens.report.jsonout import named
 from warplens.report.questions.time import titled_parts
 from warplens.report.text import category_title, cause_title
 from warplens.report.theme import part_fill
@@ -154,21 +155,13 @@ def headroom_rows(found: Sequence[Headroom]) -> pl.DataFrame:
 def device_data(found: Headroom) -> dict[str, Any]:
     """What the JSON holds about one GPU beside the parts."""
     return {
-        "device": found.device,
-        "steps": found.steps,
-        "duration_ns": found.duration_ns,
+        **named(found, "device steps duration_ns"),
         "step_ns": found.per_step(found.duration_ns),
         "after": {step: found.after(step) for step in STEPS_DOWN[:-1]},
-        "to_roof_share": found.to_roof_share,
-        "known_share": found.known_share,
-        "product_known_share": found.product_known_share,
-        "flops": found.flops,
-        "model_flops": found.model_flops,
-        "mfu": found.mfu,
-        "hfu": found.hfu,
-        "peak_flops_per_s": found.peak_flops_per_s,
-        "rates": found.rates,
-        "roofs": None if found.roofs is None else {"measured": found.roofs.measured, "source": found.roofs.source},
+        **named(
+            found, "to_roof_share known_share product_known_share flops model_flops mfu hfu peak_flops_per_s rates"
+        ),
+        "roofs": None if found.roofs is None else named(found.roofs, "measured source"),
         "groups": {"rows": found.groups},
     }
 

@@ -43,14 +43,15 @@ def dumps(value: Any) -> bytes:
     return orjson.dumps(value, default=_plain, option=options)
 
 
+def named(item: object, names: str) -> dict[str, Any]:
+    """Attributes of a result by their names, several in one text."""
+    return {name: getattr(item, name) for name in names.split()}
+
+
 def window_data(window: Window) -> dict[str, Any]:
     """The window that numbers speak of, as it stands in every command's `data`."""
     return {
-        "start_ns": window.start_ns,
-        "end_ns": window.end_ns,
-        "duration_ns": window.duration_ns,
-        "kind": window.kind,
-        "how": window.how,
+        **named(window, "start_ns end_ns duration_ns kind how"),
         "steps": list(window.steps),
         "range": window.range_name,
     }

@@ -29,7 +29,7 @@ from warplens.report.document import (
     quiet,
     sections,
 )
-from warplens.report.jsonout import window_data
+from warplens.report.jsonout import named, window_data
 
 #: Ranks drawn one by one; a chart of more would be longer than a screen.
 _DRAWN_RANKS: Final = 64
@@ -60,10 +60,32 @@ def parts_of(row: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
 
 def answer(result: RanksResult) -> str:
     """The answer in two or three sentences: the straggler, what it costs, and whether the work is uneven."""
-    sentences = [text for text in (_straggler(result), _imbalance(result), _exposed(result)) if text]
+    sentences = []
+    waits, ranks, uneven = result.waits, result.balance.ranks, result.balance.imbalance
+    if total := waits.collectives.height:
+        wait, exposed = int(waits.ranks["wait_ns"].sum()), int(waits.ranks["exposed_wait_ns"].sum())
+        cost = f"together the ranks waited {fmt.duration(wait)}, {fmt.duration(exposed)} of it exposed"
+        late = straggler(waits)
+        if late is None:
+            sentences.append(f"No rank stands out as late over {fmt.plural(total, 'collective')}; {cost}.")
+        else:
+            worst = waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
+            sentences.append(
+                f"Rank {worst['rank']} is the straggler: it arrived last in {fmt.share(worst['last_share'])} of "
+                f"{fmt.plural(worst['matched'], 'collective')} and alone delayed them by "
+                f"{fmt.duration(worst['delay_ns'])}; {cost}."
+            )
+    if uneven is not None and len(result.ranks) > 1:
+        sentences.append(f"The busiest rank computes {uneven:.2f} times the mean.")
+    if communication := int(ranks["communication_ns"].sum()):
+        exposed, window = int(ranks["exposed_ns"].sum()), int(ranks["duration_ns"].sum())
+        sentences.append(
+            f"Exposed communication takes {fmt.share(exposed / window)} of the time; "
+            f"{fmt.share(1 - exposed / communication)} of all communication is overlapped by compute."
+        )
     if len(result.ranks) == 1 and not sentences:
         return "One rank that communicates with no other: there is nothing to compare it with."
-    return " ".join(sentences) if sentences else "The ranks neither communicate nor compute in these windows."
+    return " ".join(sentences) or "The ranks neither communicate nor compute in these windows."
 
 
 def facts(result: RanksResult) -> Iterator[str]:
@@ -120,43 +142,6 @@ def clock_sentence(result: RanksResult) -> str:
             f"(median), at most {fmt.duration(alignment.residual_max_ns)}"
         )
     return text
-
-
-def _straggler(result: RanksResult) -> str | None:
-    waits = result.waits
-    if not waits.collectives.height:
-        return None
-    total = waits.collectives.height
-    wait, exposed = int(waits.ranks["wait_ns"].sum()), int(waits.ranks["exposed_wait_ns"].sum())
-    cost = f"together the ranks waited {fmt.duration(wait)}, {fmt.duration(exposed)} of it exposed"
-    late = straggler(waits)
-    if late is not None:
-        worst = waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
-        return (
-            f"Rank {worst['rank']} is the straggler: it arrived last in {fmt.share(worst['last_share'])} of "
-            f"{fmt.plural(worst['matched'], 'collective')} and alone delayed them by "
-            f"{fmt.duration(worst['delay_ns'])}; {cost}."
-        )
-    return f"No rank stands out as late over {fmt.plural(total, 'collective')}; {cost}."
-
-
-def _imbalance(result: RanksResult) -> str | None:
-    uneven = result.balance.imbalance
-    if uneven is None or len(result.ranks) < 2:
-        return None
-    return f"The busiest rank computes {uneven:.2f} times the mean."
-
-
-def _exposed(result: RanksResult) -> str | None:
-    ranks = result.balance.ranks
-    communication, exposed = int(ranks["communication_ns"].sum()), int(ranks["exposed_ns"].sum())
-    if not communication:
-        return None
-    window = int(ranks["duration_ns"].sum())
-    return (
-        f"Exposed communication takes {fmt.share(exposed / window)} of the time; "
-        f"{fmt.share(1 - exposed / communication)} of all communication is overlapped by compute."
-    )
 
 
 _RANKS: Final = pick(
@@ -386,12 +371,7 @@ def ranks_data(result: RanksResult) -> dict[str, Any]:
         "rank_budgets": {"rows": balance.budget},
         "steps": {"rows": balance.step_balance},
         "rank_steps": {"rows": balance.steps},
-        "clocks": {
-            "method": alignment.method,
-            "residual_median_ns": alignment.residual_median_ns,
-            "residual_max_ns": alignment.residual_max_ns,
-            "warning": alignment.warning,
-        },
+        "clocks": named(alignment, "method residual_median_ns residual_max_ns warning"),
         "matching": {"rows": result.matching},
         "waits": {"tolerance_ns": result.waits.tolerance_ns},
         "groups": {"rows": result.groups},

@@ -23,6 +23,7 @@ from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Block, Paragraph, Section, Table, pick, quiet
+from warplens.report.jsonout import named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,14 +36,9 @@ if TYPE_CHECKING:
 def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
     """Verdict, findings, phases, predictions and coverage, with exact numbers."""
     return {
-        "verdict": diagnosis.verdict,
-        "verdict_known": diagnosis.verdict_known,
-        "headline": diagnosis.headline,
-        "headline_share": diagnosis.headline_share,
+        **named(diagnosis, "verdict verdict_known headline headline_share"),
         "findings": [finding_data(finding) for finding in diagnosis.findings],
-        "per_phase": diagnosis.per_phase,
-        "predictions": diagnosis.predictions,
-        "coverage": diagnosis.coverage,
+        **named(diagnosis, "per_phase predictions coverage"),
         "what_if": _what_if_data(diagnosis),
     }
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from warplens.errors import UsageError
 from warplens.report.jsonout import envelope
 from warplens.writing import made, write_whole
 
@@ -13,10 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
     from warplens.diagnosis.across import RunDiagnosis
-    from warplens.report.counters.numbers import Joined
     from warplens.report.document import Document
     from warplens.report.overview.numbers import Numbers
 
@@ -26,52 +21,21 @@ ReportFormat: TypeAlias = Literal["html", "md", "json"]
 REPORT_FORMATS: Final[tuple[ReportFormat, ...]] = ("html", "md", "json")
 
 
-def write_report(
-    profiles: Sequence[tuple[Timeline, Window]],
-    folder: Path,
-    formats: Collection[ReportFormat] = REPORT_FORMATS,
-    progress: Callable[[str], None] = lambda _: None,
-    joined: Sequence[Sequence[Joined]] = (),
-    run: RunDiagnosis | None = None,
-) -> list[Path]:
-    """Analyse the profiles and write one report on all of them.
-
-    Args:
-        profiles: each profile with the window of it to analyse.
-        folder: where the files go; made if need be. Files of an earlier report there are replaced.
-        formats: which of `REPORT_FORMATS` to write.
-        progress: is told what is being done, in a few words.
-        joined: for each profile, reports of hardware counters of the same program; () where there are none for any.
-        run: the diagnosis of the run that they are the ranks of; None where they are not.
-
-    Returns:
-        The files to open, in the order of `REPORT_FORMATS`; images are not among them.
-
-    Raises:
-        UsageError: there is no profile, or an unknown format.
-    """
-    if not profiles:
-        raise UsageError("there is no profile to report on")
-    if unknown := sorted(set(formats) - set(REPORT_FORMATS)):
-        raise UsageError(f"a report cannot be written as {', '.join(unknown)}; use {', '.join(REPORT_FORMATS)}")
-    from warplens.report.overview.numbers import examine
-
-    examined: list[Numbers] = []
-    for number, (timeline, window) in enumerate(profiles):
-        progress(f"analysing {timeline.trace.capture.source}")
-        numbers = examine(timeline, window)
-        examined.append(replace(numbers, joined=tuple(joined[number])) if joined else numbers)
-    progress("drawing")
-    return write_examined(examined, folder, formats, run)
-
-
 def write_examined(
     examined: Sequence[Numbers],
     folder: Path,
     formats: Collection[ReportFormat],
     run: RunDiagnosis | None = None,
 ) -> list[Path]:
-    """The same of profiles that have been analysed."""
+    """Write one report on profiles that have been analysed, and on the run that they are the ranks of.
+
+    Args:
+        folder: where the files go; made if need be. Files of an earlier report there are replaced.
+        formats: which of `REPORT_FORMATS` to write.
+
+    Returns:
+        The files to open, in the order of `REPORT_FORMATS`; images are not among them.
+    """
     document = None
     if set(formats) - {"json"}:
         # Charts cost half a second to import; the numbers alone do without.

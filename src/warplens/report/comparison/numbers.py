@@ -22,7 +22,7 @@ from warplens.profile.schema import Float64s
 from warplens.report import text as fmt
 from warplens.report.comparison.words import gate_line, hides_kernels, needed_text, step_answer
 from warplens.report.counters.beside import comparison_data
-from warplens.report.jsonout import window_data
+from warplens.report.jsonout import named, window_data
 
 #: Notes on a comparison that say, under another code, what a note on one of its files says as well.
 _SAME_MATTER: Final = {"hidden-graphs": "graph-level-tracing", "aborted-steps": "aborted-step"}
@@ -234,11 +234,7 @@ def step_data(numbers: StepNumbers) -> dict[str, Any]:
         "ranges": {"rows": difference.ranges},
         "phases": {"rows": difference.phases},
         "transfers": {"rows": difference.transfers},
-        "launch_costs": {
-            "calls_change": difference.launches.calls_change,
-            "added_cost_ns": difference.launches.added_cost_ns,
-            "pace_cost_ns": difference.launches.pace_cost_ns,
-        },
+        "launch_costs": named(difference.launches, "calls_change added_cost_ns pace_cost_ns"),
         "work": {**_fields(difference.work), "flops_ratio": difference.work.flops_ratio},
         "counters": comparison_data(numbers.counters) if numbers.counters is not None else None,
     }
@@ -253,9 +249,7 @@ def _side(side: TraceFiles, samples: Samples, launches: SideLaunches) -> dict[st
         "step_times_ns": [block.tolist() for block in samples.blocks],
         "launches": {
             **{name: item for name, item in _fields(launches).items() if name != "pace"},
-            "host_ns_per_launch": launches.host_ns_per_launch,
-            "queue_empty_share": launches.queue_empty_share,
-            "behind_share": launches.behind_share,
+            **named(launches, "host_ns_per_launch queue_empty_share behind_share"),
         },
     }
 
@@ -268,12 +262,7 @@ def verdict_data(found: Comparison) -> dict[str, Any]:
 def _gate(found: Regression | None, comparison: Comparison) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {
-        "fail_on": found.fail_on,
-        "found": found.found,
-        "excluded": found.excluded,
-        "sentence": gate_line(found, comparison),
-    }
+    return {**named(found, "fail_on found excluded"), "sentence": gate_line(found, comparison)}
 
 
 def _fields(item: Any) -> dict[str, Any]:

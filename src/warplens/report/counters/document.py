@@ -47,7 +47,7 @@ from warplens.report.document import (
     sections,
     with_texts,
 )
-from warplens.report.jsonout import envelope
+from warplens.report.jsonout import envelope, named
 from warplens.report.verdict import checklist_blocks
 from warplens.report.write import REPORT_FORMATS, ReportFormat, write_document
 
@@ -417,8 +417,7 @@ def _report(numbers: CounterNumbers) -> dict[str, Any]:
     return {
         "source": capture.source,
         "answer": counters_lead(numbers),
-        "tool": capture.tool,
-        "tool_version": capture.tool_version,
+        **named(capture, "tool tool_version"),
         "devices": list(capture.devices),
         "session": counters.session,
         "launches": counters.launches.height,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -115,50 +115,22 @@ def launch(numbers: CounterNumbers) -> Iterator[Block]:
 
 
 def _problems(row: Mapping[str, Any]) -> str | None:
-    found = [text for check in _CHECKS if (text := check(row)) is not None]
+    """What is wrong with a launch configuration; None where nothing stands out."""
+    found = []
+    blocks, units, threads = row["grid_blocks"], row["sm_count"], row["threads_per_block"]
+    if row["waves"] is not None and row["waves"] < 1:
+        too_few = units and blocks is not None and blocks < units
+        few = f"{fmt.count(blocks)} blocks for {fmt.count(units)} multiprocessors" if too_few else None
+        found.append(few or "less than one wave: the GPU is never full")
+    if row["tail_share"] is not None and row["tail_share"] >= _LONG_TAIL:
+        found.append(f"the partial last wave takes {fmt.share(row['tail_share'])} of the time")
+    if threads and threads % WARP_SIZE:
+        found.append(f"blocks of {fmt.count(threads)} threads fill no whole number of warps")
+    if row["limiter"] in ("warps", "blocks") and row["next_share"] is not None:
+        found.append(f"the block size holds occupancy at {fmt.share(row['theoretical_share'])}")
+    if row["cluster_share"] is not None and row["cluster_share"] <= 0.99 * row["theoretical_share"]:
+        found.append(f"clusters of {row['cluster_blocks']} leave multiprocessors partly empty")
     return "; ".join(found) or None
-
-
-def _small_grid(row: Mapping[str, Any]) -> str | None:
-    if row["waves"] is None or row["waves"] >= 1:
-        return None
-    if row["sm_count"] and row["grid_blocks"] is not None and row["grid_blocks"] < row["sm_count"]:
-        return f"{fmt.count(row['grid_blocks'])} blocks for {fmt.count(row['sm_count'])} multiprocessors"
-    return "less than one wave: the GPU is never full"
-
-
-def _tail(row: Mapping[str, Any]) -> str | None:
-    if row["tail_share"] is None or row["tail_share"] < _LONG_TAIL:
-        return None
-    return f"the partial last wave takes {fmt.share(row['tail_share'])} of the time"
-
-
-def _partial_warps(row: Mapping[str, Any]) -> str | None:
-    threads = row["threads_per_block"]
-    if not threads or threads % WARP_SIZE == 0:
-        return None
-    return f"blocks of {fmt.count(threads)} threads fill no whole number of warps"
-
-
-def _small_blocks(row: Mapping[str, Any]) -> str | None:
-    if row["limiter"] not in ("warps", "blocks") or row["next_share"] is None:
-        return None
-    return f"the block size holds occupancy at {fmt.share(row['theoretical_share'])}"
-
-
-def _clusters(row: Mapping[str, Any]) -> str | None:
-    if row["cluster_share"] is None or row["cluster_share"] > 0.99 * row["theoretical_share"]:
-        return None
-    return f"clusters of {row['cluster_blocks']} leave multiprocessors partly empty"
-
-
-_CHECKS: Final[tuple[Callable[[Mapping[str, Any]], str | None], ...]] = (
-    _small_grid,
-    _tail,
-    _partial_warps,
-    _small_blocks,
-    _clusters,
-)
 
 
 _STALL_COLUMNS: Final = pick(STALLS, SUMMARY.column("name"), "reason share waits_for remedy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -246,9 +246,8 @@ def next_step_text(row: Mapping[str, Any]) -> str | None:
 def reason(row: Mapping[str, Any]) -> str:
     """Why the bound is what it is, and what to look at first."""
     because = _why(row)
-    fault = _FAULTS.get(row["fault"] or "")
-    if fault is not None and row["fault"] != "small-grid":
-        return f"{because}; {fault(row, _evidence(row))}"
+    if (fault := _fault(row)) is not None:
+        return f"{because}; {fault}"
     if row["bound"] == "latency":
         return f"{because}; {_waits(row)}"
     if row["healthy"]:
@@ -297,33 +296,29 @@ def _share(known: float | None) -> str:
     return fmt.value(known, "share")
 
 
-def _evidence(row: Mapping[str, Any]) -> dict[str, float]:
-    return {item["name"]: item["value"] for item in row["fault_evidence"] or ()}
-
-
-def _uncoalesced(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    return f"uncoalesced: {fmt.share(shown['global_wasted_share'])} of the sectors that it moves are unused"
-
-
-def _bank_conflicts(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    ways = f"{fmt.number(shown['shared_conflict_ways'])}-way " if "shared_conflict_ways" in shown else ""
-    return f"{ways}bank conflicts: {fmt.share(shown['shared_conflict_share'])} of shared-memory passes"
-
-
-def _divergence(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    return f"divergent: {fmt.number(shown['threads_per_instruction'])} of 32 threads active per instruction"
-
-
-def _partial_warps(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    return f"blocks leave warps partly empty: {fmt.number(shown['full_warp_threads'])} of 32 threads"
-
-
-def _occupancy(row: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    limiter = limiter_title(row) or "the configuration"
-    text = f"{limiter} limit{'s' if limiter in _SINGULAR else ''} occupancy to {fmt.share(shown['theoretical_share'])}"
-    if row["next_share"] is None:
-        return text
-    return f"{text}; {_next_step(row)} would allow {fmt.share(row['next_share'])}"
+def _fault(row: Mapping[str, Any]) -> str | None:
+    """The fault of a row with the number that shows it; None where it has none, or its bound says it already."""
+    shown: dict[str, float] = {item["name"]: item["value"] for item in row["fault_evidence"] or ()}
+    match row["fault"]:
+        case "uncoalesced":
+            return f"uncoalesced: {fmt.share(shown['global_wasted_share'])} of the sectors that it moves are unused"
+        case "bank-conflicts":
+            ways = f"{fmt.number(shown['shared_conflict_ways'])}-way " if "shared_conflict_ways" in shown else ""
+            return f"{ways}bank conflicts: {fmt.share(shown['shared_conflict_share'])} of shared-memory passes"
+        case "divergence":
+            return f"divergent: {fmt.number(shown['threads_per_instruction'])} of 32 threads active per instruction"
+        case "partial-warps":
+            return f"blocks leave warps partly empty: {fmt.number(shown['full_warp_threads'])} of 32 threads"
+        case "occupancy":
+            limiter, reached = limiter_title(row) or "the configuration", fmt.share(shown["theoretical_share"])
+            text = f"{limiter} limit{'s' if limiter in _SINGULAR else ''} occupancy to {reached}"
+            allowed = row["next_share"]
+            return text if allowed is None else f"{text}; {_next_step(row)} would allow {fmt.share(allowed)}"
+        case "tail":
+            return f"{fmt.number(shown['waves'])} waves: the last is mostly empty but takes as long as a full one"
+        case "spills":
+            return f"registers spill: {fmt.count(shown['spill_requests'])} requests to local memory"
+    return None
 
 
 _SINGULAR: Final = ("block size", "shared memory", "the configuration")
@@ -338,25 +333,6 @@ _STEPS: Final = {
     "next_shared_bytes_per_block": "{} B of shared memory per block",
     "next_barriers": "{} barriers per block",
     "next_threads_per_block": "blocks of {} threads",
-}
-
-
-def _tail(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    return f"{fmt.number(shown['waves'])} waves: the last is mostly empty but takes as long as a full one"
-
-
-def _spills(_: Mapping[str, Any], shown: Mapping[str, float]) -> str:
-    return f"registers spill: {fmt.count(shown['spill_requests'])} requests to local memory"
-
-
-_FAULTS: Final[dict[str, Callable[[Mapping[str, Any], Mapping[str, float]], str]]] = {
-    "uncoalesced": _uncoalesced,
-    "bank-conflicts": _bank_conflicts,
-    "divergence": _divergence,
-    "partial-warps": _partial_warps,
-    "occupancy": _occupancy,
-    "tail": _tail,
-    "spills": _spills,
 }
 
 

@@ -48,7 +48,7 @@ from warplens.profile import Capture, Note, NoteLevel
 from warplens.report import text as fmt
 from warplens.report.counters.beside import joined_data
 from warplens.report.headroom import headroom_data, strips_data
-from warplens.report.jsonout import window_data
+from warplens.report.jsonout import named, window_data
 from warplens.report.questions.host import work_data
 from warplens.report.questions.time import budget_data, group_times, rhythm_data
 from warplens.report.text import category_title
@@ -354,15 +354,12 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
 
     Tables are objects with `rows`; times are nanoseconds, sizes bytes, shares 0–1. Null is what was not recorded.
     """
-    capture = numbers.capture
+    capture, operators, work, allocated = numbers.capture, numbers.operators, numbers.work, numbers.allocations
     return {
         "source": capture.source,
         "answer": answer(numbers),
         "capture": {
-            "format": capture.format,
-            "tool": capture.tool,
-            "tool_version": capture.tool_version,
-            "schema_version": capture.schema_version,
+            **named(capture, "format tool tool_version schema_version"),
             "devices": list(capture.devices),
             "window_ns": list(capture.window_ns),
             "recorded": sorted(capture.recorded),
@@ -400,39 +397,30 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         },
         "streams": {"rows": numbers.streams, "concurrency": numbers.concurrency},
         "graphs": {"summary": numbers.graph_summary, "rows": numbers.graphs},
-        "operators": _operator_data(numbers.operators),
-        "work": _work_data(numbers.work),
+        "operators": None
+        if operators is None
+        else {
+            **named(operators, "coverage overhead"),
+            "rows": operators.names,
+            "modules": {"rows": operators.modules},
+        },
+        "work": None
+        if work is None
+        else {
+            "coverage_share": work.coverage_share,
+            **work_data(work),
+            "rows": work_statistics(work),
+            "unmodelled": {"rows": work.unmodelled},
+        },
         "code": {"rows": numbers.code},
         "checklist": {"rows": numbers.checklist},
         "memory": None if numbers.memory is None else {"rows": list(numbers.memory)},
-        "allocator": _allocator_data(numbers.allocations),
+        "allocator": None
+        if allocated is None
+        else {
+            "rows": list(allocated.use),
+            "alive_at_peak": {"rows": allocated.alive_at_peak},
+            "steps": {"rows": allocated.steps},
+        },
         "counters": joined_data(numbers.joined) if numbers.joined else None,
-    }
-
-
-def _operator_data(operators: OperatorNumbers | None) -> dict[str, Any] | None:
-    if operators is None:
-        return None
-    return {
-        "coverage": operators.coverage,
-        "overhead": operators.overhead,
-        "rows": operators.names,
-        "modules": {"rows": operators.modules},
-    }
-
-
-def _work_data(work: ModelledWork | None) -> dict[str, Any] | None:
-    if work is None:
-        return None
-    rows = {"rows": work_statistics(work), "unmodelled": {"rows": work.unmodelled}}
-    return {"coverage_share": work.coverage_share, **work_data(work), **rows}
-
-
-def _allocator_data(found: Allocations | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {
-        "rows": list(found.use),
-        "alive_at_peak": {"rows": found.alive_at_peak},
-        "steps": {"rows": found.steps},
     }

@@ -14,6 +14,7 @@ from warplens.analysis.window import Window
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
+from warplens.report.jsonout import named
 from warplens.report.questions import Found, question
 
 _PART: Final = column("title")
@@ -43,10 +44,7 @@ def budget(timeline: Timeline, window: Window) -> Found:
 def budget_data(found: TimeBudget) -> dict[str, Any]:
     """The totals of a budget for programs."""
     return {
-        "device": found.device,
-        "duration_ns": found.duration_ns,
-        "busy_ns": found.busy_ns,
-        "idle_ns": found.idle_ns,
+        **named(found, "device duration_ns busy_ns idle_ns"),
         "hidden_ns": found.group_ns("graph"),
         "attributed_share": found.attributed_share,
     }
