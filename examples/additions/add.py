@@ -39,8 +39,8 @@ def add_table(name: str) -> list[Path]:
         raise SystemExit(f"{name!r}: a command is one word")
     module = _written("singles", name, SOURCE / "report/questions")
     catalogue = ROOT / SOURCE / "cli/catalogue.py"
-    entry = f'        Command("{name}", "questions.{name}", _TABLE, "Kernels one by one, the longest first."),'
-    listed = _inserted(catalogue, r'(?m)^        Command\(\n?\s*"counters"', f"{entry}\n")
+    entry = f'        "{name}": ("questions.{name}", "Kernels one by one, the longest first."),'
+    listed = _inserted(catalogue, r'(?m)^    \},\n    "Hardware counters"', f"{entry}\n")
     page = ROOT / f"docs/how-to/{name}.md"
     page.write_text(f"# Kernels one by one\n\n```console\n$ warplens {name} PROFILE\n```\n", "utf-8")
     contents = _inserted(ROOT / "mkdocs.yml", r"(?m)^ *- how-to/code\.md$", f"          - how-to/{name}.md\n")

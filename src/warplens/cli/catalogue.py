@@ -35,108 +35,59 @@ class Command:
         return function
 
 
-_REPORT: Final = "Reports"
-_TABLE: Final = "One table of one profile"
-_COUNTERS: Final = "Hardware counters"
-_RANKS: Final = "Many ranks of one run"
-_MEASURE: Final = "Measurements on this machine"
-_HANDED_ON: Final = "Other programs"
-_SHARE: Final = "Before you share a profile"
+#: By heading, the name of each command, its module, and what it does.
+_LISTED: Final = {
+    "Reports": {
+        "answer": ("door", "The answer in a few lines; `warplens PATH…` does the same."),
+        "demo": ("report", "Report on the profiles that come with Warplens; no GPU needed."),
+        "report": ("report", "Report on your profiles: where the GPU time went, and why."),
+        "diagnose": ("diagnose", "What limits the program, what to do about it, and how to verify the change."),
+        "compare": ("compare", "Why a variant is slower or faster than its baseline, and how certain that is."),
+    },
+    "One table of one profile": {
+        "budget": ("questions.time", "Where the time went, in parts that add up to it exactly."),
+        "headroom": ("diagnose", "From the measured step time down to this GPU's limit, in parts that add up exactly."),
+        "steps": ("questions.time", "Steps of the workload: wall, busy and idle time of each."),
+        "phases": ("questions.time", "GPU time of forward, backward and optimizer."),
+        "kernels": ("questions.gpu", "GPU kernels: launches, duration, share of the kernel time."),
+        "ranges": ("questions.gpu", "Annotated ranges (NVTX, record_function): GPU time of the work launched inside."),
+        "operators": ("questions.host", "PyTorch operators and modules: host time, GPU time, backward pass."),
+        "launches": ("questions.host", "Kernel launches: time in the API call, in the queue, and on the GPU."),
+        "flops": ("questions.host", "FLOPs and bytes of operators (modelled) against their measured time."),
+        "memory": ("questions.gpu", "Memory over time, its peak, and what was allocated at the peak."),
+        "copies": ("questions.gpu", "Memory copies and fills: time, size and bandwidth."),
+        "api": ("questions.host", "CUDA API calls on the host: calls, duration."),
+        "code": ("questions.host", "Where in the program waits, copies, allocations and launches come from."),
+    },
+    "Hardware counters": {
+        "counters": ("counters", "What limits each kernel, and why: from Nsight Compute counters."),
+        "roofline": ("counters", "Roofline: how far each kernel is from the peaks of its GPU."),
+    },
+    "Many ranks of one run": {
+        "ranks": ("handing", "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
+    },
+    "Measurements on this machine": {
+        "bench": ("bench", "Measure reference workloads: a language model, token reduction, attention."),
+        "sweep": ("sweep", "Measure a baseline and a variant over a grid, or report on such a sweep."),
+        "study": ("study", "Run a whole study of token reduction, the language model or attention, and report on it."),
+        "numerics": ("bench", "Differences between the tensors of two implementations: absolute, relative, in ULPs."),
+        "policy": ("study", "Fit, show and check policies: which variant to run for which shape."),
+        "collect": ("collect", "Run a program under nsys, ncu or PyTorch's profiler, with the right options."),
+        "doctor": ("collect", "What this machine can record, and how to fix what it cannot."),
+    },
+    "Other programs": {
+        "export": ("handing", "Export a profile to other programs: Perfetto, Parquet, CSV."),
+    },
+    "Before you share a profile": {
+        "scrub": ("handing", "Copy a profile without anything that identifies people or machines."),
+        "cache": ("handing", "Show or clear the cache of converted Nsight Systems reports."),
+    },
+}
+
+_PARTS: Final = {"bench": ("lm", "token-reduction", "attention", "show"), "sweep": ("run", "report")}
 
 COMMANDS: Final = {
-    command.name: command
-    for command in (
-        Command("answer", "door", _REPORT, "The answer in a few lines; `warplens PATH…` does the same."),
-        Command("demo", "report", _REPORT, "Report on the profiles that come with Warplens; no GPU needed."),
-        Command("report", "report", _REPORT, "Report on your profiles: where the GPU time went, and why."),
-        Command(
-            "diagnose",
-            "diagnose",
-            _REPORT,
-            "What limits the program, what to do about it, and how to verify the change.",
-        ),
-        Command(
-            "compare",
-            "compare",
-            _REPORT,
-            "Why a variant is slower or faster than its baseline, and how certain that is.",
-        ),
-        Command("budget", "questions.time", _TABLE, "Where the time went, in parts that add up to it exactly."),
-        Command(
-            "headroom",
-            "diagnose",
-            _TABLE,
-            "From the measured step time down to this GPU's limit, in parts that add up exactly.",
-        ),
-        Command("steps", "questions.time", _TABLE, "Steps of the workload: wall, busy and idle time of each."),
-        Command("phases", "questions.time", _TABLE, "GPU time of forward, backward and optimizer."),
-        Command("kernels", "questions.gpu", _TABLE, "GPU kernels: launches, duration, share of the kernel time."),
-        Command(
-            "ranges",
-            "questions.gpu",
-            _TABLE,
-            "Annotated ranges (NVTX, record_function): GPU time of the work launched inside.",
-        ),
-        Command(
-            "operators",
-            "questions.host",
-            _TABLE,
-            "PyTorch operators and modules: host time, GPU time, backward pass.",
-        ),
-        Command(
-            "launches", "questions.host", _TABLE, "Kernel launches: time in the API call, in the queue, and on the GPU."
-        ),
-        Command(
-            "flops",
-            "questions.host",
-            _TABLE,
-            "FLOPs and bytes of operators (modelled) against their measured time.",
-        ),
-        Command("memory", "questions.gpu", _TABLE, "Memory over time, its peak, and what was allocated at the peak."),
-        Command("copies", "questions.gpu", _TABLE, "Memory copies and fills: time, size and bandwidth."),
-        Command("api", "questions.host", _TABLE, "CUDA API calls on the host: calls, duration."),
-        Command(
-            "code", "questions.host", _TABLE, "Where in the program waits, copies, allocations and launches come from."
-        ),
-        Command("counters", "counters", _COUNTERS, "What limits each kernel, and why: from Nsight Compute counters."),
-        Command("roofline", "counters", _COUNTERS, "Roofline: how far each kernel is from the peaks of its GPU."),
-        Command("ranks", "handing", _RANKS, "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
-        Command(
-            "bench",
-            "bench",
-            _MEASURE,
-            "Measure reference workloads: a language model, token reduction, attention.",
-            ("lm", "token-reduction", "attention", "show"),
-        ),
-        Command(
-            "sweep",
-            "sweep",
-            _MEASURE,
-            "Measure a baseline and a variant over a grid, or report on such a sweep.",
-            ("run", "report"),
-        ),
-        Command(
-            "study",
-            "study",
-            _MEASURE,
-            "Run a whole study of token reduction, the language model or attention, and report on it.",
-        ),
-        Command(
-            "numerics",
-            "bench",
-            _MEASURE,
-            "Differences between the tensors of two implementations: absolute, relative, in ULPs.",
-        ),
-        Command("policy", "study", _MEASURE, "Fit, show and check policies: which variant to run for which shape."),
-        Command(
-            "collect",
-            "collect",
-            _MEASURE,
-            "Run a program under nsys, ncu or PyTorch's profiler, with the right options.",
-        ),
-        Command("doctor", "collect", _MEASURE, "What this machine can record, and how to fix what it cannot."),
-        Command("export", "handing", _HANDED_ON, "Export a profile to other programs: Perfetto, Parquet, CSV."),
-        Command("scrub", "handing", _SHARE, "Copy a profile without anything that identifies people or machines."),
-        Command("cache", "handing", _SHARE, "Show or clear the cache of converted Nsight Systems reports."),
-    )
+    name: Command(name, module, section, summary, _PARTS.get(name, ()))
+    for section, commands in _LISTED.items()
+    for name, (module, summary) in commands.items()
 }

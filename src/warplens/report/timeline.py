@@ -10,7 +10,7 @@ those of the tables to the nanosecond. `warplens.report.timelines` embeds it in 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -295,15 +295,18 @@ def timeline_view(
     drawn = [_of_threads(layer, threads.listed) for layer in drawn] if left_out else drawn
     layers = [_idle_layer(budgets), _work_layer(timeline), *drawn]
 
-    names = _NameTable()
+    names: list[tuple[str, str, str | None]] = []
+    first_name: dict[str, int] = {}  # of each kind of layer
     tracks: list[Track] = []
     events: list[_Events] = []
     for layer in layers:
         row, found = _rows(timeline, layer, sum(track.rows for track in tracks), threads)
         tracks += found
         order = _by_row_and_time(row, layer.start_ns)
-        name = layer.name + names.add(layer.names)
-        events.append(_Events(row[order], layer.start_ns[order], layer.end_ns[order], name[order], order))
+        first_name[layer.kind] = len(names)
+        name = layer.name[order] + len(names)
+        names += layer.names
+        events.append(_Events(row[order], layer.start_ns[order], layer.end_ns[order], name, order))
 
     opens_step = _representative(window)
     opens = (opens_step.start_ns, opens_step.end_ns) if opens_step else (window.start_ns, window.end_ns)
@@ -312,9 +315,9 @@ def timeline_view(
     finest = _finest(events, layers[0].idle, spans, most_marks)
     alone = finest.count == 1
     levels = (finest, *coarser_levels(finest))
-    details = _details(timeline, tracks, layers, names, finest, events)
+    details = _details(timeline, tracks, first_name.get("ranges"), finest, events)
     used = np.unique(np.r_[np.concatenate([level.name for level in levels]), details.where[details.where > 0] - 1])
-    renumbered = np.zeros(len(names.names), dtype=np.int64)
+    renumbered = np.zeros(len(names), dtype=np.int64)
     renumbered[used] = np.arange(len(used))
     levels = tuple(replace(level, name=renumbered[level.name]) for level in levels)
     details.where[:] = np.where(details.where > 0, renumbered[np.maximum(details.where - 1, 0)] + 1, 0)
@@ -325,7 +328,7 @@ def timeline_view(
         window,
         opens,
         opens_step,
-        tuple(names.names[number] for number in used.tolist()),
+        tuple(names[number] for number in used.tolist()),
         tuple(sorted(tracks, key=lambda track: _order(track, threads))),
         levels,
         details,
@@ -341,18 +344,6 @@ def origin_ns(timeline: Timeline, window: Window) -> int:
     tables = (timeline.work, trace.ranges, trace.python_functions, trace.api_calls, trace.os_calls)
     begins = [int(table["start_ns"].to_numpy().min()) for table in (*tables, trace.profiler_overhead) if table.height]
     return min(window.start_ns, *begins) if begins else window.start_ns
-
-
-@dataclass
-class _NameTable:
-    names: list[tuple[str, str, str | None]] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-
-    def add(self, names: list[tuple[str, str, str | None]]) -> int:
-        """Adds the names of a layer; returns the number of its first one."""
-        self.offsets.append(len(self.names))
-        self.names += names
-        return self.offsets[-1]
 
 
 class _Threads(NamedTuple):
@@ -522,12 +513,11 @@ def coarser_levels(finest: Marks) -> Iterator[Marks]:
 def _details(
     timeline: Timeline,
     tracks: Sequence[Track],
-    layers: Sequence[_Layer],
-    names: _NameTable,
+    first_range: int | None,
     finest: Marks,
     events: Sequence[_Events],
 ) -> Details:
-    """What is known of each piece of work that is a mark of its own."""
+    """What is known of each piece of work that is a mark of its own; names of ranges are numbered from the first."""
     begins = np.cumsum(finest.count) - finest.count  # each mark's first event
     pauses, work = events[:2]
     place = begins - len(pauses.row)
@@ -543,13 +533,12 @@ def _details(
             process, thread = track.owner
             launched = (table["process"] == process) & (table["thread"] == thread)
             found.calls_row[mine[launched.fill_null(value=False).to_numpy()]] = track.first + 1
-    ranges = next((place for place, layer in enumerate(layers) if layer.kind == "ranges"), None)
-    if ranges is not None:
+    if first_range is not None:
         texts = timeline.trace.ranges["name"]
         _, number = _plain_names(texts)
         held = table["range"].fill_null(-1).to_numpy()
         of_range = number[texts.to_physical().to_numpy()[held]]
-        found.where[mine] = np.where(held >= 0, of_range + names.offsets[ranges] + 1, 0)
+        found.where[mine] = np.where(held >= 0, of_range + first_range + 1, 0)
     for kind, moved in (("copy", timeline.trace.copies), ("memset", timeline.trace.memsets)):
         of_kind = (table["kind"] == kind).to_numpy()
         found.bytes[mine[of_kind]] = moved["bytes"].to_numpy()[table["row"].to_numpy()[of_kind]]

@@ -11,7 +11,6 @@ import csv
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TextIO
@@ -270,17 +269,6 @@ def _with_points(texts: pl.Series) -> pl.Series:
 _BATCH = 1 << 17
 
 
-@dataclass
-class _Pending:
-    """Cells as printed: row and column of each, power of ten of its unit, whether it has a unit."""
-
-    rows: list[int] = field(default_factory=list)
-    columns: list[int] = field(default_factory=list)
-    powers: list[int] = field(default_factory=list)
-    units: list[bool] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-
-
 class Cells:
     """Takes in printed values, row by row or one by one, and gives them as columns of numbers in base units."""
 
@@ -289,7 +277,9 @@ class Cells:
         self._decimal_comma = decimal_comma
         self._columns: dict[str, int] = {}
         self._units: dict[str, str] = {}
-        self._pending = _Pending()
+        self._pending: list[
+            tuple[int, int, int, bool, str]
+        ] = []  # row, column, power of ten, whether with a unit, text
         self._single: list[tuple[Int64s, Int64s, Float64s]] = []
         self._tables: list[tuple[int, dict[int, int], Float64s]] = []
         self._texts: dict[int, dict[int, str]] = {}
@@ -315,13 +305,8 @@ class Cells:
 
     def take(self, row: int, place: tuple[int, int, bool], text: str) -> None:
         """Takes in one value."""
-        pending = self._pending
-        pending.rows.append(row)
-        pending.columns.append(place[0])
-        pending.powers.append(place[1])
-        pending.units.append(place[2])
-        pending.texts.append(text)
-        if len(pending.texts) >= _BATCH:
+        self._pending.append((row, *place, text))
+        if len(self._pending) >= _BATCH:
             self._flush()
 
     def begin_table(self, places: Sequence[tuple[int, int, bool]], first_row: int) -> None:
@@ -351,16 +336,15 @@ class Cells:
         return self._units
 
     def _flush(self) -> None:
-        pending, self._pending = self._pending, _Pending()
-        if not pending.texts:
+        pending, self._pending = self._pending, []
+        if not pending:
             return
-        rows, columns = np.array(pending.rows, np.int64), np.array(pending.columns, np.int64)
-        powers, units = np.array(pending.powers, np.int8), np.array(pending.units, np.bool_)
-        reals, texts = numbers_of(pending.texts, powers, units, self._decimal_comma)
-        for at in texts.tolist():
-            self._texts.setdefault(pending.columns[at], {}).setdefault(pending.rows[at], pending.texts[at])
-        self._values += len(pending.texts)
-        self._single.append((columns, rows, reals))
+        rows, columns, powers, units, texts = zip(*pending, strict=True)
+        reals, found = numbers_of(texts, np.array(powers, np.int8), np.array(units, np.bool_), self._decimal_comma)
+        for at in found.tolist():
+            self._texts.setdefault(columns[at], {}).setdefault(rows[at], texts[at])
+        self._values += len(texts)
+        self._single.append((np.array(columns, np.int64), np.array(rows, np.int64), reals))
 
     def _flush_table(self) -> None:
         texts, self._table_texts = self._table_texts, []

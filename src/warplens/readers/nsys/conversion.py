@@ -129,10 +129,10 @@ def _version_of(program: Path) -> tuple[int, ...] | None:
 
 
 def _version_in(path: Path) -> str | None:
-    """The version of nsys that wrote a report, where its first bytes say (2021 on): `Report 2024@6@2@225-…`."""
+    from warplens.readers.nsys.report_container import version_in
+
     with path.open("rb") as file:
-        found = re.match(rb"NVIDIA Tegra Profiler Report (\d{4})@(\d+)@(\d+)@", file.read(64))
-    return ".".join(number.decode() for number in found.groups()) if found else None
+        return version_in(file.read(64))
 
 
 def _content_hash(path: Path) -> str:

@@ -91,7 +91,7 @@ class Report:
 
     def __init__(self, file: BinaryIO, size: int, known_as: Path) -> None:
         self._file, self._size, self.known_as = file, size, known_as
-        self.version = _version(self._at(0, min(size, 128)))
+        self.version = version_in(self._at(0, min(size, 128)))
         self._sections = self._index()
         events = self._section(_EVENTS)
         offsets = self._section(_OFFSETS)
@@ -309,7 +309,7 @@ def opened(path: Path, known_as: Path) -> Iterator[Report]:
         raise UnreadableInputError(known_as, found, "Copy the file to a local disk and try again") from None
 
 
-def _version(head: bytes) -> str | None:
-    """`2024.6.2` of `NVIDIA Tegra Profiler Report 2024@6@2@225-…`; others name no version here."""
+def version_in(head: bytes) -> str | None:
+    """The version of nsys that wrote a report, by its first bytes: `2024.6.2` of `… 2024@6@2@225-…` (2021 on)."""
     found = re.match(rb"NVIDIA Tegra Profiler Report (\d{4})@(\d+)@(\d+)@", head)
     return ".".join(number.decode() for number in found.groups()) if found else None

@@ -33,18 +33,15 @@ def _words(text: str) -> set[str]:
 #: name begins with.
 _KEPT_TABLES = frozenset(source.table for source in SOURCES) | _words(
     """
-    StringIds NVTX_EVENTS OSRT_API PROFILER_OVERHEAD ANALYSIS_DETAILS DIAGNOSTIC_EVENT ThreadNames
-    TARGET_INFO_SYSTEM_ENV TARGET_INFO_SESSION_START_TIME TARGET_INFO_GPU TARGET_INFO_CUDA_GPU
-    TARGET_INFO_CUDA_DEVICE TARGET_INFO_CUDA_CONTEXT_INFO TARGET_INFO_CUDA_NULL_STREAM TARGET_INFO_CUDA_STREAM
-    META_DATA_CAPTURE META_DATA_EXPORT EXPORT_META_DATA CUDA_GRAPH_EVENTS CUDA_GRAPH_NODE_EVENTS
-    CUDA_GPU_MEMORY_USAGE_EVENTS CUDA_GPU_MEMORY_POOL_EVENTS CUDA_CALLCHAINS CUPTI_ACTIVITY_KIND_CUDA_EVENT
-    CUPTI_ACTIVITY_KIND_GRAPH_TRACE CUPTI_ACTIVITY_KIND_KERNEL CUPTI_ACTIVITY_KIND_MEMCPY
-    CUPTI_ACTIVITY_KIND_MEMSET CUPTI_ACTIVITY_KIND_OVERHEAD CUPTI_ACTIVITY_KIND_RUNTIME
-    CUPTI_ACTIVITY_KIND_SYNCHRONIZATION ENUM_CUDA_DEV_MEM_EVENT_OPER ENUM_CUDA_FUNC_CACHE_CONFIG
+    StringIds ANALYSIS_DETAILS DIAGNOSTIC_EVENT ThreadNames TARGET_INFO_SYSTEM_ENV TARGET_INFO_SESSION_START_TIME
+    TARGET_INFO_GPU TARGET_INFO_CUDA_GPU TARGET_INFO_CUDA_DEVICE TARGET_INFO_CUDA_CONTEXT_INFO
+    TARGET_INFO_CUDA_NULL_STREAM TARGET_INFO_CUDA_STREAM META_DATA_CAPTURE META_DATA_EXPORT EXPORT_META_DATA
+    CUDA_GRAPH_EVENTS CUDA_GRAPH_NODE_EVENTS CUDA_GPU_MEMORY_POOL_EVENTS CUDA_CALLCHAINS
+    CUPTI_ACTIVITY_KIND_CUDA_EVENT ENUM_CUDA_DEV_MEM_EVENT_OPER ENUM_CUDA_FUNC_CACHE_CONFIG
     ENUM_CUDA_KERNEL_LAUNCH_TYPE ENUM_CUDA_MEMCPY_OPER ENUM_CUDA_MEMPOOL_OPER ENUM_CUDA_MEMPOOL_TYPE
     ENUM_CUDA_MEM_KIND ENUM_CUDA_SHARED_MEM_LIMIT_CONFIG ENUM_CUPTI_OVERHEAD_TYPE ENUM_CUPTI_STREAM_TYPE
-    ENUM_CUPTI_SYNC_TYPE ENUM_DIAGNOSTIC_SEVERITY_LEVEL ENUM_DIAGNOSTIC_SOURCE_TYPE
-    ENUM_DIAGNOSTIC_TIMESTAMP_SOURCE ENUM_NSYS_EVENT_CLASS ENUM_NSYS_EVENT_TYPE
+    ENUM_CUPTI_SYNC_TYPE ENUM_DIAGNOSTIC_SEVERITY_LEVEL ENUM_DIAGNOSTIC_SOURCE_TYPE ENUM_DIAGNOSTIC_TIMESTAMP_SOURCE
+    ENUM_NSYS_EVENT_CLASS ENUM_NSYS_EVENT_TYPE
     """
 )
 #: Tables that come along without rows: that there is one says that calls were recorded twice, once with their stack.
@@ -84,29 +81,26 @@ _KEPT_COLUMNS = (
     | _EMPTIED_COLUMNS
     | _words(
         """
-    address argumentsId asyncEngines blockX blockY blockZ bytes cacheConfig callchainId category chipName
-    clockRate clusterSchedulingPolicy clusterX clusterY clusterZ color computeCapabilityMajor
-    computeCapabilityMinor computeMajor computeMinor constantMemory constantMemorySize contextId copyCount
-    copyKind coreClockRate correlationId cuDevice cudaId demangledName deprecatedSrcId deprecatedSyncType
-    deviceId domainId doubleValue dstContextId dstDeviceId dstKind duration dynamicSharedMemory end endGlobalTid
-    eventClass eventId eventSyncId eventType flag floatValue globalMemoryBandwidth globalMemorySize globalPid
-    globalTid globalVid gpuId graphExecId graphId graphNodeId greenContextId gridId gridX gridY gridZ hwId id
-    importedMemoryPoolAddress importedMemoryPoolProcessId int32Value int64Value isDiscrete isGreenContext
-    l2CacheSize label launchType localMemoryPerThread localMemoryPoolAddress localMemoryPoolReleaseThreshold
-    localMemoryPoolSize localMemoryPoolUtilizedSize localMemoryTotal localTime mangledName maxActiveClusters
-    maxBlockDimX maxBlockDimY maxBlockDimZ maxBlocksPerMultiprocessor maxBlocksPerSm maxGridDimX maxGridDimY
-    maxGridDimZ maxIPC maxPotentialClusterSize maxRegistersPerBlock maxRegistersPerMultiprocessor
-    maxRegistersPerSm maxSharedMemoryPerBlock maxSharedMemoryPerMultiprocessor maxShmemPerBlock
-    maxShmemPerBlockOptin maxShmemPerSm maxThreadsPerBlock maxWarpsPerMultiprocessor maxWarpsPerSm memKind
-    memoryBandwidth memoryOperationType migrationCause module name nameEnum nameId nestingLevel nodeMask
-    nullStreamId numMemcpyEngines numMultiprocessors numThreadsPerWarp numTpcs originalGraphId originalIP
-    overheadType parentContextId pc pid priority processId pwGpuId qmdBulkReleaseDone qmdLastCtaDone
-    qmdPreexitDone rangeId registersPerThread returnValue revision severity sharedMemoryExecuted
-    sharedMemoryLimitConfig sharedMemoryRequestedPercentage shortName smCount smMajor smMinor source
-    srcContextId srcDeviceId srcKind stackDepth start startTime staticSharedMemory stopTime streamId symbol
-    syncType systemClockNs tensorSizeMinusOneElements text textId threadsPerWarp timestamp timestampType
-    totalMemory tpcMask uint32Value uint64Value unresolved utcEpochNs utcTime value virtualAddress vmId
-    workqueueConcurrencyLimit workqueueResourceId workqueueSharingScope
+        argumentsId asyncEngines cacheConfig callchainId category chipName clockRate clusterSchedulingPolicy
+        clusterX clusterY clusterZ color computeCapabilityMajor computeCapabilityMinor computeMajor computeMinor
+        constantMemory constantMemorySize contextId copyCount coreClockRate cuDevice cudaId deprecatedSrcId
+        deprecatedSyncType doubleValue dstContextId dstDeviceId duration endGlobalTid eventClass eventSyncId
+        flag floatValue globalMemoryBandwidth globalMemorySize globalVid gpuId greenContextId gridId hwId id
+        importedMemoryPoolAddress importedMemoryPoolProcessId int32Value int64Value isDiscrete isGreenContext
+        l2CacheSize label launchType localMemoryPerThread localMemoryPoolAddress localMemoryPoolReleaseThreshold
+        localMemoryPoolSize localMemoryPoolUtilizedSize localMemoryTotal localTime maxActiveClusters
+        maxBlockDimX maxBlockDimY maxBlockDimZ maxBlocksPerMultiprocessor maxBlocksPerSm maxGridDimX maxGridDimY
+        maxGridDimZ maxIPC maxPotentialClusterSize maxRegistersPerBlock maxRegistersPerMultiprocessor
+        maxRegistersPerSm maxSharedMemoryPerBlock maxSharedMemoryPerMultiprocessor maxShmemPerBlock
+        maxShmemPerBlockOptin maxShmemPerSm maxThreadsPerBlock maxWarpsPerMultiprocessor maxWarpsPerSm
+        memoryBandwidth migrationCause module nameEnum nestingLevel nodeMask nullStreamId numMemcpyEngines
+        numMultiprocessors numThreadsPerWarp numTpcs originalGraphId originalIP parentContextId pc pid priority
+        processId pwGpuId qmdBulkReleaseDone qmdLastCtaDone qmdPreexitDone rangeId revision severity
+        sharedMemoryExecuted sharedMemoryLimitConfig sharedMemoryRequestedPercentage smCount smMajor smMinor
+        source srcContextId srcDeviceId stackDepth startTime stopTime symbol syncType systemClockNs
+        tensorSizeMinusOneElements threadsPerWarp timestamp timestampType totalMemory tpcMask uint32Value
+        uint64Value unresolved utcEpochNs utcTime value virtualAddress vmId workqueueConcurrencyLimit
+        workqueueResourceId workqueueSharingScope
     """
     )
 )

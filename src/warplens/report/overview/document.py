@@ -111,27 +111,20 @@ def told_in_full(profiles: Sequence[Numbers]) -> frozenset[int]:
     return frozenset(sorted(range(len(profiles)), key=order)[:MOST_PARTS])
 
 
-def comparison_table(profiles: Sequence[Numbers], told: Collection[int] | None = None) -> Table:
-    """The headlines of several profiles, one row each, in the order given; those that are `told` in full lead there."""
+def comparison_tables(profiles: Sequence[Numbers], told: Collection[int]) -> tuple[Table, Table]:
+    """What limits each of several profiles, and key figures, in the order given; rows of those `told` in full lead there."""
     schema = {column.name: column.dtype for column in (*_COLUMNS, *_FIGURES)}
-    headlines = (
-        {
-            **_headline(numbers),
-            "source": title,
-            "part": f"p{position}-answer" if told is None or position - 1 in told else "",
-        }
-        for position, (title, numbers) in enumerate(zip(distinct_sources(profiles), profiles, strict=True), start=1)
+    headlines = [
+        {**_headline(numbers), "source": title, "part": f"p{place + 1}-answer" if place in told else ""}
+        for place, (title, numbers) in enumerate(zip(distinct_sources(profiles), profiles, strict=True))
+    ]
+    rows = pl.DataFrame(headlines, schema={**schema, "part": pl.String}, strict=False)
+    said = tuple(column for column in _COLUMNS if column.name != "caution" or rows["caution"].count())
+    figures = (_COLUMNS[0], *_FIGURES)
+    return (
+        Table("comparison-table", "What limits each profile", said, rows, limit=None, leads="part"),
+        Table("figures-table", "Key figures of each profile", figures, rows, limit=None, leads="part"),
     )
-    rows = pl.DataFrame(list(headlines), schema={**schema, "part": pl.String}, strict=False)
-    said = [column for column in _COLUMNS if column.name != "caution" or rows["caution"].null_count() < rows.height]
-    return Table("comparison-table", "What limits each profile", tuple(said), rows, limit=None, leads="part")
-
-
-def figures_table(profiles: Sequence[Numbers], told: Collection[int] | None = None) -> Table:
-    """The key figures of the same profiles."""
-    rows = comparison_table(profiles, told).rows
-    columns = (_COLUMNS[0], *_FIGURES)
-    return Table("figures-table", "Key figures of each profile", columns, rows, limit=None, leads="part")
 
 
 def _key_figures(numbers: Numbers) -> Iterator[Block]:
@@ -285,6 +278,7 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
         return overview_document(profiles[0])
     titles = distinct_sources(profiles)
     told = told_in_full(profiles)
+    headlines, figures = comparison_tables(profiles, told)
     return Document(
         title=f"{len(profiles)} profiles" if run is None else f"{len(run.ranks)} ranks of one run",
         lead=_most_to_gain(profiles) or _comparison_lead(profiles) if run is None else ranks_answer(run.run.result),
@@ -293,8 +287,8 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
             Section(
                 "comparison",
                 "All profiles",
-                (*_not_told(profiles, told, run), comparison_table(profiles, told)),
-                (Section("figures", "Key figures of each", (figures_table(profiles, told),), folded=True),),
+                (*_not_told(profiles, told, run), headlines),
+                (Section("figures", "Key figures of each", (figures,), folded=True),),
             ),
         ),
         answer=None if run is None else run_answer(run),
