@@ -112,7 +112,7 @@ def told_in_full(profiles: Sequence[Numbers]) -> frozenset[int]:
 
 
 def comparison_tables(profiles: Sequence[Numbers], told: Collection[int]) -> tuple[Table, Table]:
-    """What limits each of several profiles, and key figures, in the order given; rows of those `told` in full lead there."""
+    """What limits each of several profiles, and key figures; rows of those that are `told` in full lead there."""
     schema = {column.name: column.dtype for column in (*_COLUMNS, *_FIGURES)}
     headlines = [
         {**_headline(numbers), "source": title, "part": f"p{place + 1}-answer" if place in told else ""}
