@@ -363,7 +363,7 @@ def kernels(profile: Profile, *, by: str = "", window: str = "steady", range_nam
 
 def operators(profile: Profile, *, by: str = "", window: str = "steady", range_name: str | None = None) -> TableAnswer:
     """PyTorch operators and modules: host time, GPU time, backward pass. `by` as of `warplens operators --by`."""
-    from warplens.report.questions.host import operators as question
+    from warplens.report.questions.operators import operators as question
 
     return _table_answer(question, profile, window, range_name, by)
 

@@ -29,8 +29,8 @@ from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.numbers import Numbers, OperatorNumbers
 from warplens.report.overview.time import DURATIONS, RANKED, largest_three, nothing
-from warplens.report.questions.gpu import MEMORY_USE, OWNER, with_owners
-from warplens.report.questions.host import coverage_sentences, overhead_sentence, what_to_record
+from warplens.report.questions.memory import MEMORY_USE, OWNER, with_owners
+from warplens.report.questions.operators import coverage_sentences, overhead_sentence, what_to_record
 
 #: Nothing that a launch does is shorter; a kernel that begins before its call returns has no queue delay at all.
 _SHORTEST_NS: Final = 100

@@ -49,7 +49,7 @@ from warplens.report import text as fmt
 from warplens.report.counters.beside import joined_data
 from warplens.report.headroom import headroom_data, strips_data
 from warplens.report.jsonout import named, window_data
-from warplens.report.questions.host import work_data
+from warplens.report.questions.operators import work_data
 from warplens.report.questions.time import budget_data, group_times, rhythm_data
 from warplens.report.text import category_title
 from warplens.report.timelines import timeline_data

@@ -1,9 +1,9 @@
 """What can be asked of one profile with one table as the answer: each question is written once, in a topic's module.
 
 A question is a function of timeline, window and grouping that returns `Found`. `warplens.cli` makes a command with the
-options and formats of all others out of it. To add one, write it in the module of its topic (`time`, `gpu`, `host`) and
-name it in `warplens.cli.catalogue`. Only the module of the topic that is asked about is imported: the names of
-questions and what they answer stand in the catalogue.
+options and formats of all others out of it. To add one, write it in the module of its topic (`time`, `gpu`, `host`,
+`operators`, `memory`) and name it in `warplens.cli.catalogue`. Only the module of the topic that is asked about is
+imported: the names of questions and what they answer stand in the catalogue.
 """
 
 from __future__ import annotations

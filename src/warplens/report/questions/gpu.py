@@ -1,23 +1,12 @@
-"""Questions about the GPU: its kernels and copies, the ranges that launched them, and whose memory was in use."""
+"""Questions about the work of the GPU: kernels, copies, the ranges that launched them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import polars as pl
 
-from warplens.analysis.allocator import (
-    ALIVE,
-    ALLOCATIONS,
-    ALLOCATIONS_BY_STEP,
-    Allocations,
-    AllocatorUse,
-    allocations,
-    memory_timeline,
-    memory_use,
-)
 from warplens.analysis.categories import classify_names
 from warplens.analysis.kernels import (
     COPIES,
@@ -34,7 +23,7 @@ from warplens.analysis.kernels import (
 from warplens.analysis.ranges import RANGES, range_coverage, range_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
-from warplens.profile.columns import column, table
+from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
@@ -133,123 +122,3 @@ def copies(timeline: Timeline, window: Window, by: str) -> Found:
     columns = tuple(column for column in _COPIES if by != "direction" or not column.name.endswith("_memory"))
     shown = Table("copies", "Memory copies and fills", columns, rows, empty="No copies or fills in the window.")
     return Found(rows, (shown,))
-
-
-#: What nobody knows of memory is null: what the allocator of a framework holds, in profiles of Nsight Systems.
-MEMORY_USE: Final = table(
-    "memory",
-    "One process, device and kind of memory. `warplens memory`.",
-    "memory process device",
-    Column("begin_bytes", pl.Int64, "in use at the start of the window"),
-    Column("end_bytes", pl.Int64, "in use at the end of the window"),
-    column("peak_bytes", help="peak in use in the window"),
-    Column("peak_ns", pl.Int64, "when that was first reached", title="At"),
-    column("reserved_bytes", help="what the allocator had from CUDA at the peak"),
-    Column("idle_bytes", pl.Int64, "held at the peak, but not in use: cached or fragmented", title="Unused"),
-    "allocations releases",
-    column("allocated_bytes", help="sum of all allocations in the window"),
-    Column("unseen_bytes", pl.Int64, "part of the peak that was allocated before the recording", title="From before"),
-    Column("mismatches", pl.Int64, "events that state another total than the sum of the events before them"),
-)
-
-OWNER: Final = column("owner", help="operator that was open when the memory was allocated", title="Alive at the peak")
-_MEMORY: Final = {
-    "memory": pick(
-        MEMORY_USE,
-        "memory process device peak_bytes peak_ns reserved_bytes idle_bytes begin_bytes end_bytes allocations"
-        " allocated_bytes unseen_bytes",
-    ),
-    "operator": pick(ALIVE, OWNER, "forward phase process device blocks bytes share", share="Of the peak"),
-    "step": pick(
-        ALLOCATIONS_BY_STEP,
-        "step process device peak_bytes allocations releases allocated_bytes released_bytes",
-        allocated_bytes="Allocated",
-    ),
-    "event": pick(
-        ALLOCATIONS, "time_ns process device delta_bytes allocated_bytes reserved_bytes", allocated_bytes="In use"
-    ),
-}
-_MEMORY_CAPTIONS: Final = {
-    "memory": "Memory in use",
-    "operator": "Whose memory was in use at the peak",
-    "step": "Allocations of each step",
-    "event": "Allocations and releases",
-}
-_NO_ALLOCATIONS: Final = (
-    "this profile holds no allocations. Record them with torch.profiler.profile(profile_memory=True), or with "
-    "nsys profile --cuda-memory-usage=true"
-)
-
-
-@question(*_MEMORY)
-def memory(timeline: Timeline, window: Window, by: str) -> Found:
-    """Memory over time, its peak, and what was allocated at the peak.
-
-    Held is what the allocator had reserved from CUDA at the peak, unused the part of it that was cached or fragmented.
-    Churn is the sum of all allocations. "From before" was allocated before the recording began. Only the PyTorch
-    profiler knows operators, steps and reserved memory; Nsight Systems records cudaMalloc and similar calls.
-    """
-    known = allocations(timeline, window)
-    found = {by: _memory_rows(timeline, window, known, by)}
-    recorded = {"allocations", "memory"} & timeline.trace.capture.recorded
-    data: dict[str, Any] = {"recorded": sorted(recorded)}
-    if by == "memory" and known is not None:
-        found["operator"] = with_owners(known.alive_at_peak)
-        data["alive_at_peak"] = {"rows": found["operator"]}
-    tables = tuple(
-        Table(
-            "memory" if key == by else f"memory-{key}",
-            _MEMORY_CAPTIONS[key],
-            _MEMORY[key],
-            rows,
-            empty="Nothing recorded.",
-        )
-        for key, rows in found.items()
-    )
-    facts = tuple(_memory_facts(known.use if known else ())) if recorded else (_NO_ALLOCATIONS,)
-    return Found(found[by], tables, facts, data)
-
-
-def with_owners(alive: pl.DataFrame) -> pl.DataFrame:
-    """What was alive at the peak, with `owner`: the operator that allocated it, or what is known instead."""
-    outside = pl.col("operator").fill_null("outside all operators")
-    return alive.with_columns(
-        pl.when("from_before").then(pl.lit("allocated before the recording")).otherwise(outside).alias("owner")
-    )
-
-
-def _memory_rows(timeline: Timeline, window: Window, known: Allocations | None, by: str) -> pl.DataFrame:
-    if by == "operator":
-        return with_owners(known.alive_at_peak if known else ALIVE.empty())
-    if by == "step":
-        return known.steps if known else ALLOCATIONS_BY_STEP.empty()
-    if by == "event":  # from whichever of the two tables the source has
-        if known is None and (raw := memory_timeline(timeline, window)) is not None:
-            return raw.with_columns(pl.lit(None, dtype=pl.Int64).alias("reserved_bytes")).select(ALLOCATIONS.names)
-        return known.timeline if known else ALLOCATIONS.empty()
-    uses = [
-        {"memory": "PyTorch's allocator", "idle_bytes": use.idle_bytes, **_known(use)}
-        for use in (known.use if known else ())
-    ]
-    uses += [_known(use) for use in memory_use(timeline, window) or ()]
-    return pl.DataFrame(uses, schema=MEMORY_USE.schema)
-
-
-def _known(use: object) -> dict[str, Any]:
-    return {key: value for key, value in vars(use).items() if key in MEMORY_USE.names}
-
-
-def _memory_facts(uses: tuple[AllocatorUse, ...]) -> Iterator[str]:
-    for use in uses:
-        if use.device is None or use.known_share is None:
-            continue
-        peak = fmt.data_size(use.peak_bytes)
-        yield (
-            f"coverage: {fmt.share(use.known_share)} of the {peak} at the peak of GPU {use.device} was allocated "
-            "during the recording; the rest was there before"
-        )
-        if use.mismatches:
-            yield (
-                f"{fmt.count(use.mismatches)} events of GPU {use.device} state a total other than their sum: "
-                "events are missing in this profile"
-            )

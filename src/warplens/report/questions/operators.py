@@ -1,0 +1,204 @@
+"""Questions about a framework's operators: their time, and the work that their shapes ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from warplens.analysis.operators.statistics import GROUPINGS as OPERATOR_GROUPINGS
+from warplens.analysis.operators.statistics import (
+    OPERATORS,
+    FrameworkOverhead,
+    OperatorCoverage,
+    framework_overhead,
+    operator_coverage,
+    operators_by,
+)
+from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window
+from warplens.analysis.work.catalogue import GROUPINGS as WORK_GROUPINGS
+from warplens.analysis.work.catalogue import UNMODELLED, WORK, ModelledWork, operator_work, work_statistics
+from warplens.profile.schema import Column
+from warplens.report import text as fmt
+from warplens.report.document import Table, pick
+from warplens.report.questions import Found, question
+
+_GPU: Final = "calls total_ns share gpu_ns backward_ns host_ns"
+_GPU_TITLES: Final = {"total_ns": "GPU in all", "gpu_ns": "Launched"}
+_OPERATORS: Final = {
+    "name": pick(OPERATORS, "name", _GPU, "api_ns host_self_ns", name="Operator", **_GPU_TITLES),
+    "shapes": pick(OPERATORS, "name input_shapes", _GPU, name="Operator", **_GPU_TITLES),
+    "tree": pick(OPERATORS, "name", _GPU, "api_ns host_self_ns", name="Operator", **_GPU_TITLES),
+    "module": pick(OPERATORS, "name level", _GPU, name="Module", **_GPU_TITLES),
+    "python": pick(
+        OPERATORS, "name calls gpu_self_ns backward_self_ns total_ns share host_ns", name="Function", **_GPU_TITLES
+    ),
+}
+
+
+@question(*OPERATOR_GROUPINGS, default="name")
+def operators(timeline: Timeline, window: Window, by: str) -> Found:
+    """PyTorch operators and modules: host time, GPU time, backward pass.
+
+    Launched is the GPU time of work launched inside, Backward that of the backward operators that compute its gradient;
+    in the total, each piece of work counts once. Framework is host time outside CUDA calls and inner operators.
+    """
+    rows = operators_by(timeline, window, by)
+    known = operator_coverage(timeline, window)
+    overhead = framework_overhead(timeline, window)
+    absent = what_to_record(timeline, by)
+    caption = {"module": "GPU time of modules", "python": "GPU time of Python functions"}.get(by, "Operators")
+    depth = "depth" if by in ("tree", "module") else None
+    empty = absent or "No operators in the window."
+    shown = Table("operators", caption, _OPERATORS[by], rows, depth=depth, empty=empty)
+    facts = tuple(_operator_facts(known, overhead, places=by == "module"))
+    if facts and absent is not None:
+        facts += (absent,)
+    shares = {"operator_share": known.operator_share, "linked_share": known.linked_share}
+    split = None if overhead is None else {**asdict(overhead), "framework_ns": overhead.framework_ns}
+    data = {"coverage": {**asdict(known), **shares}, "overhead": split}
+    return Found(rows, (shown,), facts, data, ("total_ns", "rows") if depth else None)
+
+
+def _operator_facts(known: OperatorCoverage, overhead: FrameworkOverhead | None, *, places: bool) -> Iterator[str]:
+    if overhead is not None:
+        for sentence in coverage_sentences(known, places=places):
+            yield f"coverage: {sentence}"
+        yield f"host: {overhead_sentence(overhead)}"
+
+
+_WORK_LABELS: Final = {
+    "name": pick(WORK, "name family", name="Operator"),
+    "shapes": pick(WORK, "name input_shapes", name="Operator", input_shapes="Inputs"),
+}
+_WORK: Final = pick(
+    WORK,
+    "operators gpu_ns share flops bytes flops_per_s bytes_per_s intensity side roof_share",
+    flops_per_s="FLOP/s",
+)
+_UNMODELLED: Final = pick(
+    UNMODELLED, "name reason operators gpu_ns share", name="Operator", reason="Why it has no model"
+)
+_NO_MODEL: Final = (
+    "No operator of the window has a model. Operators and their shapes are recorded by "
+    "torch.profiler.profile(record_shapes=True)."
+)
+
+
+@question(*WORK_GROUPINGS, default="name")
+def flops(timeline: Timeline, window: Window, by: str) -> Found:
+    """FLOPs and bytes of operators (modelled) against their measured time.
+
+    Work is modelled from the recorded shapes (a multiply-add is two FLOPs, every tensor moves once), time is measured.
+    Work that a causal mask leaves out is not counted; flops_full includes it. The side is relative to the ridge of the
+    roofline.
+    """
+    modelled = operator_work(timeline, window)
+    rows = work_statistics(modelled, by)
+    labels = _WORK_LABELS.get(by, (Column(by),))
+    tables = (
+        Table("flops", "Operators: modelled work, measured time", (*labels, *_WORK), rows, empty=_NO_MODEL),
+        Table("unmodelled", "GPU time without a model", _UNMODELLED, modelled.unmodelled, empty="None."),
+    )
+    known = {"total_ns": modelled.total_ns, "modelled_ns": modelled.modelled_ns}
+    data = {"coverage": {**known, "modelled_share": modelled.coverage_share}, **work_data(modelled)}
+    data["unmodelled"] = {"rows": modelled.unmodelled}
+    return Found(rows, tables, tuple(_work_facts(modelled, window)), data)
+
+
+def work_data(modelled: ModelledWork) -> dict[str, Any]:
+    """What JSON says of modelled work beside its rows."""
+    names = ("flops", "matmul_flops", "peak_sources")
+    return {name: getattr(modelled, name) for name in names}
+
+
+def _work_facts(modelled: ModelledWork, window: Window) -> Iterator[str]:
+    if modelled.coverage_share is None:
+        return
+    yield (
+        f"coverage: {fmt.share(modelled.coverage_share)} of {fmt.duration(modelled.total_ns)} GPU time has an operator "
+        "whose work is modelled"
+    )
+    if modelled.modelled_ns:
+        count = len(window.steps)
+        each = f", {fmt.flop_count(modelled.flops / count)} in each of {count} steps" if count else ""
+        yield (
+            f"modelled work, measured time: {fmt.flop_count(modelled.flops)}{each}; "
+            f"{fmt.flop_rate(modelled.flops * 1e9 / modelled.modelled_ns)} over the GPU time of these operators, "
+            f"{fmt.flop_rate(modelled.flops * 1e9 / window.duration_ns)} over the window"
+        )
+    for source in modelled.peak_sources:
+        yield f"roofs: {source}; dense matrices, boost clock"
+
+
+_NO_OPERATORS: Final = (
+    "No operators were recorded. The PyTorch profiler records them: "
+    "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True), "
+    "then export_chrome_trace('trace.json.gz')"
+)
+_NO_MODULES: Final = (
+    "Modules were not recorded (torch.profiler.profile(with_stack=True, with_modules=True) does): "
+    "rows are annotations, then outermost operators"
+)
+_NO_PYTHON: Final = "Python functions were not recorded: torch.profiler.profile(with_stack=True) does"
+_NO_SHAPES: Final = "Input shapes were not recorded: torch.profiler.profile(record_shapes=True) does"
+
+#: Levels of `OperatorCoverage` as people call them.
+_LEVELS: Final = {
+    "module": "modules",
+    "annotation": "annotations",
+    "operator": "outermost operators",
+    "none": "no known place",
+}
+
+
+def coverage_sentences(coverage: OperatorCoverage, *, places: bool = False) -> Iterator[str]:
+    """How much of the GPU time operators, forward operators and (with `places`) modules are known for."""
+    if coverage.operator_share is None:
+        return
+    yield (
+        f"{fmt.share(coverage.operator_share)} of {fmt.duration(coverage.total_ns)} GPU time "
+        "was launched inside operators"
+    )
+    if coverage.linked_share is not None:
+        text = (
+            f"{fmt.share(coverage.linked_share)} of {fmt.duration(coverage.backward_ns)} backward GPU time is linked "
+            "to its forward operator"
+        )
+        if coverage.accumulation_ns:
+            text += (
+                f"; {fmt.duration(coverage.accumulation_ns)} more adds gradients up or was launched by hooks on that, "
+                "which has no forward operator"
+            )
+        yield text
+    if places:
+        parts = [
+            f"{fmt.share(spent / coverage.total_ns)} {_LEVELS[level]}"
+            for level, spent in coverage.level_ns.items()
+            if spent
+        ]
+        yield f"GPU time by what names its place: {', '.join(parts)}"
+
+
+def overhead_sentence(overhead: FrameworkOverhead) -> str:
+    """How the host's time in operators splits, beside what the GPU did meanwhile."""
+    threads = "one thread" if overhead.threads == 1 else f"{overhead.threads} threads"
+    return (
+        f"operators took {fmt.duration(overhead.host_ns)} of {threads}, {fmt.duration(overhead.api_ns)} in CUDA API "
+        f"calls and {fmt.duration(overhead.framework_ns)} in the framework; "
+        f"the GPU was busy for {fmt.duration(overhead.busy_ns)} of {fmt.duration(overhead.window_ns)}"
+    )
+
+
+def what_to_record(timeline: Timeline, by: str) -> str | None:
+    """What to record for a grouping of operators that the profile cannot answer; None where it can."""
+    if not timeline.has_operators:
+        return _NO_OPERATORS
+    if by == "module" and not timeline.python.is_module.any():
+        return _NO_MODULES
+    if by == "python" and not timeline.trace.python_functions.height:
+        return _NO_PYTHON
+    if by == "shapes" and timeline.trace.operators["input_shapes"].null_count() == timeline.trace.operators.height:
+        return _NO_SHAPES
+    return None
