@@ -287,12 +287,9 @@ def _in_order(pending: list[tuple[Int64s, Int64s, Int64s, Bytes]]) -> Iterable[B
 # GPUs come first, one track a stream; then the host's threads, each with its annotated ranges, its CUDA API calls, and
 # whatever else the profile holds of it. Arrows lead from a launching call to its work. Where the memory of a GPU was
 # recorded there is a counter track. Slices carry their numbers as arguments (grid, block, registers, bytes, category).
-
 #
-# Source of the format: Perfetto's reference "Writing TrackEvent Protos Synthetically" and its published schema.
-# Names are
-# interned, and every packet of one kind has one length (`warplens.export.wire`), so that writing costs no loop over
-# events.
+# Source of the format: Perfetto's reference "Writing TrackEvent Protos Synthetically" and its published schema. Names
+# are interned, and every packet of one kind has one length (`warplens.wire`): writing costs no loop over events.
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from warplens.errors import UsageError
 from warplens.workloads.measurement import is_cuda
 
 # A profiler that has once been attached to the process may slow down every launch that follows. A CUDA graph of the
-# step
-# has one node for each kernel, copy and fill, and is thrown away once they are counted.
+# step has one node for each kernel, copy and fill, and is thrown away once they are counted.
 
 
 #: Steps before the capture, in which libraries set themselves up and kernels are compiled and loaded.

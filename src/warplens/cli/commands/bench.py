@@ -282,8 +282,8 @@ def _check(
     path, folder = None if output is None else checked_file(output), None if report is None else checked_folder(report)
     cells, _ = cell_grid(workload_named("attention").cell, axes_of("attention", given))
     torch_or_advice()
-    from warplens.workloads.attention.errors import attention_errors
     from warplens.workloads.environment import environment
+    from warplens.workloads.tensors import attention_errors
 
     where = device or default_device()
     with progress(f"comparing {len(cells)} cells with float64"):

@@ -19,8 +19,7 @@ from warplens.profile.schema import Column
 
 # A side's parts are those of its time budget (`warplens.analysis.timebudget`): GPU work by category, CUDA graphs whose
 # inside is hidden, exposed communication, exposed copies, and idle time by cause. They are integers that sum to the
-# time
-# that was split; over the number of steps they are fractions, and stay fractions here.
+# time that was split; over the number of steps they are fractions, and stay fractions here.
 #
 # A step's wall time runs from its begin to the next one's. The time inside of n steps is divided by n, the time between
 # them by n − 1, because nobody knows what followed the last one. Where several devices worked, a part is its mean over
@@ -226,13 +225,11 @@ def step_difference(baseline: Side, variant: Side, *, flops: tuple[float, float]
 
 
 # --- The cause of a wall difference ----------------------------------------------------------------------------------
-# The parts of the wall time are put together to contributions, one for each thing that can be done about it. GPU
-# work and
-# waiting for launches are not independent of each other: where the host cannot issue work as fast as the GPU
-# finishes it,
-# a GPU with less work waits for the same launches, and what work saves comes back as idle time. Where that is so,
-# the two
-# are one contribution, the host's launch rate; what is left of the two is what the host takes longer, or shorter.
+# The parts of the wall time are put together to contributions, one for each thing that can be done about it. GPU work
+# and waiting for launches are not independent of each other: where the host cannot issue work as fast as the GPU
+# finishes it, a GPU with less work waits for the same launches, and what work saves comes back as idle time. Where that
+# is so, the two are one contribution, the host's launch rate; what is left of the two is what the host takes longer, or
+# shorter.
 
 
 #: Cause → what it means. `idle: …` names one cause of `analysis.idle.IDLE_CAUSES`.
@@ -251,9 +248,6 @@ _JOINED: Final = {"refill": "synchronization"}
 #: A change of the wall time below this share of the baseline's is called none: repeated profiles of one program differ
 #: by as much.
 SAME_MARGIN: Final = 0.02
-
-
-_EXPLANATION_ZERO: Final = Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -348,7 +342,7 @@ def _amounts(difference: StepDifference) -> dict[str, Fraction]:
     for part in wall.parts:
         if part.group == "idle" and part.part not in ISSUE_CAUSES:
             cause = f"idle: {_JOINED.get(part.part, part.part)}"
-            amounts[cause] = amounts.get(cause, _EXPLANATION_ZERO) + part.change_ns
+            amounts[cause] = amounts.get(cause, _ZERO) + part.change_ns
     bounds = {difference.launches.baseline.bound, difference.launches.variant.bound}
     if bounds == {"host-issue"} or (_absorbed(gpu_work, issuing, wall.change_ns) and "host-issue" in bounds):
         amounts["host-issue-bound"] = gpu_work + issuing

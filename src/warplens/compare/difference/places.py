@@ -93,7 +93,7 @@ def _below_step(path: Path, step_name: str | None) -> Path:
     return path[len(path) - of_step[::-1].index(True) :] if any(of_step) else path
 
 
-_SIDES: Final = ("baseline", "variant")
+SIDES: Final = ("baseline", "variant")
 
 #: Summed durations of the GPU work of all steps (`_ns`, exact) and per step. `own` is without what lies in ranges
 #: inside; own times sum to the side's GPU time. A range that a side does not have has no work there.
@@ -225,7 +225,7 @@ def _tree_order(total: dict[Path, list[int]], repeats: tuple[int, int]) -> list[
 
 
 def _by_side(column: str, values: Sequence[float]) -> dict[str, float]:
-    return {f"{side}_{column}": value for side, value in zip(_SIDES, values, strict=True)}
+    return {f"{side}_{column}": value for side, value in zip(SIDES, values, strict=True)}
 
 
 def _change(totals: list[int], repeats: tuple[int, int]) -> float:

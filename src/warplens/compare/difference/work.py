@@ -12,7 +12,7 @@ from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import sum_by
 from warplens.analysis.work.catalogue import operator_work
 from warplens.compare.difference.matching import MATCHES, SHAPE, Matching, Slots, match_slots, slots_of
-from warplens.compare.difference.places import SEPARATOR
+from warplens.compare.difference.places import SEPARATOR, SIDES
 from warplens.profile.columns import both_sides, column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from warplens.compare.difference.host import Side
 
 
-_SIDES: Final = ("baseline", "variant")
 _KINDS: Final = ("kept", "changed", "added", "removed")
 
 KERNEL_CHANGES: Final = table(
@@ -101,7 +100,7 @@ class KernelChanges:
     def matched_share(self) -> float | None:
         """Share of both sides' kernel time that has a counterpart on the other side; None without kernels."""
         total, matched = (
-            sum(int(rows[f"{side}_ns"].sum()) for side in _SIDES)
+            sum(int(rows[f"{side}_ns"].sum()) for side in SIDES)
             for rows in (self.table, self.table.filter(pl.col("matched_by").is_not_null()))
         )
         return matched / total if total else None
@@ -147,18 +146,18 @@ def _matched(matching: Matching, slots: tuple[Slots, Slots]) -> pl.DataFrame:
     for own, other in ((0, 1), (1, 0)):
         stage, partner = np.full((2, len(slots[own].kind)), -1)
         stage[pairs[own]], partner[pairs[own]] = matching.stage, slots[other].kind[pairs[other]]
-        kinds = {_SIDES[own]: slots[own].kind, _SIDES[other]: partner}
-        frames.append(pl.DataFrame({"matched_by": stage, **{name: kinds[name] for name in _SIDES}}))
+        kinds = {SIDES[own]: slots[own].kind, SIDES[other]: partner}
+        frames.append(pl.DataFrame({"matched_by": stage, **{name: kinds[name] for name in SIDES}}))
     found = pl.concat(frames)
-    return found.with_columns(member=pl.struct("matched_by", *_SIDES).rank("dense").cast(pl.Int64) - 1)
+    return found.with_columns(member=pl.struct("matched_by", *SIDES).rank("dense").cast(pl.Int64) - 1)
 
 
 def _summed(matched: pl.DataFrame, slots: tuple[Slots, Slots]) -> pl.DataFrame:
     """One row a combination: what it is on each side, and the sums of its slots."""
-    found = matched.unique("member").sort("member").with_columns(pl.col("matched_by", *_SIDES).replace(-1, None))
+    found = matched.unique("member").sort("member").with_columns(pl.col("matched_by", *SIDES).replace(-1, None))
     cut, count = len(slots[0].kind), found.height
     numbers = matched["member"].to_numpy()
-    for side, number, name in zip(slots, (numbers[:cut], numbers[cut:]), _SIDES, strict=True):
+    for side, number, name in zip(slots, (numbers[:cut], numbers[cut:]), SIDES, strict=True):
         places = pl.Series([SEPARATOR.join(path) for path in side.places.merged], dtype=pl.String)
         kinds = side.kinds.select(
             "full_name",
@@ -187,15 +186,15 @@ def _grouped(combinations: pl.DataFrame, before: int, after: int) -> pl.DataFram
     ]  # fmt: skip
     only = [
         pl.when(pl.col(column).n_unique() == 1).then(pl.col(column).first()).alias(column)
-        for side in _SIDES
+        for side in SIDES
         for column in (f"{side}_grid", f"{side}_block")
     ]
-    host = [f"{side}_host_ns" for side in _SIDES]
+    host = [f"{side}_host_ns" for side in SIDES]
     grouped = combinations.group_by(keys, maintain_order=True).agg(
         pl.coalesce("variant_name", "baseline_name").first().alias("name"),
         pl.coalesce("variant_category", "baseline_category").first().alias("category"),
         *only,
-        *(pl.col(f"{side}_{column}").sum() for side in _SIDES for column in ("launches", "ns")),
+        *(pl.col(f"{side}_{column}").sum() for side in SIDES for column in ("launches", "ns")),
         *(pl.when(pl.col(column).count() > 0).then(pl.col(column).sum()).alias(column) for column in host),
         pl.col("member").alias("members"),
     )
@@ -210,7 +209,7 @@ def _grouped(combinations: pl.DataFrame, before: int, after: int) -> pl.DataFram
     )
     per_step = [
         (pl.col(f"{side}_{column}") / steps).alias(f"{side}_{column}_per_step")
-        for side, steps in zip(_SIDES, (before, after), strict=True)
+        for side, steps in zip(SIDES, (before, after), strict=True)
         for column in ("launches", "ns", "host_ns")
     ]
 
@@ -318,14 +317,14 @@ def transfer_changes(baseline: Side, variant: Side, wall: WallSplit) -> pl.DataF
         _transfers(side, of_side).rename(
             {column: f"{name}_{column}" for column in ("count_per_step", "bytes_per_step", "ns_per_step", "exposed")}
         )
-        for side, of_side, name in zip((baseline, variant), (wall.baseline, wall.variant), _SIDES, strict=True)
+        for side, of_side, name in zip((baseline, variant), (wall.baseline, wall.variant), SIDES, strict=True)
     ]
     both = tables[0].join(tables[1], on=["group", "part"], how="full", coalesce=True)
     # What a side does not have, it has none of; only the bytes of communication are unknown.
     both = both.with_columns(
         pl.col("^.*_(count_per_step|ns_per_step|exposed)$").fill_null(0.0),
         pl.when(pl.col("group") == "copy").then(pl.col("^.*_bytes_per_step$").fill_null(0.0)),
-    ).rename({f"{side}_exposed": f"{side}_exposed_ns_per_step" for side in _SIDES})
+    ).rename({f"{side}_exposed": f"{side}_exposed_ns_per_step" for side in SIDES})
     both = both.with_columns(
         (pl.col("variant_ns_per_step") - pl.col("baseline_ns_per_step")).alias("change_ns_per_step"),
         (pl.col("variant_exposed_ns_per_step") - pl.col("baseline_exposed_ns_per_step")).alias(

@@ -131,7 +131,7 @@ GROWTH: Final = table(
 )  # fmt: skip
 
 #: Lines that a chart can tell apart.
-_MOST_LINES: Final = 8
+MOST_LINES: Final = 8
 
 #: Charts are apart by these: what differs in them differs in shape.
 _CHARTS: Final = ("execution", "mode")
@@ -236,7 +236,7 @@ def _figures(cells: pl.DataFrame, rows: pl.DataFrame, axis: str, told: list[str]
         words_of = pl.concat_str([_word(name) for name in named], separator=", ") if named else pl.lit("time")
         series = words_of.alias("series")
         lines = group.with_columns(series).sort(axis, maintain_order=True)
-        if lines.get_column("series").n_unique() > _MOST_LINES:
+        if lines.get_column("series").n_unique() > MOST_LINES:
             continue
         laws = rows.filter(pl.all_horizontal(pl.lit(True), *(pl.col(n) == v for n, v in zip(apart, key, strict=True))))
         of = "".join(f", {value}" for value in key)

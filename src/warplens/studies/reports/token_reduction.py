@@ -15,7 +15,7 @@ from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.studies.reports.evidence import study_sides
-from warplens.studies.reports.growth import growth, growth_section, measured_times, told_apart
+from warplens.studies.reports.growth import MOST_LINES, growth, growth_section, measured_times, told_apart
 from warplens.studies.sweeps.numbers import speedup_of
 from warplens.studies.sweeps.reading import sweep_of, wall_samples
 from warplens.studies.sweeps.sweep import SIDES, Cell
@@ -214,10 +214,6 @@ def speedup_figures(measurements: Measurements) -> tuple[Figure, ...]:
     return _curves(pairs, _axes(measurements), _told_apart_by(measurements, pairs)) if pairs.height else ()
 
 
-#: Lines that a chart can tell apart.
-_MOST_LINES: Final = 8
-
-
 def _curves(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Figure, ...]:
     """For each share kept a chart of the speed-up over batch, a line for each input size and execution."""
     lines = [name for name in (*axes, *modes) if name != "batch"]
@@ -232,7 +228,7 @@ def _curves(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Fig
             pl.concat_str([pl.col(name).cast(pl.String) for name in lines], separator=", ") if lines else pl.lit("")
         )
         points = group.select(series=series, x="batch", y="speedup").sort("x", maintain_order=True)
-        if points.get_column("series").n_unique() > _MOST_LINES:
+        if points.get_column("series").n_unique() > MOST_LINES:
             continue
         caption = f"Speed-up of {method}, keep {fmt.number(keep)}, over batch; above 1, it is faster."
         chart = curve_chart(points, x_title="batch", y_title="speed-up", kind="number")

@@ -156,10 +156,6 @@ _TOKEN_REDUCTION: Final = Study(
 )  # fmt: skip
 
 
-def _one_cell_each(name: str) -> Callable[[Axes], tuple[tuple[Task, ...], list[dict[str, Any]]]]:
-    return lambda axes: cell_tasks(workload(name), axes, ({},))
-
-
 _LM_GRID: Final = Study(
     name="lm-grid",
     summary="The language model: five sizes × four context lengths, forward pass and training step.",
@@ -170,7 +166,7 @@ _LM_GRID: Final = Study(
     },
     quick={"size": ["tiny"], "context": [8, 16, 32], "batch": [2], "mode": ["forward", "train"]},
     plan=_LONG,
-    tasks=_one_cell_each("lm"),
+    tasks=lambda axes: cell_tasks(workload("lm"), axes, ({},)),
 )  # fmt: skip
 
 

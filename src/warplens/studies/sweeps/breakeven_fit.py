@@ -297,7 +297,6 @@ def fit_breakeven(
     sweep: Sweep,
     *,
     where: Mapping[str, Any] | None = None,
-    maximum: Maximum | None = None,
     level: float = 0.95,
     seed: int = 0,
     draws: int = _DRAWS,
@@ -309,21 +308,24 @@ def fit_breakeven(
 
     Args:
         where: settings that points must have to be used.
-        maximum: `hard` or `soft`; None to choose by cross-validation.
         level: nominal coverage of the intervals.
         seed: of starts and resampling.
 
     Raises:
         MissingDataError: too few points have both sides, or the cells have neither tokens, FLOPs nor items.
     """
-    points = [point for point in sweep.points if _usable(point, where or {})]
+    points = [
+        point
+        for point in sweep.points
+        if measured_sides(point) and all(point.settings.get(name) == value for name, value in (where or {}).items())
+    ]
     if len(points) < 2:
         raise MissingDataError(f"{sweep.source}: a break-even model needs two points with both sides measured")
     known, groups = known_fields(points), groups_of(sweep)
     cells = observed(points, groups)
     times = np.log([cell.time_ns or np.nan for point in points for cell in measured_sides(point)])
     folds = folds_of(cells, [name for name in sweep.axes if name not in groups])
-    model, logs, predicted, forms = _chosen(known, cells, times, folds, maximum, seed)
+    model, logs, predicted, forms = _chosen(known, cells, times, folds, seed)
     if model is None:
         raise MissingDataError(
             f"{sweep.source}: {len(times)} step times are too few for the terms of a break-even model"
@@ -360,12 +362,8 @@ def fit_breakeven(
     )
 
 
-def _usable(point: Point, where: Mapping[str, Any]) -> bool:
-    return bool(measured_sides(point)) and all(point.settings.get(name) == value for name, value in where.items())
-
-
 def _chosen(
-    known: Known, cells: Sequence[Observed], times: Float64s, folds: Sequence[Fold], maximum: Maximum | None, seed: int
+    known: Known, cells: Sequence[Observed], times: Float64s, folds: Sequence[Fold], seed: int
 ) -> tuple[Model | None, Float64s, list[Float64s], pl.DataFrame]:
     """The form with the least held-out error: first maximum, own work and kind of host, then groups without a host."""
     least = {
@@ -374,7 +372,7 @@ def _chosen(
     }
     groups = tuple(sorted(least, key=lambda group: least[group]))
     reduces = known.work == "tokens" and any(block_table(cell.size)[:, 2].any() for cell in cells)
-    maxima: list[Maximum] = [maximum] if maximum else ["hard", "soft"]
+    maxima: tuple[Maximum, ...] = ("hard", "soft")
     owns = (False,) if known.work == "items" else (False, True)
     costs = (False, True) if known.launches else (False,)
     tried: dict[Form, tuple[float, Model, Float64s, list[Float64s], float]] = {}

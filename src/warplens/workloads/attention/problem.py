@@ -379,10 +379,6 @@ def _own(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causa
     return out
 
 
-def _sdpa(backend: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    return sdpa(q, k, v, causal, backend=backend)
-
-
 _OWN: Final = {
     "naive": "one kernel per formula; scores and probabilities are written to memory",
     "tiled": "online softmax in small tiles; no scores in memory, every block computed and masked",
@@ -399,7 +395,7 @@ _TORCH: Final = {
 KERNELS: Final[Mapping[str, AttentionKernel]] = MappingProxyType(
     {name: AttentionKernel(name, "own", text, partial(_own, f"{name}_attention")) for name, text in _OWN.items()}
     | {
-        f"sdpa-{backend}": AttentionKernel(f"sdpa-{backend}", "torch", _TORCH[backend], partial(_sdpa, backend))
+        f"sdpa-{backend}": AttentionKernel(f"sdpa-{backend}", "torch", _TORCH[backend], partial(sdpa, backend=backend))
         for backend in BACKENDS
     }
 )
