@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="measuring needs PyTorch")
 
 from warplens.errors import UsageError
-from warplens.workloads.environment import environment
+from warplens.workloads.cells import environment
 from warplens.workloads.launching import precision
 from warplens.workloads.measurement import Marks, Stamp, measure
 from warplens.workloads.registry import RANGE_NAMES, SPACED_NAMES, Plan, Ranges

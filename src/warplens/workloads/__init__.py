@@ -3,7 +3,7 @@
 `registry` (the workloads by name, how to add your own, plans, annotations for profilers, measurements files) and
 `settings`; the programs: `transformer_lm`, `vision` with `token_reduction/`, `attention/`; what they share: `launching`
 (eager, compiled, CUDA graph; precision; counting launches); and measuring: `measurement`, `samples`
-(statistics), `environment`, `cells` (grids of settings, survived when one runs out of memory).
+(statistics), `cells` (grids of settings, survived when one runs out of memory; the facts of the machine).
 
 May import `warplens.errors` alone. PyTorch is imported by the modules that compute with it, and only when one of them
 is used: this package, `registry`, `settings`, `cells` and `samples` do without it. Nothing here needs Polars

@@ -35,7 +35,7 @@ def document(
     Args:
         workload: its name in the registry.
         plan: how it was measured.
-        environment: what with (`warplens.workloads.environment`).
+        environment: what with (`warplens.workloads.cells.environment`).
         measurements: the cells' records, from `run_cells`.
         command: that makes the same again; without folders.
         head: further keys.

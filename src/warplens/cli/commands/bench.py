@@ -128,7 +128,7 @@ def measure_all(asked: Asked, output: Path | None, tell: Callable[[str], None]) 
     cells, impossible = cell_grid(workload_named(asked.workload).cell, asked.axes)
     ranges, device = Ranges(asked.ranges, asked.range_names), asked.device or default_device()
     torch_or_advice()
-    from warplens.workloads.environment import environment
+    from warplens.workloads.cells import environment
 
     records: list[dict[str, Any]] = []
     content: dict[str, Any]
@@ -282,7 +282,7 @@ def _check(
     path, folder = None if output is None else checked_file(output), None if report is None else checked_folder(report)
     cells, _ = cell_grid(workload_named("attention").cell, axes_of("attention", given))
     torch_or_advice()
-    from warplens.workloads.environment import environment
+    from warplens.workloads.cells import environment
     from warplens.workloads.tensors import attention_errors
 
     where = device or default_device()

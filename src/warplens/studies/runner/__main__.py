@@ -202,7 +202,7 @@ def _measured(request: Mapping[str, Any]) -> dict[str, Any]:
         if trouble.get("status") == "unsupported":
             raise UsageError(trouble["reason"])
         records = [{"cell": asdict(cell), **trouble} for cell in cells] if done is None else done
-    from warplens.workloads.environment import environment
+    from warplens.workloads.cells import environment
 
     return {"records": records, "environment": environment(device)}
 

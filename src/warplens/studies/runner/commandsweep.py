@@ -32,7 +32,7 @@ from warplens.studies.runner.engine import (
     kill_group,
 )
 from warplens.studies.runner.workloadsweep import key_of, pairs_from, sweep_head
-from warplens.workloads.environment import plain_environment
+from warplens.workloads.cells import plain_environment
 from warplens.workloads.registry import Plan, document
 from warplens.workloads.samples import summary_of_rounds
 
