@@ -19,8 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from warplens.workloads.cells import cell_grid, default_device, run_cells, run_cells_in_turns
-from warplens.workloads.cells import environment
+from warplens.workloads.cells import cell_grid, default_device, environment, run_cells, run_cells_in_turns
 from warplens.workloads.registry import Plan, document, write_measurements
 from warplens.workloads.settings import METHODS, LMCell, TokenReductionCell
 

@@ -40,8 +40,7 @@ from warplens.studies.policies.adaptive import AdaptiveModule, shared_names, tie
 from warplens.studies.policies.choosing import Policy, Side
 from warplens.studies.policies.files import read_policy, write_policy
 from warplens.studies.policies.fitting import PointTimes, fit_points
-from warplens.workloads.cells import default_device, figures
-from warplens.workloads.cells import environment
+from warplens.workloads.cells import default_device, environment, figures
 from warplens.workloads.launching import as_graph, model_dtype, precision
 from warplens.workloads.measurement import Turn, measure_in_turns
 from warplens.workloads.registry import Plan, Program, document, write_measurements

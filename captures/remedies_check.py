@@ -35,8 +35,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import torch
 
-from warplens.workloads.cells import cell_grid, run_cells_in_turns
-from warplens.workloads.cells import environment
+from warplens.workloads.cells import cell_grid, environment, run_cells_in_turns
 from warplens.workloads.launching import launches_of
 from warplens.workloads.registry import OFF, Plan, Setting, document, write_measurements
 from warplens.workloads.settings import TokenReductionCell
