@@ -161,7 +161,9 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
         per_step=count_per_step(launches, window),
         per_second=launches.height / window.duration_ns * 1e9 if window.duration_ns > 0 else None,
         thread=thread,
-        thread_share=_made_by(thread, matched) / matched.height if thread else None,
+        thread_share=number(((matched["process"] == thread[0]) & (matched["thread"] == thread[1])).mean())
+        if thread
+        else None,
         interval_median_ns=interval_ns,
         api_total_ns=int(api_ns.sum()),
         api_mean_ns=number(api_ns.mean()),
@@ -173,13 +175,6 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
         graph_kernels=everything.height - launches.height,
         graph_api_total_ns=int((graph_calls["end_ns"] - graph_calls["start_ns"]).sum()),
     )
-
-
-def _made_by(thread: tuple[int, int], launches: pl.DataFrame) -> int:
-    if all(all_equal(launches[name], number) for name, number in zip(("process", "thread"), thread, strict=True)):
-        return launches.height
-    mine = (pl.col("process") == thread[0]) & (pl.col("thread") == thread[1])
-    return int(launches.select(mine.sum()).item())
 
 
 def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
@@ -196,9 +191,8 @@ def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
     if work["process"].n_unique() > 1:
         busiest = work.group_by("process").agg(duration_ns().sum().alias("busy_ns")).sort(["busy_ns", "process"])
         work = work.filter(pl.col("process") == busiest["process"][-1])
-    edges = np.array([(step.start_ns, step.end_ns) for step in window.steps], dtype=np.int64)
-    counts = np.diff(np.searchsorted(work["start_ns"].to_numpy(), edges), axis=1)
-    return CountPerStep(len(edges), int(counts.min()), float(np.median(counts)), int(counts.max()))
+    counts = np.diff(np.searchsorted(work["start_ns"].to_numpy(), np.stack(window.step_edges[1:])), axis=0)
+    return CountPerStep(len(window.steps), int(counts.min()), float(np.median(counts)), int(counts.max()))
 
 
 _TIMES: Final = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
@@ -234,8 +228,7 @@ def _graph_launched(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
     if not has_node.any() and not by_graph.any():
         return pl.repeat(value=False, n=work.height, eager=True).alias("graph_launched")
     by_call = by_graph.gather(work["api_row"]).fill_null(False)
-    has_node = has_node.gather(work["row"])
-    return (by_call | has_node).alias("graph_launched")
+    return (by_call | has_node.gather(work["row"])).alias("graph_launched")
 
 
 def _graph_calls(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int]:
@@ -271,7 +264,7 @@ def _busiest_thread(calls: pl.DataFrame) -> tuple[tuple[int, int] | None, float 
     if not calls.height:
         return None, None
     if all_equal(calls["process"]) and all_equal(calls["thread"]):
-        process, thread = calls.row(0, named=True)["process"], calls.row(0, named=True)["thread"]
+        process, thread = calls.select("process", "thread").row(0)
     else:
         threads = calls.group_by("process", "thread").agg(pl.len().alias("calls"))
         order = ["calls", "process", "thread"]

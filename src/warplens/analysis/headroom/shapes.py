@@ -173,13 +173,11 @@ def _tokens(timeline: Timeline, window: Window) -> int | None:
 
 
 def _images(groups: pl.DataFrame) -> int | None:
-    count = 0.0
     reading = (pl.col("category") == "convolution") & ~pl.col("name").str.contains("backward")
-    for shapes, calls in _forward(groups, reading):
-        inputs = next(iter(tensors_of(shapes)), ())
-        if len(inputs) > 3 and inputs[1] <= _MOST_CHANNELS:
-            count += calls * inputs[0]
-    return round(count) or None
+    first = groups.filter(reading & pl.col("input_shapes").is_not_null() & (pl.col("recomputation_loss_ns") == 0))
+    inputs = ((first_shape(shapes), calls) for shapes, calls in first.select("input_shapes", "calls").rows())
+    read = sum(calls * shape[0] for shape, calls in inputs if len(shape) > 3 and shape[1] <= _MOST_CHANNELS)
+    return round(read) or None
 
 
 def _weights(groups: pl.DataFrame) -> int | None:
@@ -195,8 +193,3 @@ def _weights(groups: pl.DataFrame) -> int | None:
 
 
 _ITEM: Final = {"fp32": 4, "tf32": 4, "fp64": 8, "fp8": 1, "int8": 1}
-
-
-def _forward(groups: pl.DataFrame, condition: pl.Expr) -> list[tuple[str, float]]:
-    first = groups.filter(condition & pl.col("input_shapes").is_not_null() & (pl.col("recomputation_loss_ns") == 0))
-    return first.select("input_shapes", "calls").rows()
