@@ -18,6 +18,7 @@ from warplens.answers.given import Selection, selected
 from warplens.cli import answer as answers
 from warplens.cli.commands import compare as comparing
 from warplens.cli.commands import diagnose as diagnosing
+from warplens.cli.commands import tables as budgeting
 from warplens.cli.options import Format
 from warplens.profile import Trace
 from warplens.report.html import render_html
@@ -68,9 +69,10 @@ def pages_of_selection(selection: Selection, *, html: bool = False) -> list[Page
     with (
         patch.object(diagnosing, "select", lambda *_, **__: selection),
         patch.object(diagnosing, "discover", lambda paths: paths),
+        patch.object(budgeting, "select", lambda *_, **__: selection),
     ):
         pages = [_answered(diagnosing, lambda: diagnosing.diagnose([path]))]
-        pages.append(_answered(diagnosing, lambda: diagnosing.headroom(path, limit=0)))
+        pages.append(_answered(budgeting, lambda: budgeting.headroom(path, limit=0)))
     numbers = examine(selection.timeline, selection.window)
     document = report_document([numbers])
     texts = {"md": render_markdown(document)}

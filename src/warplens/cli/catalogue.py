@@ -46,7 +46,7 @@ _LISTED: Final = {
     },
     "One table of one profile": {
         "budget": ("questions.time", "Where the time went, in parts that add up to it exactly."),
-        "headroom": ("diagnose", "From the measured step time down to this GPU's limit, in parts that add up exactly."),
+        "headroom": ("tables", "From the measured step time down to this GPU's limit, in parts that add up exactly."),
         "steps": ("questions.time", "Steps of the workload: wall, busy and idle time of each."),
         "phases": ("questions.time", "GPU time of forward, backward and optimizer."),
         "kernels": ("questions.gpu", "GPU kernels: launches, duration, share of the kernel time."),

@@ -1,32 +1,26 @@
-"""`warplens diagnose` and `headroom`: what limits a program, and how far it is from what the machine could do."""
+"""`warplens diagnose`: what limits a program, what to do about it, and how to check that."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from warplens.analysis.headroom import headrooms
-from warplens.analysis.timeline import Timeline
 from warplens.answers import diagnose_selection, run_answer
-from warplens.cli.answer import Answer, Part, emit, head, limited, most_rows, note_lines, select
+from warplens.cli.answer import Answer, Part, emit, head, note_lines, select
 from warplens.cli.edge import end_with, one_line, progress
 from warplens.cli.options import (
     Format,
     FormatOption,
-    LimitOption,
-    ProfileArgument,
     RangeOption,
     WindowOption,
     argument,
     option,
 )
 from warplens.errors import UsageError
-from warplens.readers import discover, read, read_counters
+from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
 from warplens.report import text as fmt
 from warplens.report.brief import ways
-from warplens.report.headroom import device_data, facts, groups_table, headroom_rows, parts_table
-from warplens.report.jsonout import window_data
 from warplens.report.verdict import evidence_text, place_lines, places, standing, steps_judged, verdict_words
 
 if TYPE_CHECKING:
@@ -134,47 +128,3 @@ def _entry(rank: int, finding: Finding, steps: int) -> tuple[str, str]:
     text.append(f"   refuted if: {one_line(finding.refute)}")
     markdown.append(f"   - refuted if: {escaped(finding.refute)}")
     return "\n".join(text), "\n".join(markdown)
-
-
-def headroom(
-    path: ProfileArgument,
-    window: WindowOption = "steady",
-    range_name: RangeOption = None,
-    with_trace: Annotated[
-        Path | None,
-        option(
-            "TRACE",
-            "A PyTorch trace of the same program with shapes, from which the FLOPs and bytes of equal kernels "
-            "are known.",
-            "--with",
-        ),
-    ] = None,
-    counters: Annotated[
-        Path | None,
-        option("REPORT", "An Nsight Compute report on the same program; its measurements replace models."),
-    ] = None,
-    form: FormatOption = Format.TABLE,
-    limit: LimitOption = None,
-) -> None:
-    """From the measured step time down to this GPU's limit, in parts that add up exactly.
-
-    The steps down: no idle time, every kernel at its practical roof, no avoidable work, the precision that the hardware
-    is built for. Roofs and avoidable work are modelled; idle time is measured.
-    """
-    selection = select(path, window, range_name, launch_configuration=True)
-    program = None if with_trace is None else Timeline(read(with_trace, launch_configuration=True))
-    counted = None if counters is None else read_counters(counters)
-    found = headrooms(selection.timeline, selection.window, program=program, counters=counted)
-    most = most_rows(form, limit)
-    rows = headroom_rows(found) if most is None else headroom_rows(found).head(most)
-    part = Part(
-        head=[*head(selection), *(sentence for one in found for sentence in facts(one))],
-        notes=note_lines(selection.notes),
-        tables=limited((table for one in found for table in (parts_table(one), groups_table(one))), most),
-    )
-    data = {
-        "window": window_data(selection.window),
-        "devices": [device_data(one) for one in found],
-        "rows": rows,
-    }
-    emit(Answer("headroom", selection.source, [part], rows, lambda: data, selection.notes), form)

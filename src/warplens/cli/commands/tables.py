@@ -1,9 +1,10 @@
-"""Commands whose answer is one table on one profile, made from the questions of `warplens.report.questions`."""
+"""Commands that answer about one profile with tables: those of the questions of `warplens.report`, and `headroom`."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from warplens.analysis.timeline import Timeline
@@ -20,14 +21,15 @@ from warplens.cli.options import (
     WindowOption,
     flag,
     group_by,
+    option,
 )
 from warplens.profile import Capture, Trace
+from warplens.readers import read, read_counters
 from warplens.report import text as fmt
 from warplens.report.jsonout import window_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from warplens.analysis.window import Window
     from warplens.report.questions import Found, Question
@@ -60,8 +62,8 @@ def command_of(question: Question) -> Callable[..., None]:
     if question.by:
         parameters["by"] = (Annotated[str, group_by(*question.by, several=question.several)], question.default)
     parameters |= {"window": (WindowOption, "steady"), "range_name": (RangeOption, None)}
-    for option, meaning in question.flags.items():
-        parameters[option] = (Annotated[bool, flag(f"--{option}", meaning)], False)
+    for word, meaning in question.flags.items():
+        parameters[word] = (Annotated[bool, flag(f"--{word}", meaning)], False)
     parameters |= {"form": (FormatOption, Format.TABLE), "limit": (LimitOption, 0 if question.whole else None)}
     command.__name__, command.__doc__ = name, question.ask.__doc__
     command.__annotations__ = {key: kind for key, (kind, _) in parameters.items()}
@@ -103,3 +105,50 @@ def _largest(found: Found, most: int) -> Found:
     fact = f"the {most} of {fmt.count(found.rows.height)} {what} with the most GPU time; --limit 0 shows all"
     (table,) = found.tables
     return replace(found, rows=rows, tables=(replace(table, rows=rows),), facts=(*found.facts, fact))
+
+
+def headroom(
+    path: ProfileArgument,
+    window: WindowOption = "steady",
+    range_name: RangeOption = None,
+    with_trace: Annotated[
+        Path | None,
+        option(
+            "TRACE",
+            "A PyTorch trace of the same program with shapes, from which the FLOPs and bytes of equal kernels "
+            "are known.",
+            "--with",
+        ),
+    ] = None,
+    counters: Annotated[
+        Path | None,
+        option("REPORT", "An Nsight Compute report on the same program; its measurements replace models."),
+    ] = None,
+    form: FormatOption = Format.TABLE,
+    limit: LimitOption = None,
+) -> None:
+    """From the measured step time down to this GPU's limit, in parts that add up exactly.
+
+    The steps down: no idle time, every kernel at its practical roof, no avoidable work, the precision that the hardware
+    is built for. Roofs and avoidable work are modelled; idle time is measured.
+    """
+    from warplens.analysis.headroom import headrooms
+    from warplens.report.headroom import device_data, facts, groups_table, headroom_rows, parts_table
+
+    selection = select(path, window, range_name, launch_configuration=True)
+    program = None if with_trace is None else Timeline(read(with_trace, launch_configuration=True))
+    counted = None if counters is None else read_counters(counters)
+    found = headrooms(selection.timeline, selection.window, program=program, counters=counted)
+    most = most_rows(form, limit)
+    rows = headroom_rows(found) if most is None else headroom_rows(found).head(most)
+    part = Part(
+        head=[*head(selection), *(sentence for one in found for sentence in facts(one))],
+        notes=note_lines(selection.notes),
+        tables=limited((table for one in found for table in (parts_table(one), groups_table(one))), most),
+    )
+    data = {
+        "window": window_data(selection.window),
+        "devices": [device_data(one) for one in found],
+        "rows": rows,
+    }
+    emit(Answer("headroom", selection.source, [part], rows, lambda: data, selection.notes), form)
