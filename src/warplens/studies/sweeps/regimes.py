@@ -146,24 +146,32 @@ class _Asked:
         """What measurements say, the surest first."""
         replayed = self.launch(self.point, self.cell) == "graph"
         yield from self.by_rate()
+        gpu_share = self.cell.gpu_ns / self.time_ns if self.cell.gpu_ns is not None else None
         if not replayed:
-            yield from self.by_replay()
-            yield from self.by_events()
+            share = self.replay_share()
+            if share is not None and share <= _HOST_SHARE:
+                text = f"replayed as a CUDA graph it takes {share:.0%} of the time: the rest is the host's"
+                yield "launch-bound", "measured", text
+            elif share is not None and share >= _GPU_SHARE:
+                text = f"replayed as a CUDA graph, without the host, it takes {share:.0%} of the time"
+                yield "gpu-bound", "measured", text
+            # Times between events stand in for the wall time where calls were issued back to back.
+            apart = self.cell.wall is None or self.cell.wall is not self.cell.gpu
+            if gpu_share is not None and apart and gpu_share <= _EVENT_SHARE:
+                text = f"from its first to its last GPU event, a step takes {gpu_share:.0%} of its wall time"
+                yield "launch-bound", "measured", text
         yield from self.by_growth(replayed)
-        if replayed:
-            yield from self.as_replay()
+        # Flat times of a CUDA graph that takes most of the wall time are those of kernels too small for the GPU.
+        if replayed and gpu_share is not None and gpu_share >= _GPU_SHARE:
+            text = (
+                f"a replayed CUDA graph needs no host between its kernels, and takes {gpu_share:.0%} of the wall time"
+            )
+            yield "gpu-bound", "measured", text
 
     def launch(self, point: Point, cell: Cell) -> str | None:
         """How a cell is issued."""
         stated = point.settings.get("execution", self.sweep.shared.get("execution"))
         return cell.launch if cell.launch is not None else str(stated) if stated is not None else None
-
-    def as_replay(self) -> Iterator[Told]:
-        """A CUDA graph that takes most of the wall time; flat times are then those of kernels too small for the GPU."""
-        share = self.cell.gpu_ns / self.time_ns if self.cell.gpu_ns is not None else 0.0
-        if share >= _GPU_SHARE:
-            text = f"a replayed CUDA graph needs no host between its kernels, and takes {share:.0%} of the wall time"
-            yield "gpu-bound", "measured", text
 
     def replay_share(self) -> float | None:
         """Time of the same cell as a CUDA graph, by its own; None if there is none."""
@@ -173,25 +181,6 @@ class _Asked:
         times = (found.time_ns for other, found in twins if self.launch(other, found) == "graph")
         twin = next(times, None)
         return twin / self.time_ns if twin else None
-
-    def by_replay(self) -> Iterator[Told]:
-        """The same cell as a CUDA graph."""
-        share = self.replay_share()
-        if share is not None and share <= _HOST_SHARE:
-            text = f"replayed as a CUDA graph it takes {share:.0%} of the time: the rest is the host's"
-            yield "launch-bound", "measured", text
-        elif share is not None and share >= _GPU_SHARE:
-            text = f"replayed as a CUDA graph, without the host, it takes {share:.0%} of the time"
-            yield "gpu-bound", "measured", text
-
-    def by_events(self) -> Iterator[Told]:
-        """Events that are much closer to each other than the wall time."""
-        if self.cell.gpu_ns is None or (self.cell.wall is not None and self.cell.wall is self.cell.gpu):
-            return
-        share = self.cell.gpu_ns / self.time_ns
-        if share <= _EVENT_SHARE:
-            text = f"from its first to its last GPU event, a step takes {share:.0%} of its wall time"
-            yield "launch-bound", "measured", text
 
     def by_rate(self) -> Iterator[Told]:
         """FLOPs per second against the roof of the GPU for the number format."""
