@@ -258,6 +258,7 @@ def figures(program: Program, taken: Measured, plan: Plan) -> dict[str, Any]:
     sustained = program.items * len(taken.wall_ns) * 1e9 / sum(taken.wall_ns)
     _assert_identity(program.items, per_second, latency.median)
     _assert_identity(program.items, sustained, latency.mean)
+    drifted = drift(taken.wall_ns)
     return {
         "launch": program.launch,
         "unit": program.unit,
@@ -272,7 +273,7 @@ def figures(program: Program, taken: Measured, plan: Plan) -> dict[str, Any]:
         "peak_allocated_bytes": taken.peak_allocated_bytes,
         "peak_reserved_bytes": taken.peak_reserved_bytes,
         "stopped": taken.stopped,
-        "drift": _drift_of(taken),
+        "drift": asdict(drifted) if drifted is not None else None,
         "clocks": _clocks_of(taken),
         "doubts": _doubts(taken, plan),
         "details": dict(program.details),
@@ -292,11 +293,6 @@ def _spread(taken: Measured, times_ns: Sequence[int], plan: Plan) -> Summary:
 def _assert_identity(items: int, per_second: float, latency_ns: float) -> None:
     if not math.isclose(per_second * latency_ns / 1e9, items, rel_tol=_ROUNDING):
         raise AssertionError(f"throughput {per_second}/s × latency {latency_ns} ns is not the batch of {items}")
-
-
-def _drift_of(taken: Measured) -> dict[str, float] | None:
-    found = drift(taken.wall_ns)
-    return asdict(found) if found is not None else None
 
 
 def _clocks_of(taken: Measured) -> dict[str, Any] | None:
