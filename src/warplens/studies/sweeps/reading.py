@@ -143,7 +143,7 @@ def deduced_variant(measurements: Measurements, before: Settings) -> dict[str, A
     if rest and deciding and not alone:
         return {name: values_of(cells, name, rest)[0] for name in before}
     kinds = (
-        (cells[rest] if rest else cells.clear()).select(dict.fromkeys([*before, *alone])).unique(maintain_order=True)
+        (cells[rest] if rest else cells.clear()).select(*dict.fromkeys([*before, *alone])).unique(maintain_order=True)
     )
     choices = [written(row) for row in kinds.iter_rows(named=True)]
     more = f" and {len(choices) - _LISTED} more" if len(choices) > _LISTED else ""
