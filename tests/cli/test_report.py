@@ -10,6 +10,7 @@ import pytest
 
 from tests import shipped
 from tests.cli.small_export import SECRET
+from tests.report.evidence import evidence
 from warplens.cli.commands import report as demo
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def test_the_demo_answers_in_two_sentences_and_says_where_the_documents_are(tmp_
     few = {"deit224_bs1_baseline.sqlite.xz", *GRID}
     entries = [entry for entry in demo._shipped_profiles() if entry["file"] in few]
     monkeypatch.setattr(demo, "_shipped_profiles", lambda: entries)
+    monkeypatch.setattr(demo, "shipped_evidence", evidence)
 
     run = warplens("demo", "--output", tmp_path)
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from warplens.cli.commands.report import TITLE, shipped_evidence
+from tests.report.evidence import evidence as shipped
+from warplens.cli.commands.report import TITLE
 from warplens.report.document import Notes, Paragraph
 from warplens.report.html import render_html
 from warplens.studies.reports.findings import findings_document
@@ -19,7 +20,7 @@ from warplens.studies.sweeps.breakeven import BreakEven
 
 @pytest.fixture(scope="module")
 def evidence():
-    return shipped_evidence()
+    return shipped()
 
 
 @pytest.fixture(scope="module")
