@@ -55,26 +55,65 @@ def test_the_record_is_what_pytorch_counts_today():
     assert now == {(entry["title"], entry["name"]): entry["flops"] for entry in RECORDED["operators"]}
 
 
-def test_a_product_reads_both_operands_once_and_writes_the_result_once():
-    found = work("aten::mm", [[4, 3], [3, 5]], ["c10::BFloat16", "c10::BFloat16"])
+#: Operators with shapes, types and values of their inputs, and their work by hand.
+COUNTED = {
+    "a product reads both operands once and writes the result once": (
+        ("aten::mm", [[4, 3], [3, 5]], ["c10::BFloat16", "c10::BFloat16"]),
+        {"family": "gemm", "flops": 2 * 4 * 3 * 5, "bytes": 2 * (4 * 3 + 3 * 5 + 4 * 5)},
+    ),
+    "a scaled product writes the type that it was asked for": (
+        (
+            "aten::_scaled_mm", [[16, 32], [32, 8], [], [], [], [], [], []],
+            ["c10::Float8_e4m3fn", "c10::Float8_e4m3fn", "float", "float", "", "", "Scalar", "Scalar"],
+            ["", "", "", "", "", "", "15", "True"],
+        ),
+        {"bytes": 16 * 32 + 32 * 8 + 2 * (16 * 8) + 2 * 4},
+    ),
+    "broadcast inputs are read at their own size": (
+        ("aten::mul", [[4, 256, 768], [4, 256, 1]]),
+        {"bytes": 4 * (4 * 256 * 768 * 2 + 4 * 256), "flops": 4 * 256 * 768},
+    ),
+    "a number does not widen what it is multiplied with": (
+        ("aten::mul", [[100], []], ["c10::Half", "double"]), {"bytes": 2 * 100 + 8 + 2 * 100},
+    ),
+    "comparisons write one byte an element": (
+        ("aten::eq", [[100], []], ["long int", "Scalar"]), {"bytes": 8 * 100 + 100},
+    ),
+    "what writes in place reads and writes its first input": (
+        ("aten::add_", [[100], [100], []]), {"bytes": 4 * 300},
+    ),
+    "what makes a result writes it": (("aten::add", [[100], [100], []]), {"bytes": 4 * 300}),
+    "a result given to write to is not read": (("aten::add", [[100], [100], [], [100]]), {"bytes": 4 * 300}),
+    "a copy reads one type and writes the other": (
+        ("aten::copy_", [[100], [100], []], ["c10::BFloat16", "float", "Scalar"]), {"bytes": 2 * 100 + 4 * 100},
+    ),
+    "a reduction writes what its dimensions leave": (
+        (
+            "aten::sum", [[4, 256, 768], [], [], []], ["float", "ScalarList", "Scalar", ""],
+            ["", "[0, 1]", "True", ""],
+        ),
+        {"flops": 4 * 256 * 768, "bytes": 4 * (4 * 256 * 768 + 768)},
+    ),
+    "an embedding moves the rows that were asked for, not the table": (
+        ("aten::index_select", [[50_000, 64], [], [7]], ["float", "Scalar", "long int"], ["", "0", ""]),
+        {"bytes": 7 * 8 + 2 * 7 * 64 * 4},
+    ),
+    "lists of tensors have elements but no recorded type": (
+        ("aten::_foreach_add_", [[[10, 10], [5]], [[10, 10], [5]], []], ["TensorList", "TensorList", "Scalar"]),
+        {"flops": 105, "bytes": 0, "untyped": 3 * 105},
+    ),
+    "a fused optimizer reads four lists and writes three": (
+        ("aten::_fused_adamw_", [*([[[100]]] * 4), [], [[1]]], ["TensorList"] * 6), {"untyped": 7 * 100},
+    ),
+}  # fmt: skip
 
-    assert (found.family, found.flops, found.bytes) == ("gemm", 2 * 4 * 3 * 5, 2 * (4 * 3 + 3 * 5 + 4 * 5))
 
+@pytest.mark.parametrize("operator", COUNTED)
+def test_work_is_that_counted_by_hand(operator):
+    inputs, counted = COUNTED[operator]
+    found = work(*inputs)
 
-def test_a_scaled_product_writes_the_type_that_it_was_asked_for():
-    shapes = [[16, 32], [32, 8], [], [], [], [], [], []]
-    types = ["c10::Float8_e4m3fn", "c10::Float8_e4m3fn", "float", "float", "", "", "Scalar", "Scalar"]
-
-    bf16 = work("aten::_scaled_mm", shapes, types, ["", "", "", "", "", "", "15", "True"])
-
-    assert bf16.bytes == 16 * 32 + 32 * 8 + 2 * (16 * 8) + 2 * 4
-
-
-def test_broadcast_inputs_are_read_at_their_own_size():
-    found = work("aten::mul", [[4, 256, 768], [4, 256, 1]])
-
-    assert found.bytes == 4 * (4 * 256 * 768 * 2 + 4 * 256)
-    assert found.flops == 4 * 256 * 768
+    assert {name: getattr(found, name) for name in counted} == counted
 
 
 def test_expanded_tensors_are_read_as_far_as_they_are_stored():
@@ -83,64 +122,6 @@ def test_expanded_tensors_are_read_as_far_as_they_are_stored():
 
     assert isinstance(found, Work)
     assert found.bytes == 4 * (1 + 1000 + 1000)
-
-
-def test_a_number_does_not_widen_what_it_is_multiplied_with():
-    found = work("aten::mul", [[100], []], ["c10::Half", "double"])
-
-    assert found.bytes == 2 * 100 + 8 + 2 * 100
-
-
-def test_comparisons_write_one_byte_an_element():
-    assert work("aten::eq", [[100], []], ["long int", "Scalar"]).bytes == 8 * 100 + 100
-
-
-def test_what_writes_in_place_reads_and_writes_its_first_input():
-    found = work("aten::add_", [[100], [100], []])
-
-    assert found.bytes == 4 * 300
-
-
-def test_a_result_given_to_write_to_is_not_read():
-    plain = work("aten::add", [[100], [100], []])
-
-    assert work("aten::add", [[100], [100], [], [100]]).bytes == plain.bytes == 4 * 300
-
-
-def test_a_copy_reads_one_type_and_writes_the_other():
-    assert work("aten::copy_", [[100], [100], []], ["c10::BFloat16", "float", "Scalar"]).bytes == 2 * 100 + 4 * 100
-
-
-def test_a_reduction_writes_what_its_dimensions_leave():
-    shapes = [[4, 256, 768], [], [], []]
-    types = ["float", "ScalarList", "Scalar", ""]
-
-    rows = work("aten::sum", shapes, types, ["", "[0, 1]", "True", ""])
-
-    assert (rows.flops, rows.bytes) == (4 * 256 * 768, 4 * (4 * 256 * 768 + 768))
-
-
-def test_an_embedding_moves_the_rows_that_were_asked_for_not_the_table():
-    found = work("aten::index_select", [[50_000, 64], [], [7]], ["float", "Scalar", "long int"], ["", "0", ""])
-
-    assert found.bytes == 7 * 8 + 2 * 7 * 64 * 4
-
-
-def test_lists_of_tensors_have_elements_but_no_recorded_type():
-    shapes = [[[10, 10], [5]], [[10, 10], [5]], []]
-
-    found = work("aten::_foreach_add_", shapes, ["TensorList", "TensorList", "Scalar"])
-
-    assert (found.flops, found.bytes, found.untyped) == (105, 0, 3 * 105)
-
-
-def test_a_fused_optimizer_reads_four_lists_and_writes_three():
-    lists = [[[100]]] * 4
-    types = ["TensorList"] * 4
-
-    found = work("aten::_fused_adamw_", [*lists, [], [[1]]], [*types, "TensorList", "TensorList"])
-
-    assert found.untyped == 7 * 100
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.booleans(), st.none() | st.integers(0, 12), st.integers(0, 12))
