@@ -24,10 +24,6 @@ from warplens.analysis.window import Window
 from warplens.analysis.work.amounts import FAMILIES, MATMUL_FAMILIES, Arguments, UnknownWorkError, Work
 from warplens.analysis.work.amounts import FORMULAS as ROWS
 from warplens.analysis.work.elementwise import FORMULAS as ELEMENTWISE
-from warplens.analysis.work.elementwise import MOVEMENT_FORMULAS as MOVEMENT
-from warplens.analysis.work.elementwise import UPDATES_FORMULAS as UPDATES
-from warplens.analysis.work.products import ATTENTION_FORMULAS as ATTENTION
-from warplens.analysis.work.products import CONVOLUTION_FORMULAS as CONVOLUTION
 from warplens.analysis.work.products import FORMULAS as PRODUCTS
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
@@ -35,15 +31,7 @@ from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Column, Int64s, name_categories
 
 #: Name of an operator → how much work it is.
-FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
-    **ELEMENTWISE,
-    **ROWS,
-    **MOVEMENT,
-    **UPDATES,
-    **PRODUCTS,
-    **CONVOLUTION,
-    **ATTENTION,
-}
+FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {**ELEMENTWISE, **ROWS, **PRODUCTS}
 
 NO_FORMULA: Final = "there is no formula for it"
 

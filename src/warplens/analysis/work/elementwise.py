@@ -130,18 +130,6 @@ def _gated(function: int) -> Callable[[Arguments], Work]:
     return formula
 
 
-FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
-    **{f"aten::{name}": _per_element(name, rule, in_place=False) for name, rule in PER_ELEMENT.items()},
-    **{f"aten::{name}_": _per_element(name, rule, in_place=True) for name, rule in PER_ELEMENT.items()},
-    **{f"aten::{name}": _written for name in _WRITTEN_ONLY},
-    "aten::native_dropout": _dropout,
-    "aten::glu": _glu,
-    "aten::glu_backward": _glu_backward,
-    "_C::silu_and_mul": _gated(PER_ELEMENT["silu"].flops),
-    "_C::gelu_and_mul": _gated(PER_ELEMENT["gelu"].flops),
-}
-
-
 def _copied(arguments: Arguments) -> Work:
     # copy_(self, src): every element of the destination is written, the source is read as far as it is stored
     return Work("copy", 0).moving([arguments.tensor(0), arguments.tensor(1)])
@@ -229,21 +217,6 @@ def _scattered(flops: int) -> Callable[[Arguments], Work]:
     return formula
 
 
-MOVEMENT_FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
-    "aten::copy_": _copied,
-    **dict.fromkeys(("aten::clone", "aten::flip", "aten::roll"), _cloned),
-    **dict.fromkeys(("aten::cat", "aten::_cat"), _concatenated),
-    "aten::gather": _gathered,
-    "aten::index_select": _selected,
-    "aten::embedding": _embedded,
-    "aten::embedding_dense_backward": _embedding_backward,
-    **dict.fromkeys(("aten::_index_put_impl_", "aten::index_put_"), _put),
-    "aten::_embedding_bag": _bags,
-    "aten::_embedding_bag_dense_backward": _bags_backward,
-    **dict.fromkeys(("aten::scatter_", "aten::index_copy_"), _scattered(0)),
-    **dict.fromkeys(("aten::scatter_add_", "aten::index_add_"), _scattered(1)),
-}
-
 # --- Work of operators on whole lists of tensors ---
 #
 # The type of the tensors in a list is not recorded, and the shapes only of lists of at most thirty: see `Arguments`.
@@ -300,7 +273,27 @@ _OF_LISTS: Final = (
     "clamp_max", "maximum", "minimum", "addcmul", "addcdiv", "lerp",
 )  # fmt: skip
 
-UPDATES_FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
+FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
+    **{f"aten::{name}": _per_element(name, rule, in_place=False) for name, rule in PER_ELEMENT.items()},
+    **{f"aten::{name}_": _per_element(name, rule, in_place=True) for name, rule in PER_ELEMENT.items()},
+    **{f"aten::{name}": _written for name in _WRITTEN_ONLY},
+    "aten::native_dropout": _dropout,
+    "aten::glu": _glu,
+    "aten::glu_backward": _glu_backward,
+    "_C::silu_and_mul": _gated(PER_ELEMENT["silu"].flops),
+    "_C::gelu_and_mul": _gated(PER_ELEMENT["gelu"].flops),
+    "aten::copy_": _copied,
+    **dict.fromkeys(("aten::clone", "aten::flip", "aten::roll"), _cloned),
+    **dict.fromkeys(("aten::cat", "aten::_cat"), _concatenated),
+    "aten::gather": _gathered,
+    "aten::index_select": _selected,
+    "aten::embedding": _embedded,
+    "aten::embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(("aten::_index_put_impl_", "aten::index_put_"), _put),
+    "aten::_embedding_bag": _bags,
+    "aten::_embedding_bag_dense_backward": _bags_backward,
+    **dict.fromkeys(("aten::scatter_", "aten::index_copy_"), _scattered(0)),
+    **dict.fromkeys(("aten::scatter_add_", "aten::index_add_"), _scattered(1)),
     **{
         f"aten::_foreach_{name}{mark}": _foreach(PER_ELEMENT[name].flops, PER_ELEMENT[name].inputs)
         for name in _OF_LISTS

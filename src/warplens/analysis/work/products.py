@@ -109,21 +109,6 @@ def _written_first(arguments: Arguments) -> Work:
     return work.moving(scales)
 
 
-FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
-    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv"), _matmul),
-    **dict.fromkeys(
-        ("aten::addmm", "aten::addmm_", "aten::_addmm_activation", "aten::baddbmm", "aten::baddbmm_"), _with_summand
-    ),
-    **dict.fromkeys(("aten::addmv", "aten::addmv_"), _with_summand),
-    "aten::linear": _linear,
-    "aten::_scaled_mm": _scaled,
-    "aten::_int_mm": _integers,
-    **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped),
-    **dict.fromkeys(("aten::dot", "aten::vdot"), _dot),
-    **dict.fromkeys(("aten::outer", "aten::ger"), _outer),
-    "_C::cutlass_scaled_mm": _written_first,
-}
-
 # --- Work of fused attention ---
 #
 # A backward pass computes the scores anew, then the gradients of scores, values, queries and keys: five products to
@@ -271,11 +256,6 @@ def _of_autograd_function(arguments: Arguments) -> Work:
     return _attention(_Signature(None, False))(arguments)
 
 
-ATTENTION_FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
-    **{name: _attention(signature) for name, signature in _SIGNATURES.items()},
-    "FlashAttnFunc": _of_autograd_function,
-}
-
 # --- Work of convolutions ---
 #
 # FLOPs are 2 · batch · output channels · output size · (input channels / groups) · filter size: what
@@ -403,8 +383,22 @@ def _both_gradients(arguments: Arguments) -> Work:
     return _gradients(gradient, inputs, weight, wanted=(True, True), transposed=False)
 
 
-CONVOLUTION_FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
+FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
+    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv"), _matmul),
+    **dict.fromkeys(
+        ("aten::addmm", "aten::addmm_", "aten::_addmm_activation", "aten::baddbmm", "aten::baddbmm_"), _with_summand
+    ),
+    **dict.fromkeys(("aten::addmv", "aten::addmv_"), _with_summand),
+    "aten::linear": _linear,
+    "aten::_scaled_mm": _scaled,
+    "aten::_int_mm": _integers,
+    **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped),
+    **dict.fromkeys(("aten::dot", "aten::vdot"), _dot),
+    **dict.fromkeys(("aten::outer", "aten::ger"), _outer),
+    "_C::cutlass_scaled_mm": _written_first,
     **{name: _forward(signature) for name, signature in _CONVOLUTIONS.items()},
     **dict.fromkeys(("aten::convolution_backward", "aten::convolution_backward_overrideable"), _backward),
     **dict.fromkeys(("aten::cudnn_convolution_backward", "aten::miopen_convolution_backward"), _both_gradients),
+    **{name: _attention(signature) for name, signature in _SIGNATURES.items()},
+    "FlashAttnFunc": _of_autograd_function,
 }
