@@ -10,6 +10,7 @@ from tests.fuzz.mutators import database
 from tests.fuzz.reading import read_ended
 from tests.fuzz.reference import changed_trace, of_database, of_trace, tables_of
 from tests.fuzz.seeds import by_name
+from tests.fuzz.test_fuzz import changes_databases
 from tests.tiers import thinned
 from warplens.readers import read
 
@@ -17,6 +18,7 @@ from warplens.readers import read
 CASES, PARTS = 150, 5
 
 
+@changes_databases
 @pytest.mark.parametrize("part", thinned(range(PARTS), quick=(0,)))
 @pytest.mark.parametrize("seed", ["export", "extra", "plain"])
 def test_a_changed_export_holds_what_sqlite_gives(seed, part):
