@@ -167,14 +167,12 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _aborted,
             _out_of_memory,
             _hidden_graphs,
-            _unknown_launches,
-            _clocks,
+            _launches,
             _ranges,
             _backward,
             _steps,
             _profiler,
-            _categories,
-            _devices,
+            _contents,
         ):
             found.extend(check(timeline, window))
     # An analysis knows more about a matter that the reader noticed, too: what it means for the window.
@@ -225,20 +223,17 @@ def _hidden_graphs(timeline: Timeline, window: Window) -> Iterator[Note]:
         )
 
 
-def _unknown_launches(timeline: Timeline, window: Window) -> Iterator[Note]:
+def _launches(timeline: Timeline, window: Window) -> Iterator[Note]:
     work = timeline.work_in(window)
-    if not work.height:
-        return
-    if not timeline.trace.api_calls.height:
+    known = 1 - work["api_row"].null_count() / max(work.height, 1)
+    if work.height and not timeline.trace.api_calls.height:
         yield Note(
             "no-api-calls",
             NoteLevel.WARNING,
             "No CUDA API calls were recorded: what launched the work, and why the GPU was idle, is unknown.",
             timeline.trace.capture.recorder.remedies.get("no-api-calls"),
         )
-        return
-    known = 1 - work["api_row"].null_count() / work.height
-    if known < _COMPLETE_LAUNCH_SHARE:
+    elif known < _COMPLETE_LAUNCH_SHARE:
         yield Note(
             "unknown-launches",
             NoteLevel.WARNING,
@@ -246,10 +241,6 @@ def _unknown_launches(timeline: Timeline, window: Window) -> Iterator[Note]:
             "the GPU work.",
             "Record from the program's start, and look for dropped events in the profiler's messages",
         )
-
-
-def _clocks(timeline: Timeline, window: Window) -> Iterator[Note]:
-    work = timeline.work_in(window)
     early = (work["launch_start_ns"] - work["start_ns"]).drop_nulls()
     before = early.filter(early > 0)
     if before.len() > _EARLY_SHARE * early.len():
@@ -276,7 +267,7 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
     coverage = range_coverage(timeline, window)
     if not coverage.total_ns:
         return
-    # Work whose launch is not in the profile lies in no range that is known of; `_unknown_launches` tells of it.
+    # Work whose launch is not in the profile lies in no range that is known of; `_launches` tells of it.
     work = timeline.work_in(window)
     unlaunched = int((work["end_ns"] - work["start_ns"]).filter(work["api_row"].is_null()).sum())
     outside = (coverage.unattributed_ns - unlaunched) / coverage.total_ns
@@ -359,7 +350,7 @@ def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:
         )
 
 
-def _categories(timeline: Timeline, window: Window) -> Iterator[Note]:
+def _contents(timeline: Timeline, window: Window) -> Iterator[Note]:
     work = timeline.work_in(window)
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()
     kernel = (work["kind"] == "kernel").to_numpy()
@@ -373,9 +364,6 @@ def _categories(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"{100 * share:.1f} % of the GPU time is in kernels of unknown category.",
         )
 
-
-def _devices(timeline: Timeline, window: Window) -> Iterator[Note]:
-    work = timeline.work_in(window)
     devices, processes = work["device"].n_unique(), work["process"].n_unique()
     if devices > 1 or processes > 1:
         yield Note(
