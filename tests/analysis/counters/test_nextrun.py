@@ -26,8 +26,8 @@ from warplens.errors import UsageError
 from warplens.profile.counters import KernelCounters, Session
 from warplens.readers import read_counters
 
-#: The sections that `ncu --list-sections` of 2024.1.1 shows, as far as they matter here. Its options are held against its
-#: help in `tests/collect/test_commands.py`.
+#: The sections that `ncu --list-sections` of 2024.1.1 shows, as far as they matter here. Its options are held against
+#: its help in `tests/collect/test_commands.py`.
 NCU_2024_SECTIONS = {
     "ComputeWorkloadAnalysis",
     "InstructionStats",
