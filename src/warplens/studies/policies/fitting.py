@@ -23,7 +23,7 @@ from warplens.studies.policies.choosing import (
     is_number,
     picked,
 )
-from warplens.studies.policies.regret import CellRegret, Regret, fitted_curves, regret_at, summary
+from warplens.studies.policies.regret import CellRegret, fitted_curves, regret_at, summary
 
 if TYPE_CHECKING:
     from warplens.compare.statistics.shift import Samples
@@ -171,10 +171,11 @@ def fit_points(
     chosen = [_grid_point(at, point, margin) for at, point in measured.items()]
     times = {point.at: point.times_ns for point in chosen}
     side = names.index(fallback) if fallback is not None else 0
-    held_out = _HeldOut(found, {point.at: point for point in chosen}, names, margin, side)
+    held_out = _HeldOut(found, chosen, names, margin, side)
     curves = fitted_curves(found, times, len(names))
     rules = [rule for rule in RULES if rule != "host-or-work" or curves is not None]
     rule = min(rules, key=lambda rule: (held_out.score(rule), rules.index(rule)))
+    at_points = [regret_at(point.at, point.times_ns, point.side, names, "measured") for point in chosen]
     return Policy(
         source=source,
         workload=workload,
@@ -186,7 +187,11 @@ def fit_points(
         curves=curves if rule == "host-or-work" else None,
         margin=margin,
         fallback=side,
-        regret=_regret(chosen, names, held_out, rule),
+        regret={
+            "measured": summary(cell for cell in at_points if cell is not None),
+            "held-out": summary(held_out.cells(rule, edges=False)),
+            "edge": summary(held_out.cells(rule, edges=True)),
+        },
         environment=_environment(environment or {}),
     )
 
@@ -222,39 +227,43 @@ def _grid_point(at: Place, point: PointTimes, margin: float) -> GridPoint:
     return GridPoint(at, point.times_ns, side if decided else 0, decided)
 
 
-def _regret(chosen: Sequence[GridPoint], names: Sequence[str], held_out: _HeldOut, rule: Rule) -> dict[str, Regret]:
-    at_points = [regret_at(point.at, point.times_ns, point.side, names, "measured") for point in chosen]
-    return {
-        "measured": summary(cell for cell in at_points if cell is not None),
-        "held-out": summary(held_out.cells(rule, edges=False)),
-        "edge": summary(held_out.cells(rule, edges=True)),
-    }
+@dataclass(frozen=True)
+class _Fold:
+    """A value of a numeric axis, left out."""
+
+    grid: Grid  #: of all others
+    left_out: tuple[Place, ...]
+    edge: bool  #: whether it is the least or the greatest of its axis
 
 
 class _HeldOut:
     """Values of the numeric axes, left out one after another; what is chosen there without them."""
 
     def __init__(
-        self,
-        axes: tuple[Axis, ...],
-        points: Mapping[Place, GridPoint],
-        names: Sequence[str],
-        margin: float,
-        fallback: int,
+        self, axes: tuple[Axis, ...], points: Sequence[GridPoint], names: Sequence[str], margin: float, fallback: int
     ) -> None:
-        self.names, self.margin, self.fallback = names, margin, fallback
-        self._folds = list(_folds(axes, points, len(names)))
-        self._points = points
+        self.points, self.names = {point.at: point for point in points}, names
+        self.margin, self.fallback = margin, fallback
+        self.folds: list[_Fold] = []
+        for position, axis in enumerate(axes):
+            for value in axis.values if axis.numeric and len(axis.values) > 1 else ():
+                kept = tuple(known for known in axis.values if known != value)
+                rest = (*axes[:position], Axis(axis.name, kept), *axes[position + 1 :])
+                times = {point.at: point.times_ns for point in points if point.at[position] != value}
+                left_out = tuple(point.at for point in points if point.at[position] == value)
+                grid = Grid(rest, times, fitted_curves(rest, times, len(names)))
+                self.folds.append(_Fold(grid, left_out, edge=value in (axis.values[0], axis.values[-1])))
 
     def score(self, rule: Rule) -> tuple[float, float, float]:
         """How bad a rule is: worst wrong choice between values, mean cost of all choices, mean error of the ratios.
 
         The rules are also asked beyond the range, where no policy is: who is right there has understood more.
         """
-        costs = [_cost(cell) for cell in self.cells(rule, edges=False)]
-        beyond = [_cost(cell) for cell in self.cells(rule, edges=True, trusted=True)]
+        found = self.cells(rule, edges=False), self.cells(rule, edges=True, trusted=True)
+        # A choice that cannot run is worse than any that is slow.
+        costs, beyond = ([1e9 if cell.share is None else cell.share for cell in cells] for cells in found)
         worst, every = max((cost for cost in costs if cost > _RIGHT), default=0.0), [*costs, *beyond]
-        errors = list(self._errors(rule))
+        errors = self._errors(rule)
         mean_error = sum(errors) / len(errors) if errors else math.inf
         return worst, sum(every) / len(every) if every else 0.0, mean_error
 
@@ -264,11 +273,9 @@ class _HeldOut:
         With `trusted`, the rule decides there, too.
         """
         found = []
-        for fold in self._folds:
-            if fold.edge != edges:
-                continue
-            for at in fold.left_out:
-                times = self._points[at].times_ns
+        for fold in self.folds:
+            for at in fold.left_out if fold.edge == edges else ():
+                times = self.points[at].times_ns
                 if edges and not trusted:
                     cell = regret_at(at, times, self.fallback, self.names, "outside")
                 else:
@@ -282,52 +289,18 @@ class _HeldOut:
         if times is None:
             return self.fallback
         corners = [] if fold.edge else fold.grid.corners(at) or []
-        around = {self._points[corner.at].side for corner in corners}
+        around = {self.points[corner.at].side for corner in corners}
         return around.pop() if len(around) == 1 else picked(times, self.margin)
 
     def _errors(self, rule: Rule) -> list[float]:
         """Errors of the ratios to the baseline, as logarithms."""
         errors = []
-        for fold in self._folds:
+        for fold in self.folds:
             for at in fold.left_out:
-                times, truth = estimated(fold.grid, at, rule, clamped=fold.edge), self._points[at].times_ns
+                times, truth = estimated(fold.grid, at, rule, clamped=fold.edge), self.points[at].times_ns
                 if times is None or times[0] is None or truth[0] is None:
                     continue
                 for guess, right in zip(times[1:], truth[1:], strict=True):
                     if guess is not None and right is not None:
                         errors.append(abs(math.log(guess / times[0]) - math.log(right / truth[0])))
         return errors
-
-
-@dataclass(frozen=True)
-class _Fold:
-    """A value left out."""
-
-    grid: Grid
-    left_out: tuple[Place, ...]
-    edge: bool  #: whether it is the least or the greatest of its axis
-
-
-def _folds(axes: tuple[Axis, ...], points: Mapping[Place, GridPoint], sides: int) -> list[_Fold]:
-    folds = []
-    for position, axis in enumerate(axes):
-        if not axis.numeric or len(axis.values) < 2:
-            continue
-        for value in axis.values:
-            kept = tuple(known for known in axis.values if known != value)
-            rest = (*axes[:position], Axis(axis.name, kept), *axes[position + 1 :])
-            times = {at: point.times_ns for at, point in points.items() if at[position] != value}
-            left_out = tuple(at for at in points if at[position] == value)
-            folds.append(
-                _Fold(
-                    Grid(rest, times, fitted_curves(rest, times, sides)),
-                    left_out,
-                    edge=value in (axis.values[0], axis.values[-1]),
-                )
-            )
-    return folds
-
-
-def _cost(cell: CellRegret) -> float:
-    """A choice that cannot run is worse than any that is slow."""
-    return cell.share if cell.share is not None else 1e9
