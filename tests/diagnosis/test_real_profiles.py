@@ -176,3 +176,11 @@ def test_a_recording_that_takes_longer_than_what_it_records_says_so() -> None:
     assert found.evidence["python_calls_per_step"] > 1_800  # two for each of 300 words, and what str and dict are asked
     assert lost / 2 < found.evidence["recording_share"] < lost
     assert "profiler-overhead" not in {finding.id for finding in plain.findings}
+
+
+def test_sums_beside_a_pipeline_are_not_told_as_its_transfers() -> None:
+    found = _diagnosed(shipped.FOLDERS[1] / "pairs" / "ranks" / "pipeline_of_one.sqlite.xz")
+    assert found.findings[0].title.endswith(": 1 micro-batch for 2 stages")
+    sums = found.finding("exposed-communication")  # the transfers are claimed by the pipeline
+    assert sums is not None
+    assert "backward pass" in sums.remedies[0].action

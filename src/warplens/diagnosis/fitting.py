@@ -49,7 +49,7 @@ _CAPTURES: Final = re.compile(r"reduce-overhead|torch\.cuda\.graph\(|CUDAGraph\(
 _LINES: Final[tuple[tuple[re.Pattern[str], Callable[[Facts], bool]], ...]] = (
     (re.compile(r"\bn(?:sys|cu)\b|gpu-metrics-devices"), _on_amd),
     (re.compile(r"written-out attention"), _attention_is_fused),
-    (re.compile(r"fused=True\) for its kernels"), _optimizer_is_fused),
+    (re.compile(r"a fused optimizer for its kernels"), _optimizer_is_fused),
 )
 
 

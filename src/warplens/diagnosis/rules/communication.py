@@ -81,11 +81,13 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
 }
 
 
-def _kind(facts: Facts) -> str:
-    """What most of the exposed time is for, one of `_REMEDIES`: exchanges by their kind, sums by what is summed."""
+def _kind(facts: Facts, claimed: pl.Series) -> str:
+    """What most of the claimed work is for, one of `_REMEDIES`: exchanges by their kind, sums by what is summed."""
     run = run_of(facts)
     if run is not None:
-        rows = pl.concat([run.summary(rank).collectives.filter("in_window") for rank in run.ranks])
+        begins = facts.work["start_ns"].filter(claimed > 0).implode()
+        every = (run.summary(rank).collectives for rank in run.ranks)
+        rows = pl.concat([each.filter(pl.col("start_ns").is_in(begins)) for each in every])
         spent = rows.group_by(pl.col("kind").cast(pl.String)).agg(pl.col("exposed_ns").sum())
         most = spent.sort("exposed_ns", "kind", descending=[True, False])["kind"].head(1).to_list()
         if most and most[0] in _REMEDIES:
@@ -143,7 +145,7 @@ class ExposedCommunication(Rule):
         most = on_each.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
         most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
         hideable = self._beside(facts, claimed) / claimed
-        beside, fewer = _REMEDIES[_kind(facts)]
+        beside, fewer = _REMEDIES[_kind(facts, claims.of_work(self.id))]
         hides = hideable >= self.fewer_bytes
         overlapping = replace(
             beside,

@@ -212,7 +212,7 @@ class LaunchOverhead(Rule):
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
                     "# F.scaled_dot_product_attention for written-out attention\n"
-                    "# torch.optim.AdamW(model.parameters(), fused=True) for its kernels",
+                    "# a fused optimizer for its kernels: torch.optim.AdamW(model.parameters(), fused=True)",
                     "in proportion to the launches saved",
                 ),
                 Remedy(

@@ -219,6 +219,7 @@ class PipelineBubble(RanksRule):
         shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in waited.items()}
         stages = max(len(waits), run.result.placing.world_size or 0)
         micro = max(1, round(min(rows["transfers"][0] for rows in waits.values()) / 2))
+        batches = "1 micro-batch" if micro == 1 else f"{micro} micro-batches"
         reference = (stages - 1) / (micro + stages - 1)
         low, expected, high = (
             median(ceiling(run.ranks[rank].wall_ns, part * spent) for rank, spent in waited.items())
@@ -230,7 +231,7 @@ class PipelineBubble(RanksRule):
             limits,
             (low, expected, high),
             bound=max(most_of(run.ranks[rank], spent) for rank, spent in waited.items()),
-            title=f"Stages of a pipeline wait for each other: {micro} micro-batches for {stages} stages",
+            title=f"Stages of a pipeline wait for each other: {batches} for {stages} stages",
             confidence="medium" if run.sure else "low",
             evidence={
                 "stages_count": stages,
