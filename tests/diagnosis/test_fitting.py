@@ -181,3 +181,17 @@ def test_a_verdict_that_is_worth_little_says_so() -> None:
     found = verdict(step)
     assert found.findings[0].severity == "info"
     assert found.headline.startswith("Little to gain; limited by")
+
+
+@pytest.mark.parametrize(
+    ("softmax", "found"), [("triton_red_fused__softmax_add_mul_7", True), ("triton_red_fused__log_softmax_7", False)]
+)
+def test_attention_that_a_compiler_leaves_written_out_is_seen(softmax: str, found: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(200 * US)
+            machine.launch(150 * US)
+            machine.launch(300 * US, softmax)
+            machine.launch(150 * US)
+
+    assert (verdict(step).verdict == "unfused-attention") == found

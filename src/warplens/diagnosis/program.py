@@ -310,6 +310,10 @@ class Program:
             found[pauses] = np.append(mine, -1)[at]
         return found
 
+    def of_gaps(self, values: Float64s | Bools) -> Float64s:
+        """For each pause the value of the piece that ended it; 0 for none."""
+        return np.append(values, 0.0)[self.gap_next]
+
     def by_step(self) -> Iterator[Int64s]:
         """The rows of `Facts.work` of each step, in order."""
         step = self.in_order(self.step)

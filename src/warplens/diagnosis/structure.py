@@ -81,7 +81,7 @@ class StructureRule(Rule):
             confidence=confidence if facts.window.steps else "low",
             evidence={
                 "affected_ns": affected,
-                "affected_share": affected / facts.wall_ns if facts.wall_ns else None,
+                "affected_share": affected / facts.wall_ns,
                 "saved_ns": claimed,
                 **evidence,
                 "gpu_busy_share": facts.busy_share,
@@ -159,7 +159,7 @@ class Passes:
 
     def removed_ns(self, facts: Facts, saved: Float64s) -> int:
         """Time of the GPU that goes away with these shares of its work: that work, and its own pauses before it."""
-        before = np.append(self.work, False)[facts.program.gap_next]
+        before = facts.program.of_gaps(self.work) > 0
         return int(facts.program.own_ns @ saved + self.freed * facts.causes["start-latency"].where(before).total)
 
 

@@ -158,10 +158,10 @@ class ExposedCommunication(Rule):
             confidence="high" if facts.sure else "medium" if facts.window.steps else "low",
             evidence={
                 "exposed_ns": claimed,
-                "exposed_share": claimed / facts.wall_ns if facts.wall_ns else None,
+                "exposed_share": claimed / facts.wall_ns,
                 "exposed_of_their_time_share": claimed / lasting if lasting else None,
                 "collectives_per_step": kernels.height / facts.steps,
-                "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 and facts.wall_ns else None,
+                "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 else None,
                 "most_to_least_exposed_gpu_factor": uneven,
             },
             where=kernel_names(facts, claims.of_work(self.id)),

@@ -119,8 +119,7 @@ class UnusedGradients(StructureRule):
         share = self.share(facts)
         if not share.any():
             return None
-        before = np.where(facts.program.gap_next >= 0, share[facts.program.gap_next], 0.0)
-        return np.maximum(before, ahead_without(facts, share >= 1), dtype=np.float64)
+        return np.maximum(facts.program.of_gaps(share), ahead_without(facts, share >= 1), dtype=np.float64)
 
     @remembered
     def _unused(self, facts: Facts) -> Unused | None:

@@ -166,7 +166,7 @@ class LaunchOverhead(Rule):
             confidence=confidence if len(facts.window.steps) else "low",
             evidence={
                 "idle_ns": claimed,
-                "idle_share": claimed / facts.wall_ns if facts.wall_ns else None,
+                "idle_share": claimed / facts.wall_ns,
                 "gpu_busy_share": facts.busy_share,
                 "launches_per_step": durations.len() / facts.steps,
                 "passes_per_step": passes.count if merged is not None else None,
@@ -340,7 +340,7 @@ class HostSync(Rule):
         gaps = facts.gaps
         length = (gaps["end_ns"] - gaps["start_ns"]).to_numpy()
         short = 1 - np.minimum(facts.causes["host"].whole() / np.maximum(length, 1), 1.0)
-        return np.where(facts.program.gap_next >= 0, loop[facts.program.gap_next] * short, 0.0)
+        return np.asarray(facts.program.of_gaps(loop) * short, dtype=np.float64)
 
     @remembered
     def _checks(self, facts: Facts) -> npt.NDArray[np.bool_]:
@@ -586,7 +586,7 @@ class BlockingCopy(Rule):
             evidence={
                 "exposed_copy_ns": claims.busy_ns(self.id),
                 "host_held_idle_ns": claims.idle_ns(self.id),
-                "claimed_share": claimed / facts.wall_ns if facts.wall_ns else None,
+                "claimed_share": claimed / facts.wall_ns,
                 "copied_bytes_per_step": moved / facts.steps,
                 "copies_per_step": copies.height / facts.steps,
                 "bandwidth_bytes_per_s": moved / busy * _NS_PER_S if busy else None,

@@ -141,7 +141,7 @@ class MemoryBandwidth(Rule):
         """The finding, if the window has it."""
         moving = moves_data(facts)
         time = int(facts.work["own_ns"].filter(moving).sum())
-        share = time / facts.wall_ns if facts.wall_ns else 0.0
+        share = time / facts.wall_ns
         measured_ns = facts.own_ns(pl.col("bound").is_not_null())
         kernels_ns = facts.own_ns(pl.col("kind") == "kernel")
         measured = measured_ns >= facts.thresholds.counters_share * max(kernels_ns, 1)
@@ -515,11 +515,11 @@ class Precision(Rule):
             if factor is not None and wide > facts.thresholds.dominant_share * products
             else "medium",
             evidence={
-                "claimed_share": claimed / facts.wall_ns if facts.wall_ns else None,
+                "claimed_share": claimed / facts.wall_ns,
                 "off_tensor_cores_ns": wide,
-                "off_tensor_cores_share": wide / facts.wall_ns if facts.wall_ns else None,
+                "off_tensor_cores_share": wide / facts.wall_ns,
                 "of_products_share": wide / products if products else None,
-                "products_share": products / facts.wall_ns if facts.wall_ns else None,
+                "products_share": products / facts.wall_ns,
                 "peak_ratio_factor": factor,
                 "gpu_busy_share": facts.busy_share,
             },
@@ -671,7 +671,7 @@ class SmallKernels(Rule):
         if not claimed:
             return None
         mine = np.where(claims.of_work(self.id).to_numpy() > 0, self._empty(facts), 0.0)
-        pauses = np.append(mine, 0.0)[facts.program.gap_next] * facts.causes["start-latency"].whole()
+        pauses = facts.program.of_gaps(mine) * facts.causes["start-latency"].whole()
         kernels = facts.work.select("own_ns", "fill_share", length=pl.col("end_ns") - pl.col("start_ns")).drop_nulls()
         time = int(kernels["own_ns"].sum())
         small = kernels.filter(pl.col("fill_share") < 1)
@@ -689,7 +689,7 @@ class SmallKernels(Rule):
             evidence={
                 "empty_ns": claimed,
                 "starting_ns": starting,
-                "small_kernels_share": of_small / facts.wall_ns if facts.wall_ns else None,
+                "small_kernels_share": of_small / facts.wall_ns,
                 "multiprocessors_reached_share": filled,
                 "small_kernel_median_ns": number(lengths.median()),
                 "small_kernels_per_step": lengths.len() / facts.steps,
@@ -851,8 +851,8 @@ class UnfusedOptimizer(Rule):
             else "",
             confidence="high" if facts.sure else "medium",
             evidence={
-                "claimed_share": claims.seen_ns(self.id) / facts.wall_ns if facts.wall_ns else None,
-                "optimizer_share": wall / facts.wall_ns if wall is not None and facts.wall_ns else None,
+                "claimed_share": claims.seen_ns(self.id) / facts.wall_ns,
+                "optimizer_share": wall / facts.wall_ns if wall is not None else None,
                 "optimizer_ns_per_step": wall / facts.steps if wall is not None else None,
                 "launches_per_step": (int(lists.sum()) if foreach else found.launches) / facts.steps,
                 "single_tensor_launches_share": found.single_tensor / found.launches if found.launches else None,

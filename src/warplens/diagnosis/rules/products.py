@@ -149,7 +149,7 @@ class UnfusedAttention(StructureRule):
         program = facts.program
         order, count = program.order, len(program.order)
         passes, products = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
-        softmax = program.labelled("softmax") & ~program.marked("log-softmax") & ~program.marked("generated")
+        softmax = program.labelled("softmax") & ~program.marked("log-softmax")
         at = np.flatnonzero(program.in_order(softmax))
         if not len(at):
             return passes, products, 0

@@ -111,8 +111,7 @@ class Recomputation(StructureRule):
         again = self._again(facts)
         if not again.any():
             return None
-        before = np.where(facts.program.gap_next >= 0, again[facts.program.gap_next], False)
-        return np.maximum(before.astype(np.float64), ahead_without(facts, again), dtype=np.float64)
+        return np.maximum(facts.program.of_gaps(again), ahead_without(facts, again), dtype=np.float64)
 
     @remembered
     def _again(self, facts: Facts) -> Bools:
@@ -293,9 +292,7 @@ class PerExpertLoop(StructureRule):
     def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses before its kernels."""
         mine, _ = self._loop(facts)
-        if not mine.any():
-            return None
-        return np.where(facts.program.gap_next >= 0, mine[facts.program.gap_next], False).astype(np.float64)
+        return facts.program.of_gaps(mine) if mine.any() else None
 
     @remembered
     def _loop(self, facts: Facts) -> tuple[Bools, int]:
