@@ -250,15 +250,6 @@ def label(wrong: str) -> str:
     return hashlib.sha256(wrong.encode()).hexdigest()[:12]
 
 
-def warm_up() -> None:
-    """Imports what the commands need, so that the first case is no slower than the others."""
-    import warplens.scrub  # noqa: F401
-
-    for seed in seeds():
-        for command in dict.fromkeys(seed.commands):
-            ended(seed, seed.content, command)
-
-
 def memory_folder() -> str | None:
     """A folder in memory where there is one; None stands for the temporary folder."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

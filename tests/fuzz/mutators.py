@@ -41,8 +41,6 @@ TEXTS = (
     *("step", "ProfilerStep#3", "aten::mm", "<" * 400, "(" * 3_000, "A<" * 1_500),
 )
 
-Mutator = "Callable[[bytes, Random], bytes]"
-
 
 def number(random: Random, old: object = None) -> int:
     """A number that is at an edge, or beside the old one."""
