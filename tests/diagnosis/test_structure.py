@@ -426,6 +426,19 @@ def test_an_optimizer_by_lists_can_be_fused() -> None:
     assert "foreach" in found.findings[0].title
 
 
+def test_an_optimizer_with_a_group_for_each_tensor_gains_its_launches() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=4)
+        for number in range(240):
+            machine.launch(2 * US, LISTS.format(number % 6, number % 6))
+
+    found = verdict(step).finding("unfused-optimizer")
+    assert found is not None
+    assert found.evidence["groups_per_step"] == 40
+    assert found.remedies[0].action == "Put the parameters into few groups"
+    assert found.expected > 1.5  # 0.6 of the time of its kernels is 0.1 of the step
+
+
 @pytest.mark.parametrize(("kinds", "confidence"), [(1, "low"), (2, "medium")])
 def test_products_that_take_longer_in_each_step_show_a_falling_clock(kinds: int, confidence: str) -> None:
     machine = Machine()

@@ -18,7 +18,15 @@ import polars as pl
 
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.recorder import DEFAULT_LATENCY_NS, GRAPH_GAP_NS, recorded_schedule
-from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, Schedule, replay
+from warplens.analysis.replay import (
+    ALLOCATION,
+    BLOCKING_COPY,
+    SYNCHRONIZATION,
+    RecordedSchedule,
+    Schedule,
+    replay,
+    replayed_ns,
+)
 from warplens.analysis.rescheduling import GRAPH_LAUNCH_NS, as_graphs, without_profiler
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -292,7 +300,7 @@ def _count(graphs: float) -> str:
 #: Smaller effects cannot be told from the error of the model and the spread of the steps.
 _LEAST_EFFECT: Final = 0.005
 #: From its error on unchanged schedules: what the replay cannot reproduce it cannot predict.
-_HIGH_CONFIDENCE_ERROR, _MEDIUM_CONFIDENCE_ERROR, _LARGEST_ERROR = 0.03, 0.10, 0.25
+_HIGH_CONFIDENCE_ERROR, _MEDIUM_CONFIDENCE_ERROR, LARGEST_ERROR = 0.03, 0.10, 0.25
 
 #: Of longer windows, so much work in whole steps from their middle is replayed: hundreds of steps of most programs, of
 #: which each is much like the next.
@@ -348,15 +356,15 @@ def predictions(
         return ()
     steps = max(len(window.steps), 1)
     measured = window.duration_ns
-    unchanged = recorded.duration_ns(replay(recorded.schedule))
+    unchanged = replayed_ns(recorded)
     error = abs(unchanged - measured) / measured
-    if error > _LARGEST_ERROR:
+    if error > LARGEST_ERROR:
         return ()
     assumed: tuple[str, ...] = ()
     if step_ns is not None:
         measured = round(step_ns * steps)
         recorded = without_profiler(recorded, measured)
-        unchanged = recorded.duration_ns(replay(recorded.schedule))
+        unchanged = replayed_ns(recorded)
         assumed = ("without a profiler only the host is faster",)
     if window is not whole:
         first, last = window.steps[0].index, window.steps[-1].index

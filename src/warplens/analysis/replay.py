@@ -273,3 +273,8 @@ class RecordedSchedule:
         issuing = np.flatnonzero(self.issues & ~uncaptured)
         latest = np.r_[-1, issuing][np.searchsorted(issuing, calls, side="left")]
         return np.where((latest >= since) & (self.stall_ns < STALL_MAX_NS), 0, self.stall_ns)
+
+
+def replayed_ns(recorded: RecordedSchedule) -> int:
+    """What the replay of a schedule takes."""
+    return recorded.duration_ns(replay(recorded.schedule))

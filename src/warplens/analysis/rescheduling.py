@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from warplens.analysis.recorder import DEFAULT_LATENCY_NS, GRAPH_GAP_NS
-from warplens.analysis.replay import RecordedSchedule, Schedule, replay
+from warplens.analysis.replay import RecordedSchedule, Schedule, replayed_ns
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: What one call of `cudaGraphLaunch` takes the host. Under Nsight Systems 22 µs on the H200 (179 nodes, traced as a
@@ -133,11 +133,11 @@ def without_profiler(recorded: RecordedSchedule, duration_ns: float) -> Recorded
 
     It comes as close as it can: a window whose time is the GPU's does not change with the host.
     """
-    if _duration(recorded) <= duration_ns:
+    if replayed_ns(recorded) <= duration_ns:
         return recorded
-    if _duration(paced(recorded, _USUAL_FACTOR, 1.0)) <= duration_ns:
+    if replayed_ns(paced(recorded, _USUAL_FACTOR, 1.0)) <= duration_ns:
         return _search(lambda factor: paced(recorded, factor, 1.0), _USUAL_FACTOR, duration_ns)
-    if _duration(paced(recorded, _USUAL_FACTOR, 0.0)) <= duration_ns:
+    if replayed_ns(paced(recorded, _USUAL_FACTOR, 0.0)) <= duration_ns:
         return _search(lambda factor: paced(recorded, _USUAL_FACTOR, factor), 0.0, duration_ns)
     return _search(lambda factor: paced(recorded, factor * _USUAL_FACTOR, 0.0), _LEAST_FACTOR, duration_ns)
 
@@ -147,15 +147,11 @@ def _search(pace: Callable[[float], RecordedSchedule], low: float, duration_ns: 
     high = 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if _duration(pace(middle)) < duration_ns:
+        if replayed_ns(pace(middle)) < duration_ns:
             low = middle
         else:
             high = middle
     return pace(high)
-
-
-def _duration(recorded: RecordedSchedule) -> int:
-    return recorded.duration_ns(replay(recorded.schedule))
 
 
 def paced(recorded: RecordedSchedule, factor: float, stalls: float | Float64s) -> RecordedSchedule:

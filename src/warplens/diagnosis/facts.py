@@ -246,6 +246,7 @@ class Facts:
         calls: Float64s | None = None,
         kept: float = 0.0,
         stalls: float = 1.0,
+        elsewhere: bool = False,
     ) -> Gain | None:
         """What changes bring without a profiler, by a replay; None where there is none.
 
@@ -255,6 +256,8 @@ class Facts:
             calls: of each, the share of the host's time for issuing it that goes away.
             kept: of what is saved, the share that is expected to stay.
             stalls: of what the host does beside issuing that work, the share that goes away like its calls.
+            elsewhere: whether what it does beside issuing other work gets less with the number of launches: it goes
+                over the results, the graph and the parameters of what is launched.
         """
         if self.pace is None:
             return None
@@ -266,7 +269,7 @@ class Facts:
         def of_schedule(mine: Float64s | None) -> Float64s:
             return np.zeros(len(at)) if mine is None else np.where(at >= 0, mine[at], 0.0)
 
-        return self.pace.gain(*changes, less=Less(of_schedule(time), of_schedule(calls), stalls), kept=kept)
+        return self.pace.gain(*changes, less=Less(of_schedule(time), of_schedule(calls), stalls, elsewhere), kept=kept)
 
     @cached_property
     def replayed_rows(self) -> Int64s:

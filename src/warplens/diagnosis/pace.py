@@ -15,17 +15,14 @@ from typing import Final
 
 import numpy as np
 
-from warplens.analysis.prediction import Change, apply, excerpt
+from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt
 from warplens.analysis.recorder import recorded_schedule
-from warplens.analysis.replay import RecordedSchedule, Replayed, replay
+from warplens.analysis.replay import RecordedSchedule, Replayed, replay, replayed_ns
 from warplens.analysis.rescheduling import paced
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile import Device
 from warplens.profile.schema import Float64s
-
-#: A replay of the unchanged schedule that is further off says nothing of a changed one (as `prediction` has it).
-_LARGEST_ERROR: Final = 0.25
 
 #: What PyTorch's profiler adds to each operator that it records, at least: of the same pauses under Nsight Systems and
 #: under it, four of 1,100 to 6,200 operators differ by 2 to 16 µs for each. What an operator computes takes as long.
@@ -53,6 +50,7 @@ class Less:
     time: Float64s  #: of its time on the GPU
     calls: Float64s  #: of the time in which the host issues it
     stalls: float = 1.0  #: of what the host does beside issuing, the share that goes away like the calls
+    elsewhere: bool = False  #: whether its other pauses get shorter by the share of all calls that go away, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +72,7 @@ class Pace:
         recorded = recorded_schedule(timeline, window)
         if recorded is None or window.duration_ns <= 0:
             return None
-        if abs(_duration(recorded) - window.duration_ns) > _LARGEST_ERROR * window.duration_ns:
+        if abs(replayed_ns(recorded) - window.duration_ns) > LARGEST_ERROR * window.duration_ns:
             return None
         share = timeline.trace.capture.recorder.unprofiled_share
         stalls = _unprofiled_stalls(timeline, recorded, share)
@@ -91,7 +89,7 @@ class Pace:
             found = self.replayed(place, *changes, less=less)
             return self.duration_ns(place) if found is None else found[0].duration_ns(found[1])
         if place not in self._before:
-            self._before[place] = _duration((self.usual, self.slow, self.fast)[place])
+            self._before[place] = replayed_ns((self.usual, self.slow, self.fast)[place])
         return self._before[place]
 
     def replayed(
@@ -110,12 +108,11 @@ class Pace:
             kept: of the time that goes away, the share that is expected to stay; at best none of it.
         """
         gains, best = [], []
-        for place, recorded in enumerate((self.usual, self.slow, self.fast)):
-            changed = _changed(recorded, changes, less, self.devices)
-            if changed is None:
+        for place in range(3):
+            found = self.replayed(place, *changes, less=less)
+            if found is None:
                 return None
-            before = self.duration_ns(place)
-            after = _duration(changed)
+            before, after = self.duration_ns(place), found[0].duration_ns(found[1])
             gains.append(before / max(after + kept * max(before - after, 0), 1))
             best.append(before / max(after, 1))
         return Gain(gains[0], min(gains), max(best))
@@ -130,10 +127,6 @@ def _unprofiled_stalls(timeline: Timeline, recorded: RecordedSchedule, share: fl
     before = np.searchsorted(begun, recorded.called_ns)
     count = before - np.searchsorted(begun, recorded.called_ns - recorded.schedule.pause_ns)
     return np.maximum(1 - count * _OPERATOR_NS / np.maximum(recorded.stall_ns, 1), share)
-
-
-def _duration(recorded: RecordedSchedule) -> int:
-    return recorded.duration_ns(replay(recorded.schedule))
 
 
 def _changed(
@@ -165,7 +158,8 @@ def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
     after = of_call[issuing[np.minimum(following, len(issuing) - 1)]]
     of_call = np.where(recorded.issues, of_call, np.minimum(before, after))
     kept = 1 - of_call
-    stall = np.round(recorded.stall_ns * (1 - of_call * less.stalls)).astype(np.int64)
+    fewer = float(of_call[issuing].mean()) if less.elsewhere and len(issuing) else 0.0
+    stall = np.round(recorded.stall_ns * (1 - np.maximum(of_call * less.stalls, fewer))).astype(np.int64)
     pause = stall + np.round((schedule.pause_ns - recorded.stall_ns) * kept).astype(np.int64)
     held = np.round(schedule.held_ns * kept).astype(np.int64)
     sooner = schedule.offset_ns - (schedule.held_ns - held)[schedule.call]

@@ -121,6 +121,13 @@ _ONE_INPUT: Final = 4
 _AT_END_SHARE: Final = 0.1
 
 
+def started_share(facts: Facts) -> Float64s:
+    """Of each piece of work, the share of its time that is that of an empty kernel: one for many saves it."""
+    lasting = np.maximum((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy(), 1)
+    empty = np.where(facts.program.labelled(*PRODUCTS), EMPTY_PRODUCT_NS, EMPTY_KERNEL_NS)
+    return np.asarray(np.minimum(empty / lasting, 1.0), dtype=np.float64)
+
+
 @dataclass(frozen=True, eq=False)
 class Passes:
     """Equal passes of a step that could be one over a batch."""
@@ -138,9 +145,7 @@ class Passes:
             facts: the window.
             filled: of each piece, the share of the GPU that it keeps busy; nan where that is not known.
         """
-        lasting = np.maximum((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy(), 1)
-        empty = np.where(facts.program.labelled(*PRODUCTS), EMPTY_PRODUCT_NS, EMPTY_KERNEL_NS)
-        fixed = np.minimum(empty / lasting, 1.0)
+        fixed = started_share(facts)
         left = fixed / self.count + (1 - fixed) * np.clip(np.nan_to_num(filled, nan=1.0), 0.0, 1.0)
         roof = (facts.at_roof["roof_ns"] / facts.at_roof["owned_ns"]).fill_null(float("nan")).to_numpy()
         linked = facts.program.having("label", "host-to-device", "device-to-host")

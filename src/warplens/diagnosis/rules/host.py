@@ -151,7 +151,7 @@ class LaunchOverhead(Rule):
         if merged is not None and graph is not None and merged.expected < graph.expected:
             merged = None
         turns = turns_of_step(facts) if claimed and merged is None else None
-        at_once = facts.replayed(time=turns.share, calls=turns.share) if turns is not None else None
+        at_once = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True) if turns is not None else None
         graph = at_once or graph
         # Where it is the host's pace, most kernels find the GPU waiting for them.
         prompt = launches.prompt_share if whole else None
@@ -431,7 +431,7 @@ class HostSync(Rule):
         if (checks := self._checks(facts)).any():
             return self._undetected(facts, checks)
         loops = self._loops(facts)
-        return facts.replayed("no-synchronization", time=loops, calls=loops)
+        return facts.replayed("no-synchronization", time=loops, calls=loops, elsewhere=True)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""

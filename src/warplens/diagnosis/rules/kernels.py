@@ -750,6 +750,15 @@ _OVER_PARAMETERS: Final = Remedy(
     f"{GAIN}: a few launches in all instead of some for each tensor",
 )
 
+#: Where parameters are in groups of one or two.
+_FEW_GROUPS: Final = Remedy(
+    "Put the parameters into few groups",
+    "decayed = [p for p in model.parameters() if p.ndim > 1]\n"
+    "plain = [p for p in model.parameters() if p.ndim <= 1]\n"
+    "torch.optim.AdamW([{'params': decayed}, {'params': plain, 'weight_decay': 0}], fused=True)",
+    f"{GAIN}: the launches of two groups in place of one for each tensor",
+)
+
 
 class UnfusedOptimizer(Rule):
     """The launch pauses of the optimizer, and what a fused one saves of its kernels' memory traffic."""
@@ -774,6 +783,7 @@ class UnfusedOptimizer(Rule):
         "single_tensor_launches_share": "launches that update a single tensor",
         "parameter_tensors_count": "parameter tensors updated per step, where the kernels show it",
         "launches_per_tensor_factor": "launches per tensor",
+        "groups_per_step": "groups of parameters, each with launches of its own",
         **IDLE_NS,
         "saved_kernel_ns": "kernel time that a fused optimizer saves",
     }
@@ -781,6 +791,7 @@ class UnfusedOptimizer(Rule):
         "Skip optimizer.step() in a test run: if the step does not get faster by the optimizer's share, "
         "something else is the limit."
     )
+    groups_title: ClassVar = "The optimizer goes from group to group of parameters, with launches for each"
     precedence = "structure"
     thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
     #: One launch updates many tensors: what is left of these passes hardly costs the host anything.
@@ -797,6 +808,9 @@ class UnfusedOptimizer(Rule):
     )
     least_lists = Limit(8, "Gradient clipping and loss scaling take a few foreach operations, AdamW a dozen.")
     least_operations = Limit(5, "A foreach optimizer runs several operations, clipping two or three.")
+    least_groups = Limit(
+        8, "With and without weight decay, in two formats, make four groups; each rate of learning one more."
+    )
 
     def makes_launches(self, finding: Finding) -> bool:
         """Several for each tensor."""
@@ -829,6 +843,12 @@ class UnfusedOptimizer(Rule):
         names = len(set(program.launched_as(np.flatnonzero(mine)).tolist()))
         return mine if many and names >= self.least_operations else np.zeros_like(mine)
 
+    def _groups(self, facts: Facts, lists: Bools) -> float:
+        """How often the optimizer of a step begins each of its operations anew: once for each group of parameters."""
+        program = facts.program
+        names = program.name_codes[program.order[program.in_order(lists)]]
+        return (1 + int((np.diff(names) != 0).sum())) / len(np.unique(names)) / facts.steps if len(names) else 0.0
+
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         lists = self._lists(facts)
@@ -836,6 +856,10 @@ class UnfusedOptimizer(Rule):
         looped = not foreach and bool(facts.program.marked("fused-optimizer").any())
         if foreach and not lists.any():
             return None
+        groups = self._groups(facts, lists) if foreach else 0.0
+        many = groups >= self.least_groups
+        gone = np.where(lists, 1 - 1 / max(groups, 1.0), 0.0)
+        saved = np.where(lists, float(self.lists_saved_share), 0.0)
         found = optimizer_work(facts)
         claimed = claims.total_ns(self.id)
         mine = facts.work["phase"] == "optimizer"
@@ -844,7 +868,9 @@ class UnfusedOptimizer(Rule):
         return self.raised(
             facts,
             claimed,
-            title="The optimizer runs its operations over all tensors one after the other (foreach)"
+            title=self.groups_title
+            if many
+            else "The optimizer runs its operations over all tensors one after the other (foreach)"
             if foreach
             else self.loop_title
             if looped
@@ -858,13 +884,18 @@ class UnfusedOptimizer(Rule):
                 "single_tensor_launches_share": found.single_tensor / found.launches if found.launches else None,
                 "parameter_tensors_count": found.updates / facts.steps if found.updates else None,
                 "launches_per_tensor_factor": found.launches / found.updates if found.updates else None,
+                "groups_per_step": groups if many else None,
                 "idle_ns": claims.idle_ns(self.id),
                 "saved_kernel_ns": claims.busy_ns(self.id),
             },
             where=kernel_names(facts, facts.work["own_ns"] * (pl.Series(lists) if foreach else mine)),
-            remedies=(_OVER_PARAMETERS,) if looped else (_FUSED_STEP, *(() if foreach else (_ON_LISTS,))),
+            remedies=(_OVER_PARAMETERS,)
+            if looped
+            else (*((_FEW_GROUPS,) if many else ()), _FUSED_STEP, *(() if foreach else (_ON_LISTS,))),
             issuing_ns=claims.issuing_ns[self.id],
             claims=claims,
+            replayed=facts.replayed(time=saved, calls=gone, elsewhere=True) if many else None,
+            busy_ns=claims.busy_ns(self.id),
             bound_ns=claimed
             + facts.idle_ns
             - claims.idle_ns(self.id)

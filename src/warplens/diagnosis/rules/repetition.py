@@ -19,6 +19,7 @@ from warplens.diagnosis.structure import (
     backward_work,
     passes_of_step,
     passes_over_one_graph,
+    started_share,
     time_of,
 )
 from warplens.profile.schema import Bools, Float64s, Int64s
@@ -246,8 +247,8 @@ class PerExpertLoop(StructureRule):
         "small matrix products between a gather and a scatter of rows repeat twenty times per step, and it costs 2 %"
     )
     claimed = (
-        "the pauses before these kernels, and half of their time; nearly all of the time of passes over the "
-        "whole tensor"
+        "the pauses before these kernels, and the time of an empty one in each; nearly all of the time of passes over "
+        "the whole tensor"
     )
     headline = "Limited by a loop over parts of the data: grouped products could save {share} of the time"
     title = "The same short chain of kernels is launched for each part of the data, one after the other"
@@ -264,8 +265,6 @@ class PerExpertLoop(StructureRule):
     repetitions = Limit(20, "Fewer repetitions per step may be the layers of a network that gathers rows in each.")
     small_ns = Limit(40_000, "Matrix products that take longer fill the GPU by themselves; grouping them gains little.")
     longest = Limit(80, "The chain of one expert, forward or backward, is shorter than this.")
-    kept_share = Limit(0.5, "Grouped products still do the work, in fewer and fuller kernels.")
-    empty_ns = Limit(1_000, "An empty kernel takes this long; grouped products leave one of many.")
     longer = Limit(
         3,
         "A pass that takes this many times as long as the products of a part covers the whole tensor: a gradient "
@@ -281,8 +280,8 @@ class PerExpertLoop(StructureRule):
         """A part of the chain's time."""
         mine, _ = self._loop(facts)
         program = facts.program
-        least = np.minimum(self.empty_ns / np.maximum(program.own_ns, 1), self.whole_saved_share)
-        share = np.where(mine, np.maximum(1 - self.kept_share, least), 0.0)
+        # Grouped products still do the work of all parts: what goes is that each kernel starts and ends.
+        share = np.where(mine, np.minimum(started_share(facts), self.whole_saved_share), 0.0)
         if mine.any():
             usual = float(np.median(program.own_ns[mine & program.labelled("gemm")]))
             whole = mine & program.labelled("elementwise") & (program.own_ns >= self.longer * usual)
