@@ -13,7 +13,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, ceiling, percent, times
+from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, about, ceiling, percent, times
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GAIN,
@@ -324,6 +324,12 @@ _NO_DOUBLES: Final = Remedy(
     "half of the traffic, and products on tensor cores in TF32",
 )
 
+_TF32: Final = Remedy(
+    "Allow TF32",
+    "torch.set_float32_matmul_precision('high')\ntorch.backends.cudnn.allow_tf32 = True  # convolutions",
+    "products at half the rate of bfloat16; inputs are rounded to 10 mantissa bits; memory traffic stays",
+)
+
 #: What to compute in: TF32 and bfloat16 came with compute capability 8.0, fp16 on tensor cores with 7.0.
 _NARROWER_REMEDIES: Final = {
     "newer": (
@@ -334,11 +340,7 @@ _NARROWER_REMEDIES: Final = {
             "# Lightning: Trainer(precision='bf16-mixed')",
             "products on tensor cores, and half the memory traffic between them",
         ),
-        Remedy(
-            "Allow TF32",
-            "torch.set_float32_matmul_precision('high')\ntorch.backends.cudnn.allow_tf32 = True  # convolutions",
-            "products at half the rate of bfloat16; inputs are rounded to 10 mantissa bits; memory traffic stays",
-        ),
+        _TF32,
     ),
     "older": (
         Remedy(
@@ -464,12 +466,17 @@ class Precision(Rule):
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
         """By 16 bits; at least by TF32, which has half of their rate and leaves the passes as they are."""
-        found, off = super()._without(facts, claims), off_tensor_cores(facts)
-        if found is None or _capability(facts) < (8, 0) or not off.any():
-            return found
+        found, tf32 = super()._without(facts, claims), self._by_tf32(facts)
+        return found if found is None or tf32 is None else replace(found, low=min(found.low, tf32.low))
+
+    @remembered
+    def _by_tf32(self, facts: Facts) -> Gain | None:
+        """What TF32 brings, the second remedy; None where the GPU has none, or no product would take it."""
+        off = off_tensor_cores(facts)
+        if _capability(facts) < (8, 0) or not off.any():
+            return None
         factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
-        tf32 = facts.replayed(time=np.where(off, 1 - 1 / max(self.reached_share * factor / 2, 1.0), 0.0))
-        return found if tf32 is None else replace(found, low=min(found.low, tf32.low))
+        return facts.replayed(time=np.where(off, 1 - 1 / max(self.reached_share * factor / 2, 1.0), 0.0))
 
     @remembered
     def _by_default(self, facts: Facts) -> Bools:
@@ -505,6 +512,7 @@ class Precision(Rule):
         mostly = int(facts.program.own_ns[doubles].sum()) > wide / 2
         peak = "fp64-tensor" if mostly else "fp32"
         factor = min((tensor_core_factor(device, peak) for device in facts.devices), default=None)
+        tf32 = None if mostly else self._by_tf32(facts)
         return self.raised(
             facts,
             claimed,
@@ -526,7 +534,12 @@ class Precision(Rule):
             where=kernel_names(facts, claims.of_work(self.id)),
             remedies=(
                 *((_NO_DOUBLES,) if mostly else ()),
-                *_NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None],
+                *(
+                    replace(remedy, expected=f"modelled: {about(tf32.expected)}; {remedy.expected}")
+                    if remedy is _TF32 and tf32 is not None
+                    else remedy
+                    for remedy in _NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None]
+                ),
             ),
             # Passes move two bytes a number where they moved four, or eight.
             bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR)))
