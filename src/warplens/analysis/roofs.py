@@ -67,7 +67,8 @@ _MEMORY_KINDS: Final = {
 
 #: Kinds whose operations are different things: no sort is as fast as a scan.
 _ITS_OWN: Final = ("sort",)
-_ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4}
+#: Bytes of a number.
+ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ class Roofs:
         if not sizes.get("mask"):
             return 0.0
         scores = math.prod(sizes.get(name, 1) for name in "bhqs")
-        return self._memory_ns(Task("elementwise", None, scores * _ITEM.get(task.dtype or "", 2)), large=True) or 0.0
+        mask = Task("elementwise", None, scores * max(ITEM.get(task.dtype or "", 2), 2))
+        return self._memory_ns(mask, large=True) or 0.0
 
     def _flop_rate(self, task: Task, *, large: bool) -> float | None:
         peak = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)

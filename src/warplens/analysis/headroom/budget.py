@@ -10,9 +10,10 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.headroom.groups import groups_of, kernels_of_program
-from warplens.analysis.headroom.levels import LOSSES, PRODUCTS, loss_column
+from warplens.analysis.headroom.levels import LOSSES, loss_column
 from warplens.analysis.headroom.shapes import Rates, rates_of
 from warplens.analysis.headroom.work import KNOWN, Pieces, pieces_of
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline

@@ -16,6 +16,7 @@ import polars as pl
 from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.shapes import first_shape, misaligned, sizes_of
 from warplens.analysis.headroom.work import Pieces
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.roofs import Roofs, Task
 from warplens.profile.schema import Float64s
 
@@ -39,7 +40,6 @@ def loss_column(loss: str) -> str:
 
 #: Categories whose kernels only pass over memory, so that neighbours can be made one.
 PASSES: Final = ("elementwise", "normalization", "softmax", "copy-cast", "reduction", "random")
-PRODUCTS: Final = ("gemm", "attention", "convolution")
 
 #: Work that stays as wide as it is: an optimizer's state, indices, and what no rule knows.
 _KEPT_WIDE: Final = ("optimizer", "gather-scatter", "sort-topk", "other", "triton", "recurrence", "communication")

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.roofs import ALIGNED, Roofs, Task
+from warplens.analysis.roofs import ALIGNED, ITEM, Roofs, Task
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.analysis.work.amounts import ITEM_BYTES, Arguments, UnknownWorkError
@@ -186,10 +186,7 @@ def _weights(groups: pl.DataFrame) -> int | None:
     for row in products.iter_rows(named=True):
         sizes = sizes_of("gemm", row["name"], row["input_shapes"], None)
         if sizes and sizes["b"] == 1 and sizes["m"] <= _FEW_ROWS:
-            moved += row["calls"] * sizes["n"] * sizes["k"] * _ITEM.get(row["dtype"], 2)
+            moved += row["calls"] * sizes["n"] * sizes["k"] * ITEM.get(row["dtype"], 2)
             spent += row["measured_ns"]
     whole = int(groups.filter(pl.col("category").is_in(["gemm", "attention", "convolution"]))["measured_ns"].sum())
     return round(moved) if whole and spent > _MOST * whole else None
-
-
-_ITEM: Final = {"fp32": 4, "tf32": 4, "fp64": 8, "fp8": 1, "int8": 1}

@@ -18,6 +18,7 @@ from warplens.analysis.headroom.shapes import bytes_of_all, largest_tensor
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.phases import phase_of_work
+from warplens.analysis.roofs import ITEM
 from warplens.analysis.timebudget import TimeBudget
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
@@ -37,9 +38,6 @@ ON_DEVICE: Final = ("device-to-device",)
 #: Names of work that is no kernel.
 _FILL, _HIDDEN = "memset", "inside CUDA graphs"
 _CATEGORY: Final = CLASSES.schema["category"]
-
-#: Bytes of a number.
-ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 _DTYPES: Final = {
     "c10::Half": "fp16", "c10::BFloat16": "bf16", "float": "fp32", "double": "fp64", "c10::Float8_e4m3fn": "fp8",
