@@ -71,8 +71,8 @@ def pages_of_selection(selection: Selection, *, html: bool = False) -> list[Page
         patch.object(diagnosing, "discover", lambda paths: paths),
         patch.object(budgeting, "select", lambda *_, **__: selection),
     ):
-        pages = [_answered(diagnosing, lambda: diagnosing.diagnose([path]))]
-        pages.append(_answered(budgeting, lambda: budgeting.headroom(path, limit=0)))
+        pages = [_answered(diagnosing, "emit", lambda: diagnosing.diagnose([path]))]
+        pages.append(_answered(budgeting, "emit", lambda: budgeting.headroom(path, limit=0)))
     numbers = examine(selection.timeline, selection.window)
     document = report_document([numbers])
     texts = {"md": render_markdown(document)}
@@ -84,7 +84,7 @@ def pages_of_selection(selection: Selection, *, html: bool = False) -> list[Page
 
 def compared(baseline: Path, variant: Path) -> Page:
     """What `compare` says of two profiles."""
-    return _answered(comparing, lambda: comparing.compare(baseline, variant))
+    return _answered(comparing, "give", lambda: comparing.compare(baseline, variant))
 
 
 def compared_traces(baseline: Trace, variant: Trace) -> Page:
@@ -99,9 +99,9 @@ def compared_traces(baseline: Trace, variant: Trace) -> Page:
         return compared(*given)
 
 
-def _answered(module: Any, command: Callable[[], None]) -> Page:
+def _answered(module: Any, printing: str, command: Callable[[], None]) -> Page:
     kept: list[answers.Answer] = []
-    with patch.object(module, "emit", lambda answer, form: kept.append(answer)), redirect_stderr(io.StringIO()):
+    with patch.object(module, printing, lambda answer, *_: kept.append(answer)), redirect_stderr(io.StringIO()):
         command()
     (answer,) = kept
     texts = {form.value: _printed(answer, form) for form in (Format.TABLE, Format.MD)}
