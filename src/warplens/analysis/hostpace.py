@@ -17,7 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kind, blocks_host, polls_device
-from warplens.analysis.frames import all_equal, once
+from warplens.analysis.frames import all_equal, chosen, once
 from warplens.analysis.intervals import Intervals, Owned, clip, measure_before, owned_union, subtract, total, union
 from warplens.analysis.launches import PROMPT_START_NS
 from warplens.analysis.timeline import Timeline
@@ -271,19 +271,33 @@ class HostPace:
         return self.behind_share < 0.5
 
 
+#: Of `Timeline.work`, what the pace of a thread is told by.
+_OF_WORK: Final = (
+    *("kind", "row", "start_ns", "end_ns", "process"),
+    *("thread", "api_row", "launch_start_ns", "launch_end_ns"),
+)
+
+
 def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
     """The pace of the thread that launched the most work of the window; None where no launching call was recorded."""
-    work = timeline.work_in(window).drop_nulls(["api_row", "thread"])
+    work = timeline.work_in(window).select(_OF_WORK)
+    work = (
+        work.drop_nulls(["api_row", "thread"]) if work["thread"].null_count() or work["api_row"].null_count() else work
+    )
     if not work.height or window.duration_ns <= 0:
         return None
     threads = work.group_by("process", "thread").agg(pl.len().alias("launches"))
     order = ["launches", "process", "thread"]
     process, thread = threads.sort(order, descending=[True, False, False]).row(0)[:2]
-    work = work.filter((pl.col("process") == process) & (pl.col("thread") == thread))
+    if threads.height > 1:
+        work = work.filter((pl.col("process") == process) & (pl.col("thread") == thread))
     host = HostCalls.of(timeline, process)
     states = host.states(thread)
-    issuing = timeline.trace.api_calls.select("start_ns", "end_ns")[work["api_row"].unique().sort()]
-    begins = issuing.sort("start_ns")["start_ns"].to_numpy()
+    calls = timeline.trace.api_calls.select("start_ns", "end_ns")
+    issues = np.zeros(calls.height, dtype=np.bool_)
+    issues[work["api_row"].to_numpy()] = True
+    issuing = chosen(calls, issues)
+    begins = issuing["start_ns"].sort().to_numpy()
     inside = begins[(begins >= window.start_ns) & (begins < window.end_ns)]
     mean, most, empty = _queue(work, window)
     lead = (work["start_ns"] - work["launch_end_ns"]).to_numpy()

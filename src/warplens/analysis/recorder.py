@@ -94,13 +94,13 @@ class _Recorder:
         self, timeline: Timeline, window: Window, host: HostCalls, work: pl.DataFrame, process: int, device: int
     ) -> None:
         self._timeline, self._window, self._process, self._device = timeline, window, process, device
-        begun = work["start_ns"]
-        inside = (begun >= window.start_ns) & (begun < window.end_ns) if window.kind != "all" else begun.is_not_null()
-        chosen, later = work.filter(inside), work.filter(begun >= window.end_ns).head(1)
+        # Work is in order of its begin.
+        begin, end = np.searchsorted(work["start_ns"].to_numpy(), (window.start_ns, window.end_ns)).tolist()
+        chosen, later = work.slice(begin, end - begin) if window.kind != "all" else work, work.slice(end, 1)
         self._ends_with_next = later.height > 0 and later["start_ns"][0] == window.end_ns and window.kind != "all"
         if self._ends_with_next:
             chosen = pl.concat([chosen, later])
-        self._earlier = work.filter(begun < window.start_ns) if window.kind != "all" else work.clear()
+        self._earlier = work.head(begin) if window.kind != "all" else work.clear()
         ends_with_work = self._ends_with_next or chosen["end_ns"].max() == window.end_ns
 
         pieces = host.outermost

@@ -358,7 +358,7 @@ def _may_depend(timeline: Timeline, device: int, ended_by: Int64s, begins: Int64
     latest = np.maximum.accumulate(finish)
     finishing = np.maximum.accumulate(np.where(finish >= latest, np.arange(len(finish)), 0))
     other_stream = (ended_by > 0) & (stream[finishing[np.maximum(ended_by - 1, 0)]] != stream[ended_by])
-    elsewhere = timeline.work.filter(pl.col("device") != device)
+    elsewhere = timeline.work.select("start_ns", "end_ns", "device").filter(pl.col("device") != device)
     running = union(Intervals(elsewhere["start_ns"].to_numpy(), elsewhere["end_ns"].to_numpy()))
     others_ran = measure_before(running, ends) > measure_before(running, begins)
     depends: Bools = other_stream | others_ran

@@ -112,18 +112,20 @@ def diagnose_selection(
 
     from warplens.analysis.hostpace import host_pace
     from warplens.analysis.prediction import predictions
+    from warplens.analysis.timebudget import time_budgets
     from warplens.answers.results import DiagnosisAnswer
     from warplens.diagnosis import diagnose as diagnose_window
     from warplens.report.jsonout import window_data
     from warplens.report.verdict import coverage_lines, diagnosis_data, diagnosis_tables, findings_frame, pace_lines
 
     timeline, window = selection.timeline, selection.window
-    found = diagnose_window(timeline, window, counters, notes=selection.notes)
+    budgets = time_budgets(timeline, window)
+    pace = host_pace(timeline, window)  # of the calls that causes of pauses were found with, which a diagnosis forgets
+    found = diagnose_window(timeline, window, counters, notes=selection.notes, budgets=budgets)
     if together:
         modelled = predictions(timeline, window, together=list(together))
         asked = tuple(item for item in modelled if item.change == ",".join(together))
         found = replace(found, predictions=tuple(dict.fromkeys([*asked, *found.predictions])))
-    pace = host_pace(timeline, window)
     return DiagnosisAnswer(
         command="diagnose",
         source=selection.source,

@@ -408,7 +408,8 @@ def gather(
 ) -> Facts:
     """Everything that the rules need to know of the window."""
     budgets = time_budgets(timeline, window) if budgets is None else budgets
-    phases = _phases(timeline, window)
+    # First what leaves much behind, in whose place the rest is made.
+    host, phases = host_load(timeline, window, thresholds.readback_bytes), _phases(timeline, window)
     work = _in_one_piece([_work(timeline, budget, phases, counted) for budget in budgets], WORK)
     gaps = _in_one_piece([_gaps(timeline, budget, phases) for budget in budgets], GAPS)
     idle = sum(budget.idle_ns for budget in budgets)
@@ -421,7 +422,7 @@ def gather(
         work=work,
         gaps=gaps,
         causes=_causes(budgets),
-        host=host_load(timeline, window, thresholds.readback_bytes),
+        host=host,
         devices=tuple(device for device in found if device is not None),
         predictions={prediction.change: prediction for prediction in predictions},
         thresholds=thresholds,

@@ -187,13 +187,15 @@ def _before_communication(facts: Facts) -> int:
 
 def _kernels(facts: Facts) -> pl.DataFrame:
     kernels = facts.timeline.trace.kernels
-    mine = facts.work.filter((pl.col("kind") == "kernel") & (pl.col("label") != "communication"))
+    mine = facts.work.select("kind", "row", "label").filter(
+        (pl.col("kind") == "kernel") & (pl.col("label") != "communication")
+    )
     named = kernels.select("name", GRID_BLOCKS, time_ns=pl.col("end_ns") - pl.col("start_ns"))
     return (
         named[mine["row"]]
-        .with_columns(pl.col("name").cast(pl.String))
         .group_by("name", "blocks")
         .agg(pl.len().cast(pl.Int64).alias("kernels"), pl.col("time_ns").sum())
+        .with_columns(pl.col("name").cast(pl.String))
         .sort(["time_ns", "name", "blocks"], descending=[True, False, False])
         .head(_MOST_ROWS)
     )
@@ -203,7 +205,9 @@ def _places(facts: Facts) -> pl.DataFrame:
     """GPU time by the ranges around the launches; of a range inside one of its own name, the outer counts."""
     ranges, forest = facts.timeline.trace.ranges, facts.timeline.forest
     own = np.zeros(ranges.height, dtype=np.int64)
-    known = facts.work.filter(pl.col("range").is_not_null() & (pl.col("label") != "communication"))
+    known = facts.work.select("range", "own_ns", "label").filter(
+        pl.col("range").is_not_null() & (pl.col("label") != "communication")
+    )
     np.add.at(own, known["range"].to_numpy(), known["own_ns"].to_numpy())
     numbers, label = generic_names(ranges["name"])
     first = ~forest.repeats(label) if ranges.height else np.zeros(0, dtype=np.bool_)

@@ -113,6 +113,7 @@ def diagnose(
     notes = quality_notes(timeline, window) if notes is None else tuple(notes)
     modelled = predictions(timeline, window) if timeline.trace.has_device_work else ()
     report = counted(counters) if counters is not None else None
+    give_back(timeline.work.height)
     facts = gather(timeline, window, report, modelled, thresholds, budgets, notes, headrooms)
     # What the causes of pauses were found with, tens of megabytes at a million kernels, has no further reader here.
     forget(timeline, HostCalls.of, Timeline.busy)

@@ -68,12 +68,13 @@ def busy_time(timeline: Timeline, device: int) -> BusyTime:
     mine = (trace.kernels["device"] == device).to_numpy()
     talks = np.zeros(trace.kernels.height, dtype=np.bool_)
     talks[communication_rows(timeline)] = True
-    compute = union(Intervals.of(chosen(trace.kernels, mine & ~talks)))
+    times = trace.kernels.select("start_ns", "end_ns")
+    compute = union(Intervals.of(chosen(times, mine & ~talks)))
     graphs = union(Intervals.of(chosen(trace.graph_launches, trace.graph_launches["device"] == device)))
     working = union(
         Intervals(np.concatenate((compute.starts, graphs.starts)), np.concatenate((compute.ends, graphs.ends)))
     )
-    communication = union(Intervals.of(chosen(trace.kernels, mine & talks)))
+    communication = union(Intervals.of(chosen(times, mine & talks)))
     return BusyTime(
         compute=compute,
         hidden=without(graphs, compute),

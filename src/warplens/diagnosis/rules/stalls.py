@@ -290,7 +290,9 @@ class HostStall(Rule):
 
         A host that fetches something and sends something back works on it; else on what it has read, or will send.
         """
-        copies = facts.work.filter((pl.col("kind") == "copy") & (pl.col("bytes") >= self.results_bytes))
+        copies = facts.work.select("kind", "label", "start_ns", "end_ns", "bytes").filter(
+            (pl.col("kind") == "copy") & (pl.col("bytes") >= self.results_bytes)
+        )
         read = copies.filter(pl.col("label") == "device-to-host")["end_ns"].to_numpy()
         sent = copies.filter(pl.col("label") == "host-to-device")["start_ns"].to_numpy()
         if len(sent) and sent.min() == facts.window.start_ns:
