@@ -525,11 +525,12 @@ def test_without_kernels_the_forward_time_is_that_of_its_ranges(tmp_path):
     """A profile as WSL2 gives it: ranges and API calls. The times are those of the file's own NVTX rows."""
     import lzma
     import sqlite3
+    from contextlib import closing
 
     packed = Path(__file__).parents[1] / "golden" / "inputs" / "lm_small_ctx128_forward_ranges.sqlite.xz"
     plain = tmp_path / "lm_small_ctx128_forward.sqlite"
     plain.write_bytes(lzma.decompress(packed.read_bytes()))
-    with sqlite3.connect(plain) as file:
+    with closing(sqlite3.connect(plain)) as file:
         rows = file.execute(
             "SELECT n.end - n.start FROM NVTX_EVENTS n LEFT JOIN StringIds s ON s.id = n.textId "
             "WHERE coalesce(n.text, s.value) = 'forward_pass' ORDER BY n.start"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 __all__ = ["write_stretched"]
@@ -12,7 +13,7 @@ __all__ = ["write_stretched"]
 def write_stretched(source: Path, path: Path, factor: float) -> Path:
     """Writes the export `source` (.sqlite.xz) to `path` with every time multiplied by `factor`."""
     path.write_bytes(lzma.decompress(source.read_bytes()))
-    with sqlite3.connect(path) as file:
+    with closing(sqlite3.connect(path)) as file, file:
         tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
             columns = {row[1] for row in file.execute(f"PRAGMA table_info('{table}')")}
@@ -21,5 +22,4 @@ def write_stretched(source: Path, path: Path, factor: float) -> Path:
                     f"UPDATE '{table}' SET start = CAST(start * ? AS INTEGER), end = CAST(end * ? AS INTEGER)",
                     (factor, factor),
                 )
-    file.close()
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,7 +202,7 @@ def test_a_trace_of_pytorch_is_held_against_one_of_nsight(warplens, tmp_path):
 def test_a_capture_in_which_nothing_happened_is_named(warplens, tmp_path):
     source, hollow = write_export(tmp_path / "full.sqlite"), tmp_path / "hollow.sqlite"
     shutil.copy(source, hollow)
-    with sqlite3.connect(hollow) as database:
+    with closing(sqlite3.connect(hollow)) as database, database:
         tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
             if table.startswith(("CUPTI_ACTIVITY", "NVTX")):

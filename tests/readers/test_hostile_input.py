@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_a_huge_text_is_removed_whole_from_a_copy(tmp_path):
     source = tmp_path / "profile.sqlite"
     write_export(source)
     huge = "x/" * 2**20
-    with sqlite3.connect(source) as connection:
+    with closing(sqlite3.connect(source)) as connection, connection:
         connection.execute("UPDATE StringIds SET value = ? WHERE id = (SELECT min(id) FROM StringIds)", (huge,))
 
     scrub(source, tmp_path / "copy.sqlite")
@@ -188,7 +189,7 @@ def test_a_bound_that_is_none_is_wrong_usage(text, tmp_path, monkeypatch):
 
 def test_an_endless_view_in_place_of_a_table_is_no_table(tmp_path):
     path = write_export(tmp_path / "p.sqlite")
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
         endless = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n AS start FROM r"
         connection.execute(f"CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {endless}")

@@ -56,12 +56,16 @@ class FolderOfTables:
         self.tables: dict[str, tuple[str, ...]] = dict.fromkeys(self._files, ())
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._connection.text_factory = bytes
-        for source in SOURCES:
-            if source.table in self._files:
-                self.tables[source.table] = tuple(self._table(source.table).collect_schema())
-        for name in _ASKED:
-            if name in self._files:
-                self._take(name)
+        try:
+            for source in SOURCES:
+                if source.table in self._files:
+                    self.tables[source.table] = tuple(self._table(source.table).collect_schema())
+            for name in _ASKED:
+                if name in self._files:
+                    self._take(name)
+        except BaseException:
+            self.close()
+            raise
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a small query; text comes as bytes."""

@@ -78,15 +78,19 @@ class Facts:
         self._report = report
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._connection.text_factory = bytes
-        with report.understood():
-            self._add("META_DATA_EXPORT", ("name", "value"), _versions(report))
-            self._add("META_DATA_CAPTURE", ("name", "value"), _requests(report.options))
-            self._add("TARGET_INFO_SYSTEM_ENV", ("name", "value"), _system(report.target))
-            self._add("ANALYSIS_DETAILS", ("duration",), _duration(report.target))
-            gpus, devices = _hardware(report.tail)
-            self._add("TARGET_INFO_GPU", tuple(_GPU), gpus)
-            self._add("TARGET_INFO_CUDA_DEVICE", tuple(_CUDA_DEVICE), devices)
-        self._add("StringIds", ("id", "value"), list(enumerate(report.strings)))
+        try:
+            with report.understood():
+                self._add("META_DATA_EXPORT", ("name", "value"), _versions(report))
+                self._add("META_DATA_CAPTURE", ("name", "value"), _requests(report.options))
+                self._add("TARGET_INFO_SYSTEM_ENV", ("name", "value"), _system(report.target))
+                self._add("ANALYSIS_DETAILS", ("duration",), _duration(report.target))
+                gpus, devices = _hardware(report.tail)
+                self._add("TARGET_INFO_GPU", tuple(_GPU), gpus)
+                self._add("TARGET_INFO_CUDA_DEVICE", tuple(_CUDA_DEVICE), devices)
+            self._add("StringIds", ("id", "value"), list(enumerate(report.strings)))
+        except BaseException:
+            self.close()
+            raise
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a small query; text comes as bytes."""
