@@ -243,7 +243,7 @@ def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
 
 def _acronyms(words: str) -> str:
     """With the capitals of what is written in capitals."""
-    return re.sub(r"\b(gpu|os|api|flops)\b", lambda found: found[0].upper().replace("FLOPS", "FLOPs"), words)
+    return re.sub(r"\b(gpu|os|api|flops|tf32)\b", lambda found: found[0].upper().replace("FLOPS", "FLOPs"), words)
 
 
 def places(finding: Finding) -> str:

@@ -417,6 +417,7 @@ class Precision(Rule):
         "of_products_share": "of all products",
         "products_share": "of the window",
         "peak_ratio_factor": "peak of the fastest narrower format over that of fp32, or of float64",
+        "tf32_gain_factor": "modelled gain of TF32 alone, where that is a remedy",
         **GPU_BUSY_SHARE,
     }
     refutation = (
@@ -512,7 +513,7 @@ class Precision(Rule):
         mostly = int(facts.program.own_ns[doubles].sum()) > wide / 2
         peak = "fp64-tensor" if mostly else "fp32"
         factor = min((tensor_core_factor(device, peak) for device in facts.devices), default=None)
-        tf32 = None if mostly else self._by_tf32(facts)
+        tf32 = None if mostly or by_default else self._by_tf32(facts)
         return self.raised(
             facts,
             claimed,
@@ -529,6 +530,7 @@ class Precision(Rule):
                 "of_products_share": wide / products if products else None,
                 "products_share": products / facts.wall_ns,
                 "peak_ratio_factor": factor,
+                "tf32_gain_factor": tf32.expected if tf32 is not None else None,
                 "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
