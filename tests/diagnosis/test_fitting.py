@@ -54,6 +54,16 @@ def test_no_tool_of_another_maker_is_advised() -> None:
     assert "py-spy" in advice(judged(on_amd), "host-stall")
 
 
+@pytest.mark.parametrize(("maker", "named"), [("ncu", True), ("rocprof-compute", False)])
+def test_no_experiment_asks_for_a_tool_of_another_maker(maker: str, named: bool) -> None:
+    profile = record(programs.large_products)
+    recorder = replace(profile.capture.recorder, counters=maker)
+    found = judged(replace(profile, capture=replace(profile.capture, recorder=recorder)))
+    refuted = next(finding.refute for finding in found.findings if finding.id == "tensor-compute")
+    assert ("ncu" in refuted) == named
+    assert "(2·M·N·K over their time" in refuted
+
+
 SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*)"
 
 

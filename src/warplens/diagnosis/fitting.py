@@ -52,9 +52,14 @@ _LINES: Final[tuple[tuple[re.Pattern[str], Callable[[Facts], bool]], ...]] = (
     (re.compile(r"a fused optimizer for its kernels"), _optimizer_is_fused),
 )
 
+#: How an experiment names the tool that measures its quantity, in brackets or at the end of them.
+_NVIDIA_TOOL: Final = re.compile(r" \(ncu [^)]*\)|; ncu [^)]*(?=\))")
+
 
 def fitting(facts: Facts, finding: Finding) -> Finding:
     """The finding with the remedies that fit; unless none would be left, without what the program has done already."""
+    if _on_amd(facts):
+        finding = replace(finding, refute=_NVIDIA_TOOL.sub("", finding.refute))
     if not finding.remedies:
         return finding
     taken = [pattern for pattern, done in ((_COMPILES, facts.compiled), (_CAPTURES, facts.graphed)) if done]
