@@ -15,7 +15,8 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.rule import GAIN, Limit, remembered
-from warplens.diagnosis.rules.kernels import filled_share, has_tensor_cores, off_tensor_cores, tensor_core_factor
+from warplens.diagnosis.rules.kernels import filled_share
+from warplens.diagnosis.rules.precision import has_tensor_cores, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import (
     Passes,
     StructureRule,

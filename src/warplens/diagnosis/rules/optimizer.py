@@ -1,0 +1,189 @@
+"""The optimizer: updates that go from tensor to tensor."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.evidence import is_unfused, optimizer_work
+from warplens.diagnosis.facts import Facts, kernel_names
+from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.rule import GAIN, IDLE_NS, LAUNCHES_PER_STEP, Limit, Rule, ahead_without
+from warplens.profile.schema import Bools, Float64s
+
+_ON_LISTS: Final = Remedy(
+    "Update all tensors at once",
+    "torch.optim.AdamW(model.parameters(), foreach=True)\n"
+    "# own optimizers: torch._foreach_* functions, or torch.compile(optimizer.step)",
+    "a few launches in all instead of several per tensor; memory traffic stays",
+)
+
+_FUSED_STEP: Final = Remedy(
+    "Use the fused optimizer",
+    "torch.optim.AdamW(model.parameters(), fused=True)",
+    f"{GAIN}: one pass over the parameters in a few launches",
+)
+
+#: Where the optimizer is fused already, and something else goes from tensor to tensor.
+_OVER_PARAMETERS: Final = Remedy(
+    "Go over all parameters at once",
+    "torch._foreach_lerp_(averages, parameters, 1 - decay)  # a moving average of the weights\n"
+    "# torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))\n"
+    "# torch._foreach_* for norms, clipping, penalties and copies; state_dict() once, not in every step",
+    f"{GAIN}: a few launches in all instead of some for each tensor",
+)
+
+#: Where parameters are in groups of one or two.
+_FEW_GROUPS: Final = Remedy(
+    "Put the parameters into few groups",
+    "decayed = [p for p in model.parameters() if p.ndim > 1]\n"
+    "plain = [p for p in model.parameters() if p.ndim <= 1]\n"
+    "torch.optim.AdamW([{'params': decayed}, {'params': plain, 'weight_decay': 0}], fused=True)",
+    f"{GAIN}: the launches of two groups in place of one for each tensor",
+)
+
+
+class UnfusedOptimizer(Rule):
+    """The launch pauses of the optimizer, and what a fused one saves of its kernels' memory traffic."""
+
+    id = "unfused-optimizer"
+    question = "Does the optimizer launch several kernels for each parameter tensor?"
+    limiter = "an optimizer that launches kernels for each parameter tensor"
+    cause = "an optimizer that updates one tensor at a time"
+    raised_when = "it launches 100 kernels per step, more than half of them for a single tensor, and costs 2 %"
+    claimed = "launch pauses of the optimizer, and 26/33 of its kernels' time"
+    headline = "Limited by the optimizer: updating one tensor at a time costs {share} of the time"
+    title = "The optimizer updates one tensor at a time, with several kernels for each"
+    loop_title: ClassVar = "A loop over the parameters launches kernels for each tensor, beside a fused optimizer"
+    headlines: ClassVar = {
+        loop_title: "Limited by a loop over the parameters: going from tensor to tensor costs {share} of the time"
+    }
+    evidence: ClassVar = {
+        "claimed_share": "of the window, what updating one tensor at a time costs",
+        "optimizer_share": "time of the optimizer: its work, and the pauses before that work",
+        "optimizer_ns_per_step": "time of the optimizer: its work, and the pauses before that work",
+        **LAUNCHES_PER_STEP,
+        "single_tensor_launches_share": "launches that update a single tensor",
+        "parameter_tensors_count": "parameter tensors updated per step, where the kernels show it",
+        "launches_per_tensor_factor": "launches per tensor",
+        "groups_per_step": "groups of parameters, each with launches of its own",
+        **IDLE_NS,
+        "saved_kernel_ns": "kernel time that a fused optimizer saves",
+    }
+    refutation = (
+        "Skip optimizer.step() in a test run: if the step does not get faster by the optimizer's share, "
+        "something else is the limit."
+    )
+    groups_title: ClassVar = "The optimizer goes from group to group of parameters, with launches for each"
+    precedence = "structure"
+    thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
+    #: One launch updates many tensors: what is left of these passes hardly costs the host anything.
+    unlaunched_share = 0.5
+
+    lead_share = Limit(
+        0.5,
+        "The forward and backward passes keep their own pauses; work queued ahead in the optimizer hides part of them.",
+    )
+    lists_saved_share = Limit(
+        0.6,
+        "AdamW with foreach makes about 20 memory accesses per parameter, fused AdamW 7; short lists are not "
+        "memory-bound.",
+    )
+    least_lists = Limit(8, "Gradient clipping and loss scaling take a few foreach operations, AdamW a dozen.")
+    least_operations = Limit(5, "A foreach optimizer runs several operations, clipping two or three.")
+    least_groups = Limit(
+        8, "With and without weight decay, in two formats, make four groups; each rate of learning one more."
+    )
+
+    def makes_launches(self, finding: Finding) -> bool:
+        """Several for each tensor."""
+        return True
+
+    def claim(self, facts: Facts) -> Float64s | None:
+        """Of the optimizer's kernels, the accesses that a fused one does not make."""
+        in_optimizer = facts.program.having("phase", "optimizer")
+        if is_unfused(facts):
+            mine = in_optimizer & facts.program.having("label", *PASSES)
+            return np.where(mine, facts.thresholds.optimizer_saved_share, 0.0)
+        lists = self._lists(facts)
+        return np.where(lists, float(self.lists_saved_share), 0.0) if lists.any() else None
+
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
+        """Of all pauses, as much as a host that did not go from tensor to tensor would be ahead by."""
+        if facts.phase is not None or not is_unfused(facts):
+            return None
+        ahead = ahead_without(facts, facts.program.having("phase", "optimizer"))
+        return np.full(facts.gaps.height, self.lead_share * ahead) if ahead else None
+
+    def _lists(self, facts: Facts) -> Bools:
+        """Kernels on lists of tensors, each with one operation, if an optimizer is written with many of them."""
+        program = facts.program
+        mine = program.marked("foreach")
+        if not mine.any():
+            return mine
+        mine = mine & ~program.marked("fused-optimizer")
+        many = mine.sum() >= self.least_lists * facts.steps
+        names = len(set(program.launched_as(np.flatnonzero(mine)).tolist()))
+        return mine if many and names >= self.least_operations else np.zeros_like(mine)
+
+    def _groups(self, facts: Facts, lists: Bools) -> float:
+        """How often the optimizer of a step begins each of its operations anew: once for each group of parameters."""
+        program = facts.program
+        names = program.name_codes[program.order[program.in_order(lists)]]
+        return (1 + int((np.diff(names) != 0).sum())) / len(np.unique(names)) / facts.steps if len(names) else 0.0
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        lists = self._lists(facts)
+        foreach = not is_unfused(facts)
+        looped = not foreach and bool(facts.program.marked("fused-optimizer").any())
+        if foreach and not lists.any():
+            return None
+        groups = self._groups(facts, lists) if foreach else 0.0
+        many = groups >= self.least_groups
+        gone = np.where(lists, 1 - 1 / max(groups, 1.0), 0.0)
+        saved = np.where(lists, float(self.lists_saved_share), 0.0)
+        found = optimizer_work(facts)
+        claimed = claims.total_ns(self.id)
+        mine = facts.work["phase"] == "optimizer"
+        # Where there is none, nothing tells which work of a step is the optimizer's.
+        wall = facts.wall_of_phase("optimizer") if mine.any() else None
+        return self.raised(
+            facts,
+            claimed,
+            title=self.groups_title
+            if many
+            else "The optimizer runs its operations over all tensors one after the other (foreach)"
+            if foreach
+            else self.loop_title
+            if looped
+            else "",
+            confidence="high" if facts.sure else "medium",
+            evidence={
+                "claimed_share": claims.seen_ns(self.id) / facts.wall_ns,
+                "optimizer_share": wall / facts.wall_ns if wall is not None else None,
+                "optimizer_ns_per_step": wall / facts.steps if wall is not None else None,
+                "launches_per_step": (int(lists.sum()) if foreach else found.launches) / facts.steps,
+                "single_tensor_launches_share": found.single_tensor / found.launches if found.launches else None,
+                "parameter_tensors_count": found.updates / facts.steps if found.updates else None,
+                "launches_per_tensor_factor": found.launches / found.updates if found.updates else None,
+                "groups_per_step": groups if many else None,
+                "idle_ns": claims.idle_ns(self.id),
+                "saved_kernel_ns": claims.busy_ns(self.id),
+            },
+            where=kernel_names(facts, facts.work["own_ns"] * (pl.Series(lists) if foreach else mine)),
+            remedies=(_OVER_PARAMETERS,)
+            if looped
+            else (*((_FEW_GROUPS,) if many else ()), _FUSED_STEP, *(() if foreach else (_ON_LISTS,))),
+            issuing_ns=claims.issuing_ns[self.id],
+            claims=claims,
+            replayed=facts.replayed(time=saved, calls=gone, elsewhere=True) if many else None,
+            busy_ns=claims.busy_ns(self.id),
+            bound_ns=claimed
+            + facts.idle_ns
+            - claims.idle_ns(self.id)
+            + (0 if not foreach else int(0.35 * facts.program.own_ns[lists].sum())),
+        )

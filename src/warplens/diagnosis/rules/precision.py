@@ -1,0 +1,294 @@
+"""Formats of numbers: products off the tensor cores, and what narrower ones would save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.kernel_names import PRODUCTS
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts, kernel_names
+from warplens.diagnosis.findings import PASSES, Finding, Remedy, about
+from warplens.diagnosis.pace import Gain
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
+from warplens.profile import Device
+from warplens.profile.peaks import peaks_of
+from warplens.profile.schema import Bools, Float64s
+
+#: Formats of operands that have narrower ones on tensor cores beside them.
+_WIDE: Final = ("fp32",)
+
+#: A product in fp32 that vector units carry out, as its name says.
+OFF_TENSOR_CORES: Final = (
+    pl.col("label").is_in(PRODUCTS)
+    & pl.col("precision").is_in(_WIDE)
+    & (~pl.col("tensor_cores") | (pl.col("label") == "attention"))
+    & ~pl.col("vector_product")
+).fill_null(value=False)
+
+#: What a program in fp32 can change to; each keeps its range of numbers or has scaling to make up for it.
+_NARROWER: Final = ("tf32", "bf16", "fp16")
+
+#: Every GPU with tensor cores has at least twice the rate on them.
+_LEAST_FACTOR: Final = 2.0
+
+
+def tensor_core_factor(device: Device | None, wide: str = "fp32") -> float:
+    """How much faster a product can get in narrower formats on this GPU's tensor cores, at most: by its peaks.
+
+    Args:
+        device: the GPU.
+        wide: what it is in: `fp32` beside the tensor cores, or `fp64-tensor`, which is that of the vector units where
+            there are no such tensor cores.
+    """
+    peaks = peaks_of(device)
+    rates = peaks.flops_per_s if peaks is not None else {}
+    vector = rates.get(wide) or rates.get("fp64" if wide == "fp64-tensor" else wide)
+    if peaks is None or not vector:
+        return _LEAST_FACTOR
+    narrower = [peaks.flops_per_s[name] for name in _NARROWER if name in peaks.flops_per_s]
+    return max([rate / vector for rate in narrower], default=_LEAST_FACTOR)
+
+
+_NO_DOUBLES: Final = Remedy(
+    "Compute in float32 or less",
+    "model.float(); x = torch.from_numpy(array).float()  # NumPy's floats are float64\n"
+    "torch.set_float32_matmul_precision('high')",
+    "half of the traffic, and products on tensor cores in TF32",
+)
+
+_TF32: Final = Remedy(
+    "Allow TF32",
+    "torch.set_float32_matmul_precision('high')\ntorch.backends.cudnn.allow_tf32 = True  # convolutions",
+    "products at half the rate of bfloat16; inputs are rounded to 10 mantissa bits; memory traffic stays",
+)
+
+#: What to compute in: TF32 and bfloat16 came with compute capability 8.0, fp16 on tensor cores with 7.0.
+_NARROWER_REMEDIES: Final = {
+    "newer": (
+        Remedy(
+            "Compute in bfloat16",
+            "with torch.autocast('cuda', dtype=torch.bfloat16): loss = model(x)\n"
+            "# inference: model.to(torch.bfloat16)\n"
+            "# Lightning: Trainer(precision='bf16-mixed')",
+            "products on tensor cores, and half the memory traffic between them",
+        ),
+        _TF32,
+    ),
+    "older": (
+        Remedy(
+            "Compute in fp16",
+            "with torch.autocast('cuda', dtype=torch.float16): loss = model(x)\n"
+            "# in training with torch.amp.GradScaler",
+            "products on tensor cores, and half the memory traffic between them",
+        ),
+    ),
+}
+
+
+def off_tensor_cores(facts: Facts) -> Bools:
+    """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product.
+
+    Those of a network in float64 as well.
+    """
+    if not has_tensor_cores(facts):
+        return np.zeros(facts.work.height, dtype=np.bool_)
+    off: Bools = facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
+    return (off | _doubles(facts)) & ~facts.program.marked("depthwise")
+
+
+def _doubles(facts: Facts) -> Bools:
+    """Products in float64 of a network, which hardly ever needs it: of what has an optimizer, or softmax or norms.
+
+    Solvers and simulations multiply matrices in float64 because they have to: theirs are left alone.
+    """
+    work = (facts.whole or facts).work
+    doubles = facts.program.having("precision", "fp64")
+    if not doubles.any():
+        return doubles
+    products = facts.program.labelled(*PRODUCTS) & doubles
+    of_network = pl.col("label").is_in(["normalization", "softmax"]) & (pl.col("precision") == "fp64")
+    of_network = of_network | (pl.col("label") == "optimizer") | (pl.col("phase") == "optimizer")
+    is_network = work.select(of_network.any()).item()
+    found: Bools = products & bool(is_network)
+    return found
+
+
+def _capability(facts: Facts) -> tuple[int, int]:
+    """The least compute capability of the GPUs; that of today's where it is not known."""
+    known = [device.compute_capability for device in facts.devices if device.compute_capability is not None]
+    return min(known, default=(9, 0))
+
+
+class Precision(Rule):
+    """Products whose names say fp32 and vector units, on a GPU that has tensor cores."""
+
+    id = "precision"
+    model = "products"
+    question = "Do matrix products use a format that the tensor cores do not support?"
+    limiter = "matrix products in a format that bypasses the tensor cores"
+    cause = "matrix products off the tensor cores"
+    raised_when = "it costs 2 %, and the GPU has tensor cores"
+    claimed = (
+        "the time that fp32 products on vector units, and float64 products of a program with norms, softmax or an "
+        "optimizer, would save at 0.55 of the ratio of the peaks; half of the passes over 32-bit numbers between them "
+        "where most products are such, a quarter in training"
+    )
+    headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
+    older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
+    title = "Matrix products run in fp32, off the tensor cores"
+    doubles_title: ClassVar = "A network computes in float64"
+    default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
+    default_headline: ClassVar = (
+        "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and in what lies between"
+    )
+    headlines: ClassVar = {default_title: default_headline}
+    evidence: ClassVar = {
+        "claimed_share": "everything that it claims, of the window",
+        "off_tensor_cores_ns": "products off the tensor cores",
+        "off_tensor_cores_share": "of the window",
+        "of_products_share": "of all products",
+        "products_share": "of the window",
+        "peak_ratio_factor": "peak of the fastest narrower format over that of fp32, or of float64",
+        "tf32_gain_factor": "modelled gain of TF32 alone, where that is a remedy",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Run a few steps in the narrower format: if the products do not get faster, memory or their size is the "
+        "limit. If the results are no longer accurate enough, the wider format was needed."
+    )
+    thresholds = ("dominant_share",)
+    reached_share = Limit(
+        0.55,
+        "TF32 has half of the peak of 16 bits; of the latter, tensor cores reach 60 to 70 %, where vector units reach "
+        "85 % of theirs, and autocast spends the rest on casts of weights, inputs and gradients.",
+    )
+
+    passes_share = Limit(0.5, "Of passes over 32-bit numbers between such products: 16 bits are half of the bytes.")
+    trained_passes_share = Limit(
+        0.25, "Autocast keeps norms, softmax and losses in 32 bits, and casts: half of that is saved."
+    )
+    default_share = Limit(
+        0.25, "Of the busy time, that of convolutions in TF32: below it, what narrower ones save is lost in casts."
+    )
+    default_saved_share = Limit(
+        0.4, "Convolutions and passes over memory take half of the time in 16 bits; autocast spends a fifth of it."
+    )
+
+    def headline_of(self, finding: Finding) -> str:
+        """Before compute capability 8.0, tensor cores take fp16 alone."""
+        older = finding.remedies[-1:] == _NARROWER_REMEDIES["older"]
+        return self.older_headline if older else super().headline_of(finding)
+
+    def claim(self, facts: Facts) -> Float64s | None:
+        """Of products on vector units, what the fastest narrower format could save."""
+        off, default = off_tensor_cores(facts), self._by_default(facts)
+        if not off.any() and not default.any():
+            return None
+        doubles = _doubles(facts)
+        share = np.zeros(len(off))
+        for which, wide in ((off & ~doubles, "fp32"), (off & doubles, "fp64-tensor")):
+            factor = min((tensor_core_factor(device, wide) for device in facts.devices), default=_LEAST_FACTOR)
+            share[which] = 1 - 1 / max(self.reached_share * factor, 1.0)
+        share[default] = np.maximum(share[default], self.default_saved_share)
+        products = facts.program.labelled(*PRODUCTS)
+        if 2 * int(facts.program.own_ns[off].sum()) > int(facts.program.own_ns[products].sum()):
+            long = facts.program.having("precision", "fp32", "fp64")
+            saved = self.trained_passes_share if facts.trains else self.passes_share
+            share[long & facts.program.labelled(*PASSES)] = saved
+        return share
+
+    def _without(self, facts: Facts, claims: Claims) -> Gain | None:
+        """By 16 bits; at least by TF32, which has half of their rate and leaves the passes as they are."""
+        found, tf32 = super()._without(facts, claims), self._by_tf32(facts)
+        return found if found is None or tf32 is None else replace(found, low=min(found.low, tf32.low))
+
+    @remembered
+    def _by_tf32(self, facts: Facts) -> Gain | None:
+        """What TF32 brings, the second remedy; None where the GPU has none, or no product would take it."""
+        off = off_tensor_cores(facts)
+        if _capability(facts) < (8, 0) or not off.any():
+            return None
+        factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
+        return facts.replayed(time=np.where(off, 1 - 1 / max(self.reached_share * factor / 2, 1.0), 0.0))
+
+    @remembered
+    def _by_default(self, facts: Facts) -> Bools:
+        """Convolutions in TF32 of a program without products in 16 bits, and the passes over fp32 between them.
+
+        PyTorch's convolutions use TF32 unless told not to, its products only if told to: where these do, somebody has
+        chosen the format.
+        """
+        program = facts.program
+        products = program.labelled(*PRODUCTS)
+        tf32 = products & program.having("precision", "tf32")
+        narrow = products & program.having("precision", "bf16", "fp16", "fp8")
+        plain = tf32 & program.labelled("convolution")
+        taken = int(program.own_ns[plain].sum())
+        chosen = narrow.any() or 2 * taken < int(program.own_ns[tf32].sum())
+        if chosen or taken < self.default_share * facts.busy_ns:
+            return np.zeros(facts.work.height, dtype=np.bool_)
+        return np.asarray(plain | (program.labelled(*PASSES) & program.having("precision", "fp32")), dtype=np.bool_)
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.busy_ns(self.id)
+        if not claimed or not has_tensor_cores(facts):
+            return None
+        products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
+        default = self._by_default(facts)
+        off = off_tensor_cores(facts)
+        by_default = int(facts.program.own_ns[default].sum()) > int(facts.program.own_ns[off].sum())
+        wide = int(facts.program.own_ns[off].sum())
+        passes = facts.own_ns(pl.col("label").is_in(PASSES))
+        newer = _capability(facts) >= (8, 0)
+        doubles = _doubles(facts) & off
+        mostly = int(facts.program.own_ns[doubles].sum()) > wide / 2
+        peak = "fp64-tensor" if mostly else "fp32"
+        factor = min((tensor_core_factor(device, peak) for device in facts.devices), default=None)
+        tf32 = None if mostly or by_default else self._by_tf32(facts)
+        return self.raised(
+            facts,
+            claimed,
+            title=self.doubles_title if mostly else self.default_title if by_default else "",
+            confidence="medium"
+            if by_default
+            else "high"
+            if factor is not None and wide > facts.thresholds.dominant_share * products
+            else "medium",
+            evidence={
+                "claimed_share": claimed / facts.wall_ns,
+                "off_tensor_cores_ns": wide,
+                "off_tensor_cores_share": wide / facts.wall_ns,
+                "of_products_share": wide / products if products else None,
+                "products_share": products / facts.wall_ns,
+                "peak_ratio_factor": factor,
+                "tf32_gain_factor": tf32.expected if tf32 is not None else None,
+                "gpu_busy_share": facts.busy_share,
+            },
+            where=kernel_names(facts, claims.of_work(self.id)),
+            remedies=(
+                *((_NO_DOUBLES,) if mostly else ()),
+                *(
+                    replace(remedy, expected=f"modelled: {about(tf32.expected)}; {remedy.expected}")
+                    if remedy is _TF32 and tf32 is not None
+                    else remedy
+                    for remedy in _NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None]
+                ),
+            ),
+            # Passes move two bytes a number where they moved four, or eight.
+            bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR)))
+            + int((0.8 if mostly else 0.6) * passes)
+            + int(0.6 * facts.program.own_ns[default & facts.program.labelled(*PRODUCTS)].sum()),
+            on_gpu=True,
+            claims=claims,
+        )
+
+
+def has_tensor_cores(facts: Facts) -> bool:
+    """Whether no GPU is known to lack them: they came with compute capability 7.0."""
+    known = [device.compute_capability for device in facts.devices if device.compute_capability is not None]
+    return all(capability >= (7, 0) for capability in known)
