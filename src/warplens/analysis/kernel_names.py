@@ -62,9 +62,8 @@ def _split_demangled(name: str) -> tuple[str, str, str]:
             if not angles:
                 opened, closed = at, None
             angles += 1
-        elif (
-            mark == ">" and not parentheses
-        ):  # inside parentheses it may be a comparison; what stands there is balanced
+        elif mark == ">" and not parentheses:
+            # Inside parentheses it may be a comparison; what stands there is balanced.
             angles -= 1
             if not angles:
                 closed = at

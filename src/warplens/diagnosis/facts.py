@@ -285,6 +285,11 @@ class Facts:
         """The kernels in order, with what their names and grids tell."""
         return Program(self)
 
+    @property
+    def of_nvidia(self) -> bool:
+        """Whether the recorder's GPUs are measured by NVIDIA's tools."""
+        return self.timeline.trace.capture.recorder.counters == "ncu"
+
     @cached_property
     def trains(self) -> bool:
         """Whether ranges, operators or the names of kernels tell of a backward pass or an optimizer."""

@@ -28,7 +28,7 @@ _ENGINE_GRAPHS: Final = Remedy(
 
 
 def _on_amd(facts: Facts) -> bool:
-    return facts.timeline.trace.capture.recorder.counters != "ncu"
+    return not facts.of_nvidia
 
 
 def _attention_is_fused(facts: Facts) -> bool:

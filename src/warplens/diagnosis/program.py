@@ -166,7 +166,7 @@ class Program:
 
     def give_up(self) -> None:
         """Gives up what was found of single pieces, but for what the programs of phases ask for."""
-        assert self.name_codes is not None
+        _ = self._names_and_codes  # found now, if nothing asked for it yet: phases take its columns over
         self._asked.clear()
 
     def labelled(self, *labels: str) -> Bools:

@@ -378,7 +378,6 @@ class BelowRoof(Rule):
         names = kernel_names(facts, above)
         pattern = "|".join(dict.fromkeys(re.escape(name.rpartition("::")[2][:40]) for name in names))
         shapes = facts.timeline.trace.operators["input_shapes"]
-        of_nvidia = facts.timeline.trace.capture.recorder.counters == "ncu"
         return self.described(
             title="The GPU is busy but not near its roofs, and no single cause stands out"
             if known
@@ -398,13 +397,17 @@ class BelowRoof(Rule):
             },
             where=names,
             remedies=(
-                *(() if any(map(peaks_of, facts.devices)) else (_name_gpu("H100 PCIe" if of_nvidia else "MI300X"),)),
+                *(
+                    ()
+                    if any(map(peaks_of, facts.devices))
+                    else (_name_gpu("H100 PCIe" if facts.of_nvidia else "MI300X"),)
+                ),
                 *(() if known or shapes.null_count() < len(shapes) else (_SHAPES,)),
                 Remedy(
                     "Collect counters of the kernels with the most time above their roof",
                     f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
                     "warplens diagnose PATH --counters REPORT"
-                    if of_nvidia
+                    if facts.of_nvidia
                     else "rocprof-compute profile -n counters -- python train.py  # a few steps: each pass runs again\n"
                     "rocprof-compute analyze -p workloads/counters/*  # read there: Warplens reads counters of ncu",
                     "shows which roof limits each of them, and why",
