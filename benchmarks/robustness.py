@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from benchmarks.pairs import HALVES, SOURCES, Pair, pairs
-from warplens.analysis.kernel_names import split_name
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import diagnose
 from warplens.diagnosis.rules import rule
 from warplens.profile import Device, Trace
 from warplens.profile.schema import name_categories
+from warplens.profile.spelling import split_name
 from warplens.profile.trace import TABLES
 from warplens.readers import read
 

@@ -24,7 +24,8 @@ import warplens
 from tests.analysis.builders import kernel, trace
 from tests.shipped import OTHERS
 from warplens.analysis.categories import CATEGORIES, CLASSES, RULES, classify, classify_names
-from warplens.analysis.kernel_names import PRECISIONS, PRODUCTS, split_name
+from warplens.analysis.kernel_names import PRECISIONS, PRODUCTS
+from warplens.profile.spelling import split_name
 
 _DATA = Path(__file__).parent / "data"
 

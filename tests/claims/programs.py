@@ -16,7 +16,7 @@ import polars as pl
 from tests.analysis.builders import Row, call, copy, graph, kernel, memset, nvtx, os_call, trace
 from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, NCCL
 from warplens.profile import Device, Note, Trace
-from warplens.readers.kernels import lost_level
+from warplens.readers.losses import lost_level
 
 US: Final = 1_000
 _DEVICES: Final = (

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from tests.fuzz.mutators import mutated
 from tests.fuzz.reading import bounded, place
 from tests.fuzz.seeds import Seed, one_of, seeds
+from warplens.profile.spelling import short_name
 from warplens.readers import measurements
-from warplens.readers.kernels import short_kernel_name
 from warplens.readers.kineto import json_text
 from warplens.readers.kineto.document import walk
 from warplens.readers.kineto.scan import Piece, scan
@@ -195,7 +195,7 @@ def _names(path: Path) -> str | None:
     for line in set(path.read_bytes().split(b"\n")) - _whole_names():
         text = line.decode("utf-8", "replace")
         cleaner.function("f", line), cleaner.python("p", line), without_values(text), has_other_values(text)
-        short_kernel_name(text), json_text.whole(text), json_text.number_in(text), json_text.canonical(text)
+        short_name(text), json_text.whole(text), json_text.number_in(text), json_text.canonical(text)
         if b"/home/ada/" in cleaner.written("w", line):
             return "a home folder was left in a text"
     return None

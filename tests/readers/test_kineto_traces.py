@@ -9,8 +9,8 @@ import pytest
 
 from tests.readers.kineto_traces import annotation, arrow, kernel, launch, operator, written
 from warplens.profile import Device, Trace
+from warplens.profile.spelling import short_name
 from warplens.readers import discover, read
-from warplens.readers.kernels import short_kernel_name
 from warplens.readers.kineto.gpu import copy_words
 
 #: Kernels, copies, memsets, API calls, operators, annotations: counted event by event by category.
@@ -287,7 +287,7 @@ def test_waits_are_told_by_what_they_wait_for(captured):
     ],
 )
 def test_short_names_are_the_function_alone(full, short):
-    assert short_kernel_name(full) == short
+    assert short_name(full) == short
 
 
 def test_copies_of_all_directions():

@@ -2,7 +2,7 @@
 
 The category follows from one ordered table of rules. The first rule that holds decides.
 
-A rule looks at up to three texts of a name (see `kernel_names.NameParts`), and holds where each pattern it states is
+A rule looks at up to three texts of a name (see `spelling.NameParts`), and holds where each pattern it states is
 found:
 
 * `words`: the function in lower-case words. The default: it reads the same in snake case and in camel case.
@@ -23,9 +23,10 @@ from functools import cached_property, lru_cache
 
 import polars as pl
 
-from warplens.analysis.kernel_names import LIBRARY_NAMES, PRECISIONS, NameParts, arithmetic_of, library_of, split_name
+from warplens.analysis.kernel_names import LIBRARY_NAMES, PRECISIONS, arithmetic_of, library_of
 from warplens.profile.columns import column, table
 from warplens.profile.schema import once_a_dictionary
+from warplens.profile.spelling import NameParts, split_name
 
 #: The kinds of work, in the order in which people expect to read them.
 CATEGORIES = (

@@ -11,8 +11,9 @@ from hypothesis import given
 
 from tests.analysis.random_traces import GEMM, SOFTMAX, US
 from tests.compare.difference.programs import Launch, any_side, program, side
-from warplens.compare.difference.matching import in_order, spelled
+from warplens.compare.difference.matching import in_order
 from warplens.compare.difference.work import KernelChanges, kernel_changes
+from warplens.profile.spelling import spelled_for_all_tools
 
 TOPK = "at::native::sbtopk::gatherTopK"
 NORM = "vectorized_layer_norm_kernel"
@@ -121,8 +122,8 @@ def test_lambdas_are_told_apart_in_both_spellings():
         "void f<(int)4, void g<[lambda() (instance 3)]::operator ()() const::[lambda(float) (instance 7)]>(T1 &)>(T2)"
     )
     kineto = "void f<4, g<{lambda()#3}::operator()() const::{lambda(float)#7}>(A&)>(int, float)"
-    assert spelled(nsys) == spelled(kineto)
-    assert spelled(nsys) != spelled(kineto.replace("#7", "#8"))
+    assert spelled_for_all_tools(nsys) == spelled_for_all_tools(kineto)
+    assert spelled_for_all_tools(nsys) != spelled_for_all_tools(kineto.replace("#7", "#8"))
 
 
 def test_a_window_without_steps_is_compared_as_a_whole():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,12 +14,12 @@ import polars.selectors as cs
 from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds, kernel_facts
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY
 from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
-from warplens.analysis.kernel_names import split_name
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import RULES, KernelCounters
 from warplens.profile.schema import Column, Int64s
+from warplens.profile.spelling import spelled_for_all_pages
 
 #: What launches of a group have in common. A kernel's instances differ in their full names.
 GROUP_KEYS: Final = ("kind", "full_name", "device", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
@@ -194,17 +193,6 @@ SIZES: Final = tuple(
 #: What a launch is: `kernel` is the function with its template arguments, spelled the same for all tools.
 KEY: Final = ("kernel", "grid", "block")
 
-#: What only some exports print: the type of a literal (`(int)4`, `(unsigned long)2`, `2ul`), and namespaces, of which
-#: CSV exports leave out those that are common.
-_OPTIONAL = re.compile(
-    r"\((?:un)?(?:signed )?(?:int|long|long long|short|char|bool)\)(?=-?\w)|(?<=\d)[uUlL]+\b|\b(?:\w+::)+"
-)
-
-
-#: Literals that are words in some exports and numbers in others.
-_SPELLED_AS: Final = {"false": "0", "true": "1"}
-_WORDS = re.compile(r"\b(?:false|true)\b")
-
 
 def with_keys(one: pl.DataFrame, other: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Both with `kernel`, `grid` and `block`, and `code`: the same number in both for the same three.
@@ -233,12 +221,8 @@ def with_keys(one: pl.DataFrame, other: pl.DataFrame) -> tuple[pl.DataFrame, pl.
 
 
 def _spelled(full_names: pl.Series) -> pl.Series:
-    """The function with its template arguments, without what tools write in different ways."""
-    spelled = {}
-    for name in full_names.unique().to_list():
-        parts = split_name(name)
-        plain = _OPTIONAL.sub("", f"{parts.function}<{parts.template}>").replace(" ", "")
-        spelled[name] = _WORDS.sub(lambda word: _SPELLED_AS[word.group()], plain)
+    """The function with its template arguments, without what exports print in different ways."""
+    spelled = {name: spelled_for_all_pages(name) for name in full_names.unique().to_list()}
     return full_names.replace_strict(spelled, return_dtype=pl.String)
 
 

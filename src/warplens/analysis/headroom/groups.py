@@ -19,7 +19,6 @@ from warplens.analysis.frames import by_occurrence, numbered
 from warplens.analysis.headroom.levels import LOSSES, Grounds, loss_column, with_chains
 from warplens.analysis.headroom.names import by_names
 from warplens.analysis.headroom.work import SOURCE, Pieces, by_shapes, pieces_of
-from warplens.analysis.kernel_names import split_name
 from warplens.analysis.roofs import Roofs, roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
@@ -27,6 +26,7 @@ from warplens.profile import Device
 from warplens.profile.columns import column, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column, name_categories
+from warplens.profile.spelling import split_name
 
 #: Kernels of the same work, in one profile as in another.
 KERNEL: Final = ("words", "blocks", "threads")

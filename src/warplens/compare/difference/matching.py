@@ -1,8 +1,7 @@
-"""Which kernel launch of one side is which of the other: one spelling of names, slots of a step, matching in stages."""
+"""Which kernel launch of one side is which of the other: slots of a step, matching in stages."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,11 +12,11 @@ import polars as pl
 
 from warplens.analysis.categories import OTHER, categories_of
 from warplens.analysis.frames import sum_by
-from warplens.analysis.kernel_names import split_name
 from warplens.compare.difference.host import Side
 from warplens.compare.difference.places import RangePaths, range_paths
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
+from warplens.profile.spelling import spelled_for_all_tools
 
 #: One step of a large model launches some ten thousand kernels. Windows that are not divided into steps hold more, and
 #: have no order that repeats.
@@ -57,41 +56,6 @@ def in_order(left: Float64s, right: Float64s) -> Int64s | None:
         position = int(before[position])
     rows: Int64s = order[np.array(chain[::-1], dtype=np.int64)]
     return rows
-
-
-# --- One spelling for the kernel names of all tools, so that profiles of different tools can be matched by name ------
-# CUPTI's demangler and that of Nsight Systems write the same function differently: literals with or without their type
-# (`(int)4`, `false`), `const` before or behind what it is said of, lambdas (`{lambda()#3}`, `[lambda() (instance 3)]`),
-# parameters by their type or as `T1`.
-
-
-_LAMBDA: Final = re.compile(r"\[lambda\([^()]*\) \(instance (\d+)\)\]|\{lambda\([^()]*\)#(\d+)\}")
-_UNNAMED: Final = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
-#: Innermost parentheses: parameter lists, and the types of literals.
-_PARENTHESES: Final = re.compile(r"\([^()]*\)")
-_LITERAL_SUFFIX: Final = re.compile(r"(?<=\d)[uUlL]+\b")
-_RETURN_TYPE: Final = re.compile(r"\bvoid (?=[\w:]+<)")
-_CONST: Final = re.compile(r"\bconst\b")
-_WORDS: Final = {"false": "0", "true": "1"}
-_WORD: Final = re.compile(r"\b(?:false|true)\b")
-
-
-def spelled(full_name: str) -> str:
-    """The function with its template arguments, without what tools write in different ways.
-
-    >>> spelled("void at::native::reduce<(int)128, (bool)0>(T1)")
-    'at::native::reduce<128,0>'
-    >>> spelled("void at::native::reduce<128, false>(int)")
-    'at::native::reduce<128,0>'
-    """
-    parts = split_name(full_name)
-    text = f"{parts.function}<{parts.template}>" if parts.template else parts.function
-    text = _LAMBDA.sub(lambda found: "{lambda#" + (found[1] or found[2]) + "}", _UNNAMED.sub("", text))
-    replaced = 1
-    while replaced:
-        text, replaced = _PARENTHESES.subn("", text)
-    text = _LITERAL_SUFFIX.sub("", _RETURN_TYPE.sub("", _CONST.sub("", text)))
-    return _WORD.sub(lambda word: _WORDS[word.group()], text).replace(" ", "")
 
 
 # --- The kernels of one side's step as slots: "the second launch of this kernel, in this range, with this grid" ------
@@ -184,7 +148,7 @@ def slots_of(side: Side, *, respelled: bool = False) -> Slots:
 
 def _described(kinds: pl.DataFrame, categories: pl.Series, respelled: bool) -> pl.DataFrame:
     names = kinds["full_name"].cast(pl.String)
-    identity = pl.Series([spelled(name) for name in names], dtype=pl.String) if respelled else names
+    identity = pl.Series([spelled_for_all_tools(name) for name in names], dtype=pl.String) if respelled else names
     kinds = kinds.with_columns(identity.alias("identity"), categories.alias("category"))
     return KINDS.conform(kinds)
 

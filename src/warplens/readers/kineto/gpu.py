@@ -8,8 +8,8 @@ from collections.abc import Callable
 import polars as pl
 
 from warplens.profile.schema import encode_names, name_categories
+from warplens.profile.spelling import short_name
 from warplens.profile.trace import TABLES
-from warplens.readers.kernels import short_kernel_name
 
 _LOW_32_BITS = 0xFFFFFFFF
 
@@ -147,7 +147,7 @@ def kernels_of(events: pl.DataFrame, calls: pl.DataFrame, host: int) -> pl.DataF
     kernels = _on_device(events, calls, host).with_columns(named(events["name"]))
     kernels = _with_launch_configuration(kernels, calls)
     full_name = kernels["name"]
-    return kernels.with_columns(mapped(full_name, short_kernel_name).alias("name"), full_name=full_name)
+    return kernels.with_columns(mapped(full_name, short_name).alias("name"), full_name=full_name)
 
 
 def copies_of(events: pl.DataFrame, calls: pl.DataFrame, host: int) -> pl.DataFrame:

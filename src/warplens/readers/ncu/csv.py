@@ -17,7 +17,7 @@ import polars as pl
 from warplens.errors import UnreadableInputError
 from warplens.profile import Capture, Device, Note, NoteLevel
 from warplens.profile.counters import LAUNCHES, RULES, KernelCounters, Session
-from warplens.readers.kernels import short_kernel_name
+from warplens.profile.spelling import short_name
 from warplens.readers.ncu import NCU
 from warplens.readers.ncu.container import without_folders
 from warplens.readers.ncu.csv_labels import metric_of, rule_name, section_of
@@ -75,7 +75,7 @@ def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl
         return pl.Series([launch[at[name]] for launch in launches], dtype=pl.String)
 
     names = column("Kernel Name").fill_null("").to_list()
-    short = {name: short_kernel_name(name) for name in dict.fromkeys(names)}
+    short = {name: short_name(name) for name in dict.fromkeys(names)}
     columns: dict[str, Any] = {
         "launch": pl.Series(range(count), dtype=pl.Int64),
         "kind": pl.Series([name if name in _KINDS else "kernel" for name in names], dtype=pl.Enum(["kernel", *_KINDS])),

@@ -12,7 +12,7 @@ import polars as pl
 from warplens.profile import Note, NoteLevel
 from warplens.profile.schema import Int64s
 from warplens.profile.trace import worst_first
-from warplens.readers.kernels import LOST_SHARE_WARNING, lost_level, still_queued
+from warplens.readers.losses import LOST_SHARE_WARNING, lost_level, still_queued
 from warplens.readers.nsys.capture import Session
 
 #: CUPTI numbers all calls of a process in sequence, and nsys leaves out those that say little: in the complete captures

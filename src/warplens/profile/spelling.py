@@ -1,0 +1,176 @@
+"""How a kernel's name is spelled: its parts, its short name, and one spelling for what tools write differently.
+
+Names come demangled, mangled or plain, from CUPTI, Nsight Systems, Nsight Compute and ROCm, each with a spelling of its
+own for the unnamed namespace, literals, lambdas and parameters. What a name says of the work is told by
+`warplens.analysis.kernel_names` and `warplens.analysis.categories`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from warplens.patterns import lazy_pattern
+
+#: The unnamed namespace as CUPTI, nsys and ncu write it; it says nothing, and its brackets are not those of a template.
+_UNNAMED = lazy_pattern(r"\(anonymous namespace\)::|<unnamed>::|\bunnamed>::")
+#: ncu drops a bracket where the unnamed namespace begins the template arguments: `Copy<unnamed>::Type<2>` opens two.
+_UNNAMED_ARGUMENT = lazy_pattern(r"(?<=\w)<unnamed>::")
+_BRACKET = lazy_pattern(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|[<>() ]")
+_SCOPE = lazy_pattern(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|::|[<>()]")
+_WORD = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+#: In a mangled name: literals (`Li128E`), back references (`S5_`) and built-in types, whose digits are no lengths; then
+#: lengths.
+_MANGLED_ITEM = lazy_pattern(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<builtin>DF16b|DF16_|Dh)|(?P<length>\d+)")
+_MANGLED_BUILTINS = {"DF16b": "__bf16", "DF16_": "_Float16", "Dh": "__half"}
+_MANGLED_QUALIFIERS = "NKVO"
+_MOST_LENGTH_DIGITS = 9
+
+
+@dataclass(frozen=True)
+class NameParts:
+    """A kernel's name, taken apart."""
+
+    function: str  #: the qualified function, without return type, template arguments and parameters
+    template: str  #: its template arguments, as written; empty where it has none
+    parameters: str  #: its parameter list, as written; tools that print `T1 *` reveal no type there
+    #: the function in lower-case words: `at::native::GammaBetaBackwardCUDAKernel` → `at native gamma beta backward cuda
+    #: kernel`. So a rule for `norm` does not take `normal` for a normalisation.
+    words: str
+
+
+def split_name(name: str) -> NameParts:
+    """Takes a demangled, mangled or plain kernel name apart.
+
+    >>> split_name("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 3>(float*)").function
+    'at::native::CatArrayBatchedCopy'
+    """
+    name = name.removesuffix(".kd")  # ROCm's kernel descriptors
+    if name.startswith("_Z"):
+        function, template, parameters = _split_mangled(name)
+    else:
+        function, template, parameters = _split_demangled(_UNNAMED.sub("", _UNNAMED_ARGUMENT.sub("<", name)))
+    return NameParts(function, template, parameters, " ".join(_WORD.findall(function)).lower())
+
+
+def _split_demangled(name: str) -> tuple[str, str, str]:
+    begin = 0
+    opened = closed = None  # the brackets of the function's own template arguments
+    end = len(name)
+    angles = parentheses = 0
+    for found in _BRACKET.finditer(name):
+        mark, at = found.group(), found.start()
+        if mark == "<" and not parentheses:
+            if not angles:
+                opened, closed = at, None
+            angles += 1
+        elif mark == ">" and not parentheses:
+            # Inside parentheses it may be a comparison; what stands there is balanced.
+            angles -= 1
+            if not angles:
+                closed = at
+                if name.startswith("::", at + 1):
+                    opened = closed = None  # they were those of the enclosing class
+        elif mark == "(":
+            if not angles and not parentheses:
+                end = at
+                break
+            parentheses += 1
+        elif mark == ")":
+            parentheses -= 1
+        elif mark == " " and not angles and not parentheses:
+            begin, opened, closed = at + 1, None, None  # that was the return type
+    if opened is None:
+        return name[begin:end], "", name[end:]
+    return name[begin:opened], name[opened + 1 : closed], name[end:]
+
+
+def _split_mangled(name: str) -> tuple[str, str, str]:
+    # Enough of the Itanium scheme to find identifiers: the first run of them is the function, the others are types.
+    at = len("_Z")
+    is_nested = name.startswith("N", at)
+    while at < len(name) and name[at] in _MANGLED_QUALIFIERS:
+        at += 1
+    function: list[str] = []
+    types: list[str] = []
+    function_end = at
+    while (found := _MANGLED_ITEM.search(name, at)) is not None:
+        at = found.end()
+        if found["builtin"]:
+            types.append(_MANGLED_BUILTINS[found["builtin"]])
+        elif found["length"]:
+            # No identifier is longer than the name, whatever number a damaged one holds.
+            length = int(found["length"]) if len(found["length"]) <= _MOST_LENGTH_DIGITS else len(name)
+            at = min(at + length, len(name))
+            identifier = name[found.end() : at]
+            if found.start() == function_end and (is_nested or not function):
+                function.append(identifier)
+                function_end = at
+            else:
+                types.append(identifier)
+    return "::".join(function), ", ".join(types), ""
+
+
+def short_name(full_name: str) -> str:
+    """The function alone: without return type, namespaces, template arguments and parameters.
+
+    Nsight Systems records both names; Kineto and Nsight Compute record the full one only.
+
+    >>> short_name("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 3>(float*)")
+    'CatArrayBatchedCopy'
+    """
+    function, begin, depth = split_name(full_name).function, 0, 0
+    for found in _SCOPE.finditer(function):
+        mark = found.group()
+        if mark == "::":
+            begin = begin if depth else found.end()
+        else:
+            depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(mark, 0)
+    return function[begin:] or full_name
+
+
+# --- One spelling, so that launches of the same kernel are found whichever tool, or page of a tool, named it ---
+#
+# The function with its template arguments. Literals stand with or without their type (`(int)4`, `2ul`, `false`),
+# `const` before or behind what it is said of, lambdas as `{lambda()#3}` or `[lambda() (instance 3)]`, parameters by
+# type or as `T1`.
+
+_LAMBDA = lazy_pattern(r"\[lambda\([^()]*\) \(instance (\d+)\)\]|\{lambda\([^()]*\)#(\d+)\}")
+#: Innermost parentheses: parameter lists, and the types of literals.
+_PARENTHESES = lazy_pattern(r"\([^()]*\)")
+_LITERAL_SUFFIX = lazy_pattern(r"(?<=\d)[uUlL]+\b")
+_RETURN_TYPE = lazy_pattern(r"\bvoid (?=[\w:]+<)")
+_CONST = lazy_pattern(r"\bconst\b")
+_TRUTH: Final = {"false": "0", "true": "1"}
+_TRUTH_WORD = lazy_pattern(r"\b(?:false|true)\b")
+#: What some pages of Nsight Compute leave out: the type of a literal, and namespaces that are common.
+_UNPRINTED = lazy_pattern(r"\((?:un)?(?:signed )?(?:int|long|long long|short|char|bool)\)(?=-?\w)|\b(?:\w+::)+")
+
+
+def spelled_for_all_tools(full_name: str) -> str:
+    """The function with its template arguments, without what tools write in different ways.
+
+    >>> spelled_for_all_tools("void at::native::reduce<(int)128, (bool)0>(T1)")
+    'at::native::reduce<128,0>'
+    >>> spelled_for_all_tools("void at::native::reduce<128, false>(int)")
+    'at::native::reduce<128,0>'
+    """
+    parts = split_name(full_name)
+    text = f"{parts.function}<{parts.template}>" if parts.template else parts.function
+    text = _LAMBDA.sub(lambda found: "{lambda#" + (found[1] or found[2]) + "}", text)
+    replaced = 1
+    while replaced:
+        text, replaced = _PARENTHESES.subn("", text)
+    return _with_plain_literals(_RETURN_TYPE.sub("", _CONST.sub("", text)))
+
+
+def spelled_for_all_pages(full_name: str) -> str:
+    """The same for names that one tool wrote: lambdas keep the types of their parameters, namespaces are left out."""
+    parts = split_name(full_name)
+    return _with_plain_literals(_UNPRINTED.sub("", f"{parts.function}<{parts.template}>"))
+
+
+def _with_plain_literals(text: str) -> str:
+    text = _LITERAL_SUFFIX.sub("", text)
+    return _TRUTH_WORD.sub(lambda word: _TRUTH[word.group()], text).replace(" ", "")
