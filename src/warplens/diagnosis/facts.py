@@ -100,9 +100,9 @@ _LATE: Final[tuple[str, ...]] = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Facts:
-    """The window as the rules see it."""
+    """The window as the rules see it. It changes once, by `hand_over_to_phases`, at the end."""
 
     #: timeline, window: the profile and the part of it that is judged
     timeline: Timeline
@@ -362,10 +362,11 @@ class Facts:
         pauses = self.gaps.filter(pl.col("phase") == phase)
         return self.own_ns(pl.col("phase") == phase) + int((pauses["end_ns"] - pauses["start_ns"]).sum())
 
-    def by_phase(self) -> list[Facts]:
-        """The work of each phase that has any time, and the pauses that it ended.
+    def hand_over_to_phases(self) -> list[Facts]:
+        """The facts of each phase that has any time: its work, and the pauses that it ended.
 
-        What phases ask of the whole window is kept. Its times are theirs from then on, and gone with the window.
+        Rows are handed over, not copied, so that those of a million kernels are there once: from then on the window
+        has only the columns that phases ask of the whole.
         """
         phases = [phase for phase in PHASES if self.wall_of_phase(phase)]
         rows, pauses = (
@@ -388,16 +389,15 @@ class Facts:
         work, kept = self.work, ("kind", "own_ns", "phase", "label", "precision", "bound_share")
         self.program.give_up()
         for each in (self, *parts):
-            object.__setattr__(each, "work", work.select(kept))
-        object.__setattr__(self, "gaps", self.gaps.select("start_ns", "end_ns", "phase"))
-        object.__setattr__(self, "causes", {})
+            each.work = work.select(kept)
+        self.gaps, self.causes = self.gaps.select("start_ns", "end_ns", "phase"), {}
         columns: list[list[pl.Series]] = [[] for _ in parts]
         for name in work.columns:  # one after the other, so that none is there twice
             for mine, part in zip(columns, rows, strict=True):
                 mine.append(work[name].gather(part))
             work = work.drop(name)
         for each, mine in zip(parts, columns, strict=True):
-            object.__setattr__(each, "work", pl.DataFrame(mine))
+            each.work = pl.DataFrame(mine)
         return parts
 
 

@@ -150,7 +150,7 @@ def diagnose(
     del claims
     facts.forget()
     give_back(timeline.work.height)
-    parts, phases = [] if decides else facts.by_phase(), []
+    parts, phases = [] if decides else facts.hand_over_to_phases(), []
     while parts:
         give_back(timeline.work.height)
         phases.append(_of_phase(parts.pop(0)))
