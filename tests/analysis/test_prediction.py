@@ -18,7 +18,7 @@ from tests.analysis.builders import kernel, trace
 from tests.analysis.simulator import run
 from warplens.analysis.prediction import Prediction, predictions
 from warplens.analysis.recorder import GRAPH_GAP_NS
-from warplens.analysis.rescheduling import GRAPH_LAUNCH_NS
+from warplens.analysis.replay import GRAPH_LAUNCH_NS
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tests.analysis.builders import call, kernel, launch, nvtx, overhead, trace
 from tests.analysis.simulator import GAP_NS, LATENCY_NS, Machine, run
 from warplens.analysis.recorder import recorded_schedule
-from warplens.analysis.replay import RecordedSchedule, Replayed, Schedule, replay
-from warplens.analysis.rescheduling import paced
+from warplens.analysis.replay import RecordedSchedule, Replayed, Schedule, paced, replay
 from warplens.analysis.timeline import Timeline
 from warplens.profile import Trace
 

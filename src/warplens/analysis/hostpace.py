@@ -45,7 +45,8 @@ STALL_MAX_NS = 1_000_000
 
 #: Causes that a call's own name (or the copy it issues) reveals.
 HOLDING_CAUSES = ("synchronization", "allocation", "blocking-copy")
-_SYNCHRONIZATION, _ALLOCATION, _BLOCKING_COPY = 1, 2, 3
+#: Their positions from 1, as `HostCalls.cause` and a schedule have them; 0 is a call that issues work.
+SYNCHRONIZATION, ALLOCATION, BLOCKING_COPY = 1, 2, 3
 
 #: A copy up to this size costs the host less than the wait that comes with it: 64 KiB take 3–7 µs over PCIe, and up to
 #: this size a copy from pageable memory to the device does not hold the host at all (CUDA Runtime API, "API
@@ -168,8 +169,8 @@ def _holding(name: str) -> int:
     """What an API function holds the host up with, as a position from 1 in `HOLDING_CAUSES`; 0 for issuing work."""
     kind = api_kind(name)
     if kind == "copy":
-        return _BLOCKING_COPY if blocks_host(name) else 0
-    return {"sync": _SYNCHRONIZATION, "allocation": _ALLOCATION}.get(kind, 0)
+        return BLOCKING_COPY if blocks_host(name) else 0
+    return {"sync": SYNCHRONIZATION, "allocation": ALLOCATION}.get(kind, 0)
 
 
 def _copy_calls(timeline: Timeline, process: int, by_name: npt.NDArray[np.int8]) -> tuple[Int64s, npt.NDArray[np.int8]]:
@@ -189,9 +190,9 @@ def _copy_calls(timeline: Timeline, process: int, by_name: npt.NDArray[np.int8])
     )[work["row"]]
     small, from_pageable, to_pageable = (column.to_numpy() for column in moved.get_columns())
     rows = work["api_row"].to_numpy()
-    holds = (by_name[rows] == _BLOCKING_COPY) | from_pageable | to_pageable
+    holds = (by_name[rows] == BLOCKING_COPY) | from_pageable | to_pageable
     put_aside = (by_name[rows] == 0) & ~to_pageable
-    cause = np.where(small, np.where(put_aside, 0, _SYNCHRONIZATION), _BLOCKING_COPY)
+    cause = np.where(small, np.where(put_aside, 0, SYNCHRONIZATION), BLOCKING_COPY)
     return rows[holds], cause[holds].astype(np.int8)
 
 
@@ -205,7 +206,7 @@ def _polling_as_waits(
     row = np.cumsum(~follows) - 1
     of_wait = asks & (np.bincount(row)[row] >= _POLLS_OF_A_WAIT)
     ends, cause = ends.copy(), cause.copy()
-    cause[order[of_wait]] = _SYNCHRONIZATION
+    cause[order[of_wait]] = SYNCHRONIZATION
     inside = np.flatnonzero(of_wait[:-1] & follows[1:])
     ends[order[inside]] = np.maximum(ends[order[inside]], starts[order[inside + 1]])
     return ends, cause

@@ -16,18 +16,19 @@ from typing import Final, Literal
 import numpy as np
 import polars as pl
 
-from warplens.analysis.hostpace import SMALL_COPY_BYTES
-from warplens.analysis.recorder import DEFAULT_LATENCY_NS, GRAPH_GAP_NS, recorded_schedule
+from warplens.analysis.hostpace import ALLOCATION, BLOCKING_COPY, SMALL_COPY_BYTES, SYNCHRONIZATION
+from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import (
-    ALLOCATION,
-    BLOCKING_COPY,
-    SYNCHRONIZATION,
+    DEFAULT_LATENCY_NS,
+    GRAPH_GAP_NS,
+    GRAPH_LAUNCH_NS,
     RecordedSchedule,
     Schedule,
+    as_graphs,
     replay,
     replayed_ns,
+    without_profiler,
 )
-from warplens.analysis.rescheduling import GRAPH_LAUNCH_NS, as_graphs, without_profiler
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.errors import UsageError

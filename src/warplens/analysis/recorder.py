@@ -28,25 +28,20 @@ import polars as pl
 
 from warplens.analysis.api import API_KIND, api_kinds
 from warplens.analysis.frames import once
-from warplens.analysis.hostpace import STALL_MIN_NS, HostCalls
+from warplens.analysis.hostpace import ALLOCATION, BLOCKING_COPY, STALL_MIN_NS, SYNCHRONIZATION, HostCalls
 from warplens.analysis.intervals import Intervals, measure_before
-from warplens.analysis.replay import ALLOCATION, BLOCKING_COPY, SYNCHRONIZATION, RecordedSchedule, Schedule
+from warplens.analysis.replay import (
+    DEFAULT_LATENCY_NS,
+    GRAPH_GAP_NS,
+    RecordedSchedule,
+    Schedule,
+)
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.schema import Bools, Int64s, rows_named
 
-#: From the return of a launching call to the begin of its work on an idle GPU, where the window has no example of it.
-#: On A100, H100 and H200 1.8–2.4 µs under the profiler.
-DEFAULT_LATENCY_NS: Final = 2_000
 #: Between two queued pieces of work of a stream, where the window has no example: 0.9–1.6 µs on the same GPUs.
 _DEFAULT_GAP_NS: Final = 1_000
-
-
-#: What a node of a CUDA graph adds to its kernel's time. A compromise among programs on the H200 that do not agree:
-#: what would have suited six launch-bound ones best lies between −0.26 and 0.42 µs, their median is 0.07 µs
-#: (`docs/explanation/prediction.md` says what follows for predictions).
-GRAPH_GAP_NS: Final = 250
-
 
 #: When the work before the first one of a stream ended.
 _LONG_AGO: Final = -(2**60)

@@ -17,8 +17,7 @@ import numpy as np
 
 from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt
 from warplens.analysis.recorder import recorded_schedule
-from warplens.analysis.replay import RecordedSchedule, Replayed, replay, replayed_ns
-from warplens.analysis.rescheduling import paced
+from warplens.analysis.replay import RecordedSchedule, Replayed, paced, replay, replayed_ns
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile import Device
