@@ -29,6 +29,26 @@ class LMSize:
         """Width of one head."""
         return self.d_model // self.heads
 
+    @property
+    def parameters(self) -> int:
+        """Trained numbers: 2Vd + L(4d² + 3·d·d_ff + 2d) + d: embedding and head, layers of maps and norms, a norm."""
+        d = self.d_model
+        return 2 * self.vocabulary * d + self.layers * (4 * d * d + 3 * d * self.d_ff + 2 * d) + d
+
+    def forward_macs(self, batch: int, context: int) -> int:
+        """Multiply-accumulates of a forward pass: T·L(4d² + 3·d·d_ff) + 2·B·S²·d·L + T·d·V with T = B·S.
+
+        The score matrix counts in full: the program computes all of it and masks half away.
+        """
+        tokens, d = batch * context, self.d_model
+        projections = tokens * self.layers * (4 * d * d + 3 * d * self.d_ff)
+        return projections + 2 * batch * context**2 * d * self.layers + tokens * d * self.vocabulary
+
+    @property
+    def parameter_tensors(self) -> int:
+        """Trained tensors: nine in each layer, the embedding, the last norm and the head."""
+        return 9 * self.layers + 3
+
 
 #: CS336, assignment 2: five sizes of spring 2025, and the two of spring 2026 that differ. `tiny` is not of the
 #: assignment: it is for trying things out without a GPU. "2.7B" really has 3.4 billion parameters, since SwiGLU has

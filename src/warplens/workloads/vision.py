@@ -26,30 +26,13 @@ def work(macs: int) -> Work:
     return Work(macs=macs, flops=2 * macs)
 
 
-def lm_parameters(size: LMSize) -> int:
-    """Trainable numbers: 2Vd + L(4d² + 3·d·d_ff + 2d) + d."""
-    d = size.d_model
-    return 2 * size.vocabulary * d + size.layers * (4 * d * d + 3 * d * size.d_ff + 2 * d) + d
-
-
-def lm_forward_macs(size: LMSize, batch: int, context: int) -> int:
-    """MACs of a forward pass: T·L(4d² + 3·d·d_ff) + 2·B·S²·d·L + T·d·V with T = B·S.
-
-    The score matrix counts in full: the program computes all of it and masks half away.
-    """
-    tokens, d = batch * context, size.d_model
-    projections = tokens * size.layers * (4 * d * d + 3 * d * size.d_ff)
-    attention = 2 * batch * context * context * d * size.layers
-    return projections + attention + tokens * d * size.vocabulary
-
-
 def lm_work(size: LMSize, batch: int, context: int, mode: str) -> Work:
     """A step: a forward pass, or three times as much with the backward pass.
 
     The backward pass has two products for each of the forward pass: one for the gradient of each factor. The embedding
     is a look-up, so that holds for the first layer as well.
     """
-    return work(lm_forward_macs(size, batch, context) * (1 if mode == "forward" else 3))
+    return work(size.forward_macs(batch, context) * (1 if mode == "forward" else 3))
 
 
 def vit_macs(size: ViTSize, input_size: int, blocks: Sequence[BlockTokens]) -> int:

@@ -17,10 +17,9 @@ import pytest
 
 from tests.compare.measured import token_reduction
 from tests.compare.simulation import Machine, Noise, Truth, blocks_of, hard, simulated, transformer_sweep
-from warplens.errors import MissingDataError, UsageError
-from warplens.studies.sweeps.breakeven import ERRORS, FORMS, PARAMETERS, THRESHOLDS, BreakEven
+from warplens.errors import MissingDataError
+from warplens.studies.sweeps.breakeven import FORMS, PARAMETERS, THRESHOLDS, BreakEven, Form, Model
 from warplens.studies.sweeps.breakeven_fit import best_fit, fit_breakeven
-from warplens.studies.sweeps.breakeven_model import Form, Model
 from warplens.studies.sweeps.payoff import crossovers
 from warplens.studies.sweeps.sweep import Cell, Known, Point, Sweep, observed
 
@@ -80,28 +79,20 @@ def test_the_threshold_holds_that_of_the_machine(tokens, misfit):
 
 def test_a_grid_without_misfit_is_predicted_where_it_was_not_fitted():
     found = fit()
-    inner = found.errors.filter((pl.col("left_out") == "batch") & ~pl.col("edge"))
-    assert inner["held_out_error"].abs().max() < 0.05
+    assert found.median_error < found.worst_error < 0.05
     assert found.usable
     assert found.reason is None
 
 
-def test_an_unmeasured_point_is_predicted_with_its_bound():
+def test_the_ratio_of_the_sides_at_each_point_is_that_of_the_machine():
     found = fit()
-    here = found.predict({"input_size": 448, "batch": 6, "execution": "eager"})
-    tokens = 785
-    assert here.baseline_ns == pytest.approx(1.03 * MACHINE.step(blocks_of(tokens, 1.0), 6, 0, True), rel=0.05)
-    assert here.variant_ns == pytest.approx(1.03 * MACHINE.step(blocks_of(tokens, 0.1), 6, 1, True), rel=0.05)
-    assert (here.baseline_bound, here.variant_bound) == ("gpu", "host")
-    assert not here.extrapolated
-    assert here.ratio_low < here.ratio < here.ratio_high
-    assert found.predict({"execution": "eager"}, size=785, items=64).extrapolated
-
-
-def test_an_input_size_between_two_measured_ones_has_tokens_between_theirs():
-    found = fit()
-    between = found.predict({"input_size": 320, "batch": 16, "execution": "graph"})
-    assert between.baseline_ns == pytest.approx(1.03 * MACHINE.step(blocks_of(401, 1.0), 16, 0, False), rel=0.06)
+    for settings, ratio in found.ratios:
+        tokens, eager = {224: 197, 448: 785}[settings["input_size"]], settings["execution"] == "eager"
+        times = [
+            MACHINE.step(blocks_of(tokens, keep), settings["batch"], side, eager)
+            for side, keep in enumerate((1.0, 0.1))
+        ]
+        assert ratio == pytest.approx(times[1] / times[0], rel=0.06), settings
 
 
 def test_a_graph_has_no_host_that_the_data_would_show():
@@ -240,7 +231,7 @@ def test_rates_alone_are_fitted_with_a_doubt():
 def test_cells_without_both_sides_are_left_out():
     broken = replace(LINE.points[-1], baseline=Cell("out-of-memory"))
     found = fit_breakeven(replace(LINE, points=(*LINE.points[:-1], broken)), draws=20)
-    assert len(found.cells) == 2 * (len(LINE.points) - 1)
+    assert len(found.ratios) == len(LINE.points) - 1
 
 
 def test_too_little_is_refused():
@@ -252,26 +243,12 @@ def test_too_little_is_refused():
         fit_breakeven(changed(LINE, items=None))
 
 
-def test_a_prediction_needs_the_axes_that_it_depends_on():
-    found = few_draws()
-    with pytest.raises(UsageError, match="needs a value of 'execution'"):
-        found.predict({"batch": 3})
-    with pytest.raises(UsageError, match="was not measured"):
-        found.predict({"execution": "compiled", "batch": 3, "input_size": 224})
-    with pytest.raises(UsageError, match="needs a value of input_size"):
-        found.predict({"execution": "eager", "batch": 3})
-
-
 def test_frames_have_their_schemas():
     found = few_draws()
-    axes = ["input_size", "batch", "execution"]
-    assert found.errors.columns == [*axes, *ERRORS.names]
     assert found.thresholds.columns == ["execution", *THRESHOLDS.names]
     assert found.parameters.schema == PARAMETERS.schema
     assert found.forms.schema == FORMS.schema
     assert found.forms["chosen"].sum() == 1
-    # Every cell once for the batch and once for the input size that was left out.
-    assert found.errors.height == 2 * 40
 
 
 @cache

@@ -27,7 +27,6 @@ from warplens.profile import NoteLevel
 from warplens.profile.schema import name_categories
 from warplens.studies.grid.cells import (
     MODEL_SIZES,
-    ModelSize,
     PythonTime,
     model_rank,
     model_size,
@@ -51,6 +50,7 @@ from warplens.studies.grid.gputime import (
     training_split,
 )
 from warplens.studies.grid.passes import PhasedWork, Spread, host_passes, phased_work
+from warplens.workloads.settings import LMSize
 
 #: The questions, by letter.
 QUESTIONS: Final = {
@@ -133,7 +133,7 @@ class CellAnswers:
     #: device, bandwidth: name and memory bandwidth (bytes per second) of the GPU, where known
     device: str | None
     bandwidth: int | None
-    size: ModelSize | None  #: widths of the model, where the table knows it
+    size: LMSize | None  #: widths of the model, where the table knows it
     how: str  #: how the steps were found
     invalid: tuple[str, ...] = ()  #: why the profile cannot stand for its cell; empty where it can
     lacking: Mapping[str, str] = field(default_factory=dict)  #: question → what to do so that the profile can answer it
@@ -228,7 +228,7 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
 
 
 def _judged(
-    cell: GridCell, phased: PhasedWork, mode: str | None, size: ModelSize | None, peak: int | None, counted: int | None
+    cell: GridCell, phased: PhasedWork, mode: str | None, size: LMSize | None, peak: int | None, counted: int | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Why a profile cannot stand for its cell, and what the reader of its numbers must know."""
     timeline = cell.timeline
@@ -245,14 +245,14 @@ def _judged(
     if blocking := [note.text for note in recorded if note.level is NoteLevel.BLOCKING]:
         invalid = blocking if worked else []
     notes = [note.text for note in recorded if note.level is NoteLevel.WARNING and note.code != "no-ranges"]
-    if size is None and not few_layers and any(known.name == cell.model for known in MODEL_SIZES):
+    if size is None and not few_layers and cell.model in MODEL_SIZES:
         notes.append(f"{counted} attention layers are not those of {cell.model}: FLOPs are not modelled")
     if phased.pass_is_step:
         notes.append("no range is named after the forward pass: a whole step counts as one, as its name says")
     return tuple(invalid), tuple(notes)
 
 
-def _forward_time(phased: PhasedWork, counted: int | None, size: ModelSize | None) -> ForwardTime | None:
+def _forward_time(phased: PhasedWork, counted: int | None, size: LMSize | None) -> ForwardTime | None:
     passes = phased.passes
     spreads = {name: Spread.of(passes[name]) for name in ("host_ns", "elapsed_ns", "span_ns", "gpu_ns", "busy_ns")}
     span, gpu, busy = spreads["span_ns"], spreads["gpu_ns"], spreads["busy_ns"]
@@ -270,7 +270,7 @@ def _forward_time(phased: PhasedWork, counted: int | None, size: ModelSize | Non
     )
 
 
-def _host_forward_time(timeline: Timeline, size: ModelSize | None) -> ForwardTime | None:
+def _host_forward_time(timeline: Timeline, size: LMSize | None) -> ForwardTime | None:
     """The forward time from host ranges alone, of a profile without any GPU work; None where it names no pass."""
     if timeline.trace.has_device_work:
         return None
@@ -340,7 +340,7 @@ _EXPECTED: Final = {"forward": PHASES[:1], "forward+backward": PHASES[:2], "trai
 
 
 def incomplete_steps(
-    timeline: Timeline, phased: PhasedWork, mode: str, size: ModelSize | None, peak_bytes_per_s: int | None
+    timeline: Timeline, phased: PhasedWork, mode: str, size: LMSize | None, peak_bytes_per_s: int | None
 ) -> tuple[str, ...]:
     """Why the steps cannot stand for their cell, one sentence each; empty where nothing speaks against them.
 
@@ -379,7 +379,7 @@ def unnamed_phases(phased: PhasedWork, mode: str) -> tuple[str, ...]:
 
 def incomplete_layers(phased_layers: int | None, model: str) -> str | None:
     """Why a forward pass with so few attention layers cannot be this model's; None where it can."""
-    layers = [size.layers for size in MODEL_SIZES if size.name == model]
+    layers = [size.layers for size in MODEL_SIZES.get(model, ())]
     if phased_layers is None or not layers or phased_layers >= min(layers):
         return None
     return (

@@ -21,7 +21,7 @@ import polars as pl
 
 from warplens.errors import UsageError
 from warplens.studies.grid.passes import Spread
-from warplens.workloads.settings import LM_SIZES, VOCABULARY
+from warplens.workloads.settings import LM_SIZES, LMSize
 
 #: Maximum, subtraction, exponential, sum and division: one each for every score.
 SOFTMAX_FLOPS_PER_SCORE: Final = 5
@@ -35,43 +35,13 @@ REFERENCE_ADAMW_LAUNCHES_PER_TENSOR: Final = 16
 REFERENCE_ADAMW_BYTES_PER_PARAMETER: Final = (33 + 2) * 4
 
 
-@dataclass(frozen=True)
-class ModelSize:
-    """Widths of one model; `edition` names the assignment's year, empty where all editions agree."""
-
-    name: str
-    d_model: int
-    d_ff: int
-    layers: int
-    heads: int
-    edition: str = ""
-
-    @property
-    def d_head(self) -> int:
-        """Width of one attention head."""
-        return self.d_model // self.heads
-
-    @property
-    def parameters(self) -> int:
-        """Trained numbers: embedding and head, and in each layer four projections, three matrices and two norms."""
-        layer = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
-        return 2 * VOCABULARY * self.d_model + self.layers * layer + self.d_model
-
-    @property
-    def parameter_tensors(self) -> int:
-        """Trained tensors: nine in each layer, the embedding, the last norm and the head."""
-        return 9 * self.layers + 3
-
-
-#: Editions of sizes on which they differ, by the name in `LM_SIZES`; the more widespread one has the plain name.
-_EDITIONS: Final = {"xl": "spring 2025", "xl-2026": "spring 2026", "2.7B": "spring 2025", "10B": "spring 2026"}
-
-#: Every size by its canonical name, the more widespread edition first.
-MODEL_SIZES: Final[tuple[ModelSize, ...]] = tuple(
-    ModelSize(name.removesuffix("-2026"), size.d_model, size.d_ff, size.layers, size.heads, _EDITIONS.get(name, ""))
-    for name, size in LM_SIZES.items()
-    if name != "tiny"
-)
+#: Every size by the name that the assignment gives it, smallest first; of a name that two editions give to different
+#: models (`xl`: d_model 1600 in 2025, 2560 in 2026), the more widespread one first.
+MODEL_SIZES: Final[Mapping[str, tuple[LMSize, ...]]] = {
+    name: tuple(size for key, size in LM_SIZES.items() if key.removesuffix("-2026") == name)
+    for name in LM_SIZES
+    if name not in ("tiny", "xl-2026")
+}
 
 _BILLIONS = re.compile(r"^(\d+)(?:[._p-](\d+))?b$")
 
@@ -81,10 +51,10 @@ def canonical_model(text: str) -> str | None:
     lowered = text.strip().lower()
     if billions := _BILLIONS.match(lowered):
         lowered = f"{billions[1]}.{billions[2]}b" if billions[2] else f"{billions[1]}b"
-    return next((size.name for size in MODEL_SIZES if size.name.lower() == lowered), None)
+    return next((name for name in MODEL_SIZES if name.lower() == lowered), None)
 
 
-def model_size(name: str, layers: int | None = None) -> ModelSize | None:
+def model_size(name: str, layers: int | None = None) -> LMSize | None:
     """The widths of a model by name; where editions differ, the one with this many layers, else the first.
 
     Args:
@@ -93,10 +63,7 @@ def model_size(name: str, layers: int | None = None) -> ModelSize | None:
     Returns:
         None for a name that is not in the table, or where the profile shows another number of layers than it says.
     """
-    named = [size for size in MODEL_SIZES if size.name == name]
-    if layers is not None:
-        named = [size for size in named if size.layers == layers]
-    return named[0] if named else None
+    return next((size for size in MODEL_SIZES.get(name, ()) if layers in (None, size.layers)), None)
 
 
 def model_rank(name: str) -> tuple[int, int, str]:
@@ -118,14 +85,6 @@ def softmax_flops(batch: int, heads: int, context: int) -> int:
 def flop_ratio(d_head: int) -> float:
     """FLOPs of both attention products over those of the softmax: 2·2·d / 5, whatever batch, heads and context are."""
     return 2 * 2 * d_head / SOFTMAX_FLOPS_PER_SCORE
-
-
-def forward_flops(size: ModelSize, batch: int, context: int) -> int:
-    """FLOPs of the matrix products of one forward pass: 2T·L(4d² + 3·d·d_ff) + 4·B·S²·d·L + 2T·d·V, with T = B·S."""
-    tokens = batch * context
-    linear = 2 * tokens * size.layers * (4 * size.d_model**2 + 3 * size.d_model * size.d_ff)
-    attention = 2 * size.layers * attention_matmul_flops(batch, size.heads, context, size.d_head)
-    return linear + attention + 2 * tokens * size.d_model * VOCABULARY
 
 
 #: What one step of a profiled program does, from the least to the most.

@@ -24,12 +24,12 @@ from warplens.profile.schema import Column, name_categories
 from warplens.studies.grid.cells import (
     REFERENCE_ADAMW_BYTES_PER_PARAMETER,
     REFERENCE_ADAMW_LAUNCHES_PER_TENSOR,
-    ModelSize,
     attention_matmul_flops,
     flop_ratio,
     softmax_flops,
 )
 from warplens.studies.grid.passes import MATMUL, PhasedWork, Spread, busy_by_group
+from warplens.workloads.settings import LMSize
 
 KERNEL_USES: Final = table(
     "kernels of a forward pass or step",
@@ -245,20 +245,20 @@ class AttentionTime:
     def _products_known(self) -> bool:
         return bool((self.passes["scores_matmul_ns"] > 0).all() and (self.passes["values_matmul_ns"] > 0).all())
 
-    def times_slower_per_flop(self, size: ModelSize) -> float | None:
+    def times_slower_per_flop(self, size: LMSize) -> float | None:
         """How much longer one FLOP of the softmax takes than one of the products: runtime ratio × FLOP ratio."""
         ratio = self.runtime_ratio
         return ratio.median * flop_ratio(size.d_head) if ratio else None
 
-    def product_flops_per_s(self, part: str, size: ModelSize, batch: int, context: int) -> float | None:
+    def product_flops_per_s(self, part: str, size: LMSize, batch: int, context: int) -> float | None:
         """Modelled FLOPs of one product (`scores` or `values`) over the measured time of its kernels."""
         return self._per_s(f"{part}_matmul_ns", attention_matmul_flops(batch, size.heads, context, size.d_head))
 
-    def softmax_flops_per_s(self, size: ModelSize, batch: int, context: int) -> float | None:
+    def softmax_flops_per_s(self, size: LMSize, batch: int, context: int) -> float | None:
         """Modelled FLOPs of the softmax over its measured time."""
         return self._per_s("softmax_ns", softmax_flops(batch, size.heads, context))
 
-    def softmax_bytes_per_s(self, size: ModelSize, batch: int, context: int) -> float | None:
+    def softmax_bytes_per_s(self, size: LMSize, batch: int, context: int) -> float | None:
         """Modelled memory traffic of the softmax, caches not counted, over its measured time.
 
         None where the kernels are not those of a known form, or not known to be fp32.
@@ -466,7 +466,7 @@ def training_split(phased: PhasedWork) -> TrainingSplit | None:
 
 
 def optimizer_cost(
-    phased: PhasedWork, split: TrainingSplit, size: ModelSize | None, peak_bytes_per_s: int | None
+    phased: PhasedWork, split: TrainingSplit, size: LMSize | None, peak_bytes_per_s: int | None
 ) -> OptimizerCost | None:
     """What the optimizer costs; None where it has no work on the GPU.
 

@@ -221,11 +221,12 @@ def _disagreements(numbers: SweepNumbers) -> Iterator[str]:
     if model is None or not model.usable:
         return
     wrong, decided = [], 0
+    ratios = {tuple(settings.items()): ratio for settings, ratio in model.ratios}
     for item in numbers.points:
         if item.comparison is None or item.comparison.verdict not in ("faster", "slower"):
             continue
         decided += 1
-        modelled = model.predict(item.point.settings).ratio
+        modelled = ratios[tuple(item.point.settings.items())]
         if (modelled > 1) != (item.comparison.verdict == "slower"):
             measured, said = fmt.number(1 / item.comparison.ratio.estimate), fmt.number(1 / modelled)
             wrong.append(f"{settings_text(item.point.settings)} (measured {measured}×, modelled {said}×)")

@@ -1,27 +1,27 @@
-"""The fitted model of a sweep: parameters, errors, predictions, and from which size on the variant pays."""
+"""The break-even model of a sweep: a step takes as long as the slower of its host and its GPU.
+
+    time = max(host, GPU)                          hard, or (hostᵖ + GPUᵖ)^(1/p), soft
+    host = one time a side, or cost of a launch × launches (where they are known, and where that predicts better)
+    GPU  = floors × pieces + Σ coefficient × work  work: tokens, products of tokens, FLOPs or items
+
+Within one kind of work (linear layers, attention) FLOPs and bytes grow alike, so that max(FLOPs/(efficiency · peak),
+bytes/bandwidth) is the same roof at every size: one coefficient. All parameters are positive and fitted as logarithms
+(`breakeven_fit`). Here are its terms, the sizes of both sides, what a fit says, and from where on the variant pays.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
 
-from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
 from warplens.studies.sweeps.payoff import Answer, Crossing, PaysOff, first_below, interval
-from warplens.studies.sweeps.sweep import SIDES, Observed, framed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from warplens.studies.sweeps.breakeven_model import Form, Model, Sizes
-
-
-#: Sizes are interpolated through logarithms.
-_ROUNDING: Final = 1 + 1e-9
+from warplens.studies.sweeps.sweep import SIDES, Known, Observed, Point, Size, Work, block_table, framed
 
 PARAMETERS: Final = table(
     "sweep: parameters of the break-even model",
@@ -37,21 +37,6 @@ PARAMETERS: Final = table(
     "value",
     column("high", help="upper end of its interval"),
     Column("identified", pl.Boolean, "whether its interval spans less than a factor of four", title="Told by the data"),
-)
-
-ERRORS: Final = table(
-    "sweep: errors of the break-even model",
-    "A cell, and an axis by whose values it was left out. `BreakEven.errors`; the axes stand before these columns.",
-    column("side", dtype=pl.Enum(SIDES)),
-    column("measured_ns", dtype=pl.Float64, help="time of a step as measured"),
-    Column("fitted_ns", pl.Float64, "by the model, fitted to all cells"),
-    "fitted_error",
-    column("bound", dtype=pl.Enum(["host", "gpu"]), help="whichever takes longer"),
-    Column("left_out", pl.String, "the axis"),
-    Column("edge", pl.Boolean, "whether an end of the axis was left out, so that this is an extrapolation"),
-    Column("held_out_ns", pl.Float64, "by the model, fitted without the cell"),
-    "held_out_error",
-    Column("held_out_ratio_error", pl.Float64, "of variant / baseline"),
 )
 
 FORMS: Final = table(
@@ -84,21 +69,275 @@ THRESHOLDS: Final = table(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Modelled step times."""
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """How the sizes of both sides follow from the baseline's.
 
-    #: baseline_ns, variant_ns: as predicted
-    baseline_ns: float
-    variant_ns: float
-    #: ratio_low, ratio, ratio_high: variant / baseline time; interval with the model's held-out error in it
-    ratio_low: float
-    ratio: float
-    ratio_high: float
-    #: baseline_bound, variant_bound: `host` or `gpu`, whichever takes longer
-    baseline_bound: str
-    variant_bound: str
-    extrapolated: bool  #: whether the size or the number of items lies beyond those measured
+    Between measured sizes, tokens, FLOPs and launches are straight lines when both scales are logarithmic; beyond, they
+    keep their proportion to the baseline's size (launches stay).
+    """
+
+    work: Work  #: what a size is counted in
+    amounts: tuple[float, ...]  #: of the baseline's measured sizes, rising
+    pairs: tuple[tuple[Size, Size], ...]  #: baseline's and variant's size for each
+
+    @classmethod
+    def of(cls, cells: Sequence[Observed], work: Work) -> Sizes:
+        """The sizes among cells, baseline and variant in turns."""
+        found: dict[float, tuple[Size, Size]] = {}
+        for before, after in zip(cells[::2], cells[1::2], strict=True):
+            found.setdefault(before.size.amount(work), (before.size, after.size))
+        return cls(work, tuple(sorted(found)), tuple(found[amount] for amount in sorted(found)))
+
+    def at(self, amount: float) -> tuple[Size, Size]:
+        """Both sides' sizes where the baseline's is `amount`."""
+        if self.work == "items":
+            return self.pairs[0]
+        above = int(np.searchsorted(self.amounts, amount))
+        if above in (0, len(self.amounts)):
+            near = min(above, len(self.amounts) - 1)
+            factor = amount / self.amounts[near]
+            before, after = self.pairs[near]
+            return _scaled(before, factor), _scaled(after, factor)
+        low, high = self.amounts[above - 1], self.amounts[above]
+        share = float(np.log(amount / low) / np.log(high / low))
+        one, two = self.pairs[above - 1], self.pairs[above]
+        return _between(one[0], two[0], share), _between(one[1], two[1], share)
+
+    def pair(self, amount: float, items: float, group: tuple[Any, ...]) -> list[Observed]:
+        """Both sides at a size and a number of items, as cells that were not measured."""
+        return [Observed({}, side, group, items, found, 0) for side, found in enumerate(self.at(amount))]
+
+
+def _scaled(size: Size, factor: float) -> Size:
+    tokens = size.tokens and tuple(
+        (max(block[0] * factor, 1.0), max(block[1] * factor, 1.0), max(block[2] * factor, 1.0)) for block in size.tokens
+    )
+    return Size(tokens, size.flops and size.flops * factor, size.launches)
+
+
+def _between(one: Size, two: Size, share: float) -> Size:
+    tokens = None
+    if one.tokens and two.tokens and len(one.tokens) == len(two.tokens):
+        mixed = np.exp(np.log(np.array(one.tokens)) * (1 - share) + np.log(np.array(two.tokens)) * share)
+        tokens = tuple((float(block[0]), float(block[1]), float(block[2])) for block in mixed)
+    return Size(tokens, _mixed(one.flops, two.flops, share), _mixed(one.launches, two.launches, share))
+
+
+def _mixed(one: float | None, two: float | None, share: float) -> float | None:
+    return float(one ** (1 - share) * two**share) if one and two else None
+
+
+#: A parameter whose interval spans a larger factor is not told by the data.
+_IDENTIFIED: Final = 4.0
+
+#: Log of a time that is none.
+_GONE: Final = -60.0
+
+#: A term that changes no step time by 1 % says nothing about its parameter.
+_NOTICED: Final = 0.01
+
+
+def parameter_frame(
+    model: Model,
+    logs: Float64s,
+    drawn: Float64s,
+    cells: Sequence[Observed],
+    points: Sequence[Point],
+    level: float,
+) -> pl.DataFrame:
+    """One row a parameter, and one a rate that follows from it: `PARAMETERS`."""
+    values, samples = np.exp(logs), np.exp(drawn)
+    if model.form.maximum == "soft" and model.form.hosts:
+        values[-1], samples[:, -1] = model.sharpness(logs[None, :])[0], model.sharpness(drawn)
+    rows: list[tuple[Any, ...]] = []
+    spans = [(1 - level) / 2, (1 + level) / 2]
+    for number, term in enumerate(model.terms):
+        low, high = (float(value) for value in np.quantile(samples[:, number], spans))
+        told = high <= low * _IDENTIFIED and _matters(model, logs, number, cells)
+        rows.append((term.name, term.of, term.unit, low, float(values[number]), high, told))
+        flops = _flops_of(model, number, cells, points)
+        if flops:
+            # FLOP per ns of a coefficient in ns: ×1e9 is FLOP/s.
+            rate = (1e9 * flops / high, 1e9 * flops / values[number], 1e9 * flops / low)
+            rows.append((f"rate of {term.name}", "derived", "FLOP/s", *map(float, rate), told))
+    return pl.DataFrame(rows, schema=PARAMETERS.schema, orient="row")
+
+
+def _matters(model: Model, logs: Float64s, number: int, cells: Sequence[Observed]) -> bool:
+    """Whether any step time would be another one without this term."""
+    gpu, host = model.gpu_columns(cells), model.host_columns(cells)
+    without = logs.copy()
+    without[number] = _GONE
+    times = model.log_times(np.stack([logs, without]), gpu, host)
+    return bool(np.abs(times[1] - times[0]).max() > _NOTICED)
+
+
+def _flops_of(model: Model, number: int, cells: Sequence[Observed], points: Sequence[Point]) -> float | None:
+    """FLOPs of one unit of a kind of work, from the arithmetic of the cells; None if it is no work or is not known."""
+    term = model.terms[number]
+    if term.unit == "ns/FLOP":
+        return 1.0
+    if term.unit not in ("ns/token", "ns/token²"):
+        return None
+    flops = [cell.flops for point in points for cell in (point.baseline, point.variant) if cell]
+    if not all(flops):
+        return None
+    sums = np.array([cell.items * block_table(cell.size).sum(axis=0)[:2] for cell in cells])
+    each = np.linalg.lstsq(sums, np.array(flops, dtype=float), rcond=None)[0]
+    return float(each[0] if term.unit == "ns/token" else each[1]) if (each > 0).all() else None
+
+
+Maximum: TypeAlias = Literal["hard", "soft"]
+
+#: No overlap at all is p = 1; beyond 30 the maximum is hard for every purpose.
+_LEAST_SHARPNESS: Final = 1.0
+_MOST_SHARPNESS: Final = 30.0
+
+#: Of the derivative by the exponent.
+_STEP: Final = 1e-5
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is chosen by cross-validation."""
+
+    maximum: Maximum  #: how host and GPU overlap
+    own: bool  #: whether attention (or all work, where only FLOPs or items are known) costs each side its own
+    #: groups that have a host term; without one, the GPU's time is that of the step (a CUDA graph, say)
+    hosts: tuple[tuple[object, ...], ...]
+    #: whether the host's time is launches times the cost of one; else it is one time a side. Launches that a library
+    #: makes in one call cost less than others, so that their number can mislead.
+    per_launch: bool = False
+
+
+@dataclass(frozen=True)
+class Term:
+    """A parameter: what it is called, its unit, and whether it is part of the host's or the GPU's time."""
+
+    name: str
+    unit: str
+    of: Literal["host", "gpu", "overlap"]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A form for the groups and facts of one sweep."""
+
+    form: Form  #: see `Form`
+    known: Known
+    groups: tuple[tuple[object, ...], ...]  #: values of the axes that are no numbers, the one with the least time first
+    reduces: bool  #: whether any block reduces its tokens
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The parameters, in their order."""
+        found = [Term(name, unit, "gpu") for name, unit in self._gpu_names()]
+        found += [Term(name, unit, "host") for name, unit in self._host_names()]
+        if self.form.maximum == "soft" and self.form.hosts:
+            found.append(Term("overlap exponent", "", "overlap"))
+        return tuple(found)
+
+    def _gpu_names(self) -> list[tuple[str, str]]:
+        sides = SIDES if self.form.own else ("",)
+        if self.known.work == "tokens":
+            names = [("floor of a block", "ns")]
+            names += [("floor of a reduction", "ns")] if self.reduces else []
+            names += [("linear work", "ns/token")]
+            names += [(_joined("attention", side), "ns/token²") for side in sides]
+        elif self.known.work == "flops":
+            names = [(_joined("floor", side), "ns") for side in SIDES]
+            names += [(_joined("work", side), "ns/FLOP") for side in sides]
+        else:
+            names = [(_joined("floor", side), "ns") for side in SIDES]
+            names += [(_joined("work", side), "ns/item") for side in SIDES]
+        piece = "block" if self.known.work == "tokens" else "step"
+        return names + [(_joined(f"further floor of a {piece}", *group), "ns") for group in self.groups[1:]]
+
+    def _host_names(self) -> list[tuple[str, str]]:
+        if self.form.per_launch:
+            return [(_joined("launch", *group), "ns") for group in self.form.hosts]
+        return [(_joined("host", side, *group), "ns") for group in self.form.hosts for side in SIDES]
+
+    def gpu_columns(self, cells: Sequence[Observed]) -> Float64s:
+        """How much of each GPU term is in each cell: cell × term."""
+        rows = []
+        for cell in cells:
+            further = [float(cell.group == group) for group in self.groups[1:]]
+            first = [float(cell.side == side) for side in (0, 1)]
+            if self.known.work == "tokens":
+                linear, products, reductions = block_table(cell.size).sum(axis=0)
+                blocks = float(len(cell.size.tokens or ()))
+                row = [blocks, *([reductions] if self.reduces else []), cell.items * linear]
+                row += [cell.items * products * part for part in (first if self.form.own else [1.0])]
+                further = [part * blocks for part in further]
+            elif self.known.work == "flops":
+                work = cell.items * (cell.size.flops or 0.0)
+                row = [*first, *(work * part for part in (first if self.form.own else [1.0]))]
+            else:
+                row = [*first, *(cell.items * part for part in first)]
+            rows.append(row + further)
+        return np.array(rows)
+
+    def host_columns(self, cells: Sequence[Observed]) -> Float64s:
+        """How much of each host term is in each cell: cell × term."""
+        rows = []
+        for cell in cells:
+            here = [float(cell.group == group) for group in self.form.hosts]
+            if self.form.per_launch:
+                rows.append([part * (cell.size.launches or 0.0) for part in here])
+            else:
+                rows.append([part * (cell.side == side) for part in here for side in (0, 1)])
+        return np.array(rows).reshape(len(cells), -1)
+
+    def parts(self, logs: Float64s, gpu: Float64s, host: Float64s) -> tuple[Float64s, Float64s]:
+        """GPU time and host time in ns: one row a set of parameters, one column a cell."""
+        amounts = np.exp(logs)
+        split = gpu.shape[1]
+        return amounts[:, :split] @ gpu.T, amounts[:, split : split + host.shape[1]] @ host.T
+
+    def log_times(self, logs: Float64s, gpu: Float64s, host: Float64s) -> Float64s:
+        """Log of the step time in ns: one row a set of parameters, one column a cell."""
+        device, issuing = (np.maximum(part, 1e-9) for part in self.parts(logs, gpu, host))
+        if not host.shape[1]:
+            return np.log(device)
+        if self.form.maximum == "hard":
+            return np.log(np.maximum(device, issuing))
+        power = self.sharpness(logs)[:, None]
+        more, less = np.maximum(device, issuing), np.minimum(device, issuing)
+        return np.log(more) + np.log1p((less / more) ** power) / power
+
+    def functions(
+        self, gpu: Float64s, host: Float64s
+    ) -> tuple[Callable[[Float64s], Float64s], Callable[[Float64s], Float64s]]:
+        """Log times, and their derivatives, as functions of the parameters alone."""
+        return (lambda logs: self.log_times(logs, gpu, host)), (lambda logs: self.slopes(logs, gpu, host))
+
+    def slopes(self, logs: Float64s, gpu: Float64s, host: Float64s) -> Float64s:
+        """Derivatives of the log times by the parameters: fit × cell × parameter."""
+        device, issuing = (np.maximum(part, 1e-9) for part in self.parts(logs, gpu, host))
+        amounts, split, last = np.exp(logs)[:, None, :], gpu.shape[1], gpu.shape[1] + host.shape[1]
+        by_gpu = amounts[..., :split] * gpu / device[..., None]
+        if not host.shape[1]:
+            return np.asarray(by_gpu)
+        by_host = amounts[..., split:last] * host / issuing[..., None]
+        if self.form.maximum == "hard":
+            share = (device >= issuing).astype(float)[..., None]
+            return np.concatenate([by_gpu * share, by_host * (1 - share)], axis=2)
+        power = self.sharpness(logs)[:, None]
+        share = (1 / (1 + np.exp(np.clip(power * np.log(issuing / device), -500, 500))))[..., None]
+        moved = logs.copy()
+        moved[:, -1] += _STEP
+        by_power = (self.log_times(moved, gpu, host) - self.log_times(logs, gpu, host))[..., None] / _STEP
+        return np.concatenate([by_gpu * share, by_host * (1 - share), by_power], axis=2)
+
+    def sharpness(self, logs: Float64s) -> Float64s:
+        """The exponent p of each set of parameters, between 1 and 30."""
+        return np.asarray(_LEAST_SHARPNESS + (_MOST_SHARPNESS - _LEAST_SHARPNESS) / (1 + np.exp(-logs[:, -1])))
+
+
+def _joined(name: str, *parts: object) -> str:
+    return ", ".join([name, *(str(part) for part in parts if part not in ("", None))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +348,6 @@ class BreakEven:
     model: Model  #: form, terms and facts
     size_unit: str  #: what a size is counted in: `tokens` (that enter the first block), `flops` (of an item), `items`
     parameters: pl.DataFrame  #: `PARAMETERS`
-    errors: pl.DataFrame  #: the axes, then `ERRORS`
     forms: pl.DataFrame  #: `FORMS`
     #: from where on the variant pays, for each measured size along `items` and the other way round
     answers: tuple[PaysOff, ...]
@@ -121,12 +359,9 @@ class BreakEven:
     reason: str | None  #: why not; None if they do
     level: float  #: nominal, of all intervals
     doubts: tuple[str, ...]  #: what the figures do not account for
-    sizes: Sizes
-    cells: tuple[Observed, ...]
-    groups: tuple[str, ...]
-    logs: Float64s
-    draws: Float64s
-    ratio_errors: Float64s
+    groups: tuple[str, ...]  #: axes that are no numbers
+    #: at each point that it was fitted to, in their order: its settings, and variant / baseline time by the model
+    ratios: tuple[tuple[Mapping[str, Any], float], ...]
 
     @property
     def thresholds(self) -> pl.DataFrame:
@@ -142,91 +377,6 @@ class BreakEven:
     def missing(self) -> tuple[str, ...]:
         """Facts that would make a better model, and that not all cells have."""
         return self.model.known.missing
-
-    def predict(
-        self, settings: Mapping[str, Any], *, size: float | None = None, items: float | None = None
-    ) -> Prediction:
-        """Step times at a point, measured or not.
-
-        Args:
-            settings: values of the axes. With `size` and `items`, those that are no numbers are enough.
-            size: of an item, in `size_unit`; None to take it from the measured points with the nearest settings.
-            items: that a step processes; None likewise.
-
-        Raises:
-            UsageError: a setting that is no number has a value that was not measured, or an axis is missing.
-        """
-        group = self._group(settings)
-        if size is None or items is None:
-            found = self._interpolated(settings, group)
-            size, items = found[0] if size is None else size, found[1] if items is None else items
-        return self.predict_at(size, items, group)
-
-    def predict_at(self, size: float, items: float, group: tuple[Any, ...] = ()) -> Prediction:
-        """Step times for a size in `size_unit`, a number of items, and values of the axes that are no numbers."""
-        cells = self.sizes.pair(size, items, group)
-        gpu, host = self.model.gpu_columns(cells), self.model.host_columns(cells)
-        times = self.model.log_times(self.logs[None, :], gpu, host)[0]
-        device, issuing = self.model.parts(self.logs[None, :], gpu, host)
-        drawn = self.model.log_times(self.draws, gpu, host)
-        ratios = drawn[:, 1] - drawn[:, 0] + self.ratio_errors
-        low, high = np.quantile(ratios, [(1 - self.level) / 2, (1 + self.level) / 2])
-        bound = ["host" if issuing[0, side] > device[0, side] else "gpu" for side in (0, 1)]
-        return Prediction(
-            baseline_ns=float(np.exp(times[0])),
-            variant_ns=float(np.exp(times[1])),
-            ratio_low=float(np.exp(low)),
-            ratio=float(np.exp(times[1] - times[0])),
-            ratio_high=float(np.exp(high)),
-            baseline_bound=bound[0],
-            variant_bound=bound[1],
-            extrapolated=self.beyond(size, items),
-        )
-
-    def beyond(self, size: float, items: float) -> bool:
-        """Whether a size or a number of items lies outside of what was measured."""
-        counts = [cell.items for cell in self.cells]
-        spans = [(items, min(counts), max(counts))]
-        if self.size_unit != "items":
-            spans.append((size, self.sizes.amounts[0], self.sizes.amounts[-1]))
-        return any(not low / _ROUNDING <= value <= high * _ROUNDING for value, low, high in spans)
-
-    def _group(self, settings: Mapping[str, Any]) -> tuple[Any, ...]:
-        try:
-            group = tuple(settings[name] for name in self.groups)
-        except KeyError as error:
-            raise UsageError(f"a prediction needs a value of {error.args[0]!r}") from None
-        if group not in self.model.groups:
-            raise UsageError(f"{group} was not measured, and the model cannot say how its host would differ")
-        return group
-
-    def _interpolated(self, settings: Mapping[str, Any], group: tuple[Any, ...]) -> tuple[float, float]:
-        """Size and items of the point with these settings: log-linear along each axis between measured values."""
-        before = [cell for cell in self.cells if cell.side == 0 and cell.group == group]
-        numeric = [name for name in before[0].settings if name not in self.groups]
-        if missing := [name for name in numeric if name not in settings]:
-            raise UsageError(f"a prediction needs a value of {', '.join(missing)}, or size and items")
-        x = np.log([[float(cell.settings[name]) for name in numeric] for cell in before])
-        y = np.log([[cell.size.amount(self.model.known.work), cell.items] for cell in before])
-        place = np.log([float(settings[name]) for name in numeric])
-        found = []
-        for end in (0, 1):
-            value = 0.0
-            for axis in range(len(numeric)):
-                value += _effect(x[:, axis], y[:, end], place[axis])
-            found.append(float(np.exp(value + y[:, end].mean())))
-        return found[0], found[1]
-
-
-def _effect(x: Float64s, y: Float64s, at: float) -> float:
-    """What an axis adds to the mean: means of its values, joined by straight lines, the last ones extended."""
-    places = np.unique(x)
-    means = np.array([y[x == place].mean() for place in places]) - y.mean()
-    if places.size < 2:
-        return 0.0
-    right = int(np.clip(np.searchsorted(places, at), 1, places.size - 1))
-    share = (at - places[right - 1]) / (places[right] - places[right - 1])
-    return float(means[right - 1] * (1 - share) + means[right] * share)
 
 
 #: Looked at beyond the measured sizes and numbers of items: this factor either way, but nothing below one item.

@@ -11,16 +11,22 @@ import polars as pl
 
 from warplens.errors import MissingDataError
 from warplens.profile.schema import Float64s
-from warplens.studies.sweeps.breakeven import ERRORS, FORMS, BreakEven, thresholds
-from warplens.studies.sweeps.breakeven_model import Form, Maximum, Model, Sizes, parameter_frame
+from warplens.studies.sweeps.breakeven import (
+    FORMS,
+    BreakEven,
+    Form,
+    Maximum,
+    Model,
+    Sizes,
+    parameter_frame,
+    thresholds,
+)
 from warplens.studies.sweeps.sweep import (
-    SIDES,
     Known,
     Observed,
     Point,
     Sweep,
     block_table,
-    framed,
     groups_of,
     known_fields,
     measured_sides,
@@ -110,47 +116,18 @@ def main_errors(fit: Fit) -> tuple[Float64s, Float64s]:
     return residuals, residuals[1::2] - residuals[::2]
 
 
-def error_frame(fit: Fit, axes: Sequence[str]) -> pl.DataFrame:
-    """One row a cell and axis by whose values it was left out: the axes, then `ERRORS`."""
-    model, cells, times, own = fit.model, fit.cells, fit.times, fit.log_times(fit.cells)
-    device, issuing = model.parts(fit.logs[None, :], model.gpu_columns(cells), model.host_columns(cells))
-    rows = []
-    for fold, found in zip(fit.folds, fit.predicted, strict=True):
-        held = dict(zip(fold.cells, found, strict=True))
-        for number, value in held.items():
-            cell = cells[number]
-            partner = number + 1 - 2 * cell.side
-            error = (value - times[number]) - (held[partner] - times[partner])
-            rows.append(
-                {
-                    **{name: cell.settings[name] for name in axes},
-                    "side": SIDES[cell.side],
-                    "measured_ns": float(np.exp(times[number])),
-                    "fitted_ns": float(np.exp(own[number])),
-                    "fitted_error": float(np.expm1(own[number] - times[number])),
-                    "bound": "host" if issuing[0, number] > device[0, number] else "gpu",
-                    "left_out": fold.axis,
-                    "edge": fold.edge,
-                    "held_out_ns": float(np.exp(value)) if np.isfinite(value) else None,
-                    "held_out_error": float(np.expm1(value - times[number])) if np.isfinite(value) else None,
-                    "held_out_ratio_error": float(np.expm1(error * (2 * cell.side - 1)))
-                    if np.isfinite(error)
-                    else None,
-                }
-            )
-    return framed(rows, axes, ERRORS)
-
-
-def doubts_of(noise_known: bool, errors: pl.DataFrame, known: Known) -> Iterator[str]:
+def doubts_of(noise_known: bool, fit: Fit) -> Iterator[str]:
     """What the figures of a fit do not account for."""
     if not noise_known:
         yield "noise of the step times is unknown: intervals hold the model's error alone"
-    for (axis,), part in errors.partition_by("left_out", as_dict=True, maintain_order=True).items():
-        wrong = part.get_column("held_out_error").abs().max()
-        if part.get_column("edge").all():
-            size = f"are up to {wrong:.0%} wrong" if isinstance(wrong, float) else "cannot be predicted"
+    for axis in dict.fromkeys(fold.axis for fold in fit.folds):
+        own = [(fold, found) for fold, found in zip(fit.folds, fit.predicted, strict=True) if fold.axis == axis]
+        if all(fold.edge for fold, _ in own):
+            errors = np.concatenate([np.abs(np.expm1(found - fit.times[list(fold.cells)])) for fold, found in own])
+            known = errors[np.isfinite(errors)]
+            size = f"are up to {known.max():.0%} wrong" if known.size else "cannot be predicted"
             yield f"{axis} has two values; without one of them its step times {size}"
-    if known.work == "items":
+    if fit.model.known.work == "items":
         yield "the size of an item is unknown: axes other than the number of items are not modelled"
 
 
@@ -331,10 +308,11 @@ def fit_breakeven(
             f"{sweep.source}: {len(times)} step times are too few for the terms of a break-even model"
         )
     fit, sizes = Fit(model, logs, cells, times, folds, predicted), Sizes.of(cells, known.work)
-    errors = error_frame(fit, sweep.axes)
     residuals, ratio_errors = main_errors(fit)
     drawn, noise_known = _resampled(fit, points, residuals, level, draws, seed)
     shifts = np.random.default_rng(seed).choice(np.concatenate([ratio_errors, -ratio_errors]), size=len(drawn))
+    own = fit.log_times(cells)
+    ratios = np.exp(own[1::2] - own[::2])
     worst = float(np.expm1(np.abs(residuals)).max())
     ratio_error = float(np.expm1(np.median(np.abs(ratio_errors))))
     reason = refusal(folds, worst, ratio_error)
@@ -343,7 +321,6 @@ def fit_breakeven(
         model=model,
         size_unit=known.work,
         parameters=parameter_frame(model, logs, drawn, cells, points, level),
-        errors=errors,
         forms=forms,
         answers=thresholds(model, cells, sizes, groups, logs, (drawn, shifts), level),
         median_error=float(np.expm1(np.median(np.abs(residuals)))),
@@ -352,13 +329,9 @@ def fit_breakeven(
         usable=reason is None,
         reason=reason,
         level=level,
-        doubts=tuple(doubts_of(noise_known, errors, known)),
-        sizes=sizes,
-        cells=tuple(cells),
+        doubts=tuple(doubts_of(noise_known, fit)),
         groups=groups,
-        logs=logs,
-        draws=drawn,
-        ratio_errors=shifts,
+        ratios=tuple((point.settings, float(ratio)) for point, ratio in zip(points, ratios, strict=True)),
     )
 
 
