@@ -196,7 +196,7 @@ def test_foreign_files_are_refused(warplens, tmp_path):
     torn = tmp_path / "torn.json"
     torn.write_text('{"schema": "warplens.measurements/1", "measurements": [')
     assert "torn.json" in _refused(warplens, torn, TOKEN_REDUCTION)
-    assert "0 files" in _refused(warplens, _empty(tmp_path), TRACE)
+    assert "is empty" in _refused(warplens, _empty(tmp_path), TRACE)
 
 
 def _empty(folder: Path) -> Path:

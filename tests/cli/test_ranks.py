@@ -144,7 +144,7 @@ def test_a_cluster_that_is_lost_is_one_line(lost, warplens, run_folder, monkeypa
 def test_of_more_ranks_than_a_page_holds_the_late_one_and_the_first_are_told_in_full(
     warplens, run_folder, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("warplens.cli.commands.report._IN_FULL", 2)
+    monkeypatch.setattr("warplens.cli.reading._IN_FULL", 2)
     told = warplens("report", run_folder, "-f", "json")
     data = json.loads(told.out)["data"]
     assert [profile["source"] for profile in data["profiles"]] == ["rank0.json.gz", f"rank{SLOW_RANK}.json.gz"]

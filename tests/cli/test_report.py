@@ -131,7 +131,7 @@ def test_all_shipped_language_models_ran_with_the_same_batch():
     assert all(f"batch {demo._BATCH}," in workload for workload in workloads)
 
 
-def test_the_demo_answers_in_two_sentences_and_says_where_the_documents_are(tmp_path, warplens, monkeypatch):
+def test_the_demo_says_what_limits_each_profile_and_where_the_documents_are(tmp_path, warplens, monkeypatch):
     few = {"deit224_bs1_baseline.sqlite.xz", *GRID}
     entries = [entry for entry in demo._shipped_profiles() if entry["file"] in few]
     monkeypatch.setattr(demo, "_shipped_profiles", lambda: entries)
@@ -143,11 +143,14 @@ def test_the_demo_answers_in_two_sentences_and_says_where_the_documents_are(tmp_
     documents = {"report.html", "report.json", "grid.html", "grid.json", "findings_report.html"}
     assert names(tmp_path) == documents
     for name in documents:
-        assert f"  {tmp_path / name}\n" in run.out
+        assert f"{tmp_path / name}\n" in run.out
     assert "the step is limited by the host's launch rate" in " ".join(run.out.split())
     (shown,) = json.loads((tmp_path / "report.json").read_text("utf-8"))["data"]["profiles"]
     assert shown["source"] == "deit224_bs1_baseline.sqlite.xz"
-    assert shown["answer"] in " ".join(run.out.split())
+    first = shown["diagnosis"]["findings"][0]
+    assert f"[{first['id']}]" in run.out
+    assert f"About {first['expected']:.2f}× as fast" in run.out
+    assert first["remedies"][0]["action"] in run.out
     assert "DeiT-B/16, fp16, eager, input 224, batch 1 (deit224_bs1_baseline)" in run.out
 
 

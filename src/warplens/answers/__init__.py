@@ -17,6 +17,8 @@ from warplens.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from warplens.analysis.ranks.across import RanksResult
+    from warplens.analysis.timeline import Timeline
     from warplens.answers.given import Counters, Profile, Selection
     from warplens.answers.results import (
         BudgetAnswer,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile import Trace
     from warplens.profile.counters import KernelCounters
+    from warplens.report.comparison.numbers import StepNumbers, TraceFiles
     from warplens.report.questions import Found, Question
 
 
@@ -277,17 +280,23 @@ def compare(
         UnreadableInputError: a file cannot be read.
     """
     from warplens.answers.given import both_sides, timelines_of, trace_side
-    from warplens.answers.results import ComparisonAnswer
-    from warplens.report.comparison.numbers import compare_steps, step_data, step_head
-    from warplens.report.comparison.steps import kernel_table, part_table
-    from warplens.report.comparison.words import step_answer
+    from warplens.report.comparison.numbers import compare_steps
 
     before, after = (timelines_of(side, "compare") for side in (baseline, variant))
     sides = both_sides(
         trace_side(_side_name(before, "baseline"), before, window, range_name),
         trace_side(_side_name(after, "variant"), after, window, range_name),
     )
-    numbers = compare_steps(*sides, margin=margin, level=level, fail_on=fail_on)
+    return comparison_answer(compare_steps(*sides, margin=margin, level=level, fail_on=fail_on), sides)
+
+
+def comparison_answer(numbers: StepNumbers, sides: tuple[TraceFiles, TraceFiles]) -> ComparisonAnswer:
+    """The answer on two sides that have been compared."""
+    from warplens.answers.results import ComparisonAnswer
+    from warplens.report.comparison.numbers import step_data, step_head
+    from warplens.report.comparison.steps import kernel_table, part_table
+    from warplens.report.comparison.words import step_answer
+
     wall = numbers.difference.wall
     return ComparisonAnswer(
         command="compare",
@@ -319,19 +328,25 @@ def headroom(
         program: a PyTorch trace of the same program with shapes; equal kernels tell the work of this profile's.
         counters: a report of Nsight Compute on the same program; its measurements replace models.
     """
-    from warplens.analysis.headroom import headrooms
     from warplens.answers.given import counters_of, timeline_of
+
+    return headroom_selection(
+        _selected(profile, "headroom", window, range_name),
+        None if program is None else timeline_of(program, "headroom"),
+        None if counters is None else counters_of(counters, "headroom"),
+    )
+
+
+def headroom_selection(
+    selection: Selection, program: Timeline | None = None, counters: KernelCounters | None = None
+) -> HeadroomAnswer:
+    """The same of a window that is at hand; a trace and a report that tell the work of its kernels."""
+    from warplens.analysis.headroom import headrooms
     from warplens.answers.results import HeadroomAnswer
     from warplens.report.headroom import device_data, facts, groups_table, headroom_rows, parts_table
     from warplens.report.jsonout import window_data
 
-    selection = _selected(profile, "headroom", window, range_name)
-    found = headrooms(
-        selection.timeline,
-        selection.window,
-        program=None if program is None else timeline_of(program, "headroom"),
-        counters=None if counters is None else counters_of(counters, "headroom"),
-    )
+    found = headrooms(selection.timeline, selection.window, program=program, counters=counters)
     rows = headroom_rows(found)
     return HeadroomAnswer(
         command="headroom",
@@ -393,30 +408,48 @@ def ranks(profiles: Profile | Sequence[Profile], *, window: str = "steady", work
     from warplens.analysis.ranks.across import across_ranks
     from warplens.analysis.ranks.summary import summarize
     from warplens.answers.given import are_paths, paths_of, timelines_of
-    from warplens.answers.results import RanksAnswer
     from warplens.ranks import analyse_ranks
-    from warplens.report.ranks import answer, facts, rank_rows, ranks_data, terminal_tables
 
-    problems: tuple[str, ...] = ()
+    def diagnosed() -> RunAnswer:
+        return _diagnose_run(profiles, window)
+
     if are_paths(profiles):
         run = analyse_ranks(paths_of(profiles), window, workers=workers)
-        result, sources, problems = run.result, run.sources, run.problems
-    else:
-        traces = [timeline.trace for timeline in timelines_of(profiles, "ranks")]
-        summaries = [(summary, place) for place, trace in enumerate(traces) for summary in summarize(trace, window)]
-        result = across_ranks([summary for summary, _ in summaries], [place for _, place in summaries])
-        sources = tuple(trace.capture.source for trace in traces)
+        return ranks_answer(run.result, run.sources, run.problems, diagnosed)
+    traces = [timeline.trace for timeline in timelines_of(profiles, "ranks")]
+    summaries = [(summary, place) for place, trace in enumerate(traces) for summary in summarize(trace, window)]
+    result = across_ranks([summary for summary, _ in summaries], [place for _, place in summaries])
+    return ranks_answer(result, tuple(trace.capture.source for trace in traces), diagnose=diagnosed)
+
+
+def ranks_answer(
+    result: RanksResult,
+    sources: tuple[str, ...],
+    problems: tuple[str, ...] = (),
+    diagnose: Callable[[], RunAnswer] | None = None,
+) -> RanksAnswer:
+    """The answer on ranks that were held against each other.
+
+    Args:
+        result: everything across them.
+        sources: the names of the files that were used.
+        problems: why others were not, one line each.
+        diagnose: says what limits the run.
+    """
+    from warplens.answers.results import RanksAnswer
+    from warplens.report.ranks import answer, facts, limiting_notes, rank_rows, ranks_data, terminal_tables
+
     return RanksAnswer(
         command="ranks",
         source=sources,
         frame=rank_rows(result),
         facts=(*facts(result), answer(result)),
-        notes=result.notes,
+        notes=limiting_notes(result),
         tables=tuple(terminal_tables(result)),
         data=lambda: ranks_data(result),
         result=result,
         problems=problems,
-        _diagnose=lambda: _diagnose_run(profiles, window),
+        _diagnose=diagnose,
     )
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from warplens.answers.results import Answer as FromPython
     from warplens.report.document import Document, Table
 
 _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
@@ -141,6 +142,20 @@ class Answer:
         from warplens.report.jsonout import envelope
 
         return envelope(self.command, self.source, self.data(), self.warnings)
+
+
+def answered(found: FromPython, part: Part, most: int | None) -> Answer:
+    """What Python answers as the answer of its command.
+
+    Args:
+        found: the answer.
+        part: what is said beside its notes and tables.
+        most: rows to print, None for all.
+    """
+    rows = found.frame if most is None else found.frame.head(most)
+    part = replace(part, notes=note_lines(found.notes), tables=limited(found.tables, most))
+    source = found.source if isinstance(found.source, str) else list(found.source)
+    return Answer(found.command, source, [part], rows, found.data, [*found.notes, *found.problems])
 
 
 def most_rows(form: Format, limit: int | None) -> int | None:

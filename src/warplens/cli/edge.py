@@ -270,8 +270,12 @@ def _verdict(error: BaseException) -> tuple[int, str]:
     return DEFECT, f"{what}. This is a bug in Warplens: please run again with --debug and report the output"
 
 
+#: What the library that checks values says before the words that are meant for people.
+_LIBRARY_WORDS: Final = re.compile(r"Value error, |Input (?=should be )")
+
+
 def _usage_text(error: Any) -> str:
-    text = one_line(error.format_message())
+    text = _LIBRARY_WORDS.sub("", one_line(error.format_message()))
     context = getattr(error, "ctx", None)
     if context is None:
         return text

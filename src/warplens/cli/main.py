@@ -27,6 +27,7 @@ _SHARED_FLAGS = ("quiet", "debug", "memory", "gpu")
 
 #: The same as they are typed, and those that end the program by themselves.
 _SHARED_WORDS = ("--quiet", "-q", "--debug")
+_TAKE_A_VALUE = ("--memory", "--gpu")
 _OWN_WORDS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 #: Options whose value is a name and no path.
@@ -144,15 +145,25 @@ def _with_command(words: list[str]) -> list[str]:
     """The words of a line with the command that goes without saying, where options stand before the paths."""
     if words == ["help"]:
         return ["--help"]
-    first = next((word for word in words if word not in _SHARED_WORDS), "")
+    rest = iter(words)
+    for first in rest:
+        if first in _TAKE_A_VALUE:
+            next(rest, None)
+        elif first not in _SHARED_WORDS and first.partition("=")[0] not in _TAKE_A_VALUE:
+            break
+    else:
+        return words
     if first.startswith("-") and first not in _OWN_WORDS and any(_is_path(word) for word in words):
         return ["answer", *words]
     return words
 
 
 def _is_path(word: str) -> bool:
-    return not word.startswith("-") and (
-        word.startswith(_SHIPPED) or "." in word or os.sep in word or os.path.exists(word)  # noqa: PTH110
+    return word == "-" or (
+        not word.startswith("-")
+        and (
+            word.startswith(_SHIPPED) or "." in word or os.sep in word or os.path.exists(word)  # noqa: PTH110
+        )
     )
 
 

@@ -193,6 +193,8 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
     found: list[Path] = []
     for given in map(located, paths):
         if not given.exists():
+            if str(given) == "-":
+                raise UnreadableInputError(given, "profiles are not read from standard input", "Give a file's path")
             raise UnreadableInputError(given, "there is no such file or folder", "Check the path")
         if given.is_dir() and _TRACES.taking(given) is None:
             files = sorted(files_below(given))
@@ -200,9 +202,10 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
             exported = [folder for folder in sorted(folders) if _TRACES.taking(folder) is not None]
             profiles = exported + _without_exported_reports([file for file in files if holds_trace(file)])
             if not profiles:
+                none = f"none of the {len(files)} files in this folder is an Nsight Systems capture or a PyTorch trace"
                 raise UnreadableInputError(
                     given,
-                    f"none of the {len(files)} files in this folder is an Nsight Systems capture or a PyTorch trace",
+                    none if files else "this folder is empty",
                     "Give a folder with .nsys-rep files, their SQLite exports, or traces of torch.profiler",
                 )
             found.extend(profiles)

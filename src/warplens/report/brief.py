@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import polars as pl
 
 from warplens.diagnosis.findings import MANY, Diagnosis
-from warplens.diagnosis.rule import REPLAYED
+from warplens.diagnosis.rule import REPLAYED, STEPS_ONLY
 from warplens.diagnosis.rules import rule
-from warplens.diagnosis.rules.whole import BelowRoof, is_known
+from warplens.diagnosis.rules.whole import BelowRoof, GraphOpaque, is_known
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.verdict import gain_text
 from warplens.profile import Note, NoteLevel
@@ -87,7 +87,7 @@ def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator
             "also", " · ".join(f"{fmt.capitalised(rule(each.id).limiter)}: about {factor(each.gain)}" for each in more)
         )
     yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.")
-    yield from _cautions(note for note in found.notes if note.text != verdict.title)
+    yield from cautions(note for note in found.notes if note.text != verdict.title)
     if commands:
         yield Line("next", "", "quiet", code=tuple(commands))
 
@@ -109,8 +109,8 @@ def _gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
         word, why = _without_gain(found, verdict)
         return fmt.sentence(f"{word} {why}" if word == "Nothing" else f"{word}: {why}")
     if verdict.expected is None:
-        return fmt.sentence(_range(verdict))
-    return f"About {factor(verdict.expected)} {verdict.gained.removesuffix(' without it')}: {_range(verdict)}."
+        return fmt.sentence(_range(found, verdict))
+    return f"About {factor(verdict.expected)} {verdict.gained.removesuffix(' without it')}: {_range(found, verdict)}."
 
 
 def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[str, str]:
@@ -120,6 +120,8 @@ def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[st
     with_gain = (each for each in found.findings[1:] if gain_words(each))
     rest = max(with_gain, key=lambda each: each.gain or 0.0, default=None)
     most = "no cause was found" if rest is None else f"of what was found, most from {_with_gain(rest)}"
+    if verdict.id == GraphOpaque.id:
+        return "Not known", f"what the graphs run was not recorded{'' if rest is None else f'; {most}'}"
     if verdict.id == BelowRoof.id and 0 < (left := 1 - verdict.evidence.get("to_roof_share", 1)) < 1:
         return f"Up to {factor(1 / left)}", f"if its kernels reached their practical roofs (modelled); {most}"
     if not is_known(verdict):
@@ -158,7 +160,7 @@ def _limiting(notes: Iterable[Note]) -> list[Note]:
     return sorted(graver, key=lambda note: note.level is NoteLevel.WARNING)
 
 
-def _cautions(notes: Iterable[Note]) -> Iterator[Line]:
+def cautions(notes: Iterable[Note]) -> Iterator[Line]:
     """The notes that limit the answer, the gravest first."""
     limiting = _limiting(notes)
     for note in limiting[:_CAUTIONS]:
@@ -183,7 +185,7 @@ def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at:
     costing = [each for each in rest if each.id != _INCOMPLETE and not rule(each.id).describes and each.gain]
     known = not rule(verdict.id).describes and verdict.gain is not None
     limiting = _limiting(note for note in found.notes if note.text != verdict.title)
-    gain, unit, reach = factor(verdict.gain), f" {verdict.gained.removesuffix(' without it')}", _range(verdict)
+    gain, unit, reach = factor(verdict.gain), f" {verdict.gained.removesuffix(' without it')}", _range(found, verdict)
     if not known:
         gain, reach = _without_gain(found, verdict)
         unit = ""
@@ -225,15 +227,29 @@ def _pairs(found: Diagnosis | RunDiagnosis) -> bool:
     return what_if is not None and any(len(change.findings) > 1 for change in what_if.changes)
 
 
-def _range(finding: Finding) -> str:
-    """How far the gain may be off: `1.22× to 1.87× nine times in ten, at most 2.36×`."""
+def _range(found: Diagnosis | RunDiagnosis, finding: Finding) -> str:
+    """How far the gain may be off: `1.22× to 1.87× (90 % interval), without a profiler; at most 2.36×`."""
     bounded = finding.bound is not None and finding.bound < MANY
     most = f"at most {factor(finding.bound)}" if bounded else ""
     if finding.expected is None or finding.expected_interval is None:
         return most
     low, high = map(factor, finding.expected_interval)
-    between = f"{low} to {high} (90 % interval), without a profiler"
+    between = f"{low} to {high} (90 % interval), without a profiler{_part_of_share(found, finding)}"
+    if STEPS_ONLY in finding.remedies[:1]:  # which brings nothing by itself
+        between += ", where steady steps have this cause, too"
     return f"{between}; {most}" if most else between
+
+
+#: A recorded share promises more than the gain if it would be this much more without the pauses.
+_MORE: Final = 1.1
+
+
+def _part_of_share(found: Diagnosis | RunDiagnosis, finding: Finding) -> str:
+    """Why the gain is less than the recorded share promises: the profiler slows the host, and pauses with it."""
+    share, expected = found.headline_share, finding.expected
+    if share is None or expected is None or rule(finding.id).model != "host" or _MORE * expected * (1 - share) > 1:
+        return ""
+    return f", whose cost is part of the {fmt.share(share)}"
 
 
 # --- Several profiles -------------------------------------------------------------------------------------------------

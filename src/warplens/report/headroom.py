@@ -203,9 +203,13 @@ def headroom_strip(found: Headroom) -> Strip | None:
         ("needed for the same work", limit - unknown, "gemm", _LEVEL_MEANINGS["limit"]),
         ("work not known, as measured", unknown, "other", "no model says what this work needs"),
     ]
+    exposed = int(found.parts.filter(pl.col("part").str.starts_with("exposed-"))["time_ns"].sum())
     for level, fill in _LEVEL_FILLS.items():
         gone = int(found.parts.filter(pl.col("level") == level)["time_ns"].sum())
-        levels.append((_LEVELS[level], gone, fill, _LEVEL_MEANINGS[level]))
+        # The budget's strip counts transfers as busy: the same word for more time would be another number for it.
+        transfers = level == "idle" and exposed / whole >= _WORTH_A_SEGMENT
+        name = "idle or only transferring" if transfers else _LEVELS[level]
+        levels.append((name, gone, fill, _LEVEL_MEANINGS[level]))
     segments = tuple(
         Segment(title, found.per_step(time), time / whole, fill, meaning)
         for title, time, fill, meaning in levels
@@ -279,7 +283,7 @@ def _budget_strip(found: TimeBudget, window: Window, *, one_of_many: bool) -> St
     segments = (
         Segment(row["part"], row["duration_ns"] / steps, row["share"], row["fill"], row["detail"] or "") for row in rows
     )
-    whole = f"one {unit}, {fmt.duration(found.duration_ns / steps)}"
+    whole = f"{'one' if window.steps else 'the'} {unit}, {fmt.duration(found.duration_ns / steps)}"
     which = f" of GPU {found.device}" if one_of_many else ""
     busy = fmt.share(found.busy_ns / found.duration_ns if found.duration_ns else 0.0)
     return Strip("budget", found.device, f"Where the time{which} goes ({whole}): {busy} busy", tuple(segments))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import polars as pl
@@ -11,7 +12,7 @@ from warplens.analysis.ranks.across import MATCHING, RanksResult
 from warplens.analysis.ranks.balance import COLLECTIVE_INSTANCES, PARTS, RANK_WAITS, RANKS, STEP_BALANCE, straggler
 from warplens.analysis.ranks.clocks import CLOCKS
 from warplens.analysis.ranks.collectives import COLLECTIVE_GROUPS
-from warplens.profile import Note
+from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import (
@@ -227,6 +228,25 @@ def part_table(result: RanksResult) -> Table:
 def clock_table(result: RanksResult) -> Table:
     """How the clocks were brought together."""
     return Table("clocks", "Clocks", _CLOCKS, result.alignment.ranks)
+
+
+def limiting_notes(result: RanksResult) -> tuple[Note, ...]:
+    """What limits the answers: across ranks first, then of the profiles, each kind of note once with its ranks."""
+    having: dict[tuple[str, str], tuple[Note, list[int]]] = {}
+    for rank, summary in zip(result.ranks, result.summaries, strict=True):
+        for item in summary.notes:
+            if item.level is not NoteLevel.INFO:
+                having.setdefault((item.code, item.text), (item, []))[1].append(rank)
+    own = (
+        item if len(those) == len(result.ranks) else replace(item, text=f"{_named(those)}: {item.text}")
+        for item, those in having.values()
+    )
+    return (*result.notes, *own)
+
+
+def _named(found: Sequence[int]) -> str:
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return f"Rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:4]))}{more}"
 
 
 def terminal_tables(result: RanksResult) -> list[Table]:

@@ -101,9 +101,13 @@ def listed(parts: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+#: A name of a file, a function or a kernel, which is written as it is.
+_NAME: Final = re.compile(r"\w+[._/A-Z]\w")
+
+
 def capitalised(text: str) -> str:
-    """With a capital letter at its begin."""
-    return text[:1].upper() + text[1:]
+    """With a capital letter at its begin, unless a name stands there."""
+    return text if _NAME.match(text) else text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:

@@ -85,7 +85,7 @@ def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
         alt=f"Timeline of {', '.join(counts)} over {fmt.duration(view.end_ns - view.origin_ns)}. {_KEYS} The worst "
         "moments are in the table below.",
         data=packed(view),
-        heading=("Finding", "GPU", "From", "Length", "Of it claimed", "What") if view.moments else (),
+        heading=("Finding", "GPU", "From", "Length", "Cost", "What") if view.moments else (),
         rows=tuple(_moment_row(view, moment) for moment in view.moments),
     )
     yield quiet(_thinned_text(view.thinned, view))
@@ -114,7 +114,7 @@ def _moment_row(view: TimelineView, moment: Moment) -> ViewRow:
     elif moment.what == "work":
         what = fmt.shorten_kernel(moment.name)
     else:
-        what = f"stretch with {fmt.plural(moment.pieces, 'piece')} of it"
+        what = f"{fmt.count(moment.pieces)} short pauses or kernels"
     times = (moment.start_ns - view.origin_ns, moment.end_ns - moment.start_ns, moment.claimed_ns)
     cells = (moment.finding, str(moment.device), *map(fmt.duration, times), what)
     return ViewRow(view.link(moment.start_ns, moment.end_ns), cells)
@@ -122,7 +122,7 @@ def _moment_row(view: TimelineView, moment: Moment) -> ViewRow:
 
 def _thinned_text(thinned: Thinned, view: TimelineView) -> str:
     threads = f" {fmt.plural(thinned.threads, 'thread')} with fewer events left out." if thinned.threads else ""
-    zero = f" Times count from the first event of the profile, {view.origin_ns} ns on its own clock."
+    zero = f" Times count from the first event of the profile, {fmt.count(view.origin_ns)} ns on its own clock."
     if not thinned.in_blocks:
         return f"All {fmt.count(thinned.events)} events are drawn, zoomed in one by one.{threads}{zero}"
     return (

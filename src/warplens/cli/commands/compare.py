@@ -14,7 +14,7 @@ import typer
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
 from warplens.analysis.timeline import Timeline
 from warplens.answers.given import both_sides, trace_side
-from warplens.cli.answer import Answer, Part, checked_target, give, limited, most_rows, note_lines
+from warplens.cli.answer import Answer, Part, answered, checked_target, give, limited, most_rows, note_lines
 from warplens.cli.commands.counters import load_counters
 from warplens.cli.edge import GATE_FAILED, State, complain, note, progress, reuse_freed_memory
 from warplens.cli.options import (
@@ -355,8 +355,8 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
         UnreadableInputError: a file cannot be read.
         MissingDataError: there is a gate, and a side cannot be judged.
     """
-    from warplens.report.comparison.numbers import compare_steps, step_data, step_head
-    from warplens.report.comparison.steps import kernel_table, part_table
+    from warplens.answers import comparison_answer
+    from warplens.report.comparison.numbers import compare_steps, step_head
     from warplens.report.comparison.words import forbids_verdict, gate_line, needed_text, step_answer, work_sentence
 
     counters = _compared(filter(None, asked.counters)) if all(asked.counters) else None
@@ -376,29 +376,20 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
         raise MissingDataError(f"the gate has nothing to go by: {blocking.text}")
     found, gate = numbers.comparison, numbers.regression
     further = (work_sentence(numbers), needed_text(found) if blocking is None else None)
-    tables = [
-        part_table(numbers.difference.wall, most=8, per=numbers.difference.per),
-        kernel_table(numbers.kernels, limit=0, narrow=True),
-    ]
+    answer = comparison_answer(numbers, (baseline, variant))
     if counters is not None:
         from warplens.report.counters.beside import comparison_tables
 
-        tables += comparison_tables(counters, limit=0)
-    part = Part(
-        head=step_head(numbers),
-        verdict=[*step_answer(numbers), *(line for line in further if line is not None)],
-        tables=tables,
-    )
-    sources = [*baseline.sources, *variant.sources]
-    rows = numbers.difference.wall.frame()
+        answer = replace(answer, tables=(*answer.tables, *comparison_tables(counters, limit=0)))
 
     def document() -> Document:
         from warplens.report.comparison.document import step_document
 
         return step_document(numbers)
 
+    verdict = [*step_answer(numbers), *(line for line in further if line is not None)]
     return Outcome(
-        _answer(sources, part, numbers.notes, rows, lambda: step_data(numbers), asked),
+        answered(answer, Part(head=step_head(numbers), verdict=verdict), asked.most),
         document=document,
         gate=[gate_line(gate, found)] if gate is not None else (),
         failed=gate is not None and gate.found,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from warplens.answers import diagnose_selection, run_answer
-from warplens.cli.answer import Answer, Part, emit, head, note_lines, select
+from warplens.cli.answer import Part, answered, emit, head, select
 from warplens.cli.edge import end_with, one_line, progress
 from warplens.cli.options import (
     Format,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from warplens.answers.results import VerdictAnswer
     from warplens.diagnosis import Finding
-    from warplens.profile import Note
 
 
 def diagnose(
@@ -68,14 +67,8 @@ def diagnose(
     selection = select(paths[0], window, range_name, launch_configuration=True)
     with progress("diagnosing"):
         found = diagnose_selection(selection, report, changes.split(",") if changes is not None else ())
-    part = Part(
-        head=head(selection),
-        notes=note_lines(found.notes),
-        entries=list(_entries(found)),
-        tables=found.tables,
-        closing=found.facts,
-    )
-    emit(Answer("diagnose", selection.source, [part], found.frame, found.data, found.notes), form)
+    part = Part(head=head(selection), entries=list(_entries(found)), closing=found.facts)
+    emit(answered(found, part, None), form)
 
 
 def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
@@ -85,15 +78,7 @@ def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
         run = diagnose_ranks(paths, window, progress=tell)
     found = run_answer(run.diagnosis, run.sources, run.problems)
     *head, closing = found.facts
-    part = Part(
-        head=head,
-        notes=note_lines(found.notes),
-        entries=list(_entries(found)),
-        tables=found.tables,
-        closing=[closing],
-    )
-    warnings: list[Note | str] = [*found.notes, *run.problems]
-    emit(Answer("diagnose", list(run.sources), [part], found.frame, found.data, warnings), form)
+    emit(answered(found, Part(head=head, entries=list(_entries(found)), closing=[closing]), None), form)
     end_with(run.problems, "answer")
 
 

@@ -14,24 +14,14 @@ import typer
 from warplens.answers import diagnose_selection
 from warplens.answers.given import selected
 from warplens.cli.answer import checked_folder, checked_target, head, print_lines
-from warplens.cli.commands.report import (
-    DEFAULT_FOLDER,
-    GridRequest,
-    Profiles,
-    Reading,
-    examined,
-    read_all,
-    run_in,
-    told_in_full,
-    write_besides,
-    write_overview,
-)
+from warplens.cli.commands.report import DEFAULT_FOLDER, write_besides, write_overview
 from warplens.cli.edge import answering, end_with, note, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
+from warplens.cli.reading import GridRequest, Profiles, Reading, examined, read_all, run_in, told_in_full
 from warplens.errors import UsageError
 from warplens.readers import holds_measurements
 from warplens.readers.shipped import PREFIX, shipped
-from warplens.report.brief import Line, brief, brief_table
+from warplens.report.brief import Line, brief, brief_table, cautions
 from warplens.report.terminal import print_brief, print_table
 from warplens.report.write import form_named
 from warplens.writing import made
@@ -214,6 +204,7 @@ def _on_two(found: ComparisonAnswer, profiles: Profiles, *, from_folder: bool) -
     lines += [Line("because", sentence) for sentence in (*why, work_sentence(numbers)) if sentence]
     if (needed := needed_text(numbers.comparison)) is not None:
         lines.append(Line("sure", needed))
+    lines += cautions(found.notes)
     given = list(map(typed, profiles.paths))
     commands = {f"warplens compare {' '.join(given)}": "the difference, part by part and kernel by kernel"}
     if from_folder:

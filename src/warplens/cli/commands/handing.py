@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Final
@@ -12,7 +11,8 @@ from typing import Annotated, Final
 import typer
 
 from warplens.analysis.timeline import Timeline
-from warplens.cli.answer import Answer, Part, checked_folder, checked_target, give, most_rows, note_lines, print_lines
+from warplens.answers import ranks_answer
+from warplens.cli.answer import Part, answered, checked_folder, checked_target, give, most_rows, print_lines
 from warplens.cli.edge import GATE_FAILED, answering, end_with, one_line, progress
 from warplens.cli.options import (
     Format,
@@ -26,12 +26,11 @@ from warplens.cli.options import (
     words_option,
 )
 from warplens.errors import UsageError
-from warplens.profile import Note, NoteLevel
-from warplens.ranks import RanksRun, analyse_ranks
+from warplens.ranks import analyse_ranks
 from warplens.readers import discover, holds_counters, read, read_counters
 from warplens.readers.shipped import stem
 from warplens.report import text as fmt
-from warplens.report.ranks import answer, facts, rank_rows, ranks_data, ranks_document, terminal_tables
+from warplens.report.ranks import ranks_document
 from warplens.scrub import check as checked_copy
 from warplens.scrub import scrub as scrubbed_copy
 
@@ -224,33 +223,7 @@ def ranks(
     found = discover(paths)
     with progress(f"reading {fmt.plural(len(found), 'profile')}") as tell:
         run = analyse_ranks(found, window, workers=workers, scheduler=scheduler, progress=tell)
-    result, notes, most = run.result, _notes(run), most_rows(form, limit)
-    part = Part(
-        head=[*facts(result), answer(result)],
-        notes=note_lines(notes),
-        tables=[replace(table, limit=most) for table in terminal_tables(result)],
-    )
-    rows = rank_rows(result) if most is None else rank_rows(result).head(most)
-    found_out = Answer("ranks", list(run.sources), [part], rows, lambda: ranks_data(result), [*notes, *run.problems])
-    give(found_out, form, folder, lambda: ranks_document(result, notes))
+    asked = ranks_answer(run.result, run.sources, run.problems)
+    shown = answered(asked, Part(head=asked.facts), most_rows(form, limit))
+    give(shown, form, folder, lambda: ranks_document(run.result, asked.notes))
     end_with(run.problems, "answer")
-
-
-def _notes(run: RanksRun) -> tuple[Note, ...]:
-    """What limits the answers: across ranks first, then of the profiles, each kind of note once with its ranks."""
-    having: dict[tuple[str, str], tuple[Note, list[int]]] = {}
-    for rank, summary in zip(run.result.ranks, run.result.summaries, strict=True):
-        for item in summary.notes:
-            if item.level is not NoteLevel.INFO:
-                having.setdefault((item.code, item.text), (item, []))[1].append(rank)
-    everybody = len(run.result.ranks)
-    own = (
-        item if len(those) == everybody else replace(item, text=f"{_named(those)}: {item.text}")
-        for item, those in having.values()
-    )
-    return (*run.result.notes, *own)
-
-
-def _named(found: Sequence[int]) -> str:
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return f"Rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:4]))}{more}"

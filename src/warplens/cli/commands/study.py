@@ -25,9 +25,11 @@ from warplens.studies.sweeps.reading import side_of, sweep_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from warplens.profile.measurements import Measurements
     from warplens.report.document import Table
     from warplens.studies.policies.choosing import Policy
     from warplens.studies.policies.regret import Regret
+    from warplens.studies.reports.evidence import Evidence
     from warplens.studies.sweeps.sweep import Sweep
 
 
@@ -136,14 +138,30 @@ def _report(folder: Path, profiles: Path | None, policy: Path | None) -> None:
         document = study_document(measurements)
         written = write_document(document, folder, ("html", "md", "json"), data=data)
         if profiles is not None:
-            from warplens.cli.commands.report import TITLE, own_evidence
+            from warplens.cli.commands.report import TITLE
             from warplens.studies.reports.findings import findings_document
 
-            findings = findings_document(own_evidence(measurements, profiles, policy), TITLE)
+            findings = findings_document(_evidence(measurements, profiles, policy), TITLE)
             written += write_document(findings, folder, name="findings_report")
     print_lines([document.lead])
     for path in written:
         note(path)
+
+
+def _evidence(measurements: Measurements, profiles: Path, policy: Path | None) -> Evidence:
+    """What a study says, with profiles and reports of counters in a folder, named after their cells."""
+    from warplens.cli.commands.sweep import COUNTERS, listed_profiles
+    from warplens.readers import read, read_counters
+    from warplens.studies.reports.evidence import study_evidence
+
+    traces, counters = [], []
+    for path, settings in listed_profiles(profiles):
+        if COUNTERS.search(path.name):
+            counters.append((settings, read_counters(path)))
+        else:
+            traces.append((settings, read(path)))
+    chosen = read_policy(policy) if policy is not None else None
+    return study_evidence(measurements, traces, counters=counters, policy=chosen)
 
 
 class Doing(str, Enum):

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from warplens.analysis.timeline import Timeline
+from warplens.answers import headroom_selection
 from warplens.answers.given import Selection, only_profile
-from warplens.cli.answer import Answer, Part, emit, head, limited, most_rows, note_lines, select
+from warplens.cli.answer import Answer, Part, answered, emit, head, limited, most_rows, note_lines, select
 from warplens.cli.edge import progress
 from warplens.cli.memory import TABLE, needed_beyond_limit
 from warplens.cli.options import (
@@ -132,23 +133,9 @@ def headroom(
     The steps down: no idle time, every kernel at its practical roof, no avoidable work, the precision that the hardware
     is built for. Roofs and avoidable work are modelled; idle time is measured.
     """
-    from warplens.analysis.headroom import headrooms
-    from warplens.report.headroom import device_data, facts, groups_table, headroom_rows, parts_table
-
     selection = select(path, window, range_name, launch_configuration=True)
     program = None if with_trace is None else Timeline(read(with_trace, launch_configuration=True))
     counted = None if counters is None else read_counters(counters)
-    found = headrooms(selection.timeline, selection.window, program=program, counters=counted)
-    most = most_rows(form, limit)
-    rows = headroom_rows(found) if most is None else headroom_rows(found).head(most)
-    part = Part(
-        head=[*head(selection), *(sentence for one in found for sentence in facts(one))],
-        notes=note_lines(selection.notes),
-        tables=limited((table for one in found for table in (parts_table(one), groups_table(one))), most),
-    )
-    data = {
-        "window": window_data(selection.window),
-        "devices": [device_data(one) for one in found],
-        "rows": rows,
-    }
-    emit(Answer("headroom", selection.source, [part], rows, lambda: data, selection.notes), form)
+    found = headroom_selection(selection, program, counted)
+    shown = answered(found, Part(head=[*head(selection), *found.facts]), most_rows(form, limit))
+    emit(replace(shown, data=lambda: {**found.data(), "rows": shown.rows}), form)
