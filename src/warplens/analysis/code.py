@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.frames import numbered, ratio
+from warplens.analysis.frames import numbered, ratio, sum_by
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.timeline import Timeline
@@ -61,8 +61,7 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
     keys = ["call", "operator", "range", "line"]
     named = places_of_calls(timeline, calls).with_columns(calls["call"])
     rows, number = numbered(named, keys)
-    spent = np.zeros(rows.height, dtype=np.int64)
-    np.add.at(spent, number, (calls["end_ns"] - calls["start_ns"]).to_numpy())
+    spent = sum_by(number, (calls["end_ns"] - calls["start_ns"]).to_numpy(), rows.height)
     rows = rows.cast(dict.fromkeys(keys, pl.String)).with_columns(
         pl.Series("calls", np.bincount(number, minlength=rows.height)), pl.Series("host_ns", spent)
     )

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import numbered, once
+from warplens.analysis.frames import duration_ns, numbered, once, sum_by
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
@@ -89,7 +89,7 @@ def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     matmul[kernel] = is_gemm[work["row"].to_numpy()[kernel]]
     phase, inferred = _phases(timeline)
     work = work.with_columns(phase[rows], pl.Series("inferred", inferred[rows]), pl.Series("matmul", matmul))
-    duration = pl.col("end_ns") - pl.col("start_ns")
+    duration = duration_ns()
     is_kernel = pl.col("kind") == "kernel"
     sums = work.group_by("phase").agg(
         duration.sum().alias("gpu_ns"),
@@ -123,8 +123,8 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()[inside]
     # Phase and step as one number, so that one pass sums all of them.
     code = phase_of_work(timeline)[rows].to_physical().to_numpy()[inside].astype(np.int64)
-    sums = np.zeros((len(PHASE.categories), len(starts)), dtype=np.int64)
-    np.add.at(sums.reshape(-1), code * len(starts) + place, duration)
+    count = len(PHASE.categories), len(starts)
+    sums = sum_by(code * len(starts) + place, duration, count[0] * count[1]).reshape(count)
     columns = {f"{name}_ns": sums[number] for number, name in enumerate(PHASE.categories)}
     return pl.DataFrame({"step": numbers, "wall_ns": ends - starts, **columns}, schema=PHASES_BY_STEP.schema)
 
@@ -161,8 +161,7 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     def count(name: str) -> Int64s:
         return np.bincount(place[inside & (kind == name).to_numpy()], minlength=len(starts))
 
-    gpu = np.zeros(len(starts), dtype=np.int64)
-    np.add.at(gpu, place[inside], (work["end_ns"] - work["start_ns"]).to_numpy()[inside])
+    gpu = sum_by(place[inside], (work["end_ns"] - work["start_ns"]).to_numpy()[inside], len(starts))
     rows = pl.DataFrame(
         {
             "step": numbers,

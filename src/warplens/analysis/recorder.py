@@ -27,7 +27,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import API_KIND, api_kinds
-from warplens.analysis.frames import once
+from warplens.analysis.frames import duration_ns, once
 from warplens.analysis.hostpace import ALLOCATION, BLOCKING_COPY, STALL_MIN_NS, SYNCHRONIZATION, HostCalls
 from warplens.analysis.intervals import Intervals, measure_before
 from warplens.analysis.replay import (
@@ -72,7 +72,7 @@ def recorded_schedule(timeline: Timeline, window: Window) -> RecordedSchedule | 
     work = timeline.work_in(window)
     if not work.height or work["api_row"].null_count() > (1 - _MIN_KNOWN_SHARE) * work.height:
         return None
-    busy = work.group_by("process", "device").agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("busy"))
+    busy = work.group_by("process", "device").agg(duration_ns().sum().alias("busy"))
     process, device = busy.sort(["busy", "process", "device"], descending=[True, False, False]).row(0)[:2]
     mine = (pl.col("process") == process) & (pl.col("device") == device)
     host = HostCalls.of(timeline, process)

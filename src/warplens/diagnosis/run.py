@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import once
+from warplens.analysis.frames import once, sum_by
 from warplens.analysis.ranks.across import RanksResult, across_ranks
 from warplens.analysis.ranks.summary import RankSummary, RankWindow, rank_windows, summary_of
 from warplens.analysis.window import generic_names, is_step_name
@@ -204,15 +204,13 @@ def _kernels(facts: Facts) -> pl.DataFrame:
 def _places(facts: Facts) -> pl.DataFrame:
     """GPU time by the ranges around the launches; of a range inside one of its own name, the outer counts."""
     ranges, forest = facts.timeline.trace.ranges, facts.timeline.forest
-    own = np.zeros(ranges.height, dtype=np.int64)
     known = facts.work.select("range", "own_ns", "label").filter(
         pl.col("range").is_not_null() & (pl.col("label") != "communication")
     )
-    np.add.at(own, known["range"].to_numpy(), known["own_ns"].to_numpy())
+    own = sum_by(known["range"].to_numpy(), known["own_ns"].to_numpy(), ranges.height)
     numbers, label = generic_names(ranges["name"])
     first = ~forest.repeats(label) if ranges.height else np.zeros(0, dtype=np.bool_)
-    sums = np.zeros(len(numbers), dtype=np.int64)
-    np.add.at(sums, label[first], forest.inclusive(own)[first])
+    sums = sum_by(label[first], forest.inclusive(own)[first], len(numbers))
     found = pl.DataFrame({"name": numbers, "busy_ns": sums}, schema={"name": pl.String, "busy_ns": pl.Int64})
     steps = [text for text in numbers if is_step_name(text)]
     return (

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import sum_by
 from warplens.analysis.prediction import Change
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
@@ -126,9 +127,7 @@ class _Base:
 
     def _sums(self, rows: Int64s | slice, spent: Int64s) -> Int64s:
         """The time of these pieces by the number of their label."""
-        sums = np.zeros(self._labels.len(), dtype=np.int64)
-        np.add.at(sums, self._label[rows], spent)
-        return sums
+        return sum_by(self._label[rows], spent, self._labels.len())
 
     def _by_label(self, sums: Int64s) -> dict[str, int]:
         """Time of a step by label, the most first."""

@@ -13,6 +13,7 @@ from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds
 from warplens.analysis.counters.groups import KEY, SIZES, SUMMARY, group_launches, sample_of, with_keys
 from warplens.analysis.counters.occupancy import launch_occupancy
 from warplens.analysis.counters.speedoflight import measured, speed_of_light
+from warplens.analysis.frames import duration_ns
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile import Note, NoteLevel
@@ -157,9 +158,9 @@ def recorded_launches(timeline: Timeline, window: Window) -> tuple[pl.DataFrame,
     kernels = timeline.trace.kernels.select(_LAUNCHED_AS)
     shapes = kernels.unique(maintain_order=True).with_row_index("shape").with_columns(pl.col("shape").cast(pl.Int64))
     shape = kernels.join(shapes, on=_LAUNCHED_AS, how="left", nulls_equal=True, maintain_order="left")["shape"]
-    launches = work.select(
-        "start_ns", "range", "inferred", "inside", duration_ns=pl.col("end_ns") - pl.col("start_ns")
-    ).with_columns(shape.gather(work["row"]))
+    launches = work.select("start_ns", "range", "inferred", "inside", duration_ns=duration_ns()).with_columns(
+        shape.gather(work["row"])
+    )
     return launches, shapes.with_columns(pl.col(_NAMES).cast(pl.String), *SIZES)
 
 

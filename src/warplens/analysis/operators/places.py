@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import sum_by
 from warplens.analysis.intervals import owned_union
 from warplens.analysis.trees import NO_RANGE, Forest, RangeForest, is_operator, look_up, nearest, range_forest
 from warplens.analysis.window import AUTOGRAD_ENGINE
@@ -54,9 +55,8 @@ def operator_tree(trace: Trace, ranges: RangeForest) -> OperatorTree:
     parent = np.where(mine, above, NO_RANGE)
     forest = Forest.of(parent)
     host = np.where(mine, (table["end_ns"] - table["start_ns"]).to_numpy(), 0)
-    in_children = np.zeros(table.height, dtype=np.int64)
     nested = np.flatnonzero(parent != NO_RANGE)
-    np.add.at(in_children, parent[nested], host[nested])
+    in_children = sum_by(parent[nested], host[nested], table.height)
     api = _direct_api_ns(trace, ranges, enclosing)
     # Clocks are read one after the other: a child that was written to end after its parent must not make time negative.
     own = np.maximum(host - in_children - api, 0)

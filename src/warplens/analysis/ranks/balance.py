@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import number, ratio
+from warplens.analysis.frames import duration_ns, number, ratio
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.ranks.collectives import GROUP, GROUP_SIZE, KINDS, SIZE
 from warplens.analysis.ranks.measures import STEP_TIMES, TIMES
@@ -352,7 +352,7 @@ def _instances(matched: pl.DataFrame) -> pl.DataFrame:
 def _by_rank(
     inside: pl.DataFrame, matched: pl.DataFrame, collectives: pl.DataFrame, ranks: Sequence[int], tolerance_ns: int
 ) -> pl.DataFrame:
-    duration = pl.col("end_ns") - pl.col("start_ns")
+    duration = duration_ns()
     all_of = inside.group_by("rank").agg(
         pl.len().cast(pl.Int64).alias("collectives"), duration.sum().alias("communication_ns")
     )

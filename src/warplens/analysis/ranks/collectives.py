@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import categories_of
+from warplens.analysis.frames import duration_ns
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.ranks.measures import BusyTime, communication_rows
@@ -319,7 +320,7 @@ def collective_groups(events: pl.DataFrame, collectives: pl.DataFrame) -> pl.Dat
     Returns:
         `COLLECTIVE_GROUPS`.
     """
-    duration = pl.col("end_ns") - pl.col("start_ns")
+    duration = duration_ns()
     kernels = (
         events.filter("in_window")
         .group_by(_KEY)

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import classify_names
-from warplens.analysis.frames import ratio
+from warplens.analysis.frames import duration_ns, ratio
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
@@ -242,9 +242,9 @@ def operator_work(timeline: Timeline, window: Window) -> ModelledWork:
 
 def _pieces(timeline: Timeline) -> pl.DataFrame:
     """All GPU work with what its kernel's name tells."""
-    work = timeline.work.select(
-        "kind", "row", "device", "api_row", "range", (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns")
-    ).rename({"range": "held"})
+    work = timeline.work.select("kind", "row", "device", "api_row", "range", duration_ns().alias("duration_ns")).rename(
+        {"range": "held"}
+    )
     kernels = timeline.trace.kernels
     # What stands in a name is looked up once for each distinct name, not for each kernel.
     opaque = name_categories(kernels["full_name"]).str.extract(_OPAQUE).cast(pl.Int64)

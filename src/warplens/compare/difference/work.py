@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import sum_by
+from warplens.analysis.frames import duration_ns, sum_by
 from warplens.analysis.work.catalogue import operator_work
 from warplens.compare.difference.matching import MATCHES, SHAPE, Matching, Slots, match_slots, slots_of
 from warplens.compare.difference.places import SEPARATOR, SIDES
@@ -337,7 +337,7 @@ def transfer_changes(baseline: Side, variant: Side, wall: WallSplit) -> pl.DataF
 
 def _transfers(side: Side, wall: SideWall) -> pl.DataFrame:
     trace = side.timeline.trace
-    work = side.work.select("kind", "row", (pl.col("end_ns") - pl.col("start_ns")).alias("ns"))
+    work = side.work.select("kind", "row", duration_ns().alias("ns"))
     of_kind = {kind: work.filter(pl.col("kind") == kind) for kind in ("copy", "memset", "kernel")}
     copies = of_kind["copy"].with_columns(
         pl.lit("copy").alias("group"),
