@@ -123,8 +123,8 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()[inside]
     # Phase and step as one number, so that one pass sums all of them.
     code = phase_of_work(timeline)[rows].to_physical().to_numpy()[inside].astype(np.int64)
-    count = len(PHASE.categories), len(starts)
-    sums = sum_by(code * len(starts) + place, duration, count[0] * count[1]).reshape(count)
+    phases = len(PHASE.categories)
+    sums = sum_by(code * len(starts) + place, duration, phases * len(starts)).reshape(phases, len(starts))
     columns = {f"{name}_ns": sums[number] for number, name in enumerate(PHASE.categories)}
     return pl.DataFrame({"step": numbers, "wall_ns": ends - starts, **columns}, schema=PHASES_BY_STEP.schema)
 

@@ -17,11 +17,11 @@ import polars as pl
 from warplens.analysis.api import api_kinds
 from warplens.analysis.frames import chosen, duration_ns, numbered, once, ratio, spread
 from warplens.analysis.intervals import Intervals, clip, total, union, without
-from warplens.analysis.timeline import WORK_KINDS, Timeline
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import SPREAD, column, table
 from warplens.profile.schema import Column, Int64s, name_categories
-from warplens.profile.trace import GRID_BLOCKS
+from warplens.profile.trace import GRID_BLOCKS, WORK_KINDS
 
 STREAMS: Final = table(
     "streams",

@@ -48,7 +48,7 @@ from warplens.analysis.intervals import (
 from warplens.analysis.ranges import projected_spans
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
-from warplens.profile.columns import table
+from warplens.profile.columns import PART_GROUPS, table
 from warplens.profile.schema import Bools, Int64s, name_categories
 
 #: Cause → what it means, in the order of presentation.
@@ -373,9 +373,6 @@ def _may_depend(timeline: Timeline, device: int, ended_by: Int64s, begins: Int64
 # hides ("exposed"); 4. exposed copies and fills; 5. nothing: idle, by cause
 # (`warplens.analysis.idle`). Everything is an interval union in integer nanoseconds: durations that overlap are never
 # added up, and the residual is zero by construction.
-
-#: Groups of parts in the order of presentation.
-PART_GROUPS = ("compute", "graph", "communication", "copy", "idle")
 
 BUDGET = table(
     "time budget",

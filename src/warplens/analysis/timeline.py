@@ -18,13 +18,11 @@ from warplens.analysis.window import Window, parse_span
 from warplens.errors import UsageError
 from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_categories
+from warplens.profile.trace import WORK_KINDS
 
 if TYPE_CHECKING:
     from warplens.analysis.operators.places import AutogradLinks, OperatorTree, Places, PythonFrames
 
-
-#: Kind of a piece of GPU work → the table of the `Trace` that its row number points into.
-WORK_KINDS = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graph_launches"}
 
 _LAUNCH_COLUMNS = ("launch_start_ns", "launch_end_ns", "thread", "range", "inferred")
 

@@ -23,8 +23,10 @@ class Peak(NamedTuple):
 
     def bytes_of(self, events: Mapping[str, int]) -> int:
         """Of a profile with so many rows in each table of the trace."""
+        from warplens.profile.trace import WORK_TABLES
+
         work = self.work if events.get("ranges") and events.get("api_calls") else self.searched
-        each = dict.fromkeys(_WORK, work) | {"ranges": self.ranges}
+        each = dict.fromkeys(WORK_TABLES, work) | {"ranges": self.ranges}
         return _FIXED_BYTES + sum(rows * each.get(table, self.others) for table, rows in events.items())
 
 
@@ -36,7 +38,6 @@ REPORT: Final = Peak(work=440, searched=620, ranges=300, others=150)
 
 #: Of Python, its libraries and our own modules.
 _FIXED_BYTES: Final = 170_000_000
-_WORK: Final = ("kernels", "copies", "memsets", "graph_launches")
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)

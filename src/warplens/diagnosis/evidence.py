@@ -84,7 +84,7 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
         waiting=waiting,
         blocked_ns=_blocked_ns(pl.concat([waits, reading]), waiting),
         readbacks=small.height,
-        readback_calls=union(_intervals(reading)),
+        readback_calls=union(Intervals.of(reading)),
         allocations=allocating.height,
         allocation_ns=int((allocating["end_ns"] - allocating["start_ns"]).sum()),
     )
@@ -94,7 +94,7 @@ def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:
     """Time in these calls that is not waiting for a busy GPU."""
     blocked = 0
     for process, intervals in waiting.items():
-        inside = union(_intervals(calls.filter(pl.col("process") == process)))
+        inside = union(Intervals.of(calls.filter(pl.col("process") == process)))
         blocked += total(inside) - total(_both(inside, intervals))
     return blocked
 
@@ -147,7 +147,7 @@ def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> d
         union(Intervals(*(np.concatenate(edges) for edges in zip(*busy, strict=True)))) if busy else Intervals.none()
     )
     return {
-        process: _both(union(_intervals(found.filter(pl.col("process") == process))), working)
+        process: _both(union(Intervals.of(found.filter(pl.col("process") == process))), working)
         for process in threads["process"].unique().sort()
     }
 
@@ -159,10 +159,6 @@ def _both(first: Intervals, second: Intervals) -> Intervals:
     pieces = Owned(*first, np.zeros(len(first.starts), dtype=np.int64))
     common = subtract(pieces, complement(second, int(first.starts[0]), int(first.ends.max())))
     return Intervals(common.starts, common.ends)
-
-
-def _intervals(calls: pl.DataFrame) -> Intervals:
-    return Intervals(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
 
 
 #: Only the update of a parameter by a quotient (Adam and its kin) runs PyTorch's `addcdiv` on a single tensor: once for

@@ -25,7 +25,7 @@ from warplens.analysis.phases import phase_of_work
 from warplens.analysis.prediction import Change, Prediction
 from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.timebudget import IDLE_CAUSES, Spent, TimeBudget, time_budgets
-from warplens.analysis.timeline import WORK_KINDS, Timeline
+from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, PHASES, Window
 from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
 from warplens.diagnosis.findings import ISSUING, PASSES
@@ -36,7 +36,7 @@ from warplens.patterns import lazy_pattern
 from warplens.profile import Device, Note
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s, Table, name_categories
-from warplens.profile.trace import GRID_BLOCKS
+from warplens.profile.trace import GRID_BLOCKS, WORK_KINDS
 
 #: What work other than kernels is labelled with; a copy of another direction is `other`.
 _OTHER_LABELS: Final = (

@@ -18,6 +18,7 @@ from warplens.errors import UsageError
 from warplens.export.tables import shareable
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
 from warplens.profile.schema import Int64s, name_categories
+from warplens.profile.trace import LAUNCH_SIZE
 from warplens.wire import Bytes, Part, fixed64s, message, messages, padded_varints, scalar, text
 from warplens.writing import unfinished
 
@@ -55,12 +56,7 @@ _HOST_ORDER: Final = ("", "Python", "CUDA API", "operating system", "profiler")
 #: Columns that become arguments of a slice, where the table has them.
 ARGUMENTS: Final = (
     "correlation",
-    "grid_x",
-    "grid_y",
-    "grid_z",
-    "block_x",
-    "block_y",
-    "block_z",
+    *LAUNCH_SIZE,
     "registers_per_thread",
     "static_shared_bytes",
     "dynamic_shared_bytes",

@@ -32,6 +32,9 @@ import polars as pl
 from warplens.errors import SchemaError
 from warplens.profile.schema import Column, Kind, Table
 
+#: Groups of parts of a time budget, in the order of presentation.
+PART_GROUPS: Final = ("compute", "graph", "communication", "copy", "idle")
+
 COLUMNS: Final = {
     column.name: column
     for column in (
@@ -55,7 +58,7 @@ COLUMNS: Final = {
         Column("phase", pl.String, "`forward`, `backward`, `optimizer`, or `none` for work outside of these"),
         Column(
             "group",
-            pl.Enum(["compute", "graph", "communication", "copy", "idle"]),
+            pl.Enum(PART_GROUPS),
             "`compute`, `graph`, `communication`, `copy` or `idle`",
         ),
         Column("part", pl.String, "kernel category, direction of a copy, or idle cause"),

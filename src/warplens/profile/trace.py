@@ -19,6 +19,8 @@ _ON_DEVICE = (
     column("process", help="id of the process that launched the work"),
     *_CORRELATION,
 )
+#: The columns with the size of a launch, in `kernels` and in the launches of counters.
+LAUNCH_SIZE: Final = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 #: Blocks of a kernel's grid and threads of one block: expressions on `kernels`, and on the launches of counters.
 #: Null where one of the sizes is.
 GRID_BLOCKS: Final = (pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")).alias("blocks")
@@ -194,6 +196,11 @@ TABLES: Final[Mapping[str, Table]] = {
 }
 
 
+#: The tables that hold GPU work, by kind of work.
+WORK_KINDS: Final = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graph_launches"}
+WORK_TABLES: Final = tuple(WORK_KINDS.values())
+
+
 @dataclass(frozen=True)
 class Device:
     """A GPU that the profiled program used. A limit that the profile does not state is None, never a guess."""
@@ -351,4 +358,4 @@ class Trace:
     @property
     def has_device_work(self) -> bool:
         """Whether anything at all ran on a GPU in this profile."""
-        return any(frame.height for frame in (self.kernels, self.copies, self.memsets, self.graph_launches))
+        return any(getattr(self, name).height for name in WORK_TABLES)

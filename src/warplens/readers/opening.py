@@ -28,6 +28,7 @@ HEAD_BYTES: Final = 2**20
 #: Enough for every magic number below.
 _MAGIC_BYTES: Final = 64
 
+#: What to do with what is no export, or a damaged one: Nsight Systems can always make it again.
 EXPORT_ADVICE: Final = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
 
 

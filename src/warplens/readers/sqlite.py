@@ -29,6 +29,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.errors import UnreadableInputError
+from warplens.readers.opening import EXPORT_ADVICE
 from warplens.readers.sqlite_rows import Stored, stored, whole_numbers
 
 #: Rows that one connection reads at a time: small enough that two of them in 64-bit columns stay below 100 MB,
@@ -47,8 +48,6 @@ _MAX_WORKERS = 8
 _CHECKED_BYTES = 2**23
 
 _HEADER_BYTES = 100
-#: What to do with a file that cannot be read: the export that Nsight Systems can always make again.
-EXPORT_ADVICE = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
 
 #: What SQLite says where the system is at fault, and what is to be done.
 _OF_THE_SYSTEM = {

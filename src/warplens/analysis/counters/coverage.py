@@ -20,14 +20,14 @@ from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import KERNEL_NAME, column, optional, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
+from warplens.profile.trace import LAUNCH_SIZE
 
 #: How a group of the trace was found in the report, the best first: the same kernel with the same grid and block; the
 #: same kernel in another size; another kernel of the same short name (an instance of the same template); not at all.
 MATCHES: Final = ("exact", "kernel", "name", "none")
 
 _NAMES: Final = ("name", "full_name")
-_SIZES: Final = ("grid", "block")
-_LAUNCHED_AS: Final = (*_NAMES, *(f"{what}_{axis}" for what in _SIZES for axis in "xyz"))
+_LAUNCHED_AS: Final = (*_NAMES, *LAUNCH_SIZE)
 
 _WHICH: Final = (KERNEL_NAME, *SUMMARY.only("full_name grid block").columns)
 

@@ -20,9 +20,10 @@ from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import RULES, KernelCounters
 from warplens.profile.schema import Column, Int64s
 from warplens.profile.spelling import spelled_for_all_pages
+from warplens.profile.trace import LAUNCH_SIZE
 
 #: What launches of a group have in common. A kernel's instances differ in their full names.
-GROUP_KEYS: Final = ("kind", "full_name", "device", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+GROUP_KEYS: Final = ("kind", "full_name", "device", *LAUNCH_SIZE)
 
 #: Metrics that belong to the launch or the device, and are no measurements of which a median could be taken.
 _FIXED: Final = r"^(launch__|device__attribute_)"

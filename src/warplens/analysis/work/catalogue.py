@@ -18,6 +18,7 @@ import polars as pl
 from warplens.analysis.categories import classify_names
 from warplens.analysis.frames import duration_ns, ratio
 from warplens.analysis.phases import phase_of_work
+from warplens.analysis.roofs import ITEM
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Window
@@ -176,7 +177,6 @@ _OPAQUE: Final = r"OpaqueType<(\d+)"
 #: Types of operands that are only ever multiplied in one format; a product of `float` may be computed as tf32.
 _FORMATS: Final = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "double": "fp64", "c10::Float8_e4m3fn": "fp8"}
 _FIRST_TYPE: Final = r'^\["([^"]*)"'
-_SIZES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +253,7 @@ def _pieces(timeline: Timeline) -> pl.DataFrame:
         "tensor_cores",
         pl.coalesce(
             opaque.gather(kernels["full_name"].to_physical()),
-            pl.col("precision").cast(pl.String).replace_strict(_SIZES, default=None, return_dtype=pl.Int64),
+            pl.col("precision").cast(pl.String).replace_strict(ITEM, default=None, return_dtype=pl.Int64),
         ).alias("item_bytes"),
         kernels["graph_node"].is_not_null().alias("replayed"),
     )

@@ -9,12 +9,12 @@ from typing import Final, Literal
 import polars as pl
 
 from warplens.analysis.intervals import total, union
-from warplens.analysis.timebudget import PART_GROUPS, TimeBudget, budgets_within, time_budgets
+from warplens.analysis.timebudget import TimeBudget, budgets_within, time_budgets
 from warplens.compare.difference.host import ISSUE_CAUSES, LaunchChange, Side, launch_change
 from warplens.compare.difference.places import comparability_notes, phase_changes, range_changes
 from warplens.compare.difference.work import KernelChanges, WorkChange, kernel_changes, transfer_changes, work_change
 from warplens.profile import Note
-from warplens.profile.columns import column, table
+from warplens.profile.columns import PART_GROUPS, column, table
 from warplens.profile.schema import Column
 
 # A side's parts are those of its time budget (`warplens.analysis.timebudget`): GPU work by category, CUDA graphs whose
@@ -47,7 +47,7 @@ _COMPUTING = ("compute", "graph")
 class PartChange:
     """One part of a step's wall time on both sides, in nanoseconds per step, exact."""
 
-    group: str  #: one of `timebudget.PART_GROUPS`
+    group: str  #: one of `PART_GROUPS`
     part: str  #: a kernel category, a copy's direction, a cause of idle time, …
     #: baseline_ns, variant_ns: the time of it; 0 where a side has none
     baseline_ns: Fraction

@@ -17,6 +17,7 @@ from warplens.compare.difference.places import RangePaths, range_paths
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.profile.spelling import spelled_for_all_tools
+from warplens.profile.trace import LAUNCH_SIZE
 
 #: One step of a large model launches some ten thousand kernels. Windows that are not divided into steps hold more, and
 #: have no order that repeats.
@@ -63,16 +64,13 @@ def in_order(left: Float64s, right: Float64s) -> Int64s | None:
 # sides matched launch by launch. A launch that not every step makes is a slot that not every step fills.
 
 
-#: The columns that tell launches of one kernel apart.
-SHAPE: Final = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
-
 KINDS: Final = table(
     "comparison: kinds of launches",
     "One kind of launch of a side: a kernel at a place with a shape. `warplens.compare.difference.matching`.",
     Column("identity", pl.String, "the kernel's full name in a spelling that both sides share"),
     "full_name name category",
     column("path", dtype=pl.Int64, help="position in `Slots.places.paths`", kind="count"),
-    (Column(name, pl.Int32, f"{name[:-2]}, {name[-1]}") for name in SHAPE),
+    (Column(name, pl.Int32, f"{name[:-2]}, {name[-1]}") for name in LAUNCH_SIZE),
 )
 
 #: A table of all values up to the largest finds the distinct ones without sorting, while it stays about so long.
@@ -116,9 +114,9 @@ def slots_of(side: Side, *, respelled: bool = False) -> Slots:
         (launched["start_ns"].to_numpy(), launched.select(pl.coalesce("launch_start_ns", "start_ns")).to_series(), step)
     )
     launched, step = launched[order], step[order]
-    kernels = side.timeline.trace.kernels.select("full_name", "name", *SHAPE)[launched["row"].to_numpy()]
+    kernels = side.timeline.trace.kernels.select("full_name", "name", *LAUNCH_SIZE)[launched["row"].to_numpy()]
     kernels = kernels.with_columns(pl.Series("path", places.of_work(launched)))
-    kind, first = _numbered(kernels, ["full_name", "path", *SHAPE])
+    kind, first = _numbered(kernels, ["full_name", "path", *LAUNCH_SIZE])
     occurrence = rank_within(step * max(len(first), 1) + kind)
     most = int(occurrence.max(initial=0)) + 1
     slot, found = distinct(kind * most + occurrence)
@@ -208,9 +206,9 @@ def rank_within(groups: Int64s) -> Int64s:
 
 #: What the launches of a match have in common, the surest first → the columns that the stage compares.
 _STAGES: Final = {
-    "name, range, shape": ("identity", "place_name", *SHAPE),
+    "name, range, shape": ("identity", "place_name", *LAUNCH_SIZE),
     "name, range": ("identity", "place_name"),
-    "name, shape": ("identity", *SHAPE),
+    "name, shape": ("identity", *LAUNCH_SIZE),
     "name": ("identity",),
     "short name, range": ("name", "place_name", "category"),
 }
@@ -282,7 +280,7 @@ class _Codes:
 def _with_place_name(slots: Slots) -> pl.DataFrame:
     """The kinds with the name of their place, which both sides can have."""
     names = pl.Series("place_name", ["\x1f".join(path) for path in slots.places.paths], dtype=pl.String)
-    return slots.kinds.with_columns(names.gather(slots.kinds["path"]), pl.col(SHAPE).fill_null(-1))
+    return slots.kinds.with_columns(names.gather(slots.kinds["path"]), pl.col(LAUNCH_SIZE).fill_null(-1))
 
 
 def _in_order(rows: list[Int64s], keys: list[Int64s]) -> tuple[Int64s, Int64s]:

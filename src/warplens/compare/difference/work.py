@@ -11,10 +11,11 @@ import polars as pl
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import duration_ns, sum_by
 from warplens.analysis.work.catalogue import operator_work
-from warplens.compare.difference.matching import MATCHES, SHAPE, Matching, Slots, match_slots, slots_of
+from warplens.compare.difference.matching import MATCHES, Matching, Slots, match_slots, slots_of
 from warplens.compare.difference.places import SEPARATOR, SIDES
 from warplens.profile.columns import both_sides, column, table
 from warplens.profile.schema import Column, Float64s, Int64s
+from warplens.profile.trace import LAUNCH_SIZE
 
 if TYPE_CHECKING:
     from warplens.compare.difference.difference import SideWall, WallSplit
@@ -164,8 +165,8 @@ def _summed(matched: pl.DataFrame, slots: tuple[Slots, Slots]) -> pl.DataFrame:
             "name",
             "category",
             range=places.gather(side.kinds["path"]),
-            grid=pl.concat_str(SHAPE[:3], separator="×"),
-            block=pl.concat_str(SHAPE[3:], separator="×"),
+            grid=pl.concat_str(LAUNCH_SIZE[:3], separator="×"),
+            block=pl.concat_str(LAUNCH_SIZE[3:], separator="×"),
         )
         sums = {
             "launches": sum_by(number, side.launches, count),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -82,7 +82,8 @@ def check_level(level: float) -> None:
 
 
 #: What a comparison can come to.
-VERDICTS: Final = ("faster", "slower", "same", "undecided")
+Verdict: TypeAlias = Literal["faster", "slower", "same", "undecided"]
+VERDICTS: Final[tuple[str, ...]] = get_args(Verdict)
 
 
 #: How often the comparison, repeated with as many blocks as were said to be needed, decides.
@@ -227,8 +228,6 @@ def _exchanged(differences: Float64s, seed: int) -> float:
     centre, _ = centres_and_variances(signs * (differences - own), trimmed)
     return float(np.quantile(np.abs(centre), _QUANTILE))
 
-
-Verdict: TypeAlias = Literal["faster", "slower", "same", "undecided"]
 
 #: From here on, how much less dependent units tell is worth a sentence.
 _NOTABLE_DEPENDENCE: Final = 2.0

@@ -22,7 +22,7 @@ from warplens.readers.ncu import NCU
 from warplens.readers.ncu.container import without_folders
 from warplens.readers.ncu.csv_labels import metric_of, rule_name, section_of
 from warplens.readers.ncu.csv_text import Cells, DecimalCommaError, Table
-from warplens.readers.ncu.report import DEVICE_ATTRIBUTES, device_of, encoded
+from warplens.readers.ncu.report import DEVICE_ATTRIBUTES, RECORD, device_of, encoded
 
 # --- The launches of an Nsight Compute CSV export: what the columns before the metrics say ----------------------------
 # Of these columns the name of the process and of the host are never looked at.
@@ -118,7 +118,6 @@ def _range_name(printed: str) -> str:
     return rest if colon else domain
 
 
-_RECORD = "ncu --set detailed --output profile python your_program.py"
 _EXPORT_AGAIN = "Export it again: ncu --import REPORT.ncu-rep --page raw --csv"
 
 #: Kinds of results of rules, as printed.
@@ -335,7 +334,7 @@ class _Reading:
 
     def _notes(self) -> Iterator[Note]:
         if not self._launches:
-            yield Note("no-launches", NoteLevel.BLOCKING, "The export holds no profiled kernel launch.", _RECORD)
+            yield Note("no-launches", NoteLevel.BLOCKING, "The export holds no profiled kernel launch.", RECORD)
         if self._table.cut:
             text = "The export ends within a row; that row was left out, and what came after it is missing."
             yield Note("incomplete-report", NoteLevel.WARNING, text, _EXPORT_AGAIN)

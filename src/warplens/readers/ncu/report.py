@@ -19,7 +19,7 @@ from warplens.errors import UnreadableInputError
 from warplens.profile import Capture, Device, Note, NoteLevel
 from warplens.profile.counters import LAUNCHES, RULES, KernelCounters, Session
 from warplens.profile.schema import encode_names
-from warplens.profile.trace import worst_first
+from warplens.profile.trace import LAUNCH_SIZE, worst_first
 from warplens.readers.ncu import NCU
 from warplens.readers.ncu.container import (
     METRICS,
@@ -159,7 +159,7 @@ def device_of(ordinal: int, attributes: Mapping[str, Any]) -> Device:
 
 
 _AGAIN = "Copy the report again from where it was recorded, or record it again"
-_RECORD = "ncu --set detailed --output profile python your_program.py"
+RECORD = "ncu --set detailed --output profile python your_program.py"
 
 
 #: The metrics that say on which GPU a launch ran; a report has the one or the other.
@@ -269,7 +269,7 @@ class _Reading:
     def _notes(self) -> Iterator[Note]:
         count = len(self._launches)
         if not count:
-            yield Note("no-launches", NoteLevel.BLOCKING, "The report holds no profiled kernel launch.", _RECORD)
+            yield Note("no-launches", NoteLevel.BLOCKING, "The report holds no profiled kernel launch.", RECORD)
         if self._container.stopped_at is not None:
             text = (
                 f"The report cannot be read from byte {self._container.stopped_at} on ({self._container.reason}); "
@@ -313,14 +313,13 @@ class _Reading:
 
     def _launch_table(self, ordinals: pl.Series) -> pl.DataFrame:
         launches = self._launches
-        axes = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
         columns: dict[str, Any] = {
             "launch": range(len(launches)),
             "kind": self._kinds,
             "device": ordinals,
             "process": self._processes,
             **{name: [getattr(launch, name) for launch in launches] for name in ("context", "stream", "nvtx")},
-            **{name: [launch.sizes[at] for launch in launches] for at, name in enumerate(axes)},
+            **{name: [launch.sizes[at] for launch in launches] for at, name in enumerate(LAUNCH_SIZE)},
         }
         series = [pl.Series(name, values, dtype=LAUNCHES.schema[name]) for name, values in columns.items()]
         series += [encoded(name, [getattr(launch, name) for launch in launches]) for name in ("name", "full_name")]

@@ -11,7 +11,7 @@ import polars as pl
 
 from warplens.profile import Note, NoteLevel
 from warplens.profile.schema import Int64s
-from warplens.profile.trace import worst_first
+from warplens.profile.trace import WORK_TABLES, worst_first
 from warplens.readers.losses import LOST_SHARE_WARNING, lost_level, still_queued
 from warplens.readers.nsys.capture import Session
 
@@ -53,7 +53,7 @@ def notes_of(findings: Findings) -> tuple[Note, ...]:
 
 
 def _gpu_work(findings: Findings) -> list[pl.DataFrame]:
-    return [findings.tables[name] for name in ("kernels", "copies", "memsets", "graph_launches")]
+    return [findings.tables[name] for name in WORK_TABLES]
 
 
 def _missing_cuda(findings: Findings) -> list[Note]:

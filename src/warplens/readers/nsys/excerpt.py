@@ -15,11 +15,9 @@ import numpy as np
 import polars as pl
 
 from warplens.profile import Note, NoteLevel
+from warplens.profile.trace import WORK_TABLES
 from warplens.readers.nsys.tables import SOURCES
 from warplens.readers.sqlite import SqliteFile, quoted
-
-#: Tables of the trace that hold GPU work.
-WORK_TABLES: Final = ("kernels", "copies", "memsets", "graph_launches")
 
 #: GPU work begins at most this share of the span after the call that issued it: milliseconds, of seconds.
 _QUEUED: Final = 0.05

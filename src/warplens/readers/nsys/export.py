@@ -16,11 +16,11 @@ import polars as pl
 
 from warplens.profile import Capture, Trace
 from warplens.profile.schema import encode_names
-from warplens.profile.trace import TABLES, worst_first
+from warplens.profile.trace import TABLES, WORK_TABLES, worst_first
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of
-from warplens.readers.nsys.excerpt import WORK_TABLES, Excerpt, excerpt_of
+from warplens.readers.nsys.excerpt import Excerpt, excerpt_of
 from warplens.readers.nsys.tables import (
     ALL_ROWS,
     SOURCES,
@@ -451,7 +451,7 @@ def _cuda_processes(frames: Mapping[str, pl.DataFrame]) -> frozenset[int]:
 
 
 def _used_devices(tables: Mapping[str, pl.DataFrame]) -> list[tuple[int, int]]:
-    work = [tables[name].select("process", "device") for name in ("kernels", "copies", "memsets", "graph_launches")]
+    work = [tables[name].select("process", "device") for name in WORK_TABLES]
     # Most files have one pair, which comparing each row with the first finds far faster than hashing all of them.
     pairs = [
         frame[:1] if frame.select((pl.all() == pl.all().first()).all()).row(0) == (True, True) else frame.unique()

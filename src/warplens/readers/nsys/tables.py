@@ -19,6 +19,7 @@ import polars as pl
 from warplens.errors import UnreadableInputError
 from warplens.profile.nesting import nest
 from warplens.profile.schema import Int64s, encode_names
+from warplens.profile.trace import LAUNCH_SIZE
 
 _LOW_24_BITS = 0xFFFFFF
 
@@ -177,12 +178,7 @@ SOURCES: tuple[Source, ...] = (
             *_ON_DEVICE,
             _string("name", "shortName", "demangledName", "mangledName"),
             _string("full_name", "demangledName", "mangledName", "shortName"),
-            _configuration("grid_x", "gridX"),
-            _configuration("grid_y", "gridY"),
-            _configuration("grid_z", "gridZ"),
-            _configuration("block_x", "blockX"),
-            _configuration("block_y", "blockY"),
-            _configuration("block_z", "blockZ"),
+            *(_configuration(name, f"{name[:-2]}{name[-1].upper()}") for name in LAUNCH_SIZE),
             _configuration("registers_per_thread", "registersPerThread"),
             _configuration("static_shared_bytes", "staticSharedMemory"),
             _configuration("dynamic_shared_bytes", "dynamicSharedMemory"),
