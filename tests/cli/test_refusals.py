@@ -36,6 +36,7 @@ REFUSED = {
     "diagnose small.sqlite --counters none.ncu-rep": "none.ncu-rep",
     f"diagnose {_PAIR}": "not the ranks of one run",
     "report small.sqlite -o x.html --format json": "x.html is to hold html, but --format says json",
+    "-": "profiles are not read from standard input",
     "demo -o x.html": "x.html names one file, but several are written",
     "report small.sqlite -o out --format html,html": "html",
     "report small.sqlite -o out --window soon": "'soon'",

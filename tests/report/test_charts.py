@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 from tests.report import sample
 from tests.report.sample import HOSTILE, roofline_points
 from warplens.analysis.categories import CATEGORIES, OTHER
+from warplens.errors import UsageError
 from warplens.report import charts
 from warplens.report.charts import regime_chart, speedup_chart
 from warplens.report.charts.bars import MOST_ROWS
+from warplens.report.charts.base import _painter
 from warplens.report.charts.plane import MOST_POINTS, roofline_chart
 from warplens.report.theme import FILLS, PAGE, category_fill, colour, css_ink, light_ink
 
@@ -385,3 +388,10 @@ def test_many_kernels_are_thinned_to_the_most_expensive():
     many = pl.concat([points] * 20).with_columns(number=pl.int_range(1, 20 * points.height + 1))
 
     assert max(mark["number"] for mark in drawn_points(many, roofs)) == MOST_POINTS
+
+
+def test_pictures_are_refused_where_their_runtime_would_end_the_process(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (10, 10) if kind == resource.RLIMIT_NOFILE else (-1, -1))
+
+    with pytest.raises(UsageError, match=r"need 32 open files, and this process may have 10 \(ulimit -n\)"):
+        _painter()

@@ -27,6 +27,9 @@ STATIC_WIDTH = 760
 #: V8, which draws the pictures, reserves two cages of 32 GiB of addresses; it ends the process where it may not.
 _PICTURE_ADDRESSES: Final = 72 * 2**30
 
+#: Its runtime holds some twenty files open, and panics where it may not.
+_PICTURE_FILES: Final = 32
+
 #: Fills of series that have no colour of their own: far apart in hue and in lightness.
 _SERIES_FILLS = ("gemm", "idle-1", "attention", "communication", "reduction", "idle-3", "elementwise", "other")
 
@@ -77,16 +80,21 @@ class Chart:
 
 
 def _painter() -> ModuleType:
-    """The library that draws pictures, where this process may have the addresses that it reserves."""
+    """The library that draws pictures, where this process may have the addresses and files that it takes."""
     if os.name == "posix":
         import resource
 
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY and limit < _PICTURE_ADDRESSES:
-            raise UsageError(
-                f"pictures need {_PICTURE_ADDRESSES / 2**30:.0f} GiB of addresses, and this process may have "
-                f"{limit / 2**30:.0f} (ulimit -v). Lift the limit, or ask for --format html"
-            )
+        needs = (
+            (resource.RLIMIT_AS, _PICTURE_ADDRESSES, 2**30, "GiB of addresses", "ulimit -v"),
+            (resource.RLIMIT_NOFILE, _PICTURE_FILES, 1, "open files", "ulimit -n"),
+        )
+        for kind, least, unit, what, command in needs:
+            limit, _ = resource.getrlimit(kind)
+            if limit != resource.RLIM_INFINITY and limit < least:
+                raise UsageError(
+                    f"pictures need {least / unit:.0f} {what}, and this process may have {limit / unit:.0f} "
+                    f"({command}). Lift the limit, or ask for --format html"
+                )
     import vl_convert
 
     return vl_convert
