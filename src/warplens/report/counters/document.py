@@ -347,6 +347,8 @@ def _answer(numbers: CounterNumbers) -> Answer | None:
     largest, most, _ = shares[0]
     run = next((item.next_run for item in numbers.joined if item.matches), numbers.next_run)
     gain, gain_range = "Little", "No fault was found that could cost a tenth of a kernel's time."
+    if run.command:  # which would tell what these counters cannot
+        gain, gain_range = "Not known", "No fault was found in what was collected."
     do, brings, code = fmt.sentence(run.reason), "", run.command or ""
     if costliest.height:
         first = costliest.row(0, named=True)
@@ -363,7 +365,7 @@ def _answer(numbers: CounterNumbers) -> Answer | None:
         verdict=f"{'All' if len(shares) == 1 else fmt.share(most)} of the profiled time is {largest}.",
         severity="info",
         gain=gain,
-        unit=" of the profiled time" if gain != "Little" else "",
+        unit=" of the profiled time" if gain.startswith("≤") else "",
         gain_range=gain_range,
         do=do,
         code=code,
