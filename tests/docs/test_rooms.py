@@ -89,3 +89,19 @@ def test_the_counts_of_the_house_are_those_of_the_source():
     for row, number in counts().items():
         stated = int(re.search(rf"^\| {row} \| [\d,]+ \| ([\d,]+) \|", text, re.MULTILINE)[1].replace(",", ""))
         assert stated == pytest.approx(number, rel=0.02), f"{row}: run `python docs/generate_rooms.py`"
+
+
+def test_modules_and_names_that_texts_of_the_sources_speak_of_exist():
+    modules = {}
+    for path in SOURCES.rglob("*.py"):
+        parts = ("warplens", *path.relative_to(SOURCES).with_suffix("").parts)
+        modules[".".join(parts).removesuffix(".__init__")] = path.read_text(encoding="utf-8")
+    missing = set()
+    for text in modules.values():
+        for spoken in set(re.findall(r"`(warplens(?:\.\w+){2,})`", text)) - set(modules):
+            module, _, name = spoken.rpartition(".")
+            if module not in modules:
+                module, _, name = module.rpartition(".")  # a member of a class
+            defined = rf"^(?:(?:def|class) )?{name}\b|^from .* import .*\b{name}\b"
+            missing |= set() if re.search(defined, modules.get(module, ""), re.MULTILINE) else {spoken}
+    assert not missing

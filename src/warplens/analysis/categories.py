@@ -418,7 +418,7 @@ class KernelClass:
     category: str  #: one of `CATEGORIES`
     #: where the kernel comes from (`cublas`, `nvjet`, `at-native`, …); None where the name does not show it
     library: str | None
-    #: format of the operands, one of `kernel_precision.PRECISIONS`; None where the name does not reveal it
+    #: format of the operands, one of `kernel_names.PRECISIONS`; None where the name does not reveal it
     precision: str | None
     tensor_cores: bool | None  #: whether tensor cores do the arithmetic; None where the name does not reveal it
     rule: str | None  #: the rule that decided the category; None for `other` by default

@@ -146,7 +146,7 @@ class TensorCoreUse:
     """What multiplied the matrices, as far as kernel names reveal it."""
 
     total_ns: int  #: summed duration of the kernels counted
-    product_ns: int  #: that of the kernels that multiply matrices (`categories.PRODUCTS`); the sum of the next three
+    product_ns: int  #: that of the kernels that multiply matrices (`kernel_names.PRODUCTS`); the sum of the next three
     #: tensor_core_ns, vector_ns, unknown_ns: of those, on tensor cores, on vector units, and where the name is silent
     tensor_core_ns: int
     vector_ns: int

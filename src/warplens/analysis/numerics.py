@@ -52,7 +52,7 @@ NUMERICS: Final = table(
 ATTENTION_ERRORS: Final = table(
     "attention errors",
     "A tensor that an attention kernel computed, held against float64. `warplens bench attention --check`.",
-    Column("implementation", pl.String, "of `warplens.workloads.attention.KERNELS`", kind="name"),
+    Column("implementation", pl.String, "of `warplens.workloads.attention.problem.KERNELS`", kind="name"),
     Column("shapes", pl.String, title="Problem", help="batch × heads × tokens × width of a head, type, mask, mode"),
     Column("tokens", pl.Int64, "of a sequence", kind="count"),
     column("status", help="`compared`, `unsupported`, `out-of-memory`, `failed`"),

@@ -370,9 +370,8 @@ def _may_depend(timeline: Timeline, device: int, ended_by: Int64s, begins: Int64
 # At every instant the device is doing one of these, asked in this order: 1. compute: a kernel that is not
 # communication runs. Where several run at once, the instant belongs to the one that began first, so that categories
 # add up; 2. a CUDA graph traced as a whole runs: busy, but its inside is hidden; 3. communication that no compute
-# hides ("exposed"); 4. exposed copies and fills; 5. nothing: idle, by cause
-# (`warplens.analysis.idle`). Everything is an interval union in integer nanoseconds: durations that overlap are never
-# added up, and the residual is zero by construction.
+# hides ("exposed"); 4. exposed copies and fills; 5. nothing: idle, by cause. Everything is an interval union in integer
+# nanoseconds: durations that overlap are never added up, and the residual is zero by construction.
 
 BUDGET = table(
     "time budget",

@@ -265,7 +265,7 @@ class AttentionCell:
         UsageError: a size below one, or a mode or type that does not exist. Kernels are looked up when they are run.
     """
 
-    kernel: str = "flash"  #: of `warplens.workloads.attention.KERNELS`
+    kernel: str = "flash"  #: of `warplens.workloads.attention.problem.KERNELS`
     #: seq_len, head_dim, batch, heads: size of the problem
     seq_len: int = 1024
     head_dim: int = 64

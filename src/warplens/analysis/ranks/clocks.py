@@ -4,11 +4,11 @@ Every file keeps its own clock. Two things bring them together:
 
 1. the Unix time of the clock's zero, where the file records it (ranks of one file share its clock anyway);
 2. collectives: no rank can leave one before all have arrived, so it ends on all ranks at nearly the same moment. The
-   offset of a file is the median of the differences between its ends and the median end of each collective, taken over
-   the kinds that end together (`kinds.ENDS_TOGETHER`); medians, so that a few wrong pairs do no harm. Files are reached
-   one from another through the collectives that they share, then all offsets are refined together. Over a long
-   recording two clocks drift apart; where a straight line through the differences explains clearly more than a
-   constant, it is taken.
+   offset of a file is the median of the differences between its ends and the median end of each collective, taken
+   over the kinds that end together (`collectives.ENDS_TOGETHER`); medians, so that a few wrong pairs do no harm.
+   Files are reached one from another through the collectives that they share, then all offsets are refined together.
+   Over a long recording two clocks drift apart; where a straight line through the differences explains clearly more
+   than a constant, it is taken.
 
 What is left, the residual, is printed: waits shorter than it mean nothing.
 """

@@ -272,7 +272,7 @@ def _kinds_of_ranges(timeline: Timeline, kernels: Int64s) -> pl.Series:
 #
 # Two times are given, and a bandwidth for each. The *own* duration of a kernel holds the waiting for late peers; it
 # is what a profile of one rank can tell. The *transfer*, from the last rank's arrival to the last end, is what the
-# network took; it needs the collective to be found on several ranks. Formulas: `warplens.analysis.ranks.kinds`.
+# network took; it needs the collective to be found on several ranks.
 
 COLLECTIVE_GROUPS: Final = table(
     "collectives by size and group",

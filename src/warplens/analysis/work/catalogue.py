@@ -137,7 +137,7 @@ def _models(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
 
 OPERATOR_WORK: Final = table(
     "operators with modelled work",
-    "One operator whose work is counted. `warplens.analysis.work.operator_work`.",
+    "One operator whose work is counted. `warplens.analysis.work.catalogue.operator_work`.",
     column("range", dtype=pl.Int64, help="row of the operator in `ranges`", kind="count"),
     "name input_shapes input_types",
     column("family").but(dtype=pl.Enum(FAMILIES), help="kind of work, as above"),

@@ -232,7 +232,7 @@ def step_difference(baseline: Side, variant: Side, *, flops: tuple[float, float]
 # shorter.
 
 
-#: Cause → what it means. `idle: …` names one cause of `analysis.idle.IDLE_CAUSES`.
+#: Cause → what it means. `idle: …` names one cause of `analysis.timebudget.IDLE_CAUSES`.
 CAUSES: Final = {
     "no-difference": "the wall times per step are the same within the margin",
     "host-issue-bound": "the host's launch rate limits the step: the time to launch the work changed",

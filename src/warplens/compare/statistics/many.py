@@ -17,7 +17,7 @@ from warplens.profile.schema import Column, Float64s, Int64s
 
 DIFFERENCES: Final = table(
     "comparison: differences of many kernels",
-    "One of many things that are compared at once. `warplens.compare.statistics.many_differences`.",
+    "One of many things that are compared at once. `warplens.compare.statistics.many.many_differences`.",
     Column("column", pl.Int64, "which column of the two matrices"),
     column("baseline_ns", dtype=pl.Float64, help="mean of a step, of the baseline"),
     column("variant_ns", dtype=pl.Float64, help="mean of a step, of the variant"),

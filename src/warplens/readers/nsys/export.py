@@ -1,8 +1,7 @@
 """Nsight Systems' SQLite exports, schemas of 2021 to 2026, as a `Trace`.
 
-`nsys_tables` declares what is read, `nsys_load` reads it, this module puts the trace together; names come from
-`nsys_strings`, nesting from `nsys_ranges`, facts about the capture from `nsys_capture` and its shortcomings from
-`nsys_notes`.
+`tables` declares what is read, and knows names and nesting; this module reads it and puts the trace together. Facts
+about the capture come from `capture`, its shortcomings from `doubts`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A `Source` names an export's table and says for each column of the trace which of the export's columns it comes from,
 newest schema first, how it is converted, and what stands for it in schemas that lack it. Only the columns that are
-declared here are read. Names are loaded as ids and encoded afterwards (`nsys_strings`).
+declared here are read. Names are loaded as ids and encoded afterwards (`Strings`).
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def gate_line(found: Regression, comparison: Comparison) -> str:
     return f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval}){tail}"
 
 
-#: What limits a side (`warplens.compare.difference.BOUNDS`), for people.
+#: What limits a side (`warplens.compare.difference.host.BOUNDS`), for people.
 BOUND_TITLES: Final = {
     "gpu": "its GPU",
     "host-issue": "the host's launch rate",
