@@ -25,7 +25,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import phase_of_name
 from warplens.readers import read
 from warplens.studies.grid.cells import model_size
-from warplens.studies.grid.gputime import attention_time, missing_attention_ranges
+from warplens.studies.grid.gputime import attention_row, attention_time, missing_attention_ranges
 from warplens.studies.grid.passes import PASSES, PHASE_TIMES, Spread, busy_by_group, phased_work
 
 GEMM = "ampere_sgemm_128x32_nn"
@@ -164,31 +164,29 @@ def layers(names=("computing_attention_scores", "computing_softmax", "final_matm
     return Timeline(trace(kernels, calls, ranges))
 
 
+def row_of(timeline):
+    """Of the small model with four sequences of 512 tokens."""
+    return attention_row(attention_time(timeline, phased_work(timeline)), model_size("small"), 4, 512, None)
+
+
 def test_each_part_is_measured_per_layer_without_warm_up():
-    timeline = layers()
-    attention = attention_time(timeline, phased_work(timeline))
-    assert attention.layers == 2
-    assert attention.passes.height == 2
-    assert attention.per_layer("scores_ns").median == 40
-    assert attention.per_layer("scores_matmul_ns").median == 30
-    assert attention.per_layer("softmax_ns").median == 45
-    assert attention.per_layer("values_ns").median == 40
-    assert attention.products.median == 70
-    assert attention.softmax_kernels == 2
+    row = row_of(layers())
+    assert (row["layers"], row["passes"], row["softmax_kernels"]) == (2, 2, 2)
+    times = ("scores_ns", "scores_matmul_ns", "softmax_ns", "values_ns", "products_ns")
+    assert [row[name] for name in times] == [40, 30, 45, 40, 70]
 
 
 def test_the_ratio_is_softmax_over_both_products():
-    timeline = layers()
-    attention = attention_time(timeline, phased_work(timeline))
-    assert attention.runtime_ratio.median == 45 / 70
-    assert attention.range_ratio.median == 45 / 80
-    assert attention.times_slower_per_flop(model_size("small")) == pytest.approx(45 / 70 * 51.2)
+    row = row_of(layers())
+    assert row["runtime_ratio"] == 45 / 70
+    assert row["range_ratio"] == 45 / 80
+    assert row["times_slower_per_flop"] == pytest.approx(45 / 70 * 51.2)
 
 
 def test_names_with_blanks_are_the_same_parts():
     timeline = layers(("computing attention scores", "Computing Softmax", "computing final matmul"))
     assert missing_attention_ranges(timeline) == ()
-    assert attention_time(timeline, phased_work(timeline)).per_layer("softmax_ns").median == 45
+    assert row_of(timeline)["softmax_ns"] == 45
 
 
 def test_missing_ranges_are_named_as_they_should_be_added():
@@ -198,19 +196,16 @@ def test_missing_ranges_are_named_as_they_should_be_added():
 
 
 def test_rates_are_modelled_work_over_measured_time():
-    timeline = layers()
-    attention = attention_time(timeline, phased_work(timeline))
-    small = model_size("small")
+    row = row_of(layers())
     # 2 · 4 · 12 · 512² · 64 FLOP in 30 ns, 5 · 4 · 12 · 512² in 45 ns
-    assert attention.product_flops_per_s("scores", small, 4, 512) == pytest.approx(1_610_612_736 / 30e-9)
-    assert attention.softmax_flops_per_s(small, 4, 512) == pytest.approx(62_914_560 / 45e-9)
+    assert row["scores_flops_per_s"] == pytest.approx(1_610_612_736 / 30e-9)
+    assert row["softmax_flops_per_s"] == pytest.approx(62_914_560 / 45e-9)
 
 
 def test_the_traffic_of_an_unknown_softmax_is_not_guessed():
     timeline = layers()  # two kernels are neither the five of the assignment nor one fused
-    attention = attention_time(timeline, phased_work(timeline))
-    assert attention.single_precision is True
-    assert attention.softmax_bytes_per_s(model_size("small"), 4, 512) is None
+    assert attention_time(timeline, phased_work(timeline)).single_precision is True
+    assert row_of(timeline)["softmax_bytes_per_s"] is None
 
 
 def test_real_capture_equals_a_count_with_sql():
@@ -235,13 +230,13 @@ def test_real_capture_equals_a_count_with_sql():
     assert attention.passes["softmax_ns"].to_list() == softmax
     assert attention.passes["scores_matmul_ns"].to_list() == scores
     assert attention.passes["values_matmul_ns"].to_list() == values
-    assert attention.layers == 12
-    assert attention.softmax_kernels == 5
+    row = row_of(timeline)
+    assert (row["layers"], row["softmax_kernels"]) == (12, 5)
     ratios = [s / (q + v) for s, q, v in zip(softmax, scores, values, strict=True)]
-    assert attention.runtime_ratio.median == pytest.approx(statistics.median(ratios))
+    assert row["runtime_ratio"] == pytest.approx(statistics.median(ratios))
     # max 1, subtract 2, exponential 2, sum 1, divide 2: eight accesses of 4 bytes for each of B·H·S² scores
     moved = 8 * 4 * 4 * 12 * 512**2 / (statistics.median(softmax) / 12 * 1e-9)
-    assert attention.softmax_bytes_per_s(model_size("small"), 4, 512) == pytest.approx(moved)
+    assert row["softmax_bytes_per_s"] == pytest.approx(moved)
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(0, 20)), max_size=25)

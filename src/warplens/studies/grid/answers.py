@@ -37,8 +37,6 @@ from warplens.studies.grid.gputime import (
     KERNEL_USES,
     LABEL_USES,
     AttentionTime,
-    OptimizerCost,
-    TopKernel,
     TrainingSplit,
     attention_time,
     kernel_use,
@@ -141,16 +139,17 @@ class CellAnswers:
     forward: ForwardTime | None = None  #: (a)
     #: (a) and (d), the program's own times by phase (`warplens.readers.timings.TIMING_PHASES`)
     python: Mapping[str, PythonTime] = field(default_factory=dict)
-    #: kernel, category: (b), in forward passes
-    kernel: TopKernel | None = None
-    category: TopKernel | None = None
-    kernel_with_backward: TopKernel | None = None  #: (b), in forward and backward together; None without backward work
+    #: kernel, category: (b), in forward passes: a row of `KERNEL_USES`, what falls to a pass, and the model's parts
+    kernel: Mapping[str, Any] | None = None
+    category: Mapping[str, Any] | None = None
+    #: (b), in forward and backward together; None without backward work
+    kernel_with_backward: Mapping[str, Any] | None = None
     #: kernels, labels: (c), `KERNEL_USES` and `LABEL_USES` of forward passes
     kernels: pl.DataFrame = field(default_factory=KERNEL_USES.empty)
     labels: pl.DataFrame = field(default_factory=LABEL_USES.empty)
     training: TrainingSplit | None = None  #: (d); None for a profile of forward passes
     step_labels: pl.DataFrame = field(default_factory=LABEL_USES.empty)  #: (d), `LABEL_USES` of whole training steps
-    optimizer: OptimizerCost | None = None  #: (d)
+    optimizer: Mapping[str, Any] | None = None  #: (d), see `optimizer_cost`
     attention: AttentionTime | None = None  #: (e)
 
     @property

@@ -12,7 +12,7 @@ from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Table
 from warplens.studies.grid.answers import CellAnswers
-from warplens.studies.grid.cells import attention_matmul_flops, flop_ratio, softmax_flops
+from warplens.studies.grid.gputime import attention_row
 from warplens.studies.grid.grid import (
     CELL,
     MODELLED_RATE,
@@ -25,8 +25,8 @@ from warplens.studies.grid.grid import (
     cell_title,
     host_bound,
     majority,
-    median,
 )
+from warplens.studies.grid.passes import median
 
 FORWARD_TIMES: Final = table(
     "grid: (a) forward times",
@@ -221,27 +221,21 @@ ATTENTION: Final = table(
     CELL,
     (
         Value.count("batch", "sequences in a batch, as given", "batch"),
-        Value.count("layers", "measured: attention layers of one pass", "attention.layers"),
-        Value.count("passes", "forward passes measured", "attention.passes.height"),
+        Value.count("layers", "measured: attention layers of one pass"),
+        Value.count("passes", "forward passes measured"),
         Value.number("scores_ns", "measured: all work in that range, with scaling and mask", title="Scores, all"),
         Value.number("scores_matmul_ns", "measured: matrix-product kernels of the scores", title="q·kᵀ"),
         Value.number("softmax_ns", "measured: all work in the range of the softmax"),
         Value.number("softmax_min_ns", "measured: in the fastest pass", title="Softmax, least"),
         Value.number("softmax_max_ns", "measured: in the slowest pass", title="Softmax, greatest"),
-        Value.count("softmax_kernels", "measured: kernels of one softmax", "attention.softmax_kernels",
-                    title="Its kernels"),
+        Value.count("softmax_kernels", "measured: kernels of one softmax", title="Its kernels"),
         Value.number("values_ns", "all work in the range of the final product"),
         Value.number("values_matmul_ns", "measured: matrix-product kernels in the last range", title="weights·v"),
-        Value.number("products_ns", "measured: GPU time per layer of their kernels", "attention.products.median",
-                     title="Both products"),
-        Value.number("runtime_ratio", "measured: ratio of the two times", "attention.runtime_ratio.median",
-                     title="Softmax / products"),
-        Value.number("runtime_ratio_min", "measured: in the pass with the smallest ratio",
-                     "attention.runtime_ratio.minimum", title="Min"),
-        Value.number("runtime_ratio_max", "measured: in the pass with the greatest ratio",
-                     "attention.runtime_ratio.maximum", title="Greatest"),
-        Value.number("range_ratio", "measured: softmax over everything in the two other ranges",
-                     "attention.range_ratio.median", title="By ranges"),
+        Value.number("products_ns", "measured: GPU time per layer of their kernels", title="Both products"),
+        Value.number("runtime_ratio", "measured: ratio of the two times", title="Softmax / products"),
+        Value.number("runtime_ratio_min", "measured: in the pass with the smallest ratio", title="Min"),
+        Value.number("runtime_ratio_max", "measured: in the pass with the greatest ratio", title="Greatest"),
+        Value.number("range_ratio", "measured: softmax over everything in the two other ranges", title="By ranges"),
         Value.number("flop_ratio", "modelled: 4·d / 5", title="FLOPs, products / softmax", modelled="modelled"),
         Value.number("times_slower_per_flop", "measured × modelled: softmax over products", title="Time per FLOP",
                      modelled="measured runtime ratio times modelled FLOP ratio"),
@@ -267,30 +261,8 @@ def attention_times(grid: Grid) -> pl.DataFrame:
 
 
 def _attention(cell: CellAnswers) -> dict[str, Any]:
-    attention, size, batch = cell.attention, cell.size, cell.batch
-    if attention is None:
-        return {}
-    softmax = attention.per_layer("softmax_ns")
-    row: dict[str, Any] = {
-        column: median(attention.per_layer(column))
-        for column in ("scores_ns", "scores_matmul_ns", "softmax_ns", "values_ns", "values_matmul_ns")
-    }
-    row |= {"softmax_min_ns": softmax and softmax.minimum, "softmax_max_ns": softmax and softmax.maximum}
-    if size is not None:
-        slower = attention.times_slower_per_flop(size)
-        row |= {"flop_ratio": flop_ratio(size.d_head), "times_slower_per_flop": slower}
-    if size is None or batch is None:
-        return row
-    moved = attention.softmax_bytes_per_s(size, batch, cell.context)
-    return row | {
-        "scores_flops": attention_matmul_flops(batch, size.heads, cell.context, size.d_head),
-        "softmax_flops": softmax_flops(batch, size.heads, cell.context),
-        "scores_flops_per_s": attention.product_flops_per_s("scores", size, batch, cell.context),
-        "values_flops_per_s": attention.product_flops_per_s("values", size, batch, cell.context),
-        "softmax_flops_per_s": attention.softmax_flops_per_s(size, batch, cell.context),
-        "softmax_bytes_per_s": moved,
-        "softmax_bandwidth_share": moved / cell.bandwidth if moved and cell.bandwidth else None,
-    }
+    found = cell.attention
+    return attention_row(found, cell.size, cell.batch, cell.context, cell.bandwidth) if found else {}
 
 
 def answer_e(grid: Grid) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -28,7 +28,7 @@ from warplens.studies.grid.cells import (
     flop_ratio,
     softmax_flops,
 )
-from warplens.studies.grid.passes import MATMUL, PhasedWork, Spread, busy_by_group
+from warplens.studies.grid.passes import MATMUL, PhasedWork, Spread, busy_by_group, median
 from warplens.workloads.settings import LMSize
 
 KERNEL_USES: Final = table(
@@ -49,43 +49,6 @@ LABEL_USES: Final = table(
     calls="calls, summed over all repetitions",
     share="share of all GPU work of the scope",
 )
-
-
-@dataclass(frozen=True)
-class ModelPart:
-    """A part of the model, by the innermost range that holds the launches; `share` is of the kernel's GPU time."""
-
-    name: str
-    gpu_ns: int
-    launches: int
-    share: float
-
-
-@dataclass(frozen=True)
-class TopKernel:
-    """The kernel, or the category, with the most GPU time of a scope."""
-
-    name: str  #: short name of the kernel; the category itself for a category
-    full_name: str  #: demangled name; equal to `name` for a category
-    category: str
-    gpu_ns: int  #: GPU time over all repetitions
-    share: float  #: of all GPU work of the scope
-    repetitions: int  #: how many passes (or steps) were looked at
-    calls: int  #: over all repetitions
-    #: calls_min, calls_max: the fewest and the most calls in one repetition
-    calls_min: int
-    calls_max: int
-    parts: tuple[ModelPart, ...]  #: model parts that launch it, largest first
-
-    @property
-    def calls_each(self) -> int | None:
-        """Calls in a single repetition; None where repetitions differ, so that no such number exists."""
-        return self.calls_min if self.calls_min == self.calls_max else None
-
-    @property
-    def gpu_ns_each(self) -> float:
-        """GPU time of one repetition on average."""
-        return self.gpu_ns / self.repetitions
 
 
 def kernel_use(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> pl.DataFrame:
@@ -127,33 +90,42 @@ def _use(rows: pl.DataFrame, keys: list[str], whole: pl.DataFrame, repetition: s
     )
 
 
-def top_kernel(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> TopKernel | None:
-    """The kernel function with the most GPU time; None where the work holds no kernel."""
+def top_kernel(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> dict[str, Any] | None:
+    """The kernel function with the most GPU time, as `_leading` has it; None where the work holds no kernel."""
     used = kernel_use(timeline, work, repetition)
     if not used.height:
         return None
     row = used.row(0, named=True)
     kernels = work.filter(pl.col("kind") == "kernel")
     mine = kernels.filter(timeline.trace.kernels["full_name"].gather(kernels["row"]) == row["full_name"])
-    return TopKernel(**row, repetitions=work[repetition].n_unique(), parts=model_parts(timeline, mine))
+    return _leading(timeline, row, mine, work[repetition].n_unique())
 
 
-def top_label(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> TopKernel | None:
+def top_label(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> dict[str, Any] | None:
     """The category with the most GPU time; None where there is no work."""
     used = label_use(work, repetition)
     if not used.height:
         return None
     row = used.row(0, named=True)
     row["name"] = row["full_name"] = row["category"] = label = row.pop("label")
-    parts = model_parts(timeline, work.filter(pl.col("label") == label))
-    return TopKernel(**row, repetitions=work[repetition].n_unique(), parts=parts)
+    return _leading(timeline, row, work.filter(pl.col("label") == label), work[repetition].n_unique())
 
 
-def model_parts(timeline: Timeline, work: pl.DataFrame) -> tuple[ModelPart, ...]:
-    """The innermost ranges that hold these launches, by name, with their shares of the GPU time.
+def _leading(timeline: Timeline, row: dict[str, Any], mine: pl.DataFrame, repetitions: int) -> dict[str, Any]:
+    """A row of uses with `repetitions` (passes or steps), what falls to one of them, and the model's `parts`.
+
+    Where repetitions differ in their calls, `calls_each` is None: no such number exists.
+    """
+    calls = row["calls_min"] if row["calls_min"] == row["calls_max"] else None
+    own = {"calls_each": calls, "gpu_ns_each": row["gpu_ns"] / repetitions, "repetitions": repetitions}
+    return {**row, **own, "parts": model_parts(timeline, mine)}
+
+
+def model_parts(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
+    """The innermost ranges that hold these launches, by name, largest first: `part`, `gpu_ns`, `launches`, `share`.
 
     Launches that only the range of the phase itself holds are told apart from those in a range inside it. An operator
-    of a framework is no part of the model: its launches belong to the range around it.
+    of a framework is no part of the model: its launches belong to the range around it. `share` is of the GPU time.
     """
     annotated = ~is_operator(timeline.trace.ranges)
     if not annotated.all():
@@ -164,17 +136,14 @@ def model_parts(timeline: Timeline, work: pl.DataFrame) -> tuple[ModelPart, ...]
     by_row = dict(zip(rows, map(plain_range_name, names), strict=True))
     named = work["range"].replace_strict(by_row, default="outside all ranges", return_dtype=pl.String)
     alone = pl.col("range") == pl.col("outermost")
-    sums = (
-        work.select(
-            "duration_ns",
-            part=pl.when(alone).then(pl.format("{}, outside of inner ranges", named)).otherwise(named),
-        )
+    part = pl.when(alone).then(pl.format("{}, outside of inner ranges", named)).otherwise(named)
+    return (
+        work.select("duration_ns", part=part)
         .group_by("part")
-        .agg(pl.col("duration_ns").sum(), pl.len().alias("launches"))
-        .sort(["duration_ns", "part"], descending=[True, False])
+        .agg(pl.col("duration_ns").sum().alias("gpu_ns"), pl.len().alias("launches"))
+        .sort(["gpu_ns", "part"], descending=[True, False])
+        .with_columns(share=pl.col("gpu_ns") / max(1, int(work["duration_ns"].sum())))
     )
-    total = int(work["duration_ns"].sum())
-    return tuple(ModelPart(name, spent, count, spent / total if total else 0.0) for name, spent, count in sums.rows())
 
 
 #: Part → what its range is called, and the name to give to one that is missing.
@@ -212,65 +181,56 @@ class AttentionTime:
     #: the softmax kernels' names speak of fp32 and of no shorter type; None where they say nothing
     single_precision: bool | None
 
-    def per_layer(self, column: str) -> Spread | None:
-        """GPU time per layer of one of the `…_ns` columns: the spread over passes."""
-        return Spread.of(self.passes[column] / self.passes["layers"])
 
-    @property
-    def products(self) -> Spread | None:
-        """GPU time per layer of the two matrix products' kernels; None where no kernel is known to be one."""
-        return Spread.of(self._products / self.passes["layers"]) if self._products_known else None
+def attention_row(
+    found: AttentionTime, size: LMSize | None, batch: int | None, context: int, bandwidth: int | None
+) -> dict[str, Any]:
+    """Time per layer inside attention, and the ratios of times and FLOPs: the medians over passes, by column.
 
-    @property
-    def runtime_ratio(self) -> Spread | None:
-        """GPU time of the softmax over that of the two products' kernels; the spread over passes."""
-        return Spread.of(self.passes["softmax_ns"] / self._products) if self._products_known else None
-
-    @property
-    def range_ratio(self) -> Spread | None:
-        """The same with everything in the products' ranges: scaling and mask count as part of the scores."""
-        return Spread.of(self.passes["softmax_ns"] / (self.passes["scores_ns"] + self.passes["values_ns"]))
-
-    @property
-    def softmax_kernels(self) -> int | None:
-        """Kernels of one softmax; None where layers differ."""
-        each = (self.passes["softmax_kernels"] / self.passes["layers"]).unique().to_list()
-        return int(each[0]) if len(each) == 1 and float(each[0]).is_integer() else None
-
-    @property
-    def _products(self) -> pl.Series:
-        return self.passes["scores_matmul_ns"] + self.passes["values_matmul_ns"]
-
-    @property
-    def _products_known(self) -> bool:
-        return bool((self.passes["scores_matmul_ns"] > 0).all() and (self.passes["values_matmul_ns"] > 0).all())
-
-    def times_slower_per_flop(self, size: LMSize) -> float | None:
-        """How much longer one FLOP of the softmax takes than one of the products: runtime ratio × FLOP ratio."""
-        ratio = self.runtime_ratio
-        return ratio.median * flop_ratio(size.d_head) if ratio else None
-
-    def product_flops_per_s(self, part: str, size: LMSize, batch: int, context: int) -> float | None:
-        """Modelled FLOPs of one product (`scores` or `values`) over the measured time of its kernels."""
-        return self._per_s(f"{part}_matmul_ns", attention_matmul_flops(batch, size.heads, context, size.d_head))
-
-    def softmax_flops_per_s(self, size: LMSize, batch: int, context: int) -> float | None:
-        """Modelled FLOPs of the softmax over its measured time."""
-        return self._per_s("softmax_ns", softmax_flops(batch, size.heads, context))
-
-    def softmax_bytes_per_s(self, size: LMSize, batch: int, context: int) -> float | None:
-        """Modelled memory traffic of the softmax, caches not counted, over its measured time.
-
-        None where the kernels are not those of a known form, or not known to be fp32.
-        """
-        accesses = _SOFTMAX_ACCESSES.get(self.softmax_kernels or 0)
-        if accesses is None or not self.single_precision:
-            return None
-        return self._per_s("softmax_ns", accesses * 4 * batch * size.heads * context**2)
-
-    def _per_s(self, column: str, amount: int) -> float | None:
-        spent = self.per_layer(column)
-        return amount / (spent.median * 1e-9) if spent and spent.median else None
+    Rates are modelled work over measured time; what needs the batch, the model's widths or the memory's bandwidth
+    (bytes per second) is left out where that is not known. Products are the kernels of both, where each is known to
+    have one; ratios by ranges count scaling and mask as part of the scores. The softmax's traffic, caches not counted,
+    is known of the kernels of a known form in fp32.
+    """
+    passes, layers = found.passes, found.passes["layers"]
+    products = passes["scores_matmul_ns"] + passes["values_matmul_ns"]
+    known = bool((passes["scores_matmul_ns"] > 0).all() and (passes["values_matmul_ns"] > 0).all())
+    times = {name: Spread.of(passes[name] / layers) for name in ATTENTION_TIMES.names if name.endswith("_ns")}
+    ratio = Spread.of(passes["softmax_ns"] / products) if known else None
+    each = (passes["softmax_kernels"] / layers).unique().to_list()
+    kernels = int(each[0]) if len(each) == 1 and float(each[0]).is_integer() else None
+    softmax = times["softmax_ns"]
+    row: dict[str, Any] = {name: median(spread) for name, spread in times.items()} | {
+        "layers": found.layers,
+        "passes": passes.height,
+        "softmax_min_ns": softmax and softmax.minimum,
+        "softmax_max_ns": softmax and softmax.maximum,
+        "softmax_kernels": kernels,
+        "products_ns": median(Spread.of(products / layers)) if known else None,
+        "runtime_ratio": median(ratio),
+        "runtime_ratio_min": ratio and ratio.minimum,
+        "runtime_ratio_max": ratio and ratio.maximum,
+        "range_ratio": median(Spread.of(passes["softmax_ns"] / (passes["scores_ns"] + passes["values_ns"]))),
+    }
+    if size is None:
+        return row
+    row["flop_ratio"] = flop_ratio(size.d_head)
+    row["times_slower_per_flop"] = ratio.median * row["flop_ratio"] if ratio else None
+    if batch is None:
+        return row
+    product = attention_matmul_flops(batch, size.heads, context, size.d_head)
+    row |= {"scores_flops": product, "softmax_flops": softmax_flops(batch, size.heads, context)}
+    accesses = _SOFTMAX_ACCESSES.get(kernels or 0) if found.single_precision else None
+    moved = accesses * 4 * batch * size.heads * context**2 if accesses else None
+    for name, amount, spent in (
+        ("scores_flops_per_s", product, row["scores_matmul_ns"]),
+        ("values_flops_per_s", product, row["values_matmul_ns"]),
+        ("softmax_flops_per_s", row["softmax_flops"], row["softmax_ns"]),
+        ("softmax_bytes_per_s", moved, row["softmax_ns"]),
+    ):
+        row[name] = amount / (spent * 1e-9) if amount is not None and spent else None
+    rate = row["softmax_bytes_per_s"]
+    return {**row, "softmax_bandwidth_share": rate / bandwidth if rate and bandwidth else None}
 
 
 def missing_attention_ranges(timeline: Timeline) -> tuple[str, ...]:
@@ -391,51 +351,6 @@ class TrainingSplit:
         return self.gpu_ns - int(self.phases["gpu_ns"].sum())
 
 
-@dataclass(frozen=True)
-class OptimizerCost:
-    """What one optimizer step costs, and whether launches or the GPU set its pace."""
-
-    launches: float  #: pieces of GPU work in one step, on average
-    gpu_ns: float  #: their GPU time in one step, on average
-    span_ns: float  #: from the first start to the last end, on average
-    busy_share: float  #: share of the span in which the GPU works
-    #: share of the span in which it has run dry: the call that launches its next work had not returned when the work
-    #: before ended
-    starved_share: float
-    #: share of the span that passes between two pieces of work although the next one was launched in time; a GPU needs
-    #: about 1 µs to start the next kernel of a stream. The three shares sum to 1.
-    between_share: float
-    launches_per_tensor: float | None  #: launches over the model's parameter tensors; None for unknown models
-    #: memory traffic of the assignment's AdamW (fp32, modelled) over the measured GPU time; None where the optimizer
-    #: does not launch what that AdamW launches
-    modelled_bytes_per_s: float | None
-    peak_bytes_per_s: int | None  #: memory bandwidth of the device; None where the profile does not say
-
-    @property
-    def span_ns_per_launch(self) -> float:
-        """Time from one launch's work to the next one's."""
-        return self.span_ns / self.launches
-
-    @property
-    def gpu_ns_per_launch(self) -> float:
-        """GPU time of one launch."""
-        return self.gpu_ns / self.launches
-
-    @property
-    def bound(self) -> str:
-        """`launches`: the GPU waits for the host; `gpu`: launches keep up with the GPU; `both`: in between."""
-        if self.starved_share > _LAUNCH_BOUND_ABOVE:
-            return "launches"
-        return "gpu" if self.starved_share < _GPU_BOUND_BELOW else "both"
-
-    @property
-    def bandwidth_share(self) -> float | None:
-        """Modelled traffic over the device's bandwidth; None where either is not known."""
-        if self.modelled_bytes_per_s is None or not self.peak_bytes_per_s:
-            return None
-        return self.modelled_bytes_per_s / self.peak_bytes_per_s
-
-
 def training_split(phased: PhasedWork) -> TrainingSplit | None:
     """The GPU time of the steps by phase; None where there are no steps."""
     walls = pl.Series([item.duration_ns for item in phased.steps], dtype=pl.Int64)
@@ -467,8 +382,13 @@ def training_split(phased: PhasedWork) -> TrainingSplit | None:
 
 def optimizer_cost(
     phased: PhasedWork, split: TrainingSplit, size: LMSize | None, peak_bytes_per_s: int | None
-) -> OptimizerCost | None:
-    """What the optimizer costs; None where it has no work on the GPU.
+) -> dict[str, Any] | None:
+    """What one optimizer step costs, and whether launches or the GPU set its pace; None without work on the GPU.
+
+    Of the span, the GPU works (`busy_share`), has run dry (`starved_share`: the call that launches its next work had
+    not returned when the work before ended), or starts work that was launched in time (`between_share`: a GPU needs
+    about 1 µs for the next kernel of a stream). Traffic is that of the assignment's AdamW in fp32, where the optimizer
+    launches what that AdamW launches. `pace`: `launches` (the GPU waits for the host), `gpu`, or `both`.
 
     Args:
         peak_bytes_per_s: memory bandwidth of the device, where the profile says.
@@ -477,22 +397,26 @@ def optimizer_cost(
     if not row["ops"]:
         return None
     starved_ns, between_ns = _gaps(phased.work.filter(pl.col("phase") == "optimizer"))
-    launches, gpu_ns = row["ops"] / split.steps, row["gpu_ns"] / split.steps
+    launches, gpu_ns, span_ns = (row[name] / split.steps for name in ("ops", "gpu_ns", "span_ns"))
     per_tensor = launches / size.parameter_tensors if size else None
-    modelled = None
+    moved = None
     if size and per_tensor == REFERENCE_ADAMW_LAUNCHES_PER_TENSOR:
-        modelled = REFERENCE_ADAMW_BYTES_PER_PARAMETER * size.parameters / (gpu_ns * 1e-9)
-    return OptimizerCost(
-        launches,
-        gpu_ns,
-        row["span_ns"] / split.steps,
-        row["busy_ns"] / row["span_ns"],
-        starved_ns / row["span_ns"],
-        between_ns / row["span_ns"],
-        per_tensor,
-        modelled,
-        peak_bytes_per_s,
-    )
+        moved = REFERENCE_ADAMW_BYTES_PER_PARAMETER * size.parameters / (gpu_ns * 1e-9)
+    starved = starved_ns / row["span_ns"]
+    return {
+        "launches": launches,
+        "launches_per_tensor": per_tensor,
+        "gpu_ns": gpu_ns,
+        "span_ns": span_ns,
+        "busy_share": row["busy_ns"] / row["span_ns"],
+        "starved_share": starved,
+        "between_share": between_ns / row["span_ns"],
+        "span_ns_per_launch": span_ns / launches,
+        "gpu_ns_per_launch": gpu_ns / launches,
+        "modelled_bytes_per_s": moved,
+        "bandwidth_share": moved / peak_bytes_per_s if moved and peak_bytes_per_s else None,
+        "pace": "launches" if starved > _LAUNCH_BOUND_ABOVE else "gpu" if starved < _GPU_BOUND_BELOW else "both",
+    }
 
 
 def _gaps(work: pl.DataFrame) -> tuple[int, int]:

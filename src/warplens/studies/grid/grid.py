@@ -19,7 +19,6 @@ from warplens.report import text as fmt
 from warplens.report.document import Block, Paragraph, Section
 from warplens.studies.grid.answers import QUESTIONS, CellAnswers, GridCell, answer_cell
 from warplens.studies.grid.cells import Unplaced, canonical_model, model_rank
-from warplens.studies.grid.passes import Spread
 
 CELL_STATES: Final = table(
     "grid: status",
@@ -317,8 +316,3 @@ def _at(answers: Any, path: str) -> Any:
 def cell_key(cell: CellAnswers) -> tuple[str, int, str]:
     """Which cell it is: model, context and mode."""
     return cell.model, cell.context, cell.mode or "unknown"
-
-
-def median(spread: Spread | None) -> float | None:
-    """The median of what was measured; None where nothing was."""
-    return spread.median if spread else None

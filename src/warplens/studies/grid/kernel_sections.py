@@ -221,9 +221,9 @@ def top_kernels(grid: Grid) -> pl.DataFrame:
 
 
 def _of_model(cell: CellAnswers) -> dict[str, Any]:
-    products = cell.category is not None and cell.category.category == MATMUL
+    products = cell.category is not None and cell.category["category"] == MATMUL
     return {
-        "parts": ", ".join(part.name for part in cell.kernel.parts) if cell.kernel else None,
+        "parts": ", ".join(cell.kernel["parts"]["part"]) if cell.kernel else None,
         # Seven linear maps and two attention products a layer, and the head.
         "matmul_calls_modelled": 9 * cell.size.layers + 1 if cell.size and products else None,
     }
@@ -238,15 +238,15 @@ def top_kernels_with_backward(grid: Grid) -> pl.DataFrame:
 
 def model_parts(grid: Grid) -> pl.DataFrame:
     """(b) The model parts that launch the leading kernel; shares of a cell sum to 1."""
-    rows = []
-    for cell in grid.preferred("b"):
-        if cell.kernel is not None:
-            passes = cell.kernel.repetitions
-            rows += [
-                (*cell_key(cell), part.name, part.launches / passes, part.gpu_ns / passes, part.share)
-                for part in cell.kernel.parts
-            ]
-    return pl.DataFrame(rows, schema=MODEL_PARTS.schema, orient="row")
+    frames = [
+        cell.kernel["parts"].select(
+            *(pl.lit(value).alias(name) for name, value in zip(CELL_TYPES, cell_key(cell), strict=True)),
+            "part", pl.col("launches") / passes, pl.col("gpu_ns") / passes, "share",
+        )
+        for cell in grid.preferred("b")
+        if cell.kernel is not None and (passes := cell.kernel["repetitions"])
+    ]  # fmt: skip
+    return MODEL_PARTS.conform(pl.concat([MODEL_PARTS.empty(), *frames], how="vertical_relaxed"))
 
 
 def other_kernels(grid: Grid) -> pl.DataFrame:
@@ -266,7 +266,7 @@ def label_shares(grid: Grid) -> pl.DataFrame:
     """
     rows = []
     for cell in grid.answering("c"):
-        passes = cell.kernel.repetitions if cell.kernel else 1
+        passes = cell.kernel["repetitions"] if cell.kernel else 1
         steps = cell.training.steps if cell.training else 1
         for scope, labels, count in (("forward", cell.labels, passes), ("step", cell.step_labels, steps)):
             columns = labels.select("label", pl.col("calls") / count, pl.col("gpu_ns") / count, "share")
@@ -287,7 +287,7 @@ def category_mix(grid: Grid, scope: str) -> pl.DataFrame:
 
 
 def _other_kernels(cell: CellAnswers) -> pl.DataFrame:
-    passes = cell.kernel.repetitions if cell.kernel else 1
+    passes = cell.kernel["repetitions"] if cell.kernel else 1
     others = cell.kernels.filter(pl.col("category") != MATMUL)
     listed, rest = others.head(_LISTED_KERNELS), others.slice(_LISTED_KERNELS)
     products = cell.kernels.filter(pl.col("category") == MATMUL)

@@ -165,6 +165,11 @@ class Spread:
         return Spread(self.median / divisor, self.minimum / divisor, self.maximum / divisor, self.count)
 
 
+def median(spread: Spread | None) -> float | None:
+    """The median of what was measured; None where nothing was."""
+    return spread.median if spread else None
+
+
 @dataclass(frozen=True, eq=False)
 class PhasedWork:
     """The GPU work of a profile's steady steps, told apart by step, phase and forward pass."""

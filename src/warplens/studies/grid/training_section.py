@@ -76,37 +76,28 @@ OPTIMIZER: Final = table(
     "One training profile; means over its steps. `grid.json`.",
     CELL,
     (
-        Value.number("launches", "measured: pieces of GPU work in one optimizer step", "optimizer.launches",
-                     kind="count"),
-        Value.number("launches_per_tensor", "measured launches over the model's parameter tensors",
-                     "optimizer.launches_per_tensor", title="Per tensor",
+        Value.number("launches", "measured: pieces of GPU work in one optimizer step", kind="count"),
+        Value.number("launches_per_tensor", "measured launches over the model's parameter tensors", title="Per tensor",
                      modelled="measured launches over a modelled number of tensors"),
-        Value.number("span_ns", "measured: from first start to last end", "optimizer.span_ns"),
-        Value.number("gpu_ns", "measured: summed durations", "optimizer.gpu_ns", title="GPU time"),
-        Value.number("busy_share", "measured: share of the span in which the GPU works", "optimizer.busy_share",
-                     title="GPU busy"),
-        Value.number("starved_share", "measured: the GPU has run dry, the next comes late", "optimizer.starved_share",
-                     title="Waits for launches"),
-        Value.number("between_share", "measured: gaps before work that was launched in time",
-                     "optimizer.between_share",
-                     title="Between kernels"),
-        Value.number("span_ns_per_launch", "measured: span over launches", "optimizer.span_ns_per_launch",
-                     title="Span per launch"),
-        Value.number("gpu_ns_per_launch", "measured: GPU time over launches", "optimizer.gpu_ns_per_launch",
-                     title="GPU per launch"),
+        Value.number("span_ns", "measured: from first start to last end"),
+        Value.number("gpu_ns", "measured: summed durations", title="GPU time"),
+        Value.number("busy_share", "measured: share of the span in which the GPU works", title="GPU busy"),
+        Value.number("starved_share", "measured: the GPU has run dry, the next comes late", title="Waits for launches"),
+        Value.number("between_share", "measured: gaps before work that was launched in time", title="Between kernels"),
+        Value.number("span_ns_per_launch", "measured: span over launches", title="Span per launch"),
+        Value.number("gpu_ns_per_launch", "measured: GPU time over launches", title="GPU per launch"),
         Value.number("python_ns_per_launch",
                      "measured: the program's own optimizer time, without the profiler, over the launches of "
                      "the profile",
                      title="Own clock per launch"),
         Value.number("modelled_bytes_per_s", "memory traffic of the assignment's AdamW over the GPU time",
-                     "optimizer.modelled_bytes_per_s", modelled="modelled bytes over measured time"),
+                     modelled="modelled bytes over measured time"),
         Value.number("bandwidth_share",
                      "modelled bytes of the assignment's AdamW in fp32 (140 per parameter, caches not counted) over "
-                     "the measured GPU time, as a share of the memory's bandwidth", "optimizer.bandwidth_share",
+                     "the measured GPU time, as a share of the memory's bandwidth",
                      title="Memory (modelled)",
                      modelled="modelled bytes over measured time and the device's bandwidth"),
-        Value.text("pace", "`launches`: waits over 20 % of the span; gpu: below 5 %", "optimizer.bound",
-                   title="Pace set by"),
+        Value.text("pace", "`launches`: waits over 20 % of the span; gpu: below 5 %", title="Pace set by"),
     ),
 )  # fmt: skip
 
@@ -161,8 +152,8 @@ def _split(cell: CellAnswers) -> dict[str, Any]:
 
 
 def _optimizer(cell: CellAnswers) -> dict[str, Any]:
-    cost, own = cell.optimizer, cell.python.get("optimizer")
-    return {"python_ns_per_launch": own.centre_ns / cost.launches if cost and own else None}
+    cost, own = cell.optimizer or {}, cell.python.get("optimizer")
+    return {**cost, "python_ns_per_launch": own.centre_ns / cost["launches"] if cost and own else None}
 
 
 def answer_d(grid: Grid) -> list[str]:
