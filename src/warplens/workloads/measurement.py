@@ -14,7 +14,7 @@ import torch
 
 from warplens.errors import UsageError
 from warplens.workloads.registry import OFF, Plan, Ranges
-from warplens.workloads.samples import summary
+from warplens.workloads.samples import is_known
 
 #: Reasons for which a driver lowers clocks though there is work, by their bit in NVML's clocks-event reasons.
 _HELD_DOWN: Final = {
@@ -219,7 +219,7 @@ def _repeat(
         taken = len(samples.wall)
         if taken >= next_look:
             # Looking after each repetition would stop at the first lucky moment; looks grow apart instead.
-            if _known_well_enough(samples.wall, plan):
+            if is_known(samples.wall, plan.confidence, plan.precision):
                 return "precision"
             next_look = taken + max(1, taken // 2)
         if taken >= plan.most:
@@ -241,11 +241,6 @@ def time_once(step: Callable[[], object], device: str, marks: Marks, samples: Sa
         samples.gpu.append(end.ns_since(start))
     for phase, spent in marks.phases_ns(start).items():
         samples.phases.setdefault(phase, []).append(spent)
-
-
-def _known_well_enough(wall_ns: list[int], plan: Plan) -> bool:
-    half = summary(wall_ns, plan.confidence).half_width_share
-    return half is not None and half <= plan.precision
 
 
 def _flusher(device: str) -> Callable[[], object]:

@@ -89,6 +89,12 @@ def summary(times_ns: Sequence[int], confidence: float = 0.95) -> Summary:
     )
 
 
+def is_known(times_ns: Sequence[int], confidence: float, precision: float) -> bool:
+    """Whether the median is known so well that half its interval is at most this share of it."""
+    half = summary(times_ns, confidence).half_width_share
+    return half is not None and half <= precision
+
+
 def summary_of_rounds(times_ns: Sequence[int], rounds: int, confidence: float = 0.95) -> Summary:
     """The distribution of times that were taken in rounds of equal size.
 

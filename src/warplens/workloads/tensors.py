@@ -17,9 +17,9 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.numerics import ATTENTION_ERRORS, FORMATS, Tensor, numeric_differences
-from warplens.errors import UnreadableInputError, UsageError
+from warplens.errors import UnreadableInputError
 from warplens.workloads.attention.measurement import outcome_of
-from warplens.workloads.attention.problem import KERNELS, AttentionShape, Comparison, compared
+from warplens.workloads.attention.problem import AttentionShape, Comparison, compared, kernel_of, mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,9 +108,7 @@ def attention_errors(cells: Sequence[AttentionCell], device: str) -> pl.DataFram
     """
     rows: list[dict[str, Any]] = []
     for cell in cells:
-        if cell.kernel not in KERNELS:
-            raise UsageError(f"{cell.kernel!r} is no attention kernel; known are {', '.join(KERNELS)}")
-        kernel, shape = KERNELS[cell.kernel], AttentionShape(cell.batch, cell.heads, cell.seq_len, cell.head_dim)
+        kernel, shape = kernel_of(cell), AttentionShape.of(cell)
         mask = "causal" if cell.causal else "no mask"
         head = {
             "implementation": cell.kernel,
@@ -121,7 +119,7 @@ def attention_errors(cells: Sequence[AttentionCell], device: str) -> pl.DataFram
             rows.append({**head, "status": "unsupported", "reason": refusal})
             continue
         try:
-            found = compared(kernel, shape, cell.dtype, causal=cell.causal, mode=cell.mode, device=device)  # type: ignore[arg-type]
+            found = compared(kernel, shape, cell.dtype, causal=cell.causal, mode=mode_of(cell), device=device)
         except Exception as error:  # a kernel may fail in any way; its row says how, and the table goes on
             status, reason = outcome_of(error)
             rows.append({**head, "status": status, "reason": reason})

@@ -9,23 +9,22 @@ starts. Without a GPU the wall clock is taken.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
 
-from warplens.errors import UsageError
 from warplens.workloads.attention.problem import (
-    KERNELS,
     AttentionKernel,
     AttentionShape,
     BackendRefusedError,
-    Check,
     Mode,
     attention_flops,
     attention_inputs,
     compared,
+    kernel_of,
+    mode_of,
 )
 from warplens.workloads.registry import Plan, Setting
-from warplens.workloads.samples import Drift, Summary, drift, median_interval, summary
+from warplens.workloads.samples import drift, is_known, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 _FLUSH_BYTES: Final = 256 * 2**20
 
 _NS_PER_MS: Final = 1_000_000
+_SECOND_NS: Final = 1e9
 
 #: How much longer the GPU is kept busy than the slowest of some calls took to issue: the host's pace varies.
 _HEAD_START: Final = 2.0
@@ -48,57 +48,128 @@ _ISSUED: Final = 5
 _CYCLES_PER_NS: Final = 2.0
 
 
-#: How often a kernel is timed unless stated; of a plan the `least`, `most`, `precision`, `confidence`, times and
-#: `flush_l2` hold. A kernel takes microseconds: it is repeated more often than a step, and known better.
-KERNEL_PLAN: Final = Plan(warmup_ns=50_000_000, most=1000, precision=0.01, most_ns=1_000_000_000, flush_l2=True)
+def run_cell(cell: AttentionCell, plan: Plan, setting: Setting) -> dict[str, Any]:
+    """The record of a cell, as the measurements file holds it.
+
+    Raises:
+        UsageError: there is no such kernel.
+    """
+    return measured(kernel_of(cell), cell, plan, setting.device)
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Samples of one call's duration and what they say."""
+def measured(kernel: AttentionKernel, cell: AttentionCell, plan: Plan, device: str) -> dict[str, Any]:
+    """Checks the kernel on this very problem, then times it: the record of the cell.
 
-    samples_ns: tuple[int, ...]  #: every sample in the order taken, none dropped
-    summary: Summary  #: median with its interval, percentiles, outliers
-    drift: Drift | None  #: whether times rose or fell meanwhile; None with too few samples
-    warmup_calls: int  #: calls before the first sample
-    clock: str  #: "cuda-event" or "wall"
-    flushed_l2: bool  #: L2 was overwritten before each sample
+    On a GPU calls are issued ahead of it, for a kernel is judged by its own time: there is no latency that a caller
+    would see, and so no throughput. FLOPs are credited by convention (`attention_flops`), not counted in the kernel.
+    Never raises for what a kernel does: refusals, memory that does not suffice and errors are statuses, and a kernel
+    that failed its check is not timed.
+    """
+    shape, mode = AttentionShape.of(cell), mode_of(cell)
+    details: dict[str, Any] = {"check": None}
+
+    def ended(status: str, reason: str) -> dict[str, Any]:
+        return {"status": status, "reason": reason, "details": details}
+
+    if (refusal := kernel.refusal(shape, cell.dtype, device)) is not None:
+        return ended("unsupported", refusal)
+    try:
+        check = compared(kernel, shape, cell.dtype, causal=cell.causal, mode=mode, device=device).check
+        details["check"] = asdict(check)
+        if not check.passed:
+            return ended("incorrect", check.summary)
+        call, peak = _prepared(kernel, shape, cell.dtype, cell.causal, mode, device)
+        samples, warmup_calls = time_calls(call, device, plan)
+    except Exception as error:  # a kernel may fail in any way; its row says how, and the table goes on
+        return ended(*outcome_of(error))
+    spread, drifted, on_gpu = summary(samples, plan.confidence), drift(samples), device.startswith("cuda")
+    flops = int(attention_flops(shape, causal=cell.causal, mode=mode))
+    return {
+        "status": "measured",
+        "launch": "eager",
+        "unit": "sequence",
+        "items": cell.batch,
+        "latency_ns": None if on_gpu else asdict(spread),
+        "gpu_ns": asdict(spread) if on_gpu else None,
+        "throughput_per_s": None if on_gpu else cell.batch * _SECOND_NS / spread.median,
+        "work": {"macs": flops // 2, "flops": flops},
+        "peak_allocated_bytes": peak,
+        "drift": asdict(drifted) if drifted else None,
+        "details": {**details, "warmup_calls": warmup_calls, "flushed_l2": plan.flush_l2 and on_gpu},
+        "samples": {"gpu_ns" if on_gpu else "wall_ns": samples},
+    }
 
 
-def time_calls(call: Callable[[], object], device: str, plan: Plan = KERNEL_PLAN) -> Timing:
+def outcome_of(error: Exception) -> tuple[str, str]:
+    """What a kernel that raised this did (a status of cells), and why."""
+    first = (str(error).strip().splitlines() or [""])[0][:300]
+    if isinstance(error, BackendRefusedError):
+        return "unsupported", str(error)
+    if type(error).__name__ in {"OutOfMemoryError", "MemoryError"}:
+        return "out-of-memory", first
+    return "failed", f"{type(error).__name__}: {first}"
+
+
+def _prepared(
+    kernel: AttentionKernel, shape: AttentionShape, dtype: str, causal: bool, mode: Mode, device: str
+) -> tuple[Callable[[], object], int | None]:
+    """What is timed, and the most memory that tensors hold in it, inputs included; None without a GPU."""
+    import torch
+
+    q, k, v = attention_inputs(shape, dtype, device, requires_grad=mode != "forward")
+    call = _call(kernel, q, k, v, causal, mode)
+    call()
+    if not device.startswith("cuda"):
+        return call, None
+    torch.cuda.synchronize()
+    # Before the timing, whose own buffer for flushing is no part of what the kernel needs.
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize()
+    return call, torch.cuda.max_memory_allocated(device)
+
+
+def _call(
+    kernel: AttentionKernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mode: Mode
+) -> Callable[[], object]:
+    """What is timed."""
+    import torch
+
+    if mode == "forward":
+        return lambda: kernel.run(q, k, v, causal)
+    generator = torch.Generator(device=q.device).manual_seed(7)
+    d_out = torch.randn(q.shape, generator=generator, device=q.device).to(q.dtype)
+    if mode == "both":
+        return lambda: torch.autograd.grad(kernel.run(q, k, v, causal), (q, k, v), d_out)
+    out = kernel.run(q, k, v, causal)
+    return lambda: torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True)
+
+
+def time_calls(call: Callable[[], object], device: str, plan: Plan) -> tuple[list[int], int]:
     """Times `call` until its median is known well enough, or the most samples or the time budget is reached.
 
     Args:
         call: issues the work on the current stream; must not wait for it.
-        plan: how often; at least three calls warm up, and the least number of samples is always taken.
+        plan: how often: `least`, `most`, `precision`, `confidence`, times and `flush_l2` hold.
+
+    Returns:
+        Samples in nanoseconds, in the order taken, none dropped; and the calls before the first, at least three.
     """
     on_gpu = device.startswith("cuda")
-    flush = plan.flush_l2 and on_gpu
     warmup_calls = _warm_up(call, plan.warmup_ns, on_gpu)
     head_start = _issue_ns(call) * _HEAD_START if on_gpu else 0.0
 
     def take(count: int) -> list[int]:
-        return _event_samples(call, count, flush, head_start) if on_gpu else _wall_samples(call, count)
+        return _event_samples(call, count, plan.flush_l2, head_start) if on_gpu else _wall_samples(call, count)
 
     began = time.perf_counter_ns()
     samples = take(plan.least)
-    while len(samples) < plan.most and time.perf_counter_ns() - began < plan.most_ns and not _known(samples, plan):
+    while len(samples) < plan.most and time.perf_counter_ns() - began < plan.most_ns:
+        if is_known(samples, plan.confidence, plan.precision):
+            break
         # Looking after each sample would stop at the first lucky moment; looks grow apart instead.
         samples += take(min(len(samples), plan.most - len(samples)))
-    return Timing(
-        samples_ns=tuple(samples),
-        summary=summary(samples, plan.confidence),
-        drift=drift(samples),
-        warmup_calls=warmup_calls,
-        clock="cuda-event" if on_gpu else "wall",
-        flushed_l2=flush,
-    )
-
-
-def _known(samples: list[int], plan: Plan) -> bool:
-    ordered = sorted(samples)
-    interval = median_interval(ordered, plan.confidence)
-    return interval is not None and interval[1] - interval[0] <= 2 * plan.precision * ordered[len(ordered) // 2]
+    return samples, warmup_calls
 
 
 def _warm_up(call: Callable[[], object], warmup_ns: int, on_gpu: bool) -> int:
@@ -151,169 +222,3 @@ def _wall_samples(call: Callable[[], object], count: int) -> list[int]:
         call()
         samples.append(time.perf_counter_ns() - began)
     return samples
-
-
-Status = Literal["ok", "incorrect", "unsupported", "out-of-memory", "failed"]
-
-
-@dataclass(frozen=True)
-class AttentionMeasurement:
-    """What one kernel did on one problem."""
-
-    kernel: str
-    shape: AttentionShape
-    dtype: str
-    causal: bool
-    mode: Mode
-    status: Status  #: "ok" alone carries a timing; an "incorrect" kernel is not timed
-    reason: str  #: why the status is not "ok"; "" otherwise
-    check: Check | None  #: the comparison with float64; None where the kernel did not run, or the gate was left out
-    timing: Timing | None  #: durations of one call; None unless "ok"
-    flops: float  #: operations credited by convention (`attention_flops`), not counted in the kernel
-    tflops: float | None  #: `flops` over the median time, in 10¹² per second; None unless "ok"
-    #: most memory that tensors held during the timed calls, inputs included; None without a GPU
-    peak_memory_bytes: int | None
-
-
-def measure(
-    kernel: AttentionKernel,
-    shape: AttentionShape,
-    dtype: str,
-    *,
-    causal: bool,
-    mode: Mode = "forward",
-    device: str = "cuda",
-    plan: Plan = KERNEL_PLAN,
-    gate: bool = True,
-) -> AttentionMeasurement:
-    """Checks the kernel on this very problem, then times it.
-
-    Args:
-        kernel: an entry of `KERNELS`.
-        mode: "forward"; "backward": the gradients alone, with the forward pass outside the interval; "both".
-        gate: False leaves the check out, for a caller that has just done it on the same problem.
-
-    Never raises for what a kernel does: refusals, memory that does not suffice and errors are statuses.
-    """
-    flops = attention_flops(shape, causal=causal, mode=mode)
-
-    def result(
-        status: Status,
-        reason: str = "",
-        found: Check | None = None,
-        timing: Timing | None = None,
-        peak: int | None = None,
-    ) -> AttentionMeasurement:
-        tflops = flops / timing.summary.median / 1e3 if timing and timing.summary.median else None
-        return AttentionMeasurement(
-            kernel.name, shape, dtype, causal, mode, status, reason, found, timing, flops, tflops, peak
-        )
-
-    refusal = kernel.refusal(shape, dtype, device)
-    if refusal is not None:
-        return result("unsupported", refusal)
-    found: Check | None = None
-    try:
-        if gate:
-            found = compared(kernel, shape, dtype, causal=causal, mode=mode, device=device).check
-            if not found.passed:
-                return result("incorrect", found.summary, found)
-        timing, peak = _timed(kernel, shape, dtype, causal, mode, device, plan)
-    except Exception as error:  # a kernel may fail in any way; its row says how, and the table goes on
-        return result(*outcome_of(error), found)
-    return result("ok", "", found, timing, peak)
-
-
-def outcome_of(error: Exception) -> tuple[Status, str]:
-    """What a kernel that raised this did, and why."""
-    if isinstance(error, BackendRefusedError):
-        return "unsupported", str(error)
-    if type(error).__name__ in {"OutOfMemoryError", "MemoryError"}:
-        return "out-of-memory", _first_line(error)
-    return "failed", f"{type(error).__name__}: {_first_line(error)}"
-
-
-def _timed(
-    kernel: AttentionKernel,
-    shape: AttentionShape,
-    dtype: str,
-    causal: bool,
-    mode: Mode,
-    device: str,
-    plan: Plan,
-) -> tuple[Timing, int | None]:
-    import torch
-
-    q, k, v = attention_inputs(shape, dtype, device, requires_grad=mode != "forward")
-    call = _call(kernel, q, k, v, causal, mode)
-    on_gpu = device.startswith("cuda")
-    call()
-    if on_gpu:
-        torch.cuda.synchronize()
-        # Before the timing, whose own buffer for flushing is no part of what the kernel needs.
-        torch.cuda.reset_peak_memory_stats(device)
-        call()
-        torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated(device) if on_gpu else None
-    return time_calls(call, device, plan), peak
-
-
-def _call(
-    kernel: AttentionKernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mode: Mode
-) -> Callable[[], object]:
-    """What is timed."""
-    import torch
-
-    if mode == "forward":
-        return lambda: kernel.run(q, k, v, causal)
-    generator = torch.Generator(device=q.device).manual_seed(7)
-    d_out = torch.randn(q.shape, generator=generator, device=q.device).to(q.dtype)
-    if mode == "both":
-        return lambda: torch.autograd.grad(kernel.run(q, k, v, causal), (q, k, v), d_out)
-    out = kernel.run(q, k, v, causal)
-    return lambda: torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:300]
-
-
-_SECOND_NS = 1e9
-
-
-def run_cell(cell: AttentionCell, plan: Plan, setting: Setting) -> dict[str, Any]:
-    """The record of a cell, as the measurements file holds it.
-
-    On a GPU calls are issued ahead of it, for a kernel is judged by its own time: there is no latency that a caller
-    would see, and so no throughput.
-
-    Raises:
-        UsageError: there is no such kernel.
-    """
-    if cell.kernel not in KERNELS:
-        raise UsageError(f"{cell.kernel!r} is not an attention kernel; known are {', '.join(KERNELS)}")
-    shape = AttentionShape(cell.batch, cell.heads, cell.seq_len, cell.head_dim)
-    found = measure(
-        KERNELS[cell.kernel], shape, cell.dtype,
-        causal=cell.causal, mode=cell.mode, device=setting.device, plan=plan,  # type: ignore[arg-type, unused-ignore]
-    )  # fmt: skip
-    details = {"check": asdict(found.check) if found.check is not None else None}
-    if found.timing is None:
-        return {"status": found.status, "reason": found.reason, "details": details}
-    timing = found.timing
-    spread, on_gpu = asdict(timing.summary), timing.clock == "cuda-event"
-    flops = int(found.flops)
-    return {
-        "status": "measured",
-        "launch": "eager",
-        "unit": "sequence",
-        "items": cell.batch,
-        "latency_ns": None if on_gpu else spread,
-        "gpu_ns": spread if on_gpu else None,
-        "throughput_per_s": None if on_gpu else cell.batch * _SECOND_NS / timing.summary.median,
-        "work": {"macs": flops // 2, "flops": flops},
-        "peak_allocated_bytes": found.peak_memory_bytes,
-        "drift": asdict(timing.drift) if timing.drift else None,
-        "details": {**details, "warmup_calls": timing.warmup_calls, "flushed_l2": timing.flushed_l2},
-        "samples": {"gpu_ns" if on_gpu else "wall_ns": list(timing.samples_ns)},
-    }

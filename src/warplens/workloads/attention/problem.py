@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from warplens.workloads.settings import AttentionCell
+
 
 Mode = Literal["forward", "backward", "both"]
-MODES: Final[tuple[Mode, ...]] = ("forward", "backward", "both")
 
 #: Number formats of the inputs, as torch names them.
 DTYPES: Final = ("float16", "bfloat16", "float32")
@@ -55,6 +56,11 @@ class AttentionShape:
         for name in ("batch", "heads", "seq_len", "head_dim"):
             if getattr(self, name) < 1:
                 raise UsageError(f"attention {name} is {getattr(self, name)}; it must be at least 1")
+
+    @classmethod
+    def of(cls, cell: AttentionCell) -> AttentionShape:
+        """The size of a cell's problem."""
+        return cls(cell.batch, cell.heads, cell.seq_len, cell.head_dim)
 
     def __str__(self) -> str:
         return f"{self.batch}×{self.heads}×{self.seq_len}×{self.head_dim}"
@@ -399,3 +405,20 @@ KERNELS: Final[Mapping[str, AttentionKernel]] = MappingProxyType(
         for backend in BACKENDS
     }
 )
+
+
+def kernel_of(cell: AttentionCell) -> AttentionKernel:
+    """The kernel that a cell names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if cell.kernel not in KERNELS:
+        raise UsageError(f"{cell.kernel!r} is not an attention kernel; known are {', '.join(KERNELS)}")
+    return KERNELS[cell.kernel]
+
+
+def mode_of(cell: AttentionCell) -> Mode:
+    """What of the problem is run; a cell knows no other modes."""
+    found: Mode = cell.mode  # type: ignore[assignment]
+    return found
