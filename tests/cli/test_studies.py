@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from warplens.studies.runner.phases import Collection, recorded_cells
-from warplens.studies.runner.studies import STUDIES, StudyOptions
+from warplens.studies.runner.studies import STUDIES, Collection, StudyOptions, recorded_cells
 
 
 def printing(time):
@@ -227,7 +226,7 @@ def test_what_is_recorded_already_is_kept(tmp_path, monkeypatch):
     profiles = tmp_path / "profiles"
     collection = Collection(profiles, **stand_ins(tmp_path))
     collection.record(grid_run())
-    monkeypatch.setattr("warplens.studies.runner.phases.run_command", lambda *_: pytest.fail("recorded again"))
+    monkeypatch.setattr("warplens.studies.runner.studies.run_command", lambda *_: pytest.fail("recorded again"))
 
     assert collection.record(grid_run()) == []
 

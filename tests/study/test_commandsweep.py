@@ -10,7 +10,7 @@ import pytest
 
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
-from warplens.studies.runner.commandsweep import CommandSweep
+from warplens.studies.runner.commandsweep import CommandSweep, run_command
 from warplens.studies.runner.engine import RunOptions, measure, preview
 
 
@@ -110,17 +110,15 @@ def test_an_axis_may_say_how_many_items_a_step_processes(run):
 
 
 def test_an_interrupted_sweep_goes_on_and_its_file_has_whole_pairs(run, tmp_path, monkeypatch):
-    from warplens.studies.runner.commandsweep import CommandRunner
+    asked, calls = CommandSweep(("n=1,2",), PRINTS, PRINTS + " x", 4, TIME), []
 
-    asked, calls, real = CommandSweep(("n=1,2",), PRINTS, PRINTS + " x", 4, TIME), [], CommandRunner.run
-
-    def limited(self, task):
+    def limited(sweep, timeout_s, task):
         calls.append(task.key)
         if len(calls) == 6:
             raise KeyboardInterrupt
-        return real(self, task)
+        return run_command(sweep, timeout_s, task)
 
-    monkeypatch.setattr(CommandRunner, "run", limited)
+    monkeypatch.setattr("warplens.studies.runner.commandsweep.run_command", limited)
     with pytest.raises(KeyboardInterrupt):
         run(asked)
     found = read_measurements(tmp_path / "sweep.json")

@@ -33,9 +33,9 @@ class Runner:
     """Answers with what is set for a task; an exception is raised."""
 
     def __init__(self, answers=None):
-        self.answers, self.done, self.closed = answers or {}, [], False
+        self.answers, self.done = answers or {}, []
 
-    def run(self, task):
+    def __call__(self, task):
         answer = self.answers.get(task.key, {"records": [{"status": "measured"}]})
         if isinstance(answer, BaseException):
             raise answer
@@ -43,9 +43,6 @@ class Runner:
             answer()
         self.done.append(task.key)
         return answer if isinstance(answer, dict) else {"records": []}
-
-    def close(self):
-        self.closed = True
 
 
 @pytest.fixture
@@ -61,7 +58,6 @@ def run(tmp_path):
                     log=lines.append, describe=str, update=lambda: updates.append(len(ledger.results)), **options,
                 )  # fmt: skip
             finally:
-                assert runner.closed
                 assert updates[-1] == len(ledger.results)
         return lines
 

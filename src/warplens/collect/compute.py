@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import polars as pl
-
-from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import Window
 from warplens.collect.commands import SETS, Capture
 from warplens.collect.machine import Tool
 from warplens.errors import UsageError
+
+if TYPE_CHECKING:  # a machine that records need not have what reads a profile
+    import polars as pl
+
+    from warplens.analysis.timeline import Timeline
+    from warplens.analysis.window import Window
 
 #: From which version of Nsight Compute all options mean what is meant here: that of `-k regex:` (`nextrun.OPTIONS`).
 OLDEST: Final = (2021, 1, 1)
@@ -176,6 +178,8 @@ def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = 
     Raises:
         UsageError: the window holds no kernels, or none that are meant.
     """
+    import polars as pl
+
     source = timeline.trace.capture.source
     kernels = timeline.work.filter(pl.col("kind") == "kernel")
     names = timeline.trace.kernels["name"].cast(pl.String).gather(kernels["row"])
@@ -206,6 +210,8 @@ def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selecti
     Args:
         names: of each launch, in the order of the launches.
     """
+    import polars as pl
+
     schema = {"name": pl.String, "duration_ns": pl.Int64}
     launches = pl.DataFrame({"name": names, "duration_ns": durations_ns}, schema=schema)
     return _enough_of(launches, _that_matter(launches))
@@ -213,6 +219,8 @@ def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selecti
 
 def _by_time(launches: pl.DataFrame) -> pl.DataFrame:
     """Each kernel with its time, the longest first."""
+    import polars as pl
+
     sums = launches.group_by("name").agg(pl.col("duration_ns").sum())
     return sums.sort("duration_ns", "name", descending=[True, False])
 
@@ -226,6 +234,8 @@ def _that_matter(launches: pl.DataFrame) -> tuple[str, ...]:
 
 def _enough_of(launches: pl.DataFrame, names: tuple[str, ...]) -> Selection:
     """Launches until each of these kernels has come twice, or as often as it does."""
+    import polars as pl
+
     chosen = launches.filter(pl.col("name").is_in(names)).with_row_index("place")
     wanted = chosen.filter(pl.int_range(pl.len()).over("name") < _EACH)["place"]
     count = int(wanted[-1]) + 1 if wanted.len() else 0

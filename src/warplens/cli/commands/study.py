@@ -17,8 +17,7 @@ from warplens.readers.measurements import read_measurements
 from warplens.readers.published import read_sweep
 from warplens.studies.policies.files import document_of, read_policy, write_policy
 from warplens.studies.runner.engine import RunOptions, measure, preview
-from warplens.studies.runner.phases import INDEX, PROFILES, Collection
-from warplens.studies.runner.studies import MEASUREMENTS, STUDIES, StudyOptions
+from warplens.studies.runner.studies import INDEX, MEASUREMENTS, PROFILES, STUDIES, Collection, StudyOptions
 from warplens.studies.runner.workloadsweep import PROCESSES, one_process
 from warplens.studies.sweeps.reading import side_of, sweep_of
 

@@ -17,7 +17,7 @@ from warplens.profile import Note, NoteLevel
 from warplens.readers.published import read_sweep
 from warplens.studies.runner.commandsweep import DEFAULT_REPEATS, TIME_UNITS, CommandSweep
 from warplens.studies.runner.engine import Run, RunOptions, measure, preview
-from warplens.studies.runner.phases import INDEX
+from warplens.studies.runner.studies import INDEX
 from warplens.studies.runner.workloadsweep import (
     DEFAULT_ROUNDS,
     PER_TURN,

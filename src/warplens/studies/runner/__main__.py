@@ -25,7 +25,7 @@ from typing import Any
 
 from warplens.errors import UsageError, WarplensError
 from warplens.studies.runner.engine import RunOptions, measure, preview
-from warplens.studies.runner.studies import MEASUREMENTS, STUDIES, StudyOptions
+from warplens.studies.runner.studies import MEASUREMENTS, PROFILES, STUDIES, Collection, StudyOptions
 from warplens.studies.runner.workloadsweep import (
     DEFAULT_ROUNDS,
     PER_TURN,
@@ -120,8 +120,6 @@ def _study(options: argparse.Namespace) -> None:
     _measure(run, options.output / MEASUREMENTS, options)
     if not getattr(options, "collect", False):
         return
-    from warplens.studies.runner.phases import PROFILES, Collection
-
     folder = options.output / PROFILES
     collection = Collection(folder, options.nsys, options.ncu, options.launches, options.fresh, _log)
     if options.dry_run:

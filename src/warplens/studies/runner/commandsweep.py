@@ -13,23 +13,25 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 from typing import Any, Final
 
 from warplens.errors import UsageError
 from warplens.studies.runner.engine import (
     FAILURES,
+    TAIL,
+    Doing,
     Result,
     RunOptions,
     Task,
     command_line,
+    end_group,
     failure_status,
     how_it_ended,
-    kill_group,
 )
 from warplens.studies.runner.workloadsweep import key_of, pairs_from, sweep_head
 from warplens.workloads.cells import plain_environment
@@ -43,8 +45,6 @@ DEFAULT_REPEATS: Final = 10
 TIME_UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 _SIDES: Final = ("baseline", "variant")
-
-_TAIL: Final = 12
 
 #: A year: what a program prints beyond it is no time, and would not fit the file's 64-bit nanoseconds for long.
 _MOST_NS: Final = 365 * 24 * 3600 * 10**9
@@ -143,9 +143,10 @@ class CommandSweep:
             time_unit=self.time_unit if self.time_from else None, items=self.items or None,
         )  # fmt: skip
 
-    def runner(self, options: RunOptions, done: Mapping[str, Result]) -> CommandRunner:
+    @contextmanager
+    def doing(self, options: RunOptions, done: Mapping[str, Result]) -> Iterator[Doing]:
         """A process for each task."""
-        return CommandRunner(self, options.timeout_s)
+        yield partial(run_command, self, options.timeout_s)
 
     def summary(self, result: Result) -> str:
         """The median of the times of one run, or its status."""
@@ -180,67 +181,52 @@ def _numbers(values: Sequence[str]) -> list[Any]:
     return list(values)
 
 
-class CommandRunner:
-    """Runs commands, one at a time, each in a process group of its own."""
+def run_command(sweep: CommandSweep, timeout_s: float | None, task: Task) -> Result:
+    """`times_ns` of one run of the task's command, in a process group of its own; or `status` and `reason`.
 
-    def __init__(self, sweep: CommandSweep, timeout_s: float | None = None) -> None:
-        """Start nothing yet; a command that runs longer than the timeout is ended."""
-        self.sweep, self.timeout_s = sweep, timeout_s
-        self._process: subprocess.Popen[str] | None = None
+    Args:
+        timeout_s: end a command that runs longer.
 
-    def run(self, task: Task) -> Result:
-        """`times_ns` of one run of the task's command; or `status` and `reason`.
-
-        Raises:
-            UsageError: there is no such program.
-        """
-        start = time.perf_counter_ns()
+    Raises:
+        UsageError: there is no such program.
+    """
+    start = time.perf_counter_ns()
+    try:
+        process = subprocess.Popen(  # noqa: S603  a list of words, no shell
+            task.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            encoding="utf-8", errors="replace", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise UsageError(f"{os.path.basename(task.command[0])}: {error.strerror}") from error  # noqa: PTH119
+    with process:
         try:
-            self._process = subprocess.Popen(  # noqa: S603  a list of words, no shell
-                task.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                encoding="utf-8", errors="replace", start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise UsageError(f"{os.path.basename(task.command[0])}: {error.strerror}") from error  # noqa: PTH119
-        try:
-            said, _ = self._process.communicate(timeout=self.timeout_s)
+            said, _ = process.communicate(timeout=timeout_s)
+            spent = time.perf_counter_ns() - start
         except subprocess.TimeoutExpired:
-            return {"status": "failed", "reason": f"it took longer than {self.timeout_s:g} s, and was ended"}
-        else:
-            spent, code = time.perf_counter_ns() - start, self._process.returncode
+            return {"status": "failed", "reason": f"it took longer than {timeout_s:g} s, and was ended"}
         finally:
-            self.close()
-        if code:
-            tail = [line.strip() for line in said.splitlines() if line.strip()][-_TAIL:]
-            return {"status": failure_status(tail), "reason": how_it_ended(code, tail)}
-        if self.sweep.time_from is None:
-            return {"times_ns": [spent]}
-        return self._printed(said)
+            end_group(process)
+    if code := process.returncode:
+        tail = [line.strip() for line in said.splitlines() if line.strip()][-TAIL:]
+        return {"status": failure_status(tail), "reason": how_it_ended(code, tail)}
+    return {"times_ns": [spent]} if sweep.time_from is None else _printed(sweep, sweep.time_from, said)
 
-    def _printed(self, said: str) -> Result:
-        pattern = self.sweep.time_from or ""
-        try:
-            numbers = [float(text) for text in re.findall(pattern, said)]
-        except ValueError as error:
-            return {"status": "failed", "reason": f"what {pattern} matches is not a number: {error}"}
-        spent = [number * TIME_UNITS[self.sweep.time_unit] for number in numbers]
-        if not spent:
-            return {"status": "failed", "reason": f"its output has no match for {pattern}"}
-        # Of `nan`, too, it is false that it lies between.
-        if not all(1 <= time_ns < _MOST_NS for time_ns in spent):
-            shown = next(number for number, time_ns in zip(numbers, spent, strict=True) if not 1 <= time_ns < _MOST_NS)
-            reason = f"what it printed holds a time that is not above zero, or can be none: {shown:g} ({pattern})"
-            return {"status": "failed", "reason": reason}
-        return {"times_ns": [round(time_ns) for time_ns in spent]}
 
-    def close(self) -> None:
-        """End the command and whatever it started."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            kill_group(process)
-            process.communicate()
+def _printed(sweep: CommandSweep, pattern: str, said: str) -> Result:
+    """The times in what a command printed."""
+    try:
+        numbers = [float(text) for text in re.findall(pattern, said)]
+    except ValueError as error:
+        return {"status": "failed", "reason": f"what {pattern} matches is not a number: {error}"}
+    spent = [number * TIME_UNITS[sweep.time_unit] for number in numbers]
+    if not spent:
+        return {"status": "failed", "reason": f"its output has no match for {pattern}"}
+    # Of `nan`, too, it is false that it lies between.
+    if not all(1 <= time_ns < _MOST_NS for time_ns in spent):
+        shown = next(number for number, time_ns in zip(numbers, spent, strict=True) if not 1 <= time_ns < _MOST_NS)
+        reason = f"what it printed holds a time that is not above zero, or can be none: {shown:g} ({pattern})"
+        return {"status": "failed", "reason": reason}
+    return {"times_ns": [round(time_ns) for time_ns in spent]}
 
 
 def _point(

@@ -7,13 +7,14 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from statistics import fmean
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError, UsageError
@@ -21,7 +22,6 @@ from warplens.report.text import span
 from warplens.workloads.registry import write_measurements
 
 if TYPE_CHECKING:
-    import subprocess
     from pathlib import Path
 
 
@@ -67,26 +67,24 @@ def command_line(*words: str, **options: Any) -> str:
     return without_folders(shlex.join(said))
 
 
-def terminate_group(process: subprocess.Popen[Any]) -> None:
-    """Ask a process that leads a group, and the group, to end."""
-    _signal(process, signal.SIGTERM)
-
-
-def kill_group(process: subprocess.Popen[Any]) -> None:
-    """End a process that leads a group, and the group, without asking."""
-    _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
-
-
-def _signal(process: subprocess.Popen[Any], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, number)
-        else:  # without process groups, what the process has started is out of reach
-            process.send_signal(number)
+def end_group(process: subprocess.Popen[Any], grace_s: float = 0.0) -> None:
+    """End a process that leads a group, and the group; first by asking, where there is time for that."""
+    for number, patience_s in ((signal.SIGTERM, grace_s), (getattr(signal, "SIGKILL", signal.SIGTERM), None)):
+        if process.poll() is None and patience_s != 0:
+            with suppress(ProcessLookupError, PermissionError):
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, number)
+                else:  # without process groups, what the process has started is out of reach
+                    process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
 
 
 #: What became of a task, as the ledger holds it: `records` of cells, or what one run of a command gave.
 Result = Mapping[str, Any]
+
+#: Lines of a program's output that are kept, to be shown where it fails.
+TAIL: Final = 12
 
 #: What a cell may end as that another try could mend.
 FAILURES = ("out-of-memory", "failed")
@@ -108,20 +106,9 @@ class Task:
         return found | ({"command": list(self.command)} if self.command else {})
 
 
-class Runner(Protocol):
-    """Does tasks, one at a time."""
-
-    def run(self, task: Task) -> Result:
-        """What became of the task. Failures of what is measured are results.
-
-        Raises:
-            UsageError: nothing of the run can be done (no PyTorch, no such device).
-        """
-        ...
-
-    def close(self) -> None:
-        """End every process that is still there."""
-        ...
+#: Does one task. Failures of what is measured are results; a UsageError says that nothing of the run can be done (no
+#: PyTorch, no such device).
+Doing: TypeAlias = "Callable[[Task], Result]"
 
 
 @dataclass(frozen=True)
@@ -146,8 +133,8 @@ class Run(Protocol):
         """What a ledger must agree with to be gone on with."""
         ...
 
-    def runner(self, options: RunOptions, done: Mapping[str, Result]) -> Runner:
-        """What does the tasks; `done` are results of an earlier try."""
+    def doing(self, options: RunOptions, done: Mapping[str, Result]) -> AbstractContextManager[Doing]:
+        """What does the tasks; `done` are results of an earlier try. Its end ends every process that is still there."""
         ...
 
     def summary(self, result: Result) -> str:
@@ -191,8 +178,8 @@ def measure(run: Run, output: Path, options: RunOptions, log: Callable[[str], No
             if (content := run.content(ledger.results)) is not None:
                 write_measurements(output, content)
 
-        runner = run.runner(options, ledger.results)
-        run_tasks(run.tasks, ledger, runner, log=log, describe=run.summary, update=update, retry=options.retry)
+        with run.doing(options, ledger.results) as do:
+            run_tasks(run.tasks, ledger, do, log=log, describe=run.summary, update=update, retry=options.retry)
 
 
 def preview(run: Run, output: Path, options: RunOptions) -> list[str]:
@@ -215,7 +202,7 @@ _UPDATE_S: Final = 5.0
 def run_tasks(
     tasks: Sequence[Task],
     ledger: Ledger,
-    runner: Runner,
+    do: Doing,
     *,
     log: Callable[[str], None],
     describe: Callable[[Result], str],
@@ -226,7 +213,7 @@ def run_tasks(
 
     Args:
         tasks: in the order in which they are done.
-        runner: does one. It is closed at the end.
+        do: does one.
         log: gets a line for people after each task.
         update: brings the output up to date with the ledger; also called at the end, and when interrupted.
         retry: do what has failed once more.
@@ -248,7 +235,7 @@ def run_tasks(
                 if task.group in given_up:
                     continue
                 start = time.monotonic()
-                result = runner.run(task)
+                result = do(task)
                 now = time.monotonic()
                 ledger.add(task.key, result, now - start)
                 if task.group is not None and failures(result):
@@ -261,7 +248,6 @@ def run_tasks(
                     updated = time.monotonic()
         log(f"done, in {span(time.monotonic() - began)}" if waiting else "nothing was left to do")
     finally:
-        runner.close()
         update()
 
 

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 import itertools
 import json
-import queue
+import os
 import subprocess
 import sys
+import tempfile
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from warplens.errors import UsageError
 from warplens.report.text import span
 from warplens.studies.runner.engine import (
     FAILURES,
+    TAIL,
+    Doing,
     Result,
     RunOptions,
     Task,
     command_line,
+    end_group,
     failure_status,
     failures,
     how_it_ended,
-    kill_group,
-    terminate_group,
     without_folders,
 )
 from warplens.workloads.cells import cell_or_reason
 from warplens.workloads.registry import Plan, Workload, document, workload
 from warplens.workloads.settings import defaults_of, setting_value
 
-#: Lines of a child's standard error that are kept, to be shown where it fails.
-_TAIL: Final = 12
+#: Bytes at the end of a child's standard error in which its last lines are looked for.
+_MOST_SAID: Final = 2**16
 
 #: Time for a child that was asked to end, in seconds, before it is killed.
 _GRACE_S: Final = 10
@@ -68,18 +69,6 @@ class Measuring:
         repetitions = self.rounds * self.plan.most
         plan = replace(self.plan, fewest=repetitions, least=repetitions, most=repetitions)
         return replace(self, plan=plan, rounds=None)
-
-
-class WorkerDiedError(Exception):
-    """The child ended, or was ended, before it answered.
-
-    Attributes:
-        status: `out-of-memory` or `failed`.
-    """
-
-    def __init__(self, status: str, reason: str) -> None:
-        self.status = status
-        super().__init__(reason)
 
 
 class CellRunner:
@@ -133,19 +122,13 @@ class CellRunner:
 
     def _ask(self, cells: Sequence[Mapping[str, Any]], *, alone: bool = False) -> tuple[dict[str, Any], bool]:
         """The answer on some cells, and whether the child died over them."""
-        died, measuring = False, self.measuring.alone() if alone else self.measuring
+        measuring = self.measuring.alone() if alone else self.measuring
         if self._worker is None:
             self._worker = _Worker()
-        try:
-            answer = self._worker.ask({**measuring.description(), "cells": cells}, self.timeout_s)
-        except WorkerDiedError as error:
-            died, trouble = True, {"status": error.status, "reason": str(error)}
-            answer = {"records": [{"cell": dict(cell), **trouble} for cell in cells]}
-        except BaseException:
-            self.close()
-            raise
+        answer = self._worker.ask({**measuring.description(), "cells": cells}, self.timeout_s)
+        if died := "reason" in answer:
+            answer = {"records": [{"cell": dict(cell), **answer} for cell in cells]}
         if "usage" in answer:
-            self.close()
             raise UsageError(answer["usage"])
         for record in answer["records"]:
             if "reason" in record:
@@ -170,74 +153,49 @@ class _Worker:
     """One child process, in a group of its own, so that what it started ends with it."""
 
     def __init__(self) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  `end` closes it
         self._process = subprocess.Popen(
             [sys.executable, "-m", "warplens.studies.runner", "child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._said,
             encoding="utf-8",
             errors="replace",
             start_new_session=True,
         )
-        self._answers: queue.Queue[str | None] = queue.Queue()
-        self._tail: deque[str] = deque(maxlen=_TAIL)
-        self._readers = [
-            threading.Thread(target=self._read_answers, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=self._read_tail, args=(self._process.stderr,), daemon=True),
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _read_answers(self, stream: IO[str]) -> None:
-        for line in stream:
-            self._answers.put(line)
-        self._answers.put(None)
-
-    def _read_tail(self, stream: IO[str]) -> None:
-        self._tail.extend(line.strip() for line in stream if line.strip())
 
     def ask(self, asked: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
-        """The child's answer.
+        """The child's answer; or `status` and `reason`, where it ended without one, or took too long."""
+        process, late = self._process, threading.Event()
+        assert process.stdin is not None
+        assert process.stdout is not None
 
-        Raises:
-            WorkerDiedError: it ended without one, or took too long.
-        """
-        assert self._process.stdin is not None
-        line: str | None = None
+        def give_up() -> None:
+            late.set()
+            end_group(process)
+
+        timer = threading.Timer(timeout_s or 0.0, give_up)
+        if timeout_s is not None:
+            timer.start()
         with suppress(BrokenPipeError):  # it has died: that shows below
-            self._process.stdin.write(json.dumps(asked, default=list) + "\n")
-            self._process.stdin.flush()
-        try:
-            line = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            self.end()
-            raise WorkerDiedError("failed", f"it took longer than {timeout_s:g} s, and was ended") from None
-        if line is not None:
+            process.stdin.write(json.dumps(asked, default=list) + "\n")
+            process.stdin.flush()
+        line = process.stdout.readline()
+        timer.cancel()
+        if line:
             answer: dict[str, Any] = json.loads(line)
             return answer
-        self._process.wait()
-        for reader in self._readers:
-            reader.join(_GRACE_S)
-        raise WorkerDiedError(failure_status(self._tail), how_it_ended(self._process.returncode, self._tail))
+        code = process.wait()
+        if late.is_set():
+            return {"status": "failed", "reason": f"it took longer than {timeout_s:g} s, and was ended"}
+        self._said.seek(-min(self._said.seek(0, os.SEEK_END), _MOST_SAID), os.SEEK_END)
+        lines = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        return {"status": failure_status(lines[-TAIL:]), "reason": how_it_ended(code, lines[-TAIL:])}
 
     def end(self) -> None:
         """End the child and whatever it started."""
-        process = self._process
-        if process.poll() is None:
-            terminate_group(process)
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                kill_group(process)
-                process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            with suppress(OSError):
-                assert stream is not None
-                if stream is process.stdin:
-                    stream.close()
-        for reader in self._readers:
-            reader.join(_GRACE_S)
-        for stream in (process.stdout, process.stderr):
+        end_group(self._process, _GRACE_S)
+        for stream in (self._process.stdin, self._process.stdout, self._said):
             with suppress(OSError):
                 assert stream is not None
                 stream.close()
@@ -264,10 +222,13 @@ class CellRun:
         """What a ledger must agree with to be gone on with."""
         return {**self.measuring.description(), "tasks": [task.description() for task in self.tasks]}
 
-    def runner(self, options: RunOptions, done: Mapping[str, Result]) -> CellRunner:
+    @contextmanager
+    def doing(self, options: RunOptions, done: Mapping[str, Result]) -> Iterator[Doing]:
         """Child processes, on the machine that the results are of."""
         machine = next(filter(None, map(_machine, done.values())), None)
-        return CellRunner(self.measuring, keep=options.one_process, timeout_s=options.timeout_s, machine=machine)
+        runner = CellRunner(self.measuring, keep=options.one_process, timeout_s=options.timeout_s, machine=machine)
+        with closing(runner):
+            yield runner.run
 
     def summary(self, result: Result) -> str:
         """The time, or the status, of each cell."""
