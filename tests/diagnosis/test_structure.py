@@ -658,6 +658,35 @@ def test_scores_that_go_through_memory_beside_their_log_softmax_are_an_unfused_l
         assert diagnosis.findings[0].expected == pytest.approx(2880 / (2880 - 800 - 160), rel=0.05)
 
 
+LONG_SORT = (
+    "void at_cuda_detail::cub::detail::radix_sort::DeviceSegmentedRadixSortKernel<at_cuda_detail::cub::detail::radix::"
+    "policy_hub<float, long, int>, false>(int)"
+)
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_passes_over_sorted_numbers_go_with_the_sort(behind: bool) -> None:
+    """A selection of the largest counts what a sort moves seven times over; what then follows goes over a few."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(4):
+            machine.launch(500 * US)
+        if not behind:
+            machine.launch(200 * US, ADD)
+            machine.launch(500 * US)
+        machine.launch(350 * US, LONG_SORT, times=4)
+        if behind:
+            machine.launch(200 * US, ADD)
+            machine.launch(500 * US)
+
+    found = verdict(step).finding("scattered-access")
+    assert found is not None
+    assert "Select the largest" in found.remedies[0].action
+    step_us, sort_us = 2500 + 200 + 1400, 1400
+    saved = sort_us * 6 / 7 + (200 if behind else 0)
+    assert found.expected == pytest.approx(step_us / (step_us - saved), rel=0.04)
+
+
 TF32_CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32_cudnn"
 TF32_GEMM = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_stage3_warpsize2x2x1_tensor16x8x8_kernel"
 

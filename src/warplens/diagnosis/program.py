@@ -52,6 +52,8 @@ MARKS: Final = {
     "sorted-adding": r"indexing_backward_kernel",
     "on-indices": r"RadixSort|DeviceScan|_assert_async|arange_cuda_out|[<(, ]long(?: long)?[>,]",
     # The keys of a sort: its first type that is no number of a template.
+    "triangle": r"triu_tril_kernel",
+    "sorting-long-rows": r"Device(?:Segmented)?RadixSort",
     "sorting-values": r"(?i)sort\w*<(?:(?:\(int\))?-?\d+, |[\w:]*policy_hub<)*(?:float|double|c10::(?:BF|H)\w+)\b",
     "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",
     # What no sum or product with a constant is: a turn of a loop with it needs the one before, or is a layer.

@@ -167,6 +167,11 @@ class Precision(Rule):
         "85 % of theirs, and autocast spends the rest on casts of weights, inputs and gradients.",
     )
 
+    mixed_reached_share = Limit(
+        0.76,
+        "Where others have 16 bits already, no autocast has to be paid for: 0.65 of one peak over 0.85 of the other.",
+    )
+    mixed_share = Limit(0.05, "Of the time of products, that of those in 16 bits from which on they are no exception.")
     passes_share = Limit(0.5, "Of passes over 32-bit numbers between such products: 16 bits are half of the bytes.")
     trained_passes_share = Limit(
         0.25, "Autocast keeps norms, softmax and losses in 32 bits, and casts: half of that is saved."
@@ -190,9 +195,10 @@ class Precision(Rule):
             return None
         doubles = _doubles(facts)
         share = np.zeros(len(off))
+        reached = self.mixed_reached_share if self._mixed(facts) else self.reached_share
         for which, wide in ((off & ~doubles, "fp32"), (off & doubles, "fp64-tensor")):
             factor = min((tensor_core_factor(device, wide) for device in facts.devices), default=_LEAST_FACTOR)
-            share[which] = 1 - 1 / max(self.reached_share * factor, 1.0)
+            share[which] = 1 - 1 / max(reached * factor, 1.0)
         share[default] = np.maximum(share[default], self.default_saved_share)
         products = facts.program.labelled(*PRODUCTS)
         if 2 * int(facts.program.own_ns[off].sum()) > int(facts.program.own_ns[products].sum()):
@@ -200,6 +206,13 @@ class Precision(Rule):
             saved = self.trained_passes_share if facts.trains else self.passes_share
             share[long & facts.program.labelled(*PASSES)] = saved
         return share
+
+    def _mixed(self, facts: Facts) -> bool:
+        """Whether a part of the program computes in 16 bits already, so that somebody has chosen what does not."""
+        program = facts.program
+        products = program.labelled(*PRODUCTS)
+        narrow = products & program.having("precision", "bf16", "fp16", "fp8")
+        return bool(program.own_ns[narrow].sum() >= self.mixed_share * program.own_ns[products].sum())
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
         """By 16 bits; at least by TF32, which has half of their rate and leaves the passes as they are."""
@@ -213,6 +226,8 @@ class Precision(Rule):
         if _capability(facts) < (8, 0) or not off.any():
             return None
         factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
+        # Fused attention of fp32 numbers multiplies them in three TF32 products already, whatever is allowed.
+        off = off & ~facts.program.labelled("attention")
         return facts.replayed(time=np.where(off, 1 - 1 / max(self.reached_share * factor / 2, 1.0), 0.0))
 
     @remembered

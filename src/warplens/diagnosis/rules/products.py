@@ -86,6 +86,7 @@ class UnfusedAttention(StructureRule):
         "more of their roof: with a mask 314 TFLOP/s were measured on an H200, by is_causal 480.",
     )
     least_mask = Limit(512, "A mask of fewer tokens costs little, and may be anything.")
+    hidden_share = Limit(0.5, "Of the scores, those of later tokens, which a triangle hides: half of a square.")
     narrowed_share = Limit(
         0.6,
         "Fused kernels take 16 bits. Products gain more of the ratio of the peaks than by `precision`: no weight is "
@@ -103,10 +104,31 @@ class UnfusedAttention(StructureRule):
             if self._falls_back(facts):
                 factor = min((tensor_core_factor(device) for device in facts.devices), default=1.0)
                 wide = products & off_tensor_cores(facts)
-                share[wide] = np.maximum(share[wide], 1 - 1 / max(self.narrowed_share * factor, 1.0))
+                causal, copies = self._made_by_fallback(facts, products)
+                hidden = self.hidden_share if causal else 0.0
+                share[wide] = np.maximum(share[wide], 1 - (1 - hidden) / max(self.narrowed_share * factor, 1.0))
+                share[copies] = 1.0
         attention, masks = self._masked(facts)
         share[attention], share[masks] = self.masked_saved_share, 1.0
         return share
+
+    def _made_by_fallback(self, facts: Facts, products: Bools) -> tuple[bool, Bools]:
+        """Whether the written-out form makes a triangle that hides later tokens, and copies that it makes of operands.
+
+        Fused kernels know the triangle by a flag, and take operands with any strides, and keys that heads share.
+        """
+        program, order = facts.program, facts.program.order
+        may = program.labelled("copy-cast", "elementwise") & ~program.marked("concatenation")
+        copying, triangles = program.labelled("copy-cast") & ~program.marked("narrowing"), program.marked("triangle")
+        begins, ends = program.edges(may)
+        inside = np.minimum(ends, len(order) - 1)
+        ahead = (ends < len(order)) & products[order[inside]] & ~program.breaks[inside]
+        copies, causal = np.zeros(facts.work.height, dtype=np.bool_), False
+        for begin, end in zip(begins[ahead].tolist(), ends[ahead].tolist(), strict=True):
+            run = order[begin:end]
+            copies[run[copying[run]]] = True
+            causal = causal or bool(triangles[run].any())
+        return causal, copies
 
     @remembered
     def _falls_back(self, facts: Facts) -> bool:

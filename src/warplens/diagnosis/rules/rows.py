@@ -82,6 +82,14 @@ class ScatteredAccess(StructureRule):
         "A selection of the largest few (topk) reads all numbers once for each digit, as the sort does; what the sort "
         "writes in between is saved.",
     )
+    selected_saved_share = Limit(
+        6 / 7,
+        "A sort of long rows goes through memory once for each digit: it counts the keys (4 bytes), reads and writes "
+        "them with their places (24). A selection of the largest few only counts.",
+    )
+    over_sorted_share = Limit(
+        0.01, "Of such a sort, what a pass over one number a key takes at least: it moves 4 of some 150 bytes."
+    )
     needed_share = Limit(
         1 / 16,
         "A matrix product that gathers or scatters the rows itself still moves them once, at the rate of the "
@@ -132,6 +140,7 @@ class ScatteredAccess(StructureRule):
         share = np.zeros(facts.work.height)
         product, adds, sorts = program.labelled(*PRODUCTS), program.marked("adding-rows"), program.labelled("sort-topk")
         sums, values = program.labelled("reduction") | adds, program.marked("sorting-values")
+        long_rows = program.marked("sorting-long-rows")
         begins, ends = program.edges(~product)
         own, reach = program.own_ns, int(self.reach)
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
@@ -146,6 +155,8 @@ class ScatteredAccess(StructureRule):
                 least = self.needed_share * own[piece]
                 if sorts[piece]:
                     share[piece] = self.sorted_saved_share if values[piece] else self.saved_share
+                    if values[piece] and long_rows[piece]:
+                        share[piece] = self.selected_saved_share
                 elif adds[piece]:
                     picked = (mine & ~adds & ~sorts)[run[:place]] & (own[run[:place]] >= least)
                     if picked.any():
@@ -159,10 +170,26 @@ class ScatteredAccess(StructureRule):
                         share[piece] = self.added_saved_share if adds[closed[0]] else self.saved_share
                     elif after < least:
                         share[piece] = self.saved_share
+            sorted_values = np.flatnonzero((values & long_rows)[run])
+            if len(sorted_values):
+                share[self._over_sorted(facts, run, sorted_values)] = 1.0
         freed = share > 0
         beside = (time_beside(program, mine & freed & ~sorts, reach=2) > 0) & ~mine
         share[beside] = self.saved_share
         return share
+
+    def _over_sorted(self, facts: Facts, run: Int64s, sorts: Int64s) -> Int64s:
+        """Passes over all sorted numbers behind the last of these sorts: they go over the few that are selected.
+
+        What scatters the numbers back to their places ends them.
+        """
+        program = facts.program
+        later = run[sorts[-1] + 1 :]
+        back = np.flatnonzero(program.labelled("gather-scatter")[later])
+        later = later[: back[0]] if len(back) else later
+        least = self.over_sorted_share * program.own_ns[run[sorts]].sum()
+        over = program.labelled(*PASSES)[later] & (program.own_ns[later] >= least)
+        return np.asarray(later[over], dtype=np.int64)
 
     @remembered
     def _dense(self, facts: Facts) -> Dense | None:

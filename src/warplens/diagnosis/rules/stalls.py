@@ -231,6 +231,11 @@ class HostStall(Rule):
         "A GPU or a dozen processes do what one thread did in a small part of its time; that, and handing the result "
         "over, stays. Of seven programs timed without these pauses none to 11 % of them stayed, 2 % in the median.",
     )
+    moved_kept_share = Limit(
+        0.01,
+        "Work that moves to where its data are runs at the rate of the GPU's memory, which is that of a thread's a "
+        "hundred times and more (10 GB/s and some).",
+    )
     large_bytes = Limit(1 << 20, "A smaller copy takes a fraction of a stall, and is not a batch of data.")
 
     starting_title: ClassVar = (
@@ -308,6 +313,12 @@ class HostStall(Rule):
                 return title, remedy
         return None
 
+    def _there_and_back(self, facts: Facts) -> Float64s:
+        """1 for the copies of what is worked on between two copies: done on the GPU, it need not leave it."""
+        work = facts.work
+        between = work["label"].cast(pl.String).is_in(["host-to-device", "device-to-host"])
+        return (between & (work["bytes"] >= self.results_bytes)).fill_null(value=False).to_numpy().astype(np.float64)
+
     def _hidden(self, facts: Facts, claimed_ns: int) -> bool:
         """Whether a host that never waits for the GPU would hide these pauses behind its work without the profiler."""
         if facts.host.waits >= self.waiting * facts.steps:
@@ -349,6 +360,8 @@ class HostStall(Rule):
         changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if copies else ("no-host-stall",)
         found = self._worked_on(facts, spent.to_numpy()) if claimed and not starting else None
         title, fitting = found or ("", None)
+        stays = self._there_and_back(facts) if title == self.round_trip_title else None
+        kept = self.kept_share if stays is None else self.moved_kept_share
         fitting = fitting or (_ON_DATA if on_data else None)
         unknown = _INPUT if title == self.input_title else _UNKNOWN_ACTIVITY
         if claimed and not starting and spent_in.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
@@ -375,11 +388,11 @@ class HostStall(Rule):
             ),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
             informs=starting or self._hidden(facts, claimed),
-            kept=self.kept_share,
-            replayed=facts.replayed(*changes, kept=self.kept_share) if claimed else None,
-            busy_ns=copies,
+            kept=kept,
+            replayed=facts.replayed(*changes, time=stays, calls=stays, kept=kept) if claimed else None,
+            busy_ns=copies if stays is None else int(facts.program.own_ns @ stays),
             # A host that does not stop can be ahead of the GPU, and hide all other pauses, too.
-            bound_ns=facts.idle_ns + copies,
+            bound_ns=facts.idle_ns + (copies if stays is None else int(facts.program.own_ns @ stays)),
             at_least=predicted(facts, "no-host-stall"),
             # What the host does there may take many times as long in another run, as collecting garbage does.
             bound_known=on_data or named,

@@ -240,6 +240,25 @@ class UnfusedChain(StructureRule):
         low, high = min(found.low, unlaunched.low), max(found.high, unlaunched.high)
         return Gain(math.sqrt(found.expected * unlaunched.expected), low, high)
 
+    def _unmade(self, facts: Facts, made: Bools) -> Gain | None:
+        """What it brings to make no operands: neither these passes, nor what attention reads more of for them."""
+        time = np.where(self._casts(facts), self.share(facts), self._copies(facts))
+        return facts.replayed(time=time, calls=made.astype(np.float64))
+
+    def _at_once(self, facts: Facts, claims: Claims, losing: Bools) -> Gain | None:
+        """What one pass for the loss brings: passes of it that go away whole are not launched either.
+
+        Of a loss that is summed up part by part, one log-softmax is left, forward and backward.
+        """
+        program = facts.program
+        share = claims.pieces(self.id).whole() / np.maximum(program.own_ns, 1)
+        calls = np.where(losing & (share >= self.unlaunched_share), 1.0, 0.0)
+        parts = np.flatnonzero(losing & program.marked("log-softmax"))
+        _, which, counts = np.unique(program.launched_as(parts), return_inverse=True, return_counts=True)
+        turns = counts[which] / facts.steps
+        calls[parts] = np.maximum(calls[parts], 1 - 1 / np.maximum(turns, 1.0))
+        return facts.replayed(time=share, calls=calls, elsewhere=bool((turns > 1).any()))
+
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
         mine = claims.of_work(self.id).to_numpy() > 0
@@ -278,8 +297,12 @@ class UnfusedChain(StructureRule):
             bound_ns=int(0.95 * time_of(program, program.labelled(*PASSES, *(PRODUCTS if copied.any() else ())))),
             # Small models over large vocabularies have such losses, and little that one would call wrong.
             warning=facts.thresholds.unsure_warning_ceiling if loss else None,
-            # Operands that are not made are not launched either.
-            replayed=facts.replayed(time=self.share(facts), calls=made.astype(np.float64)) if making else None,
+            # Operands that are not made are not launched either; chains beside them take another remedy.
+            replayed=self._unmade(facts, made)
+            if making
+            else self._at_once(facts, claims, losing)
+            if loss and not casting
+            else None,
             remedies=(
                 *(_FUSED_LOSS if loss else ()),
                 *(_NARROW_WEIGHTS if cast.any() else ()),
