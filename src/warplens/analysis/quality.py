@@ -293,7 +293,7 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
 def _backward(timeline: Timeline, window: Window) -> Iterator[Note]:
     if not timeline.has_operators:
         return
-    from warplens.analysis.operators.statistics import operator_coverage
+    from warplens.analysis.operators.coverage import operator_coverage
 
     coverage = operator_coverage(timeline, window)
     linkable = coverage.backward_ns - coverage.accumulation_ns

@@ -9,7 +9,8 @@ import pytest
 
 from tests.analysis.builders import AUTOGRAD_THREAD, call, kernel, launch, python_call
 from tests.analysis.operators.programs import ENGINE, annotation, operator, program
-from warplens.analysis.operators.statistics import framework_overhead, operator_coverage, operators_by
+from warplens.analysis.operators.coverage import framework_overhead, operator_coverage
+from warplens.analysis.operators.statistics import operators_by
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 

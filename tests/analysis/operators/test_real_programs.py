@@ -12,7 +12,8 @@ from tests.analysis.builders import AUTOGRAD_THREAD, kernel, launch, python_call
 from tests.analysis.operators.plain_events import totals
 from tests.analysis.operators.programs import ENGINE, annotation, operator, program
 from tests.shipped import OTHERS, of_others
-from warplens.analysis.operators.statistics import operator_coverage, operators_by
+from warplens.analysis.operators.coverage import operator_coverage
+from warplens.analysis.operators.statistics import operators_by
 from warplens.analysis.phases import phase_statistics, phase_steps
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.ranges import plain_range_name, range_coverage, range_statistics

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warplens.analysis.work.amounts import Work
-from warplens.analysis.work.catalogue import FORMULAS, work_of
+from warplens.analysis.work.formulas import FORMULAS, work_of
 from warplens.analysis.work.products import unmasked_pairs
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "flop_counter.json").read_text("utf-8"))

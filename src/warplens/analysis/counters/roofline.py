@@ -234,9 +234,8 @@ def roofline(counters: KernelCounters, ceilings: Mapping[str, float] | None = No
         main=(flops / peak_flops == nearest) & (flops > 0),
         uncounted_tensor=~counted & (pl.col("tensor_share").fill_null(0) > _TENSOR_IN_USE),
     )
-    rank = pl.col("precision").replace_strict({name: i for i, name in enumerate(PRECISIONS)}, return_dtype=pl.Int64)
-    depth = pl.col("level").replace_strict({name: i for i, name in enumerate(LEVELS)}, return_dtype=pl.Int64)
-    return ROOFLINE.checked(frame.sort("launch", rank, depth))
+    order = (pl.col(name).cast(pl.Enum(known)) for name, known in (("precision", PRECISIONS), ("level", LEVELS)))
+    return ROOFLINE.checked(frame.sort("launch", *order))
 
 
 def _with_ceilings(frame: pl.DataFrame, given: Mapping[str, float]) -> pl.DataFrame:
@@ -446,6 +445,6 @@ def _roofs(under: pl.DataFrame, ceilings: Mapping[str, float]) -> pl.DataFrame:
     )
     given = pl.coalesce("precision", "roof").is_in(list(ceilings))
     found = found.with_columns(source=pl.when(given).then(pl.lit(GIVEN)).otherwise(pl.lit(REPORTED)))
-    order = {name: place for place, name in enumerate(("compute", *LEVELS))}
-    place = pl.col("roof").replace_strict(order, return_dtype=pl.Int64)
-    return ROOFS.checked(found.sort(place, "peak", descending=[False, True]))
+    return ROOFS.checked(
+        found.sort(pl.col("roof").cast(pl.Enum(("compute", *LEVELS))), "peak", descending=[False, True])
+    )

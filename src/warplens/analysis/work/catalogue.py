@@ -8,7 +8,6 @@ counted through the one that called it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,50 +21,12 @@ from warplens.analysis.roofs import ITEM
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Window
-from warplens.analysis.work.amounts import FAMILIES, MATMUL_FAMILIES, Arguments, UnknownWorkError, Work
-from warplens.analysis.work.amounts import FORMULAS as ROWS
-from warplens.analysis.work.elementwise import FORMULAS as ELEMENTWISE
-from warplens.analysis.work.products import FORMULAS as PRODUCTS
+from warplens.analysis.work.amounts import FAMILIES, MATMUL_FAMILIES
+from warplens.analysis.work.formulas import work_of
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Column, Int64s, name_categories
-
-#: Name of an operator → how much work it is.
-FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {**ELEMENTWISE, **ROWS, **PRODUCTS}
-
-NO_FORMULA: Final = "there is no formula for it"
-
-#: What tensors and sizes cannot tell, by the beginning of a name.
-_BEYOND_FORMULAS: Final = (
-    (("triton_", "triton::"), "generated code, whose name does not say what it computes"),
-    (("nccl:", "c10d::", "record_param_comms", "symm_mem::", "rccl:", "gloo:"), "communication"),
-    (("CompiledFxGraph", "## Call CompiledFxGraph", "Torch-Compiled Region"), "generated code"),
-    (("aten::index", "aten::_index_put", "aten::masked_select", "aten::nonzero"), "depends on values not recorded"),
-)
-
-
-def work_of(
-    name: str, shapes: str | None, types: str | None, strides: str | None = None, values: str | None = None
-) -> Work | str:
-    """The modelled work of an operator, or in words why it has none.
-
-    Args:
-        name: as recorded (`aten::addmm`).
-        shapes, types, strides, values: the JSON lists of the table `operators`; None for what was not recorded.
-
-    >>> work_of("aten::mm", "[[2, 3], [3, 4]]", '["float", "float"]').flops
-    48
-    """
-    formula = FORMULAS.get(name)
-    if formula is None:
-        reasons = (reason for beginnings, reason in _BEYOND_FORMULAS if name.startswith(beginnings))
-        return next(reasons, NO_FORMULA)
-    try:
-        return formula(Arguments(shapes, types, strides, values))
-    except UnknownWorkError as missing:
-        return str(missing)
-
 
 _INPUTS = ("name", "input_shapes", "input_types", "input_strides", "concrete_inputs")
 

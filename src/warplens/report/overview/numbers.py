@@ -22,13 +22,13 @@ from warplens.analysis.kernels import (
     tensor_core_use,
 )
 from warplens.analysis.launches import LaunchSummary, launch_statistics, launch_summary
-from warplens.analysis.operators.statistics import (
+from warplens.analysis.operators.coverage import (
     FrameworkOverhead,
     OperatorCoverage,
     framework_overhead,
     operator_coverage,
-    operators_by,
 )
+from warplens.analysis.operators.statistics import operators_by
 from warplens.analysis.phases import phase_statistics, step_statistics
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.ranges import RangeCoverage, range_coverage, range_statistics

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from warplens.analysis.operators.statistics import GROUPINGS as OPERATOR_GROUPINGS
-from warplens.analysis.operators.statistics import (
-    OPERATORS,
+from warplens.analysis.operators.coverage import (
     FrameworkOverhead,
     OperatorCoverage,
     framework_overhead,
     operator_coverage,
-    operators_by,
 )
+from warplens.analysis.operators.statistics import GROUPINGS as OPERATOR_GROUPINGS
+from warplens.analysis.operators.statistics import OPERATORS, operators_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.analysis.work.catalogue import GROUPINGS as WORK_GROUPINGS

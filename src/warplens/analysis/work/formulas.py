@@ -1,0 +1,220 @@
+"""The work of any operator, by its name; and of those that go over rows: norms, softmax, reductions, sorts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from warplens.analysis.work.amounts import Arguments, Tensor, UnknownWorkError, Work
+from warplens.analysis.work.elementwise import FORMULAS as ELEMENTWISE
+from warplens.analysis.work.products import FORMULAS as PRODUCTS
+
+# FLOPs for each element. Normalisation: mean (1), difference (1), square and sum (2), scaling (1), weight and bias (2);
+# without a mean, square and sum (2), scaling (1), weight (1). Backward: the two sums over the row (3), the gradient of
+# the input (5), of weight and bias (3).
+_NORM_FLOPS, _RMS_FLOPS, _NORM_BACKWARD_FLOPS = 7, 4, 11
+#: Largest, difference, exponential, sum, quotient.
+_SOFTMAX_FLOPS: Final = 5
+#: Product with the gradient, sum, difference, product.
+_SOFTMAX_BACKWARD_FLOPS: Final = 4
+
+
+def _norm(flops: int, at: int = 0, *parameters: int) -> Callable[[Arguments], Work]:
+    """Reads the input at this position and the parameters at others, writes as much as it read of the input."""
+
+    def formula(arguments: Arguments) -> Work:
+        inputs = arguments.tensor(at)
+        work = Work("normalization", flops * inputs.elements).moving([inputs, *_given(arguments, parameters)])
+        return work.writing(inputs.elements, inputs.type)
+
+    return formula
+
+
+def _norm_backward(*read: int) -> Callable[[Arguments], Work]:
+    """Reads these (gradient and input first), writes the gradient of the input and those of its parameters."""
+
+    def formula(arguments: Arguments) -> Work:
+        gradient, inputs = arguments.tensor(read[0]), arguments.tensor(read[1])
+        parameters = _given(arguments, read[2:])
+        work = Work("normalization", _NORM_BACKWARD_FLOPS * gradient.elements)
+        work = work.moving([gradient, inputs, *parameters, *parameters])
+        return work.writing(inputs.elements, inputs.type)
+
+    return formula
+
+
+def _norm_into(flops: int, *, added: bool) -> Callable[[Arguments], Work]:
+    """Of inference engines: (out, input, weight), or (input, residual, weight) where both are updated."""
+
+    def formula(arguments: Arguments) -> Work:
+        first, second, weight = (arguments.tensor(position) for position in range(3))
+        work = Work("normalization", flops * first.elements).moving([first, second, weight])
+        return work.moving([first, second]) if added else work
+
+    return formula
+
+
+def _softmax(arguments: Arguments) -> Work:
+    inputs = arguments.tensor(0)
+    # softmax(self, dim, half_to_float): in half precision it may write float
+    result = "float" if arguments.flag(2) else inputs.type
+    return Work("softmax", _SOFTMAX_FLOPS * inputs.elements).moving([inputs]).writing(inputs.elements, result)
+
+
+def _softmax_backward(arguments: Arguments) -> Work:
+    gradient, output = arguments.tensor(0), arguments.tensor(1)
+    work = Work("softmax", _SOFTMAX_BACKWARD_FLOPS * output.elements).moving([gradient, output])
+    return work.writing(output.elements, output.type)
+
+
+def _reduction(flops: int, dimensions: int | None = 1, result: str | None = None) -> Callable[[Arguments], Work]:
+    """Reads the input once. `dimensions`: position of those that are reduced; None where all are."""
+
+    def formula(arguments: Arguments) -> Work:
+        inputs = arguments.tensor(0)
+        work = Work("reduction", flops * inputs.elements).moving([inputs])
+        return work.writing(_remaining(arguments, inputs, dimensions), result or inputs.type)
+
+    return formula
+
+
+def _remaining(arguments: Arguments, inputs: Tensor, position: int | None) -> int:
+    """Elements that a reduction leaves; 0 where it is not recorded which dimensions it reduced."""
+    if position is None or position >= len(arguments):
+        return 1
+    one = arguments.integer(position)
+    reduced = arguments.integers(position) if one is None else (one,)
+    if reduced is None:
+        return 0 if arguments.value(position) is None and len(arguments) > position + 1 else 1
+    if not reduced:
+        return 1
+    gone = {dimension % len(inputs.shape) for dimension in reduced if inputs.shape}
+    return math.prod(size for dimension, size in enumerate(inputs.shape) if dimension not in gone)
+
+
+def _extreme(arguments: Arguments) -> Work:
+    # max(self), max(self, dim, keepdim) → values and indices, max(self, other)
+    other = arguments.optional(1)
+    inputs = arguments.tensor(0)
+    if other is not None:
+        work = Work("elementwise", inputs.elements).moving([inputs, other])
+        return work.writing(max(inputs.elements, other.elements), inputs.type)
+    work = Work("reduction", inputs.elements).moving([inputs])
+    if len(arguments) == 1:
+        return work.writing(1, inputs.type)
+    left = _remaining(arguments, inputs, 1)
+    return work.writing(left, inputs.type).writing(left, "long int")
+
+
+def _scan(arguments: Arguments) -> Work:
+    inputs = arguments.tensor(0)
+    return Work("reduction", inputs.elements).moving([inputs]).writing(inputs.elements, inputs.type)
+
+
+def _loss(arguments: Arguments) -> Work:
+    # nll_loss_forward(self, target, weight, reduction, ignore_index) picks one element of each row
+    inputs, target = arguments.tensor(0), arguments.tensor(1)
+    work = Work("reduction", target.elements).moving([target])
+    return work.writing(target.elements, inputs.type)
+
+
+def _loss_backward(arguments: Arguments) -> Work:
+    # nll_loss_backward(grad_output, self, target, …) fills a gradient with zeros but for one element of each row
+    inputs, target = arguments.tensor(1), arguments.tensor(2)
+    return Work("reduction", target.elements).moving([target]).writing(inputs.elements, inputs.type)
+
+
+def _ranking(arguments: Arguments) -> Work:
+    # topk(self, k, dim, …) and sort(self, dim, …) give values and indices; comparisons are no FLOPs.
+    inputs = arguments.tensor(0)
+    return Work("sort-topk", 0).moving([inputs]).writing(inputs.elements, inputs.type).writing(inputs.elements, _INDEX)
+
+
+def _top(arguments: Arguments) -> Work:
+    inputs, kept, dimension = arguments.tensor(0), arguments.integer(1), arguments.integer(2)
+    if kept is None or kept < 0 or dimension is None or not inputs.shape:
+        raise UnknownWorkError("how many elements are kept was not recorded")
+    left = inputs.elements // max(1, inputs.shape[dimension % len(inputs.shape)]) * kept
+    return Work("sort-topk", 0).moving([inputs]).writing(left, inputs.type).writing(left, _INDEX)
+
+
+_INDEX: Final = "long int"
+
+
+def _given(arguments: Arguments, positions: tuple[int, ...]) -> list[Tensor]:
+    return [tensor for tensor in map(arguments.optional, positions) if tensor is not None]
+
+
+_ROWS: Final[dict[str, Callable[[Arguments], Work]]] = {
+    "aten::native_layer_norm": _norm(_NORM_FLOPS, 0, 2, 3),
+    "aten::native_group_norm": _norm(_NORM_FLOPS, 0, 1, 2),
+    **dict.fromkeys(
+        (
+            "aten::native_batch_norm",
+            "aten::cudnn_batch_norm",
+            "aten::miopen_batch_norm",
+            "aten::_batch_norm_with_update",
+        ),
+        _norm(_NORM_FLOPS, 0, 1, 2, 3, 4),
+    ),
+    **dict.fromkeys(("aten::_fused_rms_norm", "aten::rms_norm"), _norm(_RMS_FLOPS, 0, 2)),
+    "aten::native_layer_norm_backward": _norm_backward(0, 1, 5, 6),
+    "aten::_fused_rms_norm_backward": _norm_backward(0, 1, 4),
+    "aten::native_group_norm_backward": _norm_backward(0, 1, 4),
+    "aten::native_batch_norm_backward": _norm_backward(0, 1, 2),
+    **dict.fromkeys(("aten::cudnn_batch_norm_backward", "aten::miopen_batch_norm_backward"), _norm_backward(1, 0, 2)),
+    "_C::rms_norm": _norm_into(_RMS_FLOPS, added=False),
+    "_C::fused_add_rms_norm": _norm_into(_RMS_FLOPS + 1, added=True),
+    **dict.fromkeys(("aten::_softmax", "aten::_log_softmax"), _softmax),
+    **dict.fromkeys(("aten::_softmax_backward_data", "aten::_log_softmax_backward_data"), _softmax_backward),
+    **dict.fromkeys(
+        ("aten::sum", "aten::mean", "aten::prod", "aten::amax", "aten::amin", "aten::nansum"), _reduction(1)
+    ),
+    **dict.fromkeys(("aten::argmax", "aten::argmin"), _reduction(1, 1, _INDEX)),
+    **dict.fromkeys(("aten::any", "aten::all"), _reduction(0, 1, "bool")),
+    **dict.fromkeys(("aten::norm", "aten::linalg_vector_norm"), _reduction(2, 2)),
+    **dict.fromkeys(("aten::var", "aten::std", "aten::var_mean", "aten::std_mean"), _reduction(4)),
+    **dict.fromkeys(("aten::max", "aten::min"), _extreme),
+    **dict.fromkeys(("aten::cumsum", "aten::cumsum_", "aten::cumprod", "aten::_logcumsumexp"), _scan),
+    **dict.fromkeys(("aten::nll_loss_forward", "aten::nll_loss2d_forward"), _loss),
+    **dict.fromkeys(("aten::nll_loss_backward", "aten::nll_loss2d_backward"), _loss_backward),
+    "aten::topk": _top,
+    "aten::sort": _ranking,
+}
+
+
+#: Name of an operator → how much work it is.
+FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {**ELEMENTWISE, **_ROWS, **PRODUCTS}
+
+NO_FORMULA: Final = "there is no formula for it"
+
+#: What tensors and sizes cannot tell, by the beginning of a name.
+_BEYOND_FORMULAS: Final = (
+    (("triton_", "triton::"), "generated code, whose name does not say what it computes"),
+    (("nccl:", "c10d::", "record_param_comms", "symm_mem::", "rccl:", "gloo:"), "communication"),
+    (("CompiledFxGraph", "## Call CompiledFxGraph", "Torch-Compiled Region"), "generated code"),
+    (("aten::index", "aten::_index_put", "aten::masked_select", "aten::nonzero"), "depends on values not recorded"),
+)
+
+
+def work_of(
+    name: str, shapes: str | None, types: str | None, strides: str | None = None, values: str | None = None
+) -> Work | str:
+    """The modelled work of an operator, or in words why it has none.
+
+    Args:
+        name: as recorded (`aten::addmm`).
+        shapes, types, strides, values: the JSON lists of the table `operators`; None for what was not recorded.
+
+    >>> work_of("aten::mm", "[[2, 3], [3, 4]]", '["float", "float"]').flops
+    48
+    """
+    formula = FORMULAS.get(name)
+    if formula is None:
+        reasons = (reason for beginnings, reason in _BEYOND_FORMULAS if name.startswith(beginnings))
+        return next(reasons, NO_FORMULA)
+    try:
+        return formula(Arguments(shapes, types, strides, values))
+    except UnknownWorkError as missing:
+        return str(missing)
