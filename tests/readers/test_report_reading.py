@@ -115,6 +115,19 @@ def test_marks_alone_show_that_ranges_were_recorded(tmp_path):
     assert {"kernels", "ranges"} == trace.capture.recorded
 
 
+def test_samples_of_gpu_metrics_behind_the_events_are_passed_over(tmp_path):
+    launched = [call(1_000, 1_010, 1, 4), kernel(1_030, 1_090, 1)]
+    samples = b"".join(bytes_field(2, message({1: 5, 2: n, 3: bytes([n % 256] * 40)})) for n in range(300))
+    mixed = packed(framed(b"".join(bytes_field(1, one) for one in launched) + samples))
+    alone, cut = packed(framed(samples)), packed(framed(samples[:-1]))
+    strings = made.STRINGS
+    trace = _read(tmp_path, made.report([mixed, alone, block(launched)], 4, strings))
+    assert trace.kernels["start_ns"].to_list() == [1_030, 1_030]
+    assert trace.api_calls.height == 2
+    with pytest.raises(UnreadableInputError, match="damaged"):
+        _read(tmp_path, made.report([mixed, cut], 2, strings))
+
+
 def test_a_report_without_events_says_so(tmp_path):
     trace = _read(tmp_path, small_report(blocks=[], events=0))
     assert [note.code for note in trace.capture.notes] == ["no-cuda-data"]

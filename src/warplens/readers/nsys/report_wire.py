@@ -31,6 +31,7 @@ _PADDING = 24
 _MAX_STEPS = 1_000
 
 _MAX_VARINT_BYTES = 10
+_NO_CHAIN = "a message whose length does not lead to the next one"
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _ONE = np.uint64(1)
 
@@ -121,19 +122,35 @@ def fields(data: bytes | memoryview, begin: int, end: int) -> Iterator[tuple[int
 
 
 def runs(source: Bytes, begin: int, end: int, first: int) -> tuple[Int64s, Int64s]:
-    """Where the messages of a list begin and end: field 1 of the message that fills `begin` to `end`, and nothing else.
+    """Where the messages of a list begin and end: field 1 of the message that fills `begin` to `end`.
 
-    Each message of the list begins with its own field 1 as a number, whose tag is `first`. The places that look like
-    the begin of one are found all at once, and then only those where the chain of lengths does not lead from each to
-    the next are looked at one by one.
+    Behind them the message may hold a list in field 2: samples of the GPU's metrics (`--gpu-metrics-devices`), which
+    are passed over. Each message of either list begins with its own field 1 as a number, whose tag is `first`.
 
     Raises:
         DamagedError: the lengths do not lead from `begin` to `end`.
     """
     if begin == end:
         return np.empty(0, np.int64), np.empty(0, np.int64)
+    starts, ends = _chain(source, begin, end, tag(1, BYTES), first)
+    stop = int(ends[-1]) if len(ends) else begin
+    if stop < end:
+        _, others = _chain(source, stop, end, tag(2, BYTES), first)
+        if not len(others):
+            raise DamagedError("a list that does not begin with a message" if stop == begin else _NO_CHAIN)
+        if others[-1] != end:
+            raise DamagedError(_NO_CHAIN)
+    return starts, ends
+
+
+def _chain(source: Bytes, begin: int, end: int, head: int, first: int) -> tuple[Int64s, Int64s]:
+    """Where the messages with the tag `head` begin and end that follow one another from `begin` on; none if none does.
+
+    The places that look like the begin of one are found all at once, and then only those where the chain of lengths
+    does not lead from each to the next are looked at one by one.
+    """
     octets = source.octets
-    heads = np.flatnonzero(octets[begin:end] == tag(1, BYTES)).astype(np.int64) + begin
+    heads = np.flatnonzero(octets[begin:end] == head).astype(np.int64) + begin
     lengths, sizes = _varints(source.words[heads + 1])
     starts = heads + 1 + sizes
     likely = (lengths > 0) & (lengths <= end - starts)
@@ -142,7 +159,7 @@ def runs(source: Bytes, begin: int, end: int, first: int) -> tuple[Int64s, Int64
     ends = starts + lengths
     count = len(heads)
     if not count or heads[0] != begin:
-        raise DamagedError("a list that does not begin with a message")
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     following = np.searchsorted(heads, ends)
     known = (following < count) & (heads[np.minimum(following, count - 1)] == ends)
     following = np.where(known, following, -1)
@@ -156,8 +173,6 @@ def runs(source: Bytes, begin: int, end: int, first: int) -> tuple[Int64s, Int64
         chain[place : last + 1] = True
         place = int(following[last])
         if place < 0:
-            if ends[last] != end:
-                raise DamagedError("a message whose length does not lead to the next one")
             return starts[chain], ends[chain]
 
 
