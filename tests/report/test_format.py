@@ -103,6 +103,15 @@ def test_rounding_a_duration_moves_it_by_less_than_one_percent(nanoseconds):
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)", "ncclDevKernel_SendRecv"),
         ("(anonymous namespace)::scale(float*, float)", "scale"),
         ("void reduce_kernel<512, 1, MaxOps<float", "reduce_kernel<MaxOps>"),  # cut short by a profiler
+        (
+            "std::enable_if<(((8)>(0)))&&vllm::_typeConvert<c10::BFloat16>::exists, void>::type "
+            "vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*, long)",
+            "fused_add_rms_norm_kernel<…>",
+        ),
+        (  # mangled, as ROCm and some traces leave names
+            "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipelineOnePassINS_27Rmsnorm2dFwdPipelineProblemI",
+            "Rmsnorm2dFwd",
+        ),
     ],
 )
 def test_a_kernel_is_named_by_what_tells_it_from_others(full, short):

@@ -39,6 +39,18 @@ class NameParts:
     #: kernel`. So a rule for `norm` does not take `normal` for a normalisation.
     words: str
 
+    @property
+    def short(self) -> str:
+        """The function alone, without its namespaces; empty where no function is found."""
+        begin = depth = 0
+        for found in _SCOPE.finditer(self.function):
+            mark = found.group()
+            if mark == "::":
+                begin = begin if depth else found.end()
+            else:
+                depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(mark, 0)
+        return self.function[begin:]
+
 
 def split_name(name: str) -> NameParts:
     """Takes a demangled, mangled or plain kernel name apart.
@@ -120,14 +132,7 @@ def short_name(full_name: str) -> str:
     >>> short_name("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 3>(float*)")
     'CatArrayBatchedCopy'
     """
-    function, begin, depth = split_name(full_name).function, 0, 0
-    for found in _SCOPE.finditer(function):
-        mark = found.group()
-        if mark == "::":
-            begin = begin if depth else found.end()
-        else:
-            depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(mark, 0)
-    return function[begin:] or full_name
+    return split_name(full_name).short or full_name
 
 
 # --- One spelling, so that launches of the same kernel are found whichever tool, or page of a tool, named it ---

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from warplens.patterns import lazy_pattern
+from warplens.profile.spelling import split_name
 
 if TYPE_CHECKING:  # the runner of sweeps writes spans on machines without Polars
     import polars as pl
@@ -181,8 +182,6 @@ DEFAULT_NAME_WIDTH = 64
 _SPACES = lazy_pattern(r"[\t\n\v\f\r\u0085\u2028\u2029]+")
 _UNPRINTABLE = lazy_pattern(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-_UNNAMED = lazy_pattern(r"(?:<unnamed>|\(anonymous namespace\)|_GLOBAL__N__\w+)::")
-_RETURN_TYPE = lazy_pattern(r"^(?:static |__global__ )*(?:void|int|float|double) +")
 _CAST = lazy_pattern(r"\((?:unsigned |signed )?(?:int|long long|long|short|char|bool)\)(?=-?\d)")
 _QUALIFIED_NAME = lazy_pattern(r"[A-Za-z_]\w*(?:::~?[A-Za-z_]\w*)*")
 #: Everything after the tile of an xmma GEMM's name (stages, warps, alignment); only "split k" is kept of it.
@@ -200,13 +199,13 @@ _NO_DIFFERENCE = frozenset(
 _MOST_WORDS = 3
 
 #: Kernels whose whole meaning is their template argument; the wrapper's own name is dropped.
-_WRAPPER_KERNEL = frozenset({"Kernel", "Kernel2", "device_kernel", "kernel"})
+_WRAPPER_KERNEL = frozenset({"Kernel", "Kernel2", "device_kernel", "kernel", "kentry"})
 
 #: Template arguments that carry the functor or describe types, but are not what the kernel computes.
 _CARRIER = lazy_pattern(
     r"(?:gpu_kernel_impl\w*|gpu_index_kernel|gpu_kernel\w*|ReduceOp|func_wrapper_t|[AB]?UnaryFunctor|[AB]UnaryFunctor|"
     r"BinaryFunctor|(?:Unary|Binary|Ternary|Pointwise)Op\w*Functor|TensorList\w*|GemmUniversal\w*|enable_sm\w+|"
-    r"enable_arch\w*|LaunchHelper|DefaultMmaKernel)$"
+    r"enable_arch\w*|LaunchHelper|DefaultMmaKernel|GroupProblemShape)$"
 )
 _TYPE_WORD = lazy_pattern(
     r"(?:void|int|float|double|bool|char|short|long|unsigned|signed|const|auto|size_t|u?int\d+_t|T\d+|c?array|tuple|"
@@ -240,17 +239,13 @@ def shorten_kernel(full_name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
     other templates show that something was folded (`flash_fwd_kernel<…>`).
     """
     full_name = printable(full_name)
-    name = _CAST.sub("", _UNNAMED.sub("", full_name)).strip()
-    name = _RETURN_TYPE.sub("", name)
-    head = re.match(r"[^<(]*", name)
-    base = head.group().rsplit("::", 1)[-1].strip() if head else ""
-    if not base:
-        return shorten(full_name, width)
-    rest = name[len(head.group()) if head else 0 :]
-    base = _XMMA_TAIL.sub(r"\g<split>", base)
-    if not rest.startswith("<"):
+    parts = split_name(full_name)
+    base = _XMMA_TAIL.sub(r"\g<split>", parts.short or full_name)
+    arguments = _CAST.sub("", parts.template)
+    if full_name.startswith("_Z"):  # namespaces stand among the types there
+        arguments = ", ".join(word for word in arguments.split(", ") if not word.islower())
+    if not arguments:
         return shorten(base, width)
-    arguments = _inside_brackets(rest)
     if base in _WRAPPER_KERNEL:
         return shorten(_informative_argument(arguments) or f"{base}<…>", width)
     if _GENERIC_KERNEL.match(base):
@@ -329,19 +324,6 @@ def name_and_full(
     else:
         return value(item, kind), full
     return text, whole if whole != text else None
-
-
-def _inside_brackets(text: str) -> str:
-    """What stands between the first `<` and its partner."""
-    depth = 0
-    for position, sign in enumerate(text):
-        if sign == "<":
-            depth += 1
-        elif sign == ">" and text[position - 1] != "-":
-            depth -= 1
-            if depth == 0:
-                return text[1:position]
-    return text[1:]
 
 
 def _informative_argument(arguments: str) -> str | None:
