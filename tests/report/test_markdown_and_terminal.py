@@ -16,7 +16,7 @@ from warplens.profile.columns import column
 from warplens.report.brief import Line
 from warplens.report.document import Table
 from warplens.report.markdown import escaped, markdown_table, render_markdown
-from warplens.report.terminal import brief_text, csv_table, print_table
+from warplens.report.terminal import brief_text, csv_table, print_table, wrapped
 
 
 def terminal(table) -> str:
@@ -142,3 +142,17 @@ def test_a_reader_who_stops_is_the_commands_to_handle():
 
     with pytest.raises(BrokenPipeError):
         print_table(sample.kernel_table(), "table", Closed())
+
+
+def test_wrapped_code_runs_when_it_is_copied():
+    code = [
+        "    f(x)  # what it does, in more words than fit",
+        "    # a comment in more words than one line holds",
+        "    g()",
+    ]
+
+    pieces = [piece for line in code for piece in wrapped(line, 30)]
+
+    assert max(map(len, pieces)) <= 30
+    assert [piece.strip() for piece in pieces if not piece.lstrip().startswith("# ")] == ["f(x)", "g()"]
+    assert " ".join(" ".join(pieces).replace("#", "").split()) == " ".join(" ".join(code).replace("#", "").split())

@@ -66,6 +66,9 @@ _BEGINS: Final = (
     (re.compile(r"(caution|missing): "), _STYLES["warning"]),
 )
 
+#: What stands between a command and what it answers.
+_COMMENT: Final = "  # "
+
 #: A number and its unit stay in one line.
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|[kMGT]?B|[MGTP]?FLOP)\b|%)")
 
@@ -195,12 +198,19 @@ def wrapped(line: str, width: int, indent: int | None = None) -> list[str]:
         line: the text; what stands before its first sign stays there.
         width: columns; a word that is longer than a line stays whole.
         indent: of the further pieces; None for that of the first.
+
+    A comment stays one in each of its pieces, and that behind a command which leaves no room goes below it, so that
+    what is copied runs.
     """
-    indent = len(line) - len(line.lstrip()) if indent is None else indent
+    begin = len(line) - len(line.lstrip())
+    command, mark, comment = line.partition(_COMMENT)
+    if mark and command.strip() and len(line) > width:
+        return [*wrapped(command, width, indent), *wrapped(f"{' ' * begin}# {comment.strip()}", width)]
+    further = f"{' ' * begin}# " if line.lstrip().startswith("# ") else " " * (begin if indent is None else indent)
     pieces = textwrap.wrap(
         _UNIT.sub("\u00a0", line),
-        max(width, indent + 20),
-        subsequent_indent=" " * indent,
+        max(width, len(further) + 20),
+        subsequent_indent=further,
         break_long_words=False,
         break_on_hyphens=False,
         drop_whitespace=True,
@@ -217,10 +227,6 @@ def _styled(shown: str, line: str) -> Text:
             text.stylize(style, 0, min(found.end(), len(shown)))
             break
     return text
-
-
-#: What stands between a command and what it answers.
-_COMMENT: Final = "  # "
 
 
 def print_brief(lines: Iterable[Line], stream: TextIO) -> None:
