@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import sys
 import time
@@ -22,6 +21,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from benchmarks.measure import machine
 from warplens.studies.policies.adaptive import AdaptiveModule
 from warplens.studies.policies.choosing import Policy, Side
 from warplens.studies.policies.fitting import PointTimes, fit_points
@@ -87,21 +87,9 @@ def measured() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def machine() -> dict[str, Any]:
-    """What it was measured with."""
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.partition(":")[2].strip() for line in info.read_text("utf-8").splitlines() if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
-    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "torch": str(torch.__version__)}
-
-
 def table(result: dict[str, Any]) -> str:
     """The result for people."""
-    where, found = result["machine"], result["figures"]
+    found = result["figures"]
     rows = [
         ("a call of a module that does nothing", found["module_call_us"]),
         ("the same through `AdaptiveModule`", found["adaptive_call_us"]),
@@ -110,10 +98,7 @@ def table(result: dict[str, Any]) -> str:
         ("once for a new shape between measured ones", found["new_shape_interpolated_us"]),
     ]
     lines = ["| | µs |", "|---|--:|", *(f"| {what} | {value:.2f} |" for what, value in rows)]
-    return "\n".join(lines) + (
-        f"\n\n{where['cpu']}, {where['cores']} cores, Python {where['python']}, PyTorch {where['torch']}; fastest of "
-        f"{ROUNDS} rounds of {CALLS:,} calls.\n"
-    )
+    return "\n".join(lines) + (f"\n\n{result['machine']}; fastest of {ROUNDS} rounds of {CALLS:,} calls.\n")
 
 
 def main() -> None:
@@ -122,7 +107,8 @@ def main() -> None:
     parser.add_argument("--store", action="store_true", help="keep the result in benchmarks/results")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder to store in")
     given = parser.parse_args()
-    result = {"machine": machine(), "figures": measured()}
+    where = f"{machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}"
+    result = {"machine": where, "figures": measured()}
     print(table(result))
     if given.store:
         (given.out / "adaptive_overhead.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")

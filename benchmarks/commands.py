@@ -11,11 +11,10 @@ import os
 import shutil
 import sys
 import tempfile
-from datetime import datetime, timezone
 from pathlib import Path
 
-from benchmarks.measure import Measurement, machine, measure, warm
-from benchmarks.report_vs_nsys import RESULTS
+from benchmarks.comparison import RESULTS, disturbed, footer
+from benchmarks.measure import Measurement, measure, warm
 
 #: Each question with the peer's report of the same numbers.
 TABLES = {"kernels": "cuda_gpu_kern_sum", "api": "cuda_api_sum", "copies": "cuda_gpu_mem_time_sum"}
@@ -66,12 +65,10 @@ def main() -> None:
         "| what | processor time | wall time | peak memory |",
         "|---|---:|---:|---:|",
         *(f"| {name} | {m.median_cpu_s:.2f} s | {m.median_s:.2f} s | {m.peak_mb:,.0f} MB |" for name, m in measured),
+        *disturbed([one for _, one in measured]),
         "",
+        footer(),
     ]
-    if any(one.is_disturbed for _, one in measured):
-        others = max(one.other_cores for _, one in measured)
-        lines += [f"**Disturbed**: other processes kept up to {others:.1f} cores busy meanwhile.", ""]
-    lines.append(f"{machine()}; {datetime.now(timezone.utc).date().isoformat()}.")
     (RESULTS / f"commands_{given.kernels}.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 

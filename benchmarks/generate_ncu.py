@@ -11,14 +11,14 @@ import argparse
 import itertools
 from pathlib import Path
 
-from warplens.readers.ncu.container import Container, mapped
+from warplens.readers.ncu.container import Container, content_of
 
 __all__ = ["generate"]
 
 
 def generate(small: Path, large: Path, *, launches: int, megabytes: float) -> None:
     """Writes a report of so many launches and about so many megabytes (10⁶ bytes), out of one with at least two."""
-    with mapped(small, small) as data:
+    with content_of(small, small) as data:
         blocks = [(block.start, len(block.results)) for block in Container(data, small).blocks()]
         content = bytes(data)
     ends = [start for start, _ in blocks[1:]] + [len(content)]

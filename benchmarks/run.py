@@ -1,15 +1,19 @@
-"""Runs every benchmark: `python -m benchmarks.run [--quick] [--kernels N …] [--events N …] [--check]`."""
+"""Runs every benchmark against a peer: `python -m benchmarks.run [--quick] [--kernels N …] [--events N …] [--check]`.
+
+Captures against `nsys stats`, PyTorch traces against HTA, and, where there is one to repeat, a report of Nsight Compute
+against `ncu-report`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from benchmarks import kineto_vs_hta
+from benchmarks import kineto_vs_hta, ncu_rep, report_vs_nsys
+from benchmarks.comparison import Comparison
 from benchmarks.measure import ProcessFailedError
-from benchmarks.report_vs_nsys import compare
 
 __all__ = ["main"]
 
@@ -22,11 +26,11 @@ _LINEAR = 1.15
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns 1 where a measurement fails, or with `--check` where a promise is not kept."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__.partition(":")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=(__doc__ or "").partition(":")[0])
     parser.add_argument(
         "--quick", action="store_true", help=f"{_QUICK:,} kernels: whether it works, not how fast; nothing stored"
     )
-    parser.add_argument("--kernels", type=int, nargs="+", default=[_STANDARD], help=f"sizes (default: {_STANDARD:,})")
+    parser.add_argument("--kernels", type=int, nargs="*", default=[_STANDARD], help=f"sizes (default: {_STANDARD:,})")
     parser.add_argument(
         "--events", type=int, nargs="*", default=[_STANDARD], help=f"sizes of PyTorch traces (default: {_STANDARD:,})"
     )
@@ -43,34 +47,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-peer", action="store_true", help="measure ours alone")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a promise is not kept")
     given = parser.parse_args(arguments)
+    options = {"runs": given.runs, "patience_s": given.patience, "with_peer": not given.no_peer}
+    kernels, events = ([_QUICK] if given.quick else sorted(sizes) for sizes in (given.kernels, given.events))
 
     missed: list[str] = []
-    results = []
-    for kernels in [_QUICK] if given.quick else sorted(given.kernels):
-        try:
-            result = compare(kernels, runs=given.runs, patience_s=given.patience, with_peer=not given.no_peer)
-        except ProcessFailedError as failure:
-            print(f"benchmark failed: {failure}", file=sys.stderr)
-            return 1
-        print(result.table(), end="\n\n")
+
+    def done(compare: Callable[..., Comparison], *what: object) -> Comparison:
+        result = compare(*what, **options)
+        print(result.table(), end="\n\n", flush=True)
         if not given.quick:
             print(f"stored in benchmarks/results/{result.store().name}", file=sys.stderr)
-        missed += result.missed()
-        results.append(result)
-    for events, form in itertools.product([_QUICK] if given.quick else given.events, ("json", "json.gz")):
-        options = {"runs": given.runs, "patience_s": given.patience, "with_peer": not given.no_peer}
-        try:
-            traced = kineto_vs_hta.compare(events, form, **options)
-        except ProcessFailedError as failure:
-            print(f"benchmark failed: {failure}", file=sys.stderr)
-            return 1
-        print(traced.table(), end="\n\n")
-        if not given.quick:
-            print(f"stored in benchmarks/results/{traced.store().name}", file=sys.stderr)
-        missed += traced.missed()
-    for small, large in itertools.pairwise(results):
-        growth = large.report.median_s / small.report.median_s / (large.kernels / small.kernels)
-        sizes = f"from {small.kernels:,} to {large.kernels:,} kernels"
+        missed.extend(result.missed)
+        return result
+
+    try:
+        results = [done(report_vs_nsys.compare, size) for size in kernels]
+        for size, form in itertools.product(events, ("json", "json.gz")):
+            done(kineto_vs_hta.compare, size, form)
+        if ncu_rep.SMALL.is_file():
+            done(ncu_rep.compare)
+    except ProcessFailedError as failure:
+        print(f"benchmark failed: {failure}", file=sys.stderr)
+        return 1
+    for (small, one), (large, other) in itertools.pairwise(zip(kernels, results, strict=True)):
+        growth = other.rows[other.ours].median_s / one.rows[one.ours].median_s / (large / small)
+        sizes = f"from {small:,} to {large:,} kernels"
         print(f"Our time grew {growth:.2f} times as fast as the capture {sizes}.\n")
         if growth > _LINEAR:
             missed.append(f"{sizes} our time grew {growth:.2f} times as fast as the capture")
