@@ -184,7 +184,7 @@ def headroom_blocks(found: Sequence[Headroom]) -> Iterator[Block | Section]:
 def _device_blocks(found: Headroom) -> Iterator[Block]:
     """The chart, the sentences, the parts, the groups."""
     yield _figure(found)
-    yield from (quiet(f"{sentence}.") for sentence in facts(found))
+    yield from (quiet(fmt.sentence(sentence)) for sentence in facts(found))
     yield parts_table(found)
     yield groups_table(found)
 

@@ -236,7 +236,7 @@ def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
         told.setdefault(name.removesuffix(ending), []).append(text)
     return ", ".join(
         f"{_EVIDENCE_WORDS.get(name, _acronyms(name.replace('_', ' ')))} {first}"
-        + "".join(f" ({each})" for each in rest)
+        + (f" ({', '.join(rest)})" if rest else "")
         for name, (first, *rest) in told.items()
     )
 
@@ -450,8 +450,8 @@ def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
     checked = counts["in order"] + counts["to mend"]
     yield quiet(
         f"{checked} of {rows.height} items were checked: {counts['in order']} in order, {counts['to mend']} to mend; "
-        f"{counts['not applicable']} not applicable; of {counts['cannot tell']} these files cannot tell. What was lost "
-        "is a ceiling, of the time of the kernels that were looked at (seen); costs of several items do not add up."
+        f"{counts['not applicable']} not applicable; of {counts['cannot tell']} these files cannot tell. What "
+        "an item costs is an upper bound, of the kernels that were looked at (Seen); costs do not add up."
     )
     shown = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")
     yield Table("checklist-table", "Optimisation checklist", shown, rows, limit=None)

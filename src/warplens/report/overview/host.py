@@ -77,7 +77,7 @@ def _launch_figures(numbers: Numbers) -> Iterator[KeyFigure]:
     yield KeyFigure("Launch rate", summary.per_second, "rate", "kernels launched one by one, over the window")
     interval = "median between launches of the busiest thread"
     yield KeyFigure("Interval", summary.interval_median_ns, "duration_ns", interval)
-    yield KeyFigure("In one call", summary.api_median_ns, "duration_ns", "median duration of a launching call")
+    yield KeyFigure("Launching call", summary.api_median_ns, "duration_ns", "median duration of one")
     yield KeyFigure("Queue delay", summary.queue_median_ns, "duration_ns", "median from a call's return to its kernel")
     short = summary.shorter_than_interval_share
     yield KeyFigure("Short kernels", short, "share", "shorter than the launch interval")

@@ -279,9 +279,11 @@ def ranges(numbers: Numbers) -> Iterator[Block]:
         yield nothing(numbers, "No annotated range launched work in this window.", "ranges")
         return
     if coverage.attributed_share is not None and coverage.inferred_share is not None:
+        inferred = fmt.share(coverage.inferred_share)
+        others = f"; {inferred} by the range of the thread that waited for the launching one"
         yield Paragraph(
             f"{fmt.share(coverage.attributed_share)} of {fmt.duration(coverage.total_ns)} of GPU time belongs to a "
-            f"range, {fmt.share(coverage.inferred_share)} through the waiting thread."
+            f"range{others if coverage.inferred_share else ''}."
         )
     shown = "name share gpu_ns gpu_exclusive_ns inferred_ns span_ns host_ns instances kernels"
     columns = pick(RANGES, shown, name="Range", host_ns="Host time")
