@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,15 +88,21 @@ def test_the_measured_gain_lies_in_the_interval_and_under_the_bound(name: str, s
     assert low <= measured.median <= high <= first["bound"]
 
 
-@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "source"),
     [
-        "weights_kept_in_eight_bits",  # operands alone; chains beside them stay
-        "optimizer_kept_on_host",  # what is worked on where it is crosses no link
-        "nucleus_of_all_words",  # a selection, and passes over what it selects
-        "queries_left_in_fp32",  # half of the scores are hidden
-        "muon_in_fp32",  # no autocast to pay for
+        *product(
+            (
+                "weights_kept_in_eight_bits",  # operands alone; chains beside them stay
+                "optimizer_kept_on_host",  # what is worked on where it is crosses no link
+                "nucleus_of_all_words",  # a selection, and passes over what it selects
+                "queries_left_in_fp32",  # half of the scores are hidden
+                "muon_in_fp32",  # no autocast to pay for
+            ),
+            SOURCES,
+        ),
+        ("each_module_asserts_no_nan", "nsys"),  # hooks of one's own note no tracebacks
+        ("dlrm_857_interactions", "torch"),  # the size that is padded, and no other
     ],
 )
 def test_the_step_after_a_remedy_is_within_a_fifth_of_the_timed_one(name: str, source: str) -> None:
@@ -106,6 +113,16 @@ def test_the_step_after_a_remedy_is_within_a_fifth_of_the_timed_one(name: str, s
     found = next(each for each in diagnose([path]).to_dict()["findings"] if each["id"] in pair.accepted)
     assert abs(measured.median / found["expected"] - 1) <= 0.2
     assert found["bound"] is None or measured.low <= found["bound"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_recurrence_that_a_graph_replays_is_told_and_not_warned(source: str) -> None:
+    """Each of its turns waits for the last: only more sequences would give its kernels more to do."""
+    path = next(each for each in pairs() if each.name == "healthy_small_policy").path(source)
+    assert path is not None
+    found = diagnose([path]).to_dict()["findings"]
+    assert {each["severity"] for each in found} == {"info"}
+    assert "small-kernels" in {each["id"] for each in found}
 
 
 @pytest.mark.parametrize(

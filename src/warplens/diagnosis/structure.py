@@ -295,6 +295,24 @@ def turns_of_step(facts: Facts) -> Turns | None:
     return Turns(float(np.mean(counts)), float(np.mean(lengths)), share) if counts else None
 
 
+def recurring_share(facts: Facts) -> float:
+    """The share of a step's launches in turns that need the turn before them: with products, and what bends results.
+
+    The least of all steps; 0 where the window has none. Each turn waits for the last, so only a larger batch gives its
+    kernels more to do.
+    """
+    program, shares = facts.program, [1.0 if facts.window.steps else 0.0]
+    products = program.labelled(*PRODUCTS)
+    bent = program.marked("nonlinear") | program.labelled("normalization", "softmax")
+    for rows in program.by_step():
+        if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
+            return 0.0
+        loops = _loops_of(program.launched_as(rows))
+        turns = ((rows[begin : begin + period], stop - begin) for begin, stop, period in loops)
+        shares.append(sum(length for turn, length in turns if products[turn].any() and bent[turn].any()) / len(rows))
+    return min(shares)
+
+
 def _loops_of(codes: Int64s) -> list[tuple[int, int, int]]:
     """Begin, stop and period of the loops of many short turns in a sequence, those inside of longer turns as well."""
     found, left = [], [(0, len(codes))]

@@ -34,7 +34,7 @@ from warplens.diagnosis.rule import (
     seen_idle,
 )
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share
-from warplens.diagnosis.structure import Passes, passes_of_step, turns_of_step
+from warplens.diagnosis.structure import Passes, backward_work, passes_of_step, turns_of_step
 from warplens.profile.schema import Float64s, Int64s
 
 _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
@@ -380,8 +380,13 @@ class HostSync(Rule):
         return np.flatnonzero(facts.program.in_order(reads))
 
     def _undetected(self, facts: Facts, checks: npt.NDArray[np.bool_]) -> Gain | None:
-        """Without these checks and tracebacks: the host issues the rest at the pace of the faster quarter of it."""
+        """Without these checks and tracebacks: the host issues the rest at the pace of the faster quarter of it.
+
+        Only the detection of anomalies, which looks at gradients, notes tracebacks; hooks of one's own do not.
+        """
         order = facts.program.order
+        if 2 * int((checks & backward_work(facts)).sum()) < int(checks.sum()):
+            return facts.replayed("no-synchronization", time=checks.astype(np.float64), calls=checks.astype(np.float64))
         starts = facts.work["launch_start_ns"].fill_null(0).to_numpy()[order]
         interval = np.r_[0, np.diff(starts)]
         rest = ~checks[order] & (interval > 0)

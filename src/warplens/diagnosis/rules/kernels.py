@@ -19,7 +19,7 @@ from warplens.diagnosis.rule import (
     Rule,
     remembered,
 )
-from warplens.diagnosis.structure import passes_of_step
+from warplens.diagnosis.structure import passes_of_step, recurring_share
 from warplens.patterns import lazy_pattern
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Float64s
@@ -341,7 +341,10 @@ class SmallKernels(Rule):
     cause = (
         "grids that cannot fill the GPU, where the GPU is busy, or starts queued work, for at least 70 % of the time"
     )
-    raised_when = "it costs 2 %; a warning from 1.25×"
+    raised_when = (
+        "it costs 2 %; a warning from 1.25×. Informational where a graph replays turns that need one another, and "
+        "nothing else"
+    )
     claimed = (
         "the share of the GPU that is left empty by kernels with fewer blocks than multiprocessors, and by short "
         "kernels with few threads or small tiles; the same share of the GPU's own pauses before them"
@@ -360,6 +363,7 @@ class SmallKernels(Rule):
     }
     refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
     thresholds = ("small_kernels_busy_share", "unsure_warning_ceiling")
+    recurring_share = Limit(0.9, "Of the launches of a step in a graph: it is nothing but turns that need one another.")
 
     def headline_of(self, finding: Finding) -> str:
         """Where starting the kernels takes the most, this and not what they leave empty."""
@@ -455,6 +459,8 @@ class SmallKernels(Rule):
             # More work a launch costs the host no more, either.
             bound_known=False,
             warning=facts.thresholds.unsure_warning_ceiling,
+            # Whoever replays a recurrence from a graph has done what can be done for so many sequences.
+            informs=merged is None and facts.graphed and recurring_share(facts) >= self.recurring_share,
             replayed=None if merged is None else facts.replayed(time=merged, calls=passes.calls(facts)),
             busy_ns=0 if merged is None else passes.removed_ns(facts, merged),
         )

@@ -380,7 +380,7 @@ class MisalignedShape(StructureRule):
         mine = (claims.of_work(self.id).to_numpy() > 0) & self._mine(facts)
         if not mine.any():
             return None
-        size = self._size(facts, mine)
+        size, of_size = self._size(facts, mine)
         at_peak = facts.at_roof["theoretical_ns"].filter(pl.Series(mine))
         known = at_peak.is_not_null().all()
         padded = -(-size // 64) * 64 if size else None
@@ -402,6 +402,8 @@ class MisalignedShape(StructureRule):
                 "flops_of_peak_share": float(at_peak.sum()) / int(own[mine].sum()) if known else None,
             },
             bound_ns=int(own[mine].sum() - at_peak.sum()) + beside // 2,
+            # Padding one size helps the products that have it.
+            replayed=None if of_size[mine].all() else facts.replayed(time=np.where(of_size, self.share(facts), 0.0)),
             remedies=(
                 Remedy(
                     f"Pad that size to {padded:,}" if padded else "Pad the odd size to a multiple of 64",
@@ -418,11 +420,18 @@ class MisalignedShape(StructureRule):
             ),
         )
 
-    def _size(self, facts: Facts, mine: Bools) -> int | None:
-        """The largest recorded size that is no multiple of eight."""
-        texts = facts.program.shapes().filter(pl.Series(mine)).drop_nulls().unique()
-        odd = [size for text in texts for shape in tensors_of(text) for size in shape if size > 8 and size % 8]
-        return max(odd, default=None)
+    def _size(self, facts: Facts, mine: Bools) -> tuple[int | None, Bools]:
+        """The recorded size that is no multiple of eight and that most of their time has, and which have it."""
+        shapes, own = facts.program.shapes(), facts.program.own_ns
+        spent: dict[int, int] = {}
+        with_size: dict[int, Bools] = {}
+        for text in shapes.filter(pl.Series(mine)).drop_nulls().unique().sort():
+            rows = mine & (shapes == text).fill_null(value=False).to_numpy()
+            for size in {size for shape in tensors_of(text) for size in shape if size > 8 and size % 8}:
+                spent[size] = spent.get(size, 0) + int(own[rows].sum())
+                with_size[size] = with_size[size] | rows if size in with_size else rows
+        most = max(spent, key=lambda size: (spent[size], size), default=None)
+        return most, mine if most is None else with_size[most]
 
 
 class MemoryFormat(StructureRule):

@@ -168,7 +168,8 @@ class UnfusedChain(StructureRule):
         own, copies = program.own_ns, program.labelled("copy-cast") & ~self._casts(facts)
         long = own >= facts.thresholds.bandwidth_kernel_ns
         attention = program.labelled("attention")
-        for run, product in self._before_products(facts, self._passes(facts)):
+        least = facts.thresholds.bandwidth_kernel_ns
+        for run, product in self._before_products(facts, self._passes(facts), int(least)):
             firsts = np.flatnonzero((copies & long)[run])
             mine = run[firsts[0] :] if len(firsts) else run[:0]
             mine = mine[long[mine]]
@@ -204,8 +205,12 @@ class UnfusedChain(StructureRule):
         enough = time_of(program, found > 0) >= self.least_loss_share * facts.busy_ns
         return found if enough else np.broadcast_to(0.0, len(found))  # takes no room
 
-    def _before_products(self, facts: Facts, which: Bools) -> Iterator[tuple[Int64s, int]]:
-        """Of these pieces the last few before each product, with the product; none where the program trains."""
+    def _before_products(self, facts: Facts, which: Bools, least_ns: int = 0) -> Iterator[tuple[Int64s, int]]:
+        """Of these pieces the last few before each product, with the product; none where the program trains.
+
+        Those that take less than `least_ns` do not count: what makes a small mask stands between a product and its
+        operands.
+        """
         if facts.trains:
             return
         program = facts.program
@@ -214,7 +219,8 @@ class UnfusedChain(StructureRule):
         inside = np.minimum(ends, len(order) - 1)
         before = (ends < len(order)) & products[order[inside]] & ~program.breaks[inside]
         for begin, end in zip(begins[before].tolist(), ends[before].tolist(), strict=True):
-            yield order[max(begin, end - int(self.cast_operands)) : end], order[end]
+            run = order[begin:end]
+            yield run[program.own_ns[run] >= least_ns][-int(self.cast_operands) :], order[end]
 
     def _many(self, facts: Facts, found: Bools) -> Bools:
         """These, if they take enough time; else none."""
