@@ -27,9 +27,9 @@ import numpy.typing as npt
 import polars as pl
 
 import warplens
-from warplens.compare.statistics.decisions import compare, ratio_interval
-from warplens.compare.statistics.many import many_differences
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.decisions import compare, ratio_interval
+from warplens.compare.many import many_differences
+from warplens.compare.shift import Samples
 from warplens.readers.measurements import read_measurements
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ from warplens.workloads.vision import VisionTransformer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from warplens.compare.statistics.shift import Samples
+    from warplens.compare.shift import Samples
 
 KEEP = 0.1
 SIDES = (Side("method=none", {"method": "none"}), Side("method=topk", {"method": "topk", "keep": KEEP}))
@@ -269,7 +269,7 @@ def fitted_policy(
 def comparable(times: Sequence[Sequence[int]]) -> tuple[Samples, ...]:
     """The samples of both sides, unless what decides between them is missing here: then their medians alone decide."""
     try:
-        from warplens.compare.statistics.shift import Samples
+        from warplens.compare.shift import Samples
     except ImportError:
         return ()
     starts = [range(0, len(own), PER_ROUND) for own in times]

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import warplens
-from warplens.compare.difference import Side, explanation, step_difference
+from warplens.compare.difference import explanation, step_difference
+from warplens.compare.host import Side
 
 CAPTURES = Path(warplens.__file__).parent / "data" / "captures"
 

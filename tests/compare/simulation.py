@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.shift import Samples
 from warplens.studies.sweeps.sweep import Cell, Point, Sweep
 
 Curve = Callable[[np.ndarray], np.ndarray]

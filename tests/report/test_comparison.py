@@ -15,10 +15,10 @@ import pytest
 from tests.report.conftest import Visit
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
-from warplens.compare.difference.difference import Contribution
-from warplens.compare.difference.host import Side
-from warplens.compare.statistics.decisions import compare, regression
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.decisions import compare, regression
+from warplens.compare.difference import Contribution
+from warplens.compare.host import Side
+from warplens.compare.shift import Samples
 from warplens.profile import Note, NoteLevel
 from warplens.readers import read
 from warplens.report.charts import waterfall_chart

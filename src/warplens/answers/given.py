@@ -23,7 +23,7 @@ from warplens.readers import discover, read, read_counters
 from warplens.readers.shipped import located
 
 if TYPE_CHECKING:
-    from warplens.compare.difference.host import Side
+    from warplens.compare.host import Side
     from warplens.report.comparison.numbers import TraceFiles
 
 #: Of a folder with several profiles these are named.
@@ -259,7 +259,7 @@ def trace_side(name: str, timelines: Iterable[Timeline], window: str, range_name
         MissingDataError: a step, or the window without steps, takes no time.
     """
     # Commands on one profile start without what compares two.
-    from warplens.compare.difference.host import Side
+    from warplens.compare.host import Side
     from warplens.report.comparison.numbers import TraceFiles
 
     files, notes = [], []
@@ -299,7 +299,7 @@ def _check_times(side: Side, source: str) -> None:
     Raises:
         MissingDataError: a step, or the window without steps, takes no time.
     """
-    from warplens.compare.difference.host import step_samples
+    from warplens.compare.host import step_samples
 
     try:
         step_samples(side)

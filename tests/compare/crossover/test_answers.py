@@ -18,7 +18,7 @@ import pytest
 from tests.compare.measured import token_reduction
 from tests.compare.simulation import Noise, Truth, cell, hard, random_truth, simulated
 from tests.tiers import thinned
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.shift import Samples
 from warplens.errors import UsageError
 from warplens.studies.policies.fitting import fit_policy
 from warplens.studies.sweeps.breakeven_fit import fit_breakeven

@@ -21,10 +21,10 @@ from hypothesis import given
 from tests.analysis.builders import copy, graph, kernel, launch, memset, nvtx, trace
 from tests.analysis.random_traces import GEMM, NCCL, SOFTMAX, US
 from tests.compare.difference.programs import CALL, Launch, any_side, program, settled, side
-from warplens.compare.difference.difference import Explanation, explanation, step_difference, wall_split
-from warplens.compare.difference.host import LaunchChange, Side, launch_change
-from warplens.compare.difference.places import comparability_notes, phase_changes, range_changes, range_paths
-from warplens.compare.difference.work import kernel_changes, transfer_changes
+from warplens.compare.difference import Explanation, explanation, step_difference, wall_split
+from warplens.compare.host import LaunchChange, Side, launch_change
+from warplens.compare.places import comparability_notes, phase_changes, range_changes, range_paths
+from warplens.compare.work import kernel_changes, transfer_changes
 from warplens.profile import Device, NoteLevel, Recorder, Trace
 
 

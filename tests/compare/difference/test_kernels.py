@@ -11,8 +11,8 @@ from hypothesis import given
 
 from tests.analysis.random_traces import GEMM, SOFTMAX, US
 from tests.compare.difference.programs import Launch, any_side, program, side
-from warplens.compare.difference.matching import in_order
-from warplens.compare.difference.work import KernelChanges, kernel_changes
+from warplens.compare.matching import in_order
+from warplens.compare.work import KernelChanges, kernel_changes
 from warplens.profile.spelling import spelled_for_all_tools
 
 TOPK = "at::native::sbtopk::gatherTopK"

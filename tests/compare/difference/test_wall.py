@@ -13,8 +13,8 @@ from tests.analysis.random_traces import GEMM, NCCL, SOFTMAX, US
 from tests.compare.difference.programs import CALL, LATENCY, Launch, any_side, program, settled, side
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Step, Window
-from warplens.compare.difference.difference import wall_split
-from warplens.compare.difference.host import Side, step_samples
+from warplens.compare.difference import wall_split
+from warplens.compare.host import Side, step_samples
 
 
 def _changes(baseline: Side, variant: Side) -> dict[str, Fraction]:

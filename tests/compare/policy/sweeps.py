@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.shift import Samples
 from warplens.studies.policies.choosing import Policy, Side
 from warplens.studies.policies.fitting import PointTimes, fit_points
 from warplens.studies.sweeps.sweep import Cell, Point, Sweep

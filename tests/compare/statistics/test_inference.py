@@ -29,9 +29,9 @@ from benchmarks.comparison_errors import (
 from scipy import stats
 
 from tests.tiers import thinned
-from warplens.compare.statistics.decisions import Comparison, Interval, NoiseFloor, regression
-from warplens.compare.statistics.many import DIFFERENCES, adjusted, many_differences
-from warplens.compare.statistics.shift import power, t_quantile, two_sided, variance_limit
+from warplens.compare.decisions import Comparison, Interval, NoiseFloor, regression
+from warplens.compare.many import DIFFERENCES, adjusted, many_differences
+from warplens.compare.shift import power, t_quantile, two_sided, variance_limit
 from warplens.errors import UsageError
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warplens.compare.statistics.decisions import compare, noise_floor, ratio_interval
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.decisions import compare, noise_floor, ratio_interval
+from warplens.compare.shift import Samples
 from warplens.errors import UsageError
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.compare.simulation import Noise, hard, soft
 from tests.compare.surface.sweeps import measurements, record, swept
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.shift import Samples
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
 from warplens.studies.sweeps.anomalies import anomalies

@@ -10,12 +10,12 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
-from warplens.compare.difference.difference import Explanation, StepDifference, explanation, step_difference
-from warplens.compare.difference.host import Side, SideLaunches, step_samples
-from warplens.compare.difference.work import KERNEL_CHANGES, KernelChanges, kernel_changes
-from warplens.compare.statistics.decisions import Comparison, Regression, compare, regression
-from warplens.compare.statistics.many import many_differences
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.decisions import Comparison, Regression, compare, regression
+from warplens.compare.difference import Explanation, StepDifference, explanation, step_difference
+from warplens.compare.host import Side, SideLaunches, step_samples
+from warplens.compare.many import many_differences
+from warplens.compare.shift import Samples
+from warplens.compare.work import KERNEL_CHANGES, KernelChanges, kernel_changes
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Float64s

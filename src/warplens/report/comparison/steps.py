@@ -7,9 +7,9 @@ from typing import Any, Final, Literal
 
 import polars as pl
 
-from warplens.compare.difference.difference import PARTS, WallSplit
-from warplens.compare.difference.places import PHASE_CHANGES, RANGE_CHANGES
-from warplens.compare.difference.work import KERNEL_CHANGES, TRANSFER_CHANGES
+from warplens.compare.difference import PARTS, WallSplit
+from warplens.compare.places import PHASE_CHANGES, RANGE_CHANGES
+from warplens.compare.work import KERNEL_CHANGES, TRANSFER_CHANGES
 from warplens.profile.columns import KERNEL_NAME, column
 from warplens.profile.schema import Column, Kind
 from warplens.report import text as fmt

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from warplens.compare.difference.difference import SAME_MARGIN, Contribution, Explanation, StepDifference
+from warplens.compare.difference import SAME_MARGIN, Contribution, Explanation, StepDifference
 from warplens.profile import Note, NoteLevel
 from warplens.report import text as fmt
 from warplens.report.text import category_title, cause_title
 
 if TYPE_CHECKING:
-    from warplens.compare.statistics.decisions import Comparison, Interval, Regression, Verdict
+    from warplens.compare.decisions import Comparison, Interval, Regression, Verdict
     from warplens.report.comparison.numbers import StepNumbers
 
 
-#: Verdicts of `warplens.compare.statistics`, as a table says them.
+#: Verdicts of `warplens.compare.decisions`, as a table says them.
 VERDICT_TITLES: Final[dict[Verdict, str]] = {
     "faster": "faster",
     "slower": "slower",
@@ -112,7 +112,7 @@ def gate_line(found: Regression, comparison: Comparison) -> str:
     return f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval}){tail}"
 
 
-#: What limits a side (`warplens.compare.difference.host.BOUNDS`), for people.
+#: What limits a side (`warplens.compare.host.BOUNDS`), for people.
 BOUND_TITLES: Final = {
     "gpu": "its GPU",
     "host-issue": "the host's launch rate",

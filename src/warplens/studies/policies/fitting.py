@@ -26,7 +26,7 @@ from warplens.studies.policies.choosing import (
 from warplens.studies.policies.regret import CellRegret, fitted_curves, regret_at, summary
 
 if TYPE_CHECKING:
-    from warplens.compare.statistics.shift import Samples
+    from warplens.compare.shift import Samples
     from warplens.studies.sweeps.sweep import Cell, Sweep
 
 
@@ -221,7 +221,7 @@ def _grid_point(at: Place, point: PointTimes, margin: float) -> GridPoint:
     samples = point.samples
     if side == 0 or not samples or (before := samples[0]) is None or (after := samples[side]) is None:
         return GridPoint(at, point.times_ns, side, None)
-    from warplens.compare.statistics.decisions import compare
+    from warplens.compare.decisions import compare
 
     decided = compare(before, after, margin=margin).verdict == "faster"
     return GridPoint(at, point.times_ns, side if decided else 0, decided)

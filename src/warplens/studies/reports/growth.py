@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from warplens.compare.statistics.shift import t_quantile
+from warplens.compare.shift import t_quantile
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
 from warplens.report import text as fmt

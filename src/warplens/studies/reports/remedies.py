@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-from warplens.compare.statistics.decisions import compare
+from warplens.compare.decisions import compare
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from warplens.compare.statistics.decisions import compare
+from warplens.compare.decisions import compare
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.measurements import Measurements

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.compare.statistics.shift import Samples, t_quantile, two_sided
+from warplens.compare.shift import Samples, t_quantile, two_sided
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.studies.policies.choosing import is_number

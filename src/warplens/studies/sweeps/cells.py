@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from warplens.compare.statistics.decisions import Regression, regression
+from warplens.compare.decisions import Regression, regression
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import polars as pl
 
-from warplens.compare.statistics.decisions import Comparison
+from warplens.compare.decisions import Comparison
 from warplens.diagnosis.findings import Diagnosis
 from warplens.errors import WarplensError
 from warplens.profile import Note, NoteLevel

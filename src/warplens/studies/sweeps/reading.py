@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.shift import Samples
 from warplens.errors import UsageError
 from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Float64s

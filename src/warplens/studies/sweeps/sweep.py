@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.compare.statistics.decisions import Comparison, compare
-from warplens.compare.statistics.shift import Samples, t_quantile
+from warplens.compare.decisions import Comparison, compare
+from warplens.compare.shift import Samples, t_quantile
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.schema import Bools, Float64s, Int64s, Table
 from warplens.studies.policies.choosing import is_number

@@ -15,14 +15,14 @@ from warplens.analysis.hostpace import HostCalls, HostPace, host_pace
 from warplens.analysis.intervals import Intervals, clip, complement, measure_before, total, union
 from warplens.analysis.ranges import projected_spans
 from warplens.analysis.timebudget import IDLE_CAUSES
-from warplens.compare.statistics.shift import Samples
+from warplens.compare.shift import Samples
 from warplens.profile.schema import Int64s
 
 if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
-    from warplens.compare.difference.difference import SideWall
-    from warplens.compare.difference.work import KernelChanges
+    from warplens.compare.difference import SideWall
+    from warplens.compare.work import KernelChanges
 
 
 #: Idle time in which the host was issuing the next work, or the GPU about to start it: it goes away where the host

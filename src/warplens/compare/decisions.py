@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from warplens.compare.statistics.shift import (
+from warplens.compare.shift import (
     Samples,
     Shift,
     block_medians,

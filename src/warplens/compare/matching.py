@@ -12,8 +12,8 @@ import polars as pl
 
 from warplens.analysis.categories import OTHER, categories_of
 from warplens.analysis.frames import sum_by
-from warplens.compare.difference.host import Side
-from warplens.compare.difference.places import RangePaths, range_paths
+from warplens.compare.host import Side
+from warplens.compare.places import RangePaths, range_paths
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.profile.spelling import spelled_for_all_tools
@@ -66,7 +66,7 @@ def in_order(left: Float64s, right: Float64s) -> Int64s | None:
 
 KINDS: Final = table(
     "comparison: kinds of launches",
-    "One kind of launch of a side: a kernel at a place with a shape. `warplens.compare.difference.matching`.",
+    "One kind of launch of a side: a kernel at a place with a shape. `warplens.compare.matching`.",
     Column("identity", pl.String, "the kernel's full name in a spelling that both sides share"),
     "full_name name category",
     column("path", dtype=pl.Int64, help="position in `Slots.places.paths`", kind="count"),

@@ -11,15 +11,15 @@ import polars as pl
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import duration_ns, sum_by
 from warplens.analysis.work.catalogue import operator_work
-from warplens.compare.difference.matching import MATCHES, Matching, Slots, match_slots, slots_of
-from warplens.compare.difference.places import SEPARATOR, SIDES
+from warplens.compare.matching import MATCHES, Matching, Slots, match_slots, slots_of
+from warplens.compare.places import SEPARATOR, SIDES
 from warplens.profile.columns import both_sides, column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.profile.trace import LAUNCH_SIZE
 
 if TYPE_CHECKING:
-    from warplens.compare.difference.difference import SideWall, WallSplit
-    from warplens.compare.difference.host import Side
+    from warplens.compare.difference import SideWall, WallSplit
+    from warplens.compare.host import Side
 
 
 _KINDS: Final = ("kept", "changed", "added", "removed")

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from warplens.analysis.timeline import Timeline
-    from warplens.compare.difference.difference import WallSplit
-    from warplens.compare.difference.host import Side
-    from warplens.compare.difference.work import KernelChanges
+    from warplens.compare.difference import WallSplit
+    from warplens.compare.host import Side
+    from warplens.compare.work import KernelChanges
 
 
 Path: TypeAlias = tuple[str, ...]

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.compare.statistics.decisions import VERDICTS, check_level
-from warplens.compare.statistics.shift import ORDER_FROM, dependence, t_quantile, two_sided
+from warplens.compare.decisions import VERDICTS, check_level
+from warplens.compare.shift import ORDER_FROM, dependence, t_quantile, two_sided
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 
 DIFFERENCES: Final = table(
     "comparison: differences of many kernels",
-    "One of many things that are compared at once. `warplens.compare.statistics.many.many_differences`.",
+    "One of many things that are compared at once. `warplens.compare.many.many_differences`.",
     Column("column", pl.Int64, "which column of the two matrices"),
     column("baseline_ns", dtype=pl.Float64, help="mean of a step, of the baseline"),
     column("variant_ns", dtype=pl.Float64, help="mean of a step, of the variant"),
