@@ -45,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 
 class _PlainValues:
-    """A command whose arguments and options take plain values as they are.
+    """A command whose arguments and options take plain values as they are, and whose help calls them by their names.
 
     Typer checks values with Pydantic, whose import takes longer than many a question here. It is asked for what is not
     plain, errors among it. Versions of Typer that do not have this hook work as they always did.
@@ -55,9 +55,19 @@ class _PlainValues:
         """Its arguments and options, `--help` included."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
+            if param.param_type_name == "argument":
+                _call_by_name(param)
             if hasattr(param, "get_runtime_param") and not isinstance(param.get_runtime_param, _Conversion):
                 param.get_runtime_param = _Conversion(param.get_runtime_param)
         return params
+
+
+def _call_by_name(argument: Any) -> None:
+    """Let usage and help say `PATH`, where Typer says `{PATH}` and `PATH <path>`."""
+    name = argument.metavar or argument.name.upper()
+    usage = name if argument.required or name.startswith("[") else f"[{name}]"
+    argument.get_usage_pieces = lambda _: [usage]
+    argument.display_type_rich = lambda **_: ""
 
 
 class _Conversion:
