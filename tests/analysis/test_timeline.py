@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import copy, kernel, launch, memset, nvtx, trace
-from warplens.analysis.intervals import Intervals, clip, complement, measure_before, owned_union, subtract, total, union
+from warplens.analysis.intervals import (
+    Intervals,
+    clip,
+    complement,
+    edges_until,
+    measure_before,
+    owned_union,
+    subtract,
+    total,
+    union,
+)
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import parse_span
 from warplens.errors import UsageError
@@ -179,6 +189,13 @@ def test_the_measure_before_an_instant_counts_the_covered_ones(pairs, times):
     covered = union(_intervals(pairs))
     counted = [int(_mask(*covered)[: max(0, min(time, _LENGTH))].sum()) for time in times]
     assert measure_before(covered, np.array(times)).tolist() == counted
+
+
+@given(st.lists(st.integers(0, 20), max_size=6), st.lists(st.integers(-2, 22), max_size=40), st.booleans())
+def test_edges_until_each_time_are_those_that_are_not_later(edges, times, ascending):
+    edges, times = np.array(sorted(edges), dtype=np.int64), sorted(times) if ascending else times
+    counted = [int((edges <= time).sum()) for time in times]
+    assert edges_until(edges, np.array(times, dtype=np.int64)).tolist() == counted
 
 
 def test_sums_stay_exact_far_beyond_the_precision_of_floats():

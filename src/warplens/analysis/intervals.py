@@ -100,6 +100,9 @@ def complement(disjoint: Intervals, start: int, end: int) -> Intervals:
     return Intervals(starts, ends) if kept.all() else Intervals(starts[kept], ends[kept])
 
 
+#: From so many times as many times as edges on, edges are looked up among the times.
+_FEW_EDGES: Final = 2
+
 #: Where fewer than this share of the pieces are covered, the others are left as they are.
 _FEW_COVERED: Final = 0.25
 
@@ -152,6 +155,17 @@ def _without(pieces: Owned, disjoint: Intervals) -> Owned:
     return Owned(starts[kept], ends[kept], pieces.owner[source[kept]])
 
 
+def edges_until(edges: Int64s, times: Int64s) -> Int64s:
+    """How many of these ascending edges lie at each time or before it: `np.searchsorted(edges, times, "right")`.
+
+    Where many times ascend, as those of a trace mostly do, the few edges are looked up among them.
+    """
+    if _FEW_EDGES * len(edges) > len(times) or (times[1:] < times[:-1]).any():
+        return np.searchsorted(edges, times, side="right")
+    places = np.searchsorted(times, edges, side="left")
+    return np.repeat(np.arange(len(edges) + 1), np.diff(np.r_[0, places, len(times)]))
+
+
 def measure_before(disjoint: Intervals, times: Int64s) -> Int64s:
     """How much of a disjoint set lies before each time: an exact cumulative measure, to be subtracted pairwise.
 
@@ -160,6 +174,6 @@ def measure_before(disjoint: Intervals, times: Int64s) -> Int64s:
     if not len(disjoint.starts):
         return np.zeros(len(times), dtype=np.int64)
     before = running_sum(disjoint.ends - disjoint.starts)
-    index = np.searchsorted(disjoint.starts, times, side="right")
+    index = edges_until(disjoint.starts, times)
     partial = np.where(index > 0, np.minimum(times, disjoint.ends[index - 1]) - disjoint.starts[index - 1], 0)
     return np.where(index > 0, before[np.maximum(index - 1, 0)] + partial, 0).astype(np.int64)

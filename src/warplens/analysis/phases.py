@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import duration_ns, numbered, once, sum_by
+from warplens.analysis.frames import duration_ns, numbered, once, running_sum, sum_by
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
@@ -153,15 +153,16 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     for device in work["device"].unique().sort():
         running = timeline.busy(device)
         busy = np.maximum(busy, measure_before(running, ends) - measure_before(running, starts))
+    # Work is in order of time: a step is a stretch of it.
     begun = work["start_ns"].to_numpy()
-    place = np.searchsorted(starts, begun, side="right") - 1
-    inside = (place >= 0) & (begun < ends[np.maximum(place, 0)])
-    kind = work["kind"].cast(pl.String)
+    first = np.searchsorted(begun, starts)
+    stop = np.maximum(np.minimum(np.searchsorted(begun, ends), np.r_[first[1:], len(begun)]), first)
 
     def count(name: str) -> Int64s:
-        return np.bincount(place[inside & (kind == name).to_numpy()], minlength=len(starts))
+        before = running_sum((work["kind"] == name).to_numpy())
+        return before[stop] - before[first]
 
-    gpu = sum_by(place[inside], (work["end_ns"] - work["start_ns"]).to_numpy()[inside], len(starts))
+    before = running_sum((work["end_ns"] - work["start_ns"]).to_numpy())
     rows = pl.DataFrame(
         {
             "step": numbers,
@@ -170,7 +171,7 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
             "busy_ns": busy,
             "idle_ns": ends - starts - busy,
             "busy_share": busy / np.maximum(ends - starts, 1),
-            "gpu_ns": gpu,
+            "gpu_ns": before[stop] - before[first],
             "kernels": count("kernel"),
             "copies": count("copy"),
             "graph_launches": count("graph"),

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import API_KIND
+from warplens.analysis.frames import running_sum
 from warplens.analysis.hostpace import BLOCKING_COPY, STALL_MAX_NS, SYNCHRONIZATION
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.window import Window
@@ -77,16 +78,17 @@ class Replayed:
 def replay(schedule: Schedule) -> Replayed:
     """All begins and ends of a schedule; exact in integers."""
     waiting = np.flatnonzero(schedule.waits_for >= 0)
-    calls, work = len(schedule.pause_ns), len(schedule.call)
+    work = len(schedule.call)
     # A segment ends with the return of a waiting call. Host times inside it are relative to its begin.
-    segment_of_call = np.searchsorted(waiting, np.arange(calls), side="left")
+    segment_of_call = running_sum(schedule.waits_for >= 0)[:-1]
     run = np.cumsum(schedule.pause_ns + schedule.held_ns)
     before_segment = np.r_[np.int64(0), run[waiting]]
     returns = run - before_segment[segment_of_call]
     begins = returns - schedule.held_ns
     arrival = begins[schedule.call] + schedule.offset_ns if work else np.empty(0, np.int64)
 
-    order = np.argsort(schedule.stream, kind="stable")  # by stream, within it by issue
+    # By stream, within it by issue. Numbers of 16 bits are sorted by counting, and there are hardly ever more streams.
+    order = np.argsort(schedule.stream.astype(np.min_scalar_type(len(schedule.ready_ns))), kind="stable")
     stretches = _Stretches.of(schedule, order, segment_of_call, arrival)
     segment_begins, stretch_ends = _step_through(schedule, waiting, returns, stretches)
 
@@ -147,8 +149,9 @@ class _Stretches:
         gap, duration = schedule.gap_ns[order], schedule.duration_ns[order]
         rest = until[np.r_[firsts[1:] - 1, work - 1]][number] - until + duration  # from each begin to the stretch's end
         reach = np.maximum.reduceat(arrival[order] + rest, firsts)
-        rank = np.argsort(np.argsort(order[firsts]))
         by_issue = np.argsort(order[firsts])
+        rank = np.empty_like(by_issue)
+        rank[by_issue] = np.arange(len(by_issue))
         of_work = np.empty(work, dtype=np.int64)
         of_work[order] = rank[number]
         heads = order[firsts]

@@ -396,10 +396,12 @@ def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int)
     at_once = np.minimum(held, ends[behind] - starts[behind])
     kinds = timeline.trace.capture.stream_kinds
     legacy, blocking = (
-        np.isin(stream, [number for owner, number, kind in kinds if owner == process and kind == wanted])
+        [number for owner, number, kind in kinds if owner == process and kind == wanted]
         for wanted in ("legacy-default", "blocking")
     )
-    by_default = (legacy[behind] & blocking[before]) | (blocking[behind] & legacy[before])
+    by_default = np.zeros(len(behind), dtype=np.bool_)
+    for mine, other in ((behind, before), (before, behind)):
+        by_default |= np.isin(stream[mine], legacy) & np.isin(stream[other], blocking)
     full = _fills_gpu(timeline, work.select("kind", "row")[before], device)
     why = np.select([told_to_wait[behind], full, by_default], ["event", "full", "default-stream"], "unknown")
     return pl.DataFrame({"why": why.astype(str), "at_once_ns": at_once}, schema=_TURN)
@@ -408,6 +410,8 @@ def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int)
 def _fills_gpu(timeline: Timeline, work: pl.DataFrame, device: int) -> npt.NDArray[np.bool_]:
     """Whether each kernel had a block for every multiprocessor; where grids are not known, as if it had."""
     known = timeline.trace.capture.device(device)
-    blocks = timeline.trace.kernels.select(GRID_BLOCKS).to_series()
-    rows = pl.select(pl.when(work["kind"] == "kernel").then(work["row"])).to_series()
-    return (blocks.gather(rows) >= ((known and known.sm_count) or 1)).fill_null(value=True).to_numpy()
+    full = np.ones(work.height, dtype=np.bool_)
+    kernels = np.flatnonzero((work["kind"] == "kernel").to_numpy())
+    blocks = timeline.trace.kernels[work["row"].gather(kernels)].select(GRID_BLOCKS).to_series()
+    full[kernels] = (blocks >= ((known and known.sm_count) or 1)).fill_null(value=True).to_numpy()
+    return full

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from warplens.analysis.intervals import Intervals, total, union
+from warplens.analysis.intervals import Intervals, edges_until, total, union
 from warplens.profile.nesting import nest
 from warplens.profile.schema import Bools, Int64s, name_categories
 
@@ -249,8 +249,7 @@ class _OpenRanges(NamedTuple):
     def at(self, when: Int64s) -> Int64s:
         if not self.times.size:
             return np.full(when.shape, NO_RANGE)
-        index = np.searchsorted(self.times, when, side="right")
-        found: Int64s = np.r_[NO_RANGE, self.innermost][index]
+        found: Int64s = np.r_[NO_RANGE, self.innermost][edges_until(self.times, when)]
         return found
 
 

@@ -99,7 +99,7 @@ def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:
     return blocked
 
 
-def needed_ns(host: HostLoad, work: pl.DataFrame, parts: Int64s) -> int:
+def needed_ns(host: HostLoad, work: pl.DataFrame, parts: npt.NDArray[np.int32]) -> int:
     """Host time that it took to issue this work: from the first launch to the last of each part, less the waits.
 
     However fast the GPU gets, the work cannot be done sooner. Where several GPUs worked, each counts for itself, as in

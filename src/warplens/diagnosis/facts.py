@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
-from warplens.analysis.frames import all_equal
+from warplens.analysis.frames import all_equal, sum_by
 from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import phase_of_work
@@ -201,10 +201,9 @@ class Facts:
     @cached_property
     def host_needed_ns(self) -> int:
         """Host time that it took to issue the work, without the time in which it waited for a busy GPU."""
-        starts = np.array([step.start_ns for step in self.window.steps], dtype=np.int64)
         apart = self.phase is not None or self.window.range_name is not None
-        step = np.searchsorted(starts, self.work["start_ns"].to_numpy(), side="right")
-        needed = needed_ns(self.host, self.work, step if apart else np.zeros(self.work.height, dtype=np.int64))
+        step = self.program.step if apart else np.zeros(self.work.height, dtype=np.int32)
+        needed = needed_ns(self.host, self.work, step)
         return min(needed, self.wall_ns)
 
     def unprofiled_ns(self, saved_ns: int = 0) -> int:
@@ -281,6 +280,12 @@ class Facts:
         return place[self.pace.usual.work_row]
 
     @cached_property
+    def copies(self) -> pl.DataFrame:
+        """The copies among `work`, which are far fewer."""
+        columns = ("label", "start_ns", "end_ns", "bytes", "pageable")
+        return self.work.select(columns)[np.flatnonzero(self.program.having("kind", "copy"))]
+
+    @cached_property
     def program(self) -> Program:
         """The kernels in order, with what their names and grids tell."""
         return Program(self)
@@ -354,7 +359,7 @@ class Facts:
     def forget(self) -> None:
         """Gives back the memory of what rules found in the window; asked again, they would look again."""
         self.answers.clear()
-        for name in ("pace", "replayed_rows"):
+        for name in ("pace", "replayed_rows", "copies"):
             vars(self).pop(name, None)
 
     def wall_of_phase(self, phase: str) -> int:
@@ -391,13 +396,14 @@ class Facts:
         for each in (self, *parts):
             each.work = work.select(kept)
         self.gaps, self.causes = self.gaps.select("start_ns", "end_ns", "phase"), {}
-        columns: list[list[pl.Series]] = [[] for _ in parts]
+        columns: list[list[pl.DataFrame]] = [[] for _ in parts]
+        places = [pl.Series(part, dtype=pl.UInt32) for part in rows]
         for name in work.columns:  # one after the other, so that none is there twice
-            for mine, part in zip(columns, rows, strict=True):
-                mine.append(work[name].gather(part))
-            work = work.drop(name)
+            column, work = work.select(name), work.drop(name)
+            for mine, part in zip(columns, places, strict=True):
+                mine.append(column[part])
         for each, mine in zip(parts, columns, strict=True):
-            each.work = pl.DataFrame(mine)
+            each.work = pl.concat(mine, how="horizontal")
         return parts
 
 
@@ -585,7 +591,7 @@ def _with_latency(parts: dict[str, Spent], pauses: int) -> dict[str, Spent]:
 
 
 def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
-    """The names of the ranges with the largest summed amounts, the largest first.
+    """The names of the ranges with the largest summed amounts, the largest first; none in a phase, which has no places.
 
     Args:
         facts: the window.
@@ -593,42 +599,45 @@ def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most:
         amounts: what counts of each piece.
         most: how many names.
     """
-    ranges = facts.timeline.trace.ranges
-    if isinstance(amounts, Spent):
-        rows, amounts = rows if amounts.rows is None else rows.gather(amounts.rows), pl.Series(amounts.ns)
-    known = pl.DataFrame({"row": rows, "amount": amounts}).filter(pl.col("row").is_not_null() & (pl.col("amount") > 0))
-    if not known.height or not ranges.height:
-        return ()
-    codes = ranges["name"].to_physical().gather(known["row"])
-    sums = (
-        known.with_columns(code=codes)
-        .group_by("code")
-        .agg(pl.col("amount").sum())
-        .sort("amount", "code", descending=[True, False])
-    )
     merged: dict[str, int] = {}
-    for text, amount in zip(name_categories(ranges["name"]).gather(sums["code"]), sums["amount"], strict=True):
+    if facts.phase is not None:
+        return ()
+    for text, amount in sorted(time_by_range(facts, rows, amounts).items(), key=lambda found: -found[1]):
         name = unnumbered_name(text)
         merged[name] = merged.get(name, 0) + amount
     return tuple(sorted(merged, key=lambda name: -merged[name])[:most])
 
 
+def time_by_range(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent) -> dict[str, int]:
+    """The summed amounts by the names of these ranges, in the order in which the profile numbers names."""
+    if isinstance(amounts, Spent):
+        rows, amounts = rows if amounts.rows is None else rows.gather(amounts.rows), pl.Series(amounts.ns)
+    names = facts.timeline.trace.ranges["name"]
+    chosen = np.flatnonzero((rows.is_not_null() & (amounts > 0)).to_numpy())
+    if not len(chosen) or not names.len():
+        return {}
+    known = rows if len(chosen) == rows.len() else rows.gather(chosen)
+    codes, texts = names.to_physical().to_numpy()[known.to_numpy()], name_categories(names)
+    sums = sum_by(codes, amounts.to_numpy()[chosen], texts.len())
+    return {texts[code]: int(sums[code]) for code in np.flatnonzero(sums).tolist()}
+
+
 def kernel_names(facts: Facts, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
-    """The short names of the kernels with the largest summed amounts, the largest first.
+    """The short names of the kernels with the largest summed amounts, the largest first; none in a phase.
 
     Args:
         facts: the window.
         amounts: what counts of each piece of its work; what is no kernel has no name.
         most: how many names.
     """
-    work = facts.work.select("kind", "row")
-    if isinstance(amounts, Spent):
-        work, amounts = work if amounts.rows is None else work[amounts.rows], pl.Series(amounts.ns)
-    chosen = ((work["kind"] == "kernel") & (amounts > 0)).arg_true()
+    if facts.phase is not None:
+        return ()
+    at, spent = (amounts.at, amounts.ns) if isinstance(amounts, Spent) else (slice(None), amounts.to_numpy())
+    chosen = np.flatnonzero(facts.program.is_kernel[at] & (spent > 0))
     names = facts.timeline.trace.kernels["name"]
-    codes = names.to_physical().gather(work["row"].gather(chosen)).to_numpy()
+    codes = names.to_physical().to_numpy()[facts.work["row"].to_numpy()[at][chosen]]
     texts = name_categories(names)
     # Whole nanoseconds far below 2⁵³, which floating point adds up exactly.
-    sums = np.bincount(codes, weights=amounts.gather(chosen).to_numpy(), minlength=texts.len())
+    sums = np.bincount(codes, weights=spent[chosen], minlength=texts.len())
     ordered = sorted(np.flatnonzero(sums).tolist(), key=lambda code: (-sums[code], texts[code]))
     return tuple(texts[code] for code in ordered[:most])

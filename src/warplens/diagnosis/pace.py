@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from warplens.analysis.frames import running_sum
 from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, paced, replay, replayed_ns
@@ -149,13 +150,15 @@ def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
     schedule = recorded.schedule
     gone = less.time
     of_call = np.ones(len(schedule.pause_ns))
-    np.minimum.at(of_call, schedule.call, less.calls)
+    first = np.flatnonzero(np.r_[len(gone) > 0, schedule.call[1:] != schedule.call[:-1]])
+    if len(first):
+        of_call[schedule.call[first]] = np.minimum(np.minimum.reduceat(less.calls, first), 1.0)
     # Calls that issue nothing, such as waits, belong to what is issued before and after them.
-    issuing = np.flatnonzero(recorded.issues)
-    following = np.searchsorted(issuing, np.arange(len(of_call)), side="left")
+    issues = recorded.issues
+    issuing, following = np.flatnonzero(issues), running_sum(issues)[:-1]
     before = of_call[issuing[np.maximum(following - 1, 0)]]
     after = of_call[issuing[np.minimum(following, len(issuing) - 1)]]
-    of_call = np.where(recorded.issues, of_call, np.minimum(before, after))
+    of_call = np.where(issues, of_call, np.minimum(before, after))
     kept = 1 - of_call
     fewer = float(of_call[issuing].mean()) if less.elsewhere and len(issuing) else 0.0
     stall = np.round(recorded.stall_ns * (1 - np.maximum(of_call * less.stalls, fewer))).astype(np.int64)

@@ -15,6 +15,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
+from warplens.analysis.frames import numbered, sum_by
 from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.analysis.launches import launching_threads
 from warplens.analysis.timebudget import Spent
@@ -145,10 +146,15 @@ def _largest(named: pl.DataFrame, kind: str, spent: Int64s) -> tuple[Place, ...]
     ]
     total, every = int(spent.sum()), named.height
     share = pl.col("spent") / total if total else pl.col("count") / every
+    # Of a million calls few places differ.
+    different, number = numbered(named, PLACE)
+    different = different.with_columns(
+        pl.Series("spent", sum_by(number, spent, different.height)),
+        pl.Series("count", np.bincount(number, minlength=different.height)),
+    )
     rows = (
-        named.with_columns(pl.Series("spent", spent))
-        .group_by(keys)
-        .agg(pl.col("spent").sum(), pl.len().alias("count"), *same)
+        different.group_by(keys)
+        .agg(pl.col("spent", "count").sum(), *same)
         .cast(dict.fromkeys(PLACE, pl.String))
         .with_columns(share=share)
         .filter(pl.col("share") >= _LEAST_SHARE)

@@ -17,6 +17,7 @@ import polars as pl
 
 from warplens.analysis.frames import running_sum
 from warplens.analysis.headroom import names
+from warplens.analysis.intervals import edges_until
 from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
 from warplens.profile.schema import Bools, Float64s, Int64s, name_categories
@@ -100,13 +101,11 @@ class Program:
         self.facts = facts
         self._whole = facts.whole.program if facts.whole is not None else None
         work = facts.work
-        starts = work["start_ns"].to_numpy()
         self.order: Int64s = self._ordered()
         self._in_order = bool((self.order == np.arange(len(self.order))).all())
         self.own_ns: Int64s = work["own_ns"].to_numpy()
         self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
-        steps = np.array([step.start_ns for step in facts.window.steps], dtype=np.int64)
-        self.step: Int32s = np.searchsorted(steps, starts, side="right").astype(np.int32)
+        self.step: Int32s = self._steps()
         self._asked: dict[tuple[str, ...], Bools] = {}  # answers of `marked`, `labelled` and `having`
         self._matches: dict[str, Bools] = {}  # of each mark, the names of kernels that match it
 
@@ -125,6 +124,13 @@ class Program:
         if len(stream) and (stream == stream[0]).all() and (device == device[0]).all():
             return np.arange(len(stream))  # work is gathered in order of time, device by device
         return np.lexsort((stream, device))
+
+    def _steps(self) -> Int32s:
+        """How many steps have begun with each piece."""
+        if self._whole is not None:
+            return self._whole.step[self.facts.part]
+        steps = np.array([step.start_ns for step in self.facts.window.steps], dtype=np.int64)
+        return edges_until(steps, self.facts.work["start_ns"].to_numpy()).astype(np.int32)
 
     @property
     def _kernel_row(self) -> Int64s:
@@ -154,7 +160,9 @@ class Program:
         """Which kernels have a name that matches one of `MARKS`."""
         if ("mark", mark) not in self._asked:
             found = self._names_with(mark)
-            self._asked["mark", mark] = _fixed(found[self.name_codes] & self.is_kernel) if found.any() else self._none
+            self._asked["mark", mark] = (
+                _fixed(found.take(self.name_codes) & self.is_kernel) if found.any() else self._none
+            )
         return self._asked["mark", mark]
 
     def _names_with(self, mark: str) -> Bools:
@@ -174,32 +182,36 @@ class Program:
     def labelled(self, *labels: str) -> Bools:
         """Which pieces are kernels of these categories."""
         if labels not in self._asked:
-            label = self.facts.work["label"]
-            found = name_categories(label).is_in(labels).to_numpy() & self._labels_that_occur
-            codes = label.to_physical().to_numpy()
-            self._asked[labels] = _fixed(found[codes] & self.is_kernel) if found.any() else self._none
+            found = self._with_value("label", labels)
+            found &= self.is_kernel
+            self._asked[labels] = _fixed(found) if found.any() else self._none
         return self._asked[labels]
 
     def having(self, column: str, *values: str) -> Bools:
         """Which pieces have one of these values in a column of `Facts.work` that is an enumeration."""
         asked = (column, *values)
         if asked not in self._asked:
-            given = self.facts.work[column]
-            found = np.append(name_categories(given).is_in(values).to_numpy(), False)  # the last answers for null
-            codes = given.to_physical().fill_null(len(found) - 1).to_numpy()
-            self._asked[asked] = _fixed(found[codes]) if found.any() else self._none
+            found = self._with_value(column, values)
+            self._asked[asked] = _fixed(found) if found.any() else self._none
         return self._asked[asked]
+
+    def _with_value(self, column: str, values: tuple[str, ...]) -> Bools:
+        """The same, made anew. A few comparisons of small codes take less than to look each code up."""
+        given = self.facts.work[column]
+        categories = name_categories(given).to_list()
+        codes = given.to_physical()
+        if codes.null_count():
+            codes = codes.fill_null(len(categories))
+        numbers, found = codes.to_numpy(), np.zeros(len(codes), dtype=np.bool_)
+        for value in values:
+            if value in categories:
+                found |= numbers == categories.index(value)
+        return found
 
     @cached_property
     def _none(self) -> Bools:
         """No piece: what most names mark is not there."""
         return _fixed(np.zeros(len(self.own_ns), dtype=np.bool_))
-
-    @cached_property
-    def _labels_that_occur(self) -> Bools:
-        label = self.facts.work["label"]
-        occurs: Bools = np.bincount(label.to_physical().to_numpy(), minlength=name_categories(label).len()) > 0
-        return occurs
 
     def blocks(self, rows: Int64s) -> Float64s:
         """Blocks of the grid of each of these pieces; nan where it is no kernel, or not recorded."""
@@ -247,11 +259,17 @@ class Program:
 
     def launched_as(self, rows: Int64s) -> Int64s:
         """A number for each of these pieces, the same for kernels of the same full name and grid."""
-        keys = np.full(len(rows), -1, dtype=np.int64)
-        mine = np.flatnonzero(self.is_kernel[rows])
-        keys[mine] = self.name_codes[rows[mine]]
+        return self._launched_as[rows]
+
+    @cached_property
+    def _launched_as(self) -> Int64s:
+        if self._whole is not None:
+            return self._whole._launched_as[self.facts.part]
+        keys = np.full(len(self.own_ns), -1, dtype=np.int64)
+        mine = np.flatnonzero(self.is_kernel)
+        keys[mine] = self.name_codes[mine]
         keys[mine] *= 1_000_003
-        keys[mine] += self._asked_of(rows[mine], GRID_BLOCKS.fill_null(0)).to_numpy()
+        keys[mine] += self._asked_of(mine, GRID_BLOCKS.fill_null(0)).to_numpy()
         return keys
 
     @cached_property

@@ -315,7 +315,8 @@ def _alike(words: npt.NDArray[np.uint64]) -> list[Int64s]:
     for word in words:
         total = (total ^ word) * odd
         total ^= total >> np.uint64(29)
-    groups = pl.DataFrame({"word": total}).with_row_index("row").group_by("word", maintain_order=True).agg("row")
-    if groups.height > _MAX_KINDS:
+    kinds = np.unique(total)
+    if len(kinds) > _MAX_KINDS:
         raise _OtherwiseStored
-    return [rows.to_numpy() for rows in groups["row"]]
+    kind = np.searchsorted(kinds, total).astype(np.uint16)  # of 16 bits, for which sorting is counting
+    return np.split(np.argsort(kind, kind="stable"), np.cumsum(np.bincount(kind))[:-1])

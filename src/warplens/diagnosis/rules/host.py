@@ -45,12 +45,11 @@ HOST_COPIES: Final = ("host-to-device", "device-to-host")
 
 def _copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
     """The copies over the link: those that read a few bytes back, all others, or both."""
-    label = facts.work["label"]
-    rows: Int64s = np.flatnonzero(((label == HOST_COPIES[0]) | (label == HOST_COPIES[1])).to_numpy())
+    rows: Int64s = np.flatnonzero(facts.program.having("label", *HOST_COPIES))
     if read_back is None:
         return rows
     small = (facts.work["bytes"].gather(rows) <= facts.thresholds.readback_bytes).fill_null(value=False)
-    is_readback = ((label.gather(rows) == "device-to-host") & small).to_numpy()
+    is_readback = facts.program.having("label", "device-to-host")[rows] & small.to_numpy()
     return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import once
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
@@ -89,6 +90,7 @@ _NARROWER_REMEDIES: Final = {
 }
 
 
+@once
 def off_tensor_cores(facts: Facts) -> Bools:
     """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product.
 

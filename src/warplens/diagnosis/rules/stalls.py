@@ -14,7 +14,7 @@ from warplens.analysis.prediction import Change
 from warplens.analysis.trees import NO_RANGE
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import code_loading
-from warplens.diagnosis.facts import Facts, range_names
+from warplens.diagnosis.facts import Facts, range_names, time_by_range
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import (
     GAIN,
@@ -277,16 +277,15 @@ class HostStall(Rule):
         """
         if "blocking-copy" not in claims.causes or not claims.busy_ns("blocking-copy"):
             return False
-        work = facts.work.select("kind", "label", "start_ns", "end_ns", "bytes", "pageable").filter(
-            (pl.col("kind") == "copy") & pl.col("pageable") & (pl.col("bytes") >= self.large_bytes)
-        )
+        work = facts.copies.filter(pl.col("pageable") & (pl.col("bytes") >= self.large_bytes))
         label = work["label"].cast(pl.String)
         sent = np.sort(work.filter(label == "host-to-device")["start_ns"].to_numpy())
         if len(sent) and sent[0] == facts.window.start_ns:
             sent = np.r_[sent, facts.window.end_ns]  # steps begin with such a copy: the next one, too
         fetched = np.sort(work.filter(label == "device-to-host")["end_ns"].to_numpy())
         spent = claims.of_gaps(self.id).to_numpy()
-        begins, ends = (facts.gaps[name].to_numpy() for name in ("start_ns", "end_ns"))
+        mine = np.flatnonzero(spent)
+        spent, begins, ends = spent[mine], *(facts.gaps[name].to_numpy()[mine] for name in ("start_ns", "end_ns"))
         beside = np.isin(ends, sent) | np.isin(begins, fetched)
         return bool(spent[beside].sum() >= self.mostly * spent.sum())
 
@@ -295,14 +294,14 @@ class HostStall(Rule):
 
         A host that fetches something and sends something back works on it; else on what it has read, or will send.
         """
-        copies = facts.work.select("kind", "label", "start_ns", "end_ns", "bytes").filter(
-            (pl.col("kind") == "copy") & (pl.col("bytes") >= self.results_bytes)
-        )
+        copies = facts.copies.filter(pl.col("bytes") >= self.results_bytes)
         read = copies.filter(pl.col("label") == "device-to-host")["end_ns"].to_numpy()
         sent = copies.filter(pl.col("label") == "host-to-device")["start_ns"].to_numpy()
         if len(sent) and sent.min() == facts.window.start_ns:
             sent = np.r_[sent, facts.window.end_ns]
-        behind, ahead = np.isin(facts.gaps["start_ns"].to_numpy(), read), np.isin(facts.gaps["end_ns"].to_numpy(), sent)
+        mine = np.flatnonzero(spent)
+        spent, pauses = spent[mine], facts.gaps.select("start_ns", "end_ns")[mine]
+        behind, ahead = np.isin(pauses["start_ns"].to_numpy(), read), np.isin(pauses["end_ns"].to_numpy(), sent)
         kinds: tuple[tuple[Bools, str, Remedy | None], ...] = (
             (behind & ahead, self.round_trip_title, _ROUND_TRIP),
             (behind, self.results_title, _ON_RESULTS),
@@ -333,9 +332,7 @@ class HostStall(Rule):
         What they do not tell is `unknown`.
         """
         time_of: dict[tuple[Remedy, ...], int] = {}
-        known = pl.DataFrame({"row": within, "spent": spent}).drop_nulls()
-        known = known.with_columns(facts.timeline.trace.ranges["name"].gather(known["row"]).alias("name"))
-        for name, time in known.group_by("name").agg(pl.col("spent").sum()).sort("name").iter_rows():
+        for name, time in time_by_range(facts, within, spent).items():
             activity = next((remedies for pattern, remedies in _ACTIVITIES if re.search(pattern, name, re.I)), None)
             if activity is not None and not _is_plain_operator(name):
                 time_of[activity] = time_of.get(activity, 0) + time
