@@ -94,12 +94,17 @@ _NARROWER_REMEDIES: Final = {
 def off_tensor_cores(facts: Facts) -> Bools:
     """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product.
 
-    Those of a network in float64 as well.
+    Those of a network in float64 as well. Where other convolutions of the program run in TF32, which is the default, it
+    is allowed, and there is no such kernel for those that do not, such as convolutions in groups.
     """
     if not has_tensor_cores(facts):
         return np.zeros(facts.work.height, dtype=np.bool_)
-    off: Bools = facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
-    return (off | _doubles(facts)) & ~facts.program.marked("depthwise")
+    program, off = facts.program, facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
+    convolutions = program.labelled("convolution")
+    if (convolutions & program.having("precision", "tf32")).any():
+        off = off & ~convolutions
+    found: Bools = (off | _doubles(facts)) & ~program.marked("depthwise")
+    return found
 
 
 def _doubles(facts: Facts) -> Bools:
