@@ -134,6 +134,17 @@ def test_two_profiles_have_the_cautions_of_their_comparison(warplens):
     assert all(caution.rstrip(".") in compared for caution in cautions)
 
 
+def test_counters_alone_are_answered_in_the_same_lines(warplens, tmp_path):
+    run = warplens("demo:planted_h200", "-o", tmp_path / "out")
+
+    # Of the kernels with planted faults the costliest is the grid of four blocks on 132 multiprocessors.
+    assert labels(run.out) == ["verdict", "gain", "do", "next", "report"]
+    assert "Grid too small, in tiny_grid" in run.out
+    assert "tiny_grid: 4 blocks, 132 multiprocessors" in run.out
+    page = (tmp_path / "out" / "counters.html").read_text("utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    assert run.out.splitlines()[1].removeprefix("verdict").strip() in page
+
+
 def test_options_of_the_program_may_stand_before_a_command(warplens):
     asked = ("kernels", BASELINE, "--format", "csv")
 

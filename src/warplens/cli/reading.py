@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis import Diagnosis
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.profile.counters import KernelCounters
-    from warplens.report.counters.numbers import Joined
+    from warplens.report.counters.numbers import CounterNumbers, Joined
     from warplens.report.overview.numbers import Numbers
     from warplens.studies.grid.cells import CellName, Unplaced
 
@@ -81,6 +82,18 @@ class Reading:
     def counted(self) -> KernelCounters | None:
         """The counters that the diagnosis rests on: the only report of them, beside the only profile."""
         return self.counters[0] if len(self.counters) == len(self.profiles.timelines) == 1 else None
+
+    @cached_property
+    def counter_numbers(self) -> list[CounterNumbers]:
+        """Every analysis of the reports of counters, with the traces beside them."""
+        from warplens.report.counters.numbers import examine_counters
+
+        joined = [item for beside in self.joined for item in beside]
+        with progress("analysing counters"):
+            return [
+                examine_counters(report, [item for item in joined if item.source == report.capture.source])
+                for report in self.counters
+            ]
 
 
 def read_all(paths: Sequence[Path], window: str, range_name: str | None, grid: GridRequest | None = None) -> Reading:

@@ -252,6 +252,17 @@ def _part_of_share(found: Diagnosis | RunDiagnosis, finding: Finding) -> str:
     return f", whose cost is part of the {fmt.share(share)}"
 
 
+def lines_of(answer: Answer) -> Iterator[Line]:
+    """What the first screen of any document says, line by line."""
+    yield Line("verdict", answer.verdict)
+    if answer.gain:
+        yield Line("gain", " ".join(map(fmt.sentence, (f"{answer.gain}{answer.unit}", answer.gain_range))))
+    if answer.do:
+        told = " ".join(fmt.sentence(said) for said in (answer.do, answer.brings) if said)
+        yield Line("do", told, code=ways(answer.code) if answer.code else ())
+    yield from cautions(answer.notes)
+
+
 # --- Several profiles -------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import typer
 
 from warplens.answers import diagnose_selection
 from warplens.answers.given import selected
-from warplens.cli.answer import checked_folder, checked_target, head, print_lines
+from warplens.cli.answer import checked_folder, checked_target, head, print_lines, recorded_by
 from warplens.cli.commands.report import DEFAULT_FOLDER, write_besides, write_overview
 from warplens.cli.edge import answering, end_with, note, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
@@ -21,7 +21,7 @@ from warplens.cli.reading import GridRequest, Profiles, Reading, examined, read_
 from warplens.errors import UsageError
 from warplens.readers import holds_measurements
 from warplens.readers.shipped import PREFIX, shipped
-from warplens.report.brief import Line, brief, brief_table, cautions
+from warplens.report.brief import Line, brief, brief_table, cautions, lines_of
 from warplens.report.terminal import print_brief, print_table
 from warplens.report.write import form_named
 from warplens.writing import made
@@ -79,7 +79,7 @@ def answer(
     written: list[Path] = []
     found: list[DiagnosisAnswer] = []
     if not profiles.timelines:
-        _on_counters(paths)
+        _on_counters(reading, paths)
     elif len(profiles.timelines) == 1:
         found = [_on_one(reading, paths)]
     elif run is not None:
@@ -241,11 +241,21 @@ def _on_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
         print_table(by_itself_table(run), "table", stdout)
 
 
-def _on_counters(paths: Sequence[Path]) -> None:
-    """Reports of hardware counters alone."""
-    from warplens.cli.commands.counters import counters
+def _on_counters(reading: Reading, paths: Sequence[Path]) -> None:
+    """Reports of hardware counters alone: what bounds the profiled time, and what to do about it."""
+    from warplens.report.counters.document import counters_answer, counters_lead
 
-    counters(list(paths))
+    given = " ".join(map(typed, paths))
+    commands = {
+        f"warplens counters {given}": "every kernel: what bounds it, and why",
+        f"warplens roofline {given}": "how far each kernel is from the peaks of its GPU",
+    }
+    for numbers in reading.counter_numbers:
+        print_lines([recorded_by(numbers.capture, devices=True)])
+        last = numbers is reading.counter_numbers[-1]
+        answer = counters_answer(numbers)
+        said = [Line("verdict", counters_lead(numbers))] if answer is None else lines_of(answer)
+        print_brief_lines([*said, *([Line("next", "", "quiet", tuple(_explained(commands)))] if last else [])])
 
 
 def _diagnosed(timelines: Sequence[Timeline], window: Callable[[Timeline], Window]) -> list[DiagnosisAnswer]:

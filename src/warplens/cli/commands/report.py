@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
     from warplens.diagnosis.across import RunDiagnosis
-    from warplens.profile.counters import KernelCounters
-    from warplens.report.counters.numbers import Joined
     from warplens.report.overview.numbers import Numbers
     from warplens.studies.reports.evidence import Evidence
 
@@ -126,7 +124,7 @@ def write_besides(
     if reading.cells is not None:
         written += write_grid(reading.profiles, reading.cells, grid, folder, formats, numbers)
     if reading.counters:
-        written += write_counter_reports(reading.counters, reading.joined, folder, formats)
+        written += write_counter_reports(reading, folder, formats)
     return written
 
 
@@ -166,10 +164,8 @@ def _json(reading: Reading, run: RunDiagnosis | None) -> bytes:
     """One object: on the profiles, with what the counters say of them; on the counters where there is no profile."""
     if not reading.profiles.timelines:
         from warplens.report.counters.document import counters_json
-        from warplens.report.counters.numbers import examine_counters
 
-        with progress("analysing counters"):
-            return counters_json([examine_counters(report) for report in reading.counters])
+        return counters_json(reading.counter_numbers)
     from warplens.report.write import report_json
 
     return report_json(examined(reading), run)
@@ -185,23 +181,12 @@ def write_overview(
         return write_examined(numbers, folder, formats, run)
 
 
-def write_counter_reports(
-    counters: Sequence[KernelCounters],
-    joined: Sequence[Sequence[Joined]],
-    folder: Path,
-    formats: Sequence[ReportFormat],
-) -> list[Path]:
+def write_counter_reports(reading: Reading, folder: Path, formats: Sequence[ReportFormat]) -> list[Path]:
     """The report on hardware counters, and on what they say of the profiles beside them."""
     from warplens.report.counters.document import write_counters
-    from warplens.report.counters.numbers import examine_counters
 
-    with progress("analysing counters") as tell:
-        examined = [
-            examine_counters(
-                report, [item for beside in joined for item in beside if item.source == report.capture.source]
-            )
-            for report in counters
-        ]
+    examined = reading.counter_numbers
+    with progress("writing the counters") as tell:
         return write_counters(examined, folder, formats, tell)
 
 

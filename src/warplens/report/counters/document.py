@@ -306,7 +306,7 @@ def counters_document(reports: Sequence[CounterNumbers], comparisons: Sequence[C
     if len(reports) == 1:
         only = reports[0]
         title = fmt.printable(only.capture.source)
-        return Document(title, counters_lead(only), sections(_SECTIONS, only), _meta(only), _answer(only))
+        return Document(title, counters_lead(only), sections(_SECTIONS, only), _meta(only), counters_answer(only))
     comparisons = compared_with_first(reports) if comparisons is None else comparisons
     each = []
     for position, numbers in enumerate(reports, start=1):
@@ -339,17 +339,21 @@ def counters_lead(numbers: CounterNumbers) -> str:
     )
 
 
-def _answer(numbers: CounterNumbers) -> Answer | None:
-    """The first screen: what bounds the profiled time, the costliest fault with its remedy, else the next run."""
+def counters_answer(numbers: CounterNumbers) -> Answer | None:
+    """The first screen: what bounds the profiled time, the costliest fault with its remedy, else the next run.
+
+    None where no launch has a duration.
+    """
     shares, costliest = bound_shares(numbers), _told_faults(numbers)
     if not shares:
         return None
     largest, most, _ = shares[0]
     run = next((item.next_run for item in numbers.joined if item.matches), numbers.next_run)
     gain, gain_range = "Little", "No fault was found that could cost a tenth of a kernel's time."
+    do, brings, code = fmt.sentence(run.reason), "", run.command or ""
     if run.command:  # which would tell what these counters cannot
         gain, gain_range = "Not known", "No fault was found in what was collected."
-    do, brings, code = fmt.sentence(run.reason), "", run.command or ""
+        do, brings = "Collect what is missing", do
     if costliest.height:
         first = costliest.row(0, named=True)
         name = fmt.shorten_kernel(first["full_name"])
