@@ -21,12 +21,13 @@ from tests.analysis.lm_steps import WHOLE, Program
 from tests.analysis.plain_sql import held, in_steps, opened, ops
 from warplens.analysis.phases import phase_statistics, phase_steps
 from warplens.analysis.ranges import range_statistics
+from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import phase_of_name
 from warplens.readers import read
 from warplens.studies.grid.cells import model_size
 from warplens.studies.grid.gputime import attention_row, attention_time, missing_attention_ranges
-from warplens.studies.grid.passes import PASSES, PHASE_TIMES, Spread, busy_by_group, phased_work
+from warplens.studies.grid.passes import PASSES, PHASE_TIMES, Spread, phased_work
 
 GEMM = "ampere_sgemm_128x32_nn"
 
@@ -248,8 +249,9 @@ def test_busy_time_of_a_group_is_the_number_of_its_covered_instants(rows):
         len({t for g, start, length in rows if g == group for t in range(start, start + length)}) for group in range(4)
     ]
     columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    found = busy_by_group(columns[:, 0], columns[:, 1], columns[:, 1] + columns[:, 2], 4)
-    assert found.tolist() == covered
+    work = pl.DataFrame({"group": columns[:, 0], "start_ns": columns[:, 1], "end_ns": columns[:, 1] + columns[:, 2]})
+    found = dict(busy_by(work, ["group"]).rows())
+    assert [found.get(group, 0) for group in range(4)] == covered
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 10**12)), max_size=9))

@@ -59,7 +59,7 @@ def launches_of(step: Callable[[], object], device: str) -> Launches | None:
 
 
 def _counted(step: Callable[[], object]) -> Launches:
-    _run_aside(step, _STEPS_BEFORE)
+    run_aside(step, _STEPS_BEFORE)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
         step()
@@ -67,7 +67,7 @@ def _counted(step: Callable[[], object]) -> Launches:
     return Launches(kinds.count(_KERNEL), kinds.count(COPY_NODE) + kinds.count(_FILL))
 
 
-def _run_aside(step: Callable[[], object], times: int) -> None:
+def run_aside(step: Callable[[], object], times: int) -> None:
     """Steps on a stream of their own, so that nothing that they set up is recorded."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -130,7 +130,7 @@ def as_graph(
     """
     if not is_cuda(device):
         raise UsageError("a CUDA graph needs a CUDA device")
-    _run_aside(step, _STEPS_BEFORE_CAPTURE)
+    run_aside(step, _STEPS_BEFORE_CAPTURE)
     if before_capture is not None:
         before_capture()
     graph = torch.cuda.CUDAGraph()

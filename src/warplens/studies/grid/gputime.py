@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.ranges import plain_range_name
+from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, is_operator, nearest
 from warplens.analysis.window import NO_PHASE, PHASES
@@ -28,7 +29,7 @@ from warplens.studies.grid.cells import (
     flop_ratio,
     softmax_flops,
 )
-from warplens.studies.grid.passes import MATMUL, PhasedWork, Spread, busy_by_group, median
+from warplens.studies.grid.passes import MATMUL, PhasedWork, Spread, median
 from warplens.workloads.settings import LMSize
 
 KERNEL_USES: Final = table(
@@ -371,13 +372,11 @@ def training_split(phased: PhasedWork) -> TrainingSplit | None:
         )
         .select(PHASE_SPLIT.names)
     )
-    position = {step.index: place for place, step in enumerate(phased.steps)}
-    step = work["step"].replace_strict(position, return_dtype=pl.Int64).to_numpy()
     # Work may outlast its step by a little; what reaches beyond the end is not this step's time.
-    ends = pl.Series([item.end_ns for item in phased.steps])
-    until = pl.select(pl.min_horizontal(work["end_ns"], ends.gather(step))).to_series()
-    busy = busy_by_group(step, work["start_ns"].to_numpy(), until.to_numpy(), len(phased.steps))
-    return TrainingSplit(phases, len(phased.steps), wall, total, int(busy.sum()), int(walls.sum()))
+    ends = {step.index: step.end_ns for step in phased.steps}
+    inside = work.with_columns(pl.min_horizontal("end_ns", pl.col("step").replace_strict(ends, return_dtype=pl.Int64)))
+    busy_ns = int(busy_by(inside, ["step"])["busy_ns"].sum())
+    return TrainingSplit(phases, len(phased.steps), wall, total, busy_ns, int(walls.sum()))
 
 
 def optimizer_cost(

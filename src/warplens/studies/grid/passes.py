@@ -10,10 +10,10 @@ import polars as pl
 
 from warplens.analysis.api import blocks_host
 from warplens.analysis.categories import categories_of
-from warplens.analysis.intervals import owned_union
 from warplens.analysis.phases import PHASE
 from warplens.analysis.repetition import warmup_labels
 from warplens.analysis.steps import WARMUP_SLOWDOWN
+from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import NO_PHASE, PHASES, Step, phase_of_name
@@ -250,18 +250,6 @@ def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
     return pl.Series("label", texts, dtype=pl.Enum(texts)).gather(codes)
 
 
-def busy_by_group(group: Int64s, starts: Int64s, ends: Int64s, count: int) -> Int64s:
-    """The time that the intervals of each group cover, overlaps counted once."""
-    covered = np.zeros(count, dtype=np.int64)
-    if len(starts):
-        # Groups are moved apart on the time axis, so that one union serves them all.
-        reach = int(ends.max() - starts.min()) + 1
-        shift = group * reach - starts.min()
-        pieces = owned_union(starts + shift, ends + shift)
-        np.add.at(covered, group[pieces.owner], pieces.ends - pieces.starts)
-    return covered
-
-
 def _phase_times(work: pl.DataFrame, steps: tuple[Step, ...]) -> pl.DataFrame:
     if not steps:
         return PHASE_TIMES.empty()
@@ -272,12 +260,6 @@ def _phase_times(work: pl.DataFrame, steps: tuple[Step, ...]) -> pl.DataFrame:
         orient="row",
     ).with_row_index("group")
     placed = work.with_columns(pl.col("phase").cast(pl.String)).join(grid, on=["step", "phase"], maintain_order="left")
-    busy = busy_by_group(
-        placed["group"].cast(pl.Int64).to_numpy(),
-        placed["start_ns"].to_numpy(),
-        placed["end_ns"].to_numpy(),
-        grid.height,
-    )
     sums = placed.group_by("group").agg(
         pl.col("duration_ns").sum().alias("gpu_ns"),
         (pl.col("end_ns").max() - pl.col("start_ns").min()).alias("span_ns"),
@@ -287,9 +269,9 @@ def _phase_times(work: pl.DataFrame, steps: tuple[Step, ...]) -> pl.DataFrame:
         pl.len().cast(pl.Int64).alias("ops"),
     )
     return (
-        grid.with_columns(pl.Series("busy_ns", busy))
-        .join(sums, on="group", how="left", maintain_order="left")
-        .with_columns(pl.col("gpu_ns", "span_ns", "matmul_ns", "inferred_ns", "kernels", "ops").fill_null(0))
+        grid.join(sums, on="group", how="left", maintain_order="left")
+        .join(busy_by(placed, ["group"]), on="group", how="left", maintain_order="left")
+        .with_columns(pl.col("gpu_ns", "busy_ns", "span_ns", "matmul_ns", "inferred_ns", "kernels", "ops").fill_null(0))
         .select(PHASE_TIMES.names)
     )
 
@@ -312,10 +294,10 @@ def _passes(timeline: Timeline, work: pl.DataFrame, rows: pl.Series | None) -> p
         )
         .sort("first_ns")
     )
-    position = {number: place for place, number in enumerate(sums["pass"].to_list())}
-    group = mine["pass"].replace_strict(position, return_dtype=pl.Int64).to_numpy()
-    busy = busy_by_group(group, mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy(), sums.height)
-    sums = sums.with_columns(pl.Series("busy_ns", busy), (pl.col("last_ns") - pl.col("first_ns")).alias("span_ns"))
+    busy = busy_by(mine, ["pass"])
+    sums = sums.join(busy, on="pass", maintain_order="left").with_columns(
+        span_ns=pl.col("last_ns") - pl.col("first_ns")
+    )
     if rows is None:
         nothing = [pl.lit(None, dtype=PASSES.schema[name]).alias(name) for name in _HOST_COLUMNS]
         return sums.with_columns(nothing).select(PASSES.names)

@@ -15,7 +15,7 @@ from torch import nn
 from warplens.errors import UsageError
 from warplens.studies.policies.choosing import Policy
 from warplens.studies.policies.files import read_policy
-from warplens.workloads.launching import CopyNode, recorded_with_copy
+from warplens.workloads.launching import CopyNode, recorded_with_copy, run_aside
 
 #: Settings of an input of this shape, by name of the policy's axes.
 Features: TypeAlias = Callable[[Sequence[int]], Mapping[str, Any]]
@@ -151,12 +151,7 @@ def _record(
     # No tensor of inference mode, for those cannot be written to outside of it.
     example = torch.zeros(*shape, dtype=dtype, device=device)
     with torch.cuda.device(device), torch.inference_mode():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_CALLS_BEFORE):
-                chosen(example)
-        torch.cuda.current_stream().wait_stream(stream)
+        run_aside(lambda: chosen(example), _CALLS_BEFORE)
         graph, output, copy = recorded_with_copy(chosen, example, pool)
     return Recorded(side, example, output, graph, copy)
 

@@ -161,33 +161,18 @@ def flash_forward_kernel(
 #
 # One kernel computes delta; one owns blocks of keys and walks over the queries (dK, dV); one owns blocks of queries and
 # walks over the keys (dQ). The scores are computed twice, and in return no block waits for another and no sum
-# depends on
-# the order in which blocks finish: gradients are the same bits in every run.
-
-
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-# ruff: noqa: N803, SIM108  a kernel's compile-time arguments are written in capitals, as Triton's are
-
-
-@triton.jit
-def _rows_of(source, base, rows, seq_len, D: tl.constexpr, MASK: tl.constexpr):
-    """Rows of one head; those past the end are zero if `MASK`."""
-    pointers = source + base * D + rows[:, None] * D + tl.arange(0, D)[None, :]
-    if MASK:
-        tile = tl.load(pointers, mask=rows[:, None] < seq_len, other=0.0)
-    else:
-        tile = tl.load(pointers)
-    return tile
+# depends on the order in which blocks finish: gradients are the same bits in every run.
 
 
 @triton.jit
 def delta_kernel(out, d_out, delta, seq_len, BLOCK: tl.constexpr, D: tl.constexpr):
     """delta[head, row] = Σ out · d_out over the row, in fp32."""
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    base = tl.program_id(1).to(tl.int64) * seq_len
-    o = _rows_of(out, base, rows, seq_len, D, True).to(tl.float32)
-    d_o = _rows_of(d_out, base, rows, seq_len, D, True).to(tl.float32)
-    tl.store(delta + base + rows, tl.sum(o * d_o, 1), mask=rows < seq_len)
+    start = tl.program_id(0) * BLOCK
+    head = tl.program_id(1)
+    rows = start + tl.arange(0, BLOCK)
+    o = _tile(out, head, start, seq_len, BLOCK, D, False, True).to(tl.float32)
+    d_o = _tile(d_out, head, start, seq_len, BLOCK, D, False, True).to(tl.float32)
+    tl.store(delta + head.to(tl.int64) * seq_len + rows, tl.sum(o * d_o, 1), mask=rows < seq_len)
 
 
 @triton.jit

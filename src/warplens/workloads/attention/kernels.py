@@ -8,6 +8,9 @@ from typing import Final
 import triton
 import triton.language as tl
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+# ruff: noqa: N803  a kernel's compile-time arguments are written in capitals, as Triton's are
+
 #: First compute capability with the tensor memory accelerator and warp-group matrix instructions.
 HOPPER: Final = (9, 0)
 
@@ -106,10 +109,6 @@ def backward_tiles(head_dim: int, element_bytes: int, capability: tuple[int, int
 # the probabilities have the inputs' format: 4 + 4 + 2 + 2 bytes move per score of a bf16 forward pass, which bounds it.
 
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-# ruff: noqa: N803  a kernel's compile-time arguments are written in capitals, as Triton's are
-
-
 @triton.jit
 def matmul_kernel(
     left,
@@ -205,18 +204,13 @@ def softmax_gradient_kernel(probabilities, d_probabilities, d_scores, seq_len, B
 
 # --- Tiled attention, forward: the online softmax, and none of what flash attention adds to it -----------------------
 # Like flash it never writes the scores to memory, so it moves O(S·D) bytes per pass over the keys instead of O(S²).
-# It is
-# slower than flash, for reasons that can be read off the code:
+# It is slower than flash, for reasons that can be read off the code:
 #
 # * small tiles: each `BLOCK`-row query tile reads all keys and values again, so traffic is S / `BLOCK` times K and V;
-# * the output is divided by the running sum at every step (the first flash-attention paper's form), not once at the
-# end;
+# * the output is divided by the running sum at every step (the first flash-attention paper's form), not once
+#   at the end;
 # * every block of scores is compared with the mask, and blocks that the causal mask hides are computed all the same;
 # * `exp` instead of `exp2`, and no loads ahead of their use (one pipeline stage).
-
-
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-# ruff: noqa: N803  a kernel's compile-time arguments are written in capitals, as Triton's are
 
 
 @triton.jit

@@ -151,13 +151,17 @@ class TopK(Reduction):
 
     def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
         """See the class."""
-        kept = self._chosen(class_attention(attended))
-        if self.visualisation:
-            state.kept.append(_padded(kept, x.shape[1] - 1))
-        return with_class_token(x, gathered(x[:, 1:], kept))
+        return with_class_token(x, gathered(x[:, 1:], self._listed(class_attention(attended), state)))
 
     def _chosen(self, score: Tensor) -> Tensor:
         return score.topk(tokens_kept(score.shape[1], self.share), dim=1, sorted=True).indices
+
+    def _listed(self, score: Tensor, state: TokenState) -> Tensor:
+        """What is chosen, listed where a visualisation is wanted."""
+        kept = self._chosen(score)
+        if self.visualisation:
+            state.kept.append(_padded(kept, score.shape[1]))
+        return kept
 
 
 class RowTopK(TopK):
@@ -169,10 +173,7 @@ class RowTopK(TopK):
 
     def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
         """See the class."""
-        kept = self._chosen(class_attention(attended))
-        if self.visualisation:
-            state.kept.append(_padded(kept, x.shape[1] - 1))
-        return _rows(x, kept)
+        return _rows(x, self._listed(class_attention(attended), state))
 
 
 class CachedTopK(TopK):
@@ -204,9 +205,7 @@ class EViT(TopK):
     def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
         """See the class."""
         score, patches = class_attention(attended), x[:, 1:]
-        kept = self._chosen(score)
-        if self.visualisation:
-            state.kept.append(_padded(kept, patches.shape[1]))
+        kept = self._listed(score, state)
         dropped = _complement(kept, patches.shape[1])
         fused = (gathered(patches, dropped) * score.gather(1, dropped).unsqueeze(-1)).sum(dim=1, keepdim=True)
         return torch.cat((x[:, :1], gathered(patches, kept), fused), dim=1)
