@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from warplens.readers.sqlite import ColumnBuffers
+from warplens.readers.sqlite_rows import ColumnBuffers
 
 SCHEMA = pl.Schema({"wide": pl.Int64, "narrow": pl.Int32, "raw": pl.Binary})
 

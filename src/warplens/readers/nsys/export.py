@@ -31,7 +31,8 @@ from warplens.readers.nsys.tables import (
     range_kinds,
     ranges_of,
 )
-from warplens.readers.sqlite import ColumnBuffers, Part, SqliteFile, looks_like_nsys, quoted, worker_count
+from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
+from warplens.readers.sqlite_rows import ColumnBuffers
 
 # --- Loading the declared tables of an nsys export --------------------------------------------------------------------
 # parts of all of them in one pool of threads, shrunk as they arrive. A part is read as 64-bit integers, cast at once to
