@@ -31,7 +31,8 @@ from warplens.readers.ncu.csv_text import Table, looks_like_ncu_csv
 from warplens.readers.nsys.report import Facts
 from warplens.readers.nsys.report_container import opened
 from warplens.readers.nsys.report_wire import Bytes, runs
-from warplens.readers.nsys.tables import SOURCES, range_kinds
+from warplens.readers.nsys.tables import SOURCES
+from warplens.readers.nsys.texts import range_kinds
 from warplens.readers.opening import UNPACKERS, compression_of, content_head, head_of, kind_of, unpacked
 from warplens.readers.published import read_published
 from warplens.readers.sqlite import SqliteFile, looks_like_nsys

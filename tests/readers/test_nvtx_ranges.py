@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.readers.exports import Export, global_tid
 from warplens.readers import read
-from warplens.readers.nsys.tables import _crossing_groups, with_nesting
+from warplens.readers.nsys.texts import _crossing_groups, with_nesting
 
 
 @pytest.fixture

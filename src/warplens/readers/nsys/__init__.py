@@ -1,9 +1,10 @@
 """Nsight Systems: exports, reports, and copies without people and machines.
 
-`export` reads an SQLite export into a `Trace` (`tables` the rows, `capture` the facts and notes), `folder` one that is
-a folder of tables. `report` reads a report into the same tables without any software of NVIDIA: `report_container`
-unpacks it, `report_wire` decodes messages in bulk, `report_events` says which field is which column. Where a report is
-of an unknown kind, `conversion` lets the installed `nsys` turn it into an export. `scrub` removes what identifies.
+`export` reads an SQLite export into a `Trace` (`tables` says what, `texts` what its numbers stand for, `capture` the
+facts, `doubts` the notes), `folder` one that is a folder of tables. `report` reads a report into the same tables
+without any software of NVIDIA: `report_container` unpacks it, `report_wire` decodes messages in bulk, `report_events`
+says which field is which column. Where a report is of an unknown kind, `conversion` lets the installed `nsys` turn it
+into an export. `scrub` removes what identifies.
 """
 
 from __future__ import annotations

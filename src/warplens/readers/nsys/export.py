@@ -1,7 +1,7 @@
 """Nsight Systems' SQLite exports, schemas of 2021 to 2026, as a `Trace`.
 
-`tables` declares what is read, and knows names and nesting; this module reads it and puts the trace together. Facts
-about the capture come from `capture`, its shortcomings from `doubts`.
+`tables` declares what is read, `texts` knows names and nesting; this module reads it and puts the trace together.
+Facts about the capture come from `capture`, its shortcomings from `doubts`.
 """
 
 from __future__ import annotations
@@ -14,23 +14,12 @@ from pathlib import Path
 import polars as pl
 
 from warplens.profile import Capture, Trace
-from warplens.profile.schema import encode_names
 from warplens.profile.trace import TABLES, WORK_TABLES, worst_first
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of
-from warplens.readers.nsys.excerpt import Excerpt, excerpt_of
-from warplens.readers.nsys.tables import (
-    ALL_ROWS,
-    SOURCES,
-    Field,
-    Source,
-    Strings,
-    Tables,
-    distinct_ids,
-    range_kinds,
-    ranges_of,
-)
+from warplens.readers.nsys.tables import ALL_ROWS, SOURCES, Excerpt, Field, Source, Tables, excerpt_of
+from warplens.readers.nsys.texts import Strings, codes_of, distinct_ids, encoded_codes, range_kinds, ranges_of
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 from warplens.readers.sqlite_rows import ColumnBuffers
 
@@ -181,16 +170,6 @@ def shaped(file: Tables, plan: Plan, raw: pl.DataFrame) -> tuple[pl.DataFrame, i
     return frame, raw.height - kept.height
 
 
-def codes_of(file: Tables, enumeration: str, defaults: Mapping[int, str]) -> dict[int, str]:
-    """What an export's numbers mean: its own table of them (`Host-to-Device` → `host-to-device`), else the defaults."""
-    codes = dict(defaults)
-    if {"id", "label"} <= set(file.tables.get(enumeration, ())):
-        for code, label in file.rows(f"SELECT id, label FROM {quoted(enumeration)}"):  # noqa: S608
-            if isinstance(code, int) and isinstance(label, bytes):
-                codes[code] = label.decode("utf-8", "replace").strip().lower().replace(" ", "-")
-    return codes
-
-
 # --- From loaded rows to the trace's tables ---------------------------------------------------------------------------
 # what the numbers in an nsys export mean, where that takes more than casts.
 
@@ -275,7 +254,7 @@ def finished(file: Tables, source: Source, frame: pl.DataFrame, strings: Strings
             else:
                 columns[field.name] = strings.encode(values, REWRITES.get(source.trace_table))
         elif field.codes is not None:
-            columns[field.name] = _encoded(values, codes_of(file, *field.codes))
+            columns[field.name] = encoded_codes(values, codes_of(file, *field.codes))
     frame = frame.with_columns(**columns)
     if source.trace_table == "api_calls":
         return frame.with_columns(pl.col("correlation").fill_null(_NO_CORRELATION))
@@ -285,13 +264,6 @@ def finished(file: Tables, source: Source, frame: pl.DataFrame, strings: Strings
         released = pl.col("operation").cast(pl.String) == "deallocation"
         return frame.with_columns(delta_bytes=pl.when(released).then(-pl.col("bytes")).otherwise(pl.col("bytes")))
     return frame
-
-
-def _encoded(values: pl.Series, codes: Mapping[int, str]) -> pl.Series:
-    used = values.drop_nulls().unique(maintain_order=True)
-    texts = [codes.get(code, "unknown") for code in used.to_list()]
-    places = values.replace_strict(used, pl.Series(range(used.len()), dtype=pl.UInt32), return_dtype=pl.UInt32)
-    return encode_names(places, texts)
 
 
 def _with_kind(waits: pl.DataFrame) -> pl.DataFrame:

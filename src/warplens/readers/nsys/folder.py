@@ -18,7 +18,8 @@ import polars as pl
 from warplens.errors import UnreadableInputError
 from warplens.profile import Trace
 from warplens.readers.nsys.export import Loaded, Plan, plan_of, put_together, shaped, sources_of
-from warplens.readers.nsys.tables import SOURCES, range_kinds
+from warplens.readers.nsys.tables import SOURCES
+from warplens.readers.nsys.texts import range_kinds
 from warplens.readers.sqlite import looks_like_nsys, quoted
 
 _ADVICE: Final = "Export the capture again: nsys export --type parquetdir --output profile profile.nsys-rep"

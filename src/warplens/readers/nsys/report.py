@@ -25,7 +25,8 @@ from warplens.readers.nsys.export import Loaded, plan_of, put_together, shaped, 
 from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
 from warplens.readers.nsys.report_wire import BYTES, fields, tag
-from warplens.readers.nsys.tables import RANGE_KINDS, Source
+from warplens.readers.nsys.tables import Source
+from warplens.readers.nsys.texts import RANGE_KINDS
 
 _DURATION_FROM, _DURATION_TO = tag(17), tag(18)
 _PROCESS = tag(26, BYTES)

@@ -21,7 +21,8 @@ from warplens.profile import Capture, Note, NoteLevel, Trace
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of
 from warplens.readers.nsys.export import REWRITES, load, not_nsys, plan_of, put_together, rows_of, shaped, sources_of
-from warplens.readers.nsys.tables import SOURCES, Source, Strings, distinct_ids, range_kinds
+from warplens.readers.nsys.tables import SOURCES, Source
+from warplens.readers.nsys.texts import Strings, distinct_ids, range_kinds
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 
 _NOTE: Final = Note(

@@ -7,19 +7,18 @@ declared here are read. Names are loaded as ids and encoded afterwards (`Strings
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.errors import UnreadableInputError
-from warplens.profile.nesting import nest
-from warplens.profile.schema import Int64s, encode_names
-from warplens.profile.trace import LAUNCH_SIZE
+from warplens.profile import Note, NoteLevel
+from warplens.profile.trace import LAUNCH_SIZE, WORK_TABLES
+from warplens.readers.sqlite import SqliteFile, quoted
 
 _LOW_24_BITS = 0xFFFFFF
 
@@ -268,204 +267,87 @@ SOURCES: tuple[Source, ...] = (
 )
 
 
-# --- Text in an nsys export -------------------------------------------------------------------------------------------
-# the numbered strings that tables refer to, and text that stands in the tables themselves. Only strings that an event
-# refers to are ever read. The rest of `StringIds` holds the process's environment, command lines and paths, which must
-# not reach anything that Warplens shows.
+# --- A part of a recording that is too large to be read whole: which rows of each table belong to it ---
+#
+# The part is a span of time in the middle of the events. It is cut such that whole steps stay whole: a call of the host
+# belongs to it by its begin, GPU work with the call that issued it, and a range that only one edge of the span cuts is
+# left out, for its work would be there in part alone.
+
+#: GPU work begins at most this share of the span after the call that issued it: milliseconds, of seconds.
+_QUEUED: Final = 0.05
+
+#: Rows whose begin is looked at to find the span: it holds the share that is asked for to about one in a hundred.
+_LOOKED_AT: Final = 2_000
 
 
-#: Ids of one `IN (…)` list; SQLite looks each of them up in the table's key.
-_IDS_PER_QUERY = 5_000
+@dataclass(frozen=True)
+class Excerpt:
+    """A span of a recording, and the share of the events that lie in it, about."""
 
-#: Up to this id a table of codes by id (32 MB at most) replaces the binary search, at a twentieth of its time.
-_MAX_ID_IN_TABLE = 2**23
+    start_ns: int
+    end_ns: int
+    share: float
 
+    @property
+    def _queued_ns(self) -> int:
+        return int((self.end_ns - self.start_ns) * _QUEUED)
 
-def decoded(raw: bytes) -> tuple[str, bool]:
-    """The text of a string of an export, and whether bytes of it had to be replaced.
+    def rows_of(self, table: str) -> pl.Expr:
+        """Which rows of a table of the trace may belong to it, by the columns `start` and `end` of the export."""
+        start = pl.col("start")
+        inside = (start >= self.start_ns) & (start < self.end_ns)
+        if table in WORK_TABLES:
+            return (start >= self.start_ns) & (start < self.end_ns + self._queued_ns)
+        if table != "ranges":
+            return inside
+        end = pl.col("end")
+        around = (start < self.start_ns) & (end > self.end_ns)
+        return (inside & (end.is_null() | (end <= self.end_ns))) | around
 
-    Strings come from C programs: the text ends at the first NUL. Those of Windows captures are in the code page of
-    that machine, which the file does not name; bytes that are not UTF-8 become �.
-    """
-    text = raw.split(b"\x00", 1)[0]
-    try:
-        return text.decode("utf-8"), False
-    except UnicodeDecodeError:
-        return text.decode("utf-8", "replace"), True
+    def issued_in(self, work: pl.DataFrame, calls: pl.DataFrame | None) -> pl.DataFrame:
+        """The GPU work that calls of the span issued; where no call is known, what begins well inside of it."""
+        inside = pl.col("start_ns") < self.end_ns
+        if calls is None or not calls.height:
+            return work.filter(inside)
+        # What the calls before the span have left in the queue begins first.
+        inside &= pl.col("start_ns") >= self.start_ns + self._queued_ns
+        issuing = calls.select("process", "correlation").unique().with_columns(issued=pl.lit(value=True))
+        work = work.join(issuing, on=["process", "correlation"], how="left", maintain_order="left")
+        return work.filter(pl.col("issued").is_not_null() | inside).drop("issued")
 
-
-def distinct_ids(columns: Iterable[pl.Series]) -> Int64s:
-    """The different ids in these columns, ascending, nulls left out."""
-    found = [column.unique().drop_nulls().to_numpy() for column in columns]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
-
-
-class Strings:
-    """Those strings of `StringIds` that events refer to.
-
-    Attributes:
-        missing: ids for which the file has no string.
-        unnamed: those of them that a name was asked for.
-        replaced: how many of the texts, those of `decode_all` included, were not UTF-8.
-    """
-
-    def __init__(self, file: Tables, ids: Int64s) -> None:
-        self._texts: dict[int, str] = {}
-        self.replaced = 0
-        if "StringIds" in file.tables:
-            for part in range(0, len(ids), _IDS_PER_QUERY):
-                wanted = ",".join(map(str, ids[part : part + _IDS_PER_QUERY].tolist()))
-                query = f"SELECT id, CAST(value AS BLOB) FROM StringIds WHERE id IN ({wanted}) AND value IS NOT NULL"  # noqa: S608
-                for identifier, raw in file.rows(query):
-                    self._texts[identifier], replaced = decoded(raw)
-                    self.replaced += replaced
-        self.missing = frozenset(ids.tolist()) - self._texts.keys()
-        self.unnamed: set[int] = set()
-
-    def __getitem__(self, identifier: int) -> str:
-        if identifier in self.missing:
-            self.unnamed.add(identifier)
-            return f"unnamed ({identifier})"
-        return self._texts[identifier]
-
-    def encode(self, column: pl.Series, rewrite: Mapping[str, str] | None = None) -> pl.Series:
-        """Dictionary-encoded names for a column of ids; null for null."""
-        used = distinct_ids([column])
-        texts = pl.Series([self[identifier] for identifier in used.tolist()], dtype=pl.String)
-        for pattern, replacement in (rewrite or {}).items():
-            texts = texts.str.replace(pattern, replacement)
-        return encode_names(_codes(column, used), texts)
-
-    def decode_all(self, column: pl.Series) -> pl.Series:
-        """Text (`String`) for a column of raw bytes (`Binary`); null for null."""
-        try:
-            plain = column.cast(pl.String)  # fails on bytes that are not UTF-8
-        except pl.exceptions.PolarsError:
-            pass
-        else:
-            if not plain.str.contains("\x00", literal=True).any():
-                return plain
-        values = column.drop_nulls().unique()
-        pairs = [decoded(raw) for raw in values.to_list()]
-        self.replaced += sum(replaced for _, replaced in pairs)
-        return column.replace_strict(values, pl.Series([text for text, _ in pairs], dtype=pl.String), default=None)
+    @property
+    def note(self) -> Note:
+        """Says that the rest was not looked at."""
+        return Note(
+            "read-in-part",
+            NoteLevel.WARNING,
+            f"Only the middle {100 * self.share:.0f} % of the recording was read, from {self.start_ns / 1e9:.3f} s to "
+            f"{self.end_ns / 1e9:.3f} s: all of it takes more memory than is allowed. What lies outside is unknown.",
+            "Allow more memory (--memory) to have all of it looked at",
+        )
 
 
-def _codes(column: pl.Series, used: Int64s) -> pl.Series:
-    """For each id its place in the ascending array `used`, which holds it; null for null."""
-    empty = column.is_null() if column.null_count() else None
-    ids = column.fill_null(int(used[0]) if len(used) else 0).to_numpy()
-    if not len(used):
-        codes = np.zeros(len(ids), np.uint32)
-    elif used[0] >= 0 and used[-1] <= _MAX_ID_IN_TABLE:
-        table = np.zeros(int(used[-1]) + 1, np.uint32)
-        table[used] = np.arange(len(used), dtype=np.uint32)
-        codes = table[ids]
-    else:
-        codes = np.searchsorted(used, ids).astype(np.uint32)
-    encoded = pl.Series(codes)
-    return encoded if empty is None else encoded.set(empty, None)
+def excerpt_of(file: SqliteFile, share: float) -> Excerpt:
+    """The span in the middle of an export that holds this share of its events, counted by GPU work, else by calls."""
+    for table in _tables(file, (*WORK_TABLES, "api_calls", "ranges")):
+        starts = np.sort(_begins(file, table))
+        if len(starts) > 1:
+            low, high = np.quantile(starts, [(1 - share) / 2, (1 + share) / 2], method="nearest").tolist()
+            return Excerpt(low, max(high, low + 1), share)
+    raise file.unreadable("it holds no event of which a part could be read")
 
 
-# --- NVTX ranges of an nsys export: their names, and which of them encloses which -------------------------------------
-# Nesting. Push-pop ranges of one NVTX domain nest on their thread by construction, but each domain has a stack of its
-# own, and start-end ranges may end whenever the program likes. In practice they nest across domains, too (a library's
-# ranges lie inside the application's), and that is what a reader of the profile wants to see. So all ranges of a thread
-# are nested together wherever they do nest. Where some of a thread cross, its start-end ranges are set apart; where the
-# others still cross, each domain of that thread is nested on its own. Other threads are not touched by this.
-
-#: ENUM_NSYS_EVENT_TYPE: NVTX's ranges and those of its text importer (NVTXT). Marks, names and domains are no ranges.
-RANGE_KINDS = {59: "push-pop", 60: "start-end", 70: "push-pop", 71: "start-end"}
-_RANGE_TYPE_NAMES = {
-    "NvtxPushPopRange": "push-pop",
-    "NvtxStartEndRange": "start-end",
-    "NvtxtPushPopRange": "push-pop",
-    "NvtxtStartEndRange": "start-end",
-}
+def _tables(file: SqliteFile, names: Sequence[str]) -> list[str]:
+    """The export's tables that become these of the trace, as far as it has them, in that order."""
+    return [source.table for name in names for source in SOURCES
+            if source.trace_table == name and source.table in file.tables]  # fmt: skip
 
 
-def range_kinds(file: Tables) -> Mapping[int, str]:
-    """The event types of this export that are ranges: its own table of them, else the numbers of all known versions."""
-    kinds = {}
-    if {"id", "name"} <= set(file.tables.get("ENUM_NSYS_EVENT_TYPE", ())):
-        for code, name in file.rows("SELECT id, name FROM ENUM_NSYS_EVENT_TYPE"):
-            kind = _RANGE_TYPE_NAMES.get(name.decode("utf-8", "replace")) if isinstance(name, bytes) else None
-            if kind is not None and isinstance(code, int):
-                kinds[code] = kind
-    return kinds or RANGE_KINDS
-
-
-def ranges_of(loaded: pl.DataFrame, strings: Strings, kinds: Mapping[int, str], capture_end_ns: int) -> pl.DataFrame:
-    """The trace's table of ranges; one that was still open at the end of the capture ends there."""
-    end_ns = pl.max_horizontal(pl.col("end_ns").fill_null(capture_end_ns), "start_ns")
-    kind_codes = loaded.get_column("kind").replace_strict(kinds, return_dtype=pl.String)
-    frame = loaded.with_columns(
-        end_ns,
-        pl.col("domain").fill_null(0),
-        _names(loaded, strings),
-        kind_codes.cast(pl.Enum(["push-pop", "start-end"])).alias("kind"),
-    )
-    return with_nesting(frame)
-
-
-def _names(loaded: pl.DataFrame, strings: Strings) -> pl.Series:
-    """The text of each range: its registered string where it has one, as nsys's own reports decide, else its own."""
-    texts = strings.decode_all(loaded.get_column("text"))
-    registered = loaded.get_column("registered")
-    if registered.null_count() < registered.len():
-        known = registered.set(registered.is_in(list(strings.missing)) & (texts != ""), None)
-        texts = strings.encode(known).cast(pl.String).zip_with(known.is_not_null(), texts)
-    return texts.cast(pl.Enum(texts.unique(maintain_order=True))).alias("name")
-
-
-def with_nesting(ranges: pl.DataFrame) -> pl.DataFrame:
-    """Ranges with their `depth` and `parent`; see the module's text for which of them are nested together."""
-    start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
-    thread = _group_numbers(ranges["process"].to_numpy(), ranges["thread"].to_numpy())
-    style = (ranges["kind"].cast(pl.String) == "start-end").to_numpy()
-    domain = ranges["domain"].to_numpy()
-    group = thread
-    for finer in (style, domain):
-        crossing = _crossing_groups(start, end, group) if len(np.unique(finer)) > 1 else np.empty(0, np.int64)
-        if len(crossing):
-            group = _group_numbers(group, np.where(np.isin(group, crossing), finer, 0))
-    # Start-end ranges that were set apart may still cross each other. They get a call of their own, so that the others
-    # keep the fast method of `nest`.
-    apart = style & (np.isin(group, np.unique(group[~style]), invert=True))
-    depth = np.empty(len(start), np.int64)
-    parent = np.full(len(start), -1, np.int64)
-    for rows in (np.flatnonzero(~apart), np.flatnonzero(apart)):
-        nesting = nest(start[rows], end[rows], group[rows])
-        depth[rows] = nesting.depth
-        parent[rows] = np.where(nesting.parent >= 0, rows[nesting.parent], -1) if len(rows) else -1
-    return ranges.with_columns(
-        pl.Series("depth", depth, dtype=pl.Int32), pl.Series("parent", parent).replace(-1, None).alias("parent")
-    )
-
-
-def _group_numbers(coarse: npt.NDArray[np.generic], fine: npt.NDArray[np.generic]) -> Int64s:
-    """A number for each different pair."""
-    outer = np.unique(coarse, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    values, inner = np.unique(fine, return_inverse=True)
-    numbers: Int64s = outer * (len(values) + 1) + inner.reshape(-1)
-    return numbers
-
-
-def _crossing_groups(start: Int64s, end: Int64s, group: Int64s) -> Int64s:
-    """The groups in which two ranges overlap without one enclosing the other.
-
-    Walk through all begins and ends of a group in time. Ranges nest exactly if each finds as many others open after its
-    end as before its begin: the first-begun of the ranges that another one crosses does not. Ranges of no length cross
-    nothing and are left out.
-    """
-    rows = np.flatnonzero(end > start)
-    rows = rows[np.lexsort((-end[rows], start[rows], group[rows]))]
-    count = len(rows)
-    place = np.arange(count)
-    # At one instant ends come before begins, inner ends before outer ones, outer begins before inner ones.
-    is_begin = np.r_[np.zeros(count, np.int8), np.ones(count, np.int8)]
-    order = np.lexsort((np.r_[-place, place], is_begin, np.r_[end[rows], start[rows]], np.r_[group[rows], group[rows]]))
-    open_after = np.empty(2 * count, np.int64)
-    open_after[order] = np.cumsum(2 * is_begin[order].astype(np.int64) - 1)
-    crossing = open_after[:count] != open_after[count:] - 1
-    return np.unique(group[rows[crossing]])
+def _begins(file: SqliteFile, table: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The begins of some rows of a table, evenly spread over it."""
+    first, last = file.span(table)
+    if first is None or last is None:
+        return np.empty(0, np.int64)
+    numbers = np.unique(np.linspace(first, last, _LOOKED_AT).astype(np.int64))
+    query = f"SELECT start FROM {quoted(table)} WHERE {file.row_number(table)} IN ({', '.join(map(str, numbers))})"  # noqa: S608
+    return np.array([start for (start,) in file.rows(query) if isinstance(start, int)], np.int64)
