@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, BF16_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import judged, record, verdict
-from warplens.diagnosis import Diagnosis
+from warplens.diagnosis import Diagnosis, frameworks
+from warplens.diagnosis.findings import Remedy
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 BACKWARD = "void at::native::threshold_backward_kernel<float>(int)"
@@ -88,12 +90,62 @@ def test_an_engine_is_told_to_replay_its_own_graphs() -> None:
     assert "reduce-overhead" not in said
 
 
-@pytest.mark.parametrize(("kernel", "doubt"), [(FUSION, "XLA"), (ADD, None), (BF16_GEMM, "no kernel shows")])
-def test_remedies_for_pytorch_are_doubted_where_another_framework_runs(kernel: str, doubt: str | None) -> None:
+CUPY = "cupy_add__float32_float32_float32"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "told", "untold"),
+    [
+        (ADD, "torch.cuda.CUDAGraph", "cudaGraphLaunch"),
+        (FUSION, "jax.jit", "torch"),
+        (CUPY, "begin_capture", "torch"),
+        ("saxpy(int, float, const float *, float *)", "cudaGraphLaunch", "torch"),
+    ],
+)
+def test_remedies_are_in_the_words_of_what_the_program_is_written_with(kernel: str, told: str, untold: str) -> None:
     found = verdict(lambda machine: machine.launch(3 * US, kernel, times=200))
-    doubts = [text for text in found.coverage.unavailable if "remedies fit" in text]
-    assert len(doubts) == (doubt is not None)
-    assert all(doubt in text for text in doubts if doubt)
+    said = advice(found, "launch-overhead")
+    assert told in said
+    assert untold not in said
+    assert not [text for text in found.coverage.unavailable if "remedies fit" in text]
+
+
+@pytest.mark.parametrize("kernel", [BF16_GEMM, "matmul_kernel"])
+def test_remedies_are_doubted_where_nothing_shows_what_the_program_is_written_with(kernel: str) -> None:
+    found = verdict(lambda machine: machine.launch(3 * US, kernel, times=200))
+    assert "torch.cuda.CUDAGraph" in advice(found, "launch-overhead")
+    assert any("remedies fit" in text and "nothing shows" in text for text in found.coverage.unavailable)
+
+
+def test_one_kernel_of_pytorch_shows_that_a_program_uses_it() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(3 * US, "matmul_kernel", times=200)
+        machine.launch(3 * US, ADD)
+
+    assert "torch.cuda.CUDAGraph" in advice(verdict(step), "launch-overhead")
+
+
+def test_every_counterpart_belongs_to_a_remedy_and_has_no_word_of_pytorch() -> None:
+    rules = Path(frameworks.__file__).with_name("rules")
+    written = "".join(path.read_text(encoding="utf-8") for path in sorted(rules.glob("*.py")))
+    for begin, elsewhere in frameworks._ELSEWHERE.items():
+        assert f'"{begin}' in written
+        for action, how, *_ in elsewhere.values():
+            assert not frameworks.is_of_pytorch(Remedy(action, how, ""))
+
+
+def test_a_remedy_without_counterpart_is_left_out_while_others_remain() -> None:
+    only = Remedy("Score what has a label", "scores = model.head(hidden[labels != -100])", "")
+    other = Remedy("Choose shapes that fill whole tiles", "# dimensions in multiples of 64", "")
+    partly = Remedy("Prepare it once, or on the GPU", "# store the result\n# or torchvision.transforms.v2", "")
+    run = Remedy("Record", "nsys profile python train.py", "")
+    assert frameworks.in_words_of("cuda", (only, other)) == (other,)
+    assert frameworks.in_words_of("jax", (only,)) == (only,)
+    assert [each.how for each in frameworks.in_words_of("cuda", (partly, run))] == [
+        "# store the result",
+        "nsys profile ./program",
+    ]
+    assert frameworks.in_words_of("pytorch", (only, other)) == (only, other)
 
 
 def test_what_a_compiler_made_is_not_to_be_compiled() -> None:

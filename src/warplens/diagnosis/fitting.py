@@ -1,18 +1,17 @@
-"""Remedies that fit the program: without what it does already or its GPU cannot do, and with what runs it."""
+"""Remedies that fit the program: without what it does already or its GPU cannot do, in the words of what runs it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
-
-import polars as pl
 
 from warplens.analysis.categories import class_table
 from warplens.analysis.frames import once
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.frameworks import framework_of, in_words_of, is_of_pytorch
 
 #: Engines that serve language models, by the libraries of kernels that they bring.
 _ENGINES: Final = ("vllm", "sglang", "tensorrt-llm")
@@ -66,8 +65,10 @@ def fitting(facts: Facts, finding: Finding) -> Finding:
     served = finding.id == "launch-overhead" and not facts.graphed and _engine(facts)
     taken += [_CAPTURES] if served else []
     left = [remedy for remedy in finding.remedies if not any(pattern.search(remedy.how) for pattern in taken)]
+    framework = None if _on_amd(facts) else framework_of(facts)
+    told = in_words_of(framework, tuple(left) or finding.remedies)
     silent = [pattern for pattern, holds in _LINES if holds(facts)]
-    left = [replace(remedy, how=how) for remedy in left if (how := _without(remedy.how, silent))]
+    left = [replace(remedy, how=how) for remedy in told if (how := _without(remedy.how, silent))]
     if served:
         graphs = next((remedy.expected for remedy in finding.remedies if _CAPTURES.search(remedy.how)), "")
         left.insert(0, replace(_ENGINE_GRAPHS, expected=graphs))
@@ -85,17 +86,11 @@ def _engine(facts: Facts) -> bool:
     return bool(class_table(kernels)["library"].is_in(_ENGINES).any())
 
 
-def framework_doubt(facts: Facts) -> str | None:
-    """Why remedies, which are written for PyTorch, may not be this program's; None where it shows that it uses it."""
-    kernels = facts.timeline.trace.kernels["full_name"]
-    program = facts.program
-    if facts.timeline.has_operators or not program.is_kernel.any():
+def framework_doubt(facts: Facts, findings: Iterable[Finding]) -> str | None:
+    """Why remedies that are written for PyTorch may not be this program's; None where it uses it, or none is."""
+    framework = framework_of(facts)
+    remedies = (remedy for finding in findings for remedy in finding.remedies)
+    if framework == "pytorch" or not facts.program.is_kernel.any() or not any(map(is_of_pytorch, remedies)):
         return None
-    libraries = class_table(kernels)["library"].cast(pl.String).fill_null("").to_numpy()[program.name_codes]
-    spent = {name: int(program.own_ns[program.is_kernel & (libraries == name)].sum()) for name in ("xla", "at-native")}
-    if spent["xla"] > spent["at-native"]:
-        return "they are written for PyTorch, and XLA made the kernels"
-    texts = program.full_names()
-    if any(re.search(r"\bat::|\bc10::|^triton_", text) for text in texts):
-        return None
-    return "they are written for PyTorch, and no kernel shows that the program uses it"
+    made = "XLA made the kernels" if framework == "jax" else "nothing shows that the program uses it"
+    return f"some are written for PyTorch, and {made}"

@@ -299,11 +299,11 @@ def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: st
         idle_attributed_share=facts.attributed_share,
         claimed_ns=sum(claims.total_ns(finding.id) for finding in found),
         counters_share=counted_ns / kernels if counted_ns and kernels else None,
-        unavailable=tuple(_unavailable(facts, bool(counted_ns), source)),
+        unavailable=tuple(_unavailable(facts, bool(counted_ns), source, found)),
     )
 
 
-def _unavailable(facts: Facts, has_counters: bool, source: str | None) -> Iterator[str]:
+def _unavailable(facts: Facts, has_counters: bool, source: str | None, found: Sequence[Finding]) -> Iterator[str]:
     """What could not be asked, and what would answer it. `source` is the report of counters that was given."""
     if not facts.wall_ns:
         return
@@ -328,7 +328,7 @@ def _unavailable(facts: Facts, has_counters: bool, source: str | None) -> Iterat
         yield "why the GPU was idle: no CUDA API calls were recorded (nsys profile --trace=cuda)"
     if not facts.work["phase"].is_in(list(PHASES)).any():
         yield "forward, backward and optimizer apart: no range is named after them"
-    if (doubt := framework_doubt(facts)) is not None:
+    if (doubt := framework_doubt(facts, found)) is not None:
         yield f"whether the remedies fit: {doubt}"
     if not facts.window.steps:
         yield "numbers per step: the window has no repeating steps"

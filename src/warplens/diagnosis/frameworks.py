@@ -1,0 +1,402 @@
+"""What remedies say to programs that do not use PyTorch: the same change in the words of JAX, CuPy or CUDA C++.
+
+Rules write their remedies for PyTorch. Here stands, by what a remedy does, how the same is done elsewhere. A remedy
+that has no counterpart is left out while others remain.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.categories import class_table, classify
+from warplens.analysis.frames import once
+from warplens.diagnosis.findings import Remedy
+from warplens.profile.schema import rows_named
+
+if TYPE_CHECKING:
+    from warplens.diagnosis.facts import Facts
+
+#: What a program is written with, as far as its profile shows. `cuda` is C++: it has kernels of its own with the types
+#: of their arguments in their names, which those that are compiled from Python lack, and none of the others.
+Framework: TypeAlias = Literal["pytorch", "jax", "cupy", "cuda"]
+
+#: Libraries whose kernels hardly run outside of programs of PyTorch, or that have options of their own.
+_WITH_PYTORCH: Final = ("at-native", "triton", "vllm", "sglang", "tensorrt-llm", "fbgemm", "torchvision", "deepep")
+_PYTORCH_KERNEL: Final = re.compile(r"\b(?:at|c10d?|caffe2)::|^triton_|\btorch|^__myl_")
+_PYTORCH_RANGE: Final = re.compile(
+    r"^aten::|^ProfilerStep|\b[Tt]orch|CompiledFxGraph|^Optimizer\.step#|^autograd::|DataLoader"
+)
+_XLA_KERNEL: Final = re.compile(r"\bstream_executor::|\bxla::")
+_XLA_RANGE: Final = re.compile(r"^(?:XlaModule|Thunk|XlaPass|TSL):")
+_CUPY_KERNEL: Final = re.compile(r"^cupy_|\bcupy::")
+
+#: What is no word of any program but one of PyTorch.
+_OF_PYTORCH: Final = re.compile(
+    r"\btorch|\bDataLoader\b|\bF\.\w+\(|\bmodel\b|\.detach\(|\.backward\(|Lightning|transformers|vllm|\bmodel\(|no_sync"
+    r"|PYTORCH|TORCH|register_buffer|Tensor\b|\.contiguous\(\)|\.float\(\)|scikit|g\.replay|device_map"
+)
+
+#: By the begin of what a remedy does and by framework: the same as an action and code, and where it brings something
+#: else, what; `*` is for any other framework.
+_ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "Copy from pinned memory": {
+        "jax": ("Send data ahead", "x = jax.device_put(batch)  # returns at once: call it one step ahead"),
+        "cupy": (
+            "Copy from pinned memory, without blocking",
+            "pinned = cupyx.empty_pinned(shape, dtype); pinned[...] = array\nx.set(pinned, stream=stream)",
+        ),
+        "*": (
+            "Copy from pinned memory, without blocking",
+            "cudaMallocHost(&host, bytes);  // or cudaHostRegister for memory that is there already\n"
+            "cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream);",
+        ),
+    },
+    "Copy without blocking": {
+        "jax": ("Send data ahead", "x = jax.device_put(batch)  # returns at once: call it one step ahead"),
+        "cupy": (
+            "Copy without blocking",
+            "x.set(pinned, stream=stream); y.get(stream=stream, out=pinned, blocking=False)",
+        ),
+        "*": ("Copy without blocking", "cudaMemcpyAsync(to, from, bytes, kind, stream);  // not cudaMemcpy"),
+    },
+    "Copy the next batch while": {
+        "jax": (
+            "Send the next batch while this one is computed",
+            "coming = jax.device_put(next_batch)  # before the result of this step is read",
+        ),
+        "cupy": (
+            "Copy the next input while this one is computed",
+            "with copies: coming.set(pinned)  # copies = cupy.cuda.Stream(non_blocking=True)\n"
+            "compute.wait_event(copies.record())  # before use",
+        ),
+        "*": (
+            "Copy the next input while this one is computed",
+            "cudaMemcpyAsync(coming, pinned, bytes, cudaMemcpyHostToDevice, copies);  // a stream of its own\n"
+            "cudaEventRecord(ready, copies); cudaStreamWaitEvent(compute, ready);  // before use",
+        ),
+    },
+    "Copy less": {"*": ("Copy less", "# send narrow types and convert on the GPU; keep results there")},
+    "Keep on the GPU what is used": {
+        "*": ("Keep on the GPU what is used in every step", "# allocate and copy it once, before the loop")
+    },
+    "Read results back less often": {
+        "jax": (
+            "Read results back less often",
+            "# no float(x), x.item(), np.asarray(x) or block_until_ready() in the loop: metrics every N steps\n"
+            "# what depends on values: jax.lax.cond and jax.lax.while_loop inside jit",
+        ),
+        "cupy": (
+            "Read results back less often",
+            "# no float(x), x.item(), x.get() or `if x:` in the loop: test for the end every N turns",
+        ),
+        "*": (
+            "Wait for the GPU less often",
+            "# no cudaDeviceSynchronize, cudaStreamSynchronize or cudaMemcpy between launches: work of one stream\n"
+            "# runs in order anyway; keep sums and flags on the GPU and copy them every N steps",
+        ),
+    },
+    "Find all synchronizing operations": {
+        "jax": ("Find all transfers", "jax.config.update('jax_transfer_guard', 'log')  # a line for each"),
+        "*": ("Find all calls that wait", "warplens api PATH  # …Synchronize, cudaMemcpy, cudaFree"),
+    },
+    "Read the values back one step later": {
+        "jax": ("Read the values back one step later", "value.copy_to_host_async()  # float(value) one step later"),
+        "cupy": (
+            "Read the values back one step later",
+            "value.get(stream=stream, out=pinned, blocking=False); done = stream.record()\n"
+            "# read `pinned` after done.synchronize() in the next step",
+        ),
+        "*": (
+            "Read the values back one step later",
+            "cudaMemcpyAsync(pinned, value, bytes, cudaMemcpyDeviceToHost, stream); cudaEventRecord(done, stream);\n"
+            "// read `pinned` after cudaEventSynchronize(done) in the next step",
+        ),
+    },
+    "Process all items at once": {
+        "jax": (
+            "Process all items at once",
+            "values = jax.device_get(values)  # all of them once, behind the loop\n"
+            "# one jitted function over all items (jax.vmap, jax.tree.map inside jit) in place of a call for each",
+        ),
+        "cupy": (
+            "Process all items at once",
+            "values = cupy.stack(values).get()  # once, behind the loop\n"
+            "# a loop that tests for its end: every N turns only",
+        ),
+        "*": (
+            "Process all items at once",
+            "# one kernel and one copy for all of them; a loop that tests for its end: every N turns only",
+        ),
+    },
+    "Do the work of all turns at once": {
+        "jax": (
+            "Do the work of all turns at once",
+            "# jax.vmap, or jax.lax.scan inside jit, in place of a Python loop",
+        ),
+        "cupy": ("Do the work of all turns at once", "# one operation over the whole array: broadcasting, cupy.where"),
+        "*": ("Do the work of all turns at once", "# one kernel over the whole array; library calls that take a batch"),
+    },
+    "Let the caching allocator": {
+        "jax": (
+            "Let XLA keep its memory",
+            "# no XLA_PYTHON_CLIENT_ALLOCATOR=platform; XLA_PYTHON_CLIENT_PREALLOCATE=true",
+        ),
+        "cupy": (
+            "Let the memory pool keep its memory",
+            "# no free_all_blocks() in the loop, no cupy.cuda.set_allocator(None)",
+        ),
+        "*": (
+            "Let a pool keep the memory",
+            "cudaMallocAsync(&memory, bytes, stream); cudaFreeAsync(memory, stream);\n"
+            "cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &most);  // most = UINT64_MAX",
+        ),
+    },
+    "Reuse buffers": {
+        "jax": ("Reuse buffers", "step = jax.jit(step, donate_argnums=0)  # and inputs padded to few distinct shapes"),
+        "cupy": ("Reuse buffers", "# out=, and operations in place; allocate once, before the loop"),
+        "*": ("Reuse buffers", "# allocate once, before the loop"),
+    },
+    "Replay the step from a CUDA graph": {
+        "jax": (
+            "Run the whole step as one compiled program",
+            "step = jax.jit(step)  # loss, gradients and update together; several steps: jax.lax.scan inside\n"
+            "# XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUDNN,CUSTOM_CALL replays them as CUDA graphs",
+        ),
+        "cupy": (
+            "Replay the step from a CUDA graph",
+            "stream.begin_capture(); step(); graph = stream.end_capture()  # once\ngraph.launch(stream)",
+        ),
+        "*": (
+            "Replay the step from a CUDA graph",
+            "cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal); step(stream);\n"
+            "cudaStreamEndCapture(stream, &graph); cudaGraphInstantiate(&ready, graph, 0);\n"
+            "cudaGraphLaunch(ready, stream);  // in each step",
+        ),
+    },
+    "Launch the next graph before": {
+        "jax": (
+            "Call the next step before this one has finished",
+            "# jitted functions return at once: no block_until_ready(), float() or np.asarray() between steps",
+        ),
+        "*": (
+            "Launch the next graph before this one has finished",
+            "# a launch returns at once: do not wait between them, read results one replay later",
+        ),
+    },
+    "Put more into one graph": {
+        "jax": ("Put more into one program", "# several steps in one jit: jax.lax.scan; metrics and updates in it, too")
+    },
+    "Launch fewer kernels": {
+        "jax": ("Launch fewer kernels", "step = jax.jit(step)  # outside of jit each operation is a kernel of its own"),
+        "cupy": ("Launch fewer kernels", "@cupy.fuse()  # or one cupy.ElementwiseKernel for a chain of operations"),
+        "*": (
+            "Launch fewer kernels",
+            "# one kernel for what passes over the same data; library calls that take a batch",
+        ),
+    },
+    "Give each launch more work": {
+        "*": ("Give each launch more work", "# a larger batch: several requests, or chunks of the input, in one pass")
+    },
+    "Fuse chains of elementwise work": {
+        "jax": ("Fuse chains of elementwise work", "step = jax.jit(step)  # XLA fuses what is inside of one jit"),
+        "cupy": ("Fuse chains of elementwise work", "@cupy.fuse()  # or cupy.ElementwiseKernel, cupy.ReductionKernel"),
+        "*": ("Fuse kernels that pass over the same data", "# one pass over the data instead of several"),
+    },
+    "Move fewer bytes": {"*": ("Move fewer bytes", "# 16-bit in place of 32-bit numbers; results in place")},
+    "Keep tensors in 16 bits": {"*": ("Keep arrays in 16 bits", "# sums and norms in 32 bits inside of kernels only")},
+    "Put more work into each launch": {
+        "jax": ("Put more work into each launch", "# a larger batch, or independent problems stacked: jax.vmap"),
+        "*": (
+            "Put more work into each launch",
+            "# a larger batch, or independent problems in one launch: more blocks, library calls that take a batch",
+        ),
+    },
+    "Run independent kernels concurrently": {
+        "cupy": ("Run independent kernels concurrently", "with cupy.cuda.Stream(non_blocking=True): y = branch(x)"),
+        "*": (
+            "Run independent kernels concurrently",
+            "# on streams of their own (cudaStreamNonBlocking), or as parallel branches of one CUDA graph",
+        ),
+    },
+    "Make the pauses between the kernels": {
+        "*": (
+            "Make the pauses between the kernels shorter or fewer",
+            "# a CUDA graph: its nodes start sooner after one another; one kernel instead of several",
+        )
+    },
+    "Compile before the loop": {
+        "jax": (
+            "Compile before the loop",
+            "step.lower(params, batch).compile()  # with each shape; inputs padded to few shapes\n"
+            "JAX_LOG_COMPILES=1 python train.py  # names what is compiled, and why\n"
+            "jax.config.update('jax_compilation_cache_dir', 'cache')  # for the next run",
+        ),
+        "cupy": ("Compile before the loop", "# call each kernel once before it: RawModule(…).compile()"),
+        "*": (
+            "Load code before the loop",
+            "# one call of each kernel, and of each library with each size, before it; CUDA_MODULE_LOADING=EAGER",
+        ),
+    },
+    "Prepare the input while": {
+        "jax": (
+            "Prepare the input while the GPU computes",
+            "# grain or tf.data with prefetching; jax.device_put(next_batch) before this step's result is read",
+        ),
+        "*": (
+            "Prepare the input while the GPU computes",
+            "# a thread that reads and converts the next input into pinned memory",
+        ),
+    },
+    "Process these data on the GPU": {
+        "*": (
+            "Process these data on the GPU",
+            "# convert, count, compare and select there, and copy only the result back",
+        )
+    },
+    "Do this work where its data are": {
+        "*": ("Do this work where its data are", "# on the GPU: no way to the host and back between two kernels")
+    },
+    "Work on these results on the GPU": {
+        "*": (
+            "Work on these results on the GPU, or behind the loop",
+            "# one number read back in place of an array; or hand them to another thread",
+        )
+    },
+    "Find out what the host does there": {
+        "jax": (
+            "Find out what the host does there",
+            "py-spy record --gil -- python train.py\n"
+            "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python train.py\n"
+            "# ranges: with nvtx.annotate('data'): ...  # the package nvtx",
+        ),
+        "cupy": (
+            "Find out what the host does there",
+            "py-spy record --gil -- python program.py\n"
+            "nsys profile --trace=cuda,nvtx,osrt --python-sampling=true python program.py\n"
+            "# ranges: with cupyx.profiler.time_range('data'): ...",
+        ),
+        "*": (
+            "Find out what the host does there",
+            "nsys profile --trace=cuda,nvtx,osrt --sample=process-tree ./program\n"
+            '// ranges: nvtxRangePushA("data"); … nvtxRangePop();',
+        ),
+    },
+    "Do fewer FLOPs, or use a narrower format": {
+        "*": (
+            "Do fewer FLOPs, or use a narrower format",
+            "# products in fp8 or int8 (cuBLASLt, CUTLASS); 2:4 sparsity; fewer or smaller products",
+        )
+    },
+    "Do fewer FLOPs": {"*": ("Do fewer FLOPs", "# 2:4 sparsity; fewer or smaller products")},
+    "Compute in float32 or less": {
+        "jax": (
+            "Compute in float32 or less",
+            "# no jax_enable_x64; jax.config.update('jax_default_matmul_precision', 'tensorfloat32')",
+        ),
+        "cupy": (
+            "Compute in float32 or less",
+            "x = cupy.asarray(array, dtype=cupy.float32)  # NumPy's floats are float64",
+        ),
+        "*": ("Compute in float32 or less", "# float in place of double, also for constants: 0.5f"),
+    },
+    "Allow TF32": {
+        "jax": ("Allow TF32", "jax.config.update('jax_default_matmul_precision', 'tensorfloat32')"),
+        "cupy": ("Allow TF32", "CUPY_TF32=1 python program.py"),
+        "*": ("Allow TF32", "cublasSetMathMode(handle, CUBLAS_TF32_TENSOR_OP_MATH);"),
+    },
+    "Compute in bfloat16": {
+        "jax": (
+            "Compute in bfloat16",
+            "params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)\n# Flax: dtype=jnp.bfloat16 of each layer",
+        ),
+        "cupy": ("Compute in fp16", "y = x.astype(cupy.float16) @ w.astype(cupy.float16)"),
+        "*": ("Compute in bfloat16", "# cublasGemmEx or cublasLtMatmul with CUDA_R_16BF operands"),
+    },
+    "Compute in fp16": {
+        "jax": ("Compute in fp16", "params = jax.tree.map(lambda x: x.astype(jnp.float16), params)"),
+        "cupy": ("Compute in fp16", "y = x.astype(cupy.float16) @ w.astype(cupy.float16)"),
+        "*": ("Compute in fp16", "# cublasGemmEx or cublasLtMatmul with CUDA_R_16F operands"),
+    },
+    "Record the shapes of the operators": {
+        "*": (
+            "Collect counters of the kernels",
+            "ncu --set roofline -c 20 python program.py\nwarplens diagnose PATH --counters REPORT",
+            "shows which roof limits each of them, and why",
+        )
+    },
+    "Put dependent work on the same stream": {
+        "*": (
+            "Put dependent work on the same stream",
+            "# no stream of its own for work that waits for the other one anyway\n"
+            "# close other programs that use the GPU",
+        )
+    },
+}
+
+
+@once
+def framework_of(facts: Facts) -> Framework | None:
+    """What the program is written with, by the whole profile; None where nothing tells, as with libraries' products."""
+    trace = facts.timeline.trace
+    names = trace.kernels["full_name"]
+    if facts.timeline.has_operators:
+        return "pytorch"
+    of_xla, of_pytorch = (_any_named(trace.ranges["name"], pattern) for pattern in (_XLA_RANGE, _PYTORCH_RANGE))
+    if not len(names):
+        return "pytorch" if of_pytorch else "jax" if of_xla else None
+    libraries = class_table(names)["library"].cast(pl.String).gather(names.to_physical().unique())
+    of_pytorch |= _any_named(names, _PYTORCH_KERNEL)
+    of_xla |= _any_named(names, _XLA_KERNEL) or "xla" in libraries
+    if of_xla and not (of_pytorch and _mostly_pytorch(facts)):
+        return "jax"
+    if of_pytorch or libraries.is_in(_WITH_PYTORCH).any():
+        return "pytorch"
+    if _any_named(names, _CUPY_KERNEL):
+        return "cupy"
+    texts = names.unique().cast(pl.String)
+    own = (classify(text).library is None and "(" in text for text in texts if text is not None)
+    return "cuda" if any(own) else None
+
+
+def _any_named(names: pl.Series, pattern: re.Pattern[str]) -> bool:
+    return bool(rows_named(names, lambda name: pattern.search(name) is not None).any())
+
+
+def _mostly_pytorch(facts: Facts) -> bool:
+    """Whether PyTorch's kernels take more of the profile's time than XLA's."""
+    kernels = facts.timeline.trace.kernels
+    codes = kernels["full_name"].to_physical().to_numpy()
+    libraries = class_table(kernels["full_name"])["library"].cast(pl.String).fill_null("").to_numpy()[codes]
+    spent = (kernels["end_ns"] - kernels["start_ns"]).to_numpy()
+    return bool(np.sum(spent[libraries == "at-native"]) > np.sum(spent[libraries == "xla"]))
+
+
+def is_of_pytorch(remedy: Remedy) -> bool:
+    """Whether a remedy's code is for programs that use PyTorch."""
+    return _OF_PYTORCH.search(remedy.how) is not None
+
+
+def in_words_of(framework: Framework | None, remedies: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+    """The remedies as that framework has them; those that only PyTorch has are left out, unless none would be left."""
+    if framework is None or framework == "pytorch":
+        return remedies
+    told = [_translated(framework, remedy) for remedy in remedies]
+    return tuple(remedy for remedy in told if not is_of_pytorch(remedy)) or remedies
+
+
+def _translated(framework: Framework, remedy: Remedy) -> Remedy:
+    for begin, elsewhere in _ELSEWHERE.items():
+        if remedy.action.startswith(begin) and (said := elsewhere.get(framework) or elsewhere.get("*")) is not None:
+            remedy = Remedy(said[0], said[1], said[2] if len(said) > 2 else remedy.expected)
+            break
+    else:
+        lines = [line for line in remedy.how.split("\n") if not _OF_PYTORCH.search(line)]
+        remedy = replace(remedy, how="\n".join(lines)) if lines else remedy
+    if framework == "cuda":
+        remedy = replace(remedy, how=re.sub(r"python \w+\.py", "./program", remedy.how))
+    return remedy
