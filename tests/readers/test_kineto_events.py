@@ -22,8 +22,8 @@ from tests.readers.kineto_traces import Raw, laid_out
 from tests.tiers import thinned
 from warplens.readers.kineto import document as kineto_document
 from warplens.readers.kineto import json_text as kineto_json
-from warplens.readers.kineto.events import Recorded as Document
-from warplens.readers.kineto.events import read_events as read_document
+from warplens.readers.kineto.spans import Recorded as Document
+from warplens.readers.kineto.spans import read_events as read_document
 from warplens.readers.kineto.values import PADDING, nanoseconds_at, whole_at, words_of
 
 REAL_TRACES = (

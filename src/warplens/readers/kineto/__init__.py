@@ -1,9 +1,10 @@
 """Chrome traces of the PyTorch profiler (Kineto), 2021 to 2026, CUDA and ROCm, and copies that can be shared.
 
-From the file to the `Trace`: `document` unpacks the text and walks over it piece by piece, `scan` finds the events of a
-piece by array operations, `events` turns them into columns (`values` numbers and texts; a value that is written
-unusually is read by itself with `json_text`), `trace` makes tables of them with `gpu`, and `capture` says what stands
-around the events and what the trace cannot tell. `scrub` takes the same events and leaves out what identifies.
+From the file to the `Trace`: `document` unpacks the text and walks over it piece by piece, `scan` finds the events of
+a piece by array operations, `events` turns them into columns (`values` numbers and texts; a value that is written
+unusually is read by itself with `json_text`), `spans` joins the pieces to intervals on one clock, `trace` makes tables
+of them with `gpu`, and `capture` says what stands around the events and what the trace cannot tell. `scrub` takes the
+same events and leaves out what identifies.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from warplens.profile import Device, Note, NoteLevel
 from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import name_categories
 from warplens.profile.trace import worst_first
-from warplens.readers.kineto.events import Recorded
-from warplens.readers.kineto.spans import Spans
+from warplens.readers.kineto.spans import Recorded, Spans
 from warplens.readers.losses import lost_level, still_queued
 
 #: Absolute times lie between 2015 and 2100; others count from the start of the machine or of the program.

@@ -6,28 +6,23 @@ array is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
-from warplens.profile.schema import Bools, Int64s, encode_names
+from warplens.profile.schema import Bools, Int64s
 from warplens.readers.kineto import json_text
-from warplens.readers.kineto.document import Document, walk
 from warplens.readers.kineto.scan import MEMBERS, Piece, Scan, scan
 from warplens.readers.kineto.values import (
     ARGUMENTS,
     KINDS,
-    LISTED,
     Argument,
     Bytes,
     Dictionary,
     Numbers,
-    arguments_of,
     hashes,
     kind_of_category,
     nanoseconds_at,
@@ -306,162 +301,3 @@ def _slice(column: Column, part: slice) -> Column:
     else:
         values = values.copy()
     return values, None if known is None or known[part].all() else known[part].copy()
-
-
-@dataclass
-class Recorded(Document):
-    """What a trace holds."""
-
-    frames: dict[str, pl.DataFrame] = field(default_factory=dict)  #: the events by kind; see `Frames.frames`
-    categories: tuple[str, ...] = ()  #: what the events bear as `cat`
-
-
-def read_events(
-    path: Path, compression: str | None, launch_configuration: bool, progress: Callable[[int], None]
-) -> Recorded:
-    """All that a trace holds; see `walk`."""
-    document, frames = walk(path, compression, lambda: Frames(launch_configuration), progress)
-    return Recorded(**vars(document), categories=frames.categories, frames=frames.frames())
-
-
-_Parts = Sequence["tuple[int, Column | None]"]
-
-
-class Frames:
-    """Collects pieces in the order of the text, then gives the events of each kind as a frame."""
-
-    def __init__(self, launch_configuration: bool) -> None:
-        self._reader = EventReader(launch_configuration)
-        self._columns: dict[str, list[dict[str, Column]]] = {kind: [] for kind in KINDS}
-        self._odd: list[Any] = []
-        self.read = self._reader.read
-
-    def add(self, piece: EventColumns) -> None:
-        """Takes the columns of a piece; the rest of it can be let go of."""
-        for kind, columns in piece.columns.items():
-            self._columns[kind].append(columns)
-        self._odd += piece.odd
-
-    @property
-    def categories(self) -> tuple[str, ...]:
-        """What the events bear as `cat`."""
-        odd = [str(event["cat"]) for event in self._odd if isinstance(event, dict) and "cat" in event]
-        return tuple(dict.fromkeys([text for text in self._reader.categories.texts if text is not None] + odd))
-
-    def frames(self) -> dict[str, pl.DataFrame]:
-        """The events by kind, one frame for each.
-
-        Columns are `phase` (a character's code), `begin_ns`, `duration_ns`, `process`, `thread`, `name` and the
-        arguments of the kind, null where an event has none. The pieces are let go of meanwhile.
-        """
-        for kind, columns in self._odd_columns().items():
-            self._columns[kind].append(columns)
-        return {kind: self._frame(kind) for kind in KINDS}
-
-    def _frame(self, kind: str) -> pl.DataFrame:
-        parts = self._columns.pop(kind)
-        heights = [len(part["phase"][0]) for part in parts]
-        kinds: list[tuple[str, Dictionary | None]] = [
-            (name, None) for name in ("phase", "begin_ns", "duration_ns", "process", "thread")
-        ]
-        kinds.append(("name", self._reader.names))
-        kinds += [(argument.column, self._reader.texts.get(argument.column)) for argument in arguments_of(kind)]
-        texts = {argument.column for argument in arguments_of(kind) if argument.is_text} | {"name"}
-        columns = []
-        for name, dictionary in kinds:
-            found = list(zip(heights, (part.pop(name, None) for part in parts), strict=True))
-            if name in texts:
-                series = _texts(found, dictionary or Dictionary(), inputs_only=name in LISTED)
-            else:
-                series = _numbers(found, pl.UInt8 if name == "phase" else pl.Int64)
-            columns.append(series.alias(name))
-        return pl.DataFrame(columns)
-
-    def _odd_columns(self) -> dict[str, dict[str, Column]]:
-        """The columns of events that were read one by one."""
-        rows: dict[str, list[dict[str, int | None]]] = {}
-        for event in self._odd:
-            kind = kind_of_category(str(event.get("cat", ""))) if isinstance(event, dict) else None
-            phase = str(event.get("ph", "X")) if isinstance(event, dict) else ""
-            if kind is not None and is_read(kind, phase):
-                rows.setdefault(kind, []).append(self._row(kind, phase, event))
-        return {
-            kind: {name: _column([row[name] for row in found], name) for name in found[0]}
-            for kind, found in rows.items()
-        }
-
-    def _row(self, kind: str, phase: str, event: dict[str, Any]) -> dict[str, int | None]:
-        name = event.get("name")
-        row = {
-            "phase": ord(phase),
-            "begin_ns": json_text.nanoseconds(event.get("ts")),
-            "duration_ns": json_text.nanoseconds(event.get("dur")),
-            "process": json_text.number_in(event.get("pid")),
-            "thread": json_text.number_in(event.get("tid")),
-            "name": self._reader.names.add(name) if isinstance(name, str) else None,
-        }
-        args = event.get("args")
-        for argument in self._reader.arguments:
-            if kind not in argument.kinds:
-                continue
-            holder = event if argument.is_member else args if isinstance(args, dict) else {}
-            spelled = [key for key in holder if key in argument.keys]
-            value = holder[spelled[-1]] if spelled else None
-            if not argument.is_text:
-                row[argument.column] = json_text.whole(value)
-            else:
-                text = json_text.text_of(value)
-                row[argument.column] = None if text is None else self._reader.texts[argument.column].add(text)
-        return row
-
-
-def _column(values: Iterable[int | None], name: str) -> Column:
-    listed = list(values)
-    known = np.array([value is not None for value in listed], np.bool_)
-    return np.array([value or 0 for value in listed], np.uint8 if name == "phase" else np.int64), known
-
-
-def _joined(found: _Parts, dtype: type[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Values of all parts, and which are known; zeros stand where a part lacks the column."""
-    height = sum(rows for rows, _ in found)
-    values = np.empty(height, dtype)
-    complete = all(column is not None and column[1] is None for _, column in found)
-    known = None if complete else np.zeros(height, np.bool_)
-    at = 0
-    for rows, column in found:
-        values[at : at + rows] = 0 if column is None else column[0]
-        if known is not None and column is not None:
-            known[at : at + rows] = True if column[1] is None else column[1]
-        at += rows
-    return values, known
-
-
-def _numbers(found: _Parts, dtype: type[pl.DataType]) -> pl.Series:
-    if all(column is None for _, column in found):
-        return pl.repeat(None, sum(rows for rows, _ in found), dtype=dtype, eager=True)
-    values, known = _joined(found, np.uint8 if dtype is pl.UInt8 else np.int64)
-    series = pl.Series(values, dtype=dtype)
-    return series if known is None else series.zip_with(pl.Series(known), pl.Series([None], dtype=dtype))
-
-
-def _texts(found: _Parts, dictionary: Dictionary, *, inputs_only: bool) -> pl.Series:
-    """Dictionary-encoded texts, of which the dictionary holds those that occur here and others."""
-    known_texts = [json_text.inputs_of(text) for text in dictionary.texts] if inputs_only else dictionary.texts
-    if not known_texts or all(column is None for _, column in found):
-        return pl.repeat(None, sum(rows for rows, _ in found), dtype=pl.Enum([]), eager=True)
-    codes, known = _joined(found, np.int32)
-    nulls = np.array([text is None for text in known_texts], np.bool_)
-    if nulls.any():
-        known = ~nulls.take(codes) if known is None else known & ~nulls.take(codes)
-    # Parts are read side by side, and number texts as they come; here they stand in the order of the events.
-    there = np.flatnonzero(known) if known is not None else np.arange(len(codes))
-    first = np.full(len(known_texts), len(codes), np.int64)
-    first[codes[there[::-1]]] = there[::-1]
-    used = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(codes))]
-    texts = [known_texts[number] or "" for number in used.tolist()]
-    numbers = np.zeros(len(known_texts), np.uint32)
-    numbers[used] = np.arange(len(used), dtype=np.uint32)
-    places = pl.Series(numbers.take(codes))
-    if known is not None:
-        places = places.zip_with(pl.Series(known), pl.Series([None], dtype=pl.UInt32))
-    return encode_names(places, texts)

@@ -17,7 +17,6 @@ from warplens.profile.schema import Int64s, encode_names
 from warplens.profile.trace import TABLES
 from warplens.readers.kineto import KINETO
 from warplens.readers.kineto.capture import RECAPTURE, Findings, devices_of, epoch_of, is_rocm, notes_of, placement_of
-from warplens.readers.kineto.events import Recorded, read_events
 from warplens.readers.kineto.gpu import (
     collectives_of,
     copies_of,
@@ -30,7 +29,7 @@ from warplens.readers.kineto.gpu import (
     waits_of,
     with_threads,
 )
-from warplens.readers.kineto.spans import Spans, spans_of
+from warplens.readers.kineto.spans import Recorded, Spans, read_events, spans_of
 from warplens.secrets import without_folders
 
 _FORWARD = ord("s")
