@@ -18,6 +18,8 @@ from typing import Any
 import lz4.block
 import zstandard
 
+from tests.readers.nsys_reports import varint
+
 NUMBERS = (
     *(0, 1, -1, 2, 7, 127, 255, 2**15, 2**16, 2**31 - 1, 2**31, -(2**31), 2**32, 2**53, 2**53 + 1),
     *(2**62, 2**63 - 1, -(2**63), 10**12, 10**15, 10**18, -(10**18)),
@@ -273,16 +275,6 @@ def pages(content: bytes, random: Random) -> bytes:
         if at < len(out):
             out[at] = random.choice((0, 1, 2, 5, 10, 13, 127, 128, 255, random.randrange(256)))
     return raw(bytes(out), random) if random.random() < 0.2 else bytes(out)
-
-
-def varint(number: int) -> bytes:
-    """A number as protocol buffers write it."""
-    number &= 2**64 - 1
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:

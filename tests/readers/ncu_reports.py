@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.readers.nsys_reports import varint
+
 MAGIC = b"NVR\x00"
 PROCESS = 4711
 THREAD = 4712
@@ -45,15 +47,6 @@ class Instanced:
 
     value: Metric
     instances: Sequence[tuple[Metric, Metric]]
-
-
-def varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
 
 
 def put(number: int, value: int | float | str | bytes | Float | None) -> bytes:

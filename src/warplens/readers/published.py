@@ -25,11 +25,10 @@ from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES,
 from warplens.readers.limits import document_bytes
 from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of, read_measurements
 from warplens.readers.opening import compression_of, head_of
-from warplens.readers.titles import flattened, read_titles
+from warplens.readers.titles import UNITS_NS, flattened, read_titles
 
 PUBLISHED_SCHEMA_NAME: Final = "warplens.published/1"
 
-_TIME_UNITS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _PREFIXES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 _LATENCY: Final = re.compile(r"latency_(s|ms|us|ns)")
@@ -248,7 +247,7 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         if _is_figure(name, _NUMBERS) and not _is_nothing(row[name])
     }
     per_second = given.get("throughput_per_s")
-    times = {name: given[name] * _TIME_UNITS[match[1]] for name in given if (match := _LATENCY.fullmatch(name))}
+    times = {name: given[name] * UNITS_NS[match[1]] for name in given if (match := _LATENCY.fullmatch(name))}
     least = min([*times.values(), *([per_second] if per_second is not None else [])], default=_LEAST)
     if least <= 0:
         raise refuse("a time or a rate is not above zero")

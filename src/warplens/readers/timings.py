@@ -37,7 +37,7 @@ from warplens.profile.schema import Column
 from warplens.readers.limits import document_bytes
 from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of
 from warplens.readers.opening import Asked, Input, Kind, Reader, head_of, plain
-from warplens.readers.titles import STATISTIC_WORDS, UNITS_NS, flattened, words_of
+from warplens.readers.titles import FILLERS, STATISTIC_WORDS, UNITS_NS, flattened, words_of
 
 if TYPE_CHECKING:
     from warplens.profile.measurements import Measurements
@@ -91,8 +91,6 @@ _PHASE_WORDS: Final = {
     "forward": "forward", "fwd": "forward", "backward": "backward", "bwd": "backward", "optimizer": "optimizer",
     "optim": "optimizer", "opt": "optimizer", "step": "step", "total": "step",
 }  # fmt: skip
-#: Words that say nothing more: `forward_pass_time_ms`, `training_step_s`.
-_FILLERS: Final = {"time", "times", "pass", "duration", "elapsed", "latency", "wall", "train", "training", "in"}
 
 _NO_MEASUREMENT: Final = {"", "nan", "n/a", "na", "none", "null", "oom", "-", "–"}
 
@@ -245,7 +243,7 @@ def _time_column(source: Path, title: str, words: list[str]) -> _TimeColumn | No
     phases = [_PHASE_WORDS[word] for word in words if word in _PHASE_WORDS]
     statistics = [STATISTIC_WORDS[word] for word in words if word in STATISTIC_WORDS]
     units = [UNITS_NS[word] for word in words if word in UNITS_NS]
-    known = {*_PHASE_WORDS, *STATISTIC_WORDS, *UNITS_NS, *_FILLERS}
+    known = {*_PHASE_WORDS, *STATISTIC_WORDS, *UNITS_NS, *FILLERS}
     if not words or any(word not in known for word in words) or not (phases or statistics or units):
         return None
     # `forward_step_ms`: the step is the unit of repetition, the phase is what was timed.

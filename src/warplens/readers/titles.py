@@ -21,11 +21,9 @@ STATISTIC_WORDS: Final = {
     "minimum": "minimum", "max": "maximum", "maximum": "maximum", "std": "deviation", "stdev": "deviation",
     "stddev": "deviation", "sd": "deviation",
 }  # fmt: skip
-#: Words that say nothing more: `forward_pass_time_ms`, `training_step_s`.
-FILLERS: Final = {
-    "time", "times", "pass", "duration", "elapsed", "latency", "wall", "train", "training", "in", "per", "batch",
-    "iter", "iteration", "step", "total", "forward", "fwd", "inference",
-}  # fmt: skip
+#: Words that say nothing more: `forward_pass_time_ms`, `training_step_s`; and those where phases are not told apart.
+FILLERS: Final = {"time", "times", "pass", "duration", "elapsed", "latency", "wall", "train", "training", "in"}
+_OF_A_STEP: Final = {"per", "batch", "iter", "iteration", "step", "total", "forward", "fwd", "inference"}
 
 _RATE: Final = re.compile(
     r"tp|tput|fps|qps|(?:mean |avg )?throughput(?: (?:per s|img s|imgs s|images s|images per s|images sec))?"
@@ -96,8 +94,8 @@ def _time(words: list[str]) -> tuple[str, str] | None:
     """Statistic and column of a title that is a time with a unit; None for any other."""
     units = [word for word in words if word in UNITS_NS]
     statistics = [STATISTIC_WORDS[word] for word in words if word in STATISTIC_WORDS]
-    rest = [word for word in words if word not in UNITS_NS and word not in STATISTIC_WORDS]
-    if len(units) != 1 or len(statistics) > 1 or any(word not in FILLERS for word in rest):
+    rest = set(words) - UNITS_NS.keys() - STATISTIC_WORDS.keys()
+    if len(units) != 1 or len(statistics) > 1 or not rest <= FILLERS | _OF_A_STEP:
         return None
     unit = {10**9: "s", 10**6: "ms", 10**3: "us", 1: "ns"}[UNITS_NS[units[0]]]
     return (statistics[0] if statistics else ""), f"latency_{unit}"
