@@ -338,6 +338,7 @@ STREAM_TURNS: Final = table(
 )
 
 
+@once
 def stream_turns(timeline: Timeline, window: Window) -> pl.DataFrame:
     """How often, and why, queued kernels of a stream began only when a kernel of another stream ended.
 

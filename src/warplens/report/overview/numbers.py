@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +39,7 @@ from warplens.analysis.streams import (
     graph_statistics,
     graph_summary,
     stream_statistics,
+    stream_turns,
 )
 from warplens.analysis.timebudget import TimeBudget, time_budgets
 from warplens.analysis.work.catalogue import ModelledWork, operator_work, work_statistics
@@ -149,12 +150,10 @@ def examine(
         diagnosis: that of the window, where it is known already.
     """
     with ThreadPoolExecutor(max_workers=1) as aside:
-        # These are mostly array arithmetic outside of the interpreter's lock, and nearly half of all the work.
+        # The verdict takes longer than all else: what it waits for comes first, and tables are made beside it.
         # `Timeline.work`, which all analyses share, was computed to find the window, and is only read from here on.
         budgets = aside.submit(time_budgets, timeline, window)
         notes = quality_notes(timeline, window)
-        ranges = aside.submit(range_statistics, timeline, window, "tree", operators=False)
-        overlap = aside.submit(copy_overlap, timeline, window)
         headroom = aside.submit(lambda: headrooms(timeline, window, budgets=budgets.result()))
         verdict = aside.submit(
             lambda: (
@@ -181,7 +180,7 @@ def examine(
             precisions=precisions,
             category_coverage=category_coverage(kernels),
             tensor_core_use=tensor_core_use(kernels),
-            ranges=ranges.result(),
+            ranges=range_statistics(timeline, window, "tree", operators=False),
             range_coverage=range_coverage(timeline, window, operators=False),
             copies=copy_statistics(timeline, window),
             api=api_statistics(timeline, window),
@@ -194,12 +193,20 @@ def examine(
             work=operator_work(timeline, window) if timeline.has_operators else None,
             allocations=allocations(timeline, window),
             code=code_places(timeline, window),
-            checklist=checklist_frame(timeline, window, verdict.result(), counters),
-            copy_overlap=overlap.result(),
+            copy_overlap=copy_overlap(timeline, window),
+            checklist=_checklist(timeline, window, verdict, counters),
             diagnosis=verdict.result(),
             budgets=budgets.result(),
             headroom=headroom.result(),
         )
+
+
+def _checklist(
+    timeline: Timeline, window: Window, verdict: Future[Diagnosis], counters: KernelCounters | None
+) -> pl.DataFrame:
+    """The checklist; what it asks of streams is found while the verdict is on its way."""
+    stream_turns(timeline, window)
+    return checklist_frame(timeline, window, verdict.result(), counters)
 
 
 def _operators(timeline: Timeline, window: Window) -> OperatorNumbers | None:
