@@ -59,11 +59,16 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
     inside = pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
     calls = calls.filter(inside & pl.col("call").is_in(CALL_KINDS))
     keys = ["call", "operator", "range", "line"]
-    named = places_of_calls(timeline, calls).with_columns(calls["call"])
-    rows, number = numbered(named, keys)
-    spent = sum_by(number, (calls["end_ns"] - calls["start_ns"]).to_numpy(), rows.height)
-    rows = rows.cast(dict.fromkeys(keys, pl.String)).with_columns(
-        pl.Series("calls", np.bincount(number, minlength=rows.height)), pl.Series("host_ns", spent)
+    named, which = places_of_calls(timeline, calls)
+    kinds, number = numbered(calls.select("call", place=pl.Series(which)), ("call", "place"))
+    spent = sum_by(number, (calls["end_ns"] - calls["start_ns"]).to_numpy(), kinds.height)
+    counts = np.bincount(number, minlength=kinds.height)
+    rows = (
+        named[kinds["place"]]
+        .with_columns(kinds["call"], pl.Series("calls", counts, dtype=pl.Int64), pl.Series("host_ns", spent))
+        .group_by(keys)
+        .agg(pl.col("calls", "host_ns").sum())
+        .cast(dict.fromkeys(keys, pl.String))
     )
     share = ratio(pl.col("host_ns"), pl.col("host_ns").sum().over("call")).alias("share")
     order = pl.col("call").replace_strict({kind: place for place, kind in enumerate(CALL_KINDS)}, return_dtype=pl.Int64)
@@ -76,10 +81,10 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
 PLACE: Final = ("operator", "range", "module", "line")
 
 
-def places_of_calls(timeline: Timeline, calls: pl.DataFrame) -> pl.DataFrame:
-    """Where in the program each call of a host thread stands: one row a call, the columns `PLACE`.
+def places_of_calls(timeline: Timeline, calls: pl.DataFrame) -> tuple[pl.DataFrame, Int64s]:
+    """Where in the program calls of host threads stand: places, the columns `PLACE`, and which of them each call has.
 
-    `operator` is the innermost operator around the call, `range` the innermost annotated range, `module` the two
+    Places are far fewer than calls; two may bear the same names. `operator` is the innermost operator around the call, `range` the innermost annotated range, `module` the two
     innermost modules (`BertOutput.LayerNorm`), `line` the line of the program. Null where not known.
 
     Args:
@@ -94,7 +99,7 @@ def places_of_calls(timeline: Timeline, calls: pl.DataFrame) -> pl.DataFrame:
     return _named(timeline, held, timeline.python.running(*at), timeline.python.waiting(*at))
 
 
-def places_of_work(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
+def places_of_work(timeline: Timeline, rows: Int64s) -> tuple[pl.DataFrame, Int64s]:
     """The same of GPU work: where it was launched, of work of the backward pass where its forward operator ran.
 
     Args:
@@ -104,8 +109,14 @@ def places_of_work(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
     return _named(timeline, found.range[rows], found.module[rows], found.function[rows])
 
 
-def _named(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s) -> pl.DataFrame:
-    """The names of the innermost operators, ranges, modules and lines around these rows of their tables."""
+def _named(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s) -> tuple[pl.DataFrame, Int64s]:
+    """The names of the innermost operators, ranges, modules and lines around these rows of their tables, each once."""
+    rows = pl.DataFrame({"held": held, "module": modules, "function": functions})
+    different, which = numbered(rows, rows.columns)
+    return _names(timeline, *(column.to_numpy() for column in different)), which
+
+
+def _names(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s) -> pl.DataFrame:
     ranges, functions_table = timeline.trace.ranges, timeline.trace.python_functions
     operator = is_operator(ranges)
     parent, own = timeline.forest.parent, np.arange(ranges.height)

@@ -175,13 +175,13 @@ def _step_through(
     The one loop: over the waits of the host and the stretches between them, on plain integers.
     """
     streams = schedule.ready_ns.tolist()
-    awaited = [stretches.of_work[work] for work in schedule.waits_for[waiting].tolist()]
+    awaited = stretches.of_work[schedule.waits_for[waiting]].tolist()
     own = returns[waiting].tolist()
     late = schedule.return_ns[waiting].tolist()
     bounds = np.searchsorted(stretches.segment, np.arange(len(own) + 2)).tolist()
     stream, shift, reach = stretches.stream.tolist(), stretches.shift.tolist(), stretches.reach.tolist()
-    after, after_shift = stretches.after, stretches.after_shift.tolist()
-    dependency = [int(stretches.of_work[row]) if row >= 0 else -1 for row in after.tolist()]
+    after_shift = stretches.after_shift.tolist()
+    dependency = np.where(stretches.after >= 0, np.append(stretches.of_work, -1)[stretches.after], -1).tolist()
     host, begins, ends = schedule.begin_ns, [schedule.begin_ns], [_NEVER] * len(stream)
     for segment in range(len(own) + 1):
         for number in range(bounds[segment], bounds[segment + 1]):

@@ -15,7 +15,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
-from warplens.analysis.frames import numbered, sum_by
+from warplens.analysis.frames import sum_by
 from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.analysis.launches import launching_threads
 from warplens.analysis.timebudget import Spent
@@ -130,8 +130,9 @@ def _of_launched(calls: pl.DataFrame, work: pl.DataFrame, claimed: pl.Series) ->
     return found["claimed_ns"].fill_null(0).to_numpy().astype(np.int64)
 
 
-def _largest(named: pl.DataFrame, kind: str, spent: Int64s) -> tuple[Place, ...]:
+def _largest(found: tuple[pl.DataFrame, Int64s], kind: str, spent: Int64s) -> tuple[Place, ...]:
     """The places with the most time, or the most calls where none of them costs time by itself."""
+    named, which = found
     if not named.height:
         return ()
     # A call is named by all that is known of it. Work is spread over many operators, but over few lines.
@@ -144,16 +145,14 @@ def _largest(named: pl.DataFrame, kind: str, spent: Int64s) -> tuple[Place, ...]
         for name in PLACE
         if name not in keys
     ]
-    total, every = int(spent.sum()), named.height
+    total, every = int(spent.sum()), len(which)
     share = pl.col("spent") / total if total else pl.col("count") / every
-    # Of a million calls few places differ.
-    different, number = numbered(named, PLACE)
-    different = different.with_columns(
-        pl.Series("spent", sum_by(number, spent, different.height)),
-        pl.Series("count", np.bincount(number, minlength=different.height)),
-    )
+    counts = np.bincount(which, minlength=named.height)
     rows = (
-        different.group_by(keys)
+        named.with_columns(
+            pl.Series("spent", sum_by(which, spent, named.height)), pl.Series("count", counts, dtype=pl.Int64)
+        )
+        .group_by(keys)
         .agg(pl.col("spent", "count").sum(), *same)
         .cast(dict.fromkeys(PLACE, pl.String))
         .with_columns(share=share)

@@ -115,6 +115,8 @@ class Program:
 
     def _ordered(self) -> Int64s:
         if self._whole is not None:  # a part keeps the order of the whole
+            if self._whole._in_order:
+                return np.arange(len(self.facts.part))
             place = np.full(len(self._whole.order), -1, dtype=np.int64)
             place[self.facts.part] = np.arange(len(self.facts.part))
             kept = place[self._whole.order]

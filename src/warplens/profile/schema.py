@@ -242,9 +242,10 @@ def name_categories(names: pl.Series) -> pl.Series:
     Raises:
         SchemaError: the column is not dictionary-encoded.
     """
-    if not isinstance(names.dtype, pl.Enum):
-        raise SchemaError(f"column {names.name} is not dictionary-encoded but {names.dtype}")
-    return names.dtype.categories
+    dtype = names.dtype  # made anew each time
+    if not isinstance(dtype, pl.Enum):
+        raise SchemaError(f"column {names.name} is not dictionary-encoded but {dtype}")
+    return dtype.categories
 
 
 Answer = TypeVar("Answer")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.frames import number
+from warplens.analysis.frames import number, once
 from warplens.analysis.hostpace import SMALL_COPY_BYTES
 from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.kernel_names import PRODUCTS
@@ -45,12 +45,17 @@ HOST_COPIES: Final = ("host-to-device", "device-to-host")
 
 def _copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
     """The copies over the link: those that read a few bytes back, all others, or both."""
-    rows: Int64s = np.flatnonzero(facts.program.having("label", *HOST_COPIES))
+    rows = _link_copies(facts)
     if read_back is None:
         return rows
     small = (facts.work["bytes"].gather(rows) <= facts.thresholds.readback_bytes).fill_null(value=False)
     is_readback = facts.program.having("label", "device-to-host")[rows] & small.to_numpy()
     return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
+
+
+@once
+def _link_copies(facts: Facts) -> Int64s:
+    return np.flatnonzero(facts.program.having("label", *HOST_COPIES))
 
 
 def _all_of(facts: Facts, rows: Int64s) -> Float64s:
