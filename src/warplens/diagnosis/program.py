@@ -204,10 +204,11 @@ class Program:
         codes = given.to_physical()
         if codes.null_count():
             codes = codes.fill_null(len(categories))
-        numbers, found = codes.to_numpy(), np.zeros(len(codes), dtype=np.bool_)
-        for value in values:
-            if value in categories:
-                found |= numbers == categories.index(value)
+        numbers = codes.to_numpy()
+        wanted = [categories.index(value) for value in values if value in categories]
+        found: Bools = numbers == wanted[0] if wanted else np.zeros(len(numbers), dtype=np.bool_)
+        for code in wanted[1:]:
+            found |= numbers == code
         return found
 
     @cached_property

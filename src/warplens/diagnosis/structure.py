@@ -406,7 +406,7 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
 
 def time_of(program: Program, which: Bools | Int64s) -> int:
     """Wall time that these pieces own."""
-    return int(program.own_ns[which].sum())
+    return int(program.own_ns[np.flatnonzero(which) if which.dtype == np.bool_ else which].sum())
 
 
 def time_beside(program: Program, mine: Bools, reach: int = 8) -> Int64s:
