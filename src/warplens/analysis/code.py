@@ -84,8 +84,9 @@ PLACE: Final = ("operator", "range", "module", "line")
 def places_of_calls(timeline: Timeline, calls: pl.DataFrame) -> tuple[pl.DataFrame, Int64s]:
     """Where in the program calls of host threads stand: places, the columns `PLACE`, and which of them each call has.
 
-    Places are far fewer than calls; two may bear the same names. `operator` is the innermost operator around the call, `range` the innermost annotated range, `module` the two
-    innermost modules (`BertOutput.LayerNorm`), `line` the line of the program. Null where not known.
+    Places are far fewer than calls; two may bear the same names. `operator` is the innermost operator around the call,
+    `range` the innermost annotated range, `module` the two innermost modules (`BertOutput.LayerNorm`), `line` the line
+    of the program. Null where not known.
 
     Args:
         calls: rows with `process`, `thread` and `start_ns`, such as those of the table `api_calls`.
