@@ -27,7 +27,7 @@ CAPTURES = Path(__file__).resolve().parents[1]
 #: No archive is larger, so that each can be sent anywhere.
 ARCHIVE_BYTES = 15_500_000
 #: Seconds after which a run is given up.
-PATIENCE_S = 100
+PATIENCE_S = 180
 NSYS = os.environ.get("NSYS", "nsys")
 
 

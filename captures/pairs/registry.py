@@ -11,7 +11,9 @@ __all__ = [
     "BEFORE",
     "EIGHTH",
     "ELEVENTH",
+    "FIFTEENTH",
     "FIFTH",
+    "FOURTEENTH",
     "FOURTH",
     "HALVES",
     "NINTH",
@@ -35,13 +37,13 @@ BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
 #: predecessor. The tenth and the eleventh were written together and split at random, as were the twelfth and the
-#: thirteenth.
+#: thirteenth, and the fourteenth and the fifteenth.
 HALVES = (
     "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
-    "twelfth", "thirteenth",
+    "twelfth", "thirteenth", "fourteenth", "fifteenth",
 )  # fmt: skip
 DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES[:9]
-TENTH, ELEVENTH, TWELFTH, THIRTEENTH = HALVES[9:]
+TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH = HALVES[9:]
 
 PROGRAMS: dict[str, Program] = {}
 
