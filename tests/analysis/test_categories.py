@@ -142,8 +142,8 @@ def _facts(name: str) -> tuple[str, str | None, str | None]:
 def test_the_full_name_decides_and_the_short_one_stands_in_for_it():
     full_name = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIterator&)>"
 
-    assert classify("unrolled_elementwise_kernel", full_name).category == "copy-cast"
-    assert classify("unrolled_elementwise_kernel", None).category == "elementwise"
+    assert classify(full_name).category == "copy-cast"
+    assert classify("unrolled_elementwise_kernel").category == "elementwise"
 
 
 @pytest.mark.parametrize(

@@ -437,18 +437,9 @@ CLASSES = table(
 _REMEMBERED_NAMES = 65_536
 
 
-def classify(name: str, full_name: str | None = None) -> KernelClass:
-    """What a kernel is, judged by its name alone.
-
-    Args:
-        name: short name, as profilers shorten it.
-        full_name: demangled name with template arguments; the short name says too little of PyTorch's kernels.
-    """
-    return _classified(full_name or name)
-
-
 @lru_cache(maxsize=_REMEMBERED_NAMES)
-def _classified(name: str) -> KernelClass:
+def classify(name: str) -> KernelClass:
+    """What a kernel is, judged by its name alone; a short one says too little of PyTorch's kernels."""
     parts = split_name(name)
     rule = next((rule for rule in RULES if rule.holds(parts)), None)
     category = OTHER if rule is None else rule.category
@@ -477,7 +468,7 @@ def categories_of(full_names: pl.Series) -> pl.Series:
 @once_a_dictionary
 def class_table(full_names: pl.Series) -> pl.DataFrame:
     """The class of each text of the dictionary, in its order, whether a row has that name or not."""
-    classes = [_classified(text) for text in full_names]
+    classes = [classify(text) for text in full_names]
     return pl.DataFrame(
         {column: [getattr(found, column) for found in classes] for column in CLASSES.names}, CLASSES.schema
     )
