@@ -29,7 +29,8 @@ from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.numbers import Numbers, OperatorNumbers
 from warplens.report.overview.time import DURATIONS, RANKED, largest_three, nothing
-from warplens.report.questions.memory import MEMORY_USE, OWNER, with_owners
+from warplens.report.questions.host import LAUNCH_TIMES, launches_coverage
+from warplens.report.questions.memory import MEMORY_USE, OWNER, memory_facts, with_owners
 from warplens.report.questions.operators import coverage_sentences, overhead_sentence, what_to_record
 
 #: Nothing that a launch does is shorter; a kernel that begins before its call returns has no queue delay at all.
@@ -49,20 +50,12 @@ def launches(numbers: Numbers) -> Iterator[Block]:
         yield quiet("No kernel was launched in this window.")
         return
     yield KeyFigures(tuple(_launch_figures(numbers)))
-    if summary.coverage_share is not None:
-        yield quiet(
-            f"The launching call is recorded for {fmt.share(summary.coverage_share)} of "
-            f"{fmt.count(summary.launches)} launches; calls and queue times cover those."
-        )
+    yield from (
+        quiet(f"{fmt.sentence(told)} Times of calls and queues are of those.") for told in launches_coverage(summary)
+    )
     if summary.matched:
         yield _launch_durations(numbers)
-    titles = {
-        "api_median_ns": "Call",
-        "queue_median_ns": "Queue",
-        "kernel_median_ns": "Kernel",
-        "api_total_ns": "All calls",
-        "kernel_total_ns": "All kernels",
-    }
+    titles = {**LAUNCH_TIMES, "api_total_ns": "Time in calls"}
     name = LAUNCHES.column("full_name").but(full="full_name")
     columns = pick(LAUNCHES, name, "api launches", *titles, **titles)
     yield Table("launches-table", "Launches by kernel and API call", columns, numbers.launches)
@@ -279,11 +272,7 @@ def _device_memory(numbers: Numbers, use: AllocatorUse, found: Allocations) -> I
 def _allocator_sentence(use: AllocatorUse) -> str:
     held = "" if use.reserved_bytes is None else f", of {fmt.data_size(use.reserved_bytes)} that the allocator held"
     text = f"{_title(use)} had {fmt.data_size(use.peak_bytes)} in use at its peak{held}."
-    if use.known_share is not None:
-        text += f" {fmt.share(use.known_share)} of it was allocated during the recording; the rest is unattributed."
-    if use.mismatches:
-        text += f" {fmt.count(use.mismatches)} events state a total other than their sum: events are missing."
-    return text
+    return " ".join([text, *(fmt.sentence(fact) for fact in memory_facts(use))])
 
 
 def _title(use: AllocatorUse) -> str:

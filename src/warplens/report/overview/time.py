@@ -19,6 +19,7 @@ from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet
 from warplens.report.headroom import merged_small_parts
 from warplens.report.overview.numbers import Numbers
+from warplens.report.questions.gpu import ranges_coverage
 from warplens.report.questions.time import group_times, titled_parts
 from warplens.report.text import category_title, phase_title
 from warplens.report.theme import category_fill
@@ -87,9 +88,7 @@ def _device_budget(numbers: Numbers, found: TimeBudget, *, drawn: bool) -> Itera
     columns = pick(BUDGET, column("title"), "group share time_ns", *per_step, column("meaning"))
     yield Table(f"budget-table-{found.device}", f"{name}: parts of {whole}", columns, rows, limit=None)
     if found.attributed_share is not None:
-        yield quiet(
-            f"What the host was doing is known for {fmt.share(found.attributed_share)} of the idle time of {name}."
-        )
+        yield quiet(f"The cause is known for {fmt.share(found.attributed_share)} of the idle time of {name}.")
 
 
 def devices(numbers: Numbers) -> Iterator[Block]:
@@ -278,13 +277,7 @@ def ranges(numbers: Numbers) -> Iterator[Block]:
     if found.is_empty():
         yield nothing(numbers, "No annotated range launched work in this window.", "ranges")
         return
-    if coverage.attributed_share is not None and coverage.inferred_share is not None:
-        inferred = fmt.share(coverage.inferred_share)
-        others = f"; {inferred} by the range of the thread that waited for the launching one"
-        yield Paragraph(
-            f"{fmt.share(coverage.attributed_share)} of {fmt.duration(coverage.total_ns)} of GPU time belongs to a "
-            f"range{others if coverage.inferred_share else ''}."
-        )
+    yield from (Paragraph(f"{told}.") for told in ranges_coverage(coverage))
     shown = "name share gpu_ns gpu_exclusive_ns inferred_ns span_ns host_ns instances kernels"
     columns = pick(RANGES, shown, name="Range", host_ns="Host time")
     yield Table("ranges-table", "Ranges by GPU time", columns, found, depth="depth")

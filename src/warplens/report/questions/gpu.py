@@ -20,7 +20,7 @@ from warplens.analysis.kernels import (
     statistics_of_counts,
     time_by_class,
 )
-from warplens.analysis.ranges import RANGES, range_coverage, range_statistics
+from warplens.analysis.ranges import RANGES, RangeCoverage, range_coverage, range_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import column
@@ -88,12 +88,7 @@ def ranges(timeline: Timeline, window: Window, by: str, *, operators: bool) -> F
     """
     rows = range_statistics(timeline, window, by, operators=operators)
     known = range_coverage(timeline, window, operators=operators)
-    facts = []
-    if known.attributed_share is not None and known.inferred_share is not None:
-        facts.append(
-            f"coverage: {fmt.share(known.attributed_share)} of {fmt.duration(known.total_ns)} GPU time "
-            f"belongs to ranges, {fmt.share(known.inferred_share)} by inference"
-        )
+    told = ranges_coverage(known)
     empty = "No annotated ranges in the window."
     if timeline.has_operators and not operators:
         empty += " `warplens operators` shows the operators that were recorded."
@@ -101,7 +96,18 @@ def ranges(timeline: Timeline, window: Window, by: str, *, operators: bool) -> F
     shown = Table("ranges", "GPU time of annotated ranges", _RANGES, rows, depth=depth, empty=empty)
     derived = {"unattributed_ns": known.unattributed_ns, "attributed_share": known.attributed_share}
     coverage = {**asdict(known), **derived}
-    return Found(rows, (shown,), tuple(facts), {"coverage": coverage}, ("gpu_ns", "ranges") if depth else None)
+    largest = ("gpu_ns", "ranges") if depth else None
+    return Found(rows, (shown,), told and (f"coverage: {told[0]}",), {"coverage": coverage}, largest)
+
+
+def ranges_coverage(known: RangeCoverage) -> tuple[str, ...]:
+    """How much of the GPU time belongs to ranges, and whose they are; empty where nobody knows."""
+    if known.attributed_share is None or known.inferred_share is None:
+        return ()
+    told = f"{fmt.share(known.attributed_share)} of {fmt.duration(known.total_ns)} of GPU time belongs to ranges"
+    if known.inferred_share:
+        told += f", {fmt.share(known.inferred_share)} to those of the thread that waited for the launching one"
+    return (told,)
 
 
 _COPIES: Final = pick(

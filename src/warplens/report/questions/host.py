@@ -44,7 +44,8 @@ def _api(rows: pl.DataFrame, by: str) -> Found:
     return Found(rows, (Table("api", "CUDA API calls", columns, rows, empty="No API calls in the window."),))
 
 
-_LAUNCHES: Final = {
+#: What the times of launches are called.
+LAUNCH_TIMES: Final = {
     "api_median_ns": "Call",
     "queue_median_ns": "Queued",
     "kernel_median_ns": "Running",
@@ -64,17 +65,13 @@ def launches(timeline: Timeline, window: Window, by: str) -> Found:
     summary = launch_summary(timeline, window)
     caption = "Kernel launches: median time in the call, queued and running; summed GPU time"
     labels = (LAUNCHES.column(key).but(full=None) for key in keys)
-    columns = pick(LAUNCHES, *labels, "launches", *_LAUNCHES, **_LAUNCHES)
+    columns = pick(LAUNCHES, *labels, "launches", *LAUNCH_TIMES, **LAUNCH_TIMES)
     shown = Table("launches", caption, columns, rows, empty="No kernel launches in the window.")
     return Found(rows, (shown,), tuple(_launch_facts(summary)), {"summary": summary})
 
 
 def _launch_facts(summary: LaunchSummary) -> Iterator[str]:
-    if summary.coverage_share is not None:
-        yield (
-            f"coverage: the launching call is known for {fmt.share(summary.coverage_share)} "
-            f"of {fmt.count(summary.launches)} kernel launches"
-        )
+    yield from (f"coverage: {told}" for told in launches_coverage(summary))
     if summary.per_step is not None:
         least, most = fmt.count(summary.per_step.min), fmt.count(summary.per_step.max)
         yield f"launches per step: {least if summary.per_step.is_constant else f'{least} to {most}'}"
@@ -84,6 +81,15 @@ def _launch_facts(summary: LaunchSummary) -> Iterator[str]:
         yield (
             f"CUDA graphs: {fmt.count(summary.graph_launches)} launches "
             f"({fmt.count(summary.graph_kernels)} kernels replayed and recorded)"
+        )
+
+
+def launches_coverage(summary: LaunchSummary) -> Iterator[str]:
+    """For how many launches the call is known; nothing where none could be."""
+    if summary.coverage_share is not None:
+        yield (
+            f"the launching call is known for {fmt.share(summary.coverage_share)} of "
+            f"{fmt.plural(summary.launches, 'kernel launch', 'kernel launches')}"
         )
 
 

@@ -96,8 +96,8 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
         )
         for key, rows in found.items()
     )
-    facts = tuple(_memory_facts(known.use if known else ())) if recorded else (_NO_ALLOCATIONS,)
-    return Found(found[by], tables, facts, data)
+    told = (fact for use in (known.use if known else ()) if use.device is not None for fact in memory_facts(use))
+    return Found(found[by], tables, tuple(told) if recorded else (_NO_ALLOCATIONS,), data)
 
 
 def with_owners(alive: pl.DataFrame) -> pl.DataFrame:
@@ -129,17 +129,16 @@ def _known(use: object) -> dict[str, Any]:
     return {key: value for key, value in vars(use).items() if key in MEMORY_USE.names}
 
 
-def _memory_facts(uses: tuple[AllocatorUse, ...]) -> Iterator[str]:
-    for use in uses:
-        if use.device is None or use.known_share is None:
-            continue
-        peak = fmt.data_size(use.peak_bytes)
+def memory_facts(use: AllocatorUse) -> Iterator[str]:
+    """How much of the peak is known, and whether events are missing; nothing where nobody can tell."""
+    if use.known_share is None:
+        return
+    yield (
+        f"{fmt.share(use.known_share)} of the {fmt.data_size(use.peak_bytes)} at the peak of GPU {use.device} was "
+        "allocated during the recording; the rest was there before"
+    )
+    if use.mismatches:
         yield (
-            f"coverage: {fmt.share(use.known_share)} of the {peak} at the peak of GPU {use.device} was allocated "
-            "during the recording; the rest was there before"
+            f"{fmt.plural(use.mismatches, 'event')} of GPU {use.device} state a total other than their sum: "
+            "events are missing in this profile"
         )
-        if use.mismatches:
-            yield (
-                f"{fmt.count(use.mismatches)} events of GPU {use.device} state a total other than their sum: "
-                "events are missing in this profile"
-            )
