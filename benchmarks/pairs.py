@@ -29,6 +29,7 @@ HALVES = (
     "eleventh",
     "twelfth",
     "thirteenth",
+    "fourteenth",
 )
 SOURCES = ("nsys", "torch")
 
