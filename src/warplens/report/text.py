@@ -377,7 +377,7 @@ _CAUSES: Final = {
     "unknown": "cause not recorded",
 }
 
-_PHASES: Final = {"none": "outside of these"}
+_PHASES: Final = {"none": "outside of all phases"}
 
 
 def category_title(category: str, *, short: bool = False) -> str:

@@ -96,7 +96,12 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
         )
         for key, rows in found.items()
     )
-    told = (fact for use in (known.use if known else ()) if use.device is not None for fact in memory_facts(use))
+    told = (
+        f"coverage: {fact}"
+        for use in (known.use if known else ())
+        if use.device is not None
+        for fact in memory_facts(use)
+    )
     return Found(found[by], tables, tuple(told) if recorded else (_NO_ALLOCATIONS,), data)
 
 

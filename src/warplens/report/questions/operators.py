@@ -121,7 +121,7 @@ def _work_facts(modelled: ModelledWork, window: Window) -> Iterator[str]:
     )
     if modelled.modelled_ns:
         count = len(window.steps)
-        each = f", {fmt.flop_count(modelled.flops / count)} in each of {count} steps" if count else ""
+        each = f", {fmt.flop_count(modelled.flops / count)} in each of {count} steps" if count > 1 else ""
         yield (
             f"modelled work, measured time: {fmt.flop_count(modelled.flops)}{each}; "
             f"{fmt.flop_rate(modelled.flops * 1e9 / modelled.modelled_ns)} over the GPU time of these operators, "
