@@ -9,6 +9,7 @@ from tests.analysis.builders import Row, call, graph, kernel, launch, nvtx, trac
 from warplens.analysis.phases import step_statistics
 from warplens.analysis.steps import StepSearch
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import phase_of_name, xla_program
 from warplens.readers import read
 
 US = 1_000
@@ -402,3 +403,43 @@ def test_the_scorecard_is_the_stored_one_and_what_is_called_a_step_is_one():
     sure = [case for case in cases if case.answer != "unsure"]
     assert sum(case.answer == "right" for case in sure) >= 0.95 * len(sure)
     assert RESULTS.read_text("utf-8") == f"{scorecard(cases)}\n{misses(cases)}"
+
+
+def _xla(programs: str, *, gap: int = 40 * US) -> StepSearch:
+    """Runs of the programs S (100 µs on the GPU), m (5 µs), c and d (20 µs), each in ranges of XLA."""
+    lengths = {"S": 100 * US, "m": 5 * US, "c": 20 * US, "d": 20 * US}
+    ids = {"S": 77, "m": 78, "c": 5, "d": 6}
+    kernels, calls, ranges, time = [], [], [], 0
+    for program in programs:
+        number = len(kernels) + 1
+        calls.append(launch(time, time + 2 * US, number))
+        kernels.append(kernel(time + 5 * US, time + 5 * US + lengths[program], program, correlation=number))
+        ranges.append(nvtx(time - US, time + 3 * US, f"XlaModule:#hlo_module=jit_{program},program_id={ids[program]}#"))
+        ranges.append(
+            nvtx(time - US // 2, time + 2 * US + 500, f"Thunk:#name=jit({program})/dot,hlo_op=fusion.{number}#")
+        )
+        time += lengths[program] + gap
+    ranges.append(nvtx(-90 * US, -2 * US, "XlaPass:#name=optimizer-step,module=fusion,program_id=7#"))
+    return _search(kernels=kernels, api=calls, ranges=ranges)
+
+
+def test_runs_of_the_program_that_xla_compiled_for_the_step_are_the_steps():
+    search = _xla("cSmmSmmSmmSmmSmm")
+    assert (search.source, len(search.steps)) == ("sequence", 5)
+    assert "XLA compiled as jit_S" in search.how
+    first, second = search.steps[0], search.steps[1]
+    # From the first work of one run to that of the next, with what runs in between.
+    assert second.start_ns == first.end_ns
+    assert first.end_ns - first.start_ns == (140 + 45 + 45) * US
+    assert [each.launches for each in search.rhythms] == [3]
+
+
+def test_operations_that_xla_compiled_one_by_one_are_no_steps():
+    assert "XLA compiled" not in _xla("ScccccdddddScccccdddddSccccc").how
+
+
+def test_what_xla_does_to_compile_is_no_phase_of_a_step():
+    assert phase_of_name("XlaPass:#name=optimizer-step,module=fusion#") == "none"
+    assert phase_of_name("optimizer step") == "optimizer"
+    assert xla_program("XlaModule:#prefix=args[0],hlo_module=jit_stage,program_id=12603#") == "jit_stage"
+    assert xla_program("XlaModule:#hlo_module=gemm_fusion_dot.108#") is None  # a candidate that is tried out

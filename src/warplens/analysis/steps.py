@@ -1,10 +1,11 @@
 """The repetitions of the workload: warm-up is not the work, and numbers are per step.
 
-Steps are looked for in two places, in this order:
+Steps are looked for in three places, in this order:
 
 1. annotated ranges of one name that repeat one after the other on a thread (numbers in the name ignored, so that
    `ProfilerStep#3` and `ProfilerStep#4` are one name) and together hold most of the GPU work of the time they span;
-2. the launches themselves (`warplens.analysis.sequence`).
+2. runs of the program compiled by XLA (JAX) that takes most of the GPU's time, which XLA marks with ranges;
+3. the launches themselves (`warplens.analysis.sequence`).
 
 The leading steps that are much slower than the rest, or that run another number of kernels, are left out as warm-up,
 and so is a last step whose end the recording does not show. Of two steps the first is left out only if it also loads
@@ -24,11 +25,19 @@ from warplens.analysis.api import api_kinds
 from warplens.analysis.repetition import MIN_REPEATS, warmup_labels
 from warplens.analysis.sequence import Confidence, Found, Rhythm, steps_from_sequence
 from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator
-from warplens.analysis.window import NO_PHASE, Step, generic_names, is_framework_name, is_step_name, phase_of_name
+from warplens.analysis.window import (
+    NO_PHASE,
+    Step,
+    generic_names,
+    is_framework_name,
+    is_step_name,
+    phase_of_name,
+    xla_program,
+)
 from warplens.patterns import lazy_pattern
 from warplens.profile import Trace
 from warplens.profile.columns import column, table
-from warplens.profile.schema import Column, Int64s, name_labels, rows_named
+from warplens.profile.schema import Column, Int64s, name_categories, name_labels, rows_named
 
 #: A range that is called a step may leave out this much of the GPU work (evaluation, checkpoints); any other repeated
 #: range must hold nearly all of it, or it is only a part of the step (a layer, the forward pass of a training step).
@@ -140,7 +149,7 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     if found is None and not work.height:
         return StepSearch((), (), "none", None, "no GPU work and no step ranges were recorded")
     if found is None:
-        found = steps_from_sequence(trace, work, forest)
+        found = _steps_of_xla(trace, work, forest) or steps_from_sequence(trace, work, forest)
     if found is None:
         how = "from the first to the last GPU work (no repeating steps in ranges or kernel sequence)"
         return StepSearch((), (), "none", None, how)
@@ -317,6 +326,55 @@ def _steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) ->
         for name, rows in sorted(accepted, key=lambda each: each[1] is not best[2])
     )
     return found._replace(rhythms=rhythms)
+
+
+def _steps_of_xla(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> Found | None:
+    """From one run of the program that XLA compiled for the step to the next; None where no program is run often.
+
+    Of several programs (a step, sums, metrics) it is the one with the most GPU time. Between its first and its last run
+    it must take most of that time: of operations that are compiled one by one none is a step.
+    """
+    ranges = trace.ranges
+    programs: dict[str, int] = {}
+    for name in name_categories(ranges["name"]):
+        if xla_program(name) is not None:
+            programs[name] = len(programs) + 1
+    if not programs:
+        return None
+    numbers = np.array([programs.get(name, 0) for name in name_categories(ranges["name"])], dtype=np.int64)
+    label = numbers[ranges["name"].to_physical().to_numpy()]
+    run = np.zeros(ranges.height, dtype=np.int64)
+    rows = np.flatnonzero(label)
+    run[rows] = np.arange(1, len(rows) + 1)
+    run = np.r_[forest.outermost_match(run), 0]
+    run_of_work = run[work["range"].fill_null(NO_RANGE).to_numpy()]
+    start, end = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
+    busy = np.bincount(run_of_work, end - start, minlength=len(rows) + 1)[1:]
+    by_program = np.bincount(label[rows], busy, minlength=len(programs) + 1)
+    most = int(np.argmax(by_program))
+    mine = np.flatnonzero((label[rows] == most) & (busy > 0)) + 1
+    if len(mine) < MIN_REPEATS:
+        return None
+    first = np.full(len(rows) + 1, np.iinfo(np.int64).max)
+    last = np.full(len(rows) + 1, np.iinfo(np.int64).min)
+    np.minimum.at(first, run_of_work, start)
+    np.maximum.at(last, run_of_work, end)
+    begins, final = np.sort(first[mine]), int(last[mine].max())
+    inside = (start >= begins[0]) & (start < final)
+    if np.any(np.diff(begins) <= 0) or by_program[most] < _NAMED_STEP_COVERAGE * (end - start)[inside].sum():
+        return None
+    step = np.searchsorted(begins, start[inside], side="right") - 1
+    work_ends = np.full(len(begins), np.iinfo(np.int64).min)
+    np.maximum.at(work_ends, step, end[inside])
+    counts = np.bincount(step, minlength=len(begins))
+    name = next(name for name, number in programs.items() if number == most)
+    origin = f"the runs of the program that XLA compiled as {xla_program(name)}"
+    pace = int(np.median(np.diff(begins)))
+    why = "it takes most of the GPU's time"
+    rhythm = Rhythm(origin, len(begins), pace, int(np.median(counts)), "medium", why, True)
+    ends = np.r_[begins[1:], work_ends[-1]]
+    warm = np.zeros(len(begins), dtype=np.bool_)
+    return Found(begins, ends, counts, warm, None, work_ends, origin, (rhythm,))
 
 
 def _without_parts(candidates: list[tuple[str, Int64s]], ranges: pl.DataFrame) -> list[tuple[str, Int64s]]:

@@ -119,7 +119,12 @@ _STEP = lazy_pattern(
 _FRAMEWORK = lazy_pattern(
     r"## Call CompiledFxGraph|Torch-Compiled Region|CompiledFunction"
     r"|Optimizer\.|enumerate\(DataLoader\)#|nccl:|DistributedDataParallel\."
+    r"|(?:Xla\w*|Thunk|TSL|GpuMetrics)(?::|$)"
 )
+#: XLA's own ranges: around each program that it runs (`XlaModule:#hlo_module=jit_step,program_id=7#`), around each part
+#: of one (`Thunk:#…#`), and around what it does to compile one.
+_XLA = lazy_pattern(r"(?:Xla\w*|Thunk|TSL):#")
+_XLA_PROGRAM = lazy_pattern(r"XlaModule:#(?:[^#]*,)?hlo_module=(?P<module>[^,#]+),program_id=\d+")
 _DIGITS = lazy_pattern(r"\d+")
 _WARMUP = lazy_pattern(r"warm[\s_-]*up", re.IGNORECASE)
 
@@ -146,6 +151,15 @@ def is_framework_name(name: str) -> bool:
     return _FRAMEWORK.match(name) is not None
 
 
+def xla_program(name: str) -> str | None:
+    """The program (`jit_train_step`) whose run XLA marked with a range of this name; None for all other ranges.
+
+    Each program that XLA compiled has a number of its own; candidates that it tries out while it compiles have none.
+    """
+    match = _XLA_PROGRAM.match(name)
+    return match["module"] if match is not None else None
+
+
 def is_warmup_name(name: str) -> bool:
     """Whether a name says that what it holds is not the workload yet."""
     return _WARMUP.search(name) is not None
@@ -155,7 +169,7 @@ def phase_of_name(name: str) -> str:
     """The phase that a range's name speaks of; `none` where it names no phase, or more than one."""
     if name.startswith(AUTOGRAD_ENGINE):
         return "backward"  # whatever the node is called (`torch::autograd::AccumulateGrad`, `AddmmBackward0`)
-    if "::" in name:
+    if "::" in name or _XLA.match(name) is not None:
         return NO_PHASE  # an operator (`flash_attn::_flash_attn_forward`), which the backward pass may call as well
     # Camel case and underscores separate words: `OptimizerStep`, `forward_pass`.
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ")
