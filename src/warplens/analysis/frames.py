@@ -1,14 +1,16 @@
-"""What tables are made with: the same six statistics in each, groups of rows by number, answers that are kept."""
+"""What tables are made with: the same six statistics in each, groups and amounts of rows, answers that are kept."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
+from dataclasses import dataclass
+from functools import cached_property, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from warplens.profile.schema import Bools, Int64s
@@ -238,3 +240,82 @@ def forget(asked: Remembering, *questions: object) -> None:
     own = {getattr(question, "__wrapped__", None) for question in questions}
     for key in [key for key in asked.answers if key[0] in own]:
         del asked.answers[key]
+
+
+#: From this share of rows on, a number for each row takes less room than the numbers of those that have one.
+_MOST: Final = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Spent:
+    """Nanoseconds of the rows of a table, most of which have none: of most causes, few pauses have any."""
+
+    rows: Int64s | None  #: shape (n,), ascending, the rows that have any; None for all
+    ns: Int64s  #: shape (n,), of each of them
+    count: int  #: rows of the table
+
+    @classmethod
+    def of(cls, whole: Int64s) -> Spent:
+        """From the nanoseconds of each row, which belong to it from then on."""
+        rows = np.flatnonzero(whole)
+        return cls(None, whole, len(whole)) if len(rows) > _MOST * len(whole) else cls(rows, whole[rows], len(whole))
+
+    @classmethod
+    def none(cls, count: int) -> Spent:
+        """No time in any row."""
+        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), count)
+
+    @cached_property
+    def total(self) -> int:
+        """Over all rows."""
+        return int(self.ns.sum())
+
+    def __bool__(self) -> bool:
+        return bool(self.ns.any())
+
+    @property
+    def at(self) -> Int64s | slice:
+        """What chooses the rows of `ns` from an array alongside the table."""
+        return slice(None) if self.rows is None else self.rows
+
+    def whole(self) -> Int64s:
+        """The nanoseconds of each row, shape (count,); not to be changed."""
+        if self.rows is None:
+            return self.ns
+        found = np.zeros(self.count, dtype=np.int64)
+        found[self.rows] = self.ns
+        return found
+
+    def times(self, share: float | npt.NDArray[np.float64]) -> Spent:
+        """A share of it, the same for all rows or one for each row of the table, rounded down."""
+        part = share if isinstance(share, float) else share[self.at]
+        return Spent(self.rows, (self.ns * part).astype(np.int64), self.count)
+
+    def where(self, which: Bools) -> Spent:
+        """Of the rows for which this holds, given for each row of the table."""
+        return Spent(self.rows, np.where(which[self.at], self.ns, 0), self.count)
+
+    def plus(self, other: Spent, sign: int = 1) -> Spent:
+        """Both together; the difference with −1 as sign."""
+        if not other:
+            return self
+        if self.rows is other.rows:
+            return Spent(self.rows, self.ns + sign * other.ns, self.count)
+        found = self.whole().copy()
+        found[other.at] += sign * other.ns
+        return Spent.of(found)
+
+    def among(self, part: Int64s) -> Spent:
+        """Of some rows of the table, in ascending order; numbered as they are there."""
+        if self.rows is None:
+            return Spent(None, self.ns[part], len(part))
+        place = np.searchsorted(part, self.rows)
+        mine = np.flatnonzero(np.append(part, -1)[place] == self.rows)
+        return Spent(place[mine], self.ns[mine], len(part))
+
+    @classmethod
+    def together(cls, parts: Sequence[Spent]) -> Spent:
+        """Of several tables, one behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls.of(np.concatenate([np.empty(0, np.int64), *(part.whole() for part in parts)]))

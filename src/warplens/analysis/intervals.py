@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import running_sum
-from warplens.profile.schema import Int64s
+from warplens.profile.schema import Bools, Int64s
 
 
 class Intervals(NamedTuple):
@@ -180,3 +180,18 @@ def measure_before(disjoint: Intervals, times: Int64s) -> Int64s:
     index = edges_until(disjoint.starts, times)
     partial = np.where(index > 0, np.minimum(times, disjoint.ends[index - 1]) - disjoint.starts[index - 1], 0)
     return np.where(index > 0, before[np.maximum(index - 1, 0)] + partial, 0).astype(np.int64)
+
+
+def touches(intervals: Intervals, begins: Int64s, ends: Int64s) -> Bools:
+    """Whether any of the disjoint intervals reaches into each `[begin, end)`, which are disjoint and in order."""
+    if len(intervals.starts) > len(begins):
+        reached: Bools = np.searchsorted(intervals.starts, ends) > np.searchsorted(intervals.ends, begins, side="right")
+        return reached
+    # Few intervals are looked up among the spans, which are in order.
+    first = np.searchsorted(ends, intervals.starts, side="right")
+    stop = np.maximum(np.searchsorted(begins, intervals.ends, side="left"), first)
+    open_now = np.zeros(len(begins) + 1, dtype=np.int64)
+    np.add.at(open_now, first, 1)
+    np.add.at(open_now, stop, -1)
+    found: Bools = np.cumsum(open_now[:-1]) > 0
+    return found

@@ -21,18 +21,15 @@ All parts are exact integers and sum to the gap. Causes at this level are descri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kinds
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import chosen, give_back, numbered, sum_by
+from warplens.analysis.frames import Spent, chosen, give_back, numbered, sum_by
 from warplens.analysis.hostpace import HostCalls
 from warplens.analysis.intervals import (
     Intervals,
@@ -43,6 +40,7 @@ from warplens.analysis.intervals import (
     owned_union,
     subtract,
     total,
+    touches,
     union,
 )
 from warplens.analysis.ranges import projected_spans
@@ -70,85 +68,6 @@ IDLE_CAUSES = {
 #: Queued work that has not started after this time is waiting for something: an idle GPU starts a kernel 2–8 µs after
 #: its launch call returns, and back-to-back kernels of one stream are 1–2 µs apart.
 _START_LATENCY_NS = 10_000
-
-
-#: From this share of rows on, a number for each row takes less room than the numbers of those that have one.
-_MOST: Final = 0.5
-
-
-@dataclass(frozen=True, eq=False)
-class Spent:
-    """Nanoseconds of the rows of a table, most of which have none: of most causes, few pauses have any."""
-
-    rows: Int64s | None  #: shape (n,), ascending, the rows that have any; None for all
-    ns: Int64s  #: shape (n,), of each of them
-    count: int  #: rows of the table
-
-    @classmethod
-    def of(cls, whole: Int64s) -> Spent:
-        """From the nanoseconds of each row, which belong to it from then on."""
-        rows = np.flatnonzero(whole)
-        return cls(None, whole, len(whole)) if len(rows) > _MOST * len(whole) else cls(rows, whole[rows], len(whole))
-
-    @classmethod
-    def none(cls, count: int) -> Spent:
-        """No time in any row."""
-        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), count)
-
-    @cached_property
-    def total(self) -> int:
-        """Over all rows."""
-        return int(self.ns.sum())
-
-    def __bool__(self) -> bool:
-        return bool(self.ns.any())
-
-    @property
-    def at(self) -> Int64s | slice:
-        """What chooses the rows of `ns` from an array alongside the table."""
-        return slice(None) if self.rows is None else self.rows
-
-    def whole(self) -> Int64s:
-        """The nanoseconds of each row, shape (count,); not to be changed."""
-        if self.rows is None:
-            return self.ns
-        found = np.zeros(self.count, dtype=np.int64)
-        found[self.rows] = self.ns
-        return found
-
-    def times(self, share: float | npt.NDArray[np.float64]) -> Spent:
-        """A share of it, the same for all rows or one for each row of the table, rounded down."""
-        part = share if isinstance(share, float) else share[self.at]
-        return Spent(self.rows, (self.ns * part).astype(np.int64), self.count)
-
-    def where(self, which: Bools) -> Spent:
-        """Of the rows for which this holds, given for each row of the table."""
-        return Spent(self.rows, np.where(which[self.at], self.ns, 0), self.count)
-
-    def plus(self, other: Spent, sign: int = 1) -> Spent:
-        """Both together; the difference with −1 as sign."""
-        if not other:
-            return self
-        if self.rows is other.rows:
-            return Spent(self.rows, self.ns + sign * other.ns, self.count)
-        found = self.whole().copy()
-        found[other.at] += sign * other.ns
-        return Spent.of(found)
-
-    def among(self, part: Int64s) -> Spent:
-        """Of some rows of the table, in ascending order; numbered as they are there."""
-        if self.rows is None:
-            return Spent(None, self.ns[part], len(part))
-        place = np.searchsorted(part, self.rows)
-        mine = np.flatnonzero(np.append(part, -1)[place] == self.rows)
-        return Spent(place[mine], self.ns[mine], len(part))
-
-    @classmethod
-    def together(cls, parts: Sequence[Spent]) -> Spent:
-        """Of several tables, one behind the other."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls.of(np.concatenate([np.empty(0, np.int64), *(part.whole() for part in parts)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +140,7 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
         since, lost[mine] = _drains(timeline, device, states["synchronization"], begins[mine], until)
         refilling[mine] = until - since
         for cause, intervals in states.items():
-            touched = np.flatnonzero(_touches(intervals, begins[mine], until))
+            touched = np.flatnonzero(touches(intervals, begins[mine], until))
             if not len(touched):
                 continue
             rows, reached = mine[touched], measure_before(intervals, until[touched])
@@ -331,21 +250,6 @@ class _IdleParts:
         for cause in IDLE_CAUSES:
             found[cause] = Spent.of(self._spent.pop(cause)) if cause in self._spent else none
         return found
-
-
-def _touches(intervals: Intervals, begins: Int64s, ends: Int64s) -> Bools:
-    """Whether any of the disjoint intervals reaches into each `[begin, end)`, which are disjoint and in order."""
-    if len(intervals.starts) > len(begins):
-        touches: Bools = np.searchsorted(intervals.starts, ends) > np.searchsorted(intervals.ends, begins, side="right")
-        return touches
-    # Few intervals are looked up among the spans, which are in order.
-    first = np.searchsorted(ends, intervals.starts, side="right")
-    stop = np.maximum(np.searchsorted(begins, intervals.ends, side="left"), first)
-    open_now = np.zeros(len(begins) + 1, dtype=np.int64)
-    np.add.at(open_now, first, 1)
-    np.add.at(open_now, stop, -1)
-    found: Bools = np.cumsum(open_now[:-1]) > 0
-    return found
 
 
 def _may_depend(timeline: Timeline, device: int, ended_by: Int64s, begins: Int64s, ends: Int64s) -> Bools:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from warplens.analysis.frames import Spent
 from warplens.analysis.intervals import measure_before
-from warplens.analysis.timebudget import Spent
 from warplens.diagnosis.evidence import is_unfused
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.rule import PRECEDENCES, Rule

@@ -18,13 +18,13 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
-from warplens.analysis.frames import all_equal, sum_by
+from warplens.analysis.frames import Spent, all_equal, sum_by
 from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.prediction import Change, Prediction
 from warplens.analysis.ranges import unnumbered_name
-from warplens.analysis.timebudget import IDLE_CAUSES, Spent, TimeBudget, time_budgets
+from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, PHASES, Window
 from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns

@@ -15,10 +15,9 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.code import PLACE, places_of_calls, places_of_work
-from warplens.analysis.frames import sum_by
+from warplens.analysis.frames import Spent, sum_by
 from warplens.analysis.intervals import Intervals, measure_before, union
 from warplens.analysis.launches import launching_threads
-from warplens.analysis.timebudget import Spent
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Located, Place

@@ -26,7 +26,7 @@ from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from warplens.analysis.timebudget import Spent
+    from warplens.analysis.frames import Spent
     from warplens.diagnosis.facts import Facts
 
 Int32s = npt.NDArray[np.int32]
