@@ -130,7 +130,7 @@ class CommandSweep:
     def description(self) -> dict[str, Any]:
         """What a ledger must agree with to be gone on with."""
         return {
-            "commands": {**asdict(self), "axes": list(self.axes)},
+            "commands": asdict(self),
             "machine": self.environment["device"]["name"],
             "tasks": [task.description() for task in self.tasks],
         }

@@ -57,10 +57,7 @@ class Measuring:
 
     def description(self) -> dict[str, Any]:
         """As JSON; also what a child process is told."""
-        return {
-            "workload": self.workload, "plan": asdict(self.plan), "rounds": self.rounds, "device": self.device,
-            "modules": list(self.modules),
-        }  # fmt: skip
+        return asdict(self)
 
     def alone(self) -> Measuring:
         """The same repetitions at one stretch, for a cell that has nobody to take turns with: it is no pair's half."""

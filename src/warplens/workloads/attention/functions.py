@@ -7,6 +7,8 @@ Imports torch and triton: the registry loads this module when a kernel is first 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -158,8 +160,8 @@ def flash_backward(
     return d_q, d_k, d_v
 
 
-class _Flash(torch.autograd.Function):
-    """Flash attention on packed tensors; saves the log-sum-exp instead of the probabilities."""
+class _OnlineSoftmax(torch.autograd.Function):
+    """Attention on packed tensors that saves the log-sum-exp instead of the probabilities."""
 
     @staticmethod
     def forward(
@@ -169,10 +171,10 @@ class _Flash(torch.autograd.Function):
         v: Tensor,
         causal: bool,
         scale: float,
-        tiles: ForwardTiles | HopperTiles | None,
+        run: Callable[..., tuple[Tensor, Tensor]],
         gradient_tiles: BackwardTiles | None,
     ) -> Tensor:
-        out, log_sum_exp = flash_forward(q, k, v, causal=causal, scale=scale, tiles=tiles)
+        out, log_sum_exp = run(q, k, v, causal=causal, scale=scale)
         ctx.save_for_backward(q, k, v, out, log_sum_exp)
         ctx.causal, ctx.scale, ctx.tiles = causal, scale, gradient_tiles
         return out
@@ -196,43 +198,35 @@ def flash_attention(
     gradient_tiles: BackwardTiles | None = None,
 ) -> Tensor:
     """Flash attention of [batch, heads, seq_len, head_dim] inputs."""
-    out = _Flash.apply(_packed(q), _packed(k), _packed(v), causal, q.shape[-1] ** -0.5, tiles, gradient_tiles)
+    run, scale = partial(flash_forward, tiles=tiles), q.shape[-1] ** -0.5
+    out = _OnlineSoftmax.apply(_packed(q), _packed(k), _packed(v), causal, scale, run, gradient_tiles)
     return out.view(q.shape)
 
 
 # Tiled ----------------------------------------------------------------------------------------------------------------
 
 
-class _Tiled(torch.autograd.Function):
-    """The online softmax in small tiles; its backward pass visits every block and compares each with the mask."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-        heads, seq_len, head_dim = q.shape
-        out = torch.empty_like(q)
-        log_sum_exp = torch.empty((heads, seq_len), dtype=torch.float32, device=q.device)
-        block = _TILED_BLOCK if q.element_size() == 2 else _TILED_BLOCK // 2
-        tiled_forward_kernel[(triton.cdiv(seq_len, block), heads)](
-            q, k, v, out, log_sum_exp, seq_len, scale,
-            BLOCK=block, D=head_dim, CAUSAL=causal, PRECISION=_precision(q), num_warps=4, num_stages=1,
-        )  # fmt: skip
-        ctx.save_for_backward(q, k, v, out, log_sum_exp)
-        ctx.causal, ctx.scale = causal, scale
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, log_sum_exp = ctx.saved_tensors
-        tiles = _TILED_BACKWARD if q.element_size() == 2 else _TILED_BACKWARD_FP32
-        gradients = flash_backward(
-            d_out.contiguous(), q, k, v, out, log_sum_exp, causal=ctx.causal, scale=ctx.scale, tiles=tiles
-        )
-        return (*gradients, None, None)
+def tiled_forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Output and log₂-sum-exp of packed [heads, seq_len, head_dim] inputs by the online softmax in small tiles."""
+    heads, seq_len, head_dim = q.shape
+    out = torch.empty_like(q)
+    log_sum_exp = torch.empty((heads, seq_len), dtype=torch.float32, device=q.device)
+    block = _TILED_BLOCK if q.element_size() == 2 else _TILED_BLOCK // 2
+    tiled_forward_kernel[(triton.cdiv(seq_len, block), heads)](
+        q, k, v, out, log_sum_exp, seq_len, scale,
+        BLOCK=block, D=head_dim, CAUSAL=causal, PRECISION=_precision(q), num_warps=4, num_stages=1,
+    )  # fmt: skip
+    return out, log_sum_exp
 
 
 def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Tiled attention of [batch, heads, seq_len, head_dim] inputs."""
-    return _Tiled.apply(_packed(q), _packed(k), _packed(v), causal, q.shape[-1] ** -0.5).view(q.shape)
+    """Tiled attention of [batch, heads, seq_len, head_dim] inputs.
+
+    Its backward pass visits every block and compares each with the mask.
+    """
+    tiles, scale = _TILED_BACKWARD if q.element_size() == 2 else _TILED_BACKWARD_FP32, q.shape[-1] ** -0.5
+    out = _OnlineSoftmax.apply(_packed(q), _packed(k), _packed(v), causal, scale, tiled_forward, tiles)
+    return out.view(q.shape)
 
 
 # Naive ----------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from warplens.errors import UsageError
-from warplens.workloads.token_reduction.choosing import Attended, Reduction, TokenState, tokens_kept, weights_of
+from warplens.workloads.token_reduction.choosing import Attended, TokenState, TopK, tokens_kept, weights_of
 
 kernel: Any
 try:
@@ -188,7 +188,7 @@ def _check(weights: Tensor, x: Tensor, kept: int) -> None:
         )
 
 
-class FusedTopK(Reduction):
+class FusedTopK(TopK):
     """TopK in one launch, for inference: the same tokens in the same order.
 
     Args:
@@ -196,12 +196,7 @@ class FusedTopK(Reduction):
         visualisation: also list which tokens were kept, as `TopK` does; that takes no launch here.
     """
 
-    needs_weights = True
     _fuse = False
-
-    def __init__(self, share: float, visualisation: bool = True) -> None:
-        super().__init__()
-        self.share, self.visualisation = share, visualisation
 
     def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
         """See the class.
