@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from warplens.patterns import lazy_pattern
-from warplens.profile.spelling import split_name
 
 if TYPE_CHECKING:  # the runner of sweeps writes spans on machines without Polars
     import polars as pl
@@ -239,6 +238,8 @@ def shorten_kernel(full_name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
     other templates show that something was folded (`flash_fwd_kernel<…>`).
     """
     full_name = printable(full_name)
+    from warplens.profile.spelling import split_name  # needs Polars, which a machine that measures may lack
+
     parts = split_name(full_name)
     base = _XMMA_TAIL.sub(r"\g<split>", parts.short or full_name)
     arguments = _CAST.sub("", parts.template)
