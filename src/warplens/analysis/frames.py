@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
@@ -169,25 +167,6 @@ def _close_together(values: Int64s) -> tuple[Int64s, int]:
     """The rank of each value among the distinct ones, and how many these are."""
     distinct = pl.Series(values).unique().sort().to_numpy()
     return np.searchsorted(distinct, values).astype(np.int64), len(distinct)
-
-
-#: Below this many rows there is too little to give back.
-_MANY_ROWS: Final = 200_000
-
-
-def give_back(rows: int) -> None:
-    """Gives back to the system what freed arrays have left in the heap of glibc; does nothing elsewhere.
-
-    NumPy and Polars have an allocator each, and what one has freed is of no use to the other. Called where a stage has
-    ended that made many arrays: the peak of a report of a million kernels is 4 % lower.
-
-    Args:
-        rows: of the tables at hand.
-    """
-    if rows >= _MANY_ROWS and sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
-        if trim is not None:
-            trim(0)
 
 
 class Remembering(Protocol):

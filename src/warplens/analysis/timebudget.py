@@ -29,7 +29,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import Spent, chosen, give_back, numbered, sum_by
+from warplens.analysis.frames import Spent, chosen, numbered, sum_by
 from warplens.analysis.hostpace import HostCalls
 from warplens.analysis.intervals import (
     Intervals,
@@ -322,9 +322,7 @@ class TimeBudget:
 def time_budgets(timeline: Timeline, window: Window) -> tuple[TimeBudget, ...]:
     """One budget for each device that did any work in the window, in device order; none if no device did."""
     devices = timeline.work_in(window)["device"].unique().sort().to_list()
-    budgets = tuple(_budget(timeline, window, device, _segments(timeline, window, device)) for device in devices)
-    give_back(timeline.work.height)
-    return budgets
+    return tuple(_budget(timeline, window, device, _segments(timeline, window, device)) for device in devices)
 
 
 def budgets_within(timeline: Timeline, window: Window, segments: Intervals) -> tuple[TimeBudget, ...]:

@@ -9,7 +9,7 @@ from typing import Final
 
 import polars as pl
 
-from warplens.analysis.frames import forget, give_back
+from warplens.analysis.frames import forget
 from warplens.analysis.headroom import Headroom
 from warplens.analysis.headroom import headrooms as headrooms_of
 from warplens.analysis.hostpace import HostCalls
@@ -113,11 +113,9 @@ def diagnose(
     notes = quality_notes(timeline, window) if notes is None else tuple(notes)
     modelled = predictions(timeline, window) if timeline.trace.has_device_work else ()
     report = counted(counters) if counters is not None else None
-    give_back(timeline.work.height)
     facts = gather(timeline, window, report, modelled, thresholds, budgets, notes, headrooms)
     # What the causes of pauses were found with, tens of megabytes at a million kernels, has no further reader here.
     forget(timeline, HostCalls.of, Timeline.busy)
-    give_back(timeline.work.height)
     claims = divide(facts, RULES)
     incomplete = _INCOMPLETE.missing(facts)
     decides = incomplete is not None and incomplete.decides
@@ -149,14 +147,11 @@ def diagnose(
     # Phases come last: what was found of the whole window, tens of megabytes at a million kernels, is gone by then.
     del claims
     facts.forget()
-    give_back(timeline.work.height)
     parts, phases = [] if decides else facts.hand_over_to_phases(), []
     while parts:
-        give_back(timeline.work.height)
         phases.append(_of_phase(parts.pop(0)))
     vars(facts).pop("program", None)  # facts and program hold each other
     del facts
-    give_back(timeline.work.height)
     return replace(diagnosis, per_phase=tuple(phases))
 
 

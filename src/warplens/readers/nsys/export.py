@@ -72,11 +72,14 @@ def load(
         plans = [replace(plan, within=excerpt.rows_of(plan.source.trace_table)) for plan in plans]
     loaded = {}
     with ThreadPoolExecutor(worker_count()) as pool:
-        pending = [_submit(pool, file, plan) for plan in plans]
-        count, done = sum(len(parts) for _, parts in pending), 0
+        # A table with texts is one long task: last, it would be read alone.
+        pending = {
+            plan.source.table: _submit(pool, file, plan) for plan in sorted(plans, key=lambda plan: not plan.texts)
+        }
+        count, done = sum(len(parts) for _, parts in pending.values()), 0
         try:
             for plan in plans:
-                buffers, parts = pending.pop(0)
+                buffers, parts = pending.pop(plan.source.table)
                 dropped = 0
                 for part in parts:
                     dropped += part.result()
