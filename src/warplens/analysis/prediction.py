@@ -33,7 +33,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile import Device
-from warplens.profile.schema import Bools
+from warplens.profile.schema import Bools, Int64s
 
 # --- What-ifs ---
 #
@@ -190,10 +190,12 @@ def _overlapped_copies(recorded: RecordedSchedule, devices: Sequence[Device]) ->
     stream[large] = len(schedule.ready_ns) + own
     added = np.full(int(own.max()) + 1, recorded.window.start_ns, dtype=np.int64)
     tied = large | (large[schedule.after] & (schedule.after >= 0))
+    after = np.where(tied, -1, schedule.after)
+    _await_link(recorded.last_work, large, own, schedule.duration_ns, after)
     changed = replace(
         schedule,
         stream=stream,
-        after=np.where(tied, -1, schedule.after),
+        after=after,
         after_gap_ns=np.where(tied, 0, schedule.after_gap_ns),
         ready_ns=np.r_[schedule.ready_ns, added],
     )
@@ -201,6 +203,24 @@ def _overlapped_copies(recorded: RecordedSchedule, devices: Sequence[Device]) ->
     return Changed(
         changed, (*rates, "each copy is issued early enough: inputs a step ahead, results fetched while the next runs")
     )
+
+
+def _await_link(last: int, large: Bools, direction: Int64s, duration: Int64s, after: Int64s) -> None:
+    """Lets the begin of the next step (`last`, which ends the window) wait for the copies of the busier direction.
+
+    Copies that run ahead of their steps hide behind kernels, but the link moves no more in a step than it can.
+
+    Args:
+        large: which work is such a copy; `direction` and its time are those of the copies in order.
+        after: the work that each piece waits for, −1 for none; changed in place.
+    """
+    if last < 0 or large[last] or after[last] >= 0:
+        return
+    copies = np.flatnonzero(large)
+    inside = copies < last
+    if inside.any():
+        spent = np.bincount(direction[inside], duration[copies[inside]])
+        after[last] = copies[inside & (direction == int(np.argmax(spent)))][-1]
 
 
 def _cached_allocation(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:

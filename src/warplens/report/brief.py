@@ -219,7 +219,7 @@ def _brings(finding: Finding) -> str:
     """
     if not finding.remedies or finding.remedies[0].expected.startswith(REPLAYED):
         return ""
-    return finding.remedies[0].expected.removeprefix(f"about {factor(finding.gain)}").lstrip(": ")
+    return finding.remedies[0].expected.removeprefix(f"about {factor(finding.gain)}").lstrip(":; ")
 
 
 def _pairs(found: Diagnosis | RunDiagnosis) -> bool:
