@@ -10,7 +10,7 @@ import pytest
 
 from warplens.errors import UsageError
 from warplens.workloads import Program, Workload, register, workload
-from warplens.workloads.cells import cell_grid, default_device, run_cells
+from warplens.workloads.cells import cell_grid, default_device, run_cells, run_cells_in_turns
 from warplens.workloads.registry import Plan, document, write_measurements
 from warplens.workloads.settings import AttentionCell, LMCell, TokenReductionCell, setting_value
 
@@ -249,3 +249,17 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
 )
 def test_a_yes_or_no_may_be_typed_as_measurements_and_python_write_it(text, value):
     assert setting_value("--axis causal", text, not value) is value
+
+
+def test_a_cell_that_cannot_run_is_left_out_of_the_turns():
+    pytest.importorskip("torch", reason="measuring needs PyTorch")
+    cells = [
+        TokenReductionCell("tiny", 20, method="none", precision="fp32", execution="graph"),
+        TokenReductionCell("tiny", 20, method="none", precision="fp32"),
+        TokenReductionCell("tiny", 20, method="topk", locations=(1, 2), precision="fp32"),
+    ]
+    records = run_cells_in_turns("token-reduction", cells, rounds=6, per_round=2, device="cpu")
+    assert [record["status"] for record in records] == ["unsupported", "measured", "measured"]
+    assert [record["cell"]["method"] for record in records] == ["none", "none", "topk"]
+    assert [len(record["samples"]["wall_ns"]) for record in records[1:]] == [12, 12]
+    assert records[1]["rounds"] == 6

@@ -1,4 +1,6 @@
-"""Every token reduction method in float64 against a slow reference on plain lists, image by image."""
+"""Every token reduction method in float64 against a slow reference on plain lists, image by image; token counts that
+follow from shares against the chains that the study's documents print.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,20 @@ import pytest
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
 from tests.workloads import slow
+from warplens.errors import UsageError
 from warplens.workloads.registry import OFF
-from warplens.workloads.settings import VIT_SIZES, ViTSize
-from warplens.workloads.token_reduction.choosing import Attended, EViT, RandomChoice, TokenState, TopK
+from warplens.workloads.settings import VIT_SIZES, TokenReductionCell, ViTSize
+from warplens.workloads.token_reduction.choosing import (
+    Attended,
+    EViT,
+    RandomChoice,
+    TokenState,
+    TopK,
+    compounded_chain,
+    merges,
+    most_merges,
+    topk_chain,
+)
 from warplens.workloads.token_reduction.methods import (
     ATS,
     CachedTopK,
@@ -266,3 +279,54 @@ def test_gradients_reach_every_weight_that_the_scores_depend_on(method):
     without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     # In inference a predictor only chooses, and choosing has no gradient.
     assert all("predictor" in name for name in without)
+
+
+@pytest.mark.parametrize("method", ["topk", "evit"])
+def test_with_fused_attention_the_class_tokens_row_chooses_the_same_tokens(method):
+    images = torch.randn(3, 3, 32, 32)
+    written_out, fused = (_model(method, (0.5, 0.5), 32, fused=fused) for fused in (False, True))
+    counts = [], []
+    with torch.inference_mode():
+        expected, found = written_out(images, counts[0]), fused(images, counts[1])
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    # 64 patches: 32 go on, of those 16; what EViT fuses from the rest is a token more each time.
+    left = {"topk": [65, 33, 17, 17], "evit": [65, 34, 19, 19]}[method]
+    assert [block.leaving for block in counts[1]] == left == [block.leaving for block in counts[0]]
+    # The row is not for nothing: one product of the class token's query with every key, where a choice is made.
+    more = [b.reduction_macs - a.reduction_macs for a, b in zip(*counts, strict=True)]
+    assert more == [0, 65 * VIT_SIZES["tiny"].width, left[1] * VIT_SIZES["tiny"].width, 0]
+
+
+def test_ats_needs_more_than_that_row():
+    with pytest.raises(UsageError, match="ats cuts rows out of the attention weights"):
+        TokenReductionCell(method="ats", attention="fused")
+
+
+@pytest.mark.parametrize(
+    ("patches", "share", "chain"),
+    [
+        (196, 0.1, [20, 2, 1]),
+        (196, 0.25, [49, 13, 4]),
+        (196, 0.5, [98, 49, 25]),
+        (196, 0.7, [138, 97, 68]),
+        (196, 0.9, [177, 160, 144]),
+        (784, 0.1, [79, 8, 1]),
+    ],
+)
+def test_topk_keeps_a_share_of_what_there_is_rounded_up(patches, share, chain):
+    assert topk_chain(patches, [share] * 3) == chain
+
+
+def test_dynamicvit_keeps_a_share_of_what_there_was_rounded_down():
+    assert compounded_chain(196, [0.7] * 3) == [137, 96, 67]
+    assert compounded_chain(196, [0.1] * 3) == [19, 1, 1]
+
+
+def test_tome_aims_at_what_topk_drops_and_merges_at_most_half():
+    assert merges(196, [0.1] * 3) == [176, 18, 1]
+    left = 197
+    chain = []
+    for wanted in merges(196, [0.1] * 3):
+        left -= min(wanted, most_merges(left))
+        chain.append(left)
+    assert chain == [99, 81, 80]
