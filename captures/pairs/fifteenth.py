@@ -232,8 +232,11 @@ def windows_from_a_list_of_arrays(variant: str) -> Step:
     return step
 
 
-@healthy("prefill", FIFTEENTH, library="transformers", compiles=True, inference=True, steps=(3, 3))
-def healthy_expert_prefill(variant: str) -> Step:
+@pair(
+    "unfused-chain", "prefill", "layers compiled whole, not their norms alone", FIFTEENTH,
+    library="transformers", compiles=True, inference=True, steps=(3, 3),
+)  # fmt: skip
+def experts_compiled_in_parts(variant: str) -> Step:
     """A GLM-4 of 4 × 4,096 with 16 experts reads 8 texts of 1,024 tokens in bf16: grouped products, norms compiled."""
     config = transformers.Glm4MoeConfig(
         vocab_size=size(16_384, 64), hidden_size=size(4096, 32), intermediate_size=size(10_944, 64),
@@ -245,7 +248,7 @@ def healthy_expert_prefill(variant: str) -> Step:
     config._experts_implementation = "grouped_mm"
     model = on_device(lambda: transformers.Glm4MoeForCausalLM(config), HALF).eval()
     for layer in model.model.layers:
-        compiled([layer.input_layernorm, layer.post_attention_layernorm])
+        compiled([layer.input_layernorm, layer.post_attention_layernorm] if variant == BEFORE else [layer])
     ids = tokens(config.vocab_size, size(8, 1), size(1024, 8))
     return lambda: model(input_ids=ids, logits_to_keep=1)
 

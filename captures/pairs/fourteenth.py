@@ -196,8 +196,11 @@ def domain_experts_in_turn(variant: str) -> Step:
     return training(loss, adamw(nn.ModuleList([experts, gates, heads])))
 
 
-@healthy("decoding", FOURTEENTH, library="transformers", compiles=True, inference=True, steps=(3, 3))
-def healthy_granite_decoding(variant: str) -> Step:
+@pair(
+    "unfused-chain", "decoding", "layers compiled whole, not their MLPs and norms alone", FOURTEENTH,
+    library="transformers", compiles=True, inference=True, steps=(3, 3),
+)  # fmt: skip
+def granite_compiled_in_parts(variant: str) -> Step:
     """A Granite (8 × 4,096) adds three tokens to 64 texts of 384: static cache, MLPs compiled, a CUDA graph."""
     from pairs.decoding import rewind, static_cache
 
@@ -207,7 +210,8 @@ def healthy_granite_decoding(variant: str) -> Step:
     )  # fmt: skip
     model = on_device(lambda: transformers.GraniteForCausalLM(config), HALF).eval()
     for layer in model.model.layers:
-        compiled([layer.mlp, layer.input_layernorm, layer.post_attention_layernorm])
+        parts = [layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
+        compiled(parts if variant == BEFORE else [layer])
     batch, prompt = size(64, 2), size(384, 8)
     heads = config.num_key_value_heads
     cache = static_cache(config, batch, prompt + 8, heads, config.hidden_size // config.num_attention_heads)

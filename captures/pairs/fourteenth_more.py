@@ -11,7 +11,7 @@ from torch_geometric.nn import FastRGCNConv, GATv2Conv, GCNConv, RGCNConv
 from torch_geometric.utils import add_self_loops, to_torch_csr_tensor
 
 from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, images, on_device, size, tokens, training
-from pairs.registry import AFTER, BEFORE, FOURTEENTH, Step, healthy, pair
+from pairs.registry import AFTER, BEFORE, FOURTEENTH, Step, pair
 
 
 @pair(
@@ -196,14 +196,30 @@ def actor_critic(batch: int, width: int, critics: int) -> Step:
     return update
 
 
-@healthy("reinforcement", FOURTEENTH, steps=(6, 3))
-def healthy_actor_critic(variant: str) -> Step:
+def in_tf32(step: Step, variant: str) -> Step:
+    """The step with products of fp32 in TF32 in the variant that is mended, and as PyTorch has them otherwise."""
+
+    def run() -> object:
+        torch.set_float32_matmul_precision("high" if variant == AFTER else "highest")
+        return step()
+
+    return run
+
+
+@pair(
+    "precision", "reinforcement", "torch.set_float32_matmul_precision('high'): products in TF32", FOURTEENTH,
+    steps=(6, 3),
+)  # fmt: skip
+def critics_in_fp32(variant: str) -> Step:
     """Soft actor-critic (2 × 512, ten critics in one product) learns from 1,024 transitions, in one CUDA graph."""
-    return as_graph(actor_critic(size(1024, 4), size(512, 8), size(10, 2)))
+    return as_graph(in_tf32(actor_critic(size(1024, 4), size(512, 8), size(10, 2)), variant))
 
 
-@healthy("graph", FOURTEENTH, library="torch_geometric", steps=(3, 3))
-def healthy_sparse_graph(variant: str) -> Step:
+@pair(
+    "precision", "graph", "torch.set_float32_matmul_precision('high'): products in TF32", FOURTEENTH,
+    library="torch_geometric", steps=(3, 3),
+)  # fmt: skip
+def sparse_graph_in_fp32(variant: str) -> Step:
     """Three graph convolutions (256 wide) learn from 150,000 nodes and 2,000,000 edges in a sparse matrix (CSR)."""
     nodes, edges, width = size(150_000, 50), size(2_000_000, 200), size(256, 8)
     layers = on_device(lambda: nn.ModuleList(GCNConv(width, width, normalize=False) for _ in range(3))).train()
@@ -217,4 +233,4 @@ def healthy_sparse_graph(variant: str) -> Step:
             x = layer(x, graph).relu() / 13
         return functional.cross_entropy(x, labels)
 
-    return training(loss, adamw(layers), mixed=False)
+    return in_tf32(training(loss, adamw(layers), mixed=False), variant)
