@@ -148,6 +148,10 @@ def test_objects_in_arrays_of_an_event_are_no_events(tmp_path, monkeypatch):
     ("content", "said"),
     [
         ({"traceEvents": [{"ph": "X", "cat": "blink", "name": "paint", "ts": 1, "dur": 2}]}, "of another program"),
+        (
+            {"traceEvents": [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}}]},
+            "XLA's profiler",
+        ),
         ([{"ph": "X", "name": "mm", "ts": 1, "dur": 2, "pid": "CPU functions", "tid": 0}], "old autograd profiler"),
         ({"schema": "1.1.0-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1}]}, "an execution trace of PyTorch"),
         ({"rocprofiler-sdk-tool": [{}]}, "the JSON output of rocprofv3"),

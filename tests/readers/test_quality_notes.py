@@ -75,6 +75,24 @@ def test_a_table_that_is_not_there_is_told(table, code, level, export, path):
     assert _notes(export, path)[code].level == level
 
 
+@pytest.mark.parametrize(
+    ("code", "name", "told"),
+    [
+        (700, None, "CUDA error 700 (illegal memory access)"),
+        (0, "cudaGetDeviceCount_v3020", "None of the calls launches any"),
+        (2, None, "no GPU work: no kernels, copies or memsets."),
+    ],
+)
+def test_it_says_why_there_is_no_gpu_work(code, name, told, export, path):
+    del export.tables[KERNELS]
+    export.tables[CALLS][-1]["returnValue"] = code
+    for call in export.tables[CALLS] if name else ():
+        call["nameId"] = export.string(name)
+    note = _notes(export, path)["no-gpu-work"]
+    assert told in note.text
+    assert ("compute-sanitizer" in str(note.remedy)) == (code == 700)
+
+
 def _failed(export):
     del export.tables[KERNELS][20:40]
     for call in export.tables[CALLS][20:40]:

@@ -218,6 +218,8 @@ _OTHERS = (
     (b'"nvtxw"', "a JSON export of Nsight Systems", "Export it with nsys export --type sqlite"),
     (b'"segments"', "a memory snapshot of PyTorch", "Export a Chrome trace"),
 )
+#: Processes as XLA's profiler names them.
+_OF_XLA = (b'"/device:GPU:', b'"/device:TPU:', b'"/host:CPU"')
 _ADVICE = "Give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
 
 
@@ -280,6 +282,10 @@ def _refuse_others(document: Recorded, known_as: Path) -> None:
         if any(text in document.begin for text in (b'"CPU functions"', b'"CUDA functions"')):
             found = "this is a trace of PyTorch's old autograd profiler, which is not read"
             raise UnreadableInputError(known_as, found, "Record the program with torch.profiler.profile instead")
+        if any(text in document.begin for text in _OF_XLA):
+            found = "this is a trace of XLA's profiler (JAX, TensorFlow), which is not read"
+            advice = "Record the program with Nsight Systems: nsys profile --trace=cuda,nvtx python train.py"
+            raise UnreadableInputError(known_as, found, advice)
         found = "this is a Chrome trace, but of another program: none of its events is PyTorch's or a GPU's"
         raise UnreadableInputError(known_as, found, _ADVICE)
     if not document.events and not document.header.get("schemaVersion"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,22 @@ _LAUNCHES = r"^(cudaLaunch(Cooperative)?Kernel|cuLaunch(Cooperative)?Kernel|cuda
 _COPIES_AND_FILLS = r"^cuda?Mem"
 _CAPTURE_BEGIN = r"^cu(da)?StreamBeginCapture"
 _CAPTURE_END = r"^cu(da)?StreamEndCapture"
+
+
+#: Errors of CUDA after which a context, and what it recorded, cannot be used any more, by `cudaError_t`.
+_GPU_FAULTS: Final = {
+    214: "uncorrectable memory error",
+    700: "illegal memory access",
+    702: "launch timed out",
+    710: "assertion in a kernel",
+    714: "hardware stack error",
+    715: "illegal instruction",
+    716: "misaligned address",
+    717: "invalid address space",
+    718: "invalid program counter",
+    719: "launch failed",
+}
+_MAKES_WORK: Final = r"^cu(?:da)?(?:Launch|Graph\w*Launch|Mem(?:cpy|set))"
 
 
 @dataclass(frozen=True)
@@ -64,9 +81,7 @@ def _missing_cuda(findings: Findings) -> list[Note]:
         return []
     session = findings.session
     if findings.tables["api_calls"].height:
-        text = "CUDA API calls were recorded, but no GPU work: no kernels, copies or memsets."
-        remedy = f"Record again with an nsys at least as new as the program's CUDA: {RECAPTURE}"
-        return [Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)]
+        return [_no_work(findings.tables["api_calls"])]
     if session.is_wsl:
         text = "The capture holds no CUDA data. It was made in WSL2, where tracing CUDA depends on the Windows driver."
         remedy = f"Record on native Linux or Windows, or update the Windows driver and nsys, then: {RECAPTURE}"
@@ -74,9 +89,31 @@ def _missing_cuda(findings: Findings) -> list[Note]:
         text = "The capture holds no CUDA data: tracing CUDA was not asked for."
         remedy = f"Record again: {RECAPTURE}"
     else:
-        text = "The capture holds no CUDA data: the program made no CUDA call, or nsys could not trace it."
-        remedy = f"Check that the program uses the GPU, then record again with a current nsys: {RECAPTURE}"
+        text = (
+            "The capture holds no CUDA data: the program made no CUDA call, made them in a process that it forked, "
+            "or nsys could not trace it."
+        )
+        remedy = (
+            "Check that the program uses the GPU, then record again with a current nsys "
+            f"(--trace-fork-before-exec=true follows forks): {RECAPTURE}"
+        )
     return [Note("no-cuda-data", NoteLevel.BLOCKING, text, remedy)]
+
+
+def _no_work(calls: pl.DataFrame) -> Note:
+    """Why there are calls, but no work: the program failed, never got to its work, or nsys lost it."""
+    text = "CUDA API calls were recorded, but no GPU work: no kernels, copies or memsets."
+    failed = calls.filter(pl.col("return_value").is_in(list(_GPU_FAULTS))).sort("start_ns").head(1)
+    if failed.height:
+        name, code = failed.select(pl.col("name").cast(pl.String), "return_value").row(0)
+        text += f" {name} returned CUDA error {code} ({_GPU_FAULTS[code]}), after which records of the GPU are lost."
+        remedy = f"Make the program run without this error first (compute-sanitizer), then record again: {RECAPTURE}"
+    elif not calls["name"].cast(pl.String).str.contains(_MAKES_WORK).any():
+        text += " None of the calls launches any: the program ended or was killed before, or nsys lost what followed."
+        remedy = f"Record until the program ends by itself, with a current nsys: {RECAPTURE}"
+    else:
+        remedy = f"Record again with an nsys at least as new as the program's CUDA: {RECAPTURE}"
+    return Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)
 
 
 def _lost_work(findings: Findings) -> list[Note]:
