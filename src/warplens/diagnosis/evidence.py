@@ -19,6 +19,7 @@ from warplens.analysis.intervals import Intervals, Owned, clip, complement, meas
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary, launching_threads
 from warplens.analysis.steps import LOADS_CODE
+from warplens.patterns import lazy_pattern
 from warplens.profile.columns import optional, table
 from warplens.profile.schema import Int64s, rows_named
 
@@ -204,6 +205,10 @@ _SINGLE_TENSOR: Final = ("elementwise", "copy-cast", "reduction")
 #: lies between two layers is a tenth of that.
 _LEAST_LOOP: Final = 100
 
+#: Kernels of `torch._foreach_*`; an optimizer that is written with them has this many operations.
+_ON_LISTS: Final = lazy_pattern(r"multi_tensor_apply_kernel(?!.*Fused)|lpnorm_cleanup")
+_LEAST_OPERATIONS: Final = 5
+
 #: Parameters come in several sizes. Of a network with batch norms two in three are vectors, of one with narrow
 #: convolutions three in four launches have the commonest size; a loop over classes or samples has hardly another.
 _MOST_ALIKE: Final = 0.85
@@ -231,6 +236,10 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     is_product, of_one = (kernel & labels.is_in(names).to_numpy()[place] for names in (PRODUCTS, _SINGLE_TENSOR))
     if not is_product.any():
         return marked
+    lists = kernel & _of_a_list_each(timeline, place, _LEAST_LOOP * max(len(window.steps), 1))
+    if lists.any():
+        # Norms of a list are put together by a kernel, and copied to where they are kept.
+        of_one |= lists | ~kernel
     steps = np.array([step.start_ns for step in window.steps], dtype=np.int64)
     step = np.searchsorted(steps, begun[rows], side="right")
     edges = np.flatnonzero(np.r_[True, (of_one[1:] != of_one[:-1]) | (step[1:] != step[:-1])])
@@ -240,12 +249,27 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     names = timeline.trace.kernels["full_name"].to_physical().to_numpy()
     for run in np.flatnonzero(long):
         of_run = place[edges[run] : edges[run] + lengths[run]]
+        listed = lists[edges[run] : edges[run] + lengths[run]]
         sizes = threads[of_run]
-        if sizes.any():
+        if listed.any():
+            # A block of a list goes over 65,536 numbers: most parameters have one.
+            long[run] = len(np.unique(sizes[listed])) > 1
+        elif sizes.any():
             alike = np.unique(sizes, return_counts=True)[1].max() > _MOST_ALIKE * len(sizes)
             long[run] = not (alike or _takes_turns(names[of_run], sizes))
     marked[rows] = np.repeat(long, lengths)
     return marked
+
+
+def _of_a_list_each(timeline: Timeline, rows: Int64s, least: int) -> npt.NDArray[np.bool_]:
+    """Which of these kernels go over lists of tensors, and are so many that each list holds one.
+
+    Clipping by norm has two such operations. An optimizer has more, and a finding of its own.
+    """
+    names = timeline.trace.kernels["full_name"]
+    lists = rows_named(names, lambda name: _ON_LISTS.search(name) is not None)[rows]
+    few = len(np.unique(names.to_physical().to_numpy()[rows[lists]])) < _LEAST_OPERATIONS
+    return lists & bool(few and lists.sum() >= least)
 
 
 def _takes_turns(names: npt.NDArray[np.uint32], sizes: Int64s) -> bool:

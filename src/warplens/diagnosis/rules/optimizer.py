@@ -106,7 +106,8 @@ class UnfusedOptimizer(Rule):
         """Of the optimizer's kernels, the accesses that a fused one does not make."""
         in_optimizer = facts.program.having("phase", "optimizer")
         if is_unfused(facts):
-            mine = in_optimizer & facts.program.having("label", *PASSES)
+            each = facts.program.having("label", *PASSES, "optimizer", "device-to-device")
+            mine = in_optimizer & each & ~facts.program.marked("fused-optimizer")
             return np.where(mine, facts.thresholds.optimizer_saved_share, 0.0)
         lists = self._lists(facts)
         return np.where(lists, float(self.lists_saved_share), 0.0) if lists.any() else None
