@@ -103,6 +103,8 @@ def test_the_measured_gain_lies_in_the_interval_and_under_the_bound(name: str, s
         ),
         ("each_module_asserts_no_nan", "nsys"),  # hooks of one's own note no tracebacks
         ("dlrm_857_interactions", "torch"),  # the size that is padded, and no other
+        ("whisper_features_on_host", "nsys"),  # a tenth of the pauses stays: the GPU does that work now
+        ("clipped_parameter_by_parameter", "nsys"),  # lists of one tensor each
     ],
 )
 def test_the_step_after_a_remedy_is_within_a_fifth_of_the_timed_one(name: str, source: str) -> None:
