@@ -137,4 +137,4 @@ def test_every_item_of_every_shipped_profile_has_an_answer_with_its_reason() -> 
         for item in found.values():
             told = item.then if item.state in ("cannot tell", "to mend") else item.evidence
             assert told
-    assert found["fusion"].then == "the findings unfused-optimizer"
+    assert found["fusion"].then == "see unfused-optimizer among the findings"
