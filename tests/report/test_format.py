@@ -100,6 +100,7 @@ def test_rounding_a_duration_moves_it_by_less_than_one_percent(nanoseconds):
             "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_split_k",
         ),
         ("triton_poi_fused__to_copy_add_mul_0", "triton_poi_fused__to_copy_add_mul_0"),
+        ("16 more kernels besides matrix products", "16 more kernels besides matrix products"),  # a row of the rest
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)", "ncclDevKernel_SendRecv"),
         ("(anonymous namespace)::scale(float*, float)", "scale"),
         ("void reduce_kernel<512, 1, MaxOps<float", "reduce_kernel<MaxOps>"),  # cut short by a profiler

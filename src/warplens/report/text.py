@@ -181,6 +181,7 @@ DEFAULT_NAME_WIDTH = 64
 _SPACES = lazy_pattern(r"[\t\n\v\f\r\u0085\u2028\u2029]+")
 _UNPRINTABLE = lazy_pattern(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
+_SIGNATURE = lazy_pattern(r"[<(]|::|^_Z")
 _CAST = lazy_pattern(r"\((?:unsigned |signed )?(?:int|long long|long|short|char|bool)\)(?=-?\d)")
 _QUALIFIED_NAME = lazy_pattern(r"[A-Za-z_]\w*(?:::~?[A-Za-z_]\w*)*")
 #: Everything after the tile of an xmma GEMM's name (stages, warps, alignment); only "split k" is kept of it.
@@ -240,6 +241,8 @@ def shorten_kernel(full_name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
     full_name = printable(full_name)
     from warplens.profile.spelling import split_name  # needs Polars, which a machine that measures may lack
 
+    if not _SIGNATURE.search(full_name):  # words such as `16 more kernels`, or a name that is all there is
+        return shorten(_XMMA_TAIL.sub(r"\g<split>", full_name.strip()), width)
     parts = split_name(full_name)
     base = _XMMA_TAIL.sub(r"\g<split>", parts.short or full_name)
     arguments = _CAST.sub("", parts.template)

@@ -112,7 +112,8 @@ def _answer(grid: Grid, status: pl.DataFrame, diagnosed: Mapping[str, Diagnosis]
         ids = [first.id for _, first in limited]
         most = max(dict.fromkeys(ids), key=ids.count)
         mine = [first for _, first in limited if first.id == most]
-        verdict = f"The limit of {majority(len(mine), len(found), 'profile')}: {rule(most).limiter}."
+        whose = majority(len(mine), len(found), "profile") if len(found) > 1 else _cell_title(found[0][0])
+        verdict = f"The limit of {whose}: {rule(most).limiter}."
         gains = sorted(first.gain or 0.0 for first in mine)
         gain = " to ".join(dict.fromkeys(map(factor, (gains[0], gains[-1]))))
         remedies = [first.remedies[0] for first in mine if first.remedies]
@@ -125,7 +126,7 @@ def _answer(grid: Grid, status: pl.DataFrame, diagnosed: Mapping[str, Diagnosis]
         severity="info",
         gain=gain,
         unit=" as fast" if gain else "",
-        gain_range=f"in {fmt.plural(len(mine), 'profile')}, expected without a profiler" if limited else "",
+        gain_range=f"expected of {fmt.plural(len(mine), 'profile')}, without a profiler" if limited else "",
         do=do,
         code=code,
         brings="",
@@ -148,11 +149,15 @@ _LIMITS: Final = (
 )
 
 
+def _cell_title(cell: CellAnswers) -> str:
+    return f"{cell.model} at {cell.context}, {cell.mode}"
+
+
 def _limits_table(found: Sequence[tuple[CellAnswers, Finding]]) -> Table:
     """What limits each cell that was diagnosed."""
     rows = [
         {
-            "cell": f"{cell.model} at {cell.context}, {cell.mode}",
+            "cell": _cell_title(cell),
             "verdict": rule(first.id).limiter,
             "gain": factor(first.gain) if first.gain is not None and not rule(first.id).describes else fmt.MISSING,
             "remedy": first.remedies[0].action if first.remedies else fmt.MISSING,

@@ -97,6 +97,12 @@ def standings(pair: ProfiledPair) -> str:
     return fmt.printable(f"At {pair.title}: {told}.")
 
 
+def _confirmed(pair: ProfiledPair) -> str:
+    """What the confirmed hypotheses say: their numbers alone tell nothing to who did not plan the study."""
+    claims = [f"{item.id} says that {item.claim}" for item in pair.hypotheses if item.standing == "confirmed"]
+    return f"{'; '.join(claims)}." if claims else ""
+
+
 #: The execution in which profiles are taken: call by call.
 _PROFILED_AS: Final = "eager"
 
@@ -147,7 +153,7 @@ def _lead(evidence: Evidence) -> str:
 def _answer(evidence: Evidence, ways: pl.DataFrame) -> Section:
     """The study in a few paragraphs."""
     texts = [fmt.capitalised(f"{name}: {answer(numbers)}") for name, numbers in evidence.sweeps.items()]
-    texts += [standings(pair) for pair in evidence.pairs[:1]]
+    texts += [f"{standings(pair)} {_confirmed(pair)}".strip() for pair in evidence.pairs[:1]]
     if ways.height:
         texts.append(best_ways_words(ways))
     elif evidence.remedies is not None:
