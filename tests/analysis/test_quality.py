@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
+
 from tests.analysis.builders import (
     AUTOGRAD_THREAD,
     Row,
     call,
+    copy,
     graph,
     kernel,
     launch,
@@ -212,6 +215,18 @@ def test_work_whose_launch_was_not_recorded_is_told():
     codes = _codes(timeline, _window(0))
     assert "unknown-launches" in codes
     assert "work-outside-ranges" not in codes  # where it was launched, nobody knows
+
+
+@pytest.mark.parametrize(("length", "level"), [(200, NoteLevel.WARNING), (2, NoteLevel.INFO)])
+def test_pages_that_migrate_are_no_work_whose_launch_is_unknown(length, level):
+    moved = [copy(900, 900 + length, "unified-host-to-device", 4_000_000, correlation=None)]
+    timeline = _training(*(_step(number) for number in range(3)), copies=moved)
+
+    notes = {note.code: note for note in quality_notes(timeline, _window(0, 1, 2))}
+
+    assert "unknown-launches" not in notes
+    assert notes["managed-memory"].level is level
+    assert "1 times, 4.0 MB" in notes["managed-memory"].text
 
 
 def test_work_outside_of_all_ranges_is_told():

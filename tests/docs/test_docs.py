@@ -41,7 +41,7 @@ from generate_columns import PAGE, counter_tables, page, result_tables
 NCU_OPTIONS = {"--section", "--set", "--page", "--print-units", "--cache-control", "--clock-control", "--replay-mode"}
 NCU_OPTIONS |= {"--graph-profiling"}
 NSYS_OPTIONS = {"--trace", "--cuda-graph-trace", "--cuda-memory-usage", "--capture-range", "--type"}
-NSYS_OPTIONS |= {"--gpu-metrics-devices"}
+NSYS_OPTIONS |= {"--gpu-metrics-devices", "--trace-fork-before-exec"}
 
 _FENCED = re.compile(r"^ *```(?P<kind>\w*)\n(?P<body>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`([^`\n]+)`")

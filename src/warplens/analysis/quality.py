@@ -123,6 +123,9 @@ def _phase_ranges(timeline: Timeline) -> tuple[dict[str, Int64s], int | None]:
     return {**begins, _ON_HOST: np.sort(starts[operators])}, int(lasting.min()) if len(lasting) else None
 
 
+#: Migrations for this share of a window are what a finding costs that is raised.
+_MIGRATION_SHARE: Final = 0.02
+
 #: Every launch has its API call in a complete capture; a few at the edges of the recording may miss theirs.
 _COMPLETE_LAUNCH_SHARE: Final = 0.99
 
@@ -223,8 +226,37 @@ def _hidden_graphs(timeline: Timeline, window: Window) -> Iterator[Note]:
         )
 
 
+def _migrates(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
+    """Which work is a migration of pages of managed memory."""
+    directions = timeline.trace.copies["direction"].cast(pl.String)
+    unified = directions.str.starts_with("unified-").fill_null(value=False)
+    if not unified.any():
+        return pl.repeat(False, work.height, dtype=pl.Boolean, eager=True)
+    of_copy = unified.gather(pl.select(pl.when(work["kind"] == "copy").then(work["row"]).otherwise(0)).to_series())
+    return (work["kind"] == "copy") & of_copy
+
+
+def _of_managed_memory(timeline: Timeline, migrations: pl.DataFrame, window: Window) -> Note:
+    moved = int(timeline.trace.copies["bytes"].gather(migrations["row"]).sum())
+    spent = total(union(Intervals(migrations["start_ns"].to_numpy(), migrations["end_ns"].to_numpy())))
+    share = spent / max(window.duration_ns, 1)
+    return Note(
+        "managed-memory",
+        NoteLevel.WARNING if share > _MIGRATION_SHARE else NoteLevel.INFO,
+        f"Managed memory migrates between host and GPU: {migrations.height:,} times, {moved / 1e6:,.1f} MB, for "
+        f"{100 * share:.1f} % of the window. What waits for a page is not recorded: kernels last longer, and so does "
+        "the host.",
+        "Move it ahead of its use (cudaMemPrefetchAsync), or use cudaMalloc and copies",
+    )
+
+
 def _launches(timeline: Timeline, window: Window) -> Iterator[Note]:
     work = timeline.work_in(window)
+    migrates = _migrates(timeline, work)
+    if migrates.any():
+        yield _of_managed_memory(timeline, work.filter(migrates), window)
+        # No call launches them: host or GPU ask for a page when they touch it.
+        work = work.filter(~migrates)
     known = 1 - work["api_row"].null_count() / max(work.height, 1)
     if work.height and not timeline.trace.api_calls.height:
         yield Note(

@@ -80,6 +80,13 @@ class GraphOpaque(Rule):
 #: Notes on work or calls that happened and were not recorded.
 _MISSING: Final = ("no-api-calls", "unknown-launches", "dropped-events", "lost-gpu-work", "aborted-step")
 
+_PREFETCH: Final = Remedy(
+    "Move managed memory ahead of its use",
+    "cudaMemPrefetchAsync(data, bytes, where, 0, stream);  // to the GPU before kernels, to the host before it reads\n"
+    "# or cudaMalloc and cudaMemcpyAsync in place of cudaMallocManaged",
+    "pages move in large pieces, and nothing waits for each",
+)
+
 _RECAPTURE: Final = (
     "nsys profile --trace=cuda,nvtx,osrt --cuda-graph-trace=node --output profile python train.py\n"
     "# with an nsys as new as the program's CUDA"
@@ -161,6 +168,9 @@ class IncompleteProfile(Rule):
         blocking = [note for note in notes if note.level is NoteLevel.BLOCKING]
         missing = blocking or [note for note in notes if note.code in _MISSING and note.level is not NoteLevel.INFO]
         aborted = len(aborted_steps(facts.timeline, facts.window)) if facts.wall_ns else 0
+        managed = next(
+            (each for each in notes if each.code == "managed-memory" and each.level is NoteLevel.WARNING), None
+        )
         unattributed = facts.attributed_share is not None and facts.attributed_share < limits.attributed_share
         # Where next to nothing is idle, it does not matter that its cause is unknown.
         unknown = unattributed and ceiling(facts.wall_ns, facts.idle_ns) >= limits.warning_ceiling
@@ -176,11 +186,15 @@ class IncompleteProfile(Rule):
             if starting
             else missing[0].text
             if missing
+            else managed.text
+            if managed is not None
             else "The profile does not record which calls launched the work, so the causes of idle time are unknown."
             if facts.wall_ns
             else "No GPU work lies in the window."
         )
         remedies = tuple(Remedy("Record again", _as_code(note.remedy), _ANSWERS) for note in missing if note.remedy)
+        if managed is not None and not missing:
+            remedies = (_PREFETCH,)
         finding = self.described(
             title=text,
             confidence="high" if blocking or not facts.wall_ns else "medium",
