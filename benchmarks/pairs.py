@@ -30,6 +30,7 @@ HALVES = (
     "twelfth",
     "thirteenth",
     "fourteenth",
+    "fifteenth",
 )
 SOURCES = ("nsys", "torch")
 
