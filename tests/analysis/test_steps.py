@@ -443,3 +443,11 @@ def test_what_xla_does_to_compile_is_no_phase_of_a_step():
     assert phase_of_name("optimizer step") == "optimizer"
     assert xla_program("XlaModule:#prefix=args[0],hlo_module=jit_stage,program_id=12603#") == "jit_stage"
     assert xla_program("XlaModule:#hlo_module=gemm_fusion_dot.108#") is None  # a candidate that is tried out
+
+
+@pytest.mark.parametrize("name", ["cub::DeviceRadixSort", "thrust::sort", "cublasSgemm_v2", "ncclAllReduce"])
+def test_calls_of_libraries_that_mark_themselves_are_no_steps(name):
+    kernels, calls = _program("ab ab ab ab")
+    marked = _around(kernels[::2], name)
+    assert _search(kernels=kernels, api=calls, ranges=marked).name is None
+    assert _search(kernels=kernels, api=calls, ranges=_around(kernels[::2], "sort")).name == "sort"

@@ -257,3 +257,15 @@ def test_attention_that_a_compiler_leaves_written_out_is_seen(softmax: str, foun
             machine.launch(150 * US)
 
     assert (verdict(step).verdict == "unfused-attention") == found
+
+
+def test_what_mostly_runs_in_graphs_is_not_to_be_captured_however_idle_the_gpu_is() -> None:
+    def step(machine: Machine) -> None:
+        machine.graph(400 * US)
+        machine.wait()
+        machine.launch(1 * US, ADD, times=300)
+        machine.wait()
+
+    said = "\n".join(remedy.how for finding in verdict(step).findings for remedy in finding.remedies)
+    assert "torch.cuda.CUDAGraph" not in said
+    assert "reduce-overhead" not in said

@@ -120,6 +120,8 @@ _FRAMEWORK = lazy_pattern(
     r"## Call CompiledFxGraph|Torch-Compiled Region|CompiledFunction"
     r"|Optimizer\.|enumerate\(DataLoader\)#|nccl:|DistributedDataParallel\."
     r"|(?:Xla\w*|Thunk|TSL|GpuMetrics)(?::|$)"
+    # Calls of NVIDIA's libraries, which mark themselves.
+    r"|(?:cub|thrust)::|cu(?:blas|dnn|sparse|solver|fft|rand)\w*$|nccl[A-Z]\w*$"
 )
 #: XLA's own ranges: around each program that it runs (`XlaModule:#hlo_module=jit_step,program_id=7#`), around each part
 #: of one (`Thunk:#…#`), and around what it does to compile one.

@@ -315,7 +315,7 @@ class Facts:
     def graphed(self) -> bool:
         """Whether most of its kernels are launched by CUDA graphs already."""
         hidden = self.own_ns(pl.col("kind") == "graph")
-        if hidden > self.thresholds.dominant_share * self.wall_ns:
+        if hidden > self.thresholds.dominant_share * self.busy_ns:
             return True
         launched = self.work.select("process", "launch_start_ns").filter(self.work["kind"] == "kernel").drop_nulls()
         together = 0
