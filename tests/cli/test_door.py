@@ -124,6 +124,9 @@ def test_a_gain_says_what_it_is_of(warplens):
     assert f"without a profiler, whose cost is part of the {100 * share:.1f} %" in gain(BASELINE)
     assert "whose cost" not in gain("demo:lm_small_ctx256_train")
     assert "Not known: what the graphs run was not recorded" in gain("demo:deit224_bs1_graph_whole")
+    # Ranges that were profiled as one, without the metrics that tell a bound.
+    ranges = Path(__file__).parents[1] / "readers/data/counter_modes/app_ranges.ncu-rep.xz"
+    assert "Not known" in gain(str(ranges))
 
 
 def test_two_profiles_have_the_cautions_of_their_comparison(warplens):

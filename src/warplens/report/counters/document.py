@@ -354,6 +354,8 @@ def counters_answer(numbers: CounterNumbers) -> Answer | None:
     if run.command:  # which would tell what these counters cannot
         gain, gain_range = "Not known", "No fault was found in what was collected."
         do, brings = "Collect what is missing", do
+    elif largest == _BOUND_PHRASES["unknown"]:
+        gain, gain_range = "Not known", "The bound of most of it was not measured."
     if costliest.height:
         first = costliest.row(0, named=True)
         name = fmt.shorten_kernel(first["full_name"])
