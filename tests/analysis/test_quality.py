@@ -175,6 +175,13 @@ def test_inference_cannot_be_an_aborted_training_step():
     assert aborted_steps(timeline, _window(0)) == ()
 
 
+def test_a_range_called_after_an_optimizer_is_no_step_where_none_were_found():
+    compiling = [nvtx(0, 100, "adam"), nvtx(200, 400, "compute")]
+    timeline = Timeline(trace([kernel(230, 330, GEMM, correlation=1)], [launch(220, 222, 1)], compiling))
+
+    assert "aborted-step" not in _codes(timeline, Window(0, 1_000, "all", ""))
+
+
 def test_a_profile_that_lost_kernels_says_nothing_about_aborted_steps():
     lost = Note("lost-gpu-work", NoteLevel.BLOCKING, "kernels were lost")
     step = _step(0, backward=0)

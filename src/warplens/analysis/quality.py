@@ -53,10 +53,10 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
     """The steps of the window that began to train and did not finish, with the reasons.
 
     Only profiles whose ranges name a backward pass or an optimizer can tell. Where no steps were found, the window as a
-    whole is judged.
+    whole is judged, if it names a backward pass: compilers and libraries have ranges called after optimizers, too.
     """
     begins, shortest_forward_ns = _phase_ranges(timeline)
-    if not len(begins["backward"]) and not len(begins["optimizer"]):
+    if not len(begins["backward"]) and not (window.steps and len(begins["optimizer"])):
         return ()
     window = replace(window, range_name=None)  # a step is judged by all of its work, whichever part is asked about
     steps = window.steps or (Step(0, window.start_ns, window.end_ns),)
