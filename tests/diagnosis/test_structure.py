@@ -366,28 +366,33 @@ def test_losses_that_are_differentiated_one_by_one_go_back_over_one_graph(passes
         assert found.expected == pytest.approx((once + (passes - 1) * 12 * 140) / once, rel=0.1)
 
 
-@pytest.mark.parametrize(("first", "half"), [(True, False), (False, False), (False, True)])
-def test_gradients_that_nobody_clears_are_added_to_those_of_the_last_step(first: bool, half: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "half", "times"), [(True, False, 1), (False, False, 1), (False, True, 1), (False, False, 4)]
+)
+def test_gradients_that_nobody_clears_are_added_to_those_of_the_last_step(first: bool, half: bool, times: int) -> None:
     """Two of three parts of a step: `first` is the first of its steps' passes, which finds cleared ones; where a part
-    is used twice, half of its gradients are added."""
+    is used twice, half of its gradients are added; one that is run `times` times has as many of its first layer, and
+    adds all that the first run does not hand over."""
     sizes = [(1, 1, 1), (4, 1, 1)]
 
     def step(machine: Machine) -> None:
         with machine.range("forward"):
-            machine.launch(50 * US, times=24)
+            machine.launch(50 * US, times=24 * times)
         with machine.range("backward"):
-            for layer in range(24):
+            for layer in range(24 * times):
                 machine.launch(60 * US, BF16_GEMM.replace("TNN", "NTT"))
                 machine.launch(20 * US, "at::native::layer_norm_backward_kernel<float>")
                 machine.launch(20 * US, BF16_GEMM.replace("TNN", "NTN"))
-                if first or (half and layer % 2):
+                if first or (half and layer % 2) or (times > 1 and layer < 24):
                     continue
                 machine.launch(15 * US, ADD)
                 machine.launch(2 * US, ADD, grid=sizes[layer % 2])
+                if layer % 24 == 23:
+                    machine.launch(9 * US, ADD, grid=(77, 1, 1))  # that of the words' or the places' vectors
         with machine.range("optimizer"):
             machine.launch(9 * US, FUSED, grid=(8, 1, 1))
 
-    assert (verdict(step).finding("unused-gradients") is not None) is not (first or half)
+    assert (verdict(step).finding("unused-gradients") is not None) is not (first or half or times > 1)
 
 
 def test_sequences_with_masks_of_their_own_may_be_padded_and_nothing_is_said_of_how_much() -> None:

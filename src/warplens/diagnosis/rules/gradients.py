@@ -160,6 +160,8 @@ class UnusedGradients(StructureRule):
         An optimizer clears what it takes, and autograd hands a cleared gradient over as it is. Only what nobody clears
         is added to what is there, in each backward pass: also the small gradients of biases and norms, which nothing
         else in a network is as small as. Micro-batches begin with cleared ones, and parts that are used twice add half.
+        A network that is run many times in a step adds nearly all of them, but then those of its first and its last
+        layer as often as others: a network that is run once adds some gradient of a size that no other has.
         """
         program, backward = facts.program, backward_work(facts)
         adds, small = program.marked("adding") & backward, program.labelled("reduction", "normalization") & backward
@@ -187,6 +189,8 @@ class UnusedGradients(StructureRule):
                 large = int((adds[part] & ~tiny[part]).sum())
                 if large < self.weights_share * len(at) or len(np.unique(threads[part[at]])) < 2:
                     return None  # sums of activations are of one size
+                if np.unique(threads[part[adds[part]]], return_counts=True)[1].min() > 1:
+                    return None  # each is added several times: the part is run several times
                 share[part[at[0] :]] = 1.0
                 added, seen = added + int(adds[part].sum()), seen + len(at)
         return Unused(share, added, None) if seen else None
