@@ -235,7 +235,7 @@ def _of_report(data: Mapping[str, Any]) -> Iterator[str]:
     walls = sorted(row["wall_ns"] for row in data["steps"]["rows"] if row["in_window"])
     if walls:
         yield fmt.duration(median(walls))
-    yield f"{data['timeline']['origin_ns']:,} ns"
+    yield f"{data['timeline']['origin_ns']:,} ns".replace("-", "\N{MINUS SIGN}")
     yield from _of_tables(data, steps)
 
 

@@ -86,7 +86,8 @@ def share(part: float) -> str:
 
 def count(events: float) -> str:
     """A whole number with thousands separated: `7,267`; a mean of counts keeps up to one decimal."""
-    text = f"{abs(events):,.0f}" if float(events).is_integer() else f"{abs(events):,.1f}"
+    whole = int(events) if float(events).is_integer() else None  # exact beyond 2^53, as times of a clock are
+    text = f"{abs(events):,.1f}" if whole is None else f"{abs(whole):,}"
     return _signed(text, negative=events < 0)
 
 

@@ -232,3 +232,11 @@ def test_odd_inputs_give_work_or_a_reason_never_an_error(inputs):
 @pytest.mark.parametrize("text", ["not json", "{}", "7", "null"])
 def test_inputs_that_are_no_lists_give_a_reason(text):
     assert work_of("aten::mm", text, text, text, text) == "shapes were not recorded"
+
+
+def test_the_work_of_a_sparse_operand_is_not_that_of_a_dense_one_of_its_shape():
+    shapes, types = [[150_000, 150_000], [150_000, 256]], ["float", "float"]
+    entry = {"name": "aten::mm", "shapes": shapes, "types": types, "strides": [[], [256, 1]], "values": None}
+
+    assert of_entry(entry) == "an input is sparse, and how many of its elements are stored was not recorded"
+    assert isinstance(of_entry({**entry, "strides": [[150_000, 1], [256, 1]]}), Work)

@@ -223,6 +223,8 @@ def _kind(tensor: Tensor) -> int:
 
 def _tensor(shape: list[int], type_: str | None, strides: Any) -> Tensor:
     elements = math.prod(shape)
+    if shape and strides == []:  # only sparse and nested tensors have none
+        raise UnknownWorkError("an input is sparse, and how many of its elements are stored was not recorded")
     if not isinstance(strides, list) or len(strides) != len(shape) or not elements:
         return Tensor(tuple(shape), type_, elements)
     stored = math.prod([size for size, stride in zip(shape, strides, strict=True) if stride != 0])
