@@ -199,12 +199,17 @@ def _enough(state: State, evidence: Mapping[str, float], seen: float, preset: st
     return Answer(state, evidence, "counters", seen)
 
 
+def _see(found: Sequence[str]) -> str:
+    """Where to read on, for an item that findings answer."""
+    return f"see {', '.join(found)} among the findings"
+
+
 def _by_findings(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) -> Answer | None:
     """An item that findings of the window answer; None where there is no diagnosis."""
     if checked.diagnosis is None or not checked.launches.height:
         return None
     if found := checked.found(*ids):
-        return Answer("to mend", evidence, "findings", 1.0, f"see {', '.join(found)} among the findings")
+        return Answer("to mend", evidence, "findings", 1.0, _see(found))
     return Answer("in order", evidence, "findings", 1.0)
 
 
@@ -334,7 +339,7 @@ def _fusion(checked: Checked) -> Answer:
 
 def _distribution(checked: Checked) -> Answer:
     if found := checked.found("straggler", "pipeline-bubble"):
-        return Answer("to mend", {}, "findings", 1.0, f"see {', '.join(found)} among the findings")
+        return Answer("to mend", {}, "findings", 1.0, _see(found))
     then = "choose a grid of whole waves, or a persistent kernel"
     return _by_fault(checked, ["tail"], ["waves"], "occupancy", then, last_wave_share="tail_share")
 
@@ -352,7 +357,7 @@ def _synchronization(checked: Checked) -> Answer:
 def _reuse(checked: Checked) -> Answer:
     reread = ("memory-bandwidth", "weight-bound", "growing-cache", "unfused-chain", "unfused-attention")
     if found := checked.found(*reread):
-        return Answer("to mend", {}, "findings", 1.0, f"see {', '.join(found)} among the findings")
+        return Answer("to mend", {}, "findings", 1.0, _see(found))
     known, seen = checked.measured("dram_share", "compute_share", "streaming")
     if not seen:
         return _unknown("memory")
