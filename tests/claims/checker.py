@@ -27,8 +27,9 @@ CRITICAL: Final = 1.50
 BUSY: Final = 0.90
 #: Each of the headroom's five levels is left out of its strip below 0.05 %.
 _SLIVERS: Final = 5 * 0.0005
-#: Factors and shares are shown with two or three digits.
+#: Factors and shares are shown with two or three digits, percentages with one after the point.
 ROUNDING: Final = 0.006
+_PERCENT: Final = 0.05001
 
 #: Which idle causes and which work of the time budget a finding may claim. What goes beyond is a model's.
 OWN_TIME: Final[Mapping[str, tuple[str, ...]]] = {
@@ -146,17 +147,15 @@ def _check_numbers(reading: Reading, page: Page) -> None:
         rows = page.data.get(name, {}).get("rows", ()) if isinstance(page.data.get(name), dict) else ()
         shares = [row["share"] for row in rows if row.get("share") is not None]
         if page.command == "report" and shares:
-            reading.expect(sum(shares) <= 1 + 1e-6, "parts are at most their whole", f"report {name}", sum(shares), 1)
+            reading.at_most("parts are at most their whole", f"report {name}", sum(shares), 1, 1e-6)
 
 
 def _check_row(reading: Reading, where: str, row: Mapping[str, Any]) -> None:
     for whole, parts in _WITHIN:
         for part in parts:
             if is_number(row.get(whole)) and is_number(row.get(part)):
-                fits = row[part] <= row[whole] * (1 + 1e-9)
-                reading.expect(
-                    fits, "a part lies within its whole", f"{where} {part}", row[part], f"{whole} {row[whole]}"
-                )
+                at, slack = f"{where} {part} of {whole}", 1e-9 * row[whole]
+                reading.at_most("a part lies within its whole", at, row[part], row[whole], slack)
     for prefix in {key.removesuffix("median_ns") for key in row if key.endswith("median_ns")}:
         found = [row.get(f"{prefix}{what}_ns") for what in ("min", "median", "mean", "max")]
         known = [float(each) for each in found if each is not None]
@@ -166,37 +165,26 @@ def _check_row(reading: Reading, where: str, row: Mapping[str, Any]) -> None:
             said = (least, median, mean, most)
             reading.expect(ordered, "least ≤ median, mean ≤ most", f"{where} {prefix}", said, "")
     if is_number(row.get("total_ns")) and is_number(row.get("mean_ns")) and row.get("calls"):
-        product = row["mean_ns"] * row["calls"]
-        same = abs(product - row["total_ns"]) <= 1e-6 * row["total_ns"] + 1
-        reading.expect(same, "mean × calls is the total", where, product, row["total_ns"])
+        product, total = row["mean_ns"] * row["calls"], row["total_ns"]
+        reading.same("mean × calls is the total", where, product, total, 1e-6 * total + 1)
     if is_number(row.get("busy_ns")) and is_number(row.get("idle_ns")):
         whole = row.get("duration_ns", row.get("wall_ns"))
         if whole is not None:
-            total = row["busy_ns"] + row["idle_ns"]
-            reading.expect(total == whole, "busy and idle are the whole", where, total, whole)
+            reading.same("busy and idle are the whole", where, row["busy_ns"] + row["idle_ns"], whole)
 
 
 # --- Findings --------------------------------------------------------------------------------------------------------
 
 
-def _bound(finding: Mapping[str, Any]) -> float | None:
-    return finding["bound"]
-
-
 def _gain(finding: Mapping[str, Any]) -> float | None:
     """The number by which findings are ranked: what the best remedy brings, else the most that one can."""
     expected: float | None = finding["expected"]
-    return _bound(finding) if expected is None else expected
+    return finding["bound"] if expected is None else expected
 
 
 def _rounding(factor: float) -> float:
     """How far a factor may be from the number that it tells: three digits are told."""
     return ROUNDING if factor < 10 else 10 * ROUNDING if factor < 100 else 100 * ROUNDING
-
-
-def _near(said: float, known: float, digits: int = 2) -> bool:
-    """Whether one is the other as it is rounded."""
-    return abs(said - known) <= 0.5001 / 10.0**digits + 1e-9
 
 
 _DESCRIBES: Final = frozenset(rule.id for rule in RULES if rule.describes)
@@ -245,32 +233,27 @@ def _severities(id_: str, gain: float, sure: bool) -> set[str]:
 
 def _check_finding(reading: Reading, finding: Mapping[str, Any], steps: int, sure: bool) -> None:
     where = f"diagnose {finding['id']}"
-    gain, bound, expected = _gain(finding), _bound(finding), finding.get("expected")
+    gain, bound, expected = _gain(finding), finding["bound"], finding["expected"]
     if expected is not None:
         low, high = finding["expected_interval"]
         inside = low <= expected <= high
         reading.expect(inside, "the interval holds what is expected", where, expected, (low, high))
         if bound is not None:
-            reading.expect(
-                high <= bound + 1e-9, "nothing is expected beyond the bound", where, (low, expected, high), bound
-            )
+            reading.at_most("nothing is expected beyond the bound", where, high, bound, 1e-9)
     if bound is not None:
-        reading.expect(bound >= 1, "a bound is a gain", where, bound, 1)
+        reading.at_most("a bound is a gain", where, 1, bound)
         for remedy in finding["remedies"]:
             for factor in _factors(remedy["expected"]):
-                fits = factor <= bound + _rounding(factor)
-                said = f"{remedy['expected']} ({remedy['action']})"
-                reading.expect(fits, "no remedy promises more than the bound", where, said, f"{bound:.2f}×")
+                at = f"{where} ({remedy['action']})"
+                reading.at_most("no remedy promises more than the bound", at, factor, bound, _rounding(factor))
+        for factor in _factors(finding["title"]):
+            reading.at_most("no title beyond the bound", where, factor, bound, _rounding(factor))
     severity = finding["severity"]
     if gain is not None and finding["id"] not in _DESCRIBES:
         allowed = _severities(finding["id"], gain, sure)
         said = f"{gain:.3f}× in {steps} steps: {' or '.join(allowed)}"
         reading.expect(severity in allowed, "severity goes by the gain", where, severity, said)
     reading.expect(severity != "critical" or sure, "nothing is critical without steps", where, severity, steps)
-    for factor in _factors(finding["title"]):
-        reading.expect(
-            bound is None or factor <= bound + _rounding(factor), "no title beyond the bound", where, factor, bound
-        )
 
 
 def check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None:
@@ -295,24 +278,17 @@ def check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None
             most = 1 / (1 - Thresholds().specific_share * (1 - 1 / most))
         elif first["id"] in NEEDLESS or (slow and (APART in seen or TURNS in seen)):
             most = 1 / (1 - Thresholds().dominant_share * (1 - 1 / most))
-        known = f"{best['id']} {_gain(best)}"
-        fits = gain >= most - 1e-9
-        reading.expect(fits, "the verdict has the largest gain", findings[0]["id"], gain, known)
+        at = f"{first['id']} before {best['id']}"
+        reading.at_most("the verdict has the largest gain", at, most, gain, 1e-9)
 
 
 def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mapping[str, float]) -> None:
     headline, findings = diagnosis["headline"], diagnosis["findings"]
     if not findings:
         return
-    first = findings[0]
-    reading.expect(
-        diagnosis["verdict"] == first["id"],
-        "the first finding is the verdict",
-        "headline",
-        diagnosis["verdict"],
-        first["id"],
-    )
-    shown = {number for number in (first.get("expected"), _bound(first)) if number is not None}
+    first, verdict = findings[0], diagnosis["verdict"]
+    reading.expect(verdict == first["id"], "the first finding is the verdict", "headline", verdict, first["id"])
+    shown = {number for number in (first["expected"], first["bound"]) if number is not None}
     for factor in _factors(headline):
         fits = any(abs(factor - number) <= _rounding(factor) for number in shown)
         reading.expect(fits, "the headline has the first finding's number", "headline", headline, sorted(shown))
@@ -320,35 +296,24 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
     own = _own_time(first)
     known_share = diagnosis["headline_share"]
     if shares and known_share is not None:
-        fits = _near(shares[0] * 100, known_share * 100, 1)
-        reading.expect(fits, "the headline has its own share", "headline", headline, known_share)
+        reading.same("the headline has its own share", headline, 100 * shares[0], 100 * known_share, _PERCENT)
     looped = "for every item" in headline  # what a loop runs is work, not idle time
     if own and shares and parts and "modelled" not in headline and not looped:
         known = _own_share(parts, own)
-        fits = shares[0] <= known + 0.0006
-        reading.expect(
-            fits, "a cause has at most its time in the budget", f"headline of {first['id']}", headline, f"{known:.1%}"
-        )
+        reading.at_most("a cause has at most its time in the budget", headline, shares[0], known, 0.0006)
     if "GPU had no work" in headline and shares and parts:
         idle = sum(share for part, share in parts.items() if part.startswith("idle/"))
-        reading.expect(shares[0] <= idle + 0.0006, "idle is at most the idle time", "headline", headline, f"{idle:.1%}")
+        reading.at_most("idle is at most the idle time", headline, shares[0], idle, 0.0006)
     if "othing to fix" in headline:
         for finding in findings:
             gain = _gain(finding) or 0.0
-            small = gain < WARNING or finding["id"] in _DESCRIBES or finding["severity"] == "info"
-            told = finding["id"] in _DESCRIBES or gain < WARNING
-            reading.expect(
-                small and told,
-                "nothing is wrong only if nothing is to be gained",
-                f"diagnose {finding['id']}",
-                f"{gain:.3f}×",
-                headline,
-            )
-    busy = (
-        diagnosis["coverage"]["busy_ns"] / diagnosis["coverage"]["wall_ns"] if diagnosis["coverage"]["wall_ns"] else 0
-    )
+            fits = gain < WARNING or finding["id"] in _DESCRIBES
+            where = f"diagnose {finding['id']}"
+            reading.expect(fits, "nothing is wrong only if nothing is to be gained", where, gain, headline)
+    coverage = diagnosis["coverage"]
+    busy = coverage["busy_ns"] / coverage["wall_ns"] if coverage["wall_ns"] else 0
     for said in re.findall(r"GPU is busy for ([\d.]+) %", headline):
-        reading.expect(_near(float(said), 100 * busy, 1), "busy is busy", "headline", said, f"{busy:.4f}")
+        reading.same("busy is busy", "headline", float(said), 100 * busy, _PERCENT)
 
 
 def _own_time(finding: Mapping[str, Any]) -> tuple[str, ...]:
@@ -370,86 +335,44 @@ def _check_saturated(reading: Reading, diagnosis: Mapping[str, Any]) -> None:
         return
     evidence = saturated["evidence"]
     busy = evidence["gpu_busy_share"] + evidence.get("between_queued_kernels_share", 0.0)
-    reading.expect(busy >= BUSY - 1e-9, "saturated means busy for 90 %", "diagnose saturated", f"{busy:.4f}", BUSY)
+    reading.at_most("saturated means busy for 90 %", "diagnose saturated", BUSY, busy, 1e-9)
     for finding in diagnosis["findings"]:
         if finding["id"] not in _DESCRIBES:
-            gain = _gain(finding) or 0.0
-            reading.expect(
-                gain < WARNING,
-                "saturated means nothing is worth 1.10×",
-                f"diagnose {finding['id']}",
-                f"{gain:.3f}×",
-                "< 1.10×",
-            )
+            gain, where = _gain(finding) or 0.0, f"diagnose {finding['id']}"
+            reading.expect(gain < WARNING, "saturated means nothing is worth 1.10×", where, gain, WARNING)
 
 
 def _check_predictions(reading: Reading, diagnosis: Mapping[str, Any], headroom: Mapping[str, Any]) -> None:
-    bounds = {one["id"]: _bound(one) for one in diagnosis["findings"]}
+    bounds = {one["id"]: one["bound"] for one in diagnosis["findings"]}
     devices = headroom["devices"]
     for item in diagnosis["predictions"]:
         where = f"diagnose prediction {item['change']}"
-        ratio = item["measured_ns"] / item["predicted_ns"] if item["predicted_ns"] else None
-        if ratio is not None:
-            reading.expect(
-                abs(ratio - item["speedup"]) <= 1e-3 * ratio,
-                "a gain is measured over predicted",
-                where,
-                item["speedup"],
-                ratio,
-            )
-        reading.expect(
-            item["predicted_ns"] <= item["measured_ns"] * 1.001,
-            "a change that is offered helps",
-            where,
-            item["predicted_ns"],
-            item["measured_ns"],
-        )
+        gain, measured, predicted = item["speedup"], item["measured_ns"], item["predicted_ns"]
+        if predicted:
+            ratio = measured / predicted
+            reading.same("a gain is measured over predicted", where, gain, ratio, 1e-3 * ratio)
+        reading.at_most("a change that is offered helps", where, predicted, measured, 1e-3 * measured)
         bound = bounds.get(CHANGES.get(item["change"], ""))
         if bound is not None:
-            reading.expect(
-                item["speedup"] <= bound + ROUNDING,
-                "no prediction beyond a bound",
-                where,
-                f"{item['speedup']:.3f}×",
-                f"{bound:.3f}×",
-            )
+            reading.at_most("no prediction beyond a bound", where, gain, bound, ROUNDING)
         if len(devices) == 1 and diagnosis["window"]["kind"] != "range":
             known = devices[0]["step_ns"]
-            same = abs(item["measured_ns"] - known) <= 1e-3 * known
-            reading.expect(same, "a step takes as long wherever it is measured", where, item["measured_ns"], known)
+            reading.same("a step takes as long wherever it is measured", where, measured, known, 1e-3 * known)
 
 
 def _check_coverage(reading: Reading, diagnosis: Mapping[str, Any], report: Mapping[str, Any]) -> None:
     coverage, budgets = diagnosis["coverage"], report["budget"]["devices"]
     for key, own in (("wall_ns", "duration_ns"), ("busy_ns", "busy_ns"), ("idle_ns", "idle_ns")):
         known = sum(budget[own] for budget in budgets)
-        reading.expect(
-            coverage[key] == known,
-            "the diagnosis rests on the budget",
-            f"diagnose coverage {key}",
-            coverage[key],
-            known,
-        )
-    reading.expect(
-        coverage["steps"] == len(diagnosis["window"]["steps"]),
-        "steps are counted once",
-        "coverage",
-        coverage["steps"],
-        len(diagnosis["window"]["steps"]),
-    )
+        reading.same("the diagnosis rests on the budget", f"diagnose coverage {key}", coverage[key], known)
+    counted = len(diagnosis["window"]["steps"])
+    reading.same("steps are counted once", "coverage", coverage["steps"], counted)
+    wall = coverage["wall_ns"]
     for phase in diagnosis["per_phase"]:
-        known = phase["wall_ns"] / coverage["wall_ns"]
-        reading.expect(
-            abs(phase["share"] - known) < 1e-9,
-            "a share is the part over the whole",
-            phase["phase"],
-            phase["share"],
-            known,
-        )
+        where = phase["phase"]
+        reading.same("a share is the part over the whole", where, phase["share"], phase["wall_ns"] / wall, 1e-9)
     total = sum(phase["wall_ns"] for phase in diagnosis["per_phase"])
-    reading.expect(
-        total <= coverage["wall_ns"], "phases lie within the window", "per_phase", total, coverage["wall_ns"]
-    )
+    reading.at_most("phases lie within the window", "per_phase", total, wall)
 
 
 #: Of a finding's evidence: share → the time that it is of the window.
@@ -474,40 +397,20 @@ def _check_evidence(
         reading.expect(fits, "no evidence is negative", f"{where} {name}", value, 0)
         reading.expect(name in declared, "evidence is declared", f"{where} {name}", name, tuple(declared))
         if name.endswith("_ns") and not name.endswith("median_ns") and wall:
-            reading.expect(value <= wall, "a part lies within the window", f"{where} {name}", value, wall)
+            reading.at_most("a part lies within the window", f"{where} {name}", value, wall)
         if name.endswith("_ns_per_step") and wall and "call" not in name:
-            fits = value * steps <= wall * (1 + 1e-9)
-            reading.expect(fits, "a part lies within the window", f"{where} {name}", value * steps, wall)
+            reading.at_most("a part lies within the window", f"{where} {name}", value * steps, wall, 1e-9 * wall)
     for share, time in _SAME_AS.items():
         if share in evidence and time in evidence and wall:
-            known = evidence[time] / wall
-            reading.expect(
-                abs(evidence[share] - known) < 1e-9,
-                "a share is the part over the whole",
-                f"{where} {share}",
-                evidence[share],
-                known,
-            )
+            known, at = evidence[time] / wall, f"{where} {share}"
+            reading.same("a share is the part over the whole", at, evidence[share], known, 1e-9)
     if "gpu_busy_share" in evidence and wall:
-        known = coverage["busy_ns"] / wall
-        reading.expect(
-            abs(evidence["gpu_busy_share"] - known) < 1e-9, "busy is busy", where, evidence["gpu_busy_share"], known
-        )
-    own = _own_time(finding)
-    if own and parts and "idle_share" in evidence:
-        known = _own_share(parts, own)
-        reading.expect(
-            evidence["idle_share"] <= known + 1e-9,
-            "a cause has at most its time in the budget",
-            f"{where} idle_share",
-            f"{evidence['idle_share']:.4f}",
-            f"{known:.4f}",
-        )
+        reading.same("busy is busy", where, evidence["gpu_busy_share"], coverage["busy_ns"] / wall, 1e-9)
     if evidence.get("idle_share") is not None and parts:
-        idle = coverage["idle_ns"] / wall
-        reading.expect(
-            evidence["idle_share"] <= idle + 1e-9, "idle is at most the idle time", where, evidence["idle_share"], idle
-        )
+        idle, at = evidence["idle_share"], f"{where} idle_share"
+        if own := _own_time(finding):
+            reading.at_most("a cause has at most its time in the budget", at, idle, _own_share(parts, own), 1e-9)
+        reading.at_most("idle is at most the idle time", at, idle, coverage["idle_ns"] / wall, 1e-9)
 
 
 # --- Budgets ---------------------------------------------------------------------------------------------------------
@@ -531,49 +434,28 @@ def _check_headroom(reading: Reading, data: Mapping[str, Any], command: str) -> 
         mine = device["parts"]["rows"] if mine is None else mine
         where = f"{command} GPU {device['device']}"
         for key, known in (("time_ns", device["duration_ns"]), ("step_ns", device["step_ns"])):
-            total = sum(row[key] for row in mine)
-            reading.expect(total == known, "parts sum to the whole", f"{where} {key}", total, known)
+            reading.same("parts sum to the whole", f"{where} {key}", sum(row[key] for row in mine), known)
         left = [device["duration_ns"], *device["after"].values()]
         for before, after in pairwise(left):
-            reading.expect(after <= before, "each step down leaves less", where, after, before)
+            reading.at_most("each step down leaves less", where, after, before)
         limit = sum(row["time_ns"] for row in mine if row["level"] == "limit")
-        reading.expect(limit == left[-1], "the limit is what is left", where, limit, left[-1])
+        reading.same("the limit is what is left", where, limit, left[-1])
         for row in mine:
+            at = f"{where} {row['level']}/{row['part']}"
             known = row["time_ns"] / device["duration_ns"] if device["duration_ns"] else 0.0
-            reading.expect(
-                abs(row["share"] - known) < 1e-6,
-                "a share is the part over the whole",
-                f"{where} {row['part']}",
-                row["share"],
-                known,
-            )
-            measured = row["how"] == "measured"
+            reading.same("a share is the part over the whole", at, row["share"], known, 1e-6)
             may = row["level"] == "idle" or (row["level"] == "limit" and row["part"].startswith("no model"))
-            reading.expect(
-                not measured or may,
-                "a model is not called measured",
-                f"{where} {row['level']}/{row['part']}",
-                row["how"],
-                "modelled",
-            )
+            fits = may or row["how"] != "measured"
+            reading.expect(fits, "a model is not called measured", at, row["how"], "modelled")
         for group in device["groups"]["rows"]:
-            at = f"{where} {group['name']}"
+            at, measured = f"{where} {group['name']}", group["measured_ns"]
             losses = sum(value for key, value in group.items() if key.endswith("_loss_ns"))
-            same = abs(group["measured_ns"] - losses - group["limit_ns"]) <= 8
-            reading.expect(
-                same, "losses lead from measured to the limit", at, losses, group["measured_ns"] - group["limit_ns"]
-            )
-            roof = group["measured_ns"] - group["roof_loss_ns"]
-            reading.expect(
-                abs(group["roof_ns"] - roof) <= 2,
-                "the roof is measured without what is above it",
-                at,
-                group["roof_ns"],
-                roof,
-            )
+            left = measured - group["limit_ns"]
+            reading.same("losses lead from measured to the limit", at, losses, left, 8)
+            roof, above = group["roof_ns"], group["roof_loss_ns"]
+            reading.same("the roof is measured without what is above it", at, roof, measured - above, 2)
             if group["theoretical_ns"] is not None:
-                fits = group["theoretical_ns"] <= group["roof_ns"] + 2
-                reading.expect(fits, "no roof beyond the data sheet", at, group["roof_ns"], group["theoretical_ns"])
+                reading.at_most("no roof beyond the data sheet", at, group["theoretical_ns"], roof, 2)
 
 
 def _check_across(
@@ -585,20 +467,13 @@ def _check_across(
         reading.expect(diagnosis[key] == other[key], "commands agree", key, diagnosis[key], other[key])
     for one, same in zip(diagnosis["findings"], other["findings"], strict=False):
         reading.expect(one == same, "commands agree", f"finding {one['id']}", one, same)
-    reading.expect(
-        len(diagnosis["findings"]) == len(other["findings"]),
-        "commands agree",
-        "findings",
-        len(diagnosis["findings"]),
-        len(other["findings"]),
-    )
+    reading.same("commands agree", "findings", len(diagnosis["findings"]), len(other["findings"]))
     for key in ("start_ns", "end_ns", "steps"):
         known = report["window"][key]
         for page in (diagnosis, headroom):
-            reading.expect(
-                page["window"][key] == known, "commands speak of one window", key, page["window"][key], known
-            )
-    if "headroom" in report and report["headroom"] is not None:
+            said = page["window"][key]
+            reading.expect(said == known, "commands speak of one window", key, said, known)
+    if report.get("headroom") is not None:
         _check_headroom(reading, report["headroom"], "report")
         told = {one["device"]: one for one in report["headroom"]["devices"]}
         for device in headroom["devices"]:
@@ -611,14 +486,7 @@ def _check_across(
     if below is not None:
         whole = sum(device["duration_ns"] for device in headroom["devices"])
         roof = sum(row["time_ns"] for row in headroom["rows"] if row["level"] == "roof") / whole
-        same = abs(below - roof) <= 1e-6
-        reading.expect(
-            same,
-            "time above the practical roof is the headroom's",
-            "diagnose below-roof",
-            f"{below:.4f}",
-            f"{roof:.4f}",
-        )
+        reading.same("time above the practical roof is the headroom's", "diagnose below-roof", below, roof, 1e-6)
     _check_first_screen(reading, report)
     _check_moments(reading, report)
     _check_idle(reading, report, headroom)
@@ -651,50 +519,36 @@ def _check_moments(reading: Reading, report: Mapping[str, Any]) -> None:
         inside = known[0] <= span[0] < span[1] <= known[1]
         reading.expect(inside, "a moment lies within the window", where, span, known)
         links = timeline["origin_ns"] + moment["from_ns"]
-        reading.expect(links == span[0], "links count from the first event", where, links, span[0])
+        reading.same("links count from the first event", where, links, span[0])
         claimed += moment["claimed_ns"]
     whole = report["diagnosis"]["coverage"]["claimed_ns"]
-    reading.expect(claimed <= whole * (1 + 1e-9), "a part lies within its whole", "report moments", claimed, whole)
+    reading.at_most("a part lies within its whole", "report moments", claimed, whole, 1e-9 * whole)
 
 
 def _check_idle(reading: Reading, report: Mapping[str, Any], headroom: Mapping[str, Any]) -> None:
     for budget in report["budget"]["devices"]:
-        total = sum(row["time_ns"] for row in budget["rows"])
-        reading.expect(
-            total == budget["duration_ns"], "parts sum to the whole", "report budget", total, budget["duration_ns"]
-        )
+        whole = budget["duration_ns"]
+        reading.same("parts sum to the whole", "report budget", sum(row["time_ns"] for row in budget["rows"]), whole)
         mine = {
             row["part"]: row["time_ns"]
             for row in headroom["rows"]
             if row["device"] == budget["device"] and row["level"] == "idle"
         }
         for row in budget["rows"]:
-            if row["share"] is not None and budget["duration_ns"]:
-                known = row["time_ns"] / budget["duration_ns"]
-                reading.expect(
-                    abs(row["share"] - known) < 1e-9,
-                    "a share is the part over the whole",
-                    f"budget {row['part']}",
-                    row["share"],
-                    known,
-                )
+            part, time = row["part"], row["time_ns"]
+            if row["share"] is not None and whole:
+                reading.same("a share is the part over the whole", f"budget {part}", row["share"], time / whole, 1e-9)
             if row["group"] == "idle":
-                said = mine.get(row["part"], 0)
-                reading.expect(
-                    said == row["time_ns"],
-                    "budget and headroom have the same idle time",
-                    row["part"],
-                    said,
-                    row["time_ns"],
-                )
+                reading.same("budget and headroom have the same idle time", part, mine.get(part, 0), time)
         copies = sum(row["time_ns"] for row in budget["rows"] if row["group"] == "copy")
         linked = mine.get("exposed-copies", 0)
-        reading.expect(linked <= copies, "exposed copies are copies of the budget", "headroom", linked, copies)
+        reading.at_most("exposed copies are copies of the budget", "headroom", linked, copies)
 
-
-_CALLS_LIE_ELSEWHERE: Final = 1.1
 
 # --- Comparisons -----------------------------------------------------------------------------------------------------
+
+#: Calls lie elsewhere than the work that they launch: of few steps, some of one more belong to them.
+_CALLS_LIE_ELSEWHERE: Final = 1.1
 
 
 def _check_comparison(reading: Reading, data: Mapping[str, Any]) -> None:
@@ -703,38 +557,23 @@ def _check_comparison(reading: Reading, data: Mapping[str, Any]) -> None:
     wall = data["wall"]
     for key in ("baseline_ns", "variant_ns", "change_ns"):
         total = sum(row.get(key, row.get("variant_ns", 0) - row.get("baseline_ns", 0)) for row in data["rows"])
-        close = abs(total - wall[key]) <= abs(wall.get("residual_ns") or 0.0) + 1e-6 * abs(wall["baseline_ns"]) + 1
-        reading.expect(close, "parts sum to the whole", f"compare {key}", total, wall[key])
+        within = abs(wall.get("residual_ns") or 0.0) + 1e-6 * abs(wall["baseline_ns"]) + 1
+        reading.same("parts sum to the whole", f"compare {key}", total, wall[key], within)
     change = wall["variant_ns"] - wall["baseline_ns"]
-    reading.expect(
-        abs(change - wall["change_ns"]) <= 1, "a change is the difference", "compare wall", wall["change_ns"], change
-    )
+    reading.same("a change is the difference", "compare wall", wall["change_ns"], change, 1)
     why = data.get("explanation")
     if why is not None:
         total = sum(each["change_ns"] for each in why["contributions"])
-        close = abs(total - why["change_ns"]) <= 1e-6 * wall["baseline_ns"] + 1
-        reading.expect(close, "contributions sum to the change", "compare explanation", total, why["change_ns"])
+        within = 1e-6 * wall["baseline_ns"] + 1
+        reading.same("contributions sum to the change", "compare explanation", total, why["change_ns"], within)
     for side in ("baseline", "variant"):
         launches = data[side].get("launches")
         if launches is None:
             continue
-        shares = [
-            launches[f"{what}_share"]
-            for what in ("busy", "issue", "host", "waiting")
-            if launches.get(f"{what}_share") is not None
-        ]
-        reading.expect(
-            sum(shares) <= 1 + 1e-9, "parts are at most their whole", f"compare {side} launches", sum(shares), 1
-        )
-        # Calls lie elsewhere than the work that they launch: of few steps, some of one more belong to them.
-        step = wall[f"{side}_ns"] * _CALLS_LIE_ELSEWHERE
+        shares = sum(launches.get(f"{what}_share") or 0.0 for what in ("busy", "issue", "host", "waiting"))
+        reading.at_most("parts are at most their whole", f"compare {side} launches", shares, 1, 1e-9)
         # The first launch of a graph uploads it, before the work of its step begins.
         uploads = launches.get("graph_launches") and launches["calls"] <= launches["graph_launches"]
         if launches.get("issue_ns") is not None and not uploads:
-            reading.expect(
-                launches["issue_ns"] <= step,
-                "a thread issues for at most the step",
-                f"compare {side} issue_ns",
-                launches["issue_ns"],
-                step,
-            )
+            step, at = wall[f"{side}_ns"] * _CALLS_LIE_ELSEWHERE, f"compare {side} issue_ns"
+            reading.at_most("a thread issues for at most the step", at, launches["issue_ns"], step)

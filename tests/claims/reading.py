@@ -45,3 +45,11 @@ class Reading:
         self.numbers += 1
         if not holds:
             self.contradictions.append(Contradiction(rule, where, str(said), str(known)))
+
+    def same(self, rule: str, where: str, said: float, known: float, within: float = 0.0) -> None:
+        """Both are one number, but for `within`."""
+        self.expect(abs(said - known) <= within, rule, where, said, known)
+
+    def at_most(self, rule: str, where: str, said: float, known: float, slack: float = 0.0) -> None:
+        """The one is no larger than the other, but for `slack`."""
+        self.expect(said <= known + slack, rule, where, said, known)
