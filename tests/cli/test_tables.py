@@ -241,6 +241,14 @@ def test_a_terminal_of_80_columns_shows_whole_numbers_and_names_the_columns_that
     assert all(title in narrow for title in titles)
 
 
+def test_a_terminal_of_80_columns_shows_by_what_launches_stand(warplens, export, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = re.sub(r"\x1b\[[\d;]*m", "", warplens("launches", export).out).splitlines()
+    heading = next(line for line, below in itertools.pairwise(shown) if below.startswith(" ──"))
+    assert "GPU time" in heading
+
+
 def test_sentences_are_wrapped_between_words_and_numbers_stay_with_their_units():
     line = "   evidence: idle 33.9 ms, idle 81.3 %, launch interval median 22.8 µs, host needed 4.16 ms a step"
 

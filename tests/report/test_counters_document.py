@@ -18,7 +18,7 @@ from warplens.profile.counters import KernelCounters
 from warplens.readers import read, read_counters
 from warplens.report.counters.beside import joined_blocks
 from warplens.report.counters.document import counters_document, counters_json, counters_lead, write_counters
-from warplens.report.counters.numbers import CounterNumbers, examine_counters, join_counters
+from warplens.report.counters.numbers import CounterNumbers, evidence_text, examine_counters, join_counters
 from warplens.report.document import Figure, Paragraph, Section, Table
 from warplens.report.html import render_html
 from warplens.report.markdown import render_markdown
@@ -52,6 +52,23 @@ def test_ranges_are_not_called_kernels():
     lead = counters_lead(examine_counters(read_counters(MODES / "nvtx_ranges.ncu-rep.xz")))
 
     assert lead.startswith("1 result of kernels, ranges or graphs took 2.47 ms: 100.0 % bound by compute.")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "said"),
+    [
+        ("grid_blocks", 1.0, "1 block"),
+        ("grid_blocks", 1728.0, "1,728 blocks"),
+        ("waves", 0.000473, "<0.1 % of a wave"),
+        ("waves", 0.818, "81.8 % of a wave"),
+        ("waves", 1.0, "1 wave"),
+        ("waves", 1.09, "1.09 waves"),
+        ("divergent_branches", 1.0, "1 divergent branch"),
+        ("of_another_version", 2.5, "of_another_version 2.50"),
+    ],
+)
+def test_evidence_is_counted_in_words(name, number, said):
+    assert evidence_text([{"name": name, "value": number}]) == said
 
 
 def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy():

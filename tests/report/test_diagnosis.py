@@ -63,10 +63,12 @@ def test_numbers_are_written_with_their_units():
         "bandwidth_bytes_per_s": 1e10,
         "host_needed_ns_per_step": 2_000_000.0,
         "launches_per_tensor_factor": 14.0,
+        "passes_per_attention_factor": 4.5,
+        "peak_ratio_factor": 14.8,
     }
     assert evidence_text(evidence) == (
         "idle 1.50 ms (25.0 %), waits 12 per step, copied 40.0 MB per step, bandwidth 10.0 GB/s, "
-        "host needed 2.00 ms per step, launches per tensor 14×"
+        "host needed 2.00 ms per step, launches per tensor 14, passes per attention 4.5, peak ratio 14.8×"
     )
 
 

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 from tests.report import sample
+from warplens.errors import SchemaError
 from warplens.profile.columns import column
 from warplens.report.brief import Line
 from warplens.report.document import Table
@@ -106,14 +107,15 @@ def test_commands_stay_whole_and_what_they_answer_fits_the_width(width):
     assert " ".join(part.strip() for row in rows for part in row.split("# ")[1:]) == why
 
 
-def narrow(monkeypatch, columns, rows, width):
+def narrow(monkeypatch, columns, rows, width, order=None):
     """The heading of a table on a terminal of this width."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
     assert shutil.get_terminal_size().columns == width
     declared = tuple(column(name, dtype=dtype, help="") for name, dtype in columns)
     frame = pl.DataFrame(rows, schema=dict(columns), orient="row")
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal(Table("narrow-table", "Narrow", declared, frame))).splitlines()
+    shown = terminal(Table("narrow-table", "Narrow", declared, frame, order=order))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
     assert all(len(line) <= width for line in lines)
     return lines[2].split()
 
@@ -125,6 +127,19 @@ def test_what_a_table_is_about_goes_last_where_the_terminal_is_narrow(monkeypatc
     assert narrow(monkeypatch, columns, rows, 100) == ["Name", "Category", "Calls", "Time", "Share"]
     assert narrow(monkeypatch, columns, rows, 62) == ["Name", "Category", "Time", "Share"]
     assert narrow(monkeypatch, columns, rows, 48) == ["Name", "Time", "Share"]
+
+
+def test_the_column_by_which_rows_stand_stays_on_a_narrow_terminal(monkeypatch):
+    columns = [("name", pl.String), ("median_ns", pl.Int64), ("total_ns", pl.Int64), ("bytes", pl.Int64)]
+    rows = [("a_kernel_of_a_long_name", 10, 5_000, 9_000), ("b", 20, 4_000, 8_000)]
+    assert narrow(monkeypatch, columns, rows, 40) == ["Name", "Median"]
+    assert narrow(monkeypatch, columns, rows, 40, order="bytes") == ["Name", "Bytes"]
+    assert narrow(monkeypatch, columns, rows, 40, order="total_ns") == ["Name", "Time"]
+
+
+def test_a_table_cannot_stand_by_a_column_that_it_lacks():
+    with pytest.raises(SchemaError, match="colour"):
+        dataclasses.replace(sample.kernel_table(), order="colour")
 
 
 def test_a_column_that_tells_rows_apart_stays_where_the_first_says_the_same(monkeypatch):

@@ -94,11 +94,13 @@ class Table:
     empty: str = "No rows."  #: what to say when there are no rows
     leads: str | None = None  #: column with the id of the part of the document that a row is about
     cards: bool = False  #: on a narrow page each row is a card; so is one that leads somewhere
+    #: column by which the rows stand, where that is not the first time: it stays on a narrow terminal
+    order: str | None = None
 
     def __post_init__(self) -> None:
         wanted = [column.name for column in self.columns]
         wanted += [column.full for column in self.columns if column.full]
-        wanted += [name for name in (self.depth, self.leads) if name]
+        wanted += [name for name in (self.depth, self.leads, self.order) if name]
         if absent := [key for key in wanted if key not in self.rows.columns]:
             raise SchemaError(f"table {self.id}: {', '.join(absent)} not among the rows' columns {self.rows.columns}")
 

@@ -124,7 +124,7 @@ def _print_for_people(table: Table, stream: TextIO) -> None:
     rows = [[text for text, _ in table.texts(row)] for row in shown.iter_rows(named=True)]
     for row, depth in zip(rows, shown[table.depth] if table.depth else (), strict=False):
         row[0] = "  " * depth + row[0]
-    kept = _fitting(table.columns, rows, screen.width)
+    kept = _fitting(table.columns, rows, screen.width, table.order)
     columns = [table.columns[place] for place in kept]
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, header_style=style.Style(dim=True))
     for column in columns:
@@ -144,11 +144,13 @@ def _print_for_people(table: Table, stream: TextIO) -> None:
         screen.print(text.Text(f"not shown in {screen.width} columns: {', '.join(absent)}", style="dim"))
 
 
-def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+def _fitting(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, order: str | None = None
+) -> list[int]:
     """The places of the columns that fit the width; text may be folded, numbers may not; the first always stays.
 
-    What a table is about goes last: the columns that tell its rows apart, its change, its first time, and its share.
-    Columns in which nothing is known go first.
+    What a table is about goes last: the columns that tell its rows apart, the one by which they stand (`order`), its
+    change, its first time, and its share. Columns in which nothing is known go first.
     """
     from rich.cells import cell_len
 
@@ -167,7 +169,8 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: in
     left = width - needed(0)
     kept = [0]
     nothing = {place for place in range(len(columns)) if all(row[place] == fmt.MISSING for row in rows)}
-    usual = [place for place in (*names, *about, *range(len(columns))) if place not in nothing]
+    by = [place for place, column in enumerate(columns) if column.name == order]
+    usual = [place for place in (*names, *by, *about, *range(len(columns))) if place not in nothing]
     for place in dict.fromkeys([*usual, *sorted(nothing)]):
         if place and (left := left - needed(place)) < 0:
             break

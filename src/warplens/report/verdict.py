@@ -120,6 +120,9 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
 # --- Evidence, ceilings and places of findings as text ---------------------------------------------------------------
 
 
+#: A factor that says how many of one thing there are for each of another is no ratio of two of a kind.
+_EACH: Final = "_per_"
+
 #: Endings of evidence names, longest first, with what they are written as.
 _ENDINGS: Final = (
     ("_bytes_per_s", fmt.bandwidth),
@@ -232,6 +235,8 @@ def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
     told: dict[str, list[str]] = {}
     for name, value in evidence.items():
         ending, write = next(((end, write) for end, write in _ENDINGS if name.endswith(end)), ("", fmt.number))
+        if ending == "_factor" and _EACH in name:
+            write = fmt.count
         text = write(value) if steps else write(value).removesuffix(_A_STEP)
         told.setdefault(name.removesuffix(ending), []).append(text)
     return ", ".join(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -361,41 +361,50 @@ REMEDIES: Final = {
     "spills": "Use fewer live values per thread, less unrolling, or a looser register limit (launch bounds).",
 }
 
+
+def _said(words: str, kind: Kind, one: str = "") -> Callable[[float], str]:
+    """What writes a number in these words; in those of `one` where there is one of it."""
+    return lambda number: (one if one and number == 1 else words).format(fmt.value(number, kind))
+
+
+def _waves(number: float) -> str:
+    """Waves of a grid; one that does not fill the first is a share of it."""
+    return _said("{} waves", "number", "{} wave")(number) if number >= 1 else f"{fmt.share(number)} of a wave"
+
+
 #: What a number of the evidence is, and how it is written.
-_EVIDENCE: Final[dict[str, tuple[str, Kind]]] = {
-    "compute_share": ("compute {} of peak", "share"),
-    "memory_share": ("memory {} of peak", "share"),
-    "waves": ("{} waves", "number"),
-    "theoretical_share": ("theoretical occupancy {}", "share"),
-    "achieved_share": ("achieved occupancy {}", "share"),
-    "next_share": ("{} after the next step", "share"),
-    "grid_blocks": ("{} blocks", "count"),
-    "sm_count": ("{} multiprocessors", "count"),
-    "global_wasted_share": ("{} of the sectors unused", "share"),
-    "global_load_sectors_per_request": ("{} sectors per load", "number"),
-    "global_store_sectors_per_request": ("{} sectors per store", "number"),
-    "global_load_bytes_per_sector": ("{} of 32 B used of a loaded sector", "number"),
-    "global_store_bytes_per_sector": ("{} of 32 B used of a stored sector", "number"),
-    "shared_conflict_share": ("{} of shared-memory passes are conflicts", "share"),
-    "shared_conflict_ways": ("{} passes where one would do", "number"),
-    "conflict_cycles_share": ("conflicts keep L1 busy for {} of the time", "share"),
-    "threads_per_instruction": ("{} of 32 threads active", "number"),
-    "full_warp_threads": ("{} of 32 threads in a warp", "number"),
-    "uniform_branch_share": ("{} of branches uniform", "share"),
-    "divergent_branches": ("{} divergent branches", "count"),
-    "tail_share": ("the last wave takes {} of the time", "share"),
-    "spill_requests": ("{} spill requests", "count"),
-    "local_requests": ("{} local-memory requests", "count"),
+_EVIDENCE: Final[dict[str, Callable[[float], str]]] = {
+    "compute_share": _said("compute {} of peak", "share"),
+    "memory_share": _said("memory {} of peak", "share"),
+    "waves": _waves,
+    "theoretical_share": _said("theoretical occupancy {}", "share"),
+    "achieved_share": _said("achieved occupancy {}", "share"),
+    "next_share": _said("{} after the next step", "share"),
+    "grid_blocks": _said("{} blocks", "count", "{} block"),
+    "sm_count": _said("{} multiprocessors", "count", "{} multiprocessor"),
+    "global_wasted_share": _said("{} of the sectors unused", "share"),
+    "global_load_sectors_per_request": _said("{} sectors per load", "number", "{} sector per load"),
+    "global_store_sectors_per_request": _said("{} sectors per store", "number", "{} sector per store"),
+    "global_load_bytes_per_sector": _said("{} of 32 B used of a loaded sector", "number"),
+    "global_store_bytes_per_sector": _said("{} of 32 B used of a stored sector", "number"),
+    "shared_conflict_share": _said("{} of shared-memory passes are conflicts", "share"),
+    "shared_conflict_ways": _said("{} passes where one would do", "number", "{} pass, which is the least"),
+    "conflict_cycles_share": _said("conflicts keep L1 busy for {} of the time", "share"),
+    "threads_per_instruction": _said("{} of 32 threads active", "number"),
+    "full_warp_threads": _said("{} of 32 threads in a warp", "number"),
+    "uniform_branch_share": _said("{} of branches uniform", "share"),
+    "divergent_branches": _said("{} divergent branches", "count", "{} divergent branch"),
+    "tail_share": _said("the last wave takes {} of the time", "share"),
+    "spill_requests": _said("{} spill requests", "count", "{} spill request"),
+    "local_requests": _said("{} local-memory requests", "count", "{} local-memory request"),
 }
 
 
 def evidence_text(evidence: Sequence[Mapping[str, Any]] | None) -> str:
     """The numbers behind a statement, in one line."""
-    parts = []
-    for item in evidence or ():
-        words, kind = _EVIDENCE.get(item["name"], (f"{item['name']} {{}}", "number"))
-        parts.append(words.format(fmt.value(item["value"], kind)))
-    return ", ".join(parts)
+    return ", ".join(
+        _EVIDENCE.get(item["name"], _said(f"{item['name']} {{}}", "number"))(item["value"]) for item in evidence or ()
+    )
 
 
 def kernel_count(kernels: int) -> str:

@@ -66,7 +66,8 @@ def launches(timeline: Timeline, window: Window, by: str) -> Found:
     caption = "Kernel launches: median time in the call, queued and running; summed GPU time"
     labels = (LAUNCHES.column(key).but(full=None) for key in keys)
     columns = pick(LAUNCHES, *labels, "launches", *LAUNCH_TIMES, **LAUNCH_TIMES)
-    shown = Table("launches", caption, columns, rows, empty="No kernel launches in the window.")
+    empty = "No kernel launches in the window."
+    shown = Table("launches", caption, columns, rows, order="kernel_total_ns", empty=empty)
     return Found(rows, (shown,), tuple(_launch_facts(summary)), {"summary": summary})
 
 

@@ -65,6 +65,8 @@ _MEMORY_CAPTIONS: Final = {
     "step": "Allocations of each step",
     "event": "Allocations and releases",
 }
+#: By what the rows stand, where that is not a time.
+_ORDERS: Final = {"memory": "peak_bytes", "operator": "bytes"}
 _NO_ALLOCATIONS: Final = (
     "this profile holds no allocations. Record them with torch.profiler.profile(profile_memory=True), or with "
     "nsys profile --cuda-memory-usage=true"
@@ -92,6 +94,7 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
             _MEMORY_CAPTIONS[key],
             _MEMORY[key],
             rows,
+            order=_ORDERS.get(key),
             empty="Nothing recorded.",
         )
         for key, rows in found.items()
