@@ -757,6 +757,38 @@ def test_passes_over_a_text_that_grows_by_a_token_each_keep_no_cache(kind: str, 
         assert found.findings[0].expected == pytest.approx(sum(range(8, 20)) / 19, rel=0.1)
 
 
+@pytest.mark.parametrize("kind", ["again", "new input", "one token", "no text"])
+def test_an_encoder_whose_input_stays_while_a_text_grows_is_run_again(kind: str) -> None:
+    """Not where the host sends something new, where nothing grows, or where the text keeps its size."""
+
+    def step(machine: Machine) -> None:
+        for token in range(6):
+            if kind == "new input":
+                machine.copy(20 * US, 1_000_000, pinned=True)
+            for _ in range(6):  # layers of the encoder
+                machine.launch(20 * US, LAYER_NORM, grid=(512, 1, 1))
+                machine.launch(60 * US)
+                machine.launch(20 * US, GELU, grid=(2_048, 1, 1))
+                machine.launch(60 * US)
+                machine.launch(20 * US, ADD, grid=(1_024, 1, 1))
+            for _ in range(2 if kind != "no text" else 0):  # and of the decoder
+                tokens = token + 1 if kind != "one token" else 1
+                machine.launch(5 * US, LAYER_NORM, grid=(16 * tokens, 1, 1))
+                machine.launch(5 * US)
+                machine.launch(5 * US, GELU, grid=(64 * tokens, 1, 1))
+                machine.launch(5 * US)
+                machine.launch(5 * US, ADD, grid=(32 * tokens, 1, 1))
+
+    found = verdict(step)
+    assert (found.verdict == "recomputation") is (kind == "again")
+    if kind == "again":
+        first = found.findings[0]
+        assert first.title.startswith("The encoder runs again")
+        assert first.evidence["repeated_per_step"] == 5 * 30
+        # One of six passes of 1,080 µs is left, beside six of 50 µs.
+        assert first.expected == pytest.approx((6 * 1_080 + 6 * 50) / (1_080 + 6 * 50), rel=0.05)
+
+
 @pytest.mark.parametrize(("name", "found"), [(ADD, True), (BF16_GEMM, False)])
 def test_a_loop_of_small_kernels_is_told_to_do_all_turns_at_once(name: str, found: bool) -> None:
     """Turns with products may be layers, which need each other."""

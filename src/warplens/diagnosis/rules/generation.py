@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
+import polars as pl
 
 from warplens.analysis.frames import once
 from warplens.analysis.repetition import longest_repetition
@@ -32,6 +33,14 @@ _GROWING_SHARE: Final = 0.6
 _UNEVEN_SHARE: Final = 0.2
 #: Longer sequences of a step are not searched.
 _MOST_KERNELS: Final = 200_000
+#: Turns with a pass of an encoder before each token, at least: of fewer, grids grow evenly by chance.
+_LEAST_TURNS: Final = 4
+#: So many kernels in the same order on the same grids are more than a layer's norms and products; that many stretches
+#: are looked at.
+_STRETCH: Final = 24
+_TRIES: Final = 16
+#: A copy of so many bytes to the GPU may be the input of an encoder; a token, a mask or a position is smaller.
+_INPUT_BYTES: Final = 65_536
 #: A kernel for one token takes about this long: it starts, and reads its weights.
 _OF_A_TOKEN_NS: Final = 5_000
 
@@ -90,17 +99,108 @@ def _in(program: Program, rows: Int64s) -> tuple[list[int], list[float]] | None:
     grids = np.nan_to_num(program.blocks(rows[turns.ravel()])).reshape(repeats, period)
     # Where layers are all that repeats, those of a pass have equal grids.
     firsts = np.flatnonzero(np.r_[True, (grids[1:] != grids[:-1]).any(axis=1)])
-    if len(firsts) < _LEAST_PASSES:
-        return None
-    turns, grids = turns[firsts], grids[firsts][:, grids[-1] >= _LEAST_BLOCKS]
+    kept = _of_a_token(grids[firsts]) if len(firsts) >= _LEAST_PASSES else None
+    return None if kept is None else (turns[firsts][:, 0].tolist(), kept.tolist())
+
+
+def _of_a_token(grids: Float64s) -> Float64s | None:
+    """Of each turn, the share of its work that one token is, by the blocks of its grids, shape (turns, kernels).
+
+    None where most grids do not grow by the same amount each time.
+    """
+    grids = grids[:, grids[-1] >= _LEAST_BLOCKS]
     more = np.diff(grids, axis=0)
     usual = more.mean(axis=0) if grids.shape[1] else np.zeros(0)
     even = (np.abs(more - usual) <= np.maximum(1.0, _UNEVEN_SHARE * usual)).all(axis=0)
     growing = even & (more >= 0).all(axis=0) & (grids[-1] >= grids[0] + len(grids) / 2)
     if growing.sum() < _LEAST_KERNELS or growing.mean() < _GROWING_SHARE:
         return None
-    kept = np.median(usual[growing] / grids[:, growing], axis=1).clip(0.0, 1.0)
-    return turns[:, 0].tolist(), kept.tolist()
+    return np.asarray(np.median(usual[growing] / grids[:, growing], axis=1).clip(0.0, 1.0), dtype=np.float64)
+
+
+@once
+def encoded_again(facts: Facts) -> tuple[Bools, float]:
+    """Work of the second and later passes of an encoder, and how many passes a step has; none where it trains.
+
+    A long stretch is launched with the same kernels on the same grids, turn after turn, and what follows it works on a
+    text that grows by a token each time. What the stretch reads does not grow with the text, so it is what the first
+    pass read, unless the host sends something new before it.
+    """
+    program = facts.program
+    again = np.zeros(facts.work.height, dtype=np.bool_)
+    counts: list[int] = []
+    if facts.trains:
+        return again, 1.0
+    sent = facts.copies.filter((pl.col("label") == "host-to-device") & (pl.col("bytes") >= _INPUT_BYTES))
+    sent_ns, launched_ns = sent["start_ns"].to_numpy(), facts.work["start_ns"].to_numpy()
+    for rows in (*program.by_step(), program.order):
+        if rows is program.order and counts:
+            break  # a step may be one token: then the turns are steps
+        kernels = np.flatnonzero(program.is_kernel[rows])
+        if not _LEAST_TURNS * 2 * _STRETCH <= len(kernels) <= _MOST_KERNELS:
+            continue
+        begins, length = _stretches(program.launched_as(rows[kernels]), program.own_ns[rows[kernels]])
+        if not length or not _follows_growing(program, rows[kernels], begins, length):
+            continue
+        firsts, lasts = kernels[begins], kernels[begins + length - 1]
+        first_ns, last_ns = launched_ns[rows[[firsts[0], lasts[-1]]]]
+        if ((sent_ns > first_ns) & (sent_ns < last_ns)).any():
+            continue
+        for first, last in zip(firsts[1:].tolist(), lasts[1:].tolist(), strict=True):
+            again[rows[first : last + 1]] = True
+        counts.append(len(begins))
+    return again, float(np.mean(counts)) if counts else 1.0
+
+
+def _stretches(codes: Int64s, own_ns: Int64s) -> tuple[Int64s, int]:
+    """Begins and length of the stretch with the most time that recurs as it is, with something else between.
+
+    A length of 0 where there is none. Layers recur as well, but next to each other.
+    """
+    best, length = np.zeros(0, dtype=np.int64), 0
+    hashed = np.zeros(len(codes) - _STRETCH + 1, dtype=np.int64)
+    for place in range(_STRETCH):  # a number for each window of the sequence, modulo 2⁶⁴
+        hashed = hashed * 1_000_003 + codes[place : place + len(hashed)]
+    _, windows, counts = np.unique(hashed, return_inverse=True, return_counts=True)
+    before, most = np.r_[0, np.cumsum(own_ns)], 0
+    covered = np.zeros(len(codes), dtype=np.bool_)
+    many = counts[windows] >= _LEAST_TURNS
+    for _ in range(_TRIES):
+        # The rarest of what recurs is what a turn has once.
+        left = np.flatnonzero(many & ~covered[: len(windows)])
+        if not len(left):
+            break
+        at = np.flatnonzero(windows == windows[left[np.argmin(counts[windows[left]])]])
+        apart = int(np.diff(at).min())
+        ahead = _alike(codes[at[:, None] + np.arange(min(apart, len(codes) - int(at[-1])))])
+        behind = _alike(codes[at[:, None] - 1 - np.arange(min(apart - ahead, int(at[0])))])
+        begins, mine = at - behind, ahead + behind
+        covered[(begins[:, None] + np.arange(mine)).ravel()] = True
+        covered[at] = True
+        spent = int((before[begins + mine] - before[begins]).sum())
+        if apart - mine >= _LEAST_KERNELS and spent > most:
+            best, length, most = begins, mine, spent
+    return best, length
+
+
+def _alike(turns: Int64s) -> int:
+    """How many of the first columns are the same in all rows."""
+    differs = (turns != turns[0]).any(axis=0)
+    return int(np.argmax(differs)) if differs.any() else turns.shape[1]
+
+
+def _follows_growing(program: Program, rows: Int64s, begins: Int64s, length: int) -> bool:
+    """Whether what stands behind each of these stretches goes over a text that is a token longer each time."""
+    passes, names, ends = program.labelled(*PASSES), program.names(), np.r_[begins[1:], len(rows)]
+    turns = [rows[begin + length : end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    turns = [turn[passes[turn]] for turn in turns]
+    usual = names[turns[len(turns) // 2]]
+    # What the loop does before its first token, or behind its last, is not in all of them.
+    alike = [turn[: len(usual)] for turn in turns if np.array_equal(names[turn[: len(usual)]], usual)]
+    if len(alike) < _LEAST_TURNS or len(usual) < _LEAST_KERNELS:
+        return False
+    grids = np.nan_to_num(program.blocks(np.concatenate(alike))).reshape(len(alike), len(usual))
+    return _of_a_token(grids) is not None
 
 
 #: Where rows of a cache change their places.

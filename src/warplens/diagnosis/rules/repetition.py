@@ -13,7 +13,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GAIN, Limit, ahead_without, remembered
-from warplens.diagnosis.rules.generation import growing_passes
+from warplens.diagnosis.rules.generation import encoded_again, growing_passes
 from warplens.diagnosis.structure import (
     StructureRule,
     backward_work,
@@ -53,16 +53,18 @@ class Recomputation(StructureRule):
     limiter = "work that is run again, in the backward pass or for each token"
     cause = (
         "recomputed forward work in the backward pass (activation checkpointing); several backward passes over one "
-        "graph; generation that runs all tokens again for each new one"
+        "graph; generation that runs all tokens, or the encoder, again for each new one"
     )
     raised_when = (
         "sequences of the forward pass's kernels recur in the backward pass, or what repeats there has far more "
         "products than the forward pass; or without training six passes or more "
-        "launch the same kernels on grids that grow by the same amount each time; and it costs 2 %"
+        "launch the same kernels on grids that grow by the same amount each time, or four passes of an encoder launch "
+        "the same kernels on the same grids before work on a text that grows, and nothing is sent to the GPU between; "
+        "and it costs 2 %"
     )
     claimed = (
         "these kernels, and the pauses while the host issues them; of passes over a growing text, all but the work of "
-        "one token in each"
+        "one token in each; of those of an encoder, all but the first"
     )
     headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"
     title = "The backward pass runs the forward pass again"
@@ -74,17 +76,26 @@ class Recomputation(StructureRule):
     growing_headline: ClassVar = (
         "Limited by generation without a cache: {share} of the time goes into running all tokens again for each new one"
     )
-    headlines: ClassVar = {passes_title: passes_headline, growing_title: growing_headline}
+    encoded_title: ClassVar = "The encoder runs again for each token, on an input of the same size as before"
+    encoded_headline: ClassVar = (
+        "Limited by an encoder that is run for each token: {share} of the time goes into its passes after the first"
+    )
+    headlines: ClassVar = {
+        passes_title: passes_headline,
+        growing_title: growing_headline,
+        encoded_title: encoded_headline,
+    }
     evidence: ClassVar = {
         "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
         "backward_passes_per_step": "backward passes over the part of the graph that they have in common",
-        "passes_per_step": "passes over a text that grows",
+        "passes_per_step": "passes over a text that grows, or of the encoder",
         "growth_factor": "tokens of the last of them over those of the first",
     }
     refutation = (
         "Run without checkpointing (with a smaller batch if memory requires it), with one backward() of the summed "
-        "losses, or generate with use_cache=True: if the time per sample stays the same, nothing ran twice."
+        "losses, or generate with use_cache=True and the encoder's result given: if the time per sample stays the "
+        "same, nothing ran twice."
     )
     sequence = Limit(6, "This many kernels in the same order, a matrix product among them, are not a coincidence.")
     distinct = Limit(3, "A sequence that only repeats one kernel occurs anywhere.")
@@ -95,8 +106,8 @@ class Recomputation(StructureRule):
     least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
 
     def needless(self, finding: Finding) -> bool:
-        """All but the last token of a growing text."""
-        return finding.title == self.growing_title
+        """All but the last token of a growing text, and an encoder's result that is there already."""
+        return finding.title in (self.growing_title, self.encoded_title)
 
     def makes_launches(self, finding: Finding) -> bool:
         """The host issues again what is run again."""
@@ -120,7 +131,7 @@ class Recomputation(StructureRule):
         again = np.zeros(facts.work.height, dtype=np.bool_)
         backward = backward_work(facts)
         if not backward.any() or backward.all():
-            return again
+            return encoded_again(facts)[0]
         passes, _ = passes_over_one_graph(facts)
         if passes.any():
             return passes
@@ -171,6 +182,17 @@ class Recomputation(StructureRule):
                 remedies=_CACHED,
             )
         again = self._again(facts)
+        encoded, encoders = encoded_again(facts)
+        if encoded.any():
+            return self.seen(
+                facts,
+                claims,
+                title=self.encoded_title,
+                confidence="medium",  # that the input is the same, and not of the same size alone, is inferred
+                evidence={"passes_per_step": encoders, "repeated_per_step": int(again.sum()) / facts.steps},
+                bound_ns=claims.total_ns(self.id) + facts.idle_ns - claims.idle_ns(self.id),
+                remedies=_ENCODED_ONCE,
+            )
         forward = facts.program.is_kernel & ~backward_work(facts)
         _, passes = passes_over_one_graph(facts)
         return self.seen(
@@ -231,6 +253,22 @@ _CACHED: Final = (
         "Where attention is not causal, generate several tokens a pass",
         "# an encoder over all tokens has no keys to keep: decode in blocks, or train a causal model",
         "in proportion to the passes",
+    ),
+)
+
+#: Where an encoder runs for each token.
+_ENCODED_ONCE: Final = (
+    Remedy(
+        "Run the encoder once",
+        "encoded = model.get_encoder()(input_ids, attention_mask=mask)  # before the loop\n"
+        "model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=tokens)  # transformers\n"
+        "# model.generate does this, and keeps keys and values; so for images that a text is written about",
+        GAIN,
+    ),
+    Remedy(
+        "Keep keys and values, of the encoder's result as well",
+        "model(encoder_outputs=encoded, decoder_input_ids=last, past_key_values=cache, use_cache=True)",
+        "one token a pass, and no products over the encoder's result after the first",
     ),
 )
 
