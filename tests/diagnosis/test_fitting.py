@@ -66,6 +66,37 @@ def test_no_experiment_asks_for_a_tool_of_another_maker(maker: str, named: bool)
     assert "(2·M·N·K over their time" in refuted
 
 
+@pytest.mark.parametrize(("maker", "said"), [("ncu", "Nsight Compute"), ("rocprof-compute", "rocprof-compute tells")])
+def test_what_happens_inside_kernels_is_told_by_a_tool_for_the_gpu(maker: str, said: str) -> None:
+    profile = record(programs.large_products)
+    recorder = replace(profile.capture.recorder, counters=maker)
+    found = judged(replace(profile, capture=replace(profile.capture, recorder=recorder)))
+    (inside,) = [line for line in found.coverage.unavailable if "inside kernels" in line]
+    assert said in inside
+    assert ("Nsight" in inside) == (maker == "ncu")
+
+
+APEX = (
+    "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float, float, int>, float, float>"
+    "(long, int volatile*, TensorListMetadata<4>, AdamFunctor<float, float, int>, float, float)"
+)
+FOREACH = (
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<1>, "
+    "BinaryOpScalarFunctor<float, 1, 1, 0>, std::multiplies<float>, float>(int)"
+)
+
+
+@pytest.mark.parametrize(("update", "fused"), [(APEX, True), (FOREACH, False)])
+def test_an_optimizer_of_apex_is_fused_already(update: str, fused: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(2 * US, BF16_GEMM, times=200)
+        machine.launch(2 * US, BACKWARD, times=200)
+        machine.launch(20 * US, update, times=2)
+        machine.wait()
+
+    assert ("fused=True" not in advice(verdict(step), "launch-overhead")) == fused
+
+
 SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*)"
 
 

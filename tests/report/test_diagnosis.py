@@ -9,10 +9,11 @@ import pytest
 from tests.diagnosis import programs
 from tests.diagnosis.programs import record
 from warplens.analysis.timeline import Timeline
+from warplens.diagnosis.findings import Place
 from warplens.report.document import SectionOf, Table
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
-from warplens.report.verdict import evidence_text, factor, finding_blocks, standing
+from warplens.report.verdict import evidence_text, factor, finding_blocks, places, standing
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,16 @@ def test_the_parts_of_the_first_screens_strips_are_the_whole(numbers):
     assert answer is not None
     for strip in answer.strips:
         assert sum(part.share for part in strip.segments) == pytest.approx(1.0, abs=0.03)
+
+
+def test_what_places_tell_with_numbers_is_not_told_again_without(numbers):
+    """The third of three ranges alone, called where most of it is, while nine tenths were outside all ranges."""
+    finding = replace(numbers.diagnosis.findings[0], where=("attention", "softmax", "product"), places=())
+    assert places(finding) == "attention, softmax, product"
+    outside = Place("launches", 90, 100, 0.9, None, None, None, None, None, None)
+    assert places(replace(finding, places=(outside, replace(outside, range="softmax")))) == ""
+    kernels = replace(finding, where=("gemm",), places=(outside,))
+    assert places(kernels) == "gemm"
 
 
 def test_each_of_several_profiles_has_its_answer_under_ids_of_its_own(numbers):

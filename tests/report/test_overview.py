@@ -67,6 +67,17 @@ def training():
     return numbers_of(training_trace())
 
 
+def test_kernels_that_took_no_time_have_no_shares_and_no_chart():
+    """Coarse clocks round short kernels to nothing."""
+    trace = b.trace(
+        kernels=[b.kernel(at, at, GEMM, correlation=at) for at in range(1_000, 9_000, 1_000)],
+        api=[b.launch(at - 500, at - 100, correlation=at) for at in range(1_000, 9_000, 1_000)],
+    )
+    text = render_markdown(report_document([numbers_of(trace)]))
+    assert "images/kernels-chart.svg" not in text
+    assert "Kernels by GPU time" in text
+
+
 def test_the_answer_says_step_time_busy_share_what_and_why_idle(training):
     first, second = sentences(answer(training))
     assert re.match(r"A step takes \d+ µs \(median of 3\), and the GPU was busy for \d+\.\d % of the time, ", first)

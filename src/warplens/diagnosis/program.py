@@ -43,7 +43,9 @@ MARKS: Final = {
     "padding": r"constant_pad",
     "concatenation": r"CatArrayBatchedCopy|cat_kernel",
     "foreach": r"multi_tensor_apply_kernel",
-    "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd",
+    # PyTorch's, and those of Apex, DeepSpeed and Transformer Engine: one functor makes the whole update.
+    "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd"
+    r"|(?<!\w)(?:Adam|Adagrad|LAMB|Lion|NovoGrad|SGD)\w*Functor",
     "depthwise": r"(?i)depthwise|dgrad2d_grouped|grouped_direct|conv2d_c1_k1|dw_conv",
     "adding-rows": r"indexFunc|index_add|index_put|index_copy|scatter|indexing_backward",
     # Whether any number of a tensor is none: it differs from itself. Tokens are compared with one number.

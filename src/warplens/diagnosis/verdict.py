@@ -310,9 +310,14 @@ def _unavailable(facts: Facts, has_counters: bool, source: str | None, found: Se
             "block; warplens counters --trace shows which to collect"
         )
     elif not has_counters:
+        answered = (
+            "give an Nsight Compute report with --counters"
+            if facts.of_nvidia
+            else f"{trace.capture.recorder.counters} tells, whose counters are not read"
+        )
         yield (
             "what happens inside kernels (occupancy, coalescing, bank conflicts, divergence, measured bandwidth): "
-            "give an Nsight Compute report with --counters"
+            f"{answered}"
         )
     if fills.len() and fills.null_count() == fills.len():
         unread = "grids are not recorded, or were skipped in a large file (warplens diagnose reads them)"
@@ -320,7 +325,8 @@ def _unavailable(facts: Facts, has_counters: bool, source: str | None, found: Se
         why = "the profile does not record the number of multiprocessors" if known else unread
         yield f"whether grids fill the GPU (small-kernels): {why}"
     if not trace.api_calls.height:
-        yield "why the GPU was idle: no CUDA API calls were recorded (nsys profile --trace=cuda)"
+        how = trace.capture.recorder.remedies.get("no-api-calls", "nsys profile --trace=cuda")
+        yield f"why the GPU was idle: no CUDA API calls were recorded ({how[:1].lower()}{how[1:]})"
     if not facts.work["phase"].is_in(list(PHASES)).any():
         yield "forward, backward and optimizer apart: no range is named after them"
     if (doubt := framework_doubt(facts, found)) is not None:

@@ -101,7 +101,8 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
         else f"behind the GPU: {fmt.share(pace.behind_share)} of the work started as soon as it was launched"
     )
     if pace.launches:
-        yield f"host: {fmt.count(pace.launches)} launches, {fmt.rate(pace.per_second)}{cost}; the host is {standing}"
+        launches = fmt.plural(pace.launches, "launch", "launches")
+        yield f"host: {launches}, {fmt.rate(pace.per_second)}{cost}; the host is {standing}"
     else:
         yield "host: what ran in this window was launched before it"
     if pace.layer is not None:
@@ -252,9 +253,9 @@ def _acronyms(words: str) -> str:
 
 
 def places(finding: Finding) -> str:
-    """The ranges or kernels of a finding in one line, but for those that its places name."""
+    """The ranges or kernels of a finding in one line; nothing where its places name one of them, and tell how much."""
     told = {name for place in finding.places for name in (place.operator, place.range)}
-    return ", ".join(fmt.shorten(fmt.printable(name)) for name in finding.where if name not in told)
+    return "" if told & set(finding.where) else ", ".join(fmt.shorten(fmt.printable(name)) for name in finding.where)
 
 
 def place_lines(finding: Finding) -> Iterator[str]:

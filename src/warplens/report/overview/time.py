@@ -52,6 +52,11 @@ def largest_three(ranked: pl.DataFrame) -> str:
     return "; ".join(f"{name} {fmt.share(part)}" for name, part in ranked.select("name", "share").head(3).iter_rows())
 
 
+def takes_time(ranked: pl.DataFrame) -> bool:
+    """Whether anything in a ranking took time; where nothing did, there are no shares, and no bars to draw."""
+    return bool(ranked["value"].sum())
+
+
 def budget(numbers: Numbers) -> Iterator[Block | Section]:
     """Where the time went, in parts that sum to the window; a chart and a table for each GPU."""
     if not numbers.budgets:
@@ -215,13 +220,14 @@ def kernels(numbers: Numbers) -> Iterator[Block]:
             "detail": [f"{fmt.count(calls)} calls" for calls in top["calls"]],
         }
     )
-    share = fmt.share(float(top["share"].sum()))
-    yield Figure(
-        "kernels-chart",
-        f"The {top.height} kernels with the most GPU time: {share} of all" if top.height > 1 else "The only kernel",
-        charts.ranked_chart(ranked),
-        largest_three(ranked),
-    )
+    if takes_time(ranked):
+        share = fmt.share(float(top["share"].sum()))
+        yield Figure(
+            "kernels-chart",
+            f"The {top.height} kernels with the most GPU time: {share} of all" if top.height > 1 else "The only kernel",
+            charts.ranked_chart(ranked),
+            largest_three(ranked),
+        )
     name = KERNELS.column("full_name").but(full="full_name", help="kernel function; unfold for the full name")
     columns = pick(KERNELS, name, "category", DURATIONS)
     yield Table("kernels-table", "Kernels by GPU time", columns, _titled_categories(found, short=True))
@@ -240,7 +246,8 @@ def categories(numbers: Numbers) -> Iterator[Block]:
         "share",
         pl.Series("fill", [category_fill(category) for category in found["category"].head(RANKED)], pl.String),
     )
-    yield Figure("categories-chart", "Kernel time by category", charts.ranked_chart(ranked), largest_three(ranked))
+    if takes_time(ranked):
+        yield Figure("categories-chart", "Kernel time by category", charts.ranked_chart(ranked), largest_three(ranked))
     yield Paragraph(_what_names_tell(numbers))
     numeric = pick(KERNEL_GROUPS, "share total_ns kernels", DURATIONS.removeprefix("share total_ns "))
     yield Table("categories-table", "Categories", (KERNELS.column("category"), *numeric), rows, limit=None)
