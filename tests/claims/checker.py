@@ -243,9 +243,11 @@ def _check_finding(reading: Reading, finding: Mapping[str, Any], steps: int, sur
     if bound is not None:
         reading.at_most("a bound is a gain", where, 1, bound)
         for remedy in finding["remedies"]:
+            at = f"{where} ({remedy['action']})"
             for factor in _factors(remedy["expected"]):
-                at = f"{where} ({remedy['action']})"
                 reading.at_most("no remedy promises more than the bound", at, factor, bound, _rounding(factor))
+            for factor in remedy["gain_interval"] or ():
+                reading.at_most("no remedy promises more than the bound", at, factor, bound, 1e-9)
         for factor in _factors(finding["title"]):
             reading.at_most("no title beyond the bound", where, factor, bound, _rounding(factor))
     severity = finding["severity"]

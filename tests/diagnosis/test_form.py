@@ -93,6 +93,22 @@ def test_every_finding_says_what_to_do_how_and_what_would_refute_it(diagnoses: l
             assert remedy.expected
 
 
+def test_each_remedy_tells_its_own_gain_and_none_more_than_the_bound(diagnoses: list[Diagnosis]) -> None:
+    for finding in (finding for found in diagnoses for finding in found.findings):
+        gains = [remedy.gain for remedy in finding.remedies if remedy.gain is not None]
+        if finding.expected is None:
+            assert not gains, finding.id
+            continue
+        assert gains, finding.id
+        assert gains[0] == finding.expected, "the first that is told is what the finding expects"
+        assert gains[1:] == sorted(gains[1:], reverse=True), finding.id
+        for remedy in finding.remedies:
+            if remedy.gain is not None and remedy.gain_interval is not None:
+                low, high = remedy.gain_interval
+                assert low <= remedy.gain <= high, (finding.id, remedy.action)
+                assert finding.bound is None or high <= finding.bound, (finding.id, remedy.action)
+
+
 def test_findings_stand_worst_first_behind_the_verdict(diagnoses: list[Diagnosis]) -> None:
     for found in diagnoses:
         severities = [SEVERITIES.index(finding.severity) for finding in found.findings[1:]]
@@ -111,7 +127,10 @@ def test_the_json_holds_the_documented_keys_and_only_plain_values() -> None:
             "evidence", "where", "remedies", "refute", "places",
         ]  # fmt: skip
         assert all(isinstance(place, str) for place in finding["where"])
-        assert all(list(remedy) == ["action", "how", "expected"] for remedy in finding["remedies"])
+        assert all(
+            list(remedy) == ["action", "how", "expected", "gain", "gain_interval", "gain_by_batch"]
+            for remedy in finding["remedies"]
+        )
     assert [part["phase"] for part in data["per_phase"]] == ["forward", "backward", "optimizer"]
 
 

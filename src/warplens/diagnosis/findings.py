@@ -43,6 +43,18 @@ EVIDENCE_UNITS: Final = {
 
 
 @dataclass(frozen=True)
+class Basis:
+    """What the interval of a gain is made of: a kind of model (`rule.Model`), and the least and the most gain by it.
+
+    Between these lies what the host's pace leaves open; how far off the model is comes on top.
+    """
+
+    model: str
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
 class Remedy:
     """Something to do about a finding.
 
@@ -50,11 +62,21 @@ class Remedy:
         action: what, in a few words.
         how: the code, option or command, line by line; what is not code is a comment (`#`).
         expected: what it should bring, and how that is known.
+        gain: how many times as fast the program does the same work, without a profiler, with this remedy alone; None
+            where that cannot be told. That of the first remedy that has one is what the finding expects.
+        gain_interval: the range 90 % interval of that gain; None with `gain`.
+        gain_by_batch: where more work is done at a time: so many times as much, and what that brings for the same work.
+            `gain` is one of these, `expected` says which.
+        basis: what `gain_interval` is made of; None with `gain`.
     """
 
     action: str
     how: str
     expected: str
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
+    gain_by_batch: Mapping[int, float] | None = None
+    basis: Basis | None = None
 
 
 #: By what a finding is located: by calls that hold the host, by pauses of the launching thread, or by work.
@@ -78,18 +100,6 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Basis:
-    """What the interval of a gain is made of: a kind of model (`rule.Model`), and the least and the most gain by it.
-
-    Between these lies what the host's pace leaves open; how far off the model is comes on top.
-    """
-
-    model: str
-    least: float
-    most: float
-
-
-@dataclass(frozen=True)
 class Finding:
     """One cause of lost time.
 
@@ -105,7 +115,8 @@ class Finding:
             profile cannot tell.
         evidence: named numbers; the end of a name is the unit (`EVIDENCE_UNITS`).
         where: names of the ranges or kernels that have the most of it, the first the most.
-        remedies: what to do, the most promising first.
+        remedies: what to do: first what `expected` is the gain of, then by what each brings, of unknown gain last. What
+            brings more than the first, such as a larger batch, asks for more.
         refute: the experiment that would show that this is wrong.
         places: where in the program most of it comes from, the first the most.
         basis: what `expected_interval` is made of; None where no gain is expected.

@@ -70,8 +70,8 @@ def fitting(facts: Facts, finding: Finding) -> Finding:
     silent = [pattern for pattern, holds in _LINES if holds(facts)]
     left = [replace(remedy, how=how) for remedy in told if (how := _without(remedy.how, silent))]
     if served:
-        graphs = next((remedy.expected for remedy in finding.remedies if _CAPTURES.search(remedy.how)), "")
-        left.insert(0, replace(_ENGINE_GRAPHS, expected=graphs))
+        graphs = next((remedy for remedy in finding.remedies if _CAPTURES.search(remedy.how)), _ENGINE_GRAPHS)
+        left.insert(0, replace(graphs, action=_ENGINE_GRAPHS.action, how=_ENGINE_GRAPHS.how))
     return replace(finding, remedies=tuple(left)) if left else finding
 
 

@@ -392,7 +392,9 @@ def in_words_of(framework: Framework | None, remedies: tuple[Remedy, ...]) -> tu
 def _translated(framework: Framework, remedy: Remedy) -> Remedy:
     for begin, elsewhere in _ELSEWHERE.items():
         if remedy.action.startswith(begin) and (said := elsewhere.get(framework) or elsewhere.get("*")) is not None:
-            remedy = Remedy(said[0], said[1], said[2] if len(said) > 2 else remedy.expected)
+            # What brings something else has no gain of its own.
+            other = Remedy(said[0], said[1], said[2]) if len(said) > 2 else remedy
+            remedy = replace(other, action=said[0], how=said[1])
             break
     else:
         lines = [line for line in remedy.how.split("\n") if not _OF_PYTORCH.search(line)]

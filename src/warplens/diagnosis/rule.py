@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -86,6 +86,26 @@ Model: TypeAlias = Literal["products", "layout", "traffic", "host"]
 #: intervals held 44 of 48 gains of two sets that frozen rules read for the first time.
 #: `python -m benchmarks.pairs_scorecard --spread` computes them anew.
 SPREADS: Final[dict[Model, float]] = {"products": 1.8, "layout": 3.7, "traffic": 2.2, "host": 2.1}
+
+
+def bringing(remedy: Remedy, gain: Gain | None, model: Model = "host") -> Remedy:
+    """A remedy that does not bring what its finding expects, with what it brings by itself; None: not to be told.
+
+    Args:
+        remedy: what `modelled` tells of it stays.
+        gain: computed from `model`.
+        model: what sets the width of its interval.
+    """
+    if gain is None:
+        said = remedy.expected.replace(GAIN, "").lstrip(":; ")
+        return replace(remedy, expected=said or "not to be told from this profile")
+    return replace(remedy, gain=gain.expected, basis=Basis(model, gain.low, gain.high))
+
+
+def in_order(remedies: tuple[Remedy, ...], gain: float) -> tuple[Remedy, ...]:
+    """Remedies behind the first that brings what the finding expects by what each brings, the unknown ones last."""
+    first = next((place for place, remedy in enumerate(remedies, start=1) if remedy.gain == gain), 0)
+    return *remedies[:first], *sorted(remedies[first:], key=lambda remedy: -(remedy.gain or 0.0))
 
 
 class Limit(float):
@@ -231,9 +251,9 @@ class Rule:
         gain = min(gain, MANY)
         span = (gain, gain) if told is None else (min(told.low, gain), max(told.high, gain))
         # What the host no longer does sets the gain: its pace is less sure than what the GPU does.
-        model = self.model if on_gpu else "host"
-        low, high = 1 + (span[0] - 1) / SPREADS[model], min(1 + (span[1] - 1) * SPREADS[model], MANY)
-        bound_known = bound_known and bound < MANY
+        basis = Basis(self.model if on_gpu else "host", *span)
+        bounded = bound if bound_known and bound < MANY else None
+        interval = _interval(basis, bounded)
         least = max(limits.warning_ceiling, warning or 0.0)
         severity: Severity = "info"
         if not informs and gain >= least:
@@ -247,13 +267,13 @@ class Rule:
             severity,
             confidence,
             gain,
-            (low, min(high, bound) if bound_known else high),
-            bound if bound_known else None,
+            interval,
+            bounded,
             known,
             where,
-            tuple(replace(remedy, expected=remedy.expected.replace(GAIN, about(gain))) for remedy in remedies),
+            told_of(remedies, gain, interval, bounded, basis),
             self.refutation,
-            basis=Basis(model, *span),
+            basis=basis,
         )
 
     #: Where a rule claims pauses: from which share of its time on a piece of work is not launched, but done by another.
@@ -297,6 +317,44 @@ class Rule:
             remedies,
             self.refutation,
         )
+
+
+def _interval(basis: Basis, bound: float | None) -> tuple[float, float]:
+    """The 90 % interval of a gain that is computed from this, up to its bound."""
+    spread = SPREADS[cast("Model", basis.model)]
+    high = min(1 + (basis.most - 1) * spread, MANY)
+    return 1 + (basis.least - 1) / spread, high if bound is None else min(high, bound)
+
+
+def told_of(
+    remedies: tuple[Remedy, ...],
+    gain: float,
+    interval: tuple[float, float],
+    bound: float | None,
+    basis: Basis | None = None,
+) -> tuple[Remedy, ...]:
+    """The remedies of a finding in their order, each with what it brings, and none with more than the bound.
+
+    Those that are said to bring `GAIN` bring what the finding expects; where none is, the first of them does.
+    """
+    least = 1 if remedies[:1] == (STEPS_ONLY,) else 0
+    named = any(GAIN in remedy.expected for remedy in remedies)
+    best = None if named else next(iter(remedies[least:]), None)
+
+    def told(remedy: Remedy) -> Remedy:
+        if remedy.gain is None or remedy.basis is None:
+            if GAIN not in remedy.expected and remedy is not best:
+                return remedy
+            said = remedy.expected.replace(GAIN, about(gain))
+            return replace(remedy, expected=said, gain=gain, gain_interval=interval, basis=basis)
+        most = MANY if bound is None else min(bound, MANY)
+        own = min(max(remedy.gain, 1.0), most)
+        span = Basis(remedy.basis.model, min(remedy.basis.least, own), max(remedy.basis.most, own))
+        low, high = _interval(span, bound)
+        said = remedy.expected.replace(GAIN, about(own))
+        return replace(remedy, expected=said, gain=own, gain_interval=(low, high), basis=span)
+
+    return in_order(tuple(map(told, remedies)), gain)
 
 
 def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -> float:
@@ -372,13 +430,13 @@ REPLAYED: Final = "replayed with the profiler's overhead"
 
 
 def modelled(facts: Facts, change: str) -> str:
-    """What a change is predicted to bring in the window as recorded; the gain where nothing was predicted."""
+    """The gain, and what a change is predicted to bring in the window as recorded where that was replayed."""
     found = facts.predictions.get(change)
     if found is None:
         return GAIN
     unit = "per step" if facts.window.steps else "for the window"
     return (
-        f"{REPLAYED}: {found.measured_ns / _NS_PER_MS:.2f} → "
+        f"{GAIN}; {REPLAYED}: {found.measured_ns / _NS_PER_MS:.2f} → "
         f"{found.predicted_ns / _NS_PER_MS:.2f} ms {unit} ({times(found.speedup)})"
     )
 

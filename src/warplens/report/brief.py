@@ -18,7 +18,7 @@ from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.document import Answer, Strip, Table
-from warplens.report.verdict import coverage_lines, factor, gain_words, verdict_words
+from warplens.report.verdict import beside_gain, coverage_lines, factor, gain_words, verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -217,9 +217,8 @@ def _brings(finding: Finding) -> str:
     The gain is of the program without a profiler; the prediction of the program as recorded, another number, is the
     finding's to tell.
     """
-    if not finding.remedies or finding.remedies[0].expected.startswith(REPLAYED):
-        return ""
-    return finding.remedies[0].expected.removeprefix(f"about {factor(finding.gain)}").lstrip(":; ")
+    told = beside_gain(finding.remedies[0]) if finding.remedies else ""
+    return "" if told.startswith(REPLAYED) else told
 
 
 def _pairs(found: Diagnosis | RunDiagnosis) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from warplens.analysis.hostpace import HostPace
-    from warplens.diagnosis import Coverage, Diagnosis, Finding
+    from warplens.diagnosis import Coverage, Diagnosis, Finding, Remedy
     from warplens.diagnosis.across import RunDiagnosis
 
 
@@ -57,10 +57,14 @@ def verdict_words(finding: Finding) -> str:
 
 def finding_data(finding: Finding) -> dict[str, Any]:
     """All of a finding; its bound has an older name, too."""
-    data = {each.name: getattr(finding, each.name) for each in fields(finding) if each.name != "basis"}
+    data = _without_basis(finding) | {"remedies": [_without_basis(remedy) for remedy in finding.remedies]}
     places = list(data)
     after = places.index("bound") + 1
     return {name: data[name] for name in places[:after]} | {"gain_ceiling": finding.bound} | data
+
+
+def _without_basis(of: Finding | Remedy) -> dict[str, Any]:
+    return {each.name: getattr(of, each.name) for each in fields(of) if each.name != "basis"}
 
 
 # --- The host's pace: what issuing work costs, where the launching thread's time goes, who waits for whom -------------
@@ -169,6 +173,24 @@ def gain_words(finding: Finding) -> str:
     if finding.bound is not None:
         said.append(f"at most {factor(finding.bound)}")
     return ", ".join(said)
+
+
+def own_gain(remedy: Remedy) -> str:
+    """What a remedy brings by itself, without a profiler: `2.21× (1.80× to 2.70×)`; empty where that is not known."""
+    if remedy.gain is None or remedy.gain_interval is None:
+        return ""
+    low, high = remedy.gain_interval
+    return f"{factor(remedy.gain)} ({factor(low)} to {factor(high)})" if remedy.gain < MANY else factor(remedy.gain)
+
+
+def beside_gain(remedy: Remedy) -> str:
+    """What a remedy is told to bring, but for the gain that stands beside it."""
+    return remedy.expected.removeprefix(about(remedy.gain) if remedy.gain is not None else "").lstrip(":; ")
+
+
+def brings(remedy: Remedy) -> str:
+    """What a remedy brings: its gain, and how that is known."""
+    return "; ".join(filter(None, (own_gain(remedy), beside_gain(remedy))))
 
 
 def standing(finding: Finding) -> str:
@@ -312,7 +334,12 @@ _FINDINGS: Final = {
         Column("at_most", help="speed-up that no remedy can exceed"),
     )
 }
-_REMEDIES: Final = (Column("action", title="Do"), column("how", help=""), column("expected"))
+_REMEDIES: Final = (
+    Column("action", title="Do"),
+    column("how", help=""),
+    _GAIN.but(help="by this remedy alone, without a profiler, and the 90 % interval"),
+    column("expected"),
+)
 _PHASES: Final = (
     column("phase", help=""),
     column("verdict", help="", title="Limited by"),
@@ -409,10 +436,11 @@ def one_finding(finding: Finding, steps: int = 1) -> Iterator[Block]:
     """A finding of a window of so many steps with its evidence, remedies and the experiment that would refute it."""
     yield Paragraph(f"{finding.title} ({standing(finding)}).")
     yield Paragraph(f"Evidence: {evidence_text(finding.evidence, steps=steps)}.")
-    for label, told in (("Mostly in", places(finding)), ("In the program", "; ".join(place_lines(finding)))):
-        if told:
-            yield Paragraph(f"{label}: {told}.")
-    rows = _frame(_REMEDIES, map(vars, finding.remedies))
+    for label, said in (("Mostly in", places(finding)), ("In the program", "; ".join(place_lines(finding)))):
+        if said:
+            yield Paragraph(f"{label}: {said}.")
+    told = ({**vars(each), "gain": own_gain(each) or None, "expected": beside_gain(each)} for each in finding.remedies)
+    rows = _frame(_REMEDIES, told)
     yield Table(f"remedies-{finding.id}", f"Remedies for {finding.id}", _REMEDIES, rows, limit=None)
     yield quiet(f"What would refute it: {finding.refute}")
 

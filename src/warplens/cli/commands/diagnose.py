@@ -21,7 +21,15 @@ from warplens.readers import discover, read_counters
 from warplens.readers.shipped import located
 from warplens.report import text as fmt
 from warplens.report.brief import ways
-from warplens.report.verdict import evidence_text, place_lines, places, standing, steps_judged, verdict_words
+from warplens.report.verdict import (
+    brings,
+    evidence_text,
+    place_lines,
+    places,
+    standing,
+    steps_judged,
+    verdict_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,10 +113,10 @@ def _entry(rank: int, finding: Finding, steps: int) -> tuple[str, str]:
             text.append(f"   {label}: {one_line(fact)}")
             markdown.append(f"   - {label}: {escaped(fact)}")
     for item in finding.remedies:
-        text.append(f"   do: {one_line(item.action)} [{one_line(item.expected)}]")
+        text.append(f"   do: {one_line(item.action)} [{one_line(brings(item))}]")
         text += [f"       {one_line(line)}" for line in ways(item.how)]
         markdown.append(
-            f"   - do: {escaped(item.action)} ({escaped(item.expected)}): {escaped('; '.join(ways(item.how)))}"
+            f"   - do: {escaped(item.action)} ({escaped(brings(item))}): {escaped('; '.join(ways(item.how)))}"
         )
     text.append(f"   refuted if: {one_line(finding.refute)}")
     markdown.append(f"   - refuted if: {escaped(finding.refute)}")

@@ -13,7 +13,8 @@ from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import Finding, Remedy, ceiling
-from warplens.diagnosis.rule import GAIN, Limit, Rule
+from warplens.diagnosis.pace import Gain
+from warplens.diagnosis.rule import GAIN, Limit, Rule, bringing, gain_of
 from warplens.diagnosis.rules.ranks import RanksRule, gains_of, most_of
 from warplens.diagnosis.run import Run, run_of
 from warplens.diagnosis.thresholds import Thresholds
@@ -152,6 +153,9 @@ class ExposedCommunication(Rule):
             expected=GAIN if hides else "limited by the compute that can run beside it, which takes less time",
         )
         less = replace(fewer, expected=f"{'' if hides else f'{GAIN}; '}in proportion to the bytes")
+        if hides:
+            halved = gain_of(facts, int(claimed * self.fewer_bytes), on_gpu=True)
+            less = bringing(less, Gain(halved, halved, halved), self.model)
         return self.raised(
             facts,
             claimed,

@@ -28,13 +28,14 @@ from warplens.diagnosis.rule import (
     STEPS_ONLY,
     Limit,
     Rule,
+    bringing,
     gain_of,
     modelled,
     predicted,
     remembered,
     seen_idle,
 )
-from warplens.diagnosis.rules.kernels import as_one_batch, filled_share
+from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
 from warplens.diagnosis.structure import Passes, backward_work, passes_of_step, turns_of_step
 from warplens.profile.schema import Float64s, Int64s
 
@@ -92,7 +93,7 @@ _ALL_TURNS: Final = Remedy(
     "# one operation over the whole tensor in place of a loop over its rows, times, classes or words:\n"
     "# broadcasting, torch.where, cumsum, a product with a matrix of factors, torch.vmap, one gather for all\n"
     "# where a turn needs the last one: torch.compile(loop), or one kernel for the recurrence (a scan)",
-    "the launches of one turn in place of all",
+    f"{GAIN}: the launches of one turn in place of all",
 )
 
 
@@ -151,13 +152,22 @@ class LaunchOverhead(Rule):
         launches = facts.host.launches
         whole = facts.phase is None
         passes = passes_of_step(facts)
-        graph = facts.replayed("cuda-graph") if claimed else None
+        graph = replayed = facts.replayed("cuda-graph") if claimed else None
         merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
         if merged is not None and graph is not None and merged.expected < graph.expected:
             merged = None
         turns = turns_of_step(facts) if claimed and merged is None else None
         at_once = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True) if turns is not None else None
-        graph = at_once or graph
+        replayed = merged or at_once or graph
+        graphed = Remedy(
+            "Replay the step from a CUDA graph",
+            "model = torch.compile(model, mode='reduce-overhead')\n"
+            "# or by hand:\n"
+            "g = torch.cuda.CUDAGraph()\n"
+            "with torch.cuda.graph(g): y = model(static_x)\n"
+            "static_x.copy_(x); g.replay()",
+            modelled(facts, "cuda-graph"),
+        )
         # Where it is the host's pace, most kernels find the GPU waiting for them.
         prompt = launches.prompt_share if whole else None
         sure = facts.sure and (prompt is None or prompt >= 0.5)
@@ -191,7 +201,7 @@ class LaunchOverhead(Rule):
             bound_ns=facts.idle_ns
             + max(_passes_ns(facts), int(facts.program.own_ns[passes.work].sum() * passes.freed)),
             at_least=predicted(facts, "cuda-graph", "free-launches"),
-            replayed=merged or graph,
+            replayed=replayed,
             busy_ns=0 if merged is None else passes.removed_ns(facts, self._saved(facts, passes)),
             # Without the profiler, the host may be ahead of the GPU.
             warning=facts.thresholds.unsure_warning_ceiling
@@ -204,15 +214,7 @@ class LaunchOverhead(Rule):
             else (
                 *((as_one_batch(passes.count),) if merged is not None else ()),
                 *((_ALL_TURNS,) if turns is not None else ()),
-                Remedy(
-                    "Replay the step from a CUDA graph",
-                    "model = torch.compile(model, mode='reduce-overhead')\n"
-                    "# or by hand:\n"
-                    "g = torch.cuda.CUDAGraph()\n"
-                    "with torch.cuda.graph(g): y = model(static_x)\n"
-                    "static_x.copy_(x); g.replay()",
-                    modelled(facts, "cuda-graph"),
-                ),
+                graphed if replayed is graph else bringing(graphed, graph),
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
@@ -220,12 +222,15 @@ class LaunchOverhead(Rule):
                     "# a fused optimizer for its kernels: torch.optim.AdamW(model.parameters(), fused=True)",
                     "in proportion to the launches saved",
                 ),
-                Remedy(
-                    "Give each launch more work",
-                    "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval"
-                    if facts.trains
-                    else "# a larger batch: answer several requests, or chunks of the input, in one pass",
-                    "the same step time for more samples, until the GPU is busy",
+                more_at_a_time(
+                    facts,
+                    Remedy(
+                        "Give each launch more work",
+                        "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval"
+                        if facts.trains
+                        else "# a larger batch: answer several requests, or chunks of the input, in one pass",
+                        "the same step time for more samples, until the GPU is busy",
+                    ),
                 ),
             ),
         )
@@ -449,13 +454,21 @@ class HostSync(Rule):
         waits = facts.host.waits / facts.steps
         whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
         inside, checked = facts.waits_inside, bool(self._checks(facts).any())
+        looped = not checked and bool(self._loops(facts).any())
+        rarely = Remedy(
+            "Read results back less often, or not inside the step",
+            "loss_sum += loss.detach()  # stays on the GPU; .item() once every N steps\n"
+            "# inside the model no `if tensor:`, .item(), .cpu(), .tolist(), nonzero() and boolean masks:\n"
+            "# torch.where, index_select with fixed sizes",
+            modelled(facts, "no-synchronization"),
+        )
         return self.raised(
             facts,
             claimed,
             title=self.checks_title
             if checked
             else self.looped_title
-            if self._loops(facts).any()
+            if looped
             else self.crowded_title
             if facts.waits_crowded
             else "",
@@ -472,14 +485,8 @@ class HostSync(Rule):
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
-                *(_NO_CHECKS if checked else _AT_ONCE if self._loops(facts).any() else ()),
-                Remedy(
-                    "Read results back less often, or not inside the step",
-                    "loss_sum += loss.detach()  # stays on the GPU; .item() once every N steps\n"
-                    "# inside the model no `if tensor:`, .item(), .cpu(), .tolist(), nonzero() and boolean masks:\n"
-                    "# torch.where, index_select with fixed sizes",
-                    modelled(facts, "no-synchronization"),
-                ),
+                *(_NO_CHECKS if checked else _AT_ONCE if looped else ()),
+                bringing(rarely, facts.replayed("no-synchronization")) if checked or looped else rarely,
                 Remedy(
                     "Find all synchronizing operations",
                     "torch.cuda.set_sync_debug_mode('warn')  # a traceback at each synchronizing operation\n"
@@ -574,6 +581,7 @@ class BlockingCopy(Rule):
             "# send uint8 images or token ids and convert on the GPU; keep results there",
             f"{GAIN}; in proportion to the bytes" if link_bound else "in proportion to the bytes",
         )
+        overlaps = self._overlaps(facts)
         pinned = Remedy(
             "Copy from pinned memory, without blocking" if from_pageable else "Copy without blocking",
             ("loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n" if from_pageable else "")
@@ -587,6 +595,13 @@ class BlockingCopy(Rule):
             "torch.cuda.current_stream().wait_stream(side)  # before use",
             modelled(facts, "overlapped-copies"),
         )
+        others = not stays and not link_bound
+        if overlaps or not others:
+            pinned = bringing(pinned, self._copied(facts, "async-copies"))
+        if not overlaps or not others:
+            ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
+        if not link_bound and halved > 1:
+            less = bringing(less, Gain(halved, halved, halved), "traffic")
         # Pageable memory says itself what is wrong; a pinned copy that nothing hides may be the program's first need.
         return self.raised(
             facts,
@@ -611,7 +626,7 @@ class BlockingCopy(Rule):
             remedies=(
                 *((_STAYING,) if stays else ()),
                 *((less,) if link_bound else ()),
-                *((ahead, pinned) if self._overlaps(facts) else (pinned, ahead)),
+                *((ahead, pinned) if overlaps else (pinned, ahead)),
                 *(() if link_bound else (less,)),
             ),
             on_gpu=True,
@@ -669,8 +684,7 @@ class BlockingCopy(Rule):
 
         With copies that are not made goes what the host does for them, such as memory that it obtains and gives back.
         """
-        freed: tuple[Change, ...] = ("no-host-stall",) if self._gives_back(facts) else ()
-        pinned, beside = (facts.replayed(change, *freed) for change in ("async-copies", "overlapped-copies"))
+        pinned, beside = self._copied(facts, "async-copies"), self._copied(facts, "overlapped-copies")
         gains = [gain for gain in (pinned, beside) if gain is not None]
         without = None
         if staying.any():
@@ -680,6 +694,11 @@ class BlockingCopy(Rule):
             return None
         told = without or (beside if self._overlaps(facts) else None) or gains[0]
         return Gain(told.expected, gains[0].low, max(gain.high for gain in gains))
+
+    def _copied(self, facts: Facts, change: Change) -> Gain | None:
+        """With copies made in this way, and kept memory where that goes with them."""
+        freed: tuple[Change, ...] = ("no-host-stall",) if self._gives_back(facts) else ()
+        return facts.replayed(change, *freed)
 
     def _gives_back(self, facts: Facts) -> bool:
         """Whether most of the host's long pauses are those in which it gives back what an earlier copy was fetched to.

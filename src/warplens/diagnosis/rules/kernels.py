@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -12,14 +13,16 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, ceiling, percent, times
+from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
     Limit,
     Rule,
+    bringing,
     remembered,
 )
-from warplens.diagnosis.structure import passes_of_step, recurring_share
+from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share
 from warplens.patterns import lazy_pattern
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Float64s
@@ -322,6 +325,36 @@ def as_one_batch(passes: int) -> Remedy:
     )
 
 
+#: For how many times as much work at a time a gain is told: the second also where a step cannot hold more.
+BATCHES: Final = (4, 16)
+
+
+def more_at_a_time(facts: Facts, remedy: Remedy) -> Remedy:
+    """The remedy with what it brings to do so many times the work of a step at once, for the same work.
+
+    Each launch comes once for all of them, and each kernel takes as long as they fill the GPU; an optimizer's come once
+    for any batch. Of what the host does beside launching, half comes once for each batch, as in equal passes that are
+    made one.
+    """
+    gains: dict[int, Gain] = {}
+    once = facts.program.having("phase", "optimizer") | facts.program.labelled("optimizer")
+    for count in BATCHES:
+        batch = Passes(count, np.ones(facts.work.height, dtype=np.bool_))
+        share = np.where(once, batch.freed, batch.saved_share(facts, filled_share(facts)))
+        gain = facts.replayed(time=share, calls=batch.calls(facts), stalls=0.5)
+        if gain is None:
+            return remedy
+        gains[count] = gain
+    by_batch = {count: gain.expected for count, gain in gains.items()}
+    told = " and ".join(f"{times(gain)} with {count} times as much" for count, gain in by_batch.items())
+    few = min(gains)
+    return replace(
+        bringing(remedy, gains[few]),
+        expected=f"for the same work: {told} at a time; {remedy.expected}",
+        gain_by_batch=by_batch,
+    )
+
+
 #: Where starting the kernels takes longer than running them.
 _STARTED_SOONER: Final = Remedy(
     "Make the pauses between the kernels shorter or fewer",
@@ -436,13 +469,13 @@ class SmallKernels(Rule):
             where=kernel_names(facts, claims.pieces(self.id)),
             title="The GPU takes longer to start short kernels than to run them" if slow_start else "",
             remedies=(
-                *((_STARTED_SOONER,) if slow_start else ()),
                 *((as_one_batch(passes.count),) if merged is not None else ()),
                 Remedy(
                     "Put more work into each launch",
                     "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
                     f"{GAIN} in throughput: the step hardly gets longer",
                 ),
+                *((_STARTED_SOONER,) if slow_start else ()),
                 Remedy(
                     "Split the work into more blocks",
                     "# kernels that reduce long rows: several blocks per row (split-K products, flash-decoding,\n"

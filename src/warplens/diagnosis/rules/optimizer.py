@@ -11,7 +11,8 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, IDLE_NS, LAUNCHES_PER_STEP, Limit, Rule, ahead_without
+from warplens.diagnosis.rule import GAIN, IDLE_NS, LAUNCHES_PER_STEP, Limit, Rule, ahead_without, bringing
+from warplens.diagnosis.structure import started_share
 from warplens.profile.schema import Bools, Float64s
 
 _ON_LISTS: Final = Remedy(
@@ -152,6 +153,14 @@ class UnfusedOptimizer(Rule):
         mine = facts.work["phase"] == "optimizer"
         # Where there is none, nothing tells which work of a step is the optimizer's.
         wall = facts.wall_of_phase("optimizer") if mine.any() else None
+        of_each = facts.program.having("phase", "optimizer") & facts.program.is_kernel
+        # Lists move the same bytes in a few launches: what goes is that each kernel is launched, starts and ends.
+        on_lists = bringing(
+            _ON_LISTS,
+            facts.replayed(time=np.where(of_each, started_share(facts), 0.0), calls=of_each.astype(np.float64))
+            if of_each.any() and not foreach
+            else None,
+        )
         return self.raised(
             facts,
             claimed,
@@ -178,7 +187,10 @@ class UnfusedOptimizer(Rule):
             where=kernel_names(facts, facts.work["own_ns"] * (pl.Series(lists) if foreach else mine)),
             remedies=(_OVER_PARAMETERS,)
             if looped
-            else (*((_FEW_GROUPS,) if many else ()), _FUSED_STEP, *(() if foreach else (_ON_LISTS,))),
+            else (
+                *((_FEW_GROUPS, bringing(_FUSED_STEP, None)) if many else (_FUSED_STEP,)),
+                *(() if foreach else (on_lists,)),
+            ),
             issuing_ns=claims.issuing_ns[self.id],
             claims=claims,
             replayed=facts.replayed(time=saved, calls=gone, elsewhere=True) if many else None,

@@ -12,9 +12,9 @@ from warplens.analysis.frames import once
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import PASSES, Finding, Remedy, about
+from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
+from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, bringing, remembered
 from warplens.profile import Device
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s
@@ -192,7 +192,7 @@ class Precision(Rule):
 
     def headline_of(self, finding: Finding) -> str:
         """Before compute capability 8.0, tensor cores take fp16 alone."""
-        older = finding.remedies[-1:] == _NARROWER_REMEDIES["older"]
+        older = finding.remedies[-1].action == _NARROWER_REMEDIES["older"][0].action
         return self.older_headline if older else super().headline_of(finding)
 
     def claim(self, facts: Facts) -> Float64s | None:
@@ -295,9 +295,7 @@ class Precision(Rule):
             remedies=(
                 *((_NO_DOUBLES,) if mostly else ()),
                 *(
-                    replace(remedy, expected=f"modelled: {about(tf32.expected)}; {remedy.expected}")
-                    if remedy is _TF32 and tf32 is not None
-                    else remedy
+                    bringing(remedy, tf32, self.model) if remedy is _TF32 else remedy
                     for remedy in _NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None]
                 ),
             ),

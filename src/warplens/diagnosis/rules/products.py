@@ -13,9 +13,9 @@ from warplens.analysis.frames import once
 from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, Limit, remembered
-from warplens.diagnosis.rules.kernels import filled_share
+from warplens.diagnosis.findings import ISSUING, PASSES, Finding, Remedy
+from warplens.diagnosis.rule import GAIN, Limit, gain_of, remembered
+from warplens.diagnosis.rules.kernels import BATCHES, filled_share
 from warplens.diagnosis.rules.precision import has_tensor_cores, off_tensor_cores, tensor_core_factor
 from warplens.diagnosis.structure import (
     Passes,
@@ -560,13 +560,27 @@ class WeightBound(StructureRule):
     def share(self, facts: Facts) -> Float64s:
         """What a larger batch would share."""
         mine = self._narrow(facts)
-        share = np.zeros(facts.work.height)
         enough = time_of(facts.program, mine) >= self.fewest_share * facts.wall_ns
         if enough and facts.busy_share >= self.least_busy_share:
-            batch = Passes(self._batch(facts), np.ones(len(share), dtype=np.bool_))
-            saved = batch.saved_share(facts, filled_share(facts))
-            share = np.where(facts.program.labelled("gemm"), batch.freed, saved)
-        return share
+            return self._shared(facts, self._batch(facts))
+        return np.zeros(facts.work.height)
+
+    def _shared(self, facts: Facts, count: int) -> Float64s:
+        """Of each piece, the share of its time per unit of work that a batch of so many saves."""
+        batch = Passes(count, np.ones(facts.work.height, dtype=np.bool_))
+        saved = batch.saved_share(facts, filled_share(facts))
+        return np.where(facts.program.labelled("gemm"), batch.freed, saved)
+
+    def _whole_share(self, facts: Facts, count: int) -> float:
+        """The same of the window: what others claim of it would be shared as well, and so would pauses."""
+        saved = self._shared(facts, count) @ facts.program.own_ns + (1 - 1 / count) * facts.idle_ns
+        return float(saved) / facts.wall_ns
+
+    def _gain(self, facts: Facts, count: int) -> float:
+        """What a batch of so many brings for each of its parts, and never more than so many times."""
+        whole = self._whole_share(facts, count)
+        issuing = int(whole * facts.idle(*ISSUING))
+        return min(gain_of(facts, int(whole * facts.wall_ns), on_gpu=False, issuing_ns=issuing), float(count))
 
     def _batch(self, facts: Facts) -> int:
         """How many could share the weights: what a loop of the step does one by one, or as many as cost nothing."""
@@ -609,16 +623,15 @@ class WeightBound(StructureRule):
             claims,
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
             evidence={"rows_count": self._most_rows(facts, mine), **self._weights(facts)},
-            # What others claim of it would be shared as well.
-            whole_share=float(self.share(facts) @ facts.program.own_ns + (1 - 1 / count) * facts.idle_ns)
-            / facts.wall_ns,
+            whole_share=self._whole_share(facts, count),
             bound_ns=facts.wall_ns - facts.wall_ns // 128,
             remedies=(
                 Remedy(
                     "Process more sequences at a time",
                     "# continuous batching (vllm, text-generation-inference), or generate() on a batch",
-                    "as many times the tokens as sequences, until products compute as long as they read; "
-                    f"{GAIN} for each with {count}",
+                    f"{GAIN} for each with {count} at a time; as many times the tokens as sequences, until products "
+                    "compute as long as they read",
+                    gain_by_batch={size: self._gain(facts, size) for size in sorted({*BATCHES, count})},
                 ),
                 Remedy(
                     "Quantize the weights",
@@ -636,7 +649,9 @@ class WeightBound(StructureRule):
             return found
         # A batch of so many shares the weights so often, and never more.
         low, high = found.expected_interval
-        return replace(found, expected_interval=(low, min(high, max(float(count), found.expected or 0.0))))
+        interval = low, min(high, max(float(count), found.expected or 0.0))
+        first, *rest = found.remedies
+        return replace(found, expected_interval=interval, remedies=(replace(first, gain_interval=interval), *rest))
 
     def _weights(self, facts: Facts) -> dict[str, float | None]:
         products = facts.at_roof.filter(pl.Series(self._narrow(facts)))

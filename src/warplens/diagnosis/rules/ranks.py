@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import ClassVar, Final
 
@@ -13,8 +12,8 @@ import polars as pl
 from warplens.analysis.ranks.balance import held_up, straggler
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
-from warplens.diagnosis.findings import Confidence, Finding, Remedy, Severity, about, ceiling
-from warplens.diagnosis.rule import GAIN, Limit, Rule
+from warplens.diagnosis.findings import Confidence, Finding, Remedy, Severity, ceiling
+from warplens.diagnosis.rule import GAIN, Limit, Rule, told_of
 from warplens.diagnosis.run import RankFacts, Run, run_of
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Float64s
@@ -72,7 +71,7 @@ class RanksRule(Rule):
             bound,
             {name: value for name, value in evidence.items() if value is not None},
             where,
-            tuple(replace(remedy, expected=remedy.expected.replace(GAIN, about(expected))) for remedy in remedies),
+            told_of(remedies, expected, (low, high), bound),
             self.refutation,
         )
 
@@ -470,7 +469,7 @@ class Straggler(RanksRule):
         doing, remedies = _CAUSES[cause]
         stall = run.ranks[late].stall
         if cause == "host" and stall is not None:
-            remedies = (*(replace(each, expected=GAIN) for each in stall.remedies[:1]), *remedies)
+            remedies = (*(Remedy(each.action, each.how, GAIN) for each in stall.remedies[:1]), *remedies)
         doing = doing.format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
         # The late rank cannot save more than its excess, of which issuing work is longer by what the profiler adds.
         own = run.ranks[late]

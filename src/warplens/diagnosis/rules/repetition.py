@@ -12,7 +12,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
-from warplens.diagnosis.rule import GAIN, Limit, ahead_without, remembered
+from warplens.diagnosis.rule import GAIN, Limit, ahead_without, bringing, remembered
 from warplens.diagnosis.rules.generation import encoded_again, growing_passes
 from warplens.diagnosis.structure import (
     StructureRule,
@@ -215,12 +215,15 @@ class Recomputation(StructureRule):
                     "model.gradient_checkpointing_disable()\n# or no torch.utils.checkpoint around the blocks",
                     "the second forward pass goes away; its activations stay in memory",
                 ),
-                Remedy(
-                    "Checkpoint less",
-                    "# every second block, or selectively, keeping products and attention:\n"
-                    "context_fn = functools.partial(create_selective_checkpoint_contexts, policy)\n"
-                    "y = checkpoint(block, x, use_reentrant=False, context_fn=context_fn)",
-                    "in proportion to the recomputation saved",
+                bringing(
+                    Remedy(
+                        "Checkpoint less",
+                        "# every second block, or selectively, keeping products and attention:\n"
+                        "context_fn = functools.partial(create_selective_checkpoint_contexts, policy)\n"
+                        "y = checkpoint(block, x, use_reentrant=False, context_fn=context_fn)",
+                        "every second block; in proportion to the recomputation saved",
+                    ),
+                    facts.replayed(time=again / 2, calls=again / 2),
                 ),
             ),
         )
@@ -388,11 +391,14 @@ class PerExpertLoop(StructureRule):
                     "# transformers: experts_implementation='grouped_mm'; megablocks; vllm's fused_moe",
                     "a few kernels instead of the loop, and no wait for the row counts",
                 ),
-                Remedy(
-                    "Replay the loop from a CUDA graph",
-                    "# fixed capacities for each part, then\n"
-                    "model = torch.compile(model, mode='reduce-overhead')  # or torch.cuda.graph",
-                    "the launches go away, the small products stay",
+                bringing(
+                    Remedy(
+                        "Replay the loop from a CUDA graph",
+                        "# fixed capacities for each part, then\n"
+                        "model = torch.compile(model, mode='reduce-overhead')  # or torch.cuda.graph",
+                        "the launches go away, the small products stay",
+                    ),
+                    facts.replayed("no-synchronization", "cuda-graph"),
                 ),
             ),
         )

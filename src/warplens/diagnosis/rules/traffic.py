@@ -15,7 +15,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
-from warplens.diagnosis.rule import Limit, remembered
+from warplens.diagnosis.rule import GAIN, Limit, bringing, remembered
 from warplens.diagnosis.rules.generation import GrowingCache
 from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
@@ -265,6 +265,23 @@ class UnfusedChain(StructureRule):
         calls[parts] = np.maximum(calls[parts], 1 - 1 / np.maximum(turns, 1.0))
         return facts.replayed(time=share, calls=calls, elsewhere=bool((turns > 1).any()))
 
+    def _of_operands(
+        self, facts: Facts, cast: Bools, copied: Float64s, *, casts_first: bool, best: bool
+    ) -> Iterator[Remedy]:
+        """Remedies of operands that are made anew: if they are the best, the first brings what the finding expects."""
+        kinds = ((_NARROW_WEIGHTS, cast), (_AS_THEY_ARE, copied > 0))
+        for remedy, made in kinds if casts_first else kinds[::-1]:
+            if made.any():
+                time = np.where(made, self.share(facts), 0.0)
+                whole = (made & (cast | (copied == 1))).astype(np.float64)
+                yield remedy if best else bringing(remedy, facts.replayed(time=time, calls=whole), self.model)
+                best = False
+
+    def _compiled(self, facts: Facts, claims: Claims, made: Bools) -> Gain | None:
+        """What it brings to make one pass of each chain, operands that are made anew left as they are."""
+        share = np.where(made, 0.0, claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1))
+        return facts.replayed(time=share) if share.any() else None
+
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
         mine = claims.of_work(self.id).to_numpy() > 0
@@ -310,15 +327,12 @@ class UnfusedChain(StructureRule):
             if loss and not casting
             else None,
             remedies=(
-                *(_FUSED_LOSS if loss else ()),
-                *(_NARROW_WEIGHTS if cast.any() else ()),
-                *((_AS_THEY_ARE,) if copied.any() else ()),
+                *(_FUSED_LOSS if loss and not making else ()),
+                *self._of_operands(facts, cast, copied, casts_first=casting, best=making),
                 *(() if chains or made.any() or loss else _KEEP_LAYOUT),
-                Remedy(
-                    "Compile the blocks",
-                    "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
-                    "one pass per chain",
-                ),
+                bringing(_COMPILED, self._compiled(facts, claims, made), self.model)
+                if loss or making or not chains
+                else _COMPILED,
                 Remedy(
                     "Use the fused operator where there is one",
                     "# torch.nn.functional.rms_norm, layer_norm, gelu(approximate='tanh'),\n"
@@ -337,6 +351,12 @@ class UnfusedChain(StructureRule):
 
 _WIDE: Final = ("fp32", "tf32", "fp64")
 
+_COMPILED: Final = Remedy(
+    "Compile the blocks",
+    "for block in model.layers: block.compile()\n# or model = torch.compile(model)",
+    f"{GAIN}: one pass per chain",
+)
+
 #: Where scores over a vocabulary are what passes go over.
 _FUSED_LOSS: Final = (
     Remedy(
@@ -344,7 +364,7 @@ _FUSED_LOSS: Final = (
         "loss = F.cross_entropy(scores.flatten(0, 1), labels.flatten())  # in 16 bits: no .float(), it sums in fp32\n"
         "# no log_softmax and gather, no one_hot, no .contiguous() of shifted scores: shift the labels\n"
         "# liger-kernel: LigerFusedLinearCrossEntropyLoss never writes the scores; torch.compile of head and loss",
-        "one pass over the scores forward, one backward, in 16 bits; scores in 32 bits are not kept in memory",
+        f"{GAIN}: one pass over the scores forward, one backward, in 16 bits; scores in 32 bits are not kept in memory",
     ),
     Remedy(
         "Score what has a label",
@@ -355,13 +375,11 @@ _FUSED_LOSS: Final = (
 )
 
 #: Where weights are kept in 32 bits and used in 16.
-_NARROW_WEIGHTS: Final = (
-    Remedy(
-        "Keep the weights as they are used",
-        "model = model.to(torch.bfloat16)  # inference needs no autocast then\n"
-        "# transformers: from_pretrained(…, dtype=torch.bfloat16)",
-        "no weight is read in 32 bits, written in 16 and read again for each product",
-    ),
+_NARROW_WEIGHTS: Final = Remedy(
+    "Keep the weights as they are used",
+    "model = model.to(torch.bfloat16)  # inference needs no autocast then\n"
+    "# transformers: from_pretrained(…, dtype=torch.bfloat16)",
+    f"{GAIN}: no weight is read in 32 bits, written in 16 and read again for each product",
 )
 
 #: Where tensors are moved between the products, and little else is done to them there.
@@ -370,7 +388,7 @@ _KEEP_LAYOUT: Final = (
         "Keep one layout and one format",
         "# no .contiguous() behind transpose, permute or a slice: products, reductions and norms take strides\n"
         "# no .to(dtype) back and forth: one format from the input of the block to its output",
-        "no pass that computes nothing",
+        f"{GAIN}: no pass that computes nothing",
     ),
 )
 
@@ -380,7 +398,7 @@ _AS_THEY_ARE: Final = Remedy(
     "F.scaled_dot_product_attention(q, k, v, enable_gqa=True)  # no repeat_interleave of keys and values\n"
     "# weights that are made of others (from 8 bits, from a norm, merged): once, before the loop, where there is\n"
     "# memory, or by a product that reads them as they are (torchao, bitsandbytes)",
-    "no operand is written and read again for each product",
+    f"{GAIN}: no operand is written and read again for each product",
 )
 
 #: What kernels of these names are parts of, in words; the first that holds.
