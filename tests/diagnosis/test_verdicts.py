@@ -444,6 +444,21 @@ def test_thresholds_are_what_rules_compare_with() -> None:
 # ── what a profile cannot tell ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize(("products", "first"), [(8, "precision"), (1, "small-kernels")])
+def test_what_makes_the_same_work_faster_comes_before_grids_that_only_more_work_fills(
+    products: int, first: str
+) -> None:
+    """If it is worth half as much."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(400 * US, FP32_GEMM, times=products)
+        machine.launch(80 * US, "my_kernel", grid=(4, 1, 1), times=40)
+
+    found = verdict(step)
+    assert found.verdict == first
+    assert {finding.id for finding in found.findings} >= {"small-kernels", "precision"}
+
+
 def test_small_grids_are_not_claimed_where_grids_or_multiprocessors_are_unknown() -> None:
     found = verdict(programs.four_blocks, Machine(device=None))
     assert found.finding("small-kernels") is None

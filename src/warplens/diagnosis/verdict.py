@@ -221,10 +221,14 @@ def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequ
     Work that is not needed comes before work that is done slowly. Behind a host that is too slow stands what waits,
     allocates or launches for each tensor: it cannot be captured into a graph, and a step without it launches less. A
     host that waits after every few launches cannot get ahead whatever a launch costs; and a pause as long as many
-    launches is none of issuing them.
+    launches is none of issuing them. What makes the same work faster comes before what has to be given more of it.
     """
     lost, limits = [finding for finding in found if finding.severity != "info"], facts.thresholds
     costliest = _owner(facts, claims, costliest, lost)
+    if costliest.is_throughput:
+        faster = max((each for each in lost if not each.is_throughput), key=weight, default=None)
+        if faster is not None and _lost_share(weight(faster)) >= limits.dominant_share * _lost_share(weight(costliest)):
+            costliest = faster
 
     def worth(finding: Finding) -> float:
         return _lost_share(weight(finding)) / _lost_share(weight(costliest))
