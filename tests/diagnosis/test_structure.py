@@ -131,6 +131,35 @@ def test_conversions_around_convolutions_are_a_matter_of_memory_format() -> None
     assert found.findings[0].evidence["conversions_per_step"] == 8
 
 
+@pytest.mark.parametrize(
+    ("sides", "what", "remedy"),
+    [
+        ([1, 750], "Sequences", "nn.Linear"),  # how PyTorch runs convolutions of sequences
+        ([56, 56], "Images", "torch.channels_last)"),
+        ([16, 56, 56], "Volumes", "torch.channels_last_3d)"),
+    ],
+)
+def test_the_format_that_is_named_is_one_of_what_convolutions_go_over(sides: list[int], what: str, remedy: str) -> None:
+    kernels, calls, ranges, now = [], [], [], 0
+    shapes = json.dumps([[64, 256, *sides], [512, 256, *([1] * len(sides))], [], []])
+    for number in range(12):
+        began = now
+        for place, (name, length) in enumerate(((TO_NHWC, 50), (CONVOLUTION, 100))):
+            ranges.append(operator(now, now + 3 * US, "aten::cudnn_convolution", shapes=shapes))
+            calls.append(launch(now + US, now + 2 * US, 2 * number + place + 1))
+            begin, now = now + 5 * US, now + (5 + length) * US
+            row = kernel(begin, now, "conv", correlation=2 * number + place + 1, full_name=name, grid=(1056, 1, 1))
+            kernels.append(row)
+        if number % 4 == 3:
+            ranges.append(annotation(began - 3 * 160 * US, now, "step"))
+        now += 5 * US
+    timeline = program(kernels, calls, ranges)
+    finding = diagnose(timeline, timeline.window()).finding("memory-format")
+    assert finding is not None
+    assert finding.title.startswith(what)
+    assert remedy in finding.remedies[0].how
+
+
 def test_long_chains_between_products_are_unfused_and_short_ones_are_any_networks() -> None:
     def written_out(machine: Machine) -> None:
         for _ in range(6):
@@ -409,6 +438,26 @@ def test_sequences_with_masks_of_their_own_may_be_padded_and_nothing_is_said_of_
     assert found.findings[0].gain is None
     assert found.findings[0].severity == "info"
     assert "not recorded" in found.headline
+
+
+@pytest.mark.parametrize(
+    ("mask", "padded"), [([64, 1, 1, 750], True), ([64, 16, 1, 750], True), ([64, 16, 750, 750], False)]
+)
+def test_a_mask_of_keys_hides_padding_whether_it_is_repeated_for_the_heads_or_not(
+    mask: list[int], padded: bool
+) -> None:
+    """As `nn.MultiheadAttention` repeats a `key_padding_mask`; one of queries and keys for each head is a bias."""
+    kernels, calls, ranges, now = [], [], [], 0
+    for number in range(1, 13):
+        shapes = json.dumps([*[[64, 16, 750, 64]] * 3, mask, [], []])
+        ranges.append(operator(now, now + 3 * US, "aten::_scaled_dot_product_cudnn_attention", shapes=shapes))
+        calls.append(launch(now + US, now + 2 * US, number))
+        begin, now = now + 5 * US, now + 500 * US
+        kernels.append(kernel(begin, now, "sdpa", correlation=number, full_name=FLASH, grid=(1056, 1, 1)))
+        if number % 4 == 0:
+            ranges.append(annotation(now - 2000 * US, now, "step"))
+    timeline = program(kernels, calls, ranges)
+    assert (diagnose(timeline, timeline.window()).finding("padded-work") is not None) is padded
 
 
 def test_rows_that_are_picked_and_added_for_most_of_the_time_are_scattered_access() -> None:

@@ -434,6 +434,34 @@ class MisalignedShape(StructureRule):
         return most, mine if most is None else with_size[most]
 
 
+#: By what convolutions go over: memory formats are of images (tensors of four dimensions) or of volumes (five).
+_CHANNELS_LAST: Final[dict[int | None, Remedy]] = {
+    1: Remedy(
+        "Keep sequences as (batch, length, channels)",
+        "nn.Linear(c, d)(x)  # in place of nn.Conv1d(c, d, 1): the same product, without transposes before and after\n"
+        "# longer kernels: nn.Conv2d(c, d, (1, k)) on x.unsqueeze(2), both in memory_format=torch.channels_last",
+        "no conversions; channels_last itself is no format of three dimensions",
+    ),
+    2: Remedy(
+        "Use channels last for model and images",
+        "model = model.to(memory_format=torch.channels_last)\n"
+        "x = x.to(device, memory_format=torch.channels_last, non_blocking=True)",
+        "no conversions, and higher bandwidth in norms and activations",
+    ),
+    3: Remedy(
+        "Use channels last for model and volumes",
+        "model = model.to(memory_format=torch.channels_last_3d)  # weights of other than 3-D convolutions: apart\n"
+        "x = x.to(device, memory_format=torch.channels_last_3d, non_blocking=True)",
+        "no conversions, and higher bandwidth in norms and activations",
+    ),
+}
+_CHANNELS_LAST[None] = replace(
+    _CHANNELS_LAST[2],
+    how=f"{_CHANNELS_LAST[2].how}\n"
+    "# volumes: torch.channels_last_3d; sequences: nn.Linear in place of nn.Conv1d(c, d, 1)",
+)
+
+
 class MemoryFormat(StructureRule):
     """Convolutions between conversions of layout, and norms in the format that convolutions do not like."""
 
@@ -451,6 +479,12 @@ class MemoryFormat(StructureRule):
         "Limited by the memory format: {share} of the time goes into converting it and into kernels for the slow one"
     )
     title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not support"
+    sequences_title: ClassVar = (
+        "Sequences are in channels-first format (batch, channels, length), which convolutions convert and convert back"
+    )
+    volumes_title: ClassVar = (
+        "Volumes are in channels-first format (NCDHW), which convolutions on tensor cores do not support"
+    )
     evidence: ClassVar = {
         "conversions_per_step": "kernels that change the layout",
         "conversions_share": "of the window",
@@ -488,7 +522,27 @@ class MemoryFormat(StructureRule):
         mine = facts.program.labelled("normalization", "reduction", "convolution")
         first = facts.program.marked("channels-first") & mine
         plain = facts.program.labelled("convolution") & ~facts.program.marked("depthwise")
+        if self._dimensions(facts) == 1:
+            plain = facts.program.labelled("convolution")  # there are no depthwise kernels for sequences, channels last
         return np.asarray(first & ~plain, dtype=np.bool_)
+
+    @remembered
+    def _dimensions(self, facts: Facts) -> int | None:
+        """What most convolutions go over: sequences (1), images (2) or volumes (3); None where shapes do not tell.
+
+        PyTorch runs those of sequences as convolutions of images of height 1.
+        """
+        program = facts.program
+        convolutions = np.flatnonzero(program.labelled("convolution"))
+        shapes = program.shapes().gather(convolutions)
+        frame = pl.DataFrame({"shapes": shapes, "time": program.own_ns[convolutions]})
+        times = dict.fromkeys((1, 2, 3), 0)
+        for text, spent in frame.drop_nulls().group_by("shapes").agg(pl.col("time").sum()).iter_rows():
+            sides = [shape[2:] for shape in tensors_of(text) if len(shape) in (3, 4, 5)]
+            if len(sides) > 1:
+                flat = all(len(side) == 1 or (len(side) == 2 and side[0] == 1) for side in sides)
+                times[1 if flat else max(map(len, sides))] += spent
+        return max(times, key=lambda each: times[each]) if any(times.values()) else None
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
@@ -496,9 +550,11 @@ class MemoryFormat(StructureRule):
         conversions = program.marked("layout-conversion")
         slow = self._slow(facts)
         others = program.labelled(*PASSES, "convolution") & ~conversions & ~slow
+        dimensions = self._dimensions(facts)
         return self.seen(
             facts,
             claims,
+            title={1: self.sequences_title, 3: self.volumes_title}.get(dimensions or 2, ""),
             confidence="high",
             evidence={
                 "conversions_per_step": int(conversions.sum()) / facts.steps,
@@ -510,12 +566,7 @@ class MemoryFormat(StructureRule):
             + int(0.85 * time_of(program, others))
             + int(time_of(program, slow) - facts.at_roof["theoretical_ns"].filter(pl.Series(slow)).sum()),
             remedies=(
-                Remedy(
-                    "Use channels last for model and images",
-                    "model = model.to(memory_format=torch.channels_last)\n"
-                    "x = x.to(device, memory_format=torch.channels_last, non_blocking=True)",
-                    "no conversions, and higher bandwidth in norms and activations",
-                ),
+                _CHANNELS_LAST[dimensions],
                 Remedy(
                     "Compile the model",
                     "model = torch.compile(model)  # chooses layouts for the whole graph, fuses norms and activations",

@@ -244,7 +244,8 @@ def _own_mask(shapes: str) -> tuple[int, int] | None:
     if len(four) < 4:
         return None
     (count, _, queries, _), (_, _, keys, _) = four[:2]
-    own = [shape for shape in four[3:] if shape[0] == count and shape[1] == 1 and shape[3] == keys]
+    # A mask for each head that is the same for all queries is one that was repeated for the heads.
+    own = [shape for shape in four[3:] if shape[0] == count and 1 in shape[1:3] and shape[3] == keys]
     return (count, queries) if own and count > 1 and queries == keys else None
 
 
