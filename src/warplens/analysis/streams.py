@@ -21,7 +21,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import SPREAD, column, table
 from warplens.profile.schema import Column, Int64s, name_categories
-from warplens.profile.trace import GRID_BLOCKS, WORK_KINDS
+from warplens.profile.trace import WORK_KINDS
 
 STREAMS: Final = table(
     "streams",
@@ -413,6 +413,7 @@ def _fills_gpu(timeline: Timeline, work: pl.DataFrame, device: int) -> npt.NDArr
     known = timeline.trace.capture.device(device)
     full = np.ones(work.height, dtype=np.bool_)
     kernels = np.flatnonzero((work["kind"] == "kernel").to_numpy())
-    blocks = timeline.trace.kernels[work["row"].gather(kernels)].select(GRID_BLOCKS).to_series()
+    kinds, of_kernel = timeline.launch_kinds
+    blocks = kinds["blocks"].gather(of_kernel[work["row"].to_numpy()[kernels]])
     full[kernels] = (blocks >= ((known and known.sm_count) or 1)).fill_null(value=True).to_numpy()
     return full

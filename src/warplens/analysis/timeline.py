@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.frames import chosen, once
+from warplens.analysis.frames import chosen, numbered, once
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator, range_forest
@@ -18,7 +18,7 @@ from warplens.analysis.window import Window, parse_span
 from warplens.errors import UsageError
 from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_categories
-from warplens.profile.trace import WORK_KINDS
+from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS, WORK_KINDS
 
 if TYPE_CHECKING:
     from warplens.analysis.operators.places import AutogradLinks, OperatorTree, Places, PythonFrames
@@ -28,6 +28,18 @@ _LAUNCH_COLUMNS = ("launch_start_ns", "launch_end_ns", "thread", "range", "infer
 
 #: A direct look-up table from correlation id to API call is used while it stays this many times as long as the calls.
 _LOOKUP_SPARSITY = 16
+
+#: What tells one kind of launch from another.
+_LAUNCH: Final = ("name", "full_name", "blocks", "threads")
+
+
+class LaunchKinds(NamedTuple):
+    """What kernels were launched as: millions of them are of a few hundred kinds, of which rules ask once each."""
+
+    #: a row a kind, the first that occurs first: `name` and `full_name`, dictionary-encoded as in `Trace.kernels`,
+    #: `blocks` of the grid and `threads` of a block, null where they were not recorded
+    table: pl.DataFrame
+    of_kernel: npt.NDArray[np.int32]  #: of each row of `Trace.kernels` its row in `table`
 
 
 class Timeline:
@@ -104,6 +116,17 @@ class Timeline:
             for mine in [numbered.filter(pl.col("kind") == kind)]
         ]
         return pl.concat(parts).sort("place")["correlation"]
+
+    @cached_property
+    def launch_kinds(self) -> LaunchKinds:
+        """The kinds of launches, by name and by the size of the grid and its blocks."""
+        kernels = self.trace.kernels
+        sizes = [
+            size if kernels[side].null_count() < kernels.height else pl.lit(None, dtype=pl.Int64).alias(name)
+            for side, name, size in (("grid_x", "blocks", GRID_BLOCKS), ("block_x", "threads", BLOCK_THREADS))
+        ]
+        table, kind = numbered(kernels.select("name", "full_name", *sizes), _LAUNCH)
+        return LaunchKinds(table, kind.astype(np.int32))
 
     @cached_property
     def forest(self) -> RangeForest:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -245,12 +243,14 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     edges = np.flatnonzero(np.r_[True, (of_one[1:] != of_one[:-1]) | (step[1:] != step[:-1])])
     lengths = np.diff(np.r_[edges, len(rows)])
     long = of_one[edges] & (lengths >= _LEAST_LOOP)
-    threads = _threads(timeline.trace.kernels)
+    kinds, kind = timeline.launch_kinds
+    # In elementwise work they follow the size of the tensor. 0 where the grid is unknown.
+    threads = kinds.select((pl.col("blocks") * pl.col("threads")).fill_null(0)).to_series().to_numpy()
     names = timeline.trace.kernels["full_name"].to_physical().to_numpy()
     for run in np.flatnonzero(long):
         of_run = place[edges[run] : edges[run] + lengths[run]]
         listed = lists[edges[run] : edges[run] + lengths[run]]
-        sizes = threads[of_run]
+        sizes = threads[kind[of_run]]
         if listed.any():
             # A block of a list goes over 65,536 numbers: most parameters have one.
             long[run] = len(np.unique(sizes[listed])) > 1
@@ -285,14 +285,6 @@ def _takes_turns(names: npt.NDArray[np.uint32], sizes: Int64s) -> bool:
         return False
     kernels = pl.DataFrame({"name": names, "size": sizes}).group_by("name").agg(pl.len(), pl.col("size").n_unique())
     return int(kernels.filter(pl.col("size") == 1)["len"].sum()) >= _OF_ONE_SIZE * len(names)
-
-
-def _threads(kernels: pl.DataFrame) -> Int64s:
-    """Threads of each launch: in elementwise work they follow the size of the tensor. 0 where the grid is unknown."""
-    sides = [pl.col(f"{of}_{axis}").cast(pl.Int64) for of in ("grid", "block") for axis in "xyz"]
-    product: pl.Expr = reduce(operator.mul, sides)
-    counted: Int64s = kernels.select(product.fill_null(0)).to_series().to_numpy()
-    return counted
 
 
 def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:

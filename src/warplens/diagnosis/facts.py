@@ -36,7 +36,7 @@ from warplens.patterns import lazy_pattern
 from warplens.profile import Device, Note
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s, Table, name_categories
-from warplens.profile.trace import GRID_BLOCKS, WORK_KINDS
+from warplens.profile.trace import WORK_KINDS
 
 #: What work other than kernels is labelled with; a copy of another direction is `other`.
 _OTHER_LABELS: Final = (
@@ -523,7 +523,7 @@ def _described(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) 
     of_kernel = rows.to_frame().select(pl.when(kernel).then("row")).to_series()
     of_copy = rows.to_frame().select(pl.when(copy).then("row")).to_series()
     classes = _classes(trace.kernels)
-    fills = _fills(trace.capture.device(int(work["device"][0])), trace.kernels)
+    fills = _fills(timeline, trace.capture.device(int(work["device"][0])))
     pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
     copies = trace.copies.select("bytes", pageable=pageable.fill_null(value=False))
     columns = [series.gather(of_kernel) for series in (*classes, *fills)]
@@ -543,12 +543,14 @@ def _classes(kernels: pl.DataFrame) -> list[pl.Series]:
     return [classes["precision"], classes["tensor_cores"], by_name.cast(pl.Boolean).gather(codes)]
 
 
-def _fills(device: Device | None, kernels: pl.DataFrame) -> list[pl.Series]:
+def _fills(timeline: Timeline, device: Device | None) -> list[pl.Series]:
     """The share of the multiprocessors that the grid of each kernel can reach: one block a multiprocessor at least."""
     count = device.sm_count if device is not None else None
-    if not count or kernels["grid_x"].null_count() == kernels.height:
+    kinds, of_kernel = timeline.launch_kinds
+    if not count or kinds["blocks"].null_count() == kinds.height:
         return []
-    return [kernels.select((GRID_BLOCKS / count).clip(0.0, 1.0).alias("fill_share")).to_series()]
+    shares = kinds.select((pl.col("blocks") / count).clip(0.0, 1.0).alias("fill_share")).to_series()
+    return [shares.gather(of_kernel)]
 
 
 def _gaps(timeline: Timeline, budget: TimeBudget, phases: pl.Series) -> pl.DataFrame:

@@ -21,7 +21,6 @@ from warplens.analysis.intervals import edges_until
 from warplens.analysis.operators.statistics import LEVELS, levels_of_work
 from warplens.analysis.trees import NO_RANGE
 from warplens.profile.schema import Bools, Float64s, Int64s, name_categories
-from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +179,7 @@ class Program:
 
     def give_up(self) -> None:
         """Gives up what was found of single pieces, but for what the programs of phases ask for."""
-        _ = self._names_and_codes  # found now, if nothing asked for it yet: phases take its columns over
+        _ = self._names_and_codes, self._launch_kind  # found now, if nothing asked yet: phases take their columns over
         self._asked.clear()
 
     def labelled(self, *labels: str) -> Bools:
@@ -220,27 +219,29 @@ class Program:
 
     def blocks(self, rows: Int64s) -> Float64s:
         """Blocks of the grid of each of these pieces; nan where it is no kernel, or not recorded."""
-        return self._of_kernels(GRID_BLOCKS, rows)
+        return self._of_kernels(pl.col("blocks"), rows)
 
     def threads(self, rows: Int64s) -> Float64s:
         """Threads of the grid of each, likewise."""
-        return self._of_kernels(GRID_BLOCKS * BLOCK_THREADS, rows)
+        return self._of_kernels(pl.col("blocks") * pl.col("threads"), rows)
 
     def _of_kernels(self, size: pl.Expr, rows: Int64s) -> Float64s:
-        """An expression of the sizes in the kernel table for each of these pieces of work."""
-        found = np.full(len(rows), np.nan)
-        mine = np.flatnonzero(self.is_kernel[rows])
-        found[mine] = self._asked_of(rows[mine], size.cast(pl.Float64).fill_null(float("nan"))).to_numpy()
+        """An expression of the sizes of launches for each of these pieces of work."""
+        kinds = self.facts.timeline.launch_kinds.table
+        # The last stands for what is no kernel.
+        sizes = np.append(kinds.select(size.cast(pl.Float64).fill_null(float("nan"))).to_series().to_numpy(), np.nan)
+        found: Float64s = sizes[self._launch_kind[rows]]
         return found
 
-    def _asked_of(self, kernels: Int64s, size: pl.Expr) -> pl.Series:
-        """An expression of the sizes in the kernel table for these pieces, which are kernels."""
-        sizes = self.facts.timeline.trace.kernels.select(size.meta.root_names())
-        at = self.facts.work["row"].to_numpy()[kernels]
-        # The kernels of a window are mostly a slice of the table, of which no row is copied.
-        consecutive = len(at) > 0 and int(at[-1]) - int(at[0]) == len(at) - 1 and bool((at[1:] > at[:-1]).all())
-        sizes = sizes.slice(int(at[0]), len(at)) if consecutive else sizes[at]
-        return sizes.select(size).to_series()
+    @cached_property
+    def _launch_kind(self) -> Int32s:
+        """For each piece the row of its kernel in `LaunchKinds.table`; −1 for what is no kernel."""
+        if self._whole is not None:
+            return self._whole._launch_kind[self.facts.part]
+        of_kernel = self.facts.timeline.launch_kinds.of_kernel
+        if not len(of_kernel):
+            return np.full(len(self.own_ns), -1, dtype=np.int32)
+        return np.where(self.is_kernel, of_kernel[self._kernel_row], np.int32(-1))
 
     @cached_property
     def breaks(self) -> Bools:
@@ -264,18 +265,11 @@ class Program:
 
     def launched_as(self, rows: Int64s) -> Int64s:
         """A number for each of these pieces, the same for kernels of the same full name and grid."""
-        return self._launched_as[rows]
-
-    @cached_property
-    def _launched_as(self) -> Int64s:
-        if self._whole is not None:
-            return self._whole._launched_as[self.facts.part]
-        keys = np.full(len(self.own_ns), -1, dtype=np.int64)
-        mine = np.flatnonzero(self.is_kernel)
-        keys[mine] = self.name_codes[mine]
-        keys[mine] *= 1_000_003
-        keys[mine] += self._asked_of(mine, GRID_BLOCKS.fill_null(0)).to_numpy()
-        return keys
+        kinds = self.facts.timeline.launch_kinds.table
+        keys = kinds["full_name"].to_physical().to_numpy().astype(np.int64) * 1_000_003
+        keys += kinds["blocks"].fill_null(0).to_numpy()
+        found: Int64s = np.append(keys, -1)[self._launch_kind[rows]]
+        return found
 
     @cached_property
     def thread(self) -> Int32s:

@@ -103,7 +103,7 @@ def _told_by_tables(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tupl
     """
     trace = timeline.trace
     kernels, copies, fills = trace.kernels, trace.copies, trace.memsets
-    launches, launch = numbered(kernels.select("name", "full_name", *_sizes(kernels)), _LAUNCH)
+    launches, launch = timeline.launch_kinds
     copied, copy = numbered(copies.select("direction", moved=pl.col("bytes") * 2), ("direction", "moved"))
     filled, fill = numbered(fills.select(moved="bytes"), ("moved",))
     short, by_short, full = name_categories(kernels["name"]), launches["name"].to_physical(), launches["full_name"]
@@ -146,20 +146,6 @@ def _told_by_tables(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tupl
         which[mine] = numbers[rows[mine]] + before
         before += 0 if table is None else table.height
     return told, which
-
-
-#: What tells one kind of launch from another.
-_LAUNCH: Final = ("name", "full_name", "blocks", "threads")
-
-
-def _sizes(kernels: pl.DataFrame) -> list[pl.Expr]:
-    """Blocks of the grid of each kernel, and threads of a block; null where they were not recorded."""
-    return [
-        (pl.col(f"{what}_x").cast(pl.Int64) * pl.col(f"{what}_y") * pl.col(f"{what}_z")).alias(whole)
-        if kernels[f"{what}_x"].null_count() < kernels.height
-        else pl.lit(None, dtype=pl.Int64).alias(whole)
-        for what, whole in (("grid", "blocks"), ("block", "threads"))
-    ]
 
 
 def joined(pieces: pl.DataFrame, table: pl.DataFrame, on: str) -> pl.DataFrame:
