@@ -18,7 +18,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 
-from tests.analysis.builders import copy, graph, kernel, launch, memset, nvtx, trace
+from tests.analysis.builders import Row, copy, graph, kernel, launch, memset, nvtx, trace
 from tests.analysis.random_traces import GEMM, NCCL, SOFTMAX, US
 from tests.compare.difference.programs import CALL, Launch, any_side, program, settled, side
 from warplens.compare.difference import Explanation, explanation, step_difference, wall_split
@@ -27,18 +27,22 @@ from warplens.compare.places import comparability_notes, phase_changes, range_ch
 from warplens.compare.work import kernel_changes, transfer_changes
 from warplens.profile import Device, NoteLevel, Recorder, Trace
 
+PROFILE = program([Launch()] * 3)
 
-def _explained(baseline: Trace, variant: Trace, **options: tuple[float, float]) -> Explanation:
-    return explanation(step_difference(settled(baseline), settled(variant), **options))
+
+def _hidden(kernels: list[Row]) -> Trace:
+    """A graph that hides its kernels, and these beside it."""
+    graphs = [graph(6 * US, 90 * US, correlation=1)]
+    return trace(kernels, [launch(0, CALL, 1, "cudaGraphLaunch")], graph_launches=graphs, window_ns=(0, 90 * US))
+
+
+def _explained(baseline: list[Launch], variant: list[Launch], **options: tuple[float, float]) -> Explanation:
+    return explanation(step_difference(settled(program(baseline)), settled(program(variant)), **options))
 
 
 def test_less_gpu_work_and_more_launches_are_slower_where_the_host_is_the_limit():
     """The founding question: half of the GPU work, two more launches, and a slower step."""
-    found = _explained(
-        program([Launch(gpu=4 * US, host=10 * US)] * 20),
-        program([Launch(gpu=2 * US, host=10 * US)] * 22),
-        flops=(10e9, 3e9),
-    )
+    found = _explained([Launch(gpu=4 * US)] * 20, [Launch(gpu=2 * US)] * 22, flops=(10e9, 3e9))
     assert (found.cause, found.direction) == ("host-issue-bound", "slower")
     assert found.is_paradox
     assert found.gpu_change_share == pytest.approx(44 / 80 - 1)
@@ -52,14 +56,14 @@ def test_less_gpu_work_and_more_launches_are_slower_where_the_host_is_the_limit(
 
 
 def test_less_gpu_work_is_the_cause_where_the_gpu_is_the_limit():
-    found = _explained(program([Launch(gpu=100 * US)] * 20), program([Launch(gpu=60 * US)] * 22))
+    found = _explained([Launch(gpu=100 * US)] * 20, [Launch(gpu=60 * US)] * 22)
     assert (found.cause, found.direction) == ("gpu-work", "faster")
     assert not found.is_paradox
     assert found.variant_bound == "gpu"
 
 
 def test_a_step_that_goes_from_the_gpus_limit_to_the_hosts_lost_gpu_work():
-    found = _explained(program([Launch(gpu=100 * US)] * 20), program([Launch(gpu=2 * US, host=30 * US)] * 20))
+    found = _explained([Launch(gpu=100 * US)] * 20, [Launch(gpu=2 * US, host=30 * US)] * 20)
     assert (found.cause, found.direction) == ("gpu-work", "faster")
     assert found.share > 1
     assert (found.baseline_bound, found.variant_bound) == ("gpu", "host-issue")
@@ -68,24 +72,24 @@ def test_a_step_that_goes_from_the_gpus_limit_to_the_hosts_lost_gpu_work():
 
 
 def test_what_work_saves_and_launches_take_back_is_the_hosts():
-    found = _explained(program([Launch(gpu=20 * US)] * 20), program([Launch(gpu=5 * US, host=24 * US)] * 20))
+    found = _explained([Launch(gpu=20 * US)] * 20, [Launch(gpu=5 * US, host=24 * US)] * 20)
     assert (found.cause, found.direction) == ("host-issue-bound", "slower")
     assert (found.baseline_bound, found.variant_bound) == ("gpu", "host-issue")
 
 
 def test_exposed_communication_is_named():
-    found = _explained(program([Launch(gpu=50 * US)] * 5), program([*[Launch(gpu=50 * US)] * 5, Launch(NCCL, 90 * US)]))
+    found = _explained([Launch(gpu=50 * US)] * 5, [*[Launch(gpu=50 * US)] * 5, Launch(NCCL, 90 * US)])
     assert (found.cause, found.direction) == ("communication", "slower")
 
 
 def test_a_host_that_does_something_else_is_named():
     busy = [Launch(gpu=20 * US)] * 10
-    found = _explained(program(busy), program([*busy, Launch(gpu=20 * US, host=3_000 * US), *busy]))
+    found = _explained(busy, [*busy, Launch(gpu=20 * US, host=3_000 * US), *busy])
     assert found.cause == "idle: host"
 
 
 def test_within_the_margin_there_is_no_difference_to_explain():
-    found = _explained(program([Launch(gpu=100 * US)] * 20), program([Launch(gpu=101 * US)] * 20))
+    found = _explained([Launch(gpu=100 * US)] * 20, [Launch(gpu=101 * US)] * 20)
     assert (found.cause, found.direction, found.share) == ("no-difference", "same", None)
     assert found.change_ns > 0
 
@@ -121,6 +125,10 @@ def _launches(baseline: Side, variant: Side) -> LaunchChange:
     return launch_change(baseline, variant, (split.baseline, split.variant), kernel_changes(baseline, variant))
 
 
+def _settled_launches(baseline: list[Launch], variant: list[Launch]) -> LaunchChange:
+    return _launches(settled(program(baseline)), settled(program(variant)))
+
+
 def test_a_launch_costs_the_time_since_the_launch_before_it():
     one = settled(program([Launch(host=10 * US), Launch(host=25 * US)]))
     assert one.issue_ns.tolist() == [10 * US, 25 * US] * 4
@@ -134,9 +142,7 @@ def test_waiting_for_the_gpu_is_no_cost_of_launching():
 
 def test_added_launches_cost_what_the_host_needed_for_them():
     work = [Launch(host=10 * US)] * 5
-    changes = _launches(
-        settled(program(work)), settled(program([*work, *[Launch("gatherTopK", host=15 * US, range="reduce")] * 2]))
-    )
+    changes = _settled_launches(work, [*work, *[Launch("gatherTopK", host=15 * US, range="reduce")] * 2])
     assert changes.kernels_change == changes.calls_change == changes.added == 2
     assert changes.added_cost_ns == pytest.approx(2 * 15 * US)
     assert changes.added_ns_per_launch == pytest.approx(15 * US)
@@ -145,7 +151,7 @@ def test_added_launches_cost_what_the_host_needed_for_them():
 
 
 def test_a_slower_host_shows_in_the_launches_of_both_sides():
-    changes = _launches(settled(program([Launch(host=10 * US)] * 5)), settled(program([Launch(host=12 * US)] * 5)))
+    changes = _settled_launches([Launch(host=10 * US)] * 5, [Launch(host=12 * US)] * 5)
     assert changes.added_cost_ns == 0
     assert changes.pace_cost_ns == pytest.approx(5 * 2 * US)
     assert changes.baseline.host_ns_per_launch == pytest.approx(10 * US)
@@ -153,7 +159,7 @@ def test_a_slower_host_shows_in_the_launches_of_both_sides():
 
 
 def test_a_step_that_waits_for_launches_is_bound_by_the_host():
-    changes = _launches(settled(program([Launch(gpu=2 * US)] * 9)), settled(program([Launch(gpu=200 * US)] * 9)))
+    changes = _settled_launches([Launch(gpu=2 * US)] * 9, [Launch(gpu=200 * US)] * 9)
     assert changes.baseline.bound == "host-issue"
     assert changes.variant.bound == "gpu"
     for one in (changes.baseline, changes.variant):
@@ -161,10 +167,8 @@ def test_a_step_that_waits_for_launches_is_bound_by_the_host():
 
 
 def test_without_launching_calls_nothing_is_said_about_the_host():
-    blind = program([Launch()] * 3)
-    blind = type(blind)(**{**vars(blind), "api_calls": blind.api_calls.clear()})
-    one = side(blind, window="all")
-    changes = _launches(one, side(program([Launch()] * 3)))
+    blind = replace(PROFILE, api_calls=PROFILE.api_calls.clear())
+    changes = _launches(side(blind, window="all"), side(PROFILE))
     assert changes.baseline.issue_ns is None
     assert changes.baseline.host_ns_per_launch is None
     assert changes.added_cost_ns is None
@@ -172,13 +176,7 @@ def test_without_launching_calls_nothing_is_said_about_the_host():
 
 
 def test_graphs_that_hide_their_kernels_leave_their_number_open():
-    hidden = trace(
-        [],
-        [launch(0, CALL, 1, "cudaGraphLaunch")],
-        graph_launches=[graph(6 * US, 90 * US, correlation=1)],
-        window_ns=(0, 90 * US),
-    )
-    changes = _launches(side(program([Launch(GEMM)])), side(hidden, window="all"))
+    changes = _launches(side(program([Launch(GEMM)])), side(_hidden([]), window="all"))
     assert changes.kernels_change is None
     assert changes.variant.graph_launches == 1
     assert changes.calls_change == 0
@@ -279,97 +277,66 @@ def test_exposed_times_are_those_of_the_wall_split(baseline, variant):
         assert exposed == pytest.approx(float(split.change_of(group)))
 
 
-def _notes(baseline: Side, variant: Side) -> dict[str, NoteLevel]:
-    notes = comparability_notes(baseline, variant, wall_split(baseline, variant), kernel_changes(baseline, variant))
+def _notes(baseline: Trace, variant: Trace, *windows: str) -> dict[str, NoteLevel]:
+    one, other = (side(*sided) for sided in zip((baseline, variant), "ab", windows or ("steady",) * 2, strict=True))
+    notes = comparability_notes(one, other, wall_split(one, other), kernel_changes(one, other))
+    order = list(NoteLevel)[::-1]
+    assert [order.index(note.level) for note in notes] == sorted(order.index(note.level) for note in notes)
     return {note.code: note.level for note in notes}
 
 
-def _captured(profile: Trace, **changes: object) -> Trace:
-    return replace(profile, capture=replace(profile.capture, **changes))
+def _captured(**changes: object) -> Trace:
+    return replace(PROFILE, capture=replace(PROFILE.capture, **changes))
 
 
 def test_alike_profiles_are_only_told_to_be_profiled():
-    one = side(program([Launch()] * 3))
-    assert _notes(one, one) == {"profiled-times": NoteLevel.INFO}
+    assert _notes(PROFILE, PROFILE) == {"profiled-times": NoteLevel.INFO}
 
 
-def test_another_gpu_or_tool_is_said():
-    profile = program([Launch()] * 3)
-    other = _captured(profile, devices=(Device(ordinal=0, name="Another GPU"),), recorder=Recorder("another tool"))
-    notes = _notes(side(profile), side(other))
-    assert notes["different-gpu"] == notes["different-tool"] == NoteLevel.WARNING
+_GUESSED = program([Launch(GEMM), Launch(SOFTMAX), Launch("other_kernel")], steps=6, named=False)
+_PAUSED = program([Launch()] * 3, pause=500 * US)
+_TWO_GPUS = trace([kernel(0, 40, GEMM), kernel(0, 10, NCCL, device=1)], window_ns=(0, 40))
+#: What makes two profiles hard to compare: both, their windows where not the steady ones, the note and its level.
+HARD_TO_COMPARE = {
+    "another GPU":
+        (PROFILE, _captured(devices=(Device(ordinal=0, name="Another GPU"),)), (), "different-gpu", "WARNING"),
+    "a GPU without a name": (PROFILE, _captured(devices=()), (), "unknown-gpu", "WARNING"),
+    "another tool": (PROFILE, _captured(recorder=Recorder("another tool")), (), "different-tool", "WARNING"),
+    "another version of the tool": (PROFILE, _captured(tool_version="9"), (), "different-tool-version", "INFO"),
+    "a table that one side lacks":
+        (PROFILE, _captured(recorded=PROFILE.capture.recorded - {"api_calls"}), (), "different-tables", "WARNING"),
+    "steps on one side": (PROFILE, PROFILE, ("steady", "all"), "steps-on-one-side", "BLOCKING"),
+    "no steps": (PROFILE, PROFILE, ("all", "all"), "no-steps", "WARNING"),
+    "other numbers of steps": (program([Launch()] * 3, steps=2), PROFILE, (), "different-steps", "INFO"),
+    "few steps": (program([Launch()] * 3, steps=2), PROFILE, (), "few-steps", "WARNING"),
+    "steps guessed from the kernels": (_GUESSED, _GUESSED, (), "guessed-steps", "WARNING"),
+    "a side without GPU work":
+        (PROFILE, trace([], [launch(0, 50, 1)], window_ns=(0, 50)), ("steady", "all"), "no-gpu-work", "BLOCKING"),
+    "different programs":
+        (program([Launch("one_kernel")] * 3), program([Launch("other_kernel")] * 3), (), "few-matches", "WARNING"),
+    "time between steps": (_PAUSED, _PAUSED, (), "time-between-steps", "INFO"),
+    "other numbers of devices": (PROFILE, _TWO_GPUS, ("steady", "all"), "several-devices", "WARNING"),
+    "several devices": (_TWO_GPUS, _TWO_GPUS, ("all", "all"), "several-devices", "INFO"),
+}  # fmt: skip
 
 
-def test_another_version_of_the_tool_is_no_more_than_worth_knowing():
-    profile = program([Launch()] * 3)
-    assert _notes(side(profile), side(_captured(profile, tool_version="9")))["different-tool-version"] == NoteLevel.INFO
-
-
-def test_a_table_that_only_one_side_recorded_is_said():
-    profile = program([Launch()] * 3)
-    blind = _captured(profile, recorded=profile.capture.recorded - {"api_calls"})
-    assert "different-tables" in _notes(side(profile), side(blind))
-
-
-def test_steps_on_one_side_only_compare_nothing():
-    profile = program([Launch()] * 3)
-    assert _notes(side(profile), side(profile, window="all"))["steps-on-one-side"] == NoteLevel.BLOCKING
-    assert "no-steps" in _notes(side(profile, window="all"), side(profile, window="all"))
-
-
-def test_numbers_of_steps_are_said():
-    few, many = side(program([Launch()] * 3, steps=2)), side(program([Launch()] * 3, steps=9))
-    assert {"different-steps", "few-steps"} <= set(_notes(few, many))
-
-
-def test_steps_guessed_from_the_kernels_are_said():
-    guessed = program([Launch(GEMM), Launch(SOFTMAX), Launch("other_kernel")], steps=6, named=False)
-    assert "guessed-steps" in _notes(side(guessed), side(guessed))
-
-
-def test_a_side_without_gpu_work_has_nothing_to_compare():
-    empty = side(trace([], [launch(0, 50, 1)], window_ns=(0, 50)), window="all")
-    assert _notes(side(program([Launch()])), empty)["no-gpu-work"] == NoteLevel.BLOCKING
+@pytest.mark.parametrize(
+    ("baseline", "variant", "windows", "code", "level"), HARD_TO_COMPARE.values(), ids=HARD_TO_COMPARE
+)
+def test_what_makes_two_profiles_hard_to_compare_is_said_the_gravest_first(baseline, variant, windows, code, level):
+    assert _notes(baseline, variant, *windows)[code] is NoteLevel[level]
 
 
 def test_hidden_graphs_are_missing_kernels_and_no_other_program():
-    hidden = trace(
-        [kernel(0, 1, GEMM)],
-        [launch(0, 2, 1, "cudaGraphLaunch")],
-        graph_launches=[graph(5 * US, 90 * US, correlation=1)],
-    )
-    notes = _notes(side(program([Launch(GEMM)])), side(hidden, window="all"))
+    notes = _notes(program([Launch(GEMM)]), _hidden([kernel(0, 1, SOFTMAX)]), "steady", "all")
     assert notes["hidden-graphs"] == NoteLevel.WARNING
     assert "few-matches" not in notes
 
 
-def test_different_programs_are_said():
-    one, other = program([Launch("one_kernel")] * 3), program([Launch("other_kernel")] * 3)
-    assert "few-matches" in _notes(side(one), side(other))
-
-
 def test_unequal_steps_are_said():
-    kernels = [kernel(start, start + 5, GEMM, correlation=start) for start in (0, 10, 100, 200, 210, 220)]
-    api = [launch(start - 3, start - 1, start) for start in (0, 10, 100, 200, 210, 220)]
-    ranges = [nvtx(begin, begin + 90, "step") for begin in (-5, 95, 195)]
-    one = side(trace(kernels, api, ranges))
-    assert len(one.window.steps) > 1
+    starts = (0, 10, 100, 200, 210, 220)
+    kernels = [kernel(start, start + 5, GEMM, correlation=start) for start in starts]
+    api = [launch(start - 3, start - 1, start) for start in starts]
+    one = trace(kernels, api, [nvtx(begin, begin + 90, "step") for begin in (-5, 95, 195)])
+    assert len(side(one).window.steps) > 1
     assert "unequal-steps" in _notes(one, one)
-
-
-def test_time_between_steps_is_said():
-    paused = side(program([Launch()] * 3, pause=500 * US))
-    assert "time-between-steps" in _notes(paused, paused)
-
-
-def test_several_devices_are_said():
-    both = trace([kernel(0, 40, GEMM), kernel(0, 10, NCCL, device=1)], window_ns=(0, 40))
-    assert "several-devices" in _notes(side(both, window="all"), side(both, window="all"))
-
-
-def test_the_gravest_note_stands_first():
-    profile = program([Launch()] * 3)
-    one, other = side(profile), side(profile, window="all")
-    notes = comparability_notes(one, other, wall_split(one, other), kernel_changes(one, other))
-    order = list(NoteLevel)[::-1]
-    assert [order.index(note.level) for note in notes] == sorted(order.index(note.level) for note in notes)
