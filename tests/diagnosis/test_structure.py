@@ -771,6 +771,23 @@ def test_convolutions_in_the_default_format_between_passes_in_fp32_can_be_narrow
         assert "TF32" not in diagnosis.findings[0].remedies[0].action
 
 
+def test_products_in_32_bits_among_those_in_16_take_their_casts_with_them() -> None:
+    """Adapters that are kept in fp32: without them neither casts nor wide passes are made."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(10):
+            machine.launch(400 * US)
+            machine.launch(50 * US, DIRECT_COPY)
+            machine.launch(100 * US, FP32_GEMM)
+            machine.launch(60 * US, ADD)
+            machine.launch(40 * US, CAST)
+
+    found = verdict(step)
+    assert found.verdict == "precision"
+    # On an H200 products get 0.76 × 989/67 times as fast; half of the sum is left, and no cast.
+    assert found.findings[0].expected == pytest.approx(650 / (400 + 100 / (0.76 * 989 / 67) + 30), rel=0.02)
+
+
 def grids(kind: str, token: int) -> tuple[int, int]:
     """Blocks of what belongs to the tokens of a pass, and of the scores of its attention."""
     return {

@@ -142,7 +142,8 @@ class Precision(Rule):
     claimed = (
         "the time that fp32 products on vector units, and float64 products of a program with norms, softmax or an "
         "optimizer, would save at 0.55 of the ratio of the peaks; half of the passes over 32-bit numbers between them "
-        "where most products are such, a quarter in training"
+        "where most products are such, a quarter in training; where others have 16 bits, half of the passes around "
+        "those that do not, and the casts between"
     )
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
@@ -183,6 +184,7 @@ class Precision(Rule):
     trained_passes_share = Limit(
         0.25, "Autocast keeps norms, softmax and losses in 32 bits, and casts: half of that is saved."
     )
+    reach = Limit(6, "Passes between such a product and the cast behind it: a scale, a mask, a sum.")
     default_share = Limit(
         0.25, "Of the busy time, that of convolutions in TF32: below it, what narrower ones save is lost in casts."
     )
@@ -212,7 +214,30 @@ class Precision(Rule):
             long = facts.program.having("precision", "fp32", "fp64")
             saved = self.trained_passes_share if facts.trains else self.passes_share
             share[long & facts.program.labelled(*PASSES)] = saved
+        elif self._mixed(facts):
+            share = np.maximum(share, self._around(facts))
         return share
+
+    @remembered
+    def _around(self, facts: Facts) -> Float64s:
+        """What lies between such products and the casts that lead into 32 bits and back, in a program of 16 bits.
+
+        Without them, the casts are not made, and passes move half of the bytes.
+        """
+        program = facts.program
+        found = np.zeros(facts.work.height)
+        casts = program.in_order(program.labelled("copy-cast"))
+        wide = program.in_order(program.labelled(*PASSES) & program.having("precision", "fp32")) & ~casts
+        off = program.in_order(off_tensor_cores(facts))
+        for way in (1, -1):
+            at = np.flatnonzero(off)
+            for _ in range(int(self.reach)):
+                at = at + way
+                at = at[(at >= 0) & (at < len(off))]
+                found[program.order[at[casts[at]]]] = 1.0
+                at = at[wide[at]]
+                found[program.order[at]] = np.maximum(found[program.order[at]], self.passes_share)
+        return found
 
     def _mixed(self, facts: Facts) -> bool:
         """Whether a part of the program computes in 16 bits already, so that somebody has chosen what does not."""
@@ -224,6 +249,10 @@ class Precision(Rule):
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
         """By 16 bits; at least by TF32, which has half of their rate and leaves the passes as they are."""
         found, tf32 = super()._without(facts, claims), self._by_tf32(facts)
+        if self._mixed(facts) and found is not None:
+            share = claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1)
+            casts = facts.program.labelled("copy-cast") & (share >= self.unlaunched_share)
+            found = facts.replayed(time=share, calls=casts.astype(np.float64)) or found
         return found if found is None or tf32 is None else replace(found, low=min(found.low, tf32.low))
 
     @remembered
