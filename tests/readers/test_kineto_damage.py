@@ -159,6 +159,7 @@ def test_objects_in_arrays_of_an_event_are_no_events(tmp_path, monkeypatch):
         ({"a": {"traceEvents": [kernel(1, 1)]}}, "no Chrome trace"),
         ({"traceEvents": []}, "has no events"),
         ([], "has no events"),
+        ([[1, 2], [3, 4]], "export_memory_timeline"),
     ],
 )
 def test_json_of_another_kind_is_refused_for_what_it_is(tmp_path, content, said):

@@ -460,6 +460,27 @@ def test_a_trace_of_the_cpu_alone_is_blocked(captured):
     assert "kernels" not in found.capture.recorded
 
 
+@pytest.mark.parametrize(
+    ("runtime", "work", "told"),
+    [("xpu_runtime", "kernel", "XPU"), ("mtia_runtime", "mtia_ccp_events", "MTIA"),
+     ("privateuse1_runtime", "privateuse1_driver", "another maker")],
+)  # fmt: skip
+def test_a_trace_of_another_accelerator_is_called_one(trace, runtime, work, told):
+    notes = trace(launch(1, 1, 1) | {"cat": runtime}, kernel(3, 1, 1) | {"cat": work}).capture.notes
+    (note,) = [note for note in notes if note.code == "other-accelerator"]
+    assert told in note.text
+    assert not {"no-api-calls", "no-cuda-data"} & {note.code for note in notes}
+
+
+def test_gpu_work_without_readable_times_is_not_called_absent(trace):
+    (note,) = [note for note in trace(kernel(1, 1, 1) | {"ts": "soon"}).capture.notes if note.code == "no-gpu-work"]
+    assert "names GPU activity" in note.text
+
+
+def test_kernels_without_correlation_are_not_lost(trace):
+    assert "lost-gpu-work" not in _codes(trace(launch(1, 1, 1), kernel(3, 1)))
+
+
 def test_hardware_counters_in_place_of_kernels_are_noted(captured):
     (note,) = read(captured("kineto/hta_cupti_profiler_counters.json.gz")).capture.notes
     assert note.code == "no-gpu-work"

@@ -16,7 +16,9 @@ from warplens.profile import Device, Note, NoteLevel
 from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import name_categories
 from warplens.profile.trace import worst_first
-from warplens.readers.kineto.spans import Recorded, Spans
+from warplens.readers.kineto.issuers import Issued
+from warplens.readers.kineto.spans import GPU_KINDS, Recorded, Spans
+from warplens.readers.kineto.values import kind_of_category
 from warplens.readers.losses import lost_level, still_queued
 
 #: Absolute times lie between 2015 and 2100; others count from the start of the machine or of the program.
@@ -33,15 +35,20 @@ def is_rocm(header: Mapping[str, Any], calls: pl.Series) -> bool:
     return any(entry.get("warpSize") == 64 or "AMD" in str(entry.get("name", "")) for entry in _described(header))
 
 
-def devices_of(header: Mapping[str, Any], used: Iterable[int], rocm: bool) -> tuple[Device, ...]:
-    """The GPUs that work ran on, or all that are described where none ran; `rocm`: whether they are AMD's."""
-    described = {
-        entry["id"]: _device(entry["id"], entry, rocm)
-        for entry in _described(header)
-        if isinstance(entry.get("id"), int)
-    }
-    wanted = sorted(set(used)) or sorted(described)
-    return tuple(described[ordinal] for ordinal in wanted if ordinal in described)
+def devices_of(
+    header: Mapping[str, Any], used: Iterable[int], rocm: bool, renumbered: Mapping[int, int]
+) -> tuple[Device, ...]:
+    """The GPUs that work ran on, or all that are described where none ran.
+
+    Args:
+        header: what stands around the events.
+        used: the numbers of the GPUs that work ran on.
+        rocm: whether they are AMD's.
+        renumbered: by number of a GPU the one under which it is described, where that is another.
+    """
+    described = {entry["id"]: entry for entry in _described(header) if isinstance(entry.get("id"), int)}
+    wanted = {number: renumbered.get(number, number) for number in sorted(set(used)) or sorted(described)}
+    return tuple(_device(number, described[told], rocm) for number, told in wanted.items() if told in described)
 
 
 def _described(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -111,6 +118,7 @@ _LAUNCHES = r"^(cu(da)?Launch(Cooperative)?Kernel|hip(Ext)?(Module)?Launch(Coope
 
 #: What helps where the file, and not the recording, is at fault.
 _WRITE_AGAIN = "Export or copy the trace again"
+_APART = "Give the trace of each process, all of them in one folder: warplens ranks FOLDER"
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,7 @@ class Findings:
     tables: Mapping[str, pl.DataFrame]  #: the frames of the trace by name
     document: Recorded  #: what the trace held beside them
     spans: Spans  #: what was noticed on the way
+    issued: Issued  #: whose work it is
     devices: tuple[Device, ...]  #: the GPUs that are described
     launch_configuration: bool  #: whether grids and blocks were asked for
 
@@ -133,13 +142,29 @@ def _work(findings: Findings) -> int:
     return sum(findings.tables[name].height for name in ("kernels", "copies", "memsets"))
 
 
+#: Accelerators that PyTorch's profiler records as well, by what their events' categories begin with.
+_ELSEWHERE = {
+    "xpu_": "Intel's GPUs (XPU)",
+    "mtia_": "Meta's accelerators (MTIA)",
+    "hpu_": "Intel's accelerators (HPU)",
+    "privateuse1_": "an accelerator of another maker",
+}
+
+
 def _missing_work(findings: Findings) -> list[Note]:
+    categories = findings.document.categories
+    elsewhere = next(
+        (told for mark, told in _ELSEWHERE.items() if any(each.startswith(mark) for each in categories)), ""
+    )
+    if elsewhere and not findings.tables["api_calls"].height:
+        text = f"The trace was recorded on {elsewhere}, whose calls are not read: only NVIDIA's and AMD's GPUs are."
+        return [Note("other-accelerator", NoteLevel.BLOCKING, text, None)]
     if _work(findings):
         if findings.tables["api_calls"].height:
             return []
         text = "No CUDA or HIP calls were recorded: launches, queue times and the operators around them are unknown."
         return [Note("no-api-calls", NoteLevel.WARNING, text, f"Record again with {RECAPTURE}")]
-    if "cuda_profiler_range" in findings.document.categories:
+    if "cuda_profiler_range" in categories:
         text = (
             "The trace holds hardware counters instead of kernels: CUPTI's range profiler was on, without their times."
         )
@@ -147,6 +172,9 @@ def _missing_work(findings: Findings) -> list[Note]:
         return [Note("no-gpu-work", NoteLevel.BLOCKING, text, remedy)]
     if findings.document.cut_off_bytes is not None:
         text = "The trace is truncated before the GPU activity, which profilers write after the operators."
+        return [Note("no-gpu-work", NoteLevel.BLOCKING, text, _WRITE_AGAIN)]
+    if any(kind_of_category(each) in GPU_KINDS for each in categories):
+        text = "The trace names GPU activity, but none of it begins and ends at a time that can be read."
         return [Note("no-gpu-work", NoteLevel.BLOCKING, text, _WRITE_AGAIN)]
     if findings.tables["api_calls"].height:
         text = "CUDA or HIP calls were recorded, but no GPU work: no kernels, copies or memsets."
@@ -158,8 +186,8 @@ def _missing_work(findings: Findings) -> list[Note]:
 
 def _lost_work(findings: Findings) -> list[Note]:
     calls, kernels = findings.tables["api_calls"], findings.tables["kernels"]
-    if not _work(findings):
-        return []
+    if not _work(findings) or findings.issued.unknown or kernels["correlation"].null_count() == kernels.height:
+        return []  # which of them is which call's is not told
     names = calls["name"]
     launching = name_categories(names).str.contains(_LAUNCHES).arg_true()
     launches = calls.select("process", "correlation", "start_ns").filter(names.to_physical().is_in(launching.implode()))
@@ -174,6 +202,20 @@ def _lost_work(findings: Findings) -> list[Note]:
     level = lost_level(lost / launches.height)
     remedy = f"Record fewer steps, and end the profiler after torch.cuda.synchronize(): {RECAPTURE}"
     return [Note("lost-gpu-work", level, text, remedy)]
+
+
+def _merged(findings: Findings) -> list[Note]:
+    issued = findings.issued
+    if not issued.shared:
+        return []
+    text = f"Traces of {issued.processes:,} processes were merged into this file, in which calls bear the same ids: "
+    if issued.unknown:
+        text += f"whose call issued {issued.unknown:,} of {_work(findings):,} pieces of GPU work is not known."
+        return [Note("merged-traces", NoteLevel.BLOCKING, text, _APART)]
+    text += "GPU work was given to them in the order in which they stand there, which agrees with the clock."
+    if issued.renumbered:
+        text += " GPUs that two of them call by one number are taken to be two."
+    return [Note("merged-traces", NoteLevel.WARNING, text, _APART)]
 
 
 def _missing_host(findings: Findings) -> list[Note]:
@@ -247,4 +289,4 @@ def _damage(findings: Findings) -> list[Note]:
     return notes
 
 
-_CHECKS = (_missing_work, _lost_work, _missing_host, _devices, _configuration, _clock, _damage)
+_CHECKS = (_missing_work, _lost_work, _merged, _missing_host, _devices, _configuration, _clock, _damage)

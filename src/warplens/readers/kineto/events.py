@@ -129,7 +129,7 @@ class _Reading:
             ("phase", KINDS, (phases.take(self.events), None)),
             ("begin_ns", KINDS, self._column(self._member("ts"), self._times)),
             ("duration_ns", KINDS, self._column(self._member("dur"), self._times)),
-            ("process", KINDS, self._column(self._member("pid"), self._ids)),
+            ("process", KINDS, self._column(self._member("pid"), self._processes)),
             ("thread", KINDS, self._column(self._member("tid"), self._ids)),
             ("name", KINDS, self._column(self._member("name"), self._texts(self.reader.names))),
         ]
@@ -226,6 +226,10 @@ class _Reading:
     def _ids(self, rows: Int64s) -> Column:
         numbers = whole_at(self.text, self.words, self.scanned.keys.value.take(rows))
         return self._completed(numbers, rows, json_text.number_in)
+
+    def _processes(self, rows: Int64s) -> Column:
+        numbers = whole_at(self.text, self.words, self.scanned.keys.value.take(rows))
+        return self._completed(numbers, rows, json_text.process_in)
 
     def _texts(self, dictionary: Dictionary) -> Callable[[Int64s], Column]:
         return lambda rows: (self._text_codes(rows, dictionary), None)

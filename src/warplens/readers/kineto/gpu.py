@@ -58,14 +58,14 @@ def with_threads(rows: pl.DataFrame, host: int) -> pl.DataFrame:
     thread = pl.col("thread").fill_null(0)
     if rows.height and not rows.select(thread.is_between(-(2**31), 2**31 - 1).all()).item():
         handles = rows.select(thread.unique().sort()).to_series()
-        rows = rows.with_columns(thread=thread.replace_strict(handles, pl.Series(_short(handles.to_list()))))
+        rows = rows.with_columns(thread=thread.replace_strict(handles, pl.Series(short_numbers(handles.to_list()))))
     return rows.with_columns(
         pl.when(pl.col("process") >= 0).then("process").otherwise(host).pipe(int32).alias("process"),
         thread.cast(pl.Int32).alias("thread"),
     )
 
 
-def _short(handles: list[int]) -> list[int]:
+def short_numbers(handles: list[int]) -> list[int]:
     """For each handle a number that no other has: itself if it has 31 bits, else its low bits or the next free one."""
     taken = {handle for handle in handles if -(2**31) <= handle < 2**31}
     numbers = []
@@ -142,17 +142,17 @@ def wait_kind(name: str) -> str:
 _MOST_BLOCKS = 2**31 - 1
 
 
-def kernels_of(events: pl.DataFrame, calls: pl.DataFrame, host: int) -> pl.DataFrame:
+def kernels_of(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """The table of kernels, with the arguments of the events beside its columns."""
-    kernels = _on_device(events, calls, host).with_columns(named(events["name"]))
+    kernels = _on_device(events).with_columns(named(events["name"]))
     kernels = _with_launch_configuration(kernels, calls)
     full_name = kernels["name"]
     return kernels.with_columns(mapped(full_name, short_name).alias("name"), full_name=full_name)
 
 
-def copies_of(events: pl.DataFrame, calls: pl.DataFrame, host: int) -> pl.DataFrame:
+def copies_of(events: pl.DataFrame) -> pl.DataFrame:
     """The table of copies; what is copied from where to where stands in the event's name."""
-    copies = _on_device(events, calls, host)
+    copies = _on_device(events)
     names = named(copies["name"])
     words = {text: copy_words(text) for text in name_categories(names)}
     return copies.with_columns(
@@ -163,41 +163,32 @@ def copies_of(events: pl.DataFrame, calls: pl.DataFrame, host: int) -> pl.DataFr
     )
 
 
-def memsets_of(events: pl.DataFrame, calls: pl.DataFrame, host: int) -> pl.DataFrame:
+def memsets_of(events: pl.DataFrame) -> pl.DataFrame:
     """The table of memsets."""
-    memsets = _on_device(events, calls, host)
+    memsets = _on_device(events)
     return memsets.with_columns(pl.col("bytes").fill_null(0), mapped(memsets["name"], memset_memory).alias("memory"))
 
 
-def waits_of(events: pl.DataFrame, calls: pl.DataFrame, host: int) -> pl.DataFrame:
+def waits_of(events: pl.DataFrame) -> pl.DataFrame:
     """The table of waits of the host or of a stream."""
     if not events.height:
         return TABLES["synchronizations"].empty()
     told = events["sync_kind"].cast(pl.String).fill_null(events["name"].cast(pl.String)).fill_null("")
     return events.with_columns(
-        _issuing_process(events, calls, host),
+        pl.col("issuer").pipe(int32).alias("process"),
         pl.when(pl.col("device") >= 0).then("device").pipe(int32).alias("device"),
         pl.when(pl.col("stream").is_between(0, 2**32 - 2)).then("stream").alias("stream"),
         mapped(encoded(told), wait_kind).alias("kind"),
     )
 
 
-def _on_device(events: pl.DataFrame, calls: pl.DataFrame, host: int) -> pl.DataFrame:
-    """Work with its GPU and stream; an event without these arguments has them as its process and thread."""
+def _on_device(events: pl.DataFrame) -> pl.DataFrame:
+    """Work with its GPU and stream; an event without the latter's argument has it as its thread."""
     return events.with_columns(
-        pl.coalesce("device", "process", 0).pipe(int32).alias("device"),
+        pl.col("device").pipe(int32),
         pl.coalesce("stream", "thread", 0).pipe(int32).alias("stream"),
-        _issuing_process(events, calls, host),
+        pl.col("issuer").pipe(int32).alias("process"),
     )
-
-
-def _issuing_process(work: pl.DataFrame, calls: pl.DataFrame, host: int) -> pl.Series:
-    """The process that issued each piece of work: its own event names the GPU where others name a process."""
-    if not work.height or calls["process"].drop_nulls().n_unique() <= 1:
-        return pl.repeat(host, work.height, dtype=pl.Int32, eager=True).alias("process")
-    issuers = calls.select("correlation", issuer="process").drop_nulls().unique("correlation", keep="first")
-    joined = work.select("correlation").join(issuers, on="correlation", how="left", maintain_order="left")
-    return joined.select(pl.col("issuer").fill_null(host).pipe(int32).alias("process")).to_series()
 
 
 def _with_launch_configuration(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

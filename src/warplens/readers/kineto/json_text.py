@@ -10,6 +10,7 @@ import json
 import re
 from decimal import Decimal, InvalidOperation
 from typing import Any
+from zlib import crc32
 
 import orjson
 
@@ -22,6 +23,7 @@ _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})|\\\\', re.DOTALL)
 _CONSTANT = re.compile(_STRING.pattern + r"|-?\b(?:nan|inf|infinity)\b", re.DOTALL | re.IGNORECASE)
 _WHOLE = re.compile(r"[+-]?\d{1,40}")
 _LAST_DIGITS = re.compile(r"(\d{1,18})\D*$")
+_LABELLED = re.compile(r"(\[[^\]]+\]) *(\d{1,9})")
 
 _LOW_64_BITS = 2**64 - 1
 _HIGHEST = 2**63 - 1
@@ -162,3 +164,12 @@ def number_in(value: Any) -> int | None:
         found = _LAST_DIGITS.search(value)
         return int(found[1]) if found else None
     return whole(value)
+
+
+def process_in(value: Any) -> int | None:
+    """The id of a process; that of one with the label of its rank (`[TP01] 4711`) has the label in its high bits.
+
+    Programs that merge the traces of ranks write such labels. Processes, and GPUs, of equal numbers stay apart.
+    """
+    found = _LABELLED.fullmatch(value) if isinstance(value, str) else None
+    return number_in(value) if found is None else (1 + crc32(found[1].encode()) // 2) << 32 | int(found[2])

@@ -109,7 +109,7 @@ class Frames:
             "phase": ord(phase),
             "begin_ns": json_text.nanoseconds(event.get("ts")),
             "duration_ns": json_text.nanoseconds(event.get("dur")),
-            "process": json_text.number_in(event.get("pid")),
+            "process": json_text.process_in(event.get("pid")),
             "thread": json_text.number_in(event.get("tid")),
             "name": self._reader.names.add(name) if isinstance(name, str) else None,
         }

@@ -29,6 +29,7 @@ from warplens.readers.kineto.gpu import (
     waits_of,
     with_threads,
 )
+from warplens.readers.kineto.issuers import Issued, shorten_processes, with_issuers
 from warplens.readers.kineto.spans import Recorded, Spans, read_events, spans_of
 from warplens.secrets import without_folders
 
@@ -109,20 +110,22 @@ def host_process(spans: Spans) -> int:
     return 0
 
 
-def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
-    """The tables by name; the spans' frames are let go of one by one."""
-    host = host_process(spans)
+def tables_of(spans: Spans) -> tuple[dict[str, pl.DataFrame], Issued]:
+    """The tables by name, and who issued the work; the spans' frames are let go of one by one."""
+    shorten_processes(spans)
     frames = spans.frames
+    host = host_process(spans)
+    issued = with_issuers(frames, host)
     calls, operators = frames.pop("call"), frames.pop("operator")
     is_mark = named(operators["name"]).cast(pl.String).str.contains(_MARKS)
     marks, operators = operators.filter(is_mark), operators.filter(~is_mark)
-    kernels = kernels_of(frames.pop("kernel"), calls, host)
+    kernels = kernels_of(frames.pop("kernel"), calls)
     tables = {
         "kernels": kernels,
         "collectives": collectives_of(kernels, operators, calls),
-        "copies": copies_of(frames.pop("copy"), calls, host),
-        "memsets": memsets_of(frames.pop("memset"), calls, host),
-        "synchronizations": waits_of(frames.pop("wait"), calls, host),
+        "copies": copies_of(frames.pop("copy")),
+        "memsets": memsets_of(frames.pop("memset")),
+        "synchronizations": waits_of(frames.pop("wait")),
     }
     tables["kernels"] = TABLES["kernels"].checked(kernels)
     del kernels
@@ -143,7 +146,8 @@ def tables_of(spans: Spans) -> dict[str, pl.DataFrame]:
     lines = mapped(named(functions["name"]), without_folders)
     tables["python_functions"] = _nested(with_threads(functions, host).with_columns(lines))
     tables["allocations"] = _allocations(frames.pop("allocation"), host)
-    return {name: TABLES[name].checked(tables[name]) if name in tables else TABLES[name].empty() for name in TABLES}
+    checked = {name: TABLES[name].checked(tables[name]) if name in tables else TABLES[name].empty() for name in TABLES}
+    return checked, issued
 
 
 def _on_threads(overheads: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
@@ -245,11 +249,11 @@ def read_kineto(
     _refuse_others(document, known_as)
     report(f"{known_as.name}: putting the trace together")
     spans = spans_of(document.frames)
-    tables = tables_of(spans)
+    tables, issued = tables_of(spans)
     used = pl.concat([tables[name]["device"] for name in ("kernels", "copies", "memsets")]).unique().to_list()
     rocm = is_rocm(document.header, tables["api_calls"]["name"])
-    devices = devices_of(document.header, used, rocm)
-    rank, world_size = placement_of(document.header)
+    devices = devices_of(document.header, used, rocm, issued.renumbered)
+    rank, world_size = placement_of(document.header) if not issued.shared else (None, None)
     version = document.header.get("schemaVersion")
     capture = Capture(
         source=known_as.name,
@@ -262,7 +266,7 @@ def read_kineto(
         rank=rank,
         world_size=world_size,
         recorded=recorded_tables(tables, document.header),
-        notes=notes_of(Findings(tables, document, spans, devices, launch_configuration)),
+        notes=notes_of(Findings(tables, document, spans, issued, devices, launch_configuration)),
     )
     return Trace(capture, **tables)
 
@@ -287,6 +291,10 @@ def _refuse_others(document: Recorded, known_as: Path) -> None:
             advice = "Record the program with Nsight Systems: nsys profile --trace=cuda,nvtx python train.py"
             raise UnreadableInputError(known_as, found, advice)
         found = "this is a Chrome trace, but of another program: none of its events is PyTorch's or a GPU's"
+        raise UnreadableInputError(known_as, found, _ADVICE)
+    # Of an array, what stands behind its bracket.
+    if not document.events and document.begin.lstrip().startswith(b"["):
+        found = "this is a list of numbers, as PyTorch's export_memory_timeline writes, and no trace"
         raise UnreadableInputError(known_as, found, _ADVICE)
     if not document.events and not document.header.get("schemaVersion"):
         raise UnreadableInputError(known_as, "this Chrome trace has no events", f"Record again with {RECAPTURE}")
