@@ -117,6 +117,33 @@ def share_in(text: str) -> float | None:
     return share if sign and not rest.strip() and 0 <= share < float("inf") else None
 
 
+def given_share(text: str) -> float:
+    """The share that the value of an option names, as a percentage (`5%`) or by itself (`0.05`); below 1.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    share = share_in(text)
+    if share is None:
+        try:
+            share = float(text)
+        except ValueError:
+            share = float("nan")
+    if not 0 <= share < 1:
+        raise typer.BadParameter(f"{text!r} is no share: write a percentage below 100%, such as 2%, or 0.02")
+    return share
+
+
+def share_option(meaning: str) -> Any:
+    """An option whose value is a share, which `given_share` reads, checked before any profile is read."""
+
+    def check(text: str) -> str:
+        given_share(text)
+        return text
+
+    return option("PERCENT", meaning, callback=check, show_default=True)
+
+
 def flag(name: str, meaning: str) -> Any:
     """An option without a value."""
     return typer.Option(name, help=meaning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -65,10 +66,14 @@ def ratio_interval(baseline: Samples, variant: Samples, *, level: float = 0.05, 
     return interval_of(shift_between(baseline, variant, level=level, seed=seed))
 
 
+#: The logarithm of the greatest number; two durations a side of very different length reach beyond it.
+_MOST_LOGARITHM: Final = math.log(sys.float_info.max)
+
+
 def interval_of(shift: Shift) -> Interval:
     """A shift of logarithms as a ratio."""
-    low, high = shift.interval
-    return Interval(low=math.exp(low), estimate=math.exp(shift.estimate), high=math.exp(high), level=shift.level)
+    low, high = (math.exp(end) if end < _MOST_LOGARITHM else math.inf for end in shift.interval)
+    return Interval(low=low, estimate=math.exp(shift.estimate), high=high, level=shift.level)
 
 
 def check_level(level: float) -> None:

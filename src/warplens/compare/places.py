@@ -255,6 +255,7 @@ def comparability_notes(baseline: Side, variant: Side, wall: WallSplit, kernels:
         *_without_work(baseline, variant),
         *_aborted(baseline, variant),
         *_environment(baseline, variant),
+        *_same_recording(baseline, variant),
         *_repetitions(baseline, variant),
         *_hidden(baseline, variant),
         *_alike(baseline, variant, kernels),
@@ -305,6 +306,14 @@ def _environment(baseline: Side, variant: Side) -> Iterator[Note]:
     if missing:
         text = f"Only one side recorded {', '.join(missing)}: what follows from it is known for that side only"
         yield Note("different-tables", NoteLevel.WARNING, text, "Record both sides with the same options")
+
+
+def _same_recording(baseline: Side, variant: Side) -> Iterator[Note]:
+    # No two runs agree in the nanosecond at which each piece of work began and ended.
+    times = [side.work.select("start_ns", "end_ns") for side in (baseline, variant)]
+    if times[0].height and times[0].equals(times[1]):
+        text = "Both sides are one recording: it is compared with itself"
+        yield Note("same-recording", NoteLevel.WARNING, text, "Give another run as the variant, or another window")
 
 
 def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:

@@ -129,7 +129,9 @@ def centres_and_variances(values: Float64s, trimmed: float) -> tuple[Float64s, F
     winsorised = (core.sum(axis=-1) + gone * (ends[0] + ends[1])) / count
     squares = ((core - winsorised[..., None]) ** 2).sum(axis=-1)
     squares += gone * ((ends[0] - winsorised) ** 2 + (ends[1] - winsorised) ** 2)
-    return centre, squares / (kept * (kept - 1))
+    # Equal values differ from their own mean by its rounding, which is no variance: clocks that tick in microseconds
+    # give many equal durations, and a resample of nothing else would lie 10^14 standard errors away.
+    return centre, np.where(ends[0] == ends[1], 0.0, squares / (kept * (kept - 1)))
 
 
 #: Nodes of the mean over χ² in `power`: exact to 1e-6 from one degree of freedom on.

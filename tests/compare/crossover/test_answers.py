@@ -292,6 +292,24 @@ def test_equal_sides_cross_in_one_of_twenty_sweeps_at_most(paired):
     assert decided <= 5
 
 
+@pytest.mark.parametrize("blocks", [4, 5, 6])
+@pytest.mark.parametrize("paired", [True, False])
+def test_few_blocks_of_equal_sides_are_undecided_at_every_point(blocks, paired):
+    """With four blocks, the four of one point in eight lie on the same side by chance."""
+    generator = np.random.default_rng(5)
+    decided, sweeps = 0, 100
+    for number in range(sweeps):
+        points = []
+        for batch in (1, 2, 4, 8, 16, 32):
+            logs = generator.normal(0, 0.02, (2, blocks, 1))
+            sides = [cell(Samples.of(1e6 * np.exp(side), paired=paired)) for side in logs]
+            points.append(Point({"batch": batch}, *sides))
+        sweep = Sweep("made.json", "made", ("batch",), {}, {}, {}, tuple(points), {}, paired)
+        (answer,) = crossovers(sweep, "batch", seed=number, draws=DRAWS)
+        decided += len(answer.undecided_at) < len(points)
+    assert decided <= 0.1 * sweeps  # one of twenty, and three standard errors of so many sweeps
+
+
 def line(attention: str, axis: str, **others: Any) -> PaysOff:
     (found,) = (item for item in crossovers(token_reduction(attention), axis) if item.others == others)
     return found

@@ -290,7 +290,12 @@ def _captured(**changes: object) -> Trace:
 
 
 def test_alike_profiles_are_only_told_to_be_profiled():
-    assert _notes(PROFILE, PROFILE) == {"profiled-times": NoteLevel.INFO}
+    another_run = replace(PROFILE, kernels=PROFILE.kernels.with_columns(pl.col("end_ns") - 1))
+    assert _notes(PROFILE, another_run) == {"profiled-times": NoteLevel.INFO}
+
+
+def test_a_recording_against_itself_is_said():
+    assert _notes(PROFILE, PROFILE)["same-recording"] == NoteLevel.WARNING
 
 
 _GUESSED = program([Launch(GEMM), Launch(SOFTMAX), Launch("other_kernel")], steps=6, named=False)

@@ -29,9 +29,9 @@ from benchmarks.comparison_errors import (
 from scipy import stats
 
 from tests.tiers import thinned
-from warplens.compare.decisions import Comparison, Interval, NoiseFloor, regression
+from warplens.compare.decisions import Comparison, Interval, NoiseFloor, compare, ratio_interval, regression
 from warplens.compare.many import DIFFERENCES, adjusted, many_differences
-from warplens.compare.shift import power, t_quantile, two_sided, variance_limit
+from warplens.compare.shift import Samples, centres_and_variances, power, t_quantile, two_sided, variance_limit
 from warplens.errors import UsageError
 
 
@@ -47,6 +47,30 @@ from warplens.errors import UsageError
 )
 def test_quantiles_are_those_of_printed_tables(level, freedom, printed):
     assert t_quantile(level, freedom) == pytest.approx(printed, rel=1e-5)
+
+
+def test_a_clock_that_ticks_coarsely_widens_no_interval():
+    """Equal durations differ from their mean by its rounding; divided by that, a resample lies anywhere."""
+    generator = np.random.default_rng(3)
+    for count in (8, 10, 12):
+        logs = generator.normal(0, 0.02, (2, count))
+        exact = [Samples.of([1e6 * np.exp(side)]) for side in logs]
+        ticks = [Samples.of([np.round(side.values / 2e4) * 2e4]) for side in exact]
+        one, other = ratio_interval(*exact), ratio_interval(*ticks)
+        assert math.log(other.high / other.low) < 3 * math.log(one.high / one.low)
+
+
+def test_equal_durations_have_no_variance():
+    for size in (8, 10, 13):
+        centre, variance = centres_and_variances(np.log(np.full(size, 1_040_000.0)), 0.2)
+        assert (float(variance), float(centre)) == (0.0, pytest.approx(math.log(1_040_000)))
+
+
+def test_sides_too_far_apart_for_a_number_have_an_open_interval():
+    """Two durations a side, from microseconds to days."""
+    found = compare(Samples.of([[1e3, 1e16]]), Samples.of([[1e3, 1e15]]), level=1e-4)
+    assert (found.verdict, found.ratio.low, found.ratio.high) == ("undecided", 0.0, math.inf)
+    assert not regression(found, 0.05).found
 
 
 @pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 5.0, 40.0, 1000.0])

@@ -14,7 +14,7 @@ import typer
 from warplens.analysis.numerics import NUMERICS, ULP_CLASSES, numeric_differences
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, limited, most_rows
 from warplens.cli.edge import GATE_FAILED, note, progress
-from warplens.cli.options import Format, FormatOption, LimitOption, argument, flag, option
+from warplens.cli.options import Format, FormatOption, LimitOption, argument, flag, given_share, option, share_option
 from warplens.errors import UsageError
 from warplens.profile.measurements import Measurements
 from warplens.readers.measurements import measurements_of
@@ -22,6 +22,7 @@ from warplens.readers.published import read_sweep
 from warplens.report.document import Table, pick
 from warplens.report.jsonout import envelope
 from warplens.report.measured import doubts_of, measured_document, measured_facts, measured_table
+from warplens.report.text import plural
 from warplens.studies.runner.engine import command_line
 from warplens.workloads.registry import Plan, torch_or_advice
 from warplens.workloads.registry import workload as workload_named
@@ -225,10 +226,7 @@ def _measure(
             min=1,
         ),
     ] = None,
-    interval: Annotated[
-        float,
-        option("SHARE", "Stop when half the 95 % interval is this share of the median.", min=0, show_default=True),
-    ] = 0.02,
+    interval: Annotated[str, share_option("Stop when half the 95 % interval is this share of the median.")] = "2%",
     seconds: Annotated[float, option("S", "Time limit for the steps of one cell.", min=0, show_default=True)] = 20.0,
     flush_l2: Annotated[bool, flag("--flush-l2", "Overwrite the GPU's L2 cache before each step.")] = False,
     device: Annotated[str | None, option("NAME", "As PyTorch names it; the GPU if there is one.")] = None,
@@ -247,17 +245,18 @@ def _measure(
         checked_folder(report)
     names = range_names(range_name or [])
     until = rounds is None and repetitions is None
+    precision = given_share(interval)
     asked = Asked(
         workload=workload,
         axes=axes_of(workload, given),
-        plan=make_plan(warmup, repetitions, interval, seconds, flush_l2, rounds),
+        plan=make_plan(warmup, repetitions, precision, seconds, flush_l2, rounds),
         device=device,
         ranges=ranges or bool(names),
         range_names=names,
         rounds=rounds,
         command=command_line(
             "warplens", "bench", workload, **given, warmup=warmup, rounds=rounds, repetitions=repetitions,
-            interval=f"{interval:g}" if until else None, seconds=f"{seconds:g}" if until else None, flush_l2=flush_l2,
+            interval=f"{precision:g}" if until else None, seconds=f"{seconds:g}" if until else None, flush_l2=flush_l2,
         ),
     )  # fmt: skip
     with progress("preparing") as tell:
@@ -403,7 +402,8 @@ def numerics(
         frames += [numeric_differences(tensors, truth, f"{path.name} to {exact.name}")
                    for path, tensors in ((a, one), (b, other))]  # fmt: skip
     rows = pl.concat(frames)
-    facts = [f"differences in float64; ULPs of the coarser format; {rows.height} comparisons"]
+    compared = plural(rows.height, "comparison")
+    facts = [f"differences in float64; ULPs of the coarser format; {compared}"]
     if missing := sorted(set(one) ^ set(other)):
         facts.append(f"only in one of the files, and left out: {', '.join(missing[:5])}" + ("…" * (len(missing) > 5)))
     errors = pick(NUMERICS, "pair", "tensor", "shape", "ulp_format", "not_finite", "not_finite_other",
@@ -416,7 +416,10 @@ def numerics(
     part = Part(head=facts, tables=limited(tables, most_rows(form, limit)))
     emit(Answer("numerics", [a.name, b.name], [part], rows, lambda: {"rows": rows}), form)
     if fail_on is not None:
-        beyond = frames[0].filter((pl.col("relative") > fail_on) | (pl.col("not_finite") != pl.col("not_finite_other")))
-        if beyond.height:
-            note(f"beyond the limit of {fail_on:g}: {', '.join(beyond['tensor'].head(3))}")
+        beyond = frames[0].filter(pl.col("relative") > fail_on)["tensor"]
+        one_sided = frames[0].filter(pl.col("not_finite") != pl.col("not_finite_other"))["tensor"]
+        for what, tensors in ((f"beyond the limit of {fail_on:g}", beyond), ("not finite on one side only", one_sided)):
+            if tensors.len():
+                note(f"{what}: {', '.join(tensors.head(3))}" + ("…" * (tensors.len() > 3)))
+        if beyond.len() or one_sided.len():
             raise typer.Exit(GATE_FAILED)

@@ -281,7 +281,7 @@ def _parse_ceiling(text: str) -> tuple[str, float]:
     except ValueError:
         value = 0.0
     if roof not in _ROOFS or not 0 < value < float("inf"):
-        raise UsageError(f"{text!r} is not a roof: write one of {', '.join(_ROOFS)}, =, and a rate such as 4.2T")
+        raise UsageError(f"{text!r} is not a roof: write it as dram=4.2T; roofs are {', '.join(_ROOFS)}")
     return roof, value
 
 

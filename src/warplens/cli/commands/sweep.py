@@ -11,7 +11,7 @@ import orjson
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_target, give, note_lines, print_lines
 from warplens.cli.edge import note, progress
-from warplens.cli.options import Format, FormatOption, argument, flag, option
+from warplens.cli.options import Format, FormatOption, argument, flag, given_share, option, share_option
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers.published import read_sweep
@@ -70,7 +70,7 @@ def report_sweep(
             (`method=topk,input_size=224,batch=1.nsys-rep`) or listed in its `profiles.json`.
     """
     if not 0.5 < level < 1 or not 0 <= margin < 1:
-        raise UsageError("the confidence lies between 0.5 and 1, and the margin between 0 and 1")
+        raise UsageError("the confidence lies between 50% and 100%, and the margin between 0% and 100%")
     folder = checked_target(output, (path,)) if output is not None else None
     with progress(f"reading {path.name}") as tell:
         measurements = read_sweep(path)
@@ -187,8 +187,8 @@ def sweep_report(
         str | None, option("NAME=VALUE,…", "Settings of the baseline, where the file has none.")
     ] = None,
     variant: Annotated[str | None, option("NAME=VALUE,…", "Settings of the variant, where the file has none.")] = None,
-    level: Annotated[float, option("SHARE", "Confidence of the intervals, together.", show_default=True)] = 0.95,
-    margin: Annotated[float, option("SHARE", "Differences that do not matter.", show_default=True)] = 0.02,
+    level: Annotated[str, share_option("Confidence of the intervals, together.")] = "95%",
+    margin: Annotated[str, share_option("Differences that do not matter.")] = "2%",
     profiles: Annotated[Path | None, option("DIR", "Profiles of cells, which show what limits each of them.")] = None,
     output: Annotated[
         Path | None, option("DIR", "Folder to write; without it, the answer is printed.", "--output", "-o")
@@ -196,7 +196,7 @@ def sweep_report(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Report on a sweep: speed-ups, what limits each cell, crossovers, break-even, anomalies."""
-    report_sweep(file, baseline, variant, output, form, level, margin, profiles)
+    report_sweep(file, baseline, variant, output, form, given_share(level), given_share(margin), profiles)
 
 
 def sweep_run(

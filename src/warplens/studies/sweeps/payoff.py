@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
+from warplens.compare.decisions import ratio_interval
+from warplens.compare.shift import RESAMPLED_FROM, units
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Float64s
@@ -162,7 +164,7 @@ def _line(
         return PaysOff("measured", axis, others, "undecided", (), span, level, reason=reason, doubts=gaps)
     values = np.array([float(point.settings[axis]) for point in measured])
     drawn = replicates(measured, draws, level, seed)
-    signs = _signs(drawn, level)
+    signs = _signs(measured, drawn, level)
     crossings = tuple(_crossings(values, drawn, signs, level))
     inside = [crossing.bracket for crossing in crossings if crossing.decided]
     unknown = tuple(
@@ -185,10 +187,20 @@ def _line(
     )
 
 
-def _signs(drawn: Replicates, level: float) -> list[int]:
-    """1 where the variant is slower, −1 where it is faster, 0 where noise does not tell; at `level` for all at once."""
+def _signs(points: Sequence[Point], drawn: Replicates, level: float) -> list[int]:
+    """1 where the variant is slower, −1 where it is faster, 0 where noise does not tell; at `level` for all at once.
+
+    Resampled medians reach no further than the outermost block: with four blocks, one in eight points has them all on
+    one side by chance, and at no level would it be undecided. Where blocks are too few to be resampled, a point is
+    decided as in the table of points, by Student's t.
+    """
     outside = (1 - level) / drawn.ratio.size / 2
     low, high = np.quantile(drawn.ratio_draws, [outside, 1 - outside], axis=0)
+    for at in np.flatnonzero(drawn.known).tolist():
+        sides = points[at].durations
+        if sides is not None and min(units(side).size for side in sides) < RESAMPLED_FROM:
+            ratio = ratio_interval(*sides, level=2 * outside)
+            low[at], high[at] = ratio.low - 1, ratio.high - 1
     return [
         int(low > 0) - int(high < 0) if known else 0 for low, high, known in zip(low, high, drawn.known, strict=True)
     ]
