@@ -7,8 +7,6 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-__all__ = ["write_stretched"]
-
 
 def write_stretched(source: Path, path: Path, factor: float) -> Path:
     """Writes the export `source` (.sqlite.xz) to `path` with every time multiplied by `factor`."""

@@ -14,7 +14,8 @@ import signal
 import sys
 import tempfile
 import zipfile
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import astuple, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -147,12 +148,9 @@ def _run(words: list[str]) -> Ended:
     edge._verdict = _verdict
 
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors="replace", newline="") for _ in range(2))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     code: int | None = None
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     try:
-        with redirect_stdout(out), redirect_stderr(err):
+        with watched() as grown, redirect_stdout(out), redirect_stderr(err):
             if words[0] == "read":
                 sys.exit(edge.guarded(lambda: _read(Path(words[1])), debug=False))
             app(words)
@@ -162,12 +160,9 @@ def _run(words: list[str]) -> Ended:
         return Ended(None, f"too long: {words[0]} at {place_of(error)}", shlex.join(words))
     except BaseException as error:
         return Ended(None, f"escaped: {type(error).__name__} at {place_of(error)}", str(error)[:300])
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     answer, complaint = (_content(stream) for stream in (out, err))
-    if grown > MEMORY_BYTES:
-        return Ended(code, f"memory: {words[0]}", f"{grown / 2**20:.0f} MB more")
+    if more := grown():
+        return Ended(code, f"memory: {words[0]}", more)
     if wrong := _wrong(words, code, answer, complaint):
         return Ended(code, *wrong)
     return Ended(code)
@@ -230,8 +225,24 @@ def _content(stream: io.TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode("utf-8", "replace")
 
 
-def stop(*_: object) -> None:
-    raise TooLongError
+@contextmanager
+def watched() -> Iterator[Callable[[], str]]:
+    """Ends what takes more processor time than a case may; gives how much memory it added, if more than it may."""
+
+    def stop(*_: object) -> None:
+        raise TooLongError
+
+    def grown() -> str:
+        more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        return f"{more / 2**20:.0f} MB more" if more > MEMORY_BYTES else ""
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    try:
+        yield grown
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def place_of(error: BaseException) -> str:

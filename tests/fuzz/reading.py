@@ -11,8 +11,6 @@ A hundred times as many of these as of whole commands can be tried in the same t
 
 from __future__ import annotations
 
-import resource
-import signal
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -21,17 +19,7 @@ from random import Random
 
 import polars as pl
 
-from tests.fuzz.judge import (
-    CPU_SECONDS,
-    MEMORY_BYTES,
-    OWN,
-    Ended,
-    TooLongError,
-    memory_folder,
-    place_of,
-    placed,
-    stop,
-)
+from tests.fuzz.judge import OWN, Ended, TooLongError, memory_folder, place_of, placed, watched
 from tests.fuzz.mutators import database, mutated
 from tests.fuzz.reference import changed_trace, of_database, of_trace, tables_of
 from tests.fuzz.seeds import Seed, one_of, seeds
@@ -73,12 +61,10 @@ def read_ended(seed: Seed, content: bytes, state: str) -> Ended:
 
 def bounded(run: Callable[[], str], what: str, seed: Seed) -> Ended:
     """Carries out what gives the name of a defect or nothing, within the bounds of a case."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     code, wrong, line = 0, "", ""
     try:
-        wrong = run()
+        with watched() as grown:
+            wrong = run()
     except TooLongError as error:
         return Ended(None, f"too long: {what} at {place_of(error)}", seed.name)
     except KeyboardInterrupt:
@@ -88,11 +74,8 @@ def bounded(run: Callable[[], str], what: str, seed: Seed) -> Ended:
         line = edge.one_line(text)[:300]
         if code != edge.UNUSABLE:
             wrong = f"defect {code}: {type(error).__name__} at {place_of(error)}"
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    if grown > MEMORY_BYTES:
-        return Ended(code, f"memory: {what}", f"{grown / 2**20:.0f} MB more")
+    if more := grown():
+        return Ended(code, f"memory: {what}", more)
     return Ended(code, wrong, line)
 
 

@@ -13,8 +13,6 @@ from typing import Final
 
 from tests.golden.running import Case
 
-__all__ = ["CASES"]
-
 _FORMATS: Final = ("table", "json", "csv", "md")
 
 #: Recordings by what they have that others lack.

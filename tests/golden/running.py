@@ -20,8 +20,6 @@ from pathlib import Path
 
 from tests.golden.surface import surface
 
-__all__ = ["Case", "run"]
-
 HERE = Path(__file__).parent
 
 #: Columns of the terminal that tables are printed for.

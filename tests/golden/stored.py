@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["differences", "expected", "store"]
-
 _FOLDER = Path(__file__).parent / "expected"
 
 #: Sums of floating-point numbers may end differently on another processor or with another library. Whole numbers, all

@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["surface"]
-
 
 def surface() -> str:
     """The public names of the package in the order that it lists them, and what they take."""

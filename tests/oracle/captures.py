@@ -15,8 +15,6 @@ import zstandard
 
 from tests.shipped import OTHERS
 
-__all__ = ["Capture", "captures", "has_device_data"]
-
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 #: Captures of the project: present in every clone.

@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-__all__ = ["EXPECTED", "REPORTS", "Answers", "Report", "Reported", "collect", "digest", "find_nsys", "load", "store"]
-
 #: Where the reference tool's answers are stored, one file per capture.
 EXPECTED = Path(__file__).resolve().parent / "expected"
 

@@ -16,8 +16,6 @@ from warplens.analysis.launches import launch_statistics
 from warplens.analysis.ranges import range_instances
 from warplens.analysis.timeline import Timeline
 
-__all__ = ["OUR_REPORTS"]
-
 _STYLES = {"push-pop": "PushPop", "start-end": "StartEnd"}
 _TIMES = ("total_ns", "calls", "min_ns", "max_ns", "mean_ns", "median_ns", "stdev_ns")
 _SIZES = ("total_bytes", "calls", "min_bytes", "max_bytes", "mean_bytes", "median_bytes", "stdev_bytes")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.readers.exports import Export
 from tests.shipped import of_others
 
 #: Exports with real data of nine versions of Nsight Systems; not part of the project, some are other people's.
@@ -25,6 +26,18 @@ REAL_EXPORTS = (
     "rtx5000_lm_small_windows",
     "wsl2_no_cuda_tables",
 )
+
+
+@pytest.fixture
+def export():
+    """An export without rows."""
+    return Export()
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a small export is written."""
+    return tmp_path / "profile.sqlite"
 
 
 @pytest.fixture(scope="session")

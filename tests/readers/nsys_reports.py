@@ -3,28 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import lz4.block
-
-from warplens.readers.nsys.report_container import opened
-
-__all__ = [
-    "STRINGS",
-    "block",
-    "bytes_field",
-    "call",
-    "copy",
-    "event",
-    "kernel",
-    "message",
-    "nvtx",
-    "repeated",
-    "report",
-    "small_events",
-    "small_report",
-    "varint",
-]
 
 
 def varint(value: int) -> bytes:
@@ -104,22 +84,6 @@ def report(
         index.append({1: name, 2: len(out), 3: len(content)})
         out += content
     return out + message({1: index}) + len(out).to_bytes(8, "little") + b"U3w[END]"
-
-
-def repeated(path: Path, times: int) -> bytes:
-    """A report with the events of another one several times over."""
-    with opened(path, path) as source:
-        source._file.seek(source._first_block)
-        blocks = source._file.read(source._strings_at - source._first_block)
-        return report(
-            [blocks] * times,
-            source.event_count * times,
-            source.strings,
-            target=source.target,
-            tail=source.tail,
-            options=source.options,
-            origin=source.origin,
-        )
 
 
 PROCESS = 281_492_055_916_544

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.readers.kineto_oracle import rows_of
@@ -178,6 +178,7 @@ _EVENTS = st.fixed_dictionaries(
 )
 
 
+@example(events=[], seed=0, around="{}x")
 @given(events=st.lists(_EVENTS, max_size=12), seed=st.integers(0, 10**6), around=st.sampled_from(["{}", "{}x", "[]"]))
 def test_any_valid_layout_gives_what_a_json_parser_gives(tmp_path_factory, events, seed, around):
     choice = random.Random(seed)

@@ -6,23 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.readers.exports import Export, global_tid
 from warplens.readers import read
 from warplens.readers.nsys.texts import _crossing_groups, with_nesting
-
-
-@pytest.fixture
-def export():
-    return Export()
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "profile.sqlite"
 
 
 def _ranges(export: Export, path: Path) -> pl.DataFrame:

@@ -11,11 +11,6 @@ from warplens.profile import Note
 from warplens.readers import read
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "profile.sqlite"
-
-
 def _notes(export: Export, path: Path) -> dict[str, Note]:
     return {note.code: note for note in read(export.write(path)).capture.notes}
 

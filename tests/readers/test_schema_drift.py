@@ -25,16 +25,6 @@ from warplens.profile import Trace
 from warplens.readers import read
 
 
-@pytest.fixture
-def export():
-    return Export()
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "profile.sqlite"
-
-
 def _texts(series: pl.Series) -> list[str | None]:
     return series.cast(pl.String).to_list()
 

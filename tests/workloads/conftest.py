@@ -42,6 +42,18 @@ def interpreter():
         pytest.skip("this triton's interpreter does not work with NumPy 2.4 and later")
 
 
+@pytest.fixture
+def float64():
+    """Tensors are float64 unless they say otherwise, and the same each time."""
+    import torch
+
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
 class Clock:
     """A host clock that moves when it is told to, so that times are exact on a busy machine."""
 

@@ -20,16 +20,8 @@ from warplens.workloads.token_reduction.methods import (
 )
 from warplens.workloads.vision import VisionTransformer
 
+pytestmark = pytest.mark.usefixtures("float64")
 EPSILON = 1e-6
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def _model(fused=False):

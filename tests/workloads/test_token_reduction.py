@@ -35,17 +35,9 @@ from warplens.workloads.token_reduction.methods import (
 )
 from warplens.workloads.vision import NORM_EPSILON, Attention, VisionTransformer
 
+pytestmark = pytest.mark.usefixtures("float64")
 BATCH, HEADS, D_HEAD, WIDTH = 3, 2, 4, 8
 METHODS = ["random", "topk", "topk-rows", "evit", "tome", "dynamicvit", "ats"]
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def _inputs(tokens):
@@ -53,6 +45,11 @@ def _inputs(tokens):
     x = torch.randn(BATCH, tokens, WIDTH)
     weights = (3 * torch.randn(BATCH, HEADS, tokens, tokens)).softmax(dim=-1)
     return x, Attended(weights, *torch.randn(2, BATCH, HEADS, tokens, D_HEAD))
+
+
+def _kept(tokens, share):
+    """Patches that go on: a share of all but the class token, rounded up."""
+    return max(1, math.ceil(share * (tokens - 1) - 1e-9))
 
 
 def _close(tensor, numbers):
@@ -64,10 +61,9 @@ def _close(tensor, numbers):
 class TestChoosing:
     def test_topk_keeps_what_the_class_token_attends_to_most_best_first(self, tokens, share):
         x, attended = _inputs(tokens)
-        kept = max(1, math.ceil(share * (tokens - 1) - 1e-9))
         found = TopK(share).between(x, attended, TokenState(tokens - 1))
         for image in range(BATCH):
-            _close(found[image], slow.topk(x[image].tolist(), attended.weights[image].tolist(), kept))
+            _close(found[image], slow.topk(x[image].tolist(), attended.weights[image].tolist(), _kept(tokens, share)))
 
     def test_other_layouts_of_topk_hold_the_same_rows(self, tokens, share):
         x, attended = _inputs(tokens)
@@ -77,15 +73,13 @@ class TestChoosing:
 
     def test_evit_adds_the_rest_weighted_by_attention_as_one_token(self, tokens, share):
         x, attended = _inputs(tokens)
-        kept = max(1, math.ceil(share * (tokens - 1) - 1e-9))
         found = EViT(share).between(x, attended, TokenState(tokens - 1))
         for image in range(BATCH):
-            _close(found[image], slow.evit(x[image].tolist(), attended.weights[image].tolist(), kept))
+            _close(found[image], slow.evit(x[image].tolist(), attended.weights[image].tolist(), _kept(tokens, share)))
 
     def test_a_random_choice_keeps_as_many_different_tokens_and_the_class_token(self, tokens, share):
         x, attended = _inputs(tokens)
-        kept = max(1, math.ceil(share * (tokens - 1) - 1e-9))
-        found = RandomChoice(share).between(x, attended, TokenState(tokens - 1))
+        found, kept = RandomChoice(share).between(x, attended, TokenState(tokens - 1)), _kept(tokens, share)
         assert found.shape == (BATCH, kept + 1, WIDTH)
         for image in range(BATCH):
             rows = [x[image].tolist().index(row) for row in found[image].tolist()]

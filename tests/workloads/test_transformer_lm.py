@@ -21,16 +21,8 @@ from warplens.workloads.transformer_lm import (
     softmax,
 )
 
+pytestmark = pytest.mark.usefixtures("float64")
 SIZE = LMSize(d_model=8, d_ff=12, layers=2, heads=2, vocabulary=11)
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def _close(tensor, numbers):
