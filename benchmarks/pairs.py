@@ -87,6 +87,16 @@ class Pair:
         return tuple(found for found in (self.habit, *self.entry.get("accept", ())) if found)
 
     @property
+    def remedies(self) -> tuple[str, ...]:
+        """Begins of the actions that say what `after` does; none where no remedy says it."""
+        return tuple(self.entry.get("remedy", ()))
+
+    @property
+    def times(self) -> int | None:
+        """How many times as much `after` does at a time, where that is its remedy."""
+        return self.entry.get("times")
+
+    @property
     def ratio(self) -> Estimate | None:
         """How many times faster the same work is done with the habit mended; None for a healthy program."""
         return Estimate(*self.entry["ratio"]) if "ratio" in self.entry else None

@@ -6,7 +6,8 @@
 
 Asked of each recording: is the habit the first finding (where mending it brings 1.15 times or more); does the measured
 gain stay under the bound of the finding that names it; how far is the expected step from the measured one; does the
-interval hold it; is a healthy program warned.
+interval hold it; is a healthy program warned. Gains are held against two expectations: that of the finding, which is
+its first remedy's, and that of the remedy that was timed, where the index says which and the diagnosis lists it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final, cast
 
 from benchmarks.pairs import FOLDER, HALVES, SOURCES, Estimate, Pair, pairs
 from warplens.analysis.timeline import Timeline
-from warplens.diagnosis import Diagnosis, Finding, diagnose
+from warplens.diagnosis import Diagnosis, Finding, Remedy, diagnose
 from warplens.diagnosis.rule import SPREADS, Model
 from warplens.readers import read
 
@@ -81,11 +82,35 @@ class Answer:
     @property
     def covered(self) -> bool | None:
         """Whether the interval holds the measured gain (or reaches its interval)."""
-        finding = self.finding
-        if finding is None or finding.expected_interval is None:
+        return self._in(self.finding.expected_interval if self.finding is not None else None)
+
+    def _in(self, interval: tuple[float, float] | None) -> bool | None:
+        return None if interval is None else interval[0] <= self.ratio.high and self.ratio.low <= interval[1]
+
+    @property
+    def timed(self) -> Remedy | None:
+        """The remedy that was timed; None where the index names none, or the finding does not list it."""
+        listed = self.finding.remedies if self.finding is not None else ()
+        return next((each for begin in self.pair.remedies for each in listed if each.action.startswith(begin)), None)
+
+    @property
+    def timed_gain(self) -> float | None:
+        """What the remedy that was timed is told to bring, with as much at a time as was timed."""
+        if self.timed is None:
             return None
-        low, high = finding.expected_interval
-        return low <= self.ratio.high and self.ratio.low <= high
+        by_batch = self.timed.gain_by_batch
+        return by_batch.get(self.pair.times or 0) if by_batch is not None else self.timed.gain
+
+    @property
+    def timed_error(self) -> float | None:
+        """Expected step over the measured one, less 1, of the remedy that was timed; None where it tells no gain."""
+        return None if self.timed_gain is None else self.ratio.median / self.timed_gain - 1
+
+    @property
+    def timed_covered(self) -> bool | None:
+        """Whether the interval of the remedy that was timed holds the gain; None where it is of another batch."""
+        same = self.timed is not None and self.timed.gain == self.timed_gain
+        return self._in(self.timed.gain_interval) if self.timed is not None and same else None
 
 
 def answers(folder: Path, half: str | None = None) -> Iterator[Answer]:
@@ -116,6 +141,25 @@ def summary(given: list[Answer]) -> Iterator[str]:
             _of(sum(bool(answer.warned) for answer in healthy), len(healthy)),
         )
         yield f"| {source} | {' | '.join(cells)} |"
+
+
+def of_the_timed(given: list[Answer]) -> Iterator[str]:
+    """How gains hold of the finding, whichever remedy was timed, and of the remedy that was, as a Markdown table."""
+    yield "| on | gain held against | recordings | expected step within 20 % | in the 90 % interval |"
+    yield "|---|---|---:|---:|---:|"
+    for source in SOURCES:
+        mine = [answer for answer in given if answer.source == source and not answer.pair.is_healthy]
+        told = [answer for answer in mine if answer.timed_error is not None]
+        views = {
+            "that of the finding": [(answer.error, answer.covered) for answer in mine],
+            "the same, where the timed remedy tells one": [(answer.error, answer.covered) for answer in told],
+            "that of the timed remedy": [(answer.timed_error, answer.timed_covered) for answer in told],
+        }
+        for held, pairs_of in views.items():
+            errors = [error for error, _ in pairs_of if error is not None]
+            covered = [inside for _, inside in pairs_of if inside is not None]
+            near = _of(sum(abs(error) <= NEAR for error in errors), len(errors))
+            yield f"| {source} | {held} | {len(errors)} | {near} | {_of(sum(covered), len(covered))} |"
 
 
 def _of(count: int, total: int) -> str:
@@ -211,7 +255,7 @@ def main() -> int:
     asked = parser.parse_args()
     given = list(answers(asked.folder, asked.half))
     if asked.write:
-        sections = {"summary": summary, "models": spreads, "left-out": left_out, "cases": cases}
+        sections = {"summary": summary, "timed": of_the_timed, "models": spreads, "left-out": left_out, "cases": cases}
         lines = (
             line
             for name, table in sections.items()
@@ -219,7 +263,7 @@ def main() -> int:
         )
         TARGET.write_text("\n".join(lines), "utf-8")
         return 0
-    parts = [summary(given), *([spreads(given), left_out(given)] if asked.spread else [])]
+    parts = [summary(given), of_the_timed(given), *([spreads(given), left_out(given)] if asked.spread else [])]
     parts += [cases(given)] if asked.cases else []
     sys.stdout.write("\n".join("\n".join([*part, ""]) for part in parts))
     return 0

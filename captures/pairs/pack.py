@@ -255,7 +255,11 @@ def merged(stored: list[dict[str, Any]], told: list[dict[str, Any]]) -> list[dic
     """The entries with these in place of those of the same name; what was not recorded anew stays as it is."""
     fresh = {item["name"]: item for item in told}
     known = {item["name"] for item in stored}
-    return [fresh.get(item["name"], item) for item in stored] + [item for item in told if item["name"] not in known]
+    said = ("remedy", "times")  # which are written by hand
+    return [
+        {**fresh[item["name"]], **{key: item[key] for key in said if key in item}} if item["name"] in fresh else item
+        for item in stored
+    ] + [item for item in told if item["name"] not in known]
 
 
 def shown(index: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ from warplens.diagnosis.rule import (
 )
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
 from warplens.diagnosis.structure import Passes, backward_work, passes_of_step, turns_of_step
-from warplens.profile.schema import Float64s, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
 
@@ -58,6 +58,12 @@ def _copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
 @once
 def _link_copies(facts: Facts) -> Int64s:
     return np.flatnonzero(facts.program.having("label", *HOST_COPIES))
+
+
+def _fetches(facts: Facts) -> Bools:
+    """Which of the copies over the link go to the host."""
+    fetches: Bools = facts.program.having("label", HOST_COPIES[1])[_link_copies(facts)]
+    return fetches
 
 
 def _all_of(facts: Facts, rows: Int64s) -> Float64s:
@@ -579,7 +585,7 @@ class BlockingCopy(Rule):
         less = Remedy(
             "Copy less",
             "# send uint8 images or token ids and convert on the GPU; keep results there",
-            f"{GAIN}; in proportion to the bytes" if link_bound else "in proportion to the bytes",
+            f"{GAIN}; with half of the bytes, and in proportion to them",
         )
         overlaps = self._overlaps(facts)
         pinned = Remedy(
@@ -600,8 +606,11 @@ class BlockingCopy(Rule):
             pinned = bringing(pinned, self._copied(facts, "async-copies"))
         if not overlaps or not others:
             ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
-        if not link_bound and halved > 1:
-            less = bringing(less, Gain(halved, halved, halved), "traffic")
+        if not link_bound:
+            # Of what is fetched, far less may be needed: a class for each pixel is a hundredth of its scores.
+            fetched = int(facts.work["bytes"].gather(_copies(facts)[_fetches(facts)]).sum())
+            known = halved > 1 and 2 * fetched <= moved
+            less = bringing(less, Gain(halved, halved, halved) if known else None, "traffic")
         # Pageable memory says itself what is wrong; a pinned copy that nothing hides may be the program's first need.
         return self.raised(
             facts,

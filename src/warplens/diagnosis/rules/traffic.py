@@ -273,14 +273,25 @@ class UnfusedChain(StructureRule):
         for remedy, made in kinds if casts_first else kinds[::-1]:
             if made.any():
                 time = np.where(made, self.share(facts), 0.0)
+                if made is cast:
+                    # Without autocast, passes between the products have 16 bits as well.
+                    wide = facts.program.labelled(*PASSES) & facts.program.having("precision", *_WIDE)
+                    time = np.maximum(time, np.where(wide, 0.5, 0.0))
                 whole = (made & (cast | (copied == 1))).astype(np.float64)
                 yield remedy if best else bringing(remedy, facts.replayed(time=time, calls=whole), self.model)
                 best = False
 
     def _compiled(self, facts: Facts, claims: Claims, made: Bools) -> Gain | None:
-        """What it brings to make one pass of each chain, operands that are made anew left as they are."""
+        """What it brings to make one pass of each chain.
+
+        Whether a compiler makes operands anew where they are read, or in a pass of their own as before, does not show:
+        half of the way, in the logarithm.
+        """
         share = np.where(made, 0.0, claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1))
-        return facts.replayed(time=share) if share.any() else None
+        apart, inside = facts.replayed(time=share), facts.replayed(time=np.where(made, 1.0, share))
+        if apart is None or inside is None:
+            return None
+        return Gain(math.sqrt(apart.expected * inside.expected), apart.low, inside.high)
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
