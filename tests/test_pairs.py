@@ -159,6 +159,14 @@ def test_a_recurrence_that_a_graph_replays_is_told_and_not_warned(source: str) -
     assert "small-kernels" in {each["id"] for each in found}
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_a_framework_does_between_launches_is_no_pause_of_the_host(source: str) -> None:
+    """Handing over gradients and guards of compiled layers take 0.4 ms under PyTorch's profiler alone."""
+    path = next(each for each in pairs() if each.name == "healthy_translation_training").path(source)
+    assert path is not None
+    assert {each["severity"] for each in diagnose([path]).to_dict()["findings"]} == {"info"}
+
+
 @pytest.mark.parametrize(
     ("name", "source"),
     [("gradients_one_by_one", "torch"), ("pipeline_of_one", "torch"), ("pipeline_of_one", "nsys")],

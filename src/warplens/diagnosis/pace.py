@@ -28,6 +28,10 @@ from warplens.profile.schema import Float64s
 #: under it, four of 1,100 to 6,200 operators differ by 2 to 16 µs for each. What an operator computes takes as long.
 _OPERATOR_NS: Final = 2_000
 
+#: A pause shorter than this many launches, in which operators are recorded, is the framework's own code: gradients that
+#: are handed to their parameters, views, guards of compiled parts. A profiler makes that longer as it does launching.
+_OF_A_FRAMEWORK: Final = 100
+
 #: Step times that the host decides differ from one run of the same program to the next, and so does what a remedy
 #: saves: by up to this factor between the recording and the timing of the programs in `data/pairs`. Of 101 recordings
 #: whose steps the host decides in part, 89 were timed within what it makes of the usual share.
@@ -119,14 +123,20 @@ class Pace:
 
 
 def _unprofiled_stalls(timeline: Timeline, recorded: RecordedSchedule, share: float) -> Float64s:
-    """Of each long pause, the share that is left without what its recorded operators cost; never less than `share`."""
+    """Of each long pause, the share that is left without what its recorded operators cost; never less than `share`.
+
+    What a framework does between two launches gets shorter as the launches do.
+    """
     if not timeline.has_operators:
         return np.ones(len(recorded.stall_ns))
     ranges = timeline.trace.ranges.select("start_ns", "process")[timeline.trace.operators["range"]]
     begun = ranges["start_ns"].filter(ranges["process"] == recorded.process).sort().to_numpy()
     before = np.searchsorted(begun, recorded.called_ns)
     count = before - np.searchsorted(begun, recorded.called_ns - recorded.schedule.pause_ns)
-    return np.maximum(1 - count * _OPERATOR_NS / np.maximum(recorded.stall_ns, 1), share)
+    kept = np.maximum(1 - count * _OPERATOR_NS / np.maximum(recorded.stall_ns, 1), share)
+    calls = np.sort(recorded.called_ns[recorded.issues])
+    usual = float(np.median(np.diff(calls))) if len(calls) > 1 else 0.0
+    return np.where((count > 0) & (recorded.stall_ns < _OF_A_FRAMEWORK * usual), share, kept)
 
 
 def _changed(
