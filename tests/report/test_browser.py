@@ -10,6 +10,7 @@ import pytest
 from tests.report import sample
 from tests.report.conftest import Visit
 from warplens.profile.schema import Column
+from warplens.report import text
 from warplens.report.document import Document, Paragraph, Section, Table
 from warplens.report.html import render_html
 
@@ -82,7 +83,7 @@ def test_the_theme_follows_the_system_until_the_reader_chooses(visit):
 def test_a_hostile_name_is_text_everywhere(visit):
     page = visit().page
     assert page.locator("img, iframe").count() == 0
-    assert page.locator("script").count() == 5
+    assert page.locator("script").count() == 6
     assert sample.HOSTILE in page.locator("h1").text_content()
     assert sample.HOSTILE in page.locator("[data-chart=ranked-chart]").inner_text()
     # The bar of the hostile kernel is the second of the ranking.
@@ -320,3 +321,46 @@ def test_the_first_screen_holds_what_limits_what_it_brings_and_what_to_do(browse
         box = answer.locator(part).first.bounding_box()
         assert box["y"] + box["height"] - top <= height, part
     assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_the_page_writes_numbers_as_the_report_does(visit):
+    page = visit().page
+    times = [
+        0,
+        1,
+        999,
+        999.4,
+        1_000,
+        1_234,
+        12_345,
+        99_960,
+        123_456,
+        999_600,
+        1e6,
+        41_712_345,
+        59.9e9,
+        3.6e12,
+        -2_345.0,
+    ]
+    sizes = [0, 512, 999, 1_000, 70_100_000, 999_960, 2.5e9, 3.1e12]
+    shares = [0.0, 0.0004, 0.0005, 0.001, 0.0995, 0.12345, 0.9999, 1.0]
+    said = page.evaluate(
+        "all => [warplens.duration, warplens.bytes, warplens.share].map((write, kind) => all[kind].map(write))",
+        [times, sizes, shares],
+    )
+    assert said == [[*map(text.duration, times)], [*map(text.data_size, sizes)], [*map(text.share, shares)]]
+
+
+def test_gains_are_sorted_by_size_and_code_keeps_its_lines(browser, tmp_path):
+    code = "with torch.autocast('cuda'):\n    loss = model(x)"
+    rows = pl.DataFrame({"id": ["a", "b", "c"], "gain": ["2.00×", ">100×", "13.2×"], "how": [code] * 3})
+    columns = (Column("id"), Column("gain", kind="number"), Column("how", kind="code"))
+    path = tmp_path / "report.html"
+    table = Table("gains", "Gains", columns, rows)
+    path.write_text(render_html(Document("Gains", "", (Section("all", "All", (table,)),))), "utf-8")
+    visit = Visit(browser, path, at="all")
+    visit.page.get_by_role("button", name="Gain").click()
+    assert shown(visit.page, "gains") == ["b", "c", "a"]
+    assert visit.page.locator("#gains pre").first.inner_text() == code
+    visit.context.close()
+    assert visit.trouble == []

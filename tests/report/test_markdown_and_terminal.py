@@ -14,6 +14,7 @@ import pytest
 from tests.report import sample
 from warplens.errors import SchemaError
 from warplens.profile.columns import column
+from warplens.profile.schema import Column
 from warplens.report.brief import Line
 from warplens.report.document import Table
 from warplens.report.markdown import escaped, markdown_table, render_markdown
@@ -96,6 +97,12 @@ def test_a_table_without_rows_says_so():
     table = dataclasses.replace(sample.kernel_table(), rows=sample.kernel_table().rows.clear(), empty="No kernels.")
     assert "No kernels." in terminal(table)
     assert markdown_table(table) == "No kernels."
+
+
+def test_code_keeps_its_lines_in_a_cell_of_markdown():
+    rows = pl.DataFrame({"how": ["if a | b:\n    run()"]})
+    cell = markdown_table(Table("code", "Code", (Column("how", kind="code"),), rows)).splitlines()[-1]
+    assert cell == "| <code>if a &#124; b:</code><br><code>&nbsp; &nbsp; run()</code> |"
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -212,7 +212,7 @@ def test_icicles_have_the_sums_of_the_tables_and_zoom(visit, numbers):
         > 0.99 * figure.locator(".board").bounding_box()["width"]
     )
     assert figure.locator(".way button").last.inner_text() == label
-    assert "100 % of what is shown" in figure.locator(".said").inner_text()
+    assert "100.0 % of what is shown" in figure.locator(".said").inner_text()
     page.keyboard.press("Escape")
     assert figure.locator(".way button").count() == 1
 

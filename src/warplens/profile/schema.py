@@ -32,7 +32,8 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-#: What a value is, and so how it is written for people. `kernel` and `name` are texts that may be shortened.
+#: What a value is, and so how it is written for people. `kernel` and `name` are texts that may be shortened, `code` one
+#: whose lines and indentation stay.
 Kind: TypeAlias = Literal[
     "duration_ns",
     "bytes",
@@ -46,6 +47,7 @@ Kind: TypeAlias = Literal[
     "text",
     "name",
     "kernel",
+    "code",
 ]
 
 #: Marks a column of dictionary-encoded text; its concrete dtype is an `Enum` whose categories differ from file to file.

@@ -2,7 +2,7 @@
 
 Whatever comes from a profile is text: Jinja escapes it, chart data is JSON that cannot end its script element, and
 tooltips are written as text nodes. On top of that, a Content-Security-Policy forbids every script but the page's own
-three (by their hashes), every network access, and `eval`: charts run with Vega's expression interpreter instead.
+(by their hashes), every network access, and `eval`: charts run with Vega's expression interpreter instead.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def render_html(document: Document) -> str:
     charts = {"config": configs[0], "specs": specs} if specs else {}
     views = [block for block in document.blocks() if isinstance(block, View)]
     kinds = dict.fromkeys(view.kind for view in views)
-    drawing = [*(["vega.js"] if charts else []), *(f"{kind}.js" for kind in kinds), "report.js"]
+    drawing = ["page.js", *(["vega.js"] if charts else []), *(f"{kind}.js" for kind in kinds), "report.js"]
     scripts = [asset(name) for name in drawing]
     drawn = "".join(asset(f"{kind}.css") for kind in kinds)
     styles = [_theme_css() + asset("report.css").replace("PAGE_FONT", FONT) + drawn, _WITHOUT_SCRIPTS]
@@ -224,15 +224,14 @@ def _open_depth(depths: list[int], limit: int) -> int:
 def _cell(column: Column, texts: tuple[str, str | None], item: Any) -> dict[str, Any]:
     """A cell: its text in pieces between which a line may break (names have no spaces), and what scripts sort it by."""
     text, full = texts
-    if column.kind == "text" and isinstance(item, str) and "\n" in item:  # the code of a remedy
-        text = "\n".join(map(fmt.printable, item.split("\n")))
     numeric = fmt.is_numeric(column.kind)
     known = numeric and text != fmt.MISSING
     return {
         "text": text,
         "pieces": [] if numeric else _BREAKS.split(text),
+        "code": "\n".join(map(fmt.printable, str(item).split("\n"))) if column.kind == "code" else None,
         "numeric": numeric,
-        "raw": str(item) if known else "",
+        "raw": str(item).strip("×>") if known else "",
         "full": None if numeric else full,
         "meter": round(min(1.0, max(0.0, item)), 4) if known and column.kind == "share" else None,
     }

@@ -85,11 +85,21 @@ def markdown_table(table: Table) -> str:
     ]
     for row in shown.iter_rows(named=True):
         indent = _INDENT * row[table.depth] if table.depth else ""
-        cells = [escaped(text) for text, _ in table.texts(row)]
+        cells = [
+            _lines(str(row[column.name])) if column.kind == "code" else escaped(text)
+            for column, (text, _) in zip(table.columns, table.texts(row), strict=True)
+        ]
         lines.append(_pipes([indent + cells[0], *cells[1:]]))
     if shown.height < table.rows.height:
         lines.append(f"\n{fmt.count(shown.height)} of {fmt.count(table.rows.height)} rows.")
     return "\n".join(lines)
+
+
+def _lines(code: str) -> str:
+    """Lines of code in a cell, each with its indentation."""
+    return "<br>".join(
+        _code(fmt.printable(line)).replace("  ", "&nbsp; ").replace("|", "&#124;") for line in code.split("\n")
+    )
 
 
 def escaped(text: str) -> str:

@@ -331,13 +331,13 @@ _FINDINGS: Final = {
         column("remedy", help="", title="First remedy"),
         Column("refute"),
         _GAIN,
-        Column("at_most", help="speed-up that no remedy can exceed"),
+        Column("at_most", help="speed-up that no remedy can exceed", kind="number"),
     )
 }
 _REMEDIES: Final = (
     Column("action", title="Do"),
-    column("how", help=""),
-    _GAIN.but(help="by this remedy alone, without a profiler, and the 90 % interval"),
+    column("how", help="", kind="code"),
+    _GAIN.but(kind="text", help="by this remedy alone, without a profiler, and the 90 % interval"),
     column("expected"),
 )
 _PHASES: Final = (
@@ -353,7 +353,7 @@ _PREDICTIONS: Final = (
     column("what", title="If"),
     column("measured_ns", help="wall time per step, or of the window where it has no steps"),
     column("predicted_ns"),
-    column("speedup", dtype=pl.String, help="", kind="text"),
+    column("speedup", dtype=pl.String, help="", kind="number"),
     Column("model_error", pl.Float64, "how far the model is off for the unchanged program", kind="share"),
 )
 

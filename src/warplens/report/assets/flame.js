@@ -4,20 +4,7 @@
   const THINNEST = 0.0012; // of the width shown; what is narrower cannot be pressed
   const LINE = 21;
 
-  const element = (tag, attributes = {}, ...children) => {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  };
-  const exact = (ns) => `${Math.round(ns).toLocaleString("en-US")} ns`;
-  const human = (ns) => {
-    for (const [size, unit] of [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]]) {
-      if (Math.abs(ns) >= size) return `${(ns / size).toPrecision(3)} ${unit}`;
-    }
-    return `${Math.round(ns)} ns`;
-  };
-  const percent = (part) => `${(100 * part).toFixed(part < 0.0995 ? 1 : 0)} %`;
+  const { element, count, duration, share, factor, exact, time } = warplens;
 
   // Adds to a view what drawing needs: children, depth, and of a difference the time on either side.
   const prepare = (view) => {
@@ -56,15 +43,15 @@
       const parts = [node.full ?? node.name];
       if (view.compares) {
         const change = node.after - node.before;
-        const times = node.before ? `, ${(node.after / node.before).toPrecision(3)}×` : "";
-        parts.push(`${exact(node.before)} before, ${exact(node.after)} after: ${change < 0 ? "−" : "+"}${human(Math.abs(change))} a step${times}`);
+        const times = node.before ? `, ${factor(node.after / node.before)}` : "";
+        parts.push(`${exact(node.before)} before, ${exact(node.after)} after: ${change < 0 ? "−" : "+"}${duration(Math.abs(change))} a step${times}`);
       } else {
-        parts.push(`${exact(node.total)} (${human(node.total)})`);
-        if (view.steps > 1) parts.push(`${human(node.total / view.steps)} a step`);
-        parts.push(`${node.count.toLocaleString("en-US")} ${node.count === 1 ? "piece" : "pieces"} of work`);
+        parts.push(time(node.total));
+        if (view.steps > 1) parts.push(`${duration(node.total / view.steps)} a step`);
+        parts.push(`${count(node.count)} ${node.count === 1 ? "piece" : "pieces"} of work`);
       }
-      parts.push(`${percent(value(node) / (value(view.root) || 1))} of all`);
-      if (top !== view.root) parts.push(`${percent(value(node) / (value(top) || 1))} of what is shown`);
+      parts.push(`${share(value(node) / (value(view.root) || 1))} of all`);
+      if (top !== view.root) parts.push(`${share(value(node) / (value(top) || 1))} of what is shown`);
       return parts.join(" · ");
     };
 
@@ -85,16 +72,16 @@
       const whole = value(top) || 1;
       let deepest = 0, matching = 0;
       const place = (node, left, within) => {
-        const share = value(node) / whole;
+        const part = value(node) / whole;
         const hit = fits(node);
         if (hit && !within) matching += value(node);
-        if (share >= THINNEST || node === top) {
+        if (part >= THINNEST || node === top) {
           const depth = node.depth - top.depth;
           deepest = Math.max(deepest, depth);
-          const text = share > 0.035 ? `${node.name} ${percent(value(node) / (value(view.root) || 1))}` : share > 0.012 ? node.name : "";
+          const text = part > 0.035 ? `${node.name} ${share(value(node) / (value(view.root) || 1))}` : part > 0.012 ? node.name : "";
           const box = element("button", { type: "button", role: "treeitem", "aria-label": inWords(node), "aria-level": String(depth + 1), tabindex: node === top ? "0" : "-1" }, text);
           box.style.left = `${100 * left}%`;
-          box.style.width = `${100 * share}%`;
+          box.style.width = `${100 * part}%`;
           box.style.top = `${depth * LINE}px`;
           box.dataset.fill = node.fill ?? "";
           if (view.compares) box.style.background = node === top && top === view.root ? "" : tint(node);
@@ -105,15 +92,15 @@
         }
         let at = left;
         for (const child of [...node.children].sort((a, b) => value(b) - value(a))) {
-          const part = value(child) / whole;
-          if (part >= THINNEST || wanted) place(child, at, within || hit);
-          at += part;
+          const wide = value(child) / whole;
+          if (wide >= THINNEST || wanted) place(child, at, within || hit);
+          at += wide;
         }
       };
       place(top, 0, false);
       board.append(...boxes);
       board.style.height = `${(deepest + 1) * LINE}px`;
-      found.textContent = wanted ? `${percent(matching / (value(view.root) || 1))} of all: ${human(matching)}${view.compares ? " a step" : ""}` : "";
+      found.textContent = wanted ? `${share(matching / (value(view.root) || 1))} of all: ${duration(matching)}${view.compares ? " a step" : ""}` : "";
       const steps = [];
       for (let node = top; node; node = node.parent) steps.unshift(node);
       way.replaceChildren(...steps.map((node) => {

@@ -2,6 +2,7 @@
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (selector, root = document) => root.querySelector(selector);
+  const { element } = warplens;
 
   // --- theme: colours are CSS variables, charts included, so that switching redraws nothing ---------------------------
   const root = document.documentElement;
@@ -75,20 +76,13 @@
 
   for (const button of all(".copy")) {
     button.hidden = false;
-    button.addEventListener("click", async () => {
-      const code = one("code", button.parentElement);
-      getSelection().selectAllChildren(code);
-      try {
-        await navigator.clipboard.writeText(code.textContent);
-        button.textContent = "Copied";
-      } catch { button.textContent = "Selected"; }
-    });
+    warplens.copies(button, one("code", button.parentElement));
   }
 
   // What is packed away: rows that no table shows at first, with their places, and what the charts draw.
   const packed = async (id) => {
     const holder = document.getElementById(id);
-    return holder ? (await warplensUnpack(JSON.parse(holder.textContent))).json() : {};
+    return holder ? (await warplens.unpack(JSON.parse(holder.textContent))).json() : {};
   };
   const folded = packed("warplens-rows");
 
@@ -202,9 +196,7 @@
     };
 
     all("thead th", table).forEach((head, column) => {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.append(...head.childNodes);
+      const button = element("button", { type: "button" }, ...head.childNodes);
       head.append(button);
       head.setAttribute("aria-sort", "none");
       const numeric = head.classList.contains("num");
@@ -248,16 +240,9 @@
   for (const details of all("details.columns")) {
     details.hidden = false;
     details.addEventListener("toggle", () => {
-      const list = document.createElement("dl");
-      for (const head of all("thead th[title]", details.closest(".table"))) {
-        const entry = document.createElement("div");
-        const [title, meaning] = [document.createElement("dt"), document.createElement("dd")];
-        title.textContent = one(".title", head).textContent;
-        meaning.textContent = head.title;
-        entry.append(title, meaning);
-        list.append(entry);
-      }
-      details.append(list);
+      const entries = all("thead th[title]", details.closest(".table")).map((head) =>
+        element("div", {}, element("dt", {}, one(".title", head).textContent), element("dd", {}, head.title)));
+      details.append(element("dl", {}, ...entries));
     }, { once: true });
   }
   document.addEventListener("mouseover", (event) => {
@@ -267,18 +252,8 @@
   document.addEventListener("toggle", (event) => {
     const details = event.target;
     if (!(details instanceof HTMLDetailsElement) || !details.matches("details.name") || one("button", details)) return;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "quiet";
-    button.textContent = "Copy";
-    button.addEventListener("click", async () => {
-      const code = one("code", details);
-      getSelection().selectAllChildren(code);
-      try {
-        await navigator.clipboard.writeText(code.textContent);
-        button.textContent = "Copied";
-      } catch { button.textContent = "Selected"; }
-    });
+    const button = element("button", { type: "button", class: "quiet" }, "Copy");
+    warplens.copies(button, one("code", details));
     details.append(button);
   }, true);
 
@@ -288,20 +263,11 @@
   const showTip = (_handler, event, _item, value) => {
     if (value === null || value === undefined || value === "") { tip.hidden = true; return; }
     tip.replaceChildren();
-    const list = document.createElement("dl");
+    const list = element("dl");
     for (const [title, content] of Object.entries(value)) {
       if (content === "" || content === "null" || content === "undefined") continue;
-      if (title.startsWith("_")) {
-        const head = document.createElement("p");
-        head.textContent = content;
-        tip.append(head);
-      } else {
-        const term = document.createElement("dt");
-        const detail = document.createElement("dd");
-        term.textContent = title;
-        detail.textContent = content;
-        list.append(term, detail);
-      }
+      if (title.startsWith("_")) tip.append(element("p", {}, content));
+      else list.append(element("dt", {}, title), element("dd", {}, content));
     }
     if (list.childElementCount) tip.append(list);
     tip.hidden = false;
@@ -315,9 +281,7 @@
   addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 
   const offer = (blob, name) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
+    const link = element("a", { href: URL.createObjectURL(blob), download: name });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
@@ -362,7 +326,8 @@
 
   // Exact values and full names; what a spreadsheet would take for a formula stays text.
   const csvOf = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
-    const text = (cell.dataset.v ?? (one("code, .title", cell) ?? cell).textContent).trim();
+    const bound = cell.textContent.trim().startsWith(">"); // no value, but what it exceeds
+    const text = ((bound ? undefined : cell.dataset.v) ?? (one("code, .title", cell) ?? cell).textContent).trim();
     return field(cell.dataset.v === undefined && /^[=+\-@]/.test(text) ? `'${text}` : text);
   }).join(",")).join("\r\n");
   for (const button of all("button.csv")) {

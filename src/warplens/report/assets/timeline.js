@@ -8,7 +8,7 @@
 
   // --- reading -----------------------------------------------------------------------------------------------------------
   const unpack = async (text) => {
-    const bytes = new Uint8Array(await (await warplensUnpack(text)).arrayBuffer());
+    const bytes = new Uint8Array(await (await warplens.unpack(text)).arrayBuffer());
     const length = new DataView(bytes.buffer).getUint32(0, true);
     const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
     let at = 4 + length;
@@ -42,24 +42,7 @@
   };
 
   // --- words -------------------------------------------------------------------------------------------------------------
-  const exact = (ns) => `${Math.round(ns).toLocaleString("en-US")} ns`;
-  const human = (ns) => {
-    for (const [size, unit] of [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]]) {
-      if (Math.abs(ns) >= size) return `${(ns / size).toPrecision(4).replace(/\.?0+$/, "")} ${unit}`;
-    }
-    return `${Math.round(ns)} ns`;
-  };
-  const both = (ns) => (Math.abs(ns) < 1000 ? exact(ns) : `${exact(ns)} (${human(ns)})`);
-  const size = (bytes) => (bytes < 1e6 ? `${bytes.toLocaleString("en-US")} B` : `${(bytes / 1e6).toPrecision(4)} MB`);
-  const element = (tag, attributes = {}, ...children) => {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (name === "class") made.className = value;
-      else made.setAttribute(name, value);
-    }
-    made.append(...children);
-    return made;
-  };
+  const { element, count, duration, bytes, exact, time: both } = warplens;
 
   // The first mark of a row that ends after a time. Marks of a row are disjoint, so that their ends are in order, too.
   const firstAfter = (level, row, time) => {
@@ -407,7 +390,7 @@
       context.globalAlpha = 1;
       context.fillRect(left, MAP + AXIS, 1, height);
       context.fillRect(right, MAP + AXIS, 1, height);
-      const text = human(to - from);
+      const text = duration(to - from);
       const room = context.measureText(text).width + 10;
       const middle = Math.min(Math.max((left + right) / 2, gutter + room / 2), width - room / 2);
       context.fillRect(middle - room / 2, MAP + AXIS - 1, room, 17);
@@ -505,7 +488,7 @@
       pairs.push([single ? "takes" : "spans", both(level.extent[index])]);
       if (!single) {
         const what = track.kind === "idle" ? "pauses" : "events";
-        pairs.push([what, (level.more[index] + 1).toLocaleString("en-US")], ["their sum", both(level.busy[index])]);
+        pairs.push([what, count(level.more[index] + 1)], ["their sum", both(level.busy[index])]);
       }
       if (track.kind === "idle") {
         data.causes.forEach(([title], cause) => {
@@ -515,7 +498,7 @@
       if (level === data.levels[0] && single) {
         if (data.ago[index]) pairs.push(["launched", `${both(data.ago[index] - 1)} earlier`]);
         if (data.where[index]) pairs.push(["inside", data.names[data.where[index] - 1][0]]);
-        if (data.bytes[index]) pairs.push(["moves", size(data.bytes[index])]);
+        if (data.bytes[index]) pairs.push(["moves", bytes(data.bytes[index])]);
       }
       pairs.push(["on", `${track.group}, ${track.label}`]);
       const title = single ? full ?? name : `${level.more[index] + 1} together, the longest: ${name}`;
@@ -581,7 +564,7 @@
         for (let i = 0; i < finest.name.length; i++) if (wanted.has(finest.name[i])) hits.push(i);
         hits.sort((a, b) => finest.start[a] - finest.start[b]);
       }
-      found.textContent = text ? (hits.length ? `${hits.length.toLocaleString("en-US")} found` : "none found") : "";
+      found.textContent = text ? (hits.length ? `${count(hits.length)} found` : "none found") : "";
       redraw();
     };
     const turn = (step) => {
@@ -599,7 +582,7 @@
       const what = item(finest, row, hits[hit]);
       if (what.extent * scaleOf() < 6) frame(what.start, what.start + Math.max(what.extent, 50), 15);
       reveal(what);
-      found.textContent = `${(hit + 1).toLocaleString("en-US")} of ${hits.length.toLocaleString("en-US")}`;
+      found.textContent = `${count(hit + 1)} of ${count(hits.length)}`;
     };
     find.addEventListener("input", search);
     find.addEventListener("keydown", (event) => {
@@ -626,7 +609,7 @@
       const groups = [...new Set(data.tracks.map((track) => track.group))];
       const named = (name, pid, tid, text) => events.push({ ph: "M", name, pid, ...(tid === null ? {} : { tid }), args: { name: text } });
       groups.forEach((group, number) => named("process_name", number + 1, null, group));
-      let count = 0;
+      let saved = 0;
       for (const track of data.tracks) {
         const pid = groups.indexOf(track.group) + 1;
         for (let row = track.first; row < track.first + track.rows; row++) {
@@ -635,9 +618,9 @@
             const what = item(finest, row, i), { title, pairs } = facts(what);
             const args = { start_ns: what.start, duration_ns: what.extent, ...Object.fromEntries(pairs) };
             events.push({ ph: "X", name: title, cat: track.kind, pid, tid, ts: what.start / 1000, dur: what.extent / 1000, args });
-            count += 1;
+            saved += 1;
             if (!data.ago[i] || !data.callsRow[i] || finest.more[i]) continue;
-            const flow = { name: "launch", cat: "launch", id: count };
+            const flow = { name: "launch", cat: "launch", id: saved };
             const calls = data.callsRow[i] - 1;
             events.push({ ...flow, ph: "s", pid: groups.indexOf(trackOf(calls).group) + 1, tid: calls + 1, ts: (what.start - data.ago[i] + 1) / 1000 });
             events.push({ ...flow, ph: "f", bp: "e", pid, tid, ts: what.start / 1000 });
@@ -649,7 +632,7 @@
       link.href = URL.createObjectURL(new Blob([JSON.stringify({ displayTimeUnit: "ns", traceEvents: events })], { type: "application/json" }));
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-      said.textContent = `Saved ${count.toLocaleString("en-US")} events of ${human(to - from)} as ${link.download}: open this file in Perfetto (ui.perfetto.dev).`;
+      said.textContent = `Saved ${count(saved)} events of ${duration(to - from)} as ${link.download}: open this file in Perfetto (ui.perfetto.dev).`;
     };
     tool("Perfetto", "Save the span that is measured, or shown, as a file for Perfetto", perfetto);
     bar.append(element("span", { class: "keys" }, "W S zoom · A D pan · wheel · shift-drag measures · drag on the strip selects"));

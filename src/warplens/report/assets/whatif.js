@@ -2,18 +2,7 @@
 // The what-if panel: every choice was computed before the page was written; here it is only shown.
 (() => {
   const MOST = 2; // remedies at once: pairs were replayed, larger sets were not
-  const element = (tag, attributes = {}, ...children) => {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  };
-  const drawing = (tag, attributes, ...children) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-  };
+  const { element, drawing, unbroken } = warplens;
   const percent = (share) => `${(100 * share).toFixed(3)}%`;
 
   const bar = (name, state) => {
@@ -36,7 +25,7 @@
 
   // --- one step, drawn: what was recorded above what the replay predicts, in one scale -----------------------------------
   const lanes = (drawn, name, words, step) => element("div", { class: "step", "data-step": name, "data-length-ns": drawn.lengths[name] },
-    element("p", {}, words),
+    element("p", {}, unbroken(words)),
     ...step.lanes.map(([lane, pieces, numbers]) => {
       const paths = drawn.fills.map(() => "");
       let at = 0;
@@ -54,14 +43,14 @@
     const id = ids.length ? ids[0] : "now";
     return element("div", { class: "drawn" },
       lanes(drawn, "recorded", drawn.recorded, steps.recorded),
-      ids.length > 1 ? element("p", {}, drawn.pair) : lanes(drawn, id, ids.length ? drawn.after[id] : drawn.now, steps[id]),
+      ids.length > 1 ? element("p", {}, unbroken(drawn.pair)) : lanes(drawn, id, ids.length ? drawn.after[id] : drawn.now, steps[id]),
       element("ul", { class: "parts" }, ...drawn.calls.map(([title, fill]) => swatch(title, fill))),
-      element("p", { class: "thinned" }, drawn.thinned));
+      element("p", { class: "thinned" }, unbroken(drawn.thinned)));
   };
 
   const start = async (figure) => {
     const data = JSON.parse(document.getElementById(`${figure.id}-data`).textContent);
-    const steps = data.drawn && await (await warplensUnpack(data.drawn.steps)).json();
+    const steps = data.drawn && await (await warplens.unpack(data.drawn.steps)).json();
     const timeline = (ids) => steps ? [picture(data.drawn, steps, ids)] : [];
     const stage = figure.querySelector(".stage");
     const boxes = data.remedies.map(({ id, title, action }) => {
@@ -80,7 +69,7 @@
         box.disabled = !box.checked && (ids.length >= MOST || (ids.length > 0 && !data.changes[with_]));
       }
       if (!change) {
-        then.replaceChildren(element("p", { class: "then" }, data.now.text), bar("now", data.now), legend(data.now), ...timeline(ids));
+        then.replaceChildren(element("p", { class: "then" }, unbroken(data.now.text)), bar("now", data.now), legend(data.now), ...timeline(ids));
         figure.removeAttribute("data-chosen");
         return;
       }
@@ -89,15 +78,9 @@
       const code = data.remedies.filter(({ id }) => ids.includes(id)).map((remedy) => `# ${remedy.action}\n${remedy.code}`).join("\n\n");
       const copy = element("button", { type: "button", class: "quiet" }, "Copy");
       const pre = element("pre", { tabindex: 0, "aria-label": "What to change, and how to check it" }, `${code}\n\n# record again, then: did it work?\n${data.check}`);
-      copy.addEventListener("click", async () => {
-        getSelection().selectAllChildren(pre);
-        try {
-          await navigator.clipboard.writeText(pre.textContent);
-          copy.textContent = "Copied";
-        } catch { copy.textContent = "Selected"; }
-      });
+      warplens.copies(copy, pre);
       then.replaceChildren(
-        element("p", { class: "then" }, element("b", {}, `${change.gain} as fast: `), change.text),
+        element("p", { class: "then" }, element("b", {}, `${change.gain} as fast: `), unbroken(change.text)),
         bar("now", data.now), bar("then", change), legend(data.now, change), ...timeline(ids), pre, copy,
       );
     };
