@@ -46,19 +46,24 @@ def of_ratios(ratios: list[float], noise: float = 0.001, batches: list[int] = BA
     return Sweep("made.json", "made", ("batch",), {}, {}, {}, tuple(points), {}, True)
 
 
+def of_line(ratios: list[float], noise: float = 0.001) -> PaysOff:
+    (answer,) = crossovers(of_ratios(ratios, noise), "batch")
+    return answer
+
+
 def test_a_variant_that_is_faster_everywhere_always_pays():
-    (answer,) = crossovers(of_ratios([0.9, 0.8, 0.7, 0.6, 0.5]), "batch")
+    answer = of_line([0.9, 0.8, 0.7, 0.6, 0.5])
     assert (answer.answer, answer.crossings, answer.reason) == ("always", (), None)
     assert answer.span == (1, 16)
 
 
 def test_a_variant_that_is_slower_everywhere_never_pays_in_the_range():
-    (answer,) = crossovers(of_ratios([1.4, 1.3, 1.2, 1.2, 1.1]), "batch")
+    answer = of_line([1.4, 1.3, 1.2, 1.2, 1.1])
     assert (answer.answer, answer.crossings) == ("none-in-range", ())
 
 
 def test_the_crossing_lies_between_the_neighbours_that_are_decided():
-    (answer,) = crossovers(of_ratios([1.2, 1.2, 1.1, 0.8, 0.6]), "batch")
+    answer = of_line([1.2, 1.2, 1.1, 0.8, 0.6])
     (crossing,) = answer.crossings
     assert answer.answer == "crosses"
     assert crossing.pays == "above"
@@ -69,26 +74,23 @@ def test_the_crossing_lies_between_the_neighbours_that_are_decided():
 
 
 def test_the_estimate_is_a_straight_line_between_logarithms():
-    (answer,) = crossovers(of_ratios([2.0, 2.0, 2.0, 0.5, 0.5], noise=1e-6), "batch")
+    answer = of_line([2.0, 2.0, 2.0, 0.5, 0.5], 1e-6)
     assert answer.crossings[0].at == pytest.approx(4 * 2**0.5, rel=1e-3)
 
 
-def test_a_variant_can_stop_to_pay():
-    (answer,) = crossovers(of_ratios([0.7, 0.8, 0.9, 1.2, 1.3]), "batch")
-    assert [(crossing.pays, crossing.bracket) for crossing in answer.crossings] == [("below", (4, 8))]
-
-
-def test_several_crossings_are_all_told():
-    (answer,) = crossovers(of_ratios([1.2, 0.8, 0.8, 1.2, 0.8]), "batch")
-    assert [(crossing.pays, crossing.bracket) for crossing in answer.crossings] == [
-        ("above", (1, 2)),
-        ("below", (4, 8)),
-        ("above", (8, 16)),
-    ]
+@pytest.mark.parametrize(
+    ("ratios", "crossings"),
+    [
+        ([0.7, 0.8, 0.9, 1.2, 1.3], [("below", (4, 8))]),
+        ([1.2, 0.8, 0.8, 1.2, 0.8], [("above", (1, 2)), ("below", (4, 8)), ("above", (8, 16))]),
+    ],
+)
+def test_a_variant_can_stop_to_pay_and_all_crossings_are_told(ratios, crossings):
+    assert [(crossing.pays, crossing.bracket) for crossing in of_line(ratios).crossings] == crossings
 
 
 def test_a_point_that_noise_hides_widens_the_bracket():
-    (answer,) = crossovers(of_ratios([1.3, 1.2, 1.0, 0.8, 0.7], noise=0.005), "batch")
+    answer = of_line([1.3, 1.2, 1.0, 0.8, 0.7], 0.005)
     (crossing,) = answer.crossings
     assert crossing.bracket == (2, 8)
     assert crossing.decided
@@ -96,7 +98,7 @@ def test_a_point_that_noise_hides_widens_the_bracket():
 
 
 def test_an_undecided_end_is_named_and_its_crossing_is_open():
-    (answer,) = crossovers(of_ratios([1.3, 1.2, 1.2, 1.1, 0.9995], noise=0.005), "batch")
+    answer = of_line([1.3, 1.2, 1.2, 1.1, 0.9995], 0.005)
     assert answer.answer == "undecided"
     assert answer.undecided_at == (16,)
     assert answer.reason == "noise does not tell the faster side at batch 16"
@@ -107,7 +109,7 @@ def test_an_undecided_end_is_named_and_its_crossing_is_open():
 
 
 def test_equal_sides_are_undecided_and_not_a_crossing():
-    (answer,) = crossovers(of_ratios([1.0] * 5, noise=0.02), "batch")
+    answer = of_line([1.0] * 5, 0.02)
     assert answer.answer == "undecided"
     assert not any(crossing.decided for crossing in answer.crossings)
 
@@ -127,15 +129,12 @@ def test_rates_without_durations_give_an_estimate_but_no_interval():
 
 
 def test_durations_of_a_single_block_are_used_with_a_doubt():
-    one = [
-        Point(
-            {"batch": batch},
-            cell(Samples.of([np.linspace(0.99, 1.01, 60)[::-1] * 1e6])),
-            cell(Samples.of([np.linspace(0.99, 1.01, 60)[::-1] * 1e6 * ratio])),
-        )
+    block = np.linspace(1.01, 0.99, 60) * 1e6
+    points = tuple(
+        Point({"batch": batch}, cell(Samples.of([block])), cell(Samples.of([block * ratio])))
         for batch, ratio in ((1, 1.2), (2, 0.8))
-    ]
-    (answer,) = crossovers(Sweep("t", "t", ("batch",), {}, {}, {}, tuple(one), {}, False), "batch")
+    )
+    (answer,) = crossovers(Sweep("t", "t", ("batch",), {}, {}, {}, points, {}, False), "batch")
     assert answer.answer == "crosses"
     assert answer.doubts == ("noise between blocks is not in the intervals: there is one block",)
 

@@ -151,9 +151,6 @@ def test_what_cannot_be_told_apart_is_refused(baseline, variant, message):
         sweep_of(measurements(*cells), baseline, variant)
 
 
-H200 = {"device": {"name": "NVIDIA H200"}}
-
-
 def cell(time_ns: float, flops: int | None = None, gpu_ns: float | None = None, launch: str | None = None) -> Cell:
     gpu = Samples.of([[gpu_ns]]) if gpu_ns else None
     return Cell("measured", Samples.of([[time_ns]]), None, time_ns, gpu, gpu_ns, flops=flops, launch=launch)
@@ -176,67 +173,57 @@ def regimes_of_the_h200():
         return regimes(matched(sweep_of(read_measurements(path))))
 
 
-def of(cells, **settings):
-    return {item.side: (item.regime, item.evidence) for item in cells if item.settings == settings}
-
-
-def test_a_small_eager_batch_on_the_h200_waits_for_its_host(regimes_of_the_h200):
-    """Its replay as a graph takes a quarter of the time: 0.858 of 3.18 ms, 0.813 of 3.81 ms."""
-    told = of(regimes_of_the_h200, input_size=224, batch=1, execution="eager")
-    assert told == {"baseline": ("launch-bound", "measured"), "variant": ("launch-bound", "measured")}
-
-
-def test_where_reduction_starts_to_pay_its_baseline_is_bound_by_the_gpu_and_itself_by_the_host(regimes_of_the_h200):
-    """The regime changes: 448 pixels, batch 4: 4.63 of 5.02 ms, but 2.23 of 4.20 ms."""
-    told = of(regimes_of_the_h200, input_size=448, batch=4, execution="eager")
-    assert told == {"baseline": ("gpu-bound", "measured"), "variant": ("launch-bound", "measured")}
-
-
-def test_the_largest_batch_is_bound_by_the_gpu_on_both_sides(regimes_of_the_h200):
-    told = of(regimes_of_the_h200, input_size=448, batch=16, execution="eager")
-    assert {regime for regime, _ in told.values()} == {"gpu-bound"}
+@pytest.mark.parametrize(
+    ("size", "batch", "baseline", "variant"),
+    [
+        # A replay as a graph takes a quarter of the time: 0.858 of 3.18 ms, 0.813 of 3.81 ms.
+        (224, 1, "launch-bound", "launch-bound"),
+        # Where reduction starts to pay: 4.63 of 5.02 ms, but 2.23 of 4.20 ms.
+        (448, 4, "gpu-bound", "launch-bound"),
+        (448, 16, "gpu-bound", "gpu-bound"),
+    ],
+)
+def test_eager_cells_of_the_h200_wait_for_their_host_until_the_work_is_large(
+    regimes_of_the_h200, size, batch, baseline, variant
+):
+    here = {"input_size": size, "batch": batch, "execution": "eager"}
+    told = {item.side: (item.regime, item.evidence) for item in regimes_of_the_h200 if item.settings == here}
+    assert told == {"baseline": (baseline, "measured"), "variant": (variant, "measured")}
 
 
 def test_no_replayed_graph_waits_for_the_host(regimes_of_the_h200):
     assert {item.regime for item in regimes_of_the_h200 if item.settings["execution"] == "graph"} == {"gpu-bound"}
 
 
-def test_time_that_stands_still_while_the_work_doubles_is_the_hosts():
-    told = found(line(cell(100, 10), cell(101, 20), cell(102, 40), cell(400, 800)))
-    assert told[:2] == [("launch-bound", "modelled")] * 2
+NOTHING, HOST, GPU = ("unknown", None), ("launch-bound", "modelled"), ("gpu-bound", "modelled")
+MEASURED_HOST, MEASURED_GPU = ("launch-bound", "measured"), ("gpu-bound", "measured")
+ON_AN_H200 = {"environment": {"device": {"name": "NVIDIA H200"}}, "shared": {"precision": "fp16"}}
+#: The regimes of cells along an axis whose work is told.
+REGIMES_OF_LINES = {
+    "time that stands still while the work doubles is the host's":
+        (line(cell(100, 10), cell(101, 20), cell(102, 40), cell(400, 800)), [HOST, HOST, NOTHING, NOTHING]),
+    "time that follows the work is the GPU's":
+        (line(cell(100, 10), cell(195, 20), cell(390, 40)), [NOTHING, GPU, GPU]),
+    "between the two nothing is said": (line(cell(100, 10), cell(150, 20), cell(225, 40)), [NOTHING] * 3),
+    "counted items are no model":
+        (line(*(Cell("measured", time_ns=100.0, items=items) for items in (1, 2))), [MEASURED_HOST] * 2),
+    # Kernels too small to fill the GPU take as long with twice the work.
+    "flat replays are no host time": (line(*(cell(100, flops, 98, "graph") for flops in (10, 20))), [MEASURED_GPU] * 2),
+    "a wall time far above that of the GPU is the host's": (line(cell(100, gpu_ns=50)), [MEASURED_HOST]),
+    # 989 TFLOP/s is the roof of an H200 for fp16: 700 are 71 % of it.
+    "a rate near the roof is arithmetic": (line(cell(1e6, 700 * 10**9), **ON_AN_H200), [("compute-bound", "modelled")]),
+    "a rate far from it says nothing": (line(cell(1e6, 100 * 10**9), **ON_AN_H200), [NOTHING]),
+}  # fmt: skip
 
 
-def test_time_that_follows_the_work_is_the_gpus():
-    assert found(line(cell(100, 10), cell(195, 20), cell(390, 40)))[1:] == [("gpu-bound", "modelled")] * 2
+@pytest.mark.parametrize(("sweep", "expected"), REGIMES_OF_LINES.values(), ids=REGIMES_OF_LINES)
+def test_growth_and_rates_tell_what_limits_a_cell(sweep, expected):
+    assert found(sweep) == expected
 
 
-def test_between_the_two_nothing_is_said():
+def test_what_would_tell_is_said_where_nothing_does():
     told = regimes(line(cell(100, 10), cell(150, 20), cell(225, 40)))
-    assert {item.regime for item in told} == {"unknown"}
     assert "a profile, would tell" in told[1].because
-
-
-def test_counted_items_are_no_model():
-    sweep = line(*(Cell("measured", time_ns=100.0, items=items) for items in (1, 2)))
-    assert found(sweep)[0] == ("launch-bound", "measured")
-
-
-def test_flat_replays_are_no_host_time():
-    """Kernels too small to fill the GPU take as long with twice the work."""
-    sweep = line(*(cell(100, flops, 98, "graph") for flops in (10, 20)))
-    assert found(sweep) == [("gpu-bound", "measured")] * 2
-
-
-def test_a_wall_time_far_above_that_of_the_gpu_is_the_hosts():
-    assert found(line(cell(100, gpu_ns=50))) == [("launch-bound", "measured")]
-
-
-def test_a_rate_near_the_roof_is_arithmetic():
-    """989 TFLOP/s is the roof of an H200 for fp16: 700 are 71 % of it."""
-    fast = Cell("measured", time_ns=1e6, flops=700 * 10**9)
-    assert found(line(fast, environment=H200, shared={"precision": "fp16"})) == [("compute-bound", "modelled")]
-    slow = Cell("measured", time_ns=1e6, flops=100 * 10**9)
-    assert found(line(slow, environment=H200, shared={"precision": "fp16"})) == [("unknown", None)]
 
 
 def test_a_profile_has_the_last_word():
@@ -324,6 +311,7 @@ def test_what_was_not_varied_is_named(shared):
 KINKED = hard(3.0, 0.7, 0.2), hard(3.6, 0.3, 0.2)
 #: Bound by work throughout, with a fixed cost.
 WORKING = hard(0.0, 0.9, 1.2), hard(0.0, 0.4, 1.5)
+QUIET = Noise(rounds=30, round_share=0.001, side_share=0.001, skew_share=0.001, stall_rate=0, drift_share=0)
 #: Bound by the host throughout.
 FLAT = hard(3.0, 0.01), hard(3.6, 0.005)
 
@@ -343,9 +331,8 @@ def told(found):
 )
 def test_without_an_anomaly_fewer_than_one_sweep_in_twenty_shows_one(curves):
     seeds = 40
-    false = sum(
-        bool(told(anomalies(swept({224: curves, 448: curves}, np.random.default_rng(seed))))) for seed in range(seeds)
-    )
+    sweeps = (swept({224: curves, 448: curves}, np.random.default_rng(seed)) for seed in range(seeds))
+    false = sum(bool(told(anomalies(sweep))) for sweep in sweeps)
     assert false <= 0.05 * seeds
 
 
@@ -365,15 +352,13 @@ def test_the_excess_is_what_was_planted():
 
 
 def test_a_kink_is_no_anomaly_however_little_noise_there_is():
-    quiet = Noise(rounds=30, round_share=0.001, side_share=0.001, skew_share=0.001, stall_rate=0, drift_share=0)
     for host in (0.5, 1.5, 3.0, 5.0, 9.0):
         curves = hard(host, 0.7, 0.2), hard(host * 1.2, 0.3, 0.2)
-        assert told(anomalies(swept({224: curves}, np.random.default_rng(0), noise=quiet))) == []
+        assert told(anomalies(swept({224: curves}, np.random.default_rng(0), noise=QUIET))) == []
 
 
 def test_a_small_excess_does_not_matter_however_sure_it_is():
-    quiet = Noise(rounds=30, round_share=0.001, side_share=0.001, skew_share=0.001, stall_rate=0, drift_share=0)
-    sweep = swept({224: FLAT}, np.random.default_rng(0), noise=quiet, planted={(224, 4): 0.03})
+    sweep = swept({224: FLAT}, np.random.default_rng(0), noise=QUIET, planted={(224, 4): 0.03})
     assert told(anomalies(sweep)) == []
     assert told(anomalies(sweep, least_share=0.01)) == [("baseline", 224, 4)]
 
@@ -381,10 +366,8 @@ def test_a_small_excess_does_not_matter_however_sure_it_is():
 def test_in_much_noise_the_same_slow_down_is_not_called_one():
     """The "anomaly at batch 4" that was none: a few loud repetitions."""
     loud = Noise(rounds=5, repetitions=1, round_share=0.15, side_share=0.15)
-    false = sum(
-        bool(told(anomalies(swept({448: KINKED}, np.random.default_rng(seed), noise=loud)))) for seed in range(40)
-    )
-    assert false <= 2
+    sweeps = (swept({448: KINKED}, np.random.default_rng(seed), noise=loud) for seed in range(40))
+    assert sum(bool(told(anomalies(sweep))) for sweep in sweeps) <= 2
 
 
 def test_too_few_blocks_are_not_tested_and_the_report_says_so():
