@@ -176,6 +176,21 @@ def test_long_chains_between_products_are_unfused_and_short_ones_are_any_network
     assert verdict(usual).finding("unfused-chain") is None
 
 
+@pytest.mark.parametrize(("compiled", "passes"), [(True, 3), (True, 2), (False, 3)])
+def test_three_passes_in_a_row_are_an_omission_where_a_compiler_makes_others(compiled: bool, passes: int) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(6):
+            machine.launch(300 * US)
+            machine.launch(40 * US, "triton_red_fused_add_mean_mul_rsqrt_0" if compiled else LAYER_NORM)
+            machine.launch(300 * US)
+            machine.launch(40 * US, ADD, times=passes)
+
+    finding = verdict(step).finding("unfused-chain")
+    assert (finding is not None) is (compiled and passes == 3)
+    if finding is not None:
+        assert "not parts" in finding.remedies[0].action
+
+
 @pytest.mark.parametrize(("copied_us", "found"), [(250, True), (60, False)])
 def test_copies_that_only_rearrange_are_told_however_short_their_chains(copied_us: int, found: bool) -> None:
     def step(machine: Machine) -> None:
