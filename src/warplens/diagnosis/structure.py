@@ -159,6 +159,8 @@ class Passes:
 
     def calls(self, facts: Facts) -> Float64s:
         """Of each piece, the share of the host's time for issuing it that goes away. Graphs are issued whole."""
+        if self.work.all():
+            return np.full(len(self.work), self.freed)
         begins = facts.work["launch_start_ns"].fill_null(0).to_numpy()
         return np.where(self.work | np.isin(begins, begins[self.work & (begins > 0)]), self.freed, 0.0)
 

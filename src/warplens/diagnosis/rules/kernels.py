@@ -337,6 +337,8 @@ def more_at_a_time(facts: Facts, remedy: Remedy) -> Remedy:
     for any batch. How much of what the host does beside launching comes once for each batch, and how much for each
     item, does not show: half of it is expected to go away, and the interval reaches from none of it to all.
     """
+    if facts.pace is None:  # of a phase, which has no schedule of its own
+        return remedy
     filled = filled_share(facts)
     once = facts.program.having("phase", "optimizer") | facts.program.labelled("optimizer")
 
