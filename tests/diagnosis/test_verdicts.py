@@ -314,6 +314,20 @@ def test_collectives_hide_behind_no_more_than_there_is_to_compute() -> None:
     assert "limited by the compute" in found.remedies[1].expected
 
 
+@pytest.mark.parametrize(("kernel_ns", "said"), [(2 * US, True), (20 * US, False)])
+def test_hidden_collectives_leave_the_pace_to_a_host_that_issues_longer_than_the_gpu_computes(
+    kernel_ns: int, said: bool
+) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(kernel_ns, times=200)
+        machine.launch(2 * MS, NCCL)
+
+    finding = verdict(step, Machine(python_ns=10 * US)).finding("exposed-communication")
+    assert finding is not None
+    assert ("unprofiled_host_share" in finding.evidence) is said
+    assert any("host then sets the pace" in remedy.expected for remedy in finding.remedies) is said
+
+
 def test_copies_at_the_pace_of_the_link_are_the_limit_though_neither_pinning_nor_overlap_helps() -> None:
     def step(machine: Machine) -> None:
         machine.copy(5 * MS, 250_000_000, pinned=True)

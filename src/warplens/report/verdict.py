@@ -243,6 +243,7 @@ _EVIDENCE_WORDS: Final = {
     "to_roof": "headroom to roof",
     "unknown": "idle, cause unknown",
     "unprofiled_busy": "GPU busy without profiler (estimate)",
+    "unprofiled_host": "host busy issuing work without profiler (estimate)",
     "used_rows": "table rows used",
     "known_work": "work known for",
     "waited": "waiting of other ranks",

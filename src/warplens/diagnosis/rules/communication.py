@@ -12,7 +12,7 @@ from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
-from warplens.diagnosis.findings import Finding, Remedy, ceiling
+from warplens.diagnosis.findings import Finding, Remedy, ceiling, percent
 from warplens.diagnosis.pace import Gain
 from warplens.diagnosis.rule import GAIN, Limit, Rule, bringing, gain_of
 from warplens.diagnosis.rules.ranks import RanksRule, gains_of, most_of
@@ -114,6 +114,7 @@ class ExposedCommunication(Rule):
         "collectives_per_step": "exposed collectives",
         "most_exposed_gpu_share": "of the window, on the GPU with the most of it",
         "most_to_least_exposed_gpu_factor": "ratio of the most to the least exposed GPU",
+        "unprofiled_host_share": "host time to issue the work without a profiler, where that limits the gain",
     }
     refutation = (
         "Leave the collectives out of one step (model.no_sync() with DistributedDataParallel; results are wrong then, "
@@ -148,11 +149,19 @@ class ExposedCommunication(Rule):
         hideable = self._beside(facts, claimed) / claimed
         beside, fewer = _REMEDIES[_kind(facts, claims.of_work(self.id))]
         hides = hideable >= self.fewer_bytes
+        kept = 1 - max(hideable, self.fewer_bytes)
+        # What the GPU saves helps only until the host, which issues the same work, sets the pace.
+        behind = facts.unprofiled_host_ns > facts.busy_ns - (1 - kept) * claimed
+        needed = facts.unprofiled_host_ns / facts.wall_ns
+        pace = f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
         overlapping = replace(
             beside,
-            expected=GAIN if hides else "limited by the compute that can run beside it, which takes less time",
+            expected=f"{GAIN}{pace if behind else ''}"
+            if hides
+            else "limited by the compute that can run beside it, which takes less time",
         )
-        less = replace(fewer, expected=f"{'' if hides else f'{GAIN}; '}in proportion to the bytes")
+        told = "" if hides else f"{GAIN}{pace if behind else ''}; "
+        less = replace(fewer, expected=f"{told}in proportion to the bytes")
         if hides:
             halved = gain_of(facts, int(claimed * self.fewer_bytes), on_gpu=True)
             less = bringing(less, Gain(halved, halved, halved), self.model)
@@ -167,6 +176,7 @@ class ExposedCommunication(Rule):
                 "collectives_per_step": kernels.height / facts.steps,
                 "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 else None,
                 "most_to_least_exposed_gpu_factor": uneven,
+                "unprofiled_host_share": needed if behind else None,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
             remedies=(
@@ -178,7 +188,7 @@ class ExposedCommunication(Rule):
                 ),
             ),
             on_gpu=True,
-            kept=1 - max(hideable, self.fewer_bytes),
+            kept=kept,
             bound_ns=most_ns,
         )
 
