@@ -123,6 +123,37 @@ def test_copies_say_their_direction_and_bytes(tmp_path):
     assert dict(drawn.arguments)["bytes"] == 4096
 
 
+def test_work_in_a_gpus_queues_is_a_counter(tmp_path):
+    """Two launched before the first starts; the third starts while its call still runs, and never waits."""
+    made = trace(
+        kernels=[kernel(30, 50, "a", correlation=1), kernel(50, 60, "b", correlation=2),
+                 kernel(95, 99, "c", correlation=3), kernel(50, 60, "of no call", device=1)],
+        api=[launch(0, 10, correlation=1), launch(12, 20, correlation=2), launch(90, 97, correlation=3)],
+    )  # fmt: skip
+    counters = play(_written(made, tmp_path)).counters
+    assert counters == {"GPU 0 work in its queues": [(10, 1), (20, 2), (30, 1), (50, 0), (95, 0)]}
+
+
+def test_copies_under_way_add_up_to_a_rate_of_their_direction(tmp_path):
+    to_host = [copy(0, 100, "device-to-host", 1000), copy(50, 150, "device-to-host", 2000, stream=8)]
+    made = trace(copies=[*to_host, copy(20, 20, "host-to-device", 64), copy(10, 20, "host-to-device", 640)])
+    counters = play(_written(made, tmp_path)).counters
+    assert counters == {
+        "GPU 0 copies device-to-host": [(0, 10**10), (50, 3 * 10**10), (100, 2 * 10**10), (150, 0)],
+        "GPU 0 copies host-to-device": [(10, 64 * 10**9), (20, 0)],
+    }
+
+
+@pytest.mark.parametrize("path", CAPTURES[:2], ids=lambda path: path.name)
+def test_work_in_queues_is_what_was_launched_and_had_not_started(path, tmp_path):
+    made = read(path)
+    work = Timeline(made).work.drop_nulls("launch_end_ns")
+    levels = play(_written(made, tmp_path)).counters["GPU 0 work in its queues"]
+    for time, level in levels[:: len(levels) // 50]:
+        launched = pl.min_horizontal("launch_end_ns", "start_ns") <= time
+        assert level == work.filter(launched & (pl.col("start_ns") > time)).height
+
+
 def test_the_memory_of_a_gpu_is_a_counter(tmp_path):
     made = trace(kernels=[kernel(0, 10)])
     levels = pl.DataFrame(

@@ -362,13 +362,23 @@ def _plain(pieces: Owned) -> Intervals:
     return Intervals(pieces.starts, pieces.ends)
 
 
-def _queue(work: pl.DataFrame, window: Window) -> tuple[float, int, float]:
-    """Mean and largest number of pieces of work launched but not started, and the share of time with none."""
-    launched = np.minimum(work["launch_end_ns"].to_numpy(), work["start_ns"].to_numpy())
-    edges = np.concatenate((launched, work["start_ns"].to_numpy()))
+def queue_levels(work: pl.DataFrame) -> tuple[Int64s, Int64s]:
+    """When the number of pieces of work that were launched and had not started changed, and what it was from then on.
+
+    Args:
+        work: `launch_end_ns`, none of them null, and `start_ns`. What starts while its call still runs never waits.
+    """
+    begins = work["start_ns"].to_numpy()
+    edges = np.concatenate((np.minimum(work["launch_end_ns"].to_numpy(), begins), begins))
     change = np.repeat(np.array([1, -1], dtype=np.int64), work.height)
     order = np.lexsort((-change, edges))
-    depth, times = np.cumsum(change[order]), np.clip(edges[order], window.start_ns, window.end_ns)
+    return edges[order], np.cumsum(change[order])
+
+
+def _queue(work: pl.DataFrame, window: Window) -> tuple[float, int, float]:
+    """Mean and largest number of pieces of work launched but not started, and the share of time with none."""
+    edges, depth = queue_levels(work)
+    times = np.clip(edges, window.start_ns, window.end_ns)
     length = np.diff(np.r_[times, window.end_ns])
     leading = int(times[0]) - window.start_ns
     empty = int(length[depth == 0].sum()) + leading

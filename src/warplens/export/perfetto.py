@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import polars as pl
 
 from warplens._version import __version__
 from warplens.analysis.categories import categories_of
+from warplens.analysis.hostpace import queue_levels
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 from warplens.export.tables import shareable
@@ -35,7 +36,8 @@ _INT_VALUE: Final = 4
 
 _BEGIN, _END, _INSTANT, _COUNT = 1, 2, 3, 4
 _BY_RANK: Final = 3  # children are drawn in the order of their ranks
-_BYTES: Final = 3  # unit of a counter
+#: Units of a counter: the number of those that Perfetto knows, else the name that it shows.
+_PIECES, _BYTES, _RATE = scalar(3, 2), scalar(3, 3), text(6, "B/s")
 _CLEARED, _NEEDED = 1, 2  # this sequence's dictionary begins here; a packet uses it
 
 #: All packets are one sequence, with one dictionary.
@@ -108,7 +110,8 @@ class PacketWriter:
     categories: _Names = field(default_factory=_Names)
     arguments: _Names = field(default_factory=_Names)
     tracks: dict[tuple[str, int, int, str, int], int] = field(default_factory=dict)
-    counters: dict[str, int] = field(default_factory=dict)
+    #: by name of a counter, its track and its unit
+    counters: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     slice_count: int = 0
     flow_count: int = 0
 
@@ -185,13 +188,13 @@ class PacketWriter:
             ],
         )
 
-    def levels(self, name: str, frame: pl.DataFrame) -> Bytes:
-        """The packets of a counter track."""
-        track = self.counters.setdefault(name, _FIRST_COUNTER + len(self.counters))
+    def levels(self, name: str, unit: bytes, frame: pl.DataFrame) -> Bytes:
+        """The packets of a counter track: its `level` from each `time_ns` on."""
+        track, _ = self.counters.setdefault(name, (_FIRST_COUNTER + len(self.counters), unit))
         event: list[Part] = [
             scalar(_TYPE, _COUNT),
             scalar(_TRACK, track),
-            padded_varints(_COUNTER_VALUE, frame["bytes"].to_numpy(), _SIGNED),
+            padded_varints(_COUNTER_VALUE, frame["level"].to_numpy(), _SIGNED),
         ]
         return self._packed(frame["time_ns"].to_numpy() - self.zero_ns, event)
 
@@ -227,8 +230,8 @@ class PacketWriter:
             name += f" ({lane + 1})" if lane else ""
             order = second * _LANES_APART + lane if kind == "device" else _HOST_ORDER.index(label) * _LANES_APART + lane
             yield _track(self.tracks[kind, first, second, label, lane], name, parent=parent, rank=order)
-        for name, uuid in self.counters.items():
-            yield _track(uuid, name, parent=_ROOT, content=message(_COUNTER, scalar(3, _BYTES)))
+        for name, (uuid, unit) in self.counters.items():
+            yield _track(uuid, name, parent=_ROOT, content=message(_COUNTER, unit))
 
 
 def _group(timeline: Timeline, kind: str, number: int, uuid: int, rank: int) -> bytes:
@@ -281,8 +284,9 @@ def _in_order(pending: list[tuple[Int64s, Int64s, Int64s, Bytes]]) -> Iterable[B
 
 # --- A profile as a Perfetto trace: the viewer at ui.perfetto.dev, and SQL through its trace processor ----------------
 # GPUs come first, one track a stream; then the host's threads, each with its annotated ranges, its CUDA API calls, and
-# whatever else the profile holds of it. Arrows lead from a launching call to its work. Where the memory of a GPU was
-# recorded there is a counter track. Slices carry their numbers as arguments (grid, block, registers, bytes, category).
+# whatever else the profile holds of it. Arrows lead from a launching call to its work. Counter tracks show the work in
+# the queues of each GPU, the rate of its copies, and its memory where that was recorded. Slices carry their numbers as
+# arguments (grid, block, registers, bytes, category).
 #
 # Source of the format: Perfetto's reference "Writing TrackEvent Protos Synthetically" and its published schema. Names
 # are interned, and every packet of one kind has one length (`warplens.wire`): writing costs no loop over events.
@@ -317,8 +321,8 @@ def write_perfetto(timeline: Timeline, target: Path) -> PerfettoSummary:
     packets: list[npt.NDArray[np.uint8]] = []
     for layer in layers:
         packets.extend(writer.slices(layer))
-    for name, frame in _memory_levels(timeline).items():
-        packets.append(writer.levels(name, frame))
+    for name, unit, frame in (*_queue_levels(timeline), *_copy_rates(timeline), *_memory_levels(timeline)):
+        packets.append(writer.levels(name, unit, frame))
     head = b"".join((*writer.descriptors(timeline), writer.dictionary()))
     with unfinished(target) as partial, partial.open("wb") as file:
         file.write(head)
@@ -407,14 +411,40 @@ def _named(frame: pl.DataFrame, category: pl.Expr) -> pl.DataFrame:
     return frame.with_columns(pl.col("name").cast(pl.String), category.alias("category"))
 
 
-def _memory_levels(timeline: Timeline) -> dict[str, pl.DataFrame]:
-    """Name of a counter → its values over time (`time_ns`, `bytes`)."""
+#: A counter: its name, its unit, and its `level` from each `time_ns` on.
+_Counter: TypeAlias = tuple[str, bytes, pl.DataFrame]
+
+
+def _queue_levels(timeline: Timeline) -> Iterator[_Counter]:
+    """Pieces of work that were launched and had not started, of each GPU: at 0 it waits for the host."""
+    launched = timeline.work.select("device", "launch_end_ns", "start_ns").drop_nulls()
+    for (device,), work in launched.sort("device", maintain_order=True).group_by("device", maintain_order=True):
+        yield f"GPU {device} work in its queues", _PIECES, _stepped(*queue_levels(work))
+
+
+def _copy_rates(timeline: Timeline) -> Iterator[_Counter]:
+    """Bytes per second of the copies that were under way, by GPU and direction; each at its own mean rate."""
+    copies = timeline.trace.copies.select("device", "direction", "start_ns", "end_ns", "bytes").drop_nulls()
+    lasting = copies.filter(pl.col("end_ns") > pl.col("start_ns")).sort("device", "direction", maintain_order=True)
+    for (device, direction), rows in lasting.group_by("device", "direction", maintain_order=True):
+        rate = rows.select(pl.col("bytes") * 1e9 / (pl.col("end_ns") - pl.col("start_ns"))).to_series().round()
+        change = np.concatenate((rate.cast(pl.Int64), -rate.cast(pl.Int64)))
+        edges = np.concatenate((rows["start_ns"], rows["end_ns"]))
+        order = np.argsort(edges, kind="stable")
+        yield f"GPU {device} copies {direction}", _RATE, _stepped(edges[order], np.cumsum(change[order]))
+
+
+def _stepped(times: Int64s, levels: Int64s) -> pl.DataFrame:
+    """A counter of levels; of several at one time the last."""
+    return pl.DataFrame({"time_ns": times, "level": levels}).unique("time_ns", keep="last", maintain_order=True)
+
+
+def _memory_levels(timeline: Timeline) -> Iterator[_Counter]:
+    """Bytes that the framework's allocator handed out and holds, of each GPU."""
     trace = timeline.trace
-    levels = {}
     recorded = trace.allocations.filter(pl.col("device").is_not_null())
     for column, what in (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved")):
         for (device,), rows in recorded.group_by("device", maintain_order=True):
             known = rows.filter(pl.col(column).is_not_null()).sort("time_ns", maintain_order=True)
             if known.height:
-                levels[f"GPU {device} memory {what}"] = known.select("time_ns", pl.col(column).alias("bytes"))
-    return levels
+                yield f"GPU {device} memory {what}", _BYTES, known.select("time_ns", level=column)
