@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.analysis.builders import kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
-from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, US, Machine
+from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, H200, US, Machine
 from tests.diagnosis.programs import judged, verdict
 from warplens.diagnosis import diagnose
 
@@ -641,6 +642,21 @@ def test_a_product_of_which_a_slice_is_copied_is_computed_for_nothing(
         assert diagnosis.findings[0].expected == pytest.approx(3400 / 1880, rel=0.05)
 
 
+@pytest.mark.parametrize(("product", "found"), [(HEAD_PRODUCT, True), (FP32_GEMM, False)])
+def test_the_size_of_a_result_is_told_by_the_rate_of_its_products_format(product: str, found: bool) -> None:
+    """In fp32 the same time makes a fifteenth of the numbers, of which the copy reads more than a slice."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(8):
+            machine.launch(200 * US)
+            machine.launch(20 * US, GELU)
+        machine.launch(600 * US, product, grid=(4, 1, 1))
+        machine.launch(2 * US, DIRECT_COPY, grid=(16, 1, 1))
+        machine.launch(2 * US, SOFTMAX, grid=SMALL)
+
+    assert (verdict(step).finding("unused-results") is not None) == found
+
+
 @pytest.mark.parametrize(("sliced", "found"), [("aten::slice", True), ("aten::view", False)])
 @pytest.mark.parametrize("read", [[16, 2], [16, 512, 4000]])
 def test_shapes_tell_whether_more_than_a_slice_of_a_result_is_read(sliced: str, found: bool, read: list[int]) -> None:
@@ -945,3 +961,28 @@ def test_what_is_copied_before_and_after_a_pause_tells_what_the_host_works_on(
     diagnosis = verdict(step)
     assert diagnosis.verdict == "host-stall"
     assert diagnosis.findings[0].remedies[0].action.startswith(remedy)
+
+
+@pytest.mark.parametrize(("length", "reads"), [(12, True), (60, False)])
+def test_products_that_take_far_longer_than_their_weights_are_not_bound_by_reading_them(
+    length: int, reads: bool
+) -> None:
+    """Weights of 32 MiB are read in 7 µs at the data sheet's rate."""
+    kernels, calls, ranges, now = [], [], [], 0
+    for number in range(120):
+        if number % 40 == 0:
+            began = now
+        ranges.append(operator(now, now + 3 * US, "aten::mm", shapes=json.dumps([[8, 4096], [4096, 4096]])))
+        calls.append(launch(now + US, now + 2 * US, number + 1))
+        begin = max(now + 3 * US, kernels[-1]["end_ns"] + US if kernels else 0)
+        kernels.append(kernel(begin, begin + length * US, "gemm", correlation=number + 1, full_name=BF16_GEMM))
+        now += 4 * US
+        if number % 40 == 39:
+            now = max(now, kernels[-1]["end_ns"])
+            ranges.append(annotation(began, now, "step"))
+    profile = program(kernels, calls, ranges).trace
+    finding = judged(replace(profile, capture=replace(profile.capture, devices=(H200,)))).finding("weight-bound")
+    assert finding is not None
+    assert ("bound by reading" in finding.title) == reads
+    assert any("Quantize" in remedy.action for remedy in finding.remedies) == reads
+    assert (finding.evidence["at_peak_share"] > 0.2) == reads

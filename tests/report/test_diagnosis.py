@@ -13,7 +13,7 @@ from warplens.diagnosis.findings import Place
 from warplens.report.document import SectionOf, Table
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
-from warplens.report.verdict import evidence_text, factor, finding_blocks, places, standing
+from warplens.report.verdict import coverage_lines, evidence_text, factor, finding_blocks, places, standing
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,13 @@ def test_the_parts_of_the_first_screens_strips_are_the_whole(numbers):
     assert answer is not None
     for strip in answer.strips:
         assert sum(part.share for part in strip.segments) == pytest.approx(1.0, abs=0.03)
+
+
+def test_times_of_several_gpus_are_said_to_be_added_up(numbers):
+    found = numbers.diagnosis
+    assert not any("GPUs" in line for line in coverage_lines(found))
+    of_two = replace(found, coverage=replace(found.coverage, gpus=2))
+    assert "the times of 2 GPUs added up" in next(iter(coverage_lines(of_two)))
 
 
 def test_what_places_tell_with_numbers_is_not_told_again_without(numbers):

@@ -185,6 +185,7 @@ class Coverage:
     claimed_ns: int  #: wall time that findings claim; no nanosecond is claimed twice
     counters_share: float | None  #: of the kernel time, with hardware counters; None without counters
     unavailable: tuple[str, ...]  #: what could not be asked of this profile, and what would answer it
+    gpus: int = 1  #: over which times, launches and shares are summed
 
 
 @dataclass(frozen=True)

@@ -299,6 +299,7 @@ def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: st
         claimed_ns=sum(claims.total_ns(finding.id) for finding in found),
         counters_share=counted_ns / kernels if counted_ns and kernels else None,
         unavailable=tuple(_unavailable(facts, bool(counted_ns), source, found)),
+        gpus=max(1, facts.work["device"].n_unique()),
     )
 
 

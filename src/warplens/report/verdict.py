@@ -296,8 +296,9 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
     covered: Coverage = diagnosis.coverage
     if covered.wall_ns:
         steps = "one step" if covered.steps == 1 else f"{fmt.count(covered.steps)} steps"
+        over = f", the times of {fmt.count(covered.gpus)} GPUs added up" if covered.gpus > 1 else ""
         line = (
-            f"based on: {steps if covered.steps else 'a window without steps'}; findings explain "
+            f"based on: {steps if covered.steps else 'a window without steps'}{over}; findings explain "
             f"{fmt.share(covered.claimed_ns / covered.wall_ns)} of the time"
         )
         if covered.idle_attributed_share is not None:

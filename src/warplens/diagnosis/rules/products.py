@@ -576,6 +576,13 @@ class MemoryFormat(StructureRule):
         )
 
 
+_QUANTIZED: Final = Remedy(
+    "Quantize the weights",
+    "# weights in 8 or 4 bits: torchao.quantization.quantize_, bitsandbytes, AWQ",
+    "half or a quarter of these products' time",
+)
+
+
 class WeightBound(StructureRule):
     """Products of few rows, whose time is that of reading the weights."""
 
@@ -591,6 +598,10 @@ class WeightBound(StructureRule):
     )
     headline = "Limited by reading the weights: a larger batch would save {share} of the time per unit of work"
     title = "Products have so few rows that they are bound by reading their weights"
+    slow_title: ClassVar = "Products have so few rows that more would hardly take longer"
+    headlines: ClassVar = {
+        slow_title: "Limited by products of few rows: a larger batch would save {share} of the time per unit of work"
+    }
     evidence: ClassVar = {
         "rows_count": "rows of such a product; only where shapes are recorded",
         "weights_bytes_per_step": "bytes of weights that they read; only where shapes are recorded",
@@ -603,6 +614,9 @@ class WeightBound(StructureRule):
         5_000,
         "Libraries take narrow tiles for small products of many rows as well; these last about 3 µs, in which hardly "
         "any weights are read. Products of single sequences last 9 µs and more.",
+    )
+    least_peak_share = Limit(
+        0.2, "Reading at less than a fifth of the memory's rate is no limit: what a product has to start and sum up is."
     )
     rows = Limit(
         16, "Up to 16 rows the time of a product hardly depends on them: a quarter of a tile of the tensor cores."
@@ -669,11 +683,14 @@ class WeightBound(StructureRule):
         """The finding, with its numbers and remedies."""
         mine = claims.of_work(self.id).to_numpy() > 0
         count = self._batch(facts)
+        weights = self._weights(facts)
+        reads = weights.get("at_peak_share", 1.0) >= self.least_peak_share
         found = self.seen(
             facts,
             claims,
+            title="" if reads else self.slow_title,
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
-            evidence={"rows_count": self._most_rows(facts, mine), **self._weights(facts)},
+            evidence={"rows_count": self._most_rows(facts, mine), **weights},
             whole_share=self._whole_share(facts, count),
             bound_ns=facts.wall_ns - facts.wall_ns // 128,
             remedies=(
@@ -684,11 +701,7 @@ class WeightBound(StructureRule):
                     "compute as long as they read",
                     gain_by_batch={size: self._gain(facts, size) for size in sorted({*BATCHES, count})},
                 ),
-                Remedy(
-                    "Quantize the weights",
-                    "# weights in 8 or 4 bits: torchao.quantization.quantize_, bitsandbytes, AWQ",
-                    "half or a quarter of these products' time",
-                ),
+                *((_QUANTIZED,) if reads else ()),
                 Remedy(
                     "Use speculative decoding",
                     "model.generate(assistant_model=draft) # a small draft model proposes tokens",
@@ -704,7 +717,7 @@ class WeightBound(StructureRule):
         first, *rest = found.remedies
         return replace(found, expected_interval=interval, remedies=(replace(first, gain_interval=interval), *rest))
 
-    def _weights(self, facts: Facts) -> dict[str, float | None]:
+    def _weights(self, facts: Facts) -> dict[str, float]:
         products = facts.at_roof.filter(pl.Series(self._narrow(facts)))
         if products.is_empty() or products["theoretical_ns"].null_count():
             return {}

@@ -52,7 +52,7 @@ class UnusedResults(StructureRule):
     most_read = Limit(1 / 16, "A result of which more is read is computed for a purpose.")
     saved_share = Limit(0.95, "The product of what is read stays, and reads all of its weights.")
     deepest = Limit(16_384, "Few matrices of weights have a longer inner dimension: it bounds the size of the result.")
-    reached_share = Limit(0.3, "Of the peak of the tensor cores, what large products of 16 bits reach at least.")
+    reached_share = Limit(0.3, "Of the peak of its format, what a large product reaches at least.")
 
     def needless(self, finding: Finding) -> bool:
         """That is what it is about."""
@@ -125,7 +125,12 @@ class UnusedResults(StructureRule):
         narrowed = np.flatnonzero(program.labelled("elementwise", "copy-cast")[kernels])
         if not len(narrowed) or narrowed[0] != 0:
             return None  # a reduction reads more than it writes
-        rates = [peaks.flops_per_s.get("bf16", 0.0) for device in facts.devices if (peaks := peaks_of(device))]
+        told = facts.work["precision"][product] or "bf16"
+        rates = [
+            peaks.flops_per_s.get(told, peaks.flops_per_s.get("bf16", 0.0))
+            for device in facts.devices
+            if (peaks := peaks_of(device))
+        ]
         held = float(program.blocks(np.array([product]))[0]) * float(tiles(facts)[product])
         rate = self.reached_share * min(rates, default=0.0)
         made = float(program.own_ns[product]) / 1e9 * rate / (2 * self.deepest)
