@@ -266,7 +266,7 @@ class Facts:
         at = self.replayed_rows
 
         def of_schedule(mine: Float64s | None) -> Float64s:
-            return np.zeros(len(at)) if mine is None else np.where(at >= 0, mine[at], 0.0)
+            return np.zeros(len(at)) if mine is None else np.append(mine, 0.0)[at]
 
         return self.pace.gain(*changes, less=Less(of_schedule(time), of_schedule(calls), stalls, elsewhere), kept=kept)
 

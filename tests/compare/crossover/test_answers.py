@@ -97,15 +97,20 @@ def test_a_point_that_noise_hides_widens_the_bracket():
     assert answer.undecided_at == ()
 
 
-def test_an_undecided_end_is_named_and_its_crossing_is_open():
-    answer = of_line([1.3, 1.2, 1.2, 1.1, 0.9995], 0.005)
+@pytest.mark.parametrize(
+    ("ratios", "end", "bracket"),
+    [([1.3, 1.2, 1.2, 1.1, 0.9995], 16, (8, None)), ([1.001, 0.9, 0.8, 0.8, 0.7], 1, (None, 2))],
+)
+def test_an_undecided_end_is_named_and_its_crossing_is_open(ratios, end, bracket):
+    answer = of_line(ratios, 0.005)
     assert answer.answer == "undecided"
-    assert answer.undecided_at == (16,)
-    assert answer.reason == "noise does not tell the faster side at batch 16"
+    assert answer.undecided_at == (end,)
+    assert answer.reason == f"noise does not tell the faster side at batch {end}"
+    assert answer.crossings
     for crossing in answer.crossings:
         assert not crossing.decided
-        assert crossing.bracket == (8, None)
-        assert crossing.high is None
+        assert crossing.bracket == bracket
+        assert (crossing.low, crossing.high)[bracket.index(None)] is None
 
 
 def test_equal_sides_are_undecided_and_not_a_crossing():
