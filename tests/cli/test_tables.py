@@ -260,6 +260,29 @@ def test_sentences_are_wrapped_between_words_and_numbers_stay_with_their_units()
         assert not any(re.search(r"\d$", piece) or re.match(r"\s*(ms|µs|%)", piece) for piece in pieces)
 
 
+def test_what_is_wrapped_of_a_numbered_entry_stands_behind_its_number():
+    entry = "12. host-sync: info, confidence high, about 1.10× (1.01× to 1.35×), at most 14.7× as fast without it"
+    first, *further = wrapped(entry, 60)
+    assert first.startswith("12. host-sync")
+    assert further
+    assert all(piece.startswith("    ") and piece[4] != " " for piece in further)
+
+
+def test_help_says_where_several_paths_may_stand(warplens):
+    assert "[OPTIONS] PATH…\n" in warplens("report", "--help").out
+    assert "[OPTIONS] PATH\n" in warplens("kernels", "--help").out
+
+
+def test_counters_of_one_kernel_with_several_grids_are_told_apart(warplens):
+    counters = Path(__file__).parents[1] / "readers" / "data" / "counter_modes"
+    shown = {path.name: warplens("counters", path).out for path in sorted(counters.glob("*.ncu-rep.xz"))}
+    assert shown
+    for out in shown.values():
+        heading, _, *rows = out[out.index(" Kernel") :].splitlines()
+        names = [re.split(r"\s{2,}", row.strip())[0] for row in rows if row.strip()]
+        assert ("Grid" in heading) or len(set(names)) == len(names)
+
+
 def test_counters_keep_what_bounds_a_kernel_on_a_terminal_of_80_columns(warplens, monkeypatch):
     counters = Path(package.__file__).parent / "data" / "counters" / "planted_h200.ncu-rep.xz"
     monkeypatch.setenv("FORCE_COLOR", "1")

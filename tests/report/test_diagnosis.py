@@ -91,7 +91,9 @@ def test_numbers_are_written_with_their_units():
 
 
 def test_without_steps_counts_are_those_of_the_window():
-    assert evidence_text({"waits_per_step": 12.0, "held_ns_per_step": 2e6}, steps=0) == "waits 12, held 2.00 ms"
+    assert (
+        evidence_text({"readbacks_per_step": 12.0, "held_ns_per_step": 2e6}, steps=0) == "read-backs 12, held 2.00 ms"
+    )
 
 
 @pytest.mark.parametrize(

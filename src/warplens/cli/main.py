@@ -63,8 +63,11 @@ class _PlainValues:
 
 
 def _call_by_name(argument: Any) -> None:
-    """Let usage and help say `PATH`, where Typer says `{PATH}` and `PATH <path>`."""
+    """Let usage and help say `PATH`, and `PATH…` of several, where Typer says `{PATH}` and `PATH <path>`."""
     name = argument.metavar or argument.name.upper()
+    if argument.nargs == -1 and "…" not in name:
+        name += "…"
+        argument.metavar = name
     usage = name if argument.required or name.startswith("[") else f"[{name}]"
     argument.get_usage_pieces = lambda _: [usage]
     argument.display_type_rich = lambda **_: ""
@@ -306,7 +309,7 @@ def warplens(
 ) -> None:
     """Where the GPU time of a transformer went, why, and what to do about it.
 
-    Warplens reads the profiles that Nsight Systems and PyTorch's profiler write: on any machine, without a GPU and
+    Warplens reads what Nsight Systems, PyTorch's profiler and Nsight Compute write: on any machine, without a GPU and
     without NVIDIA software.
     """
     if ctx.invoked_subcommand is None:

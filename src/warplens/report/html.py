@@ -228,7 +228,7 @@ def _cell(column: Column, texts: tuple[str, str | None], item: Any) -> dict[str,
     known = numeric and text != fmt.MISSING
     return {
         "text": text,
-        "pieces": [] if numeric else _BREAKS.split(text),
+        "pieces": [] if numeric else _BREAKS.split(_unbroken(text) if column.kind == "text" else text),
         "code": "\n".join(map(fmt.printable, str(item).split("\n"))) if column.kind == "code" else None,
         "numeric": numeric,
         "raw": str(item).strip("×>") if known else "",

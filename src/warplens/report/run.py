@@ -145,7 +145,7 @@ def run_strips(result: RanksResult) -> Iterator[Strip]:
     for rank in dict.fromkeys(int(each["rank"][0]) for each in shown):
         row = rows.row(by_predicate=pl.col("rank") == rank, named=True)
         steps = max(1, len(result.summaries[result.ranks.index(rank)].window.steps))
-        unit = "one step" if steps > 1 else "its window"
+        unit = "mean step" if steps > 1 else "its window"
         segments = (Segment(title, spent / steps, spent / longest, fill) for title, fill, spent in parts_of(row))
         title = f"Where the time of rank {rank} goes ({unit}, {fmt.duration(row['duration_ns'] / steps)})"
         yield Strip("rank", rank, title, tuple(segments))

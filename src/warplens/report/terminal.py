@@ -69,6 +69,9 @@ _BEGINS: Final = (
 #: What stands between a command and what it answers.
 _COMMENT: Final = "  # "
 
+#: What begins an entry of a list.
+_NUMBERED: Final = re.compile(r" *\d+\. ")
+
 #: A number and its unit stay in one line.
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|[kMGT]?B|[MGTP]?FLOP)\b|%)")
 
@@ -200,12 +203,14 @@ def wrapped(line: str, width: int, indent: int | None = None) -> list[str]:
     Args:
         line: the text; what stands before its first sign stays there.
         width: columns; a word that is longer than a line stays whole.
-        indent: of the further pieces; None for that of the first.
+        indent: of the further pieces; None for that of the first, and of a numbered one for that behind its number.
 
     A comment stays one in each of its pieces, and that behind a command which leaves no room goes below it, so that
     what is copied runs.
     """
     begin = len(line) - len(line.lstrip())
+    if indent is None and (number := _NUMBERED.match(line)):
+        indent = number.end()
     command, mark, comment = line.partition(_COMMENT)
     if mark and command.strip() and len(line) > width:
         return [*wrapped(command, width, indent), *wrapped(f"{' ' * begin}# {comment.strip()}", width)]

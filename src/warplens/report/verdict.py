@@ -230,6 +230,7 @@ _EVIDENCE_WORDS: Final = {
     "of_products": "of all products",
     "profiler": "idle, held up by profiler",
     "readback": "exposed read-backs",
+    "readbacks": "read-backs",
     "recording": "recording",
     "repeated": "recomputed kernels",
     "rows": "rows per product",
@@ -389,7 +390,7 @@ def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
 def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
     """The findings, and what is known of phases and of changes."""
     shown = tuple(_FINDINGS[name] for name in ("id", "severity", "gain", "at_most", "confidence", "title", "remedy"))
-    tables = [Table("findings", "Findings, worst first", shown, findings_frame(diagnosis), limit=None)]
+    tables = [Table("findings", "Findings, worst first", shown, findings_frame(diagnosis), limit=None, cards=True)]
     if diagnosis.per_phase:
         phases = (
             {
@@ -443,7 +444,7 @@ def one_finding(finding: Finding, steps: int = 1) -> Iterator[Block]:
             yield Paragraph(f"{label}: {said}.")
     told = ({**vars(each), "gain": own_gain(each) or None, "expected": beside_gain(each)} for each in finding.remedies)
     rows = _frame(_REMEDIES, told)
-    yield Table(f"remedies-{finding.id}", f"Remedies for {finding.id}", _REMEDIES, rows, limit=None)
+    yield Table(f"remedies-{finding.id}", f"Remedies for {finding.id}", _REMEDIES, rows, limit=None, cards=True)
     yield quiet(f"What would refute it: {finding.refute}")
 
 

@@ -3,6 +3,7 @@
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (selector, root = document) => root.querySelector(selector);
   const { element } = warplens;
+  const plain = (text) => text.replaceAll("\u00a0", " "); // as it is typed, and as programs read it
 
   // --- theme: colours are CSS variables, charts included, so that switching redraws nothing ---------------------------
   const root = document.documentElement;
@@ -136,7 +137,7 @@
       body.append(...original);
       const path = [];
       for (const row of original) {
-        text.set(row, row.cells[0].textContent.concat(" ", row.textContent).toLowerCase());
+        text.set(row, plain(row.cells[0].textContent.concat(" ", row.textContent)).toLowerCase());
         if (!isTree) continue;
         const depth = Number(row.dataset.depth);
         path.length = depth;
@@ -327,7 +328,7 @@
   // Exact values and full names; what a spreadsheet would take for a formula stays text.
   const csvOf = (table) => [...table.rows].map((row) => [...row.cells].map((cell) => {
     const bound = cell.textContent.trim().startsWith(">"); // no value, but what it exceeds
-    const text = ((bound ? undefined : cell.dataset.v) ?? (one("code, .title", cell) ?? cell).textContent).trim();
+    const text = plain(((bound ? undefined : cell.dataset.v) ?? (one("code, .title", cell) ?? cell).textContent).trim());
     return field(cell.dataset.v === undefined && /^[=+\-@]/.test(text) ? `'${text}` : text);
   }).join(",")).join("\r\n");
   for (const button of all("button.csv")) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 import polars as pl
@@ -36,6 +36,11 @@ _STATISTICS: Final = (
 )
 
 
+def _signed(change: float, write: Callable[[float], str] = fmt.duration) -> str:
+    """A change with its sign."""
+    return f"+{write(change)}" if change > 0 else write(change)
+
+
 def step_tiles(numbers: StepNumbers) -> tuple[KeyFigure, ...]:
     """The comparison in a few numbers."""
     found, why, difference = numbers.comparison, numbers.why, numbers.difference
@@ -44,11 +49,13 @@ def step_tiles(numbers: StepNumbers) -> tuple[KeyFigure, ...]:
     idle = float(difference.wall.variant.idle_ns - difference.wall.baseline.idle_ns)
     tiles = [
         KeyFigure("Verdict", title, "text", f"{signed_share(found.ratio.estimate - 1)} ({interval_text(found.ratio)})"),
-        KeyFigure(f"Change per {per}", float(difference.wall.change_ns), "duration_ns", "Variant minus baseline."),
+        KeyFigure(
+            f"Change per {per}", _signed(float(difference.wall.change_ns)), "text", "Variant minus baseline, of means."
+        ),
         KeyFigure("GPU work", _change_of(why.gpu_change_share), "text", "Change of the GPU's computing time."),
-        KeyFigure("Idle", idle, "duration_ns", f"Change of the GPU's idle time per {per}."),
-        KeyFigure("Launches", round(why.calls_change, 1), "count", f"More launching calls per {per}."),
-        KeyFigure("Cost of one", why.host_ns_per_launch, "duration_ns", "Host time per launch on the slower side."),
+        KeyFigure("GPU idle", _signed(idle), "text", f"Change of the GPU's idle time per {per}."),
+        KeyFigure("Launches", _signed(round(why.calls_change, 1), fmt.count), "text", f"Change of launches per {per}."),
+        KeyFigure("Cost of a launch", why.host_ns_per_launch, "duration_ns", "Host time, on the slower side."),
     ]
     if why.flops_ratio is not None:
         tiles.append(KeyFigure("FLOPs", _change_of(why.flops_ratio - 1), "text", "Change of operations."))
@@ -264,7 +271,7 @@ def side_strip(wall: WallSplit, side: Literal["baseline", "variant"], per: str) 
     """One side's wall time as a bar; both have one scale and one order, and what is small on both is one part."""
     longest = float(max(wall.baseline.wall_ns, wall.variant.wall_ns)) or 1.0
     own = float((wall.baseline if side == "baseline" else wall.variant).wall_ns) or 1.0
-    title = f"The {side}'s {per}: {fmt.duration(own)}"
+    title = f"The {side}'s {'mean step' if per == 'step' else per}: {fmt.duration(own)}"
     return Strip(side, 0, title, tuple(_side_segments(wall, side, own, longest)), own / longest)
 
 

@@ -27,6 +27,7 @@ from warplens.report.counters.numbers import (
     evidence_text,
     kernel_count,
     launch_count,
+    shown_columns,
     with_names,
 )
 from warplens.report.document import (
@@ -144,7 +145,7 @@ def kernels(numbers: CounterNumbers) -> Iterator[Block]:
 
 _BOUND_COLUMNS: Final = pick(
     SUMMARY,
-    "name",
+    "name grid",
     BOUND,
     "unit_share",
     *(SUMMARY.column(name).but(dtype=pl.String, kind="text") for name in ("balanced", "healthy")),
@@ -162,7 +163,8 @@ def bounds(numbers: CounterNumbers) -> Iterator[Block]:
             for name in ("balanced", "healthy")
         ),
     )
-    yield Table("bounds-table", "What limits each kernel", _BOUND_COLUMNS, summary, empty="No kernel.")
+    columns = shown_columns(_BOUND_COLUMNS, summary)
+    yield Table("bounds-table", "What limits each kernel", columns, summary, empty="No kernel.")
     yield quiet(
         "A unit at 60 % of its peak or more is the bound; from 80 % on it is as good as full. Below, a kernel waits: "
         "its grid is too small to fill the GPU, or latency holds it back. The limits are Nsight Compute's."

@@ -199,19 +199,26 @@ LIMITED_BY: Final = Column("limited_by", help="what keeps further blocks out", t
 #: A narrow terminal shows the columns from the left that fit: what is asked stands there.
 _COLUMNS: Final = pick(
     SUMMARY,
-    "name launches duration_ns",
+    "name grid total_ns",
     BOUND,
-    "compute_share memory_share theoretical_share achieved_share",
+    "launches duration_ns compute_share memory_share theoretical_share achieved_share",
     LIMITED_BY,
     "top_stall",
     column("reason"),
+    duration_ns="Median",
 )
+
+
+def shown_columns(columns: Sequence[Column], summary: pl.DataFrame) -> tuple[Column, ...]:
+    """These columns, the grid only where kernels of one name are told apart by it."""
+    several = summary["full_name"].is_duplicated().any() and summary["grid"].n_unique() > 1
+    return tuple(column for column in columns if several or column.name != "grid")
 
 
 def counters_table(summary: pl.DataFrame, metrics: Sequence[str] = (), limit: int | None = None) -> Table:
     """The summary, with its words, as people see it; the metrics that were asked for stand before the reasons."""
     asked = (Column(name, pl.Float64, title=name, kind="number") for name in metrics)
-    columns = (*_COLUMNS[:-1], *asked, _COLUMNS[-1])
+    columns = (*shown_columns(_COLUMNS[:-1], summary), *asked, _COLUMNS[-1])
     return Table("counters", "Kernels", columns, summary, limit, empty="No kernel was profiled.")
 
 
