@@ -273,16 +273,6 @@ def test_help_says_where_several_paths_may_stand(warplens):
     assert "[OPTIONS] PATH\n" in warplens("kernels", "--help").out
 
 
-def test_counters_of_one_kernel_with_several_grids_are_told_apart(warplens):
-    counters = Path(__file__).parents[1] / "readers" / "data" / "counter_modes"
-    shown = {path.name: warplens("counters", path).out for path in sorted(counters.glob("*.ncu-rep.xz"))}
-    assert shown
-    for out in shown.values():
-        heading, _, *rows = out[out.index(" Kernel") :].splitlines()
-        names = [re.split(r"\s{2,}", row.strip())[0] for row in rows if row.strip()]
-        assert ("Grid" in heading) or len(set(names)) == len(names)
-
-
 def test_counters_keep_what_bounds_a_kernel_on_a_terminal_of_80_columns(warplens, monkeypatch):
     counters = Path(package.__file__).parent / "data" / "counters" / "planted_h200.ncu-rep.xz"
     monkeypatch.setenv("FORCE_COLOR", "1")

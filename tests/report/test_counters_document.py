@@ -18,7 +18,13 @@ from warplens.profile.counters import KernelCounters
 from warplens.readers import read, read_counters
 from warplens.report.counters.beside import joined_blocks
 from warplens.report.counters.document import counters_document, counters_json, counters_lead, write_counters
-from warplens.report.counters.numbers import CounterNumbers, evidence_text, examine_counters, join_counters
+from warplens.report.counters.numbers import (
+    CounterNumbers,
+    counters_table,
+    evidence_text,
+    examine_counters,
+    join_counters,
+)
 from warplens.report.document import Figure, Paragraph, Section, Table
 from warplens.report.html import render_html
 from warplens.report.markdown import render_markdown
@@ -69,6 +75,17 @@ def test_ranges_are_not_called_kernels():
 )
 def test_evidence_is_counted_in_words(name, number, said):
     assert evidence_text([{"name": name, "value": number}]) == said
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_grid():
+    same = examine_counters(counters(launch("a", grid=8), launch("b", grid=8)))
+    several = examine_counters(counters(launch("a", grid=8), launch("a", grid=16)))
+
+    assert "grid" not in [column.name for column in counters_table(same.summary).columns]
+    shown = counters_table(several.summary)
+    assert shown.columns[1].name == "grid"
+    assert sorted(shown.rows["grid"]) == ["16,1,1", "8,1,1"]
+    assert "grid" in table(several, "bounds-table").columns
 
 
 def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy():
