@@ -177,6 +177,17 @@ def test_long_chains_between_products_are_unfused_and_short_ones_are_any_network
     assert verdict(usual).finding("unfused-chain") is None
 
 
+@pytest.mark.parametrize(("names", "first"), [(("mine",), "below-roof"), (("mine", "yours"), "memory-bandwidth")])
+def test_a_kernel_of_ones_own_that_is_called_again_is_no_chain(names: tuple[str, ...], first: str) -> None:
+    """It is fused as far as it goes; different ones in a row may be one."""
+
+    def step(machine: Machine) -> None:
+        for number in range(6):
+            machine.launch(500 * US, f"_{names[number % len(names)]}_gelu_forward")
+
+    assert verdict(step).verdict == first
+
+
 @pytest.mark.parametrize(("compiled", "passes"), [(True, 3), (True, 2), (False, 3)])
 def test_three_passes_in_a_row_are_an_omission_where_a_compiler_makes_others(compiled: bool, passes: int) -> None:
     def step(machine: Machine) -> None:

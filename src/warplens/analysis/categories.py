@@ -299,6 +299,12 @@ RULES: tuple[Rule, ...] = (
         r"|\bmarlin\b|\bmachete\b|\beinsum\b|\bwv split k\b|\b[aw] \d+ [aw] \d+\b(?!.*quant)|\b[bs]gmv\b",
     ),
     Rule("product-of-experts", "gemm", r"^fused moe (kernel|gptq)|\bmoe mm\b|\bfused experts\b"),
+    # A layer and its activation, written by hand in one kernel: what it takes time for is the layer.
+    Rule(
+        "product-and-activation",
+        "gemm",
+        r"\b(product|linear|mlp|ffn|dense|proj(ection)?)\b.*\b(d?silu|gelu|swiglu|geglu|reglu|relu|sigmoid|tanh)\b",
+    ),
     Rule("product-symmetric", "gemm", r"\b[sdczh]?(syrkx?|herkx?|trmm|symm|hemm)\b|\b(syr|her) 2 k\b"),
     Rule("product-sparse", "gemm", r"\b(csr|bsr|coo|ell)(mm|mv)\b|\bk?sp(mm|mv)\b|\bsddmm\b"),
     Rule("product-in-template", "gemm", function=_CUTLASS_CARRIER, template=r"(?i)gemm|ReduceSplitK|\bmatmul"),

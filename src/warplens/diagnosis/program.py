@@ -64,6 +64,8 @@ MARKS: Final = {
     "filling": r"FillFunctor",
     "clearing": r"ZeroFunctor|foreach_zero",
     "adding": r"CUDAFunctor_add<|[: ]AddFunctor<",
+    "adding-floats": r"CUDAFunctor_add<float>",
+    "weight-gradient": r"(?i)wgrad",
     "choosing": r"where_kernel_impl",
     # Rows of scores of which a mask leaves nothing.
     "unseen-rows": r"isneginf",

@@ -364,7 +364,7 @@ _MOST_OF_FORWARD: Final = 4
 _MOST_PRODUCTS: Final = 20_000
 
 
-def _longest(alike: Bools) -> int:
+def longest(alike: Bools) -> int:
     """The length of the longest stretch in which this holds."""
     return int(np.diff(np.flatnonzero(np.r_[True, ~alike, True])).max()) - 1
 
@@ -396,7 +396,7 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
         lags = range(math.ceil(_PASS_OF_FORWARD * forward), min(len(mine) - forward, _MOST_OF_FORWARD * forward) + 1)
         asked = codes.tobytes(), forward  # mostly one for all steps
         if asked not in periods:
-            alike = [_longest(codes[lag:] == codes[:-lag]) for lag in lags]
+            alike = [longest(codes[lag:] == codes[:-lag]) for lag in lags]
             periods[asked] = lags[int(np.argmax(alike))] if alike and max(alike) >= forward else 0
         if not (period := periods[asked]):
             continue

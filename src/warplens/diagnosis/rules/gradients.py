@@ -23,6 +23,7 @@ from warplens.diagnosis.rules.rows import OF_A_BLOCK
 from warplens.diagnosis.structure import (
     StructureRule,
     backward_work,
+    longest,
     passes_over_one_graph,
     time_of,
 )
@@ -72,7 +73,7 @@ class UnusedGradients(StructureRule):
     raised_when = (
         "in a trace with shapes, a tenth of the gradients or more, and of their numbers, is handed to parameters that "
         "the following passes of the optimizers do not take; without shapes, each backward pass adds its gradients to "
-        "those of the last step, down to the biases; and it costs 2 %"
+        "those of the last step, down to the biases, or those of a part of the network; and it costs 2 %"
     )
     claimed = (
         "backward work behind the last gradient that is taken; before it, half of the products of the others; where "
@@ -101,6 +102,7 @@ class UnusedGradients(StructureRule):
         "Of small gradients and the passes that make them: one of each for a bias, two for the three passes of a norm. "
         "Where every part is used twice, half are added.",
     )
+    least_added = Limit(4, "Of weights, and of biases or norms: one of either may be a part that is used twice.")
     product_share = Limit(
         0.5, "Of two products of a layer's backward pass one makes the gradient of its weight, one that of its input."
     )
@@ -127,7 +129,7 @@ class UnusedGradients(StructureRule):
             return None  # another rank's optimizer may take what this one's does not
         passes = _passes(facts)
         if not passes:
-            return self._never_cleared(facts)
+            return self._never_cleared(facts) or self._part_never_cleared(facts)
         numbers = sum(int(each.numbers.sum()) for each in passes)
         unused = sum(float(each.numbers @ each.unused) for each in passes)
         gradients = sum(float(each.unused.sum()) for each in passes)
@@ -194,6 +196,59 @@ class UnusedGradients(StructureRule):
                 share[part[at[0] :]] = 1.0
                 added, seen = added + int(adds[part].sum()), seen + len(at)
         return Unused(share, added, None) if seen else None
+
+    def _part_never_cleared(self, facts: Facts) -> Unused | None:
+        """The same of a part of a network under autocast, such as what a perceptual loss looks through.
+
+        Autocast narrows each weight once, so its gradient is widened once, and handed over. Where all of a part are
+        added to what is there, as wide as weights that were narrowed are, nobody clears them. What has not been cleared
+        when the first backward pass of a step begins was cleared by no optimizer, unless by filling it with zeros. Of
+        weights that are narrowed each time that they are used, the first gradient is not added.
+        """
+        program, backward = facts.program, backward_work(facts)
+        products, casts = program.labelled(*PRODUCTS), program.labelled("copy-cast")
+        adds = program.marked("adding-floats") & backward
+        share, added = np.zeros(facts.work.height), 0
+        if not adds.any() or not program.labelled("optimizer").any():
+            return None
+        cleared = program.marked("clearing") & ~backward
+        filled = program.having("kind", "memset") | program.marked("filling")
+        making = program.marked("weight-gradient") | program.labelled("reduction")
+        for rows in program.by_step():
+            if not program.labelled("optimizer")[rows].any():
+                return None
+            held = rows[backward[rows] | products[rows]]
+            edges = np.flatnonzero(np.diff(backward[held].astype(np.int8), prepend=0, append=0))
+            parts = [held[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
+            narrowed = np.unique(program.blocks(rows[(program.marked("narrowing") & ~backward)[rows]]))
+            for part in (each for each in parts if products[each].sum() >= self.least_products):
+                at = np.flatnonzero(adds[part] & np.r_[False, casts[part][:-1]])
+                at = at[np.isin(program.blocks(part[at]), narrowed)]
+                tiny = program.threads(part[at]) <= self.small_threads
+                if min(tiny.sum(), (~tiny).sum()) < self.least_added or cleared[rows].any():
+                    break  # the first pass begins with cleared gradients
+                if longest(filled[rows]) > len(at) / 2:
+                    break  # one after the other
+                sizes, times = np.unique(program.launched_as(part[at - 1][~tiny]), return_counts=True)
+                widened = program.launched_as(part[casts[part]])
+                if 2 * sum(times < (widened[:, None] == sizes).sum(axis=0)) > len(sizes):
+                    break  # others are as large, and not added
+                before = np.flatnonzero(products[part][: at[0]])
+                begin = int(before[-2:][0]) if len(before) else 0
+                names = np.isin(program.name_codes[part], np.unique(program.name_codes[part[at - 1]]))
+                if not (names & casts[part])[at[-1] + 1 :].any():
+                    share[part[begin:]] = 1.0  # nothing behind it is handed to anybody else
+                else:
+                    mine = part[begin : at[-1] + 1]
+                    named = making[mine] & products[mine]
+                    share[mine[products[mine]]] = 0.0 if named.any() else self.product_share
+                    share[mine[making[mine]]] = 1.0
+                    # Where it is run on several inputs, the sum of all is handed over behind the last of them.
+                    codes = program.launched_as(mine[making[mine]])
+                    share[part[:begin][making[part[:begin]] & np.isin(program.launched_as(part[:begin]), codes)]] = 1.0
+                    share[part[np.r_[at, at - 1]]] = 1.0
+                added += len(at)
+        return Unused(share, added, None) if added else None
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""

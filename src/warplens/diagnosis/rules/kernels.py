@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
+from warplens.analysis.categories import class_table
 from warplens.analysis.frames import number
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
@@ -25,7 +26,7 @@ from warplens.diagnosis.rule import (
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share
 from warplens.patterns import lazy_pattern
 from warplens.profile.peaks import peaks_of
-from warplens.profile.schema import Float64s
+from warplens.profile.schema import Bools, Float64s
 
 #: Of those, such as must have seen all numbers of a row before they can go on: a fused pass ends there.
 _ENDS_PASS: Final = ("reduction", "normalization", "softmax")
@@ -46,7 +47,8 @@ def _fusible(facts: Facts) -> Float64s:
     """1 for every kernel of a chain but the longest: a single fused pass would still take about as long as that one.
 
     A chain is an unbroken sequence of kernels of one stream and step that move data. A reduction ends it, for what
-    follows needs all of its result.
+    follows needs all of its result. So does the same kernel again where no library is known to have made it: what
+    somebody has written by hand is fused as far as it goes, and is called again for other data.
     """
     work = facts.work
     saved = np.zeros(work.height)
@@ -65,6 +67,8 @@ def _fusible(facts: Facts) -> Float64s:
     lane, chained = lane[order], moving[order]
     closes = work["label"].is_in(_ENDS_PASS).to_numpy()[order]
     breaks = (lane[1:] != lane[:-1]) | (step[1:] != step[:-1]) | (chained[1:] != chained[:-1]) | closes[:-1]
+    own, names = _by_hand(facts)[order], facts.program.name_codes[order]
+    breaks |= own[1:] & (names[1:] == names[:-1])
     firsts = np.r_[0, np.flatnonzero(breaks) + 1]
     length = (work["end_ns"].to_numpy() - starts)[order]
     longest = np.maximum.reduceat(length, firsts)
@@ -77,6 +81,15 @@ def _fusible(facts: Facts) -> Float64s:
     is_longest[places[1:][run[places[1:]] == run[places[:-1]]]] = False
     saved[order] = chained & ~is_longest
     return saved
+
+
+def _by_hand(facts: Facts) -> Bools:
+    """Which kernels have names that no library is known to give."""
+    program, names = facts.program, facts.timeline.trace.kernels["full_name"]
+    if not names.len():
+        return np.zeros(facts.work.height, dtype=np.bool_)
+    unknown = class_table(names)["library"].is_null().to_numpy()
+    return np.asarray(program.is_kernel & unknown[program.name_codes], dtype=np.bool_)
 
 
 class MemoryBandwidth(Rule):
