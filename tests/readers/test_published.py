@@ -100,7 +100,7 @@ def test_numbers_and_texts_in_one_setting_are_texts(read):
     ("text", "message"),
     [
         ("", "no rows"),
-        ("method,batch\nnone,1\n", "no column is a throughput_per_s or a latency_ms"),
+        ("method,batch\nnone,1\n", "with a row a side and point; there are: method, batch"),
         ("method,throughput_per_s\nnone,100\n", "needs the items of a step"),
         ("method,latency_ms\nnone,-1\n", "not above zero"),
         ("method,latency_ms\nnone,\n", "neither a throughput nor a latency"),

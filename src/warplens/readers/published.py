@@ -63,6 +63,9 @@ _SHOWN: Final = 40
 #: Characters of a field: a setting or a number is short.
 _LONGEST_FIELD: Final = 1_000
 
+#: Titles that an error names, of a table of many.
+_SHOWN_TITLES: Final = 8
+
 _ADVICE: Final = "See the columns of a published table in docs/reference/published-tables.md"
 
 
@@ -182,7 +185,9 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
     if taken := [name for name in settings if name in CELLS.names]:
         raise UnreadableInputError(path, f"a setting cannot be named {taken[0]!r}, which is a figure here", _ADVICE)
     if not any(name == "throughput_per_s" or _LATENCY.fullmatch(name) for name in names):
-        raise UnreadableInputError(path, "no column is a throughput_per_s or a latency_ms", _ADVICE)
+        found = ", ".join(names[:_SHOWN_TITLES]) + (", …" if len(names) > _SHOWN_TITLES else "")
+        what = f"no column is a throughput_per_s or a latency_ms, with a row a side and point; there are: {found}"
+        raise UnreadableInputError(path, what, _ADVICE)
     records = [_record(path, number, row) for number, row in enumerate(rows, start=1)]
     chosen = pl.DataFrame({name: _column(name, [row.get(name) for row in rows]) for name in settings})
     figures = pl.DataFrame(records, schema=CELLS.schema, orient="row")
