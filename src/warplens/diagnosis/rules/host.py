@@ -172,7 +172,14 @@ class LaunchOverhead(Rule):
             "g = torch.cuda.CUDAGraph()\n"
             "with torch.cuda.graph(g): y = model(static_x)\n"
             "static_x.copy_(x); g.replay()",
-            modelled(facts, "cuda-graph"),
+            modelled(facts, "cuda-graph") + self._barred(facts),
+        )
+        larger = Remedy(
+            "Give each launch more work",
+            "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval"
+            if facts.trains
+            else "# a larger batch: answer several requests, or chunks of the input, in one pass",
+            "the same step time for more samples, until the GPU is busy",
         )
         # Where it is the host's pace, most kernels find the GPU waiting for them.
         prompt = launches.prompt_share if whole else None
@@ -215,7 +222,11 @@ class LaunchOverhead(Rule):
             else None,
             # A loop over next to nothing stays one, however fast a launch is.
             informs=turns is None and facts.unprofiled_host_ns < self.ahead_share * facts.busy_ns,
-            remedies=_FROM_GRAPHS
+            remedies=(
+                *((as_one_batch(passes.count),) if merged is not None else ()),
+                *((_ALL_TURNS,) if turns is not None else ()),
+                *_FROM_GRAPHS,
+            )
             if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (
                 *((as_one_batch(passes.count),) if merged is not None else ()),
@@ -228,17 +239,21 @@ class LaunchOverhead(Rule):
                     "# a fused optimizer for its kernels: torch.optim.AdamW(model.parameters(), fused=True)",
                     "in proportion to the launches saved",
                 ),
-                more_at_a_time(
-                    facts,
-                    Remedy(
-                        "Give each launch more work",
-                        "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval"
-                        if facts.trains
-                        else "# a larger batch: answer several requests, or chunks of the input, in one pass",
-                        "the same step time for more samples, until the GPU is busy",
-                    ),
-                ),
+                # Where launches cost little, more work in each brings little.
+                more_at_a_time(facts, larger)
+                if replayed is not None and replayed.expected >= facts.thresholds.warning_ceiling
+                else larger,
             ),
+        )
+
+    @staticmethod
+    def _barred(facts: Facts) -> str:
+        """What has to go before a graph can hold the step: behind what it brings."""
+        allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.steps
+        calls = (("waits", facts.waits_inside), ("allocations", allocates))
+        inside = " and ".join(name for name, seen in calls if seen)
+        return f"; no graph holds the {inside} inside this step: they go first, and their gain is counted in" * bool(
+            inside
         )
 
     def _merged(self, facts: Facts, passes: Passes) -> Gain | None:

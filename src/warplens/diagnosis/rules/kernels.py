@@ -21,6 +21,7 @@ from warplens.diagnosis.rule import (
     Limit,
     Rule,
     bringing,
+    gain_of,
     remembered,
 )
 from warplens.diagnosis.structure import Passes, passes_of_step, recurring_share
@@ -343,32 +344,40 @@ BATCHES: Final = (2, 4, 16)
 _USUAL_BATCH: Final = 4
 
 
-def more_at_a_time(facts: Facts, remedy: Remedy) -> Remedy:
-    """The remedy with what it brings to do so many times the work of a step at once, for the same work.
+def at_a_time(facts: Facts, count: int, filled: Float64s, stalls: float = 0.5) -> Gain | None:
+    """What it brings for the same work to do so many times the work of a step at once; None where it is not replayed.
 
     Each launch comes once for all of them, and each kernel takes as long as they fill the GPU; an optimizer's come once
-    for any batch. How much of what the host does beside launching comes once for each batch, and how much for each
-    item, does not show: half of it is expected to go away, and the interval reaches from none of it to all.
+    for any batch.
+
+    Args:
+        facts: the window.
+        count: how many times as much.
+        filled: as `filled_share`.
+        stalls: of what the host does beside launching, the share that comes once for a batch, and not for each item.
     """
-    if facts.pace is None:  # of a phase, which has no schedule of its own
+    batch = Passes(count, np.ones(facts.work.height, dtype=np.bool_))
+    once = facts.program.having("phase", "optimizer") | facts.program.labelled("optimizer")
+    share = np.where(once, batch.freed, batch.saved_share(facts, filled))
+    return facts.replayed(time=share, calls=batch.calls(facts), stalls=stalls)
+
+
+def more_at_a_time(facts: Facts, remedy: Remedy) -> Remedy:
+    """The remedy with what it brings to do more at a time.
+
+    How much of what the host does beside launching comes once for each batch, and how much for each item, does not
+    show: half of it is expected to go away, and the interval reaches from none of it to all.
+    """
+    if facts.pace is None:
         return remedy
     filled = filled_share(facts)
-    once = facts.program.having("phase", "optimizer") | facts.program.labelled("optimizer")
-
-    def gain(count: int, stalls: float) -> Gain | None:
-        batch = Passes(count, np.ones(facts.work.height, dtype=np.bool_))
-        share = np.where(once, batch.freed, batch.saved_share(facts, filled))
-        return facts.replayed(time=share, calls=batch.calls(facts), stalls=stalls)
-
-    found = {count: gain(count, 0.5) for count in BATCHES}
-    least, usual, most = gain(_USUAL_BATCH, 0.0), found[_USUAL_BATCH], gain(_USUAL_BATCH, 1.0)
-    if least is None or usual is None or most is None:
+    least, most = (at_a_time(facts, _USUAL_BATCH, filled, stalls) for stalls in (0.0, 1.0))
+    if least is None or most is None:
         return remedy
-    by_batch = {count: each.expected for count, each in found.items() if each is not None}
-    others = ", ".join(f"{count} times: {times(each)}" for count, each in by_batch.items() if count != _USUAL_BATCH)
-    whole = Gain(usual.expected, least.low, most.high)
+    by_batch = {count: gain.expected for count in BATCHES if (gain := at_a_time(facts, count, filled)) is not None}
+    others = ", ".join(f"{count} times: {times(gain)}" for count, gain in by_batch.items() if count != _USUAL_BATCH)
     return replace(
-        bringing(remedy, whole),
+        bringing(remedy, Gain(by_batch[_USUAL_BATCH], least.low, most.high)),
         expected=f"with {_USUAL_BATCH} times as much at a time, for the same work ({others}); {remedy.expected}",
         gain_by_batch=by_batch,
     )
@@ -415,6 +424,7 @@ class SmallKernels(Rule):
     }
     refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
     thresholds = ("small_kernels_busy_share", "unsure_warning_ceiling")
+    half_filled_share = Limit(0.5, "Grids that fill more leave no room for twice the work.")
     recurring_share = Limit(0.9, "Of the launches of a step in a graph: it is nothing but turns that need one another.")
 
     def headline_of(self, finding: Finding) -> str:
@@ -471,6 +481,30 @@ class SmallKernels(Rule):
         passes = passes_of_step(facts)
         merged = passes.saved_share(facts, filled_share(facts)) if passes.count > 1 else None
         slow_start = starting > claimed and merged is None
+        filled_up = gain_of(facts, claimed + starting, on_gpu=False)
+        alone = Gain(filled_up, filled_up, filled_up)
+        others = (
+            Remedy(
+                "Put more work into each launch",
+                "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
+                f"{GAIN} in throughput, with as much more as fills the GPU"
+                + (f" (about {1 / filled:.0f} times as much)" if filled and filled <= self.half_filled_share else "")
+                + ": the step hardly gets longer",
+            ),
+            *((_STARTED_SOONER,) if slow_start else ()),
+            Remedy(
+                "Split the work into more blocks",
+                "# kernels that reduce long rows: several blocks per row (split-K products, flash-decoding,\n"
+                "# a reduction in two stages)",
+                f"at most {times(ceiling(facts.wall_ns, claimed))}: the pauses stay" if slow_start else GAIN,
+            ),
+            Remedy(
+                "Run independent kernels concurrently",
+                "with torch.cuda.stream(torch.cuda.Stream()): y = branch(x)  # a branch that others do not need\n"
+                "# or one CUDA graph with parallel branches",
+                "in proportion to how many can run at a time" if slow_start else GAIN,
+            ),
+        )
         return self.raised(
             facts,
             claimed + starting,
@@ -489,23 +523,9 @@ class SmallKernels(Rule):
             title="The GPU takes longer to start short kernels than to run them" if slow_start else "",
             remedies=(
                 *((as_one_batch(passes.count),) if merged is not None else ()),
-                Remedy(
-                    "Put more work into each launch",
-                    "# a larger batch, or independent problems stacked: torch.bmm, torch.vmap, torch._foreach_*",
-                    f"{GAIN} in throughput: the step hardly gets longer",
-                ),
-                *((_STARTED_SOONER,) if slow_start else ()),
-                Remedy(
-                    "Split the work into more blocks",
-                    "# kernels that reduce long rows: several blocks per row (split-K products, flash-decoding,\n"
-                    "# a reduction in two stages)",
-                    f"at most {times(ceiling(facts.wall_ns, claimed))}: the pauses stay" if slow_start else GAIN,
-                ),
-                Remedy(
-                    "Run independent kernels concurrently",
-                    "with torch.cuda.stream(torch.cuda.Stream()): y = branch(x)  # a branch that others do not need\n"
-                    "# or one CUDA graph with parallel branches",
-                    "in proportion to how many can run at a time" if slow_start else GAIN,
+                *(
+                    remedy if merged is None or GAIN not in remedy.expected else bringing(remedy, alone, self.model)
+                    for remedy in others
                 ),
             ),
             # More work a launch costs the host no more, either.

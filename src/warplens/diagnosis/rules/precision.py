@@ -177,7 +177,8 @@ class Precision(Rule):
 
     mixed_reached_share = Limit(
         0.76,
-        "Where others have 16 bits already, no autocast has to be paid for: 0.65 of one peak over 0.85 of the other.",
+        "TF32, and products where others have 16 bits already, pay for no autocast: 0.65 of one peak over 0.85 of the "
+        "other.",
     )
     mixed_share = Limit(0.05, "Of the time of products, that of those in 16 bits from which on they are no exception.")
     passes_share = Limit(0.5, "Of passes over 32-bit numbers between such products: 16 bits are half of the bytes.")
@@ -264,7 +265,7 @@ class Precision(Rule):
         factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
         # Fused attention of fp32 numbers multiplies them in three TF32 products already, whatever is allowed.
         off = off & ~facts.program.labelled("attention")
-        return facts.replayed(time=np.where(off, 1 - 1 / max(self.reached_share * factor / 2, 1.0), 0.0))
+        return facts.replayed(time=np.where(off, 1 - 1 / max(self.mixed_reached_share * factor / 2, 1.0), 0.0))
 
     @remembered
     def _by_default(self, facts: Facts) -> Bools:

@@ -331,6 +331,8 @@ class UnfusedChain(StructureRule):
             members[np.concatenate(chains)] = True
         casts = time_of(program, members & program.labelled("copy-cast")) / max(time_of(program, members), 1)
         kinds = _kinds(facts, members)
+        removable = program.labelled(*PASSES, *(PRODUCTS if copied.any() else ()))
+        latency = facts.causes["start-latency"].whole()
         title = self.copies_title if not chains else f"{kinds} make a separate pass over memory for each operation"
         compiling = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
         return self.seen(
@@ -349,8 +351,9 @@ class UnfusedChain(StructureRule):
                 "passes_per_chain_factor": int(members.sum()) / len(chains) if chains else None,
                 "casts_share": casts,
             },
-            # A product that reads an operand as it was before the copy may read far less.
-            bound_ns=int(0.95 * time_of(program, program.labelled(*PASSES, *(PRODUCTS if copied.any() else ())))),
+            # A product that reads an operand as it was before the copy may read far less; and what passes make of the
+            # same numbers again and again can be made once, which leaves none of them, nor the GPU's pauses before.
+            bound_ns=time_of(program, removable) + int((program.of_gaps(removable) * latency).sum()),
             # Small models over large vocabularies have such losses, and little that one would call wrong.
             warning=facts.thresholds.unsure_warning_ceiling if loss else None,
             # Operands that are not made are not launched either; chains beside them take another remedy.
