@@ -302,28 +302,37 @@ def measure_in_turns(
     Returns:
         For each step its repetitions, round by round. Peaks of memory are None: all steps hold theirs at once.
     """
-    order, draw = list(range(len(turns))), random.Random(seed)  # noqa: S311  no secret
-    marks = [turn.marks or Marks(device) for turn in turns]
-    samples, clocks = [Samples() for _ in turns], [Clocks(device) for _ in turns]
-    warmups: list[list[int]] = [[] for _ in turns]
-    for position, turn in enumerate(turns):
-        for _ in range(warmup_steps):
-            warmups[position].append(_warm_up_once(turn.step, marks[position], device, ranges))
+    taken = [_Taken(turn.step, turn.marks or Marks(device), Clocks(device)) for turn in turns]
+
+    def warm_up(one: _Taken, steps: int) -> None:
+        one.warmup_ns += [_warm_up_once(one.step, one.marks, device, ranges) for _ in range(steps)]
+
+    for one in taken:
+        warm_up(one, warmup_steps)
+    order, draw = list(taken), random.Random(seed)  # noqa: S311  no secret
     with undisturbed(), ranges.recorded():
         for _ in range(rounds):
             draw.shuffle(order)
-            for position in order:
-                turn = turns[position]
-                clocks[position].read()
-                for _ in range(_STEPS_BEFORE_A_TURN):
-                    warmups[position].append(_warm_up_once(turn.step, marks[position], device, ranges))
+            for one in order:
+                one.clocks.read()
+                warm_up(one, _STEPS_BEFORE_A_TURN)
                 for _ in range(per_round):
                     with ranges("step"):
-                        time_once(turn.step, device, marks[position], samples[position])
+                        time_once(one.step, device, one.marks, one.samples)
     return [
-        taken.measured(tuple(warmup), "most repetitions", clock.log(), rounds=rounds)
-        for taken, warmup, clock in zip(samples, warmups, clocks, strict=True)
+        one.samples.measured(tuple(one.warmup_ns), "most repetitions", one.clocks.log(), rounds=rounds) for one in taken
     ]
+
+
+@dataclass(eq=False)
+class _Taken:
+    """A step that takes turns, and what was taken of it so far."""
+
+    step: Callable[[], object]
+    marks: Marks
+    clocks: Clocks
+    samples: Samples = field(default_factory=Samples)
+    warmup_ns: list[int] = field(default_factory=list)
 
 
 def _warm_up_once(step: Callable[[], object], marks: Marks, device: str, ranges: Ranges) -> int:

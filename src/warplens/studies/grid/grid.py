@@ -184,23 +184,22 @@ def record_command(model: str, context: int, mode: str) -> str:
 def _checked_against_inference(cells: list[CellAnswers]) -> list[CellAnswers]:
     """A training step cannot take less GPU time than the forward pass alone: such a cell becomes invalid."""
     alone = {
-        (cell.model, cell.context): cell
+        (cell.model, cell.context): (cell.source, cell.forward.gpu.median)
         for cell in cells
         if cell.mode == "forward" and cell.forward is not None and cell.forward.gpu is not None and not cell.invalid
     }
-    checked = []
-    for cell in cells:
+
+    def checked(cell: CellAnswers) -> CellAnswers:
         inference = alone.get((cell.model, cell.context))
-        if inference is not None and inference.forward is not None and cell.training is not None and not cell.invalid:
-            step_ns = cell.training.gpu_ns / cell.training.steps
-            if inference.forward.gpu is not None and step_ns < inference.forward.gpu.median:
-                reason = (
-                    f"a step has less GPU time than the forward pass alone in {inference.source}: "
-                    "it was cut short, or the two are not the same workload"
-                )
-                cell = replace(cell, invalid=(reason,))  # noqa: PLW2901
-        checked.append(cell)
-    return checked
+        if cell.invalid or cell.training is None or inference is None:
+            return cell
+        source, pass_ns = inference
+        if cell.training.gpu_ns / cell.training.steps >= pass_ns:
+            return cell
+        reason = f"a step has less GPU time than the forward pass alone in {source}: it was cut short, or the two are "
+        return replace(cell, invalid=(f"{reason}not the same workload",))
+
+    return [checked(cell) for cell in cells]
 
 
 @dataclass(frozen=True)

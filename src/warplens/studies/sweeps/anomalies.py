@@ -10,8 +10,9 @@ where it lies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -327,42 +328,48 @@ def _wall(point: Point, side: str) -> Samples:
 def _lines(sweep: Sweep, seed: int) -> tuple[list[_Line], list[str]]:
     """Lines with enough cells whose noise is known, and why others are not among them."""
     generator = np.random.default_rng(seed)
-    lines: list[_Line] = []
-    short: set[str] = set()
-    silent = False
     shared = _common_draws(sweep, generator)
     axes = [
         axis
         for axis in sweep.axes
         if all(is_number(point.settings[axis]) and point.settings[axis] > 0 for point in sweep.points)
     ]
+    lines: list[_Line] = []
+    short: set[str] = set()
+    silent = False
     for axis in axes:
-        for _, points in sweep.lines(axis):
-            for side in SIDES:
-                timed = [point for point in points if (cell := getattr(point, side)) is not None and cell.is_timed]
-                walls = [getattr(point, side).wall for point in timed]
-                known = [p for p, wall in zip(timed, walls, strict=True) if wall and len(wall.blocks) >= _LEAST_BLOCKS]
-                silent |= len(known) < len(timed)
-                if len(known) >= _LEAST_CELLS:
-                    lines.append(_Line.of(side, axis, known, generator, shared))
-                elif known:
-                    short.add(axis)
-    why = [] if axes else ["no axis has numbers above zero, along which times could have a trend"]
+        for (_, points), side in product(sweep.lines(axis), SIDES):
+            timed = [point for point in points if (cell := getattr(point, side)) is not None and cell.is_timed]
+            known = [p for p in timed if (wall := getattr(p, side).wall) and len(wall.blocks) >= _LEAST_BLOCKS]
+            silent |= len(known) < len(timed)
+            if len(known) >= _LEAST_CELLS:
+                lines.append(_Line.of(side, axis, known, generator, shared))
+            elif known:
+                short.add(axis)
+    return lines, list(_untested(axes, [axis for axis in axes if axis in short], {line.axis for line in lines}, silent))
+
+
+def _untested(axes: Sequence[str], short: Sequence[str], drawn: Set[str], silent: bool) -> Iterator[str]:
+    """Why cells are not tested.
+
+    Args:
+        axes: that have numbers above zero.
+        short: those of which a line has too few cells.
+        drawn: those of which a line has enough.
+        silent: whether the noise of some cells is unknown.
+    """
+    if not axes:
+        yield "no axis has numbers above zero, along which times could have a trend"
     if silent:
-        why.append(
+        yield (
             f"cells with fewer than {_LEAST_BLOCKS} independent blocks of repetitions have unknown noise and were not "
             "tested: measure in rounds (--rounds)"
         )
-    drawn = {line.axis for line in lines}
-    for axis in axes:
-        if axis in short:
-            all_of = "" if axis in drawn else ", none of its lines"
-            why.append(
-                f"along {axis}, lines with fewer than {_LEAST_CELLS} cells show no trend and were not tested{all_of}"
-            )
-    if lines:
-        why.append("the first and the last cell of a line are not tested: a change of trend looks the same there")
-    return lines, why
+    for axis in short:
+        all_of = "" if axis in drawn else ", none of its lines"
+        yield f"along {axis}, lines with fewer than {_LEAST_CELLS} cells show no trend and were not tested{all_of}"
+    if drawn:
+        yield "the first and the last cell of a line are not tested: a change of trend looks the same there"
 
 
 def _common_draws(sweep: Sweep, generator: np.random.Generator) -> Int64s | None:
