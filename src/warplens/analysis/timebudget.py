@@ -356,9 +356,7 @@ def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals
         np.add.at(owned, touching[owners], lengths)
         amounts = sum_by(labels[owners], lengths, len(names)).tolist()
         spent.update({name: amount for name, amount in zip(names, amounts, strict=True) if name[0] == group and amount})
-        covered = union(
-            Intervals(np.concatenate((covered.starts, pieces.starts)), np.concatenate((covered.ends, pieces.ends)))
-        )
+        covered = _with(covered, Intervals(pieces.starts, pieces.ends))
     gaps = idle_gaps(timeline, device, _gaps(segments, covered))
     spent.update({("idle", cause): amount for cause, amount in gaps.totals.items() if amount})
     duration = total(segments)
@@ -372,7 +370,17 @@ def _segments(timeline: Timeline, window: Window, device: int) -> Intervals:
     return union(clip(spans, window.start_ns, window.end_ns))
 
 
+def _with(covered: Intervals, pieces: Intervals) -> Intervals:
+    """Both together, which are disjoint and of which neither covers any of the other."""
+    if not len(covered.starts):
+        return pieces
+    place = np.searchsorted(covered.starts, pieces.starts)
+    return Intervals(np.insert(covered.starts, place, pieces.starts), np.insert(covered.ends, place, pieces.ends))
+
+
 def _gaps(segments: Intervals, covered: Intervals) -> Intervals:
+    if len(segments.starts) == 1:
+        return complement(covered, int(segments.starts[0]), int(segments.ends[0]))
     pieces = subtract(Owned(*segments, np.arange(len(segments.starts))), covered)
     return Intervals(pieces.starts, pieces.ends)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from typing import Final
@@ -111,9 +112,12 @@ def diagnose(
     budgets = time_budgets(timeline, window) if budgets is None else budgets
     headrooms = headrooms or cache(lambda: headrooms_of(timeline, window, budgets=budgets, counters=counters))
     notes = quality_notes(timeline, window) if notes is None else tuple(notes)
-    modelled = predictions(timeline, window) if timeline.trace.has_device_work else ()
     report = counted(counters) if counters is not None else None
-    facts = gather(timeline, window, report, modelled, thresholds, budgets, notes, headrooms)
+    with ThreadPoolExecutor(max_workers=1) as aside:
+        replays = aside.submit(predictions, timeline, window) if timeline.trace.has_device_work else None
+        facts = gather(timeline, window, report, thresholds, budgets, notes, headrooms)
+    modelled = () if replays is None else tuple(replays.result())
+    facts.predictions = {prediction.change: prediction for prediction in modelled}
     # What the causes of pauses were found with, tens of megabytes at a million kernels, has no further reader here.
     forget(timeline, HostCalls.of, Timeline.busy)
     claims = divide(facts, RULES)
@@ -130,17 +134,23 @@ def diagnose(
         if worth and verdict.id != rest.id:
             raised.append(rest)
     ranked = (verdict, *_ranked(finding for finding in raised if finding.id != verdict.id))
-    ranked = tuple(located(facts, claims, fitting(facts, finding)) for finding in ranked)
+    ranked = tuple(fitting(facts, finding) for finding in ranked)
+    with ThreadPoolExecutor(max_workers=1) as aside:
+        # Replays of an excerpt stand beside look-ups in all of the window, which take as long.
+        mended = [found for found in ranked if not decides and not _describes(found)]
+        combined = aside.submit(what_ifs, facts, claims, mended)
+        ranked = tuple(located(facts, claims, finding) for finding in ranked)
+        moments = () if decides else worst_moments(facts, claims, ranked)
     diagnosis = Diagnosis(
         verdict=verdict.id,
         headline=headline(facts, verdict, claims),
         findings=ranked,
         per_phase=(),
-        predictions=() if decides else tuple(modelled),
+        predictions=() if decides else modelled,
         coverage=_coverage(facts, claims, ranked, report.source if report is not None else None),
         notes=tuple(notes),
-        moments=() if decides else worst_moments(facts, claims, ranked),
-        what_if=None if decides else what_ifs(facts, claims, [found for found in ranked if not _describes(found)]),
+        moments=moments,
+        what_if=combined.result(),
         headline_share=headline_share(facts, verdict, claims),
         verdict_known=is_known(verdict),
     )
