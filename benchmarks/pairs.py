@@ -31,6 +31,7 @@ HALVES = (
     "thirteenth",
     "fourteenth",
     "fifteenth",
+    "sixteenth",
 )
 SOURCES = ("nsys", "torch")
 

@@ -18,7 +18,9 @@ __all__ = [
     "HALVES",
     "NINTH",
     "PROGRAMS",
+    "SEVENTEENTH",
     "SEVENTH",
+    "SIXTEENTH",
     "SIXTH",
     "TENTH",
     "THIRTEENTH",
@@ -37,13 +39,13 @@ BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
 #: predecessor. The tenth and the eleventh were written together and split at random, as were the twelfth and the
-#: thirteenth, and the fourteenth and the fifteenth.
+#: thirteenth, the fourteenth and the fifteenth, and the sixteenth and the seventeenth.
 HALVES = (
     "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
-    "twelfth", "thirteenth", "fourteenth", "fifteenth",
+    "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth",
 )  # fmt: skip
 DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES[:9]
-TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH = HALVES[9:]
+TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH, SEVENTEENTH = HALVES[9:]
 
 PROGRAMS: dict[str, Program] = {}
 
