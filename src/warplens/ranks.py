@@ -32,6 +32,7 @@ from warplens.diagnosis.facts import gather
 from warplens.diagnosis.run import RankFacts, rank_facts, run_of_ranks
 from warplens.diagnosis.verdict import diagnose
 from warplens.errors import UsageError, WarplensError
+from warplens.profile import Note, NoteLevel, Trace
 from warplens.readers import read
 
 #: Files that are named where they are not the ranks of one run.
@@ -83,11 +84,12 @@ def analyse_ranks(
         files = summarize_on_cluster(paths, window, scheduler, progress)
     else:
         files = summarize_locally(paths, window, workers, progress)
+    files = _once(files)
     sources, problems = _used(files)
     progress("putting the ranks together")
     summaries = [(summary, number) for number, file in enumerate(files) for summary in file.ranks]
     result = across_ranks([summary for summary, _ in summaries], [number for _, number in summaries])
-    return RanksRun(result, sources, problems)
+    return RanksRun(_with_note(result, files), sources, problems)
 
 
 def _used(files: Sequence[FileSummary]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -96,7 +98,7 @@ def _used(files: Sequence[FileSummary]) -> tuple[tuple[str, ...], tuple[str, ...
     if len(problems) == len(files):
         others = f" ({len(problems)} files in all)" if len(problems) > 1 else ""
         raise UsageError(f"no profile could be used{others}: {problems[0]}")
-    return tuple(file.source for file in files if file.problem is None), problems
+    return tuple(file.source for file in files if file.problem is None and not file.again), problems
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,13 +135,14 @@ def diagnose_ranks(
     apart = NotOneRunError([path.name for path in paths])
     if not _may_be_a_rank(paths[0]):
         raise apart  # before many others are read
-    files = summarize_locally(paths, window, workers, progress, diagnose_file)
+    files = _once(summarize_locally(paths, window, workers, progress, diagnose_file))
     sources, problems = _used(files)
     progress("putting the ranks together")
     found = run_diagnosis([file.diagnosed for file in files])
     if found is None:
         raise apart
-    return DiagnosedRun(found, sources, problems)
+    run = replace(found.run, result=_with_note(found.run.result, files))
+    return DiagnosedRun(replace(found, run=run), sources, problems)
 
 
 def _may_be_a_rank(path: Path) -> bool:
@@ -210,20 +213,47 @@ class FileSummary:
     ranks: tuple[RankSummary, ...] = ()  #: one summary a rank; () where the file could not be used
     problem: str | None = None  #: why not, one line; None where it could
     diagnosed: tuple[DiagnosedRank, ...] = ()  #: its ranks with a diagnosis each, where one was asked for
+    merged: bool = False  #: whether traces of several ranks were merged into it
+    again: bool = False  #: it is such a file, and left out because others hold the ranks by themselves
+
+
+def _once(files: Sequence[FileSummary]) -> list[FileSummary]:
+    """The files, of which those with merged traces tell nothing where others hold the ranks by themselves."""
+    alone = any(file.problem is None and not file.merged for file in files)
+    return [FileSummary(file.source, again=True) if alone and file.merged else file for file in files]
+
+
+def _with_note(result: RanksResult, files: Sequence[FileSummary]) -> RanksResult:
+    """The result, with a note on files that were left out because others hold what was merged into them."""
+    again = [file.source for file in files if file.again]
+    if not again:
+        return result
+    text = f"Traces of several ranks were merged into {', '.join(again)}: left out, for the others hold them."
+    return replace(result, notes=(*result.notes, Note("merged-traces", NoteLevel.INFO, text)))
+
+
+def _is_merged(trace: Trace) -> bool:
+    return any(note.code == "merged-traces" for note in trace.capture.notes)
 
 
 def summarize_file(path: str, window: str = "steady") -> FileSummary:
     """Read one profile and reduce it to its ranks. Never raises for a bad file: one must not stop the others."""
 
     def reduced(source: str) -> FileSummary:
-        return FileSummary(source, summarize(read(path, launch_configuration=False), window))
+        trace = read(path, launch_configuration=False)
+        return FileSummary(source, summarize(trace, window), merged=_is_merged(trace))
 
     return _unless_bad(path, reduced)
 
 
 def diagnose_file(path: str, window: str = "steady") -> FileSummary:
     """Read one profile and diagnose each of its ranks. Never raises for a bad file."""
-    return _unless_bad(path, lambda source: FileSummary(source, diagnosed=diagnosed(Timeline(read(path)), window)))
+
+    def reduced(source: str) -> FileSummary:
+        trace = read(path)
+        return FileSummary(source, diagnosed=diagnosed(Timeline(trace), window), merged=_is_merged(trace))
+
+    return _unless_bad(path, reduced)
 
 
 def _unless_bad(path: str, reduced: Callable[[str], FileSummary]) -> FileSummary:

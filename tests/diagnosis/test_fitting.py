@@ -300,3 +300,20 @@ def test_what_mostly_runs_in_graphs_is_not_to_be_captured_however_idle_the_gpu_i
     said = "\n".join(remedy.how for finding in verdict(step).findings for remedy in finding.remedies)
     assert "torch.cuda.CUDAGraph" not in said
     assert "reduce-overhead" not in said
+
+
+@pytest.mark.parametrize(("inside", "told"), [(False, "Between the steps"), (True, "The host is busy with other work")])
+def test_pauses_outside_of_the_steps_are_no_work_of_theirs(inside: bool, told: str) -> None:
+    """A server that waits for requests, and a step that thinks."""
+    machine = Machine()
+    for _ in range(6):
+        machine.think(0 if inside else 20 * MS)
+        with machine.range("request"):
+            machine.think(20 * MS if inside else 0)
+            machine.launch(100 * US, BF16_GEMM, times=20)
+            machine.wait()
+    finding = judged(machine.trace()).finding("host-stall")
+    assert finding is not None
+    assert told in finding.title
+    assert ("under load" in finding.remedies[0].how) == (not inside)
+    assert finding.where == (("request",) if inside else ())

@@ -11,6 +11,7 @@ import pytest
 
 from tests.readers.kineto_traces import event, kernel, launch, operator, written
 from warplens.profile import Trace
+from warplens.ranks import analyse_ranks
 from warplens.readers import read
 
 Events = list[dict[str, Any]]
@@ -103,3 +104,17 @@ def test_processes_with_ids_of_their_own_are_told_by_these(tmp_path: Path) -> No
     found: Trace = read(written(tmp_path / "one.json", [*of_rank(1.0, 400, 0), *other]))
     assert "merged-traces" not in {note.code for note in found.capture.notes}
     assert found.kernels["process"].unique().to_list() == [400]
+
+
+def test_of_a_folder_with_ranks_and_their_merged_trace_the_ranks_are_taken(tmp_path: Path) -> None:
+    ranks = [of_rank(1.0 + at, 400 + at, at) for at in range(2)]
+    paths = [
+        written(tmp_path / f"run-TP-{at}.json", rank, distributedInfo={"rank": at, "world_size": 2})
+        for at, rank in enumerate(ranks)
+    ]
+    paths.append(written(tmp_path / "merged-run.json", [*labelled(ranks[0], "TP00"), *labelled(ranks[1], "TP01")]))
+    found = analyse_ranks(paths, "all", workers=1)
+    assert found.sources == ("run-TP-0.json", "run-TP-1.json")
+    assert found.problems == ()
+    assert found.result.ranks == (0, 1)
+    assert "merged-run.json" in next(note.text for note in found.result.notes if note.code == "merged-traces")

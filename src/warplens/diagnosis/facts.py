@@ -591,7 +591,9 @@ def _with_latency(parts: dict[str, Spent], pauses: int) -> dict[str, Spent]:
 
 
 def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
-    """The names of the ranges with the largest summed amounts, the largest first; none in a phase, which has no places.
+    """The names of the ranges with the largest summed amounts, the largest first.
+
+    None in a phase, which has no places, and none where most lies outside of all ranges.
 
     Args:
         facts: the window.
@@ -605,6 +607,8 @@ def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most:
     for text, amount in sorted(time_by_range(facts, rows, amounts).items(), key=lambda found: -found[1]):
         name = unnumbered_name(text)
         merged[name] = merged.get(name, 0) + amount
+    if 2 * sum(merged.values()) < (amounts.ns if isinstance(amounts, Spent) else amounts).sum():
+        return ()
     return tuple(sorted(merged, key=lambda name: -merged[name])[:most])
 
 

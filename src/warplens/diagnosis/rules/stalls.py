@@ -158,6 +158,16 @@ _UNKNOWN_ACTIVITY: Final = (
     ),
 )
 
+#: Where the pauses lie outside of the ranges that are the steps.
+_BETWEEN_STEPS: Final = (
+    Remedy(
+        "Shorten what lies between the steps",
+        "# input: another thread or process prepares the next one meanwhile; logs, checkpoints: less often\n"
+        "# a server that waits there for requests lacks none of this: record it under load",
+        "{gain}",
+    ),
+)
+
 #: Where the host works on data that it then sends, or that it has just fetched.
 _ON_DATA: Final = Remedy(
     "Process these data on the GPU",
@@ -253,6 +263,10 @@ class HostStall(Rule):
     input_title: ClassVar = "The host is busy until it sends the next data to the GPU, which runs out of work"
     round_trip_title: ClassVar = "Data go from the GPU to the host, are worked on there, and come back"
     results_title: ClassVar = "The host works on results that it has read back, and the GPU runs out of work"
+    between_title: ClassVar = "Between the steps the GPU gets nothing to do"
+    headlines: ClassVar = {
+        between_title: "Limited by what lies between the steps: for {share} of the time the GPU got no work there"
+    }
     compiling_title: ClassVar = "The host compiles or loads code in the middle of the steps, and the GPU waits for it"
     steps_long = Limit(5, "A pause as long as several steps is start-up, compilation or evaluation.")
 
@@ -273,6 +287,15 @@ class HostStall(Rule):
         length = (facts.gaps["end_ns"] - facts.gaps["start_ns"]).to_numpy()
         apart = float(spent[length >= self.launches_long * usual].sum()) / max(spent.sum(), 1) if usual else 0.0
         return apart if apart >= self.mostly else None
+
+    def _between_steps(self, facts: Facts, within: pl.Series, spent: pl.Series) -> bool:
+        """Whether most of their time lies outside of all ranges, where the steps are ranges.
+
+        The range of one step has ended then, and that of the next has not begun. Whether the host does anything there,
+        or waits to be asked, no range says.
+        """
+        between = facts.timeline.steps.source == "range" and facts.phase is None
+        return between and float(spent.filter(within.is_null()).sum()) > self.mostly * float(spent.sum())
 
     def _on_data(self, facts: Facts, claims: Claims) -> bool:
         """Whether most of these pauses end with a large blocking copy to the GPU, or follow one from it.
@@ -370,6 +393,9 @@ class HostStall(Rule):
         if claimed and not starting and spent_in.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
             title, fitting, unknown = self.compiling_title, None, _COMPILING
         named, instead = self._instead(facts, within, spent_in, unknown)
+        if not title and not named and self._between_steps(facts, within, spent_in):
+            title = self.between_title
+            named, instead = self._instead(facts, within, spent_in, _BETWEEN_STEPS)
         return self.raised(
             facts,
             claimed,
