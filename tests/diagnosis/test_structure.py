@@ -830,6 +830,25 @@ def test_products_in_32_bits_among_those_in_16_take_their_casts_with_them() -> N
     assert found.findings[0].expected == pytest.approx(650 / (400 + 100 / (0.76 * 989 / 67) + 30), rel=0.02)
 
 
+def test_numbers_of_16_bits_that_are_multiplied_in_32_are_not_told_to_have_16() -> None:
+    """cuDNN's convolution of any dimensions, which embeds the patches of a video."""
+    name = "void implicit_convolveNd_sgemm<{}, 3, 128, 6, 7, 3, 3, 5, 1, false, false, true>(int, int, int)"
+
+    def titles(operands: str) -> tuple[str, str]:
+        def step(machine: Machine) -> None:
+            machine.launch(400 * US, name.format(operands))
+            machine.launch(400 * US, times=3)
+
+        first = verdict(step).findings[0]
+        assert first.id == "precision"
+        return first.title, first.remedies[0].action
+
+    assert titles("float")[1] == "Compute in bfloat16"
+    title, action = titles("__nv_bfloat16")
+    assert "16-bit" in title
+    assert "as a product" in action
+
+
 def grids(kind: str, token: int) -> tuple[int, int]:
     """Blocks of what belongs to the tokens of a pass, and of the scores of its attention."""
     return {

@@ -71,6 +71,8 @@ MARKS: Final = {
     "unseen-rows": r"isneginf",
     # From 32 bits to 16: what autocast does with weights and inputs; before PyTorch 2.3, copies that load others.
     "narrowing": r"(?<!\w)b?float16_copy_kernel|direct_copy_kernel.*lambda\(c10::(?:BFloat16|Half)\).*LoadWithCast",
+    # Operands of 16 bits, by the first type of the template: what multiplies them may be in 32.
+    "narrow-operands": r"^[^<(]*<(?:__nv_bfloat16|__half|c10::BFloat16|c10::Half)\b",
     # Operands in 8 bits or fewer.
     "quantized": r"(?i)fp4|e2m1|fp8(?!kv)|e4m3|e5m2|float8|int8|s8s8|w[48]a(?:8|16)|awq|gptq|marlin",
     "selecting": r"DeviceSelect|nonzero|flagged_select",

@@ -14,7 +14,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.pace import Gain
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, bringing, remembered
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, Rule, bringing, remembered
 from warplens.profile import Device
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s
@@ -65,6 +65,23 @@ _TF32: Final = Remedy(
     "Allow TF32",
     "torch.set_float32_matmul_precision('high')\ntorch.backends.cudnn.allow_tf32 = True  # convolutions",
     "products at half the rate of bfloat16; inputs are rounded to 10 mantissa bits; memory traffic stays",
+)
+
+#: Where numbers have 16 bits, and the library has no kernel on tensor cores for what is asked.
+_OTHER_SHAPES: Final = (
+    Remedy(
+        "Write a convolution over patches as a product",
+        "# where the stride is the kernel's size, as in embeddings of patches (a video has a third side):\n"
+        "x = x.unflatten(-1, (-1, 16)).unflatten(-3, (-1, 16)).permute(0, 2, 4, 1, 3, 5).flatten(-3)\n"
+        "nn.Linear(3 * 16 * 16, width)(x)  # the weights of the convolution, flattened",
+        f"{GAIN}: a product on tensor cores",
+    ),
+    Remedy(
+        "Ask for what has such kernels",
+        "model.to(memory_format=torch.channels_last)  # torch.channels_last_3d for nn.Conv3d\n"
+        "# channels in multiples of 8: pad the three of an image to eight",
+        "tensor cores, where the library then takes another kernel",
+    ),
 )
 
 #: What to compute in: TF32 and bfloat16 came with compute capability 8.0, fp16 on tensor cores with 7.0.
@@ -149,11 +166,15 @@ class Precision(Rule):
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
     title = "Matrix products run in fp32, off the tensor cores"
     doubles_title: ClassVar = "A network computes in float64"
+    narrow_title: ClassVar = "Products of 16-bit numbers run in fp32, off the tensor cores"
+    narrow_headline: ClassVar = (
+        "Limited by products of 16-bit numbers off the tensor cores: kernels on them could save {share} of the time"
+    )
     default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
     default_headline: ClassVar = (
         "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and in what lies between"
     )
-    headlines: ClassVar = {default_title: default_headline}
+    headlines: ClassVar = {default_title: default_headline, narrow_title: narrow_headline}
     evidence: ClassVar = {
         "claimed_share": "everything that it claims, of the window",
         "off_tensor_cores_ns": "products off the tensor cores",
@@ -264,7 +285,7 @@ class Precision(Rule):
             return None
         factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
         # Fused attention of fp32 numbers multiplies them in three TF32 products already, whatever is allowed.
-        off = off & ~facts.program.labelled("attention")
+        off = off & ~facts.program.labelled("attention") & ~facts.program.marked("narrow-operands")
         return facts.replayed(time=np.where(off, 1 - 1 / max(self.mixed_reached_share * factor / 2, 1.0), 0.0))
 
     @remembered
@@ -301,11 +322,18 @@ class Precision(Rule):
         mostly = int(facts.program.own_ns[doubles].sum()) > wide / 2
         peak = "fp64-tensor" if mostly else "fp32"
         factor = min((tensor_core_factor(device, peak) for device in facts.devices), default=None)
-        tf32 = None if mostly or by_default else self._by_tf32(facts)
+        narrow = 2 * int(facts.program.own_ns[off & facts.program.marked("narrow-operands")].sum()) > wide
+        tf32 = None if mostly or by_default or narrow else self._by_tf32(facts)
         return self.raised(
             facts,
             claimed,
-            title=self.doubles_title if mostly else self.default_title if by_default else "",
+            title=self.doubles_title
+            if mostly
+            else self.default_title
+            if by_default
+            else self.narrow_title
+            if narrow
+            else "",
             confidence="medium"
             if by_default
             else "high"
@@ -322,7 +350,9 @@ class Precision(Rule):
                 "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.of_work(self.id)),
-            remedies=(
+            remedies=_OTHER_SHAPES
+            if narrow and not by_default
+            else (
                 *((_NO_DOUBLES,) if mostly else ()),
                 *(
                     bringing(remedy, tf32, self.model) if remedy is _TF32 else remedy
