@@ -18,6 +18,7 @@ import pytest
 import tests.analysis.builders as b
 import warplens
 from tests.shipped import OTHERS
+from tests.tiers import thinned
 from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
 from warplens.analysis.headroom.groups import words_of
@@ -66,20 +67,8 @@ def check(path: Path) -> None:
             assert groups.filter(losses + pl.col("limit_ns") != pl.col("measured_ns")).is_empty()
 
 
-@pytest.mark.parametrize("path", SHIPPED[::9], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", thinned([*SHIPPED, *FURTHER], quick=SHIPPED[::9]), ids=lambda path: path.name)
 def test_parts_sum_to_the_measured_step(path):
-    check(path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_parts_sum_to_the_measured_step_of_every_shipped_profile(path):
-    check(path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", FURTHER, ids=lambda path: path.name)
-def test_parts_sum_to_the_measured_step_of_profiles_of_others(path):
     if path.name.startswith("not_a"):
         pytest.skip("no profile")
     check(path)

@@ -216,7 +216,7 @@ def test_hidden_graph_interiors_are_told_with_their_share_of_the_busy_time():
 
 
 def test_work_whose_launch_was_not_recorded_is_told():
-    orphan = Rows([kernel(900, 901, GEMM)], [], [])
+    orphan = Rows([kernel(900, 940, GEMM)], [], [])
     timeline = _training(_step(0), orphan)
 
     codes = _codes(timeline, _window(0))
