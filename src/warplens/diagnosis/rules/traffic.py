@@ -293,14 +293,20 @@ class UnfusedChain(StructureRule):
         kinds = ((_NARROW_WEIGHTS, cast), (_AS_THEY_ARE, copied > 0))
         for remedy, made in kinds if casts_first else kinds[::-1]:
             if made.any():
-                time = np.where(made, self.share(facts), 0.0)
-                if made is cast:
-                    # Without autocast, passes between the products have 16 bits as well.
-                    wide = facts.program.labelled(*PASSES) & facts.program.having("precision", *_WIDE)
-                    time = np.maximum(time, np.where(wide, 0.5, 0.0))
-                whole = (made & (cast | (copied == 1))).astype(np.float64)
-                yield remedy if best else bringing(remedy, facts.replayed(time=time, calls=whole), self.model)
-                best = False
+                if best:
+                    yield remedy
+                    best = False
+                    continue
+                kept = facts.replayed(time=copied, calls=(copied == 1).astype(np.float64))
+                yield bringing(remedy, self._narrow(facts) if made is cast else kept, self.model)
+
+    @remembered
+    def _narrow(self, facts: Facts) -> Gain | None:
+        """What it brings to keep weights in 16 bits: nothing is cast without autocast, and passes have 16 bits, too."""
+        program = facts.program
+        casts = self._casts(facts) | program.marked("narrowing")
+        wide = program.labelled(*PASSES) & program.having("precision", *_WIDE)
+        return facts.replayed(time=np.where(casts, 1.0, np.where(wide, 0.5, 0.0)), calls=casts.astype(np.float64))
 
     def _compiled(self, facts: Facts, claims: Claims, made: Bools) -> Gain | None:
         """What it brings to make one pass of each chain.
@@ -331,7 +337,12 @@ class UnfusedChain(StructureRule):
             members[np.concatenate(chains)] = True
         casts = time_of(program, members & program.labelled("copy-cast")) / max(time_of(program, members), 1)
         kinds = _kinds(facts, members)
-        removable = program.labelled(*PASSES, *(PRODUCTS if copied.any() else ()))
+        # Where chains are the cause, weights kept in 16 bits may still bring more than a compiler.
+        beside = cast.any() and not making and not loss
+        narrow, chained = (self._narrow(facts), self._without(facts, claims)) if beside else (None, None)
+        narrower = narrow is not None and chained is not None and narrow.expected > chained.expected
+        removable = program.labelled(*PASSES)
+        products = time_of(program, program.labelled(*PRODUCTS)) if copied.any() else 0
         latency = facts.causes["start-latency"].whole()
         title = self.copies_title if not chains else f"{kinds} make a separate pass over memory for each operation"
         compiling = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
@@ -353,7 +364,9 @@ class UnfusedChain(StructureRule):
             },
             # A product that reads an operand as it was before the copy may read far less; and what passes make of the
             # same numbers again and again can be made once, which leaves none of them, nor the GPU's pauses before.
-            bound_ns=time_of(program, removable) + int((program.of_gaps(removable) * latency).sum()),
+            bound_ns=time_of(program, removable)
+            + int((program.of_gaps(removable) * latency).sum())
+            + int(0.95 * products),
             # Small models over large vocabularies have such losses, and little that one would call wrong.
             warning=facts.thresholds.unsure_warning_ceiling if loss else None,
             # Operands that are not made are not launched either; chains beside them take another remedy.
@@ -361,13 +374,15 @@ class UnfusedChain(StructureRule):
             if making
             else self._at_once(facts, claims, losing)
             if loss and not casting
+            else narrow
+            if narrower
             else None,
             remedies=(
                 *(_FUSED_LOSS if loss and not making else ()),
-                *self._of_operands(facts, cast, copied, casts_first=casting, best=making),
+                *self._of_operands(facts, cast, copied, casts_first=casting or narrower, best=making or narrower),
                 *(() if chains or made.any() or loss else _KEEP_LAYOUT),
-                bringing(compiling, self._compiled(facts, claims, made), self.model)
-                if loss or making or not chains
+                bringing(compiling, chained if narrower else self._compiled(facts, claims, made), self.model)
+                if loss or making or narrower or not chains
                 else compiling,
                 Remedy(
                     "Use the fused operator where there is one",
