@@ -342,8 +342,14 @@ class UnfusedChain(StructureRule):
         narrow, chained = (self._narrow(facts), self._without(facts, claims)) if beside else (None, None)
         narrower = narrow is not None and chained is not None and narrow.expected > chained.expected
         removable = program.labelled(*PASSES)
-        products = time_of(program, program.labelled(*PRODUCTS)) if copied.any() else 0
-        latency = facts.causes["start-latency"].whole()
+        if copied.any():
+            # A product that reads an operand as it was before the copy may read far less.
+            most_ns = int(0.95 * time_of(program, removable | program.labelled(*PRODUCTS)))
+        else:
+            # What passes make of the same numbers again and again can be made once: then none of them is left, nor the
+            # GPU's pauses before them.
+            starting = program.of_gaps(removable) * facts.causes["start-latency"].whole()
+            most_ns = time_of(program, removable) + int(starting.sum())
         title = self.copies_title if not chains else f"{kinds} make a separate pass over memory for each operation"
         compiling = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
         return self.seen(
@@ -362,11 +368,7 @@ class UnfusedChain(StructureRule):
                 "passes_per_chain_factor": int(members.sum()) / len(chains) if chains else None,
                 "casts_share": casts,
             },
-            # A product that reads an operand as it was before the copy may read far less; and what passes make of the
-            # same numbers again and again can be made once, which leaves none of them, nor the GPU's pauses before.
-            bound_ns=time_of(program, removable)
-            + int((program.of_gaps(removable) * latency).sum())
-            + int(0.95 * products),
+            bound_ns=most_ns,
             # Small models over large vocabularies have such losses, and little that one would call wrong.
             warning=facts.thresholds.unsure_warning_ceiling if loss else None,
             # Operands that are not made are not launched either; chains beside them take another remedy.
