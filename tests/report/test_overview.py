@@ -219,7 +219,7 @@ def test_the_training_step_of_the_h200_capture_adds_up_in_every_format(tmp_path)
     profile = json.loads(data.read_bytes())["data"]["profiles"][0]
     assert profile["answer"] in text.read_text("utf-8")
     assert "GPU was busy for 53.6 %" in profile["answer"]
-    assert re.search(r"Where the time goes \(mean step, [\d.]+ ms\): 53\.6 % busy", page.read_text("utf-8"))
+    assert re.search(r"Where the time goes \(mean step as recorded, [\d.]+ ms\): 53\.6 % busy", page.read_text("utf-8"))
     assert sum(row["calls"] for row in profile["kernels"]["rows"]) == 3 * 1182
     phases = {row["phase"]: row["gpu_ns"] for row in profile["phases"]["rows"]}
     assert sum(phases.values()) == profile["ranges"]["coverage"]["total_ns"]

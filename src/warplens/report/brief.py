@@ -271,7 +271,7 @@ _COLUMNS: Final = (
     column("severity", help=""),
     column("gain"),
     column("range", help="90 % interval of the gain", kind="text"),
-    column("bound", help="", title="At most"),
+    column("bound", help="", title="At most", kind="number"),
     column("remedy", help=""),
 )
 

@@ -284,7 +284,7 @@ def _budget_strip(found: TimeBudget, window: Window, *, one_of_many: bool) -> St
         Segment(row["part"], row["duration_ns"] / steps, row["share"], row["fill"], row["detail"] or "") for row in rows
     )
     which_one = "mean" if steps > 1 else "one" if window.steps else "the"
-    whole = f"{which_one} {unit}, {fmt.duration(found.duration_ns / steps)}"
+    whole = f"{which_one} {unit} as recorded, {fmt.duration(found.duration_ns / steps)}"
     which = f" of GPU {found.device}" if one_of_many else ""
     busy = fmt.share(found.busy_ns / found.duration_ns if found.duration_ns else 0.0)
     return Strip("budget", found.device, f"Where the time{which} goes ({whole}): {busy} busy", tuple(segments))
