@@ -102,3 +102,13 @@ def test_a_report_without_the_metrics_says_what_to_collect(warplens, tmp_path):
     refused = warplens("roofline", MODES / "nvtx.ncu-rep.xz", "-o", tmp_path / "roof.svg")
     assert refused.code == 2
     assert "--section SpeedOfLight_HierarchicalSingleRooflineChart" in refused.err
+
+
+def test_ranges_of_the_command_are_those_of_python(warplens):
+    run = warplens("counters", NVTX, "--by", "range", "-f", "json")
+    found = json.loads(run.out)["data"]
+    frame = package.counters(NVTX, by="range").frame
+    assert found["by"] == "range"
+    assert [row["total_ns"] for row in found["rows"]] == frame["total_ns"].to_list()
+    refused = warplens("counters", NVTX, "--by", "range", "--metric", "dram__bytes_read.sum")
+    assert (refused.code, "ask for one at a time" in refused.err) == (2, True)

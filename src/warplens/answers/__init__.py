@@ -466,21 +466,20 @@ def counters(report: Counters, *, by: str = "group", metrics: Sequence[str] = ()
         UnreadableInputError: it cannot be read.
     """
     from warplens.analysis.counters.coverage import counter_notes
-    from warplens.analysis.counters.groups import SUMMARY_KEYS, counters_summary
     from warplens.answers.given import counters_of
     from warplens.answers.results import TableAnswer
-    from warplens.report.counters.numbers import counters_table, with_words
+    from warplens.report.counters.numbers import COUNTER_KEYS, summarised
 
-    _check_grouping("counters", by, SUMMARY_KEYS)
+    _check_grouping("counters", by, COUNTER_KEYS)
     counted = counters_of(report, "counters")
-    rows = with_words(counters_summary(counted, by, list(metrics)))
+    rows, shown = summarised(counted, by, list(metrics))
     return TableAnswer(
         command="counters",
         source=(counted.capture.source,),
         frame=rows,
         facts=(),
         notes=tuple(counter_notes(counted)),
-        tables=(counters_table(rows, metrics),),
+        tables=(shown,),
         data=lambda: {"by": by, "rows": rows},
     )
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import polars as pl
+import polars.selectors as cs
 
 from warplens.analysis.counters.comparison import Comparison, compare_counters
 from warplens.analysis.counters.coverage import counter_notes
-from warplens.analysis.counters.groups import SUMMARY_KEYS, counters_summary
 from warplens.analysis.counters.roofline import LEVELS, PRECISIONS, Roofline, roofline_points
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print_lines, recorded_by
@@ -30,7 +30,7 @@ from warplens.report.counters.beside import (
     next_run_lines,
 )
 from warplens.report.counters.hardware import numbered_points, roof_lines, roofline_table, why_no_chart
-from warplens.report.counters.numbers import Joined, counters_table, join_counters, with_words
+from warplens.report.counters.numbers import COUNTER_KEYS, Joined, join_counters, summarised
 from warplens.writing import write_whole
 
 _REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or their CSV.")
@@ -38,7 +38,7 @@ _REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or t
 
 def counters(
     paths: Annotated[list[Path], _REPORTS],
-    by: Annotated[str, group_by(*SUMMARY_KEYS)] = "group",
+    by: Annotated[str, group_by(*COUNTER_KEYS)] = "group",
     metric: Annotated[
         list[str] | None, option("NAME", "Show this metric, too. May be repeated.", "--metric", "-m")
     ] = None,
@@ -61,8 +61,9 @@ def counters(
 ) -> None:
     """What limits each kernel, and why: from Nsight Compute counters.
 
-    A row is a group of launches of the same kernel with the same grid and block, with medians over them. Shares are of
-    the peak, inside the kernel: they say nothing about the time between kernels. With a trace of the same program, the
+    A row is a group of launches of the same kernel with the same grid and block, with medians over them; or what was
+    profiled inside the same NVTX ranges, added up. Shares are of the peak, inside the kernel: they say nothing about
+    the time between kernels. With a trace of the same program, the
     kernels are found again in its window: how much of the time they cover, which has the most to gain, and the command
     that collects the rest. With --compare, what changed from the first report to each of the others.
     """
@@ -73,24 +74,24 @@ def counters(
     if compare:
         emit(_side_by_side(reports, pairs, metrics, most), form)
         return
-    summaries = [with_words(counters_summary(report, by, metrics)) for report in reports]
+    summaries = [summarised(report, by, metrics, most) for report in reports]
     joined = _join_trace(reports, trace, window, ncu_version) if trace else ()
     rows = pl.concat(
         (summary if most is None else summary.head(most)).select(
             pl.lit(report.capture.source).alias("source"), pl.all()
         )
-        for report, summary in zip(reports, summaries, strict=True)
+        for report, (summary, _) in zip(reports, summaries, strict=True)
     )
     parts, notes = [], []
-    for place, (report, summary) in enumerate(zip(reports, summaries, strict=True)):
+    for place, (report, (_, table)) in enumerate(zip(reports, summaries, strict=True)):
         own = _notes(report, bool(joined))
         notes += own
-        table = counters_table(summary, metrics, most)
         head = [recorded_by(report.capture, devices=True)]
         parts.append(Part(head=head, notes=note_lines(own, all_of_them=True), tables=[table]))
         if joined:
             parts.append(_joined_part(joined[place], most))
-    flat = rows.select(pl.exclude("evidence", "fault_evidence")).with_columns(pl.col("co_limiters").list.join(" "))
+    flat = rows.select(pl.exclude("evidence", "fault_evidence"))
+    flat = flat.with_columns(cs.by_name("co_limiters", require_all=False).list.join(" "))
 
     def data() -> dict[str, Any]:
         facts = list(map(_facts, reports))

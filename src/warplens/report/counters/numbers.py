@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import polars as pl
 
+from warplens.analysis.counters.annotations import ANNOTATIONS, annotated
 from warplens.analysis.counters.bounds import kernel_faults
 from warplens.analysis.counters.comparison import Comparison, compare_counters
 from warplens.analysis.counters.coverage import Coverage, counter_notes, counters_coverage
-from warplens.analysis.counters.groups import SUMMARY, counters_summary, group_launches
+from warplens.analysis.counters.groups import SUMMARY, SUMMARY_KEYS, counters_summary, group_launches
 from warplens.analysis.counters.memoryaccess import STALL_REASONS, memory_access, warp_stalls
 from warplens.analysis.counters.nextrun import NextRun, next_run, next_sections
 from warplens.analysis.counters.occupancy import launch_configurations
@@ -19,6 +20,7 @@ from warplens.analysis.counters.roofline import Roofline, roofline_points
 from warplens.analysis.counters.speedoflight import instruction_use, throughput_breakdown
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
+from warplens.errors import UsageError
 from warplens.profile import Capture, Note, NoteLevel
 from warplens.profile.columns import column
 from warplens.profile.counters import KernelCounters
@@ -220,6 +222,32 @@ def counters_table(summary: pl.DataFrame, metrics: Sequence[str] = (), limit: in
     asked = (Column(name, pl.Float64, title=name, kind="number") for name in metrics)
     columns = (*shown_columns(_COLUMNS[:-1], summary), *asked, _COLUMNS[-1])
     return Table("counters", "Kernels", columns, summary, limit, empty="No kernel was profiled.")
+
+
+#: What a row of `warplens counters` can stand for.
+COUNTER_KEYS: Final = (*SUMMARY_KEYS, "range")
+
+
+def summarised(
+    counters: KernelCounters, by: str, metrics: Sequence[str] = (), limit: int | None = None
+) -> tuple[pl.DataFrame, Table]:
+    """The rows that `warplens counters --by` asks for, one of `COUNTER_KEYS`, and the table that shows them to people.
+
+    Raises:
+        UsageError: the report has no such metric, or metrics of kernels are asked of ranges.
+        MissingDataError: the report holds no ranges, and is asked for them.
+    """
+    if by != "range":
+        rows = with_words(counters_summary(counters, by, metrics))
+        return rows, counters_table(rows, metrics, limit)
+    if metrics:
+        raise UsageError("--metric shows metrics of kernels, and --by range adds kernels up: ask for one at a time")
+    rows = annotated(counters)
+    shown = with_texts(rows, verdict=lambda row: bound_title({**row, "unit": None}))
+    columns = pick(
+        ANNOTATIONS, "name total_ns share", BOUND, "bound_time_share launches kernels compute_share memory_share"
+    )
+    return rows, Table("annotations", "NVTX ranges", columns, shown, limit, empty="No kernel was profiled.")
 
 
 def with_words(summary: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,91 @@
+"""Annotations: what the launches inside each NVTX range take together, and how near the peaks they are.
+
+A kernel's author annotates implementations, or parts of a step, and asks which of them costs what. A row is the path of
+all ranges that were open at a launch, so that no launch counts twice and the rows add up to what was profiled.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from warplens.analysis.counters.bounds import kernel_bounds, kernel_facts
+from warplens.analysis.counters.groups import DURATION
+from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
+from warplens.errors import MissingDataError
+from warplens.profile.columns import column, optional, table
+from warplens.profile.counters import KernelCounters
+
+#: Between the names of nested ranges.
+SEPARATOR: Final = " / "
+
+ANNOTATIONS: Final = table(
+    "annotations",
+    "The profiled launches inside one path of NVTX ranges. `warplens counters --by range`.",
+    column("name", help="the open ranges, the outermost first; null outside of all", title="Range", nullable=True),
+    "launches kernels",
+    optional(
+        total_ns=("summed duration of the launches", "Time"),
+        share="of the duration of all profiled launches",
+        compute_share="of the peak, mean over the launches by their time",
+    ),
+    SPEED_OF_LIGHT.column("memory_share").but(help="of the peak, mean over the launches by their time"),
+    column("bound", help="of the kernels that take most of its time", nullable=True),
+    optional(bound_time_share=("share of its time that kernels of this bound take", "of its time")),
+    launches="profiled there",
+    kernels="different kernels among them",
+)  # fmt: skip
+
+
+def annotated(counters: KernelCounters) -> pl.DataFrame:
+    """What was profiled in each path of NVTX ranges.
+
+    Times are those of the profiled launches under the profiler; how often a range runs in the program, and what the GPU
+    does between its kernels, is not in a report of counters.
+
+    Returns:
+        `ANNOTATIONS`, the most time first.
+
+    Raises:
+        MissingDataError: the report does not hold NVTX ranges.
+    """
+    launches = counters.launches
+    if launches.height and launches["nvtx"].null_count() == launches.height:
+        raise MissingDataError(
+            f"{counters.capture.source}: the report holds no NVTX ranges. Collect them with ncu --nvtx, and annotate "
+            "the program (torch.cuda.nvtx.range, nvtx.annotate)"
+        )
+    numeric = counters.metrics.select(pl.selectors.numeric()).columns
+    known = [counters.values(name).cast(pl.Float64).fill_nan(None) for name in DURATION if name in numeric]
+    durations = pl.select(pl.coalesce(pl.lit(None, dtype=pl.Float64), *known)).to_series()
+    if durations.len() != launches.height:
+        durations = pl.Series([None] * launches.height, dtype=pl.Float64)
+    of_launch = (
+        launches.select("launch", "full_name", name=pl.col("nvtx").list.join(SEPARATOR))
+        .with_columns(name=pl.when(pl.col("name") != "").then("name"), ns=durations)
+        .join(kernel_facts(counters).select("launch", "compute_share", "memory_share"), on="launch", how="left")
+        .join(kernel_bounds(counters).select("launch", "bound"), on="launch", how="left")
+    )
+
+    def mean(share: str) -> pl.Expr:
+        weight = pl.col("ns").filter(pl.col(share).is_not_null())
+        return (pl.col(share) * pl.col("ns")).sum() / weight.sum()
+
+    spent = pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())
+    bounds = of_launch.group_by("name", "bound", maintain_order=True).agg(of_bound=pl.col("ns").sum())
+    longest = bounds.sort("of_bound", descending=True, maintain_order=True)
+    most = longest.unique("name", keep="first", maintain_order=True)
+    rows = (
+        of_launch.group_by("name", maintain_order=True)
+        .agg(
+            launches=pl.len(), kernels=pl.col("full_name").n_unique(), total_ns=spent,
+            compute_share=mean("compute_share"), memory_share=mean("memory_share"),
+        )
+        .join(most, on="name", how="left", nulls_equal=True, maintain_order="left")
+        .with_columns(share=pl.col("total_ns") / pl.col("total_ns").sum())
+        .with_columns(bound_time_share=pl.col("of_bound") / pl.col("total_ns"))
+        .with_columns(pl.col("compute_share", "memory_share", "bound_time_share").fill_nan(None))
+        .sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
+    )  # fmt: skip
+    return ANNOTATIONS.checked(rows.select(pl.col(each.name).cast(each.dtype) for each in ANNOTATIONS.columns))
