@@ -75,7 +75,7 @@ def _written(key: str, value: float) -> Iterator[str]:
     if value > 100:
         yield ">100×"
         yield "100×"
-    if "factor" in key or key in ("speedup", "expected", "expected_interval", "bound", "gain_ceiling", "ratio"):
+    if "factor" in key or "gain" in key or key in ("speedup", "expected", "expected_interval", "bound", "ratio"):
         yield times(value)
         yield f"{fmt.number(value)}×"
 
