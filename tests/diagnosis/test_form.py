@@ -109,6 +109,15 @@ def test_each_remedy_tells_its_own_gain_and_none_more_than_the_bound(diagnoses: 
                 assert finding.bound is None or high <= finding.bound, (finding.id, remedy.action)
 
 
+def test_a_batch_brings_more_the_larger_it_is_and_never_more_than_its_size(diagnoses: list[Diagnosis]) -> None:
+    remedies = (remedy for found in diagnoses for finding in found.findings for remedy in finding.remedies)
+    told = [remedy.gain_by_batch for remedy in remedies if remedy.gain_by_batch is not None]
+    assert told
+    for gains in told:
+        assert list(gains.values()) == sorted(gains.values())
+        assert all(gain <= 1.01 * count for count, gain in gains.items())
+
+
 def test_findings_stand_worst_first_behind_the_verdict(diagnoses: list[Diagnosis]) -> None:
     for found in diagnoses:
         severities = [SEVERITIES.index(finding.severity) for finding in found.findings[1:]]

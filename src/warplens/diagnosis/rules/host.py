@@ -483,6 +483,16 @@ class HostSync(Rule):
             "# torch.where, index_select with fixed sizes",
             modelled(facts, "no-synchronization"),
         )
+        later = Remedy(
+            "Read the values back one step later",
+            "out = torch.empty(loss.shape, pin_memory=True)\n"
+            "out.copy_(loss, non_blocking=True); event.record()\n"
+            "# read `out` after event.synchronize() in the next step",
+            f"{GAIN}: the copy is then finished before the host waits for it",
+        )
+        # What such loops run for each item goes away with their own remedy alone.
+        several = checked or looped
+        unwaited = facts.replayed("no-synchronization") if several else None
         return self.raised(
             facts,
             claimed,
@@ -507,20 +517,14 @@ class HostSync(Rule):
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
                 *(_NO_CHECKS if checked else _AT_ONCE if looped else ()),
-                bringing(rarely, facts.replayed("no-synchronization")) if checked or looped else rarely,
+                bringing(rarely, unwaited) if several else rarely,
                 Remedy(
                     "Find all synchronizing operations",
                     "torch.cuda.set_sync_debug_mode('warn')  # a traceback at each synchronizing operation\n"
                     "# remove torch.cuda.synchronize() calls left over from timing",
                     "a list of the lines to change",
                 ),
-                Remedy(
-                    "Read the values back one step later",
-                    "out = torch.empty(loss.shape, pin_memory=True)\n"
-                    "out.copy_(loss, non_blocking=True); event.record()\n"
-                    "# read `out` after event.synchronize() in the next step",
-                    "the copy is then finished before the host waits for it",
-                ),
+                bringing(later, unwaited) if several else later,
             ),
             informs=not inside,
             replayed=self._replayed(facts) if claimed and inside else None,
