@@ -118,13 +118,16 @@ EMPTY_KERNEL_NS: Final = 1_500
 EMPTY_PRODUCT_NS: Final = 3_000
 #: Copies this near to one another bring one input; a read-back this near to the end of a pass makes the next one's.
 _ONE_INPUT: Final = 4
+#: Chooses all pieces of work.
+EVERY: Final = slice(None)
 _AT_END_SHARE: Final = 0.1
 
 
-def started_share(facts: Facts) -> Float64s:
+def started_share(facts: Facts, rows: Int64s | slice = EVERY) -> Float64s:
     """Of each piece of work, the share of its time that is that of an empty kernel: one for many saves it."""
-    lasting = np.maximum((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy(), 1)
-    empty = np.where(facts.program.labelled(*PRODUCTS), EMPTY_PRODUCT_NS, EMPTY_KERNEL_NS)
+    starts, ends = (facts.work[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    lasting = np.maximum(ends - starts, 1)
+    empty = np.where(facts.program.labelled(*PRODUCTS)[rows], EMPTY_PRODUCT_NS, EMPTY_KERNEL_NS)
     return np.asarray(np.minimum(empty / lasting, 1.0), dtype=np.float64)
 
 
@@ -135,7 +138,7 @@ class Passes:
     count: int  #: how many a step has; 1 where it has none
     work: Bools  #: which pieces of work belong to them
 
-    def saved_share(self, facts: Facts, filled: Float64s) -> Float64s:
+    def saved_share(self, facts: Facts, filled: Float64s, rows: Int64s | slice = EVERY) -> Float64s:
         """Of each piece of work, the share of its time that goes away where the passes are one.
 
         A kernel takes the time of an empty one, and as long again as its work keeps the GPU busy, or as it would take
@@ -144,13 +147,15 @@ class Passes:
         Args:
             facts: the window.
             filled: of each piece, the share of the GPU that it keeps busy; nan where that is not known.
+            rows: which pieces are asked for.
         """
-        fixed = started_share(facts)
-        left = fixed / self.count + (1 - fixed) * np.clip(np.nan_to_num(filled, nan=1.0), 0.0, 1.0)
-        roof = (facts.at_roof["roof_ns"] / facts.at_roof["owned_ns"]).fill_null(float("nan")).to_numpy()
-        linked = facts.program.having("label", "host-to-device", "device-to-host")
+        fixed = started_share(facts, rows)
+        left = fixed / self.count + (1 - fixed) * np.clip(np.nan_to_num(filled[rows], nan=1.0), 0.0, 1.0)
+        at_roof = facts.at_roof.select("roof_ns", "owned_ns")[rows]
+        roof = (at_roof["roof_ns"] / at_roof["owned_ns"]).fill_null(float("nan")).to_numpy()
+        linked = facts.program.having("label", "host-to-device", "device-to-host")[rows]
         saved = np.clip(1 - np.fmin(left, roof), 0.0, self.freed)
-        return np.where(self.work & ~linked, saved, 0.0)
+        return np.where(self.work[rows] & ~linked, saved, 0.0)
 
     @property
     def freed(self) -> float:
@@ -396,8 +401,12 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
         lags = range(math.ceil(_PASS_OF_FORWARD * forward), min(len(mine) - forward, _MOST_OF_FORWARD * forward) + 1)
         asked = codes.tobytes(), forward  # mostly one for all steps
         if asked not in periods:
-            alike = [longest(codes[lag:] == codes[:-lag]) for lag in lags]
-            periods[asked] = lags[int(np.argmax(alike))] if alike and max(alike) >= forward else 0
+            most, periods[asked] = forward - 1, 0
+            for lag in lags:
+                alike = codes[lag:] == codes[:-lag]
+                # No stretch is longer than all that are alike, of which there are few at most lags.
+                if np.count_nonzero(alike) > most and (stretch := longest(alike)) > most:
+                    most, periods[asked] = stretch, lag
         if not (period := periods[asked]):
             continue
         whole = rows[backward[rows]]

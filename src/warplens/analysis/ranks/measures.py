@@ -71,9 +71,11 @@ def busy_time(timeline: Timeline, device: int) -> BusyTime:
     times = trace.kernels.select("start_ns", "end_ns")
     compute = union(Intervals.of(chosen(times, mine & ~talks)))
     graphs = union(Intervals.of(chosen(trace.graph_launches, trace.graph_launches["device"] == device)))
-    working = union(
-        Intervals(np.concatenate((compute.starts, graphs.starts)), np.concatenate((compute.ends, graphs.ends)))
-    )
+    working = compute
+    if len(graphs.starts):
+        working = union(
+            Intervals(np.concatenate((compute.starts, graphs.starts)), np.concatenate((compute.ends, graphs.ends)))
+        )
     communication = union(Intervals.of(chosen(times, mine & talks)))
     return BusyTime(
         compute=compute,
@@ -96,7 +98,8 @@ def times_between(busy: BusyTime, starts: Int64s, ends: Int64s) -> pl.DataFrame:
     """
 
     def inside(intervals: Intervals) -> Int64s:
-        return measure_before(intervals, ends) - measure_before(intervals, starts)
+        until = measure_before(intervals, np.concatenate((starts, ends)))
+        return until[len(starts) :] - until[: len(starts)]
 
     compute, hidden, exposed = inside(busy.compute), inside(busy.hidden), inside(busy.exposed)
     communication, working, duration = inside(busy.communication), inside(busy.busy), ends - starts

@@ -14,7 +14,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy, ceiling, percent, times
-from warplens.diagnosis.pace import Gain
+from warplens.diagnosis.pace import Gain, Less
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
@@ -356,10 +356,16 @@ def at_a_time(facts: Facts, count: int, filled: Float64s, stalls: float = 0.5) -
         filled: as `filled_share`.
         stalls: of what the host does beside launching, the share that comes once for a batch, and not for each item.
     """
+    if facts.pace is None:
+        return None
     batch = Passes(count, np.ones(facts.work.height, dtype=np.bool_))
-    once = facts.program.having("phase", "optimizer") | facts.program.labelled("optimizer")
-    share = np.where(once, batch.freed, batch.saved_share(facts, filled))
-    return facts.replayed(time=share, calls=batch.calls(facts), stalls=stalls)
+    # What is replayed is a part of the window.
+    known = facts.replayed_rows >= 0
+    rows = facts.replayed_rows[known]
+    once = facts.program.having("phase", "optimizer")[rows] | facts.program.labelled("optimizer")[rows]
+    share, calls = np.zeros(len(known)), np.where(known, batch.freed, 0.0)
+    share[known] = np.where(once, batch.freed, batch.saved_share(facts, filled, rows))
+    return facts.pace.gain(less=Less(share, calls, stalls))
 
 
 def more_at_a_time(facts: Facts, remedy: Remedy) -> Remedy:
