@@ -479,6 +479,14 @@ def test_small_grids_are_not_claimed_where_grids_or_multiprocessors_are_unknown(
     assert any("small-kernels" in line for line in found.coverage.unavailable)
 
 
+@pytest.mark.parametrize(("blocks", "left"), [(4, "most of its multiprocessors"), (100, "a part of it")])
+def test_how_much_small_grids_leave_empty_is_told_as_it_is(blocks: int, left: str) -> None:
+    """Of 132 multiprocessors."""
+    found = verdict(lambda machine: machine.launch(100 * US, grid=(blocks, 1, 1), times=50)).finding("small-kernels")
+    assert found is not None
+    assert left in found.title
+
+
 def test_pauses_before_queued_kernels_are_neither_busy_time_nor_the_profilers() -> None:
     def chained(machine: Machine) -> None:
         """Kernels of one block in streams that wait for one another: 6 µs to start, 2 µs to run, the host ahead."""

@@ -129,6 +129,14 @@ def test_launches_without_a_kernel_are_lost_work(export, path, lost, level):
     assert note.text.startswith(f"{lost} of 100 launches")
 
 
+def test_launches_of_work_without_ids_are_not_lost(path):
+    export = Export()
+    for number in range(20):
+        export.call(number * 100, number * 100 + 5, correlation=number)
+        export.kernel(number * 100 + 10, number * 100 + 60, correlation=None)
+    assert "lost-gpu-work" not in {note.code for note in read(export.write(path)).capture.notes}
+
+
 def test_launches_that_still_waited_when_the_capture_stopped_are_not_lost(export, path):
     for number in range(101, 111):
         export.call(10_100 + number, 10_110 + number, correlation=number)

@@ -418,6 +418,7 @@ class SmallKernels(Rule):
     )
     headline = "Limited by small grids: the multiprocessors that they leave empty cost {share} of the time"
     title = "The GPU is busy with grids that leave most of its multiprocessors empty"
+    part_title: ClassVar = "The GPU is busy with grids that leave a part of it empty"
     evidence: ClassVar = {
         "empty_ns": "time lost to multiprocessors that small grids leave empty",
         "starting_ns": "pauses of the GPU before such kernels, although they were queued",
@@ -526,7 +527,11 @@ class SmallKernels(Rule):
                 "gpu_busy_share": facts.busy_share,
             },
             where=kernel_names(facts, claims.pieces(self.id)),
-            title="The GPU takes longer to start short kernels than to run them" if slow_start else "",
+            title="The GPU takes longer to start short kernels than to run them"
+            if slow_start
+            else ""
+            if 2 * claimed >= facts.program.own_ns[mine > 0].sum()
+            else self.part_title,
             remedies=(
                 *((as_one_batch(passes.count),) if merged is not None else ()),
                 *(

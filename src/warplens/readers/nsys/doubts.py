@@ -152,6 +152,8 @@ def _launches_without_work(findings: Findings) -> tuple[int, int]:
     launches = calls.select("process", "thread", "start_ns", "correlation", "name").filter(_called(calls, _LAUNCHES))
     launches = launches.with_columns(is_kernel=~_called(launches, _COPIES_AND_FILLS)).drop("name")
     lost = 0
+    if all(frame["correlation"].null_count() == frame.height for frame in _gpu_work(findings)):
+        return 0, launches.height  # which work is which call's is not told
     processes = launches["process"].unique().to_list()
     for process in processes:
         own = launches.filter(pl.col("process") == process) if len(processes) > 1 else launches
