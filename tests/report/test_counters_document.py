@@ -88,6 +88,12 @@ def test_kernels_of_one_name_are_told_apart_by_their_grid():
     assert "grid" in table(several, "bounds-table").columns
 
 
+def test_what_is_to_mend_stands_first_in_the_checklist():
+    found = table(planted(), "checklist-table")["found"].to_list()
+    assert found[0] == "to mend"
+    assert found == sorted(found, key=["to mend", "in order", "cannot tell", "not applicable"].index)
+
+
 def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy():
     faults = table(planted(), "faults-table")
 

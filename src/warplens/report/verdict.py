@@ -204,6 +204,7 @@ def standing(finding: Finding) -> str:
 _EVIDENCE_WORDS: Final = {
     "above_roof": "kernels above their roof",
     "affected": "affected kernels",
+    "active_threads_of_32": "active threads (of 32)",
     "at_peak": "at data-sheet peak",
     "between": "between collectives",
     "caused": "delay caused by it alone",
@@ -480,7 +481,7 @@ def checklist_frame(
 
 
 def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
-    """The list, with how many of its items were checked."""
+    """The list, what is to mend first, with how many of its items were checked."""
     from warplens.diagnosis.checklist import CHECKLIST, STATES
 
     counts = {state: int((rows["found"] == state).sum()) for state in STATES}
@@ -491,4 +492,6 @@ def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
         "an item costs is an upper bound, of the kernels that were looked at (Seen); costs do not add up."
     )
     shown = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")
-    yield Table("checklist-table", "Optimisation checklist", shown, rows, limit=None)
+    first = pl.Enum(("to mend", "in order", "cannot tell", "not applicable"))
+    ranked = rows.sort(pl.col("found").cast(first), maintain_order=True)
+    yield Table("checklist-table", "Optimisation checklist", shown, ranked, limit=None)

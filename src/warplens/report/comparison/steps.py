@@ -213,7 +213,8 @@ _PHASE_COLUMNS: Final = pick(PHASE_CHANGES, column("title", title="Phase"), _PER
 
 def part_name(group: str, part: str) -> str:
     """A part of the wall difference as people call it: `GPU work: matrix products (GEMM)`."""
-    return f"{_GROUPS.get(group, group)}: {part_title(group, part)}"
+    kind, title = _GROUPS.get(group, group), part_title(group, part)
+    return title if title == kind else f"{kind}: {title}"
 
 
 def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> Table:
