@@ -849,6 +849,56 @@ def test_numbers_of_16_bits_that_are_multiplied_in_32_are_not_told_to_have_16() 
     assert "as a product" in action
 
 
+@pytest.mark.parametrize("made", [False, True])
+def test_passes_over_images_that_were_there_before_could_be_one_batch(made: bool) -> None:
+    """One picture for many questions, or many pictures; not if a pass makes the next image, as in samplers."""
+    picture, patches = [1, 3, 1024, 1024], [768, 3, 16, 16]
+    work = [("aten::cudnn_convolution", [picture, patches], CONVOLUTION)]
+    for _ in range(4):
+        work.append(("aten::native_layer_norm", [[1, 4096, 768]], LAYER_NORM))
+        work.append(("aten::addmm", [[4096, 768], [768, 768]], BF16_GEMM))
+        work.append(("aten::gelu", [[1, 4096, 768]], GELU))
+    work.append(("aten::add", [picture if made else [1, 4096, 768]] * 2, ADD))
+    kernels, calls, ranges, now = [], [], [], 0
+    for _ in range(4):
+        began = now
+        for place, (operation, shapes, name) in enumerate(work * 5):
+            number = len(kernels) + 1
+            ranges.append(operator(now, now + 18 * US, operation, shapes=json.dumps(shapes)))
+            calls.append(launch(now + 2 * US, now + 8 * US, number))
+            begin = now + 10 * US
+            # One more block in the first pass: no two passes need to be launched in the same way throughout.
+            grid = (1056 + (place == 3), 1, 1)
+            kernels.append(kernel(begin, begin + 5 * US, "k", correlation=number, full_name=name, grid=grid))
+            now += 30 * US
+        ranges.append(annotation(began, now, "step"))
+    timeline = program(kernels, calls, ranges)
+    finding = diagnose(timeline, timeline.window()).finding("launch-overhead")
+    assert finding is not None
+    assert finding.evidence.get("passes_per_step") == (None if made else 5)
+
+
+def test_a_transposed_convolution_is_no_sign_of_training() -> None:
+    """cuDNN runs it as the gradient of another's input."""
+    transposed = (
+        "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816dgrad_optimized_bf16_256x64_32x4_nhwc_align8>"
+    )
+
+    def trained_chain(name: str) -> float:
+        def step(machine: Machine) -> None:
+            machine.launch(50 * US, name)
+            for _ in range(6):
+                machine.launch(100 * US)
+                machine.launch(20 * US, ADD, times=4)
+
+        finding = verdict(step).finding("unfused-chain")
+        return finding.expected or 0.0 if finding is not None else 0.0
+
+    # Chains of a third of the time are any network's that trains.
+    assert trained_chain(transposed) > 1.1
+    assert trained_chain(transposed.replace("dgrad", "wgrad")) == 0.0
+
+
 def grids(kind: str, token: int) -> tuple[int, int]:
     """Blocks of what belongs to the tokens of a pass, and of the scores of its attention."""
     return {

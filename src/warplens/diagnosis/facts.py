@@ -301,7 +301,8 @@ class Facts:
         if self.whole is not None:
             return self.whole.trains
         phases = self.work["phase"].is_in(["backward", "optimizer"]).any()
-        return bool(phases or self.program.marked("backward").any() or self.program.labelled("optimizer").any())
+        differentiates = self.program.marked("differentiating").any()
+        return bool(phases or differentiates or self.program.labelled("optimizer").any())
 
     @cached_property
     def compiled(self) -> bool:

@@ -36,6 +36,8 @@ MARKS: Final = {
     **names.MARKS,
     "log-softmax": r"LogSoftMax|log_softmax|softmax_warp_(?:forward|backward)<[^>]*, *(?:\(bool\))?(?:1|true)\b",
     "backward": r"(?i:backward|bprop|dgrad|wgrad|_bwd)|Bwd",
+    # Of these, what no forward pass launches: a transposed convolution is the gradient of another's input.
+    "differentiating": r"(?i:backward|bprop|wgrad|_bwd)|Bwd",
     "layout-conversion": r"(?i)nchwtonhwc|nhwctonchw|nchwtofolded|foldednhwc|addpadding|transpose_readwrite",
     "channels-last": r"(?i)nhwc|channels_last",
     # Operands widened to what a kernel takes, by the compiler.

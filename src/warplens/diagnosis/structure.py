@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from warplens.analysis.frames import once
+from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.repetition import is_structured, longest_repetition
 from warplens.diagnosis.claims import Claims
@@ -116,6 +117,9 @@ EMPTY_KERNEL_NS: Final = 1_500
 #: A product fills its pipeline, and adds up and writes what it has, one after the other: products of a few rows take
 #: 2.6 to 5 µs, whatever their sizes.
 EMPTY_PRODUCT_NS: Final = 3_000
+#: Images have a batch, channels and two sides, and so many numbers at least.
+_SIDES_OF_IMAGES: Final = 4
+_LEAST_NUMBERS: Final = 65_536
 #: Copies this near to one another bring one input; a read-back this near to the end of a pass makes the next one's.
 _ONE_INPUT: Final = 4
 #: Chooses all pieces of work.
@@ -186,7 +190,7 @@ def passes_of_step(facts: Facts) -> Passes:
     sure = facts.window.steps and facts.timeline.steps.is_sure and facts.phase is None
     sent = _sent_passes(facts) if sure else 1
     found = Passes(sent, np.ones(facts.work.height, dtype=np.bool_)) if sent > 1 else None
-    joined = _joined_passes(facts) if sure and found is None else None
+    joined = _joined_passes(facts) or _image_passes(facts) if sure and found is None else None
     return found or joined or Passes(1, np.zeros(facts.work.height, dtype=np.bool_))
 
 
@@ -214,6 +218,36 @@ def _joined_passes(facts: Facts) -> Passes | None:
         inside[whole[places[begin] : places[stop - 1] + 1]] = True  # fills and copies between the kernels, too
         counts.append(repeats)
     return Passes(int(np.median(counts)), inside) if counts else None
+
+
+def _image_passes(facts: Facts) -> Passes | None:
+    """Passes that begin with a convolution over images which nothing in them makes, so that all were there before.
+
+    Where shapes are recorded. A sampler's next image is made of the last one, by work on tensors with the same sides.
+    """
+    program, shapes = facts.program, facts.program.shapes()
+    if facts.trains or shapes.null_count() == shapes.len():
+        return None
+    counts, convolutions = [], program.labelled("convolution")
+    for whole in program.by_step():
+        rows = whole[program.is_kernel[whole]]
+        first = np.flatnonzero(convolutions[rows])[:1]
+        text = shapes[int(rows[first[0]])] if len(first) else None
+        images = next(iter(tensors_of(text)), ())
+        if len(images) != _SIDES_OF_IMAGES or math.prod(images) < _LEAST_NUMBERS:
+            return None
+        told = shapes.gather(rows)
+        begins = np.flatnonzero((told == text).fill_null(value=False).to_numpy())
+        begins = begins[np.r_[True, np.diff(begins) > _ONE_INPUT]]
+        lengths = np.diff(np.r_[begins, len(rows) + begins[0]])
+        alike = np.abs(lengths - np.median(lengths)) <= max(2.0, 0.02 * float(np.median(lengths)))
+        others = [shape for each in told.drop_nulls().unique().to_list() if each != text for shape in tensors_of(each)]
+        if len(begins) < _LEAST_PASSES or alike.mean() < _ALIKE_SHARE or np.median(lengths) < _LEAST_KERNELS:
+            return None
+        if begins[0] > (1 - _ALIKE_SHARE) * lengths[0] or any(shape[1:] == images[1:] for shape in others):
+            return None
+        counts.append(len(begins))
+    return Passes(int(np.median(counts)), program.step > 0) if counts else None
 
 
 def _sent_passes(facts: Facts) -> int:

@@ -251,7 +251,9 @@ def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequ
     if costliest.id not in ("launch-overhead", "host-stall") or (costliest.id == "host-stall" and apart):
         return costliest
     waiting = next((each for each in found if each.id == "host-sync"), None)
-    if waiting is not None and costliest.id == "launch-overhead" and facts.waits_crowded:
+    # Waits of equal passes go with the passes.
+    merging = "passes_per_step" in costliest.evidence
+    if waiting is not None and costliest.id == "launch-overhead" and facts.waits_crowded and not merging:
         return waiting
     looped = waiting is not None and "looped_kernels_per_step" in waiting.evidence
     if waiting is not None and looped and worth(waiting) >= limits.specific_share:
@@ -260,7 +262,7 @@ def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequ
         # Pauses not much longer than launches are those of a host that goes from turn to turn.
         turning = next((each for each in lost if "turns_per_step" in each.evidence), None)
         return turning if turning is not None and worth(turning) >= limits.dominant_share else costliest
-    causes = [each for each in lost if rule(each.id).makes_launches(each)]
+    causes = [each for each in lost if rule(each.id).makes_launches(each) and not (merging and each is waiting)]
     specific = max(causes, key=weight, default=None)
     if specific is not None and worth(specific) >= limits.specific_share:
         return specific

@@ -85,12 +85,13 @@ def _fusible(facts: Facts) -> Float64s:
 
 
 def _by_hand(facts: Facts) -> Bools:
-    """Which kernels have names that no library is known to give."""
+    """Which kernels have names that no library is known to give, and were not measured."""
     program, names = facts.program, facts.timeline.trace.kernels["full_name"]
     if not names.len():
         return np.zeros(facts.work.height, dtype=np.bool_)
     unknown = class_table(names)["library"].is_null().to_numpy()
-    return np.asarray(program.is_kernel & unknown[program.name_codes], dtype=np.bool_)
+    inferred = facts.work["bound"].is_null().to_numpy()
+    return np.asarray(program.is_kernel & unknown[program.name_codes] & inferred, dtype=np.bool_)
 
 
 class MemoryBandwidth(Rule):
@@ -334,7 +335,8 @@ def as_one_batch(passes: int) -> Remedy:
     return Remedy(
         "Run the passes of a step as one batch",
         f"# a step runs {passes} equal passes over different inputs: torch.stack or torch.cat before one call,\n"
-        "# encode(inputs, batch_size=n), generate() on padded prompts, a larger micro-batch in place of accumulation",
+        "# encode(inputs, batch_size=n), generate() on padded prompts, a larger micro-batch in place of accumulation\n"
+        "# what reads the same input in each pass (one picture, many questions): once, and its result is kept",
         GAIN,
     )
 
