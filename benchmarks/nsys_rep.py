@@ -10,13 +10,29 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.readers.nsys_reports import repeated
+from tests.readers.nsys_reports import report
 
 from warplens.readers.nsys.report_container import opened
 from warplens.readers.nsys.report_events import Seen, decoded
 
 _REPORT = Path(__file__).resolve().parents[1] / "data" / "nsys-rep" / "h200_moe_2025.nsys-rep"
 _RUNS = 3
+
+
+def repeated(path: Path, times: int) -> bytes:
+    """A report with the events of another one several times over."""
+    with opened(path, path) as source:
+        source._file.seek(source._first_block)
+        blocks = source._file.read(source._strings_at - source._first_block)
+        return report(
+            [blocks] * times,
+            source.event_count * times,
+            source.strings,
+            target=source.target,
+            tail=source.tail,
+            options=source.options,
+            origin=source.origin,
+        )
 
 
 def decode(path: Path) -> tuple[int, float]:
