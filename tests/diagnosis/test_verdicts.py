@@ -502,9 +502,8 @@ def test_pauses_before_queued_kernels_are_neither_busy_time_nor_the_profilers() 
     assert small.evidence["empty_ns"] == pytest.approx(2 * of_one_block, rel=0.03)
     assert small.evidence["starting_ns"] == pytest.approx(6 * of_one_block, rel=0.03)
     assert (small.remedies[0].action, small.remedies[0].gain) == ("Put more work into each launch", small.expected)
-    assert {each.action: each.gain for each in small.remedies}[
-        "Make the pauses between the kernels shorter or fewer"
-    ] is None
+    sooner = next(each for each in small.remedies if each.action.startswith("Make the pauses"))
+    assert 1 < (sooner.gain or 0) < (small.expected or 0), "nodes of a graph start sooner, and still one by one"
 
 
 def test_without_counters_nothing_is_said_about_the_inside_of_kernels() -> None:

@@ -397,7 +397,7 @@ _STARTED_SOONER: Final = Remedy(
     "with torch.cuda.graph(g): y = model(static_x)  # nodes of a graph start sooner after one another\n"
     "# one kernel instead of several in a row; one stream instead of events between streams\n"
     "# own kernels: programmatic dependent launch (cudaLaunchAttributeProgrammaticStreamSerialization)",
-    "a part of these pauses",
+    "a part of these pauses, as nodes of one graph",
 )
 
 
@@ -492,6 +492,8 @@ class SmallKernels(Rule):
         slow_start = starting > claimed and merged is None
         filled_up = gain_of(facts, claimed + starting, on_gpu=False)
         alone = Gain(filled_up, filled_up, filled_up)
+        graph = None if facts.graphed or not slow_start else facts.replayed("cuda-graph")
+        started_sooner = bringing(_STARTED_SOONER, graph)
         others = (
             Remedy(
                 "Put more work into each launch",
@@ -500,7 +502,7 @@ class SmallKernels(Rule):
                 + (f" (about {1 / filled:.0f} times as much)" if filled and filled <= self.half_filled_share else "")
                 + ": the step hardly gets longer",
             ),
-            *((_STARTED_SOONER,) if slow_start else ()),
+            *((started_sooner,) if slow_start else ()),
             Remedy(
                 "Split the work into more blocks",
                 "# kernels that reduce long rows: several blocks per row (split-K products, flash-decoding,\n"
