@@ -66,6 +66,13 @@ def test_equal_durations_have_no_variance():
         assert (float(variance), float(centre)) == (0.0, pytest.approx(math.log(1_040_000)))
 
 
+def test_durations_without_any_variation_are_doubted_as_such_and_not_as_outliers():
+    """A script that prints 2.0 ms and 2.2 ms each time; the ratio of the means is that of the logarithms."""
+    found = compare(*(Samples.of([[ns]] * 4) for ns in (2_000_000, 2_200_000)))
+    (doubt,) = (text for text in found.doubts if "turns" not in text)
+    assert doubt.startswith("No duration of a side differs from its others")
+
+
 def test_sides_too_far_apart_for_a_number_have_an_open_interval():
     """Two durations a side, from microseconds to days."""
     found = compare(Samples.of([[1e3, 1e16]]), Samples.of([[1e3, 1e15]]), level=1e-4)

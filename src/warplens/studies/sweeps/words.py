@@ -97,7 +97,7 @@ def answer(numbers: SweepNumbers) -> str:
     name = fmt.capitalised(side_text(numbers, "variant"))
     ranked = sorted(timed, key=_speedup)
     worst, best = ranked[0], ranked[-1]
-    count = "one point" if len(timed) == 1 else f"{fmt.count(len(timed))} points"
+    count = fmt.plural(len(timed), "point")
     verdicts = (item.comparison.verdict for item in timed if item.comparison is not None)
     if told := verdict_counts(verdicts, same="as fast"):
         first = f"{name}, against {side_text(numbers, 'baseline')}: {told} of {count}."
