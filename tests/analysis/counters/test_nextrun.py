@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -70,6 +71,17 @@ def test_the_kernel_with_most_of_the_time_is_asked_for_inside_the_steps():
     assert "--launch-skip" not in words(run)
     assert (run.launches, run.covered_share) == (1, 0.6)
     assert words(run)[-2:] == ["python", "your_program.py"]
+
+
+def test_a_kernel_of_autograds_thread_is_not_looked_for_inside_ranges_of_another():
+    """ncu knows the ranges of the launching thread alone; that the work belongs to the step is inferred."""
+    trace = steps().trace
+    thread = pl.when(pl.col("correlation") % 10 == 1).then(traces.AUTOGRAD_THREAD).otherwise("thread").cast(pl.Int32)
+    moved = replace(trace, api_calls=trace.api_calls.with_columns(thread=thread))
+    run = ask(counters(launch("other")), Timeline(moved))
+
+    assert value(run, "-k") == "regex:^(gemm)$"
+    assert value(run, "--nvtx-include") is None
 
 
 def test_a_kernel_that_was_profiled_is_not_asked_for_again():
