@@ -244,6 +244,11 @@ def _set(document, path, value):
         (("rule",), ["magic"], "rule must be one of"),
         (("rule",), "nearest", "model belongs to the rule"),
         (("model", "curves", 0, "host_ns"), None, "must be a number"),
+        (
+            ("model", "curves", 0),
+            {"side": "method=none", "words": {"execution": "eager"}, "host_ns": 0, "fixed_ns": 0, "work_ns": 0},
+            "takes no time",
+        ),
         (("model", "curves", 0, "words", "execution"), "compile", "not a value of that axis"),
         (("model", "exponents", "method=none", "batch"), 1e300, "at most 10"),
         (("fallback",), 0, "must name a side"),

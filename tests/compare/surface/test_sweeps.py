@@ -100,12 +100,17 @@ def test_several_variants_are_listed_rather_than_guessed():
         sweep_of(measurements(*cells))
 
 
-def test_the_baseline_repeats_along_an_axis_that_only_the_variant_has():
+@pytest.mark.parametrize(
+    ("baseline", "variant", "speedups"), [("none", "topk", (2.5, 1.25)), ("topk", "none", (0.4, 0.8))]
+)
+def test_a_side_repeats_along_an_axis_that_only_the_other_has(baseline, variant, speedups):
     cells = [record({"method": "none", "keep": 1.0}, [100])]
     cells += [record({"method": "topk", "keep": keep}, [time]) for keep, time in ((0.1, 40), (0.5, 80))]
-    sweep = sweep_of(measurements(*cells), {"method": "none"}, {"method": "topk"})
+    sweep = sweep_of(measurements(*cells), {"method": baseline}, {"method": variant})
     assert sweep.axes == ("keep",)
-    assert [(point.settings["keep"], point.speedup) for point in sweep.points] == [(0.1, 2.5), (0.5, 1.25)]
+    assert [(point.settings["keep"], point.speedup) for point in sweep.points] == [
+        *zip((0.1, 0.5), speedups, strict=True)
+    ]
 
 
 def test_equal_cells_become_one_with_more_blocks():
