@@ -849,6 +849,31 @@ def test_numbers_of_16_bits_that_are_multiplied_in_32_are_not_told_to_have_16() 
     assert "as a product" in action
 
 
+@pytest.mark.parametrize(
+    ("operation", "action"),
+    [("aten::_cudnn_rnn", "Take the host out of these operators"), (None, "Move that host work")],
+)
+def test_pauses_inside_of_operators_are_those_of_the_framework(operation: str | None, action: str) -> None:
+    kernels, calls, ranges, now = [], [], [], 0
+    for _ in range(4):
+        began = now
+        for place in range(32):
+            number, pause = len(kernels) + 1, 400 * US if place % 4 == 0 else 5 * US
+            if operation is not None:
+                ranges.append(operator(now, now + pause + 10 * US, operation))
+            calls.append(launch(now + pause, now + pause + 6 * US, number))
+            begin = now + pause + 8 * US
+            kernels.append(
+                kernel(begin, begin + 10 * US, "k", correlation=number, full_name=BF16_GEMM, grid=(1056, 1, 1))
+            )
+            now += pause + 15 * US
+        ranges.append(annotation(began, now, "step"))
+    timeline = program(kernels, calls, ranges)
+    finding = diagnose(timeline, timeline.window()).finding("host-stall")
+    assert finding is not None
+    assert action in finding.remedies[0].action
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_passes_over_images_that_were_there_before_could_be_one_batch(made: bool) -> None:
     """One picture for many questions, or many pictures; not if a pass makes the next image, as in samplers."""

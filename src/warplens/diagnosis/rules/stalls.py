@@ -168,6 +168,17 @@ _BETWEEN_STEPS: Final = (
     ),
 )
 
+#: Where it is inside of operators of the framework, which launch little for the time that they take.
+_IN_OPERATORS: Final = (
+    Remedy(
+        "Take the host out of these operators",
+        "# a CUDA graph launches what they launch, without their code on the host: torch.cuda.graph, or torch.compile\n"
+        "# one call over a sequence or batch in place of many: nn.LSTM on all frames, torch.vmap\n"
+        "# operators on tensors of the host: on the GPU",
+        "{gain}",
+    ),
+)
+
 #: Where the host works on data that it then sends, or that it has just fetched.
 _ON_DATA: Final = Remedy(
     "Process these data on the GPU",
@@ -352,6 +363,15 @@ class HostStall(Rule):
             return False
         return facts.unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
 
+    def _in_operators(self, facts: Facts, within: pl.Series, spent: pl.Series, apart: float | None) -> bool:
+        """Whether the host is inside of operators for most of the time of its pauses, which are not as long as others.
+
+        In an operator that takes as long as a hundred launches, it may be at anything, such as collecting garbage.
+        """
+        times = time_by_range(facts, within, spent)
+        inside = sum(time for name, time in times.items() if _is_plain_operator(name))
+        return apart is None and bool(times) and inside >= self.mostly * float(spent.sum())
+
     def _instead(
         self, facts: Facts, within: pl.Series, spent: pl.Series, unknown: tuple[Remedy, ...]
     ) -> tuple[bool, tuple[Remedy, ...]]:
@@ -389,7 +409,11 @@ class HostStall(Rule):
         kept = self.handed_share if title == self.input_title else self.kept_share
         kept = kept if stays is None else self.moved_kept_share
         fitting = fitting or (_ON_DATA if on_data else None)
-        unknown = _INPUT if title == self.input_title else _UNKNOWN_ACTIVITY
+        apart = self._apart(facts, spent.to_numpy())
+        unknown: tuple[Remedy, ...] = (
+            _IN_OPERATORS if self._in_operators(facts, within, spent_in, apart) else _UNKNOWN_ACTIVITY
+        )
+        unknown = _INPUT if title == self.input_title else unknown
         if claimed and not starting and spent_in.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
             title, fitting, unknown = self.compiling_title, None, _COMPILING
         named, instead = self._instead(facts, within, spent_in, unknown)
@@ -406,7 +430,7 @@ class HostStall(Rule):
                 "gpu_busy_share": facts.busy_share,
                 "stalls_per_step": stalls.height / facts.steps,
                 "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
-                "stalls_apart_share": self._apart(facts, spent.to_numpy()),
+                "stalls_apart_share": apart,
                 "in_os_calls_share": waiting,
             },
             where=range_names(facts, within, spent_in),
