@@ -103,7 +103,7 @@ def test_a_null_code_is_a_null_name():
     ("column", "title", "kind"),
     [
         (Column("queue_time_ns", pl.Int64), "Queue time", "duration_ns"),
-        (Column("change_ns_per_step", pl.Float64, title="Change"), "Change", "duration_ns"),
+        (Column("change_ns_per_step", pl.Float64, title="Change"), "Change", "change_ns"),
         (Column("dram_bytes_per_s", pl.Float64), "Dram", "bandwidth"),
         (Column("peak_flops_per_s", pl.Float64), "Peak", "flops"),
         (Column("busy_share", pl.Float64), "Busy", "share"),

@@ -106,7 +106,7 @@ RANGE_CHANGES: Final = table(
     both_sides("own_ns", pl.Int64, "GPU time in all steps, without ranges inside"),
     both_sides("kernels", pl.Int64, "kernels in all steps"),
     "baseline_ns_per_step variant_ns_per_step change_ns_per_step",
-    Column("own_change_ns_per_step", pl.Float64, "the same without ranges inside", title="of it own"),
+    Column("own_change_ns_per_step", pl.Float64, "the same without ranges inside", title="of it, own"),
     both_sides("kernels_per_step", pl.Float64, "kernels of a step", title="Kernels", kind="count"),
     name="the last of them",
     depth="how many",

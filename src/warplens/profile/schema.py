@@ -36,6 +36,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 #: whose lines and indentation stay.
 Kind: TypeAlias = Literal[
     "duration_ns",
+    "change_ns",
     "bytes",
     "share",
     "count",
@@ -55,6 +56,7 @@ NAME = pl.Enum
 
 #: What a column's name says about its values, the first that fits.
 _KINDS: tuple[tuple[str, Kind], ...] = (
+    (r"(^|_)change_ns(_per_\w+)?$", "change_ns"),
     (r"(^|_)ns(_per_\w+)?$", "duration_ns"),
     (r"(^|_)bytes_per_s$", "bandwidth"),
     (r"(^|_)flops_per_s$", "flops"),

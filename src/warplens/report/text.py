@@ -22,7 +22,7 @@ Scalar: TypeAlias = "str | int | float | bool | None"
 MISSING = "–"
 
 _NUMERIC: frozenset[str] = frozenset(
-    {"duration_ns", "bytes", "share", "count", "number", "rate", "bandwidth", "flops", "flop_count"}
+    {"duration_ns", "change_ns", "bytes", "share", "count", "number", "rate", "bandwidth", "flops", "flop_count"}
 )
 
 #: Decimal steps, so that bytes divided by time give the bandwidth that stands beside them.
@@ -50,6 +50,11 @@ def span(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def change(nanoseconds: float) -> str:
+    """A difference of times with its sign: `+391 µs`, `−89.9 µs`."""
+    return f"+{duration(nanoseconds)}" if nanoseconds > 0 else duration(nanoseconds)
 
 
 def data_size(size_bytes: float) -> str:
@@ -139,6 +144,7 @@ def value(item: Scalar, kind: Kind) -> str:
 
 _FORMATTERS = {
     "duration_ns": duration,
+    "change_ns": change,
     "bytes": data_size,
     "share": share,
     "count": count,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import polars as pl
@@ -36,25 +36,23 @@ _STATISTICS: Final = (
 )
 
 
-def _signed(change: float, write: Callable[[float], str] = fmt.duration) -> str:
-    """A change with its sign."""
-    return f"+{write(change)}" if change > 0 else write(change)
-
-
 def step_tiles(numbers: StepNumbers) -> tuple[KeyFigure, ...]:
     """The comparison in a few numbers."""
     found, why, difference = numbers.comparison, numbers.why, numbers.difference
     per = difference.per
     title = fmt.capitalised(VERDICT_TITLES[found.verdict]) if forbids_verdict(numbers) is None else "Not comparable"
     idle = float(difference.wall.variant.idle_ns - difference.wall.baseline.idle_ns)
+    more = "+" if why.calls_change > 0 else ""
     tiles = [
         KeyFigure("Verdict", title, "text", f"{signed_share(found.ratio.estimate - 1)} ({interval_text(found.ratio)})"),
         KeyFigure(
-            f"Change per {per}", _signed(float(difference.wall.change_ns)), "text", "Variant minus baseline, of means."
+            f"Change per {per}", float(difference.wall.change_ns), "change_ns", "Variant minus baseline, of means."
         ),
         KeyFigure("GPU work", _change_of(why.gpu_change_share), "text", "Change of the GPU's computing time."),
-        KeyFigure("GPU idle", _signed(idle), "text", f"Change of the GPU's idle time per {per}."),
-        KeyFigure("Launches", _signed(round(why.calls_change, 1), fmt.count), "text", f"Change of launches per {per}."),
+        KeyFigure("GPU idle", idle, "change_ns", f"Change of the GPU's idle time per {per}."),
+        KeyFigure(
+            "Launches", f"{more}{fmt.count(round(why.calls_change, 1))}", "text", f"Change of launches per {per}."
+        ),
         KeyFigure("Cost of a launch", why.host_ns_per_launch, "duration_ns", "Host time, on the slower side."),
     ]
     if why.flops_ratio is not None:
