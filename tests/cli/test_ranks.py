@@ -48,6 +48,18 @@ def test_the_slow_rank_is_last_and_the_others_wait(asked):
     assert rows[SLOW_RANK]["delay_ns"] == WAIT_NS
 
 
+def test_nothing_is_advised_that_the_command_refuses(warplens, tmp_path):
+    """A GPU without a name limits no answer about ranks, and there is no --gpu to name it."""
+    for path in write_ranks(tmp_path, RANKS, "rank{}.json"):
+        trace = json.loads(path.read_text())
+        trace.pop("deviceProperties", None)
+        path.write_text(json.dumps(trace))
+    run = warplens("ranks", tmp_path)
+    assert run.code == 0
+    assert "does not describe the GPUs" in warplens("kernels", tmp_path / "rank0.json").err
+    assert "--gpu" not in run.out + run.err
+
+
 def test_the_size_and_group_of_the_collective_are_those_recorded(asked):
     (group,) = asked("--window", "all")["data"]["groups"]["rows"]
     assert (group["kind"], group["group"], group["group_size"], group["size_bytes"]) == (

@@ -230,12 +230,16 @@ def clock_table(result: RanksResult) -> Table:
     return Table("clocks", "Clocks", _CLOCKS, result.alignment.ranks)
 
 
+#: What a profile lacks that no answer about ranks asks for: peaks of its GPU, which `ranks` has no option to name.
+_NOT_ASKED: Final = ("no-device-info",)
+
+
 def limiting_notes(result: RanksResult) -> tuple[Note, ...]:
     """What limits the answers: across ranks first, then of the profiles, each kind of note once with its ranks."""
     having: dict[tuple[str, str], tuple[Note, list[int]]] = {}
     for rank, summary in zip(result.ranks, result.summaries, strict=True):
         for item in summary.notes:
-            if item.level is not NoteLevel.INFO:
+            if item.level is not NoteLevel.INFO and item.code not in _NOT_ASKED:
                 having.setdefault((item.code, item.text), (item, []))[1].append(rank)
     own = (
         item if len(those) == len(result.ranks) else replace(item, text=f"{_named(those)}: {item.text}")
