@@ -32,6 +32,7 @@ HALVES = (
     "fourteenth",
     "fifteenth",
     "sixteenth",
+    "seventeenth",
 )
 SOURCES = ("nsys", "torch")
 
