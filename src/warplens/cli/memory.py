@@ -31,7 +31,7 @@ class Peak(NamedTuple):
 
 
 #: Of a table, and of a verdict or a report. Measured on exports of 0.1, 1 and 10 M kernels, that of 1 M also without
-#: its calls, ranges or kernels (docs/explanation/speed.md). From 1 M events on they say 3 % less to 6 % more than was
+#: its calls, ranges or kernels (docs/explanation/speed.md). From 1 M events on they say 5 % less to 6 % more than was
 #: taken.
 TABLE: Final = Peak(work=230, searched=490, ranges=200, others=60)
 REPORT: Final = Peak(work=440, searched=620, ranges=300, others=150)
