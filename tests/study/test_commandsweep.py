@@ -88,9 +88,10 @@ def test_a_command_that_fails_is_recorded_and_the_other_goes_on(run):
     ],
 )
 def test_every_way_to_fail_has_its_words(run, code, status, words):
-    content, _ = run(CommandSweep((), python(code), python("print('step_ms=1')"), 2, TIME), RunOptions(timeout_s=2))
+    content, lines = run(CommandSweep((), python(code), python("print('step_ms=1')"), 2, TIME), RunOptions(timeout_s=2))
     assert [record["status"] for record in content["measurements"]] == [status, "measured"]
     assert words in content["measurements"][0]["reason"]
+    assert sum(f": {status} (" in line and words in line for line in lines) == 1  # while it runs, too
 
 
 def test_runs_that_print_different_numbers_of_times_count_with_their_medians(run, tmp_path):

@@ -149,8 +149,10 @@ class CommandSweep:
         yield partial(run_command, self, options.timeout_s)
 
     def summary(self, result: Result) -> str:
-        """The median of the times of one run, or its status."""
-        return str(result["status"]) if "status" in result else f"{median(result['times_ns']) / 1e6:.4g} ms"
+        """The median of the times of one run, or its status and why."""
+        if "status" in result:
+            return f"{result['status']} ({result['reason']})"
+        return f"{median(result['times_ns']) / 1e6:.4g} ms"
 
     def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
         """The measurements file; None while no side has a whole round."""
