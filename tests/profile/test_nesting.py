@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warplens.profile.nesting import nest
@@ -51,6 +52,37 @@ def test_exactly_the_overlapping_ranges_that_do_not_nest_are_crossing(ranges):
             for other in range(len(ranges))
         )
         assert bool(nesting.crossing[row]) == crosses
+
+
+@st.composite
+def _trees(draw: st.DrawFn) -> list[list[int]]:
+    """Ranges that nest, on some threads: begin, end, thread, and the parent and depth that they are made with."""
+    rows: list[list[int]] = []
+    for thread in range(draw(st.integers(1, 4))):
+        opened, now = [], draw(st.integers(-3, 3))
+        for opens in draw(st.lists(st.booleans(), max_size=14)):
+            now += draw(st.integers(0 if opens else 1, 2))
+            if opens:
+                rows.append([now, now, thread, opened[-1] if opened else -1, len(opened)])
+                opened.append(len(rows) - 1)
+            elif opened:
+                rows[opened.pop()][1] = now
+        for after, row in enumerate(reversed(opened), start=1):
+            rows[row][1] = now + after
+    return rows
+
+
+@pytest.mark.parametrize("unit", [1, 2**57], ids=["nanoseconds", "of centuries"])
+@settings(max_examples=40)
+@given(rows=_trees())
+def test_ranges_that_nest_have_the_parents_that_they_were_made_with_and_need_no_loop(unit, rows):
+    starts, ends, threads, parents, depths = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warplens.profile.nesting._general", lambda *_: pytest.fail("one by one"))
+        nesting = nest(starts * unit, ends * unit, threads)
+    assert nesting.parent.tolist() == parents.tolist()
+    assert nesting.depth.tolist() == depths.tolist()
+    assert not nesting.crossing.any()
 
 
 def test_of_two_equal_ranges_the_earlier_row_is_outside():
