@@ -248,14 +248,12 @@ class TensorCompute(Rule):
         counted = facts.own_ns(is_product & pl.col("bound").is_not_null())
         at_roof = facts.own_ns(is_product & pipe) if counted else 0
         mine = facts.work.select(is_product.fill_null(value=False)).to_series()
-        saved = sum(claims.busy_ns(other) for other in ("small-kernels", "occupancy", "bank-conflicts"))
         near = counted and at_roof > limits.dominant_share * counted
         return self.described(
             title="Matrix products take most of the time of a busy GPU"
             + (", near the peak of its tensor cores" if near else ""),
             confidence="high" if near else "medium",
-            # Of products whose names do not tell what they compute in, nothing bounds what another format brings.
-            gain=ceiling(facts.wall_ns, min(saved, time)) if 2 * known > time else None,
+            gain=None,  # what fewer operations or a narrower format bring, nothing here bounds
             evidence={
                 "products_ns": time,
                 "products_share": time / facts.wall_ns,
