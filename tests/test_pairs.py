@@ -150,6 +150,13 @@ def test_the_step_after_a_remedy_is_within_a_fifth_of_the_timed_one(name: str, s
     assert found["bound"] is None or measured.low <= found["bound"]
 
 
+def test_gradients_of_a_penalty_are_not_those_of_the_last_step() -> None:
+    """Each weight has two gradients, of the network and of the penalty, which autograd adds up."""
+    path = next(each for each in pairs() if each.name == "penalty_added_to_the_loss").path("nsys")
+    assert path is not None
+    assert "unused-gradients" not in {each["id"] for each in diagnose([path]).to_dict()["findings"]}
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_recurrence_that_a_graph_replays_is_told_and_not_warned(source: str) -> None:
     """Each of its turns waits for the last: only more sequences would give its kernels more to do."""

@@ -203,7 +203,8 @@ class UnusedGradients(StructureRule):
         Autocast narrows each weight once, so its gradient is widened once, and handed over. Where all of a part are
         added to what is there, as wide as weights that were narrowed are, nobody clears them. What has not been cleared
         when the first backward pass of a step begins was cleared by no optimizer, unless by filling it with zeros. Of
-        weights that are narrowed each time that they are used, the first gradient is not added.
+        weights that are narrowed each time that they are used, the first gradient is not added; where the loss has a
+        term of the weights, as wide gradients of that are computed in the same pass.
         """
         program, backward = facts.program, backward_work(facts)
         products, casts = program.labelled(*PRODUCTS), program.labelled("copy-cast")
@@ -214,6 +215,7 @@ class UnusedGradients(StructureRule):
         cleared = program.marked("clearing") & ~backward
         filled = program.having("kind", "memset") | program.marked("filling")
         making = program.marked("weight-gradient") | program.labelled("reduction")
+        computed = program.labelled("elementwise") & program.having("precision", "fp32") & ~adds
         for rows in program.by_step():
             if not program.labelled("optimizer")[rows].any():
                 return None
@@ -233,6 +235,9 @@ class UnusedGradients(StructureRule):
                 widened = program.launched_as(part[casts[part]])
                 if 2 * sum(times < (widened[:, None] == sizes).sum(axis=0)) > len(sizes):
                     break  # others are as large, and not added
+                wide = np.unique(program.blocks(part[at][~tiny]))
+                if 2 * np.isin(wide, program.blocks(part[computed[part]])).sum() > len(wide):
+                    break  # a second term of the loss, such as a penalty of the weights, has gradients as well
                 before = np.flatnonzero(products[part][: at[0]])
                 begin = int(before[-2:][0]) if len(before) else 0
                 names = np.isin(program.name_codes[part], np.unique(program.name_codes[part[at - 1]]))
