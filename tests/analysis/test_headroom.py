@@ -272,7 +272,6 @@ _BEATEN = {
     "padded_to_the_longest_allowed": "19.5 ms at the limit, 4.5 ms measured: padding counts as text",
     "encoder_run_for_each_token": "24.4 ms at the limit, 18.5 ms measured: what is computed again in each turn counts",
     "corpus_normalised_for_each_query": "5.3 ms at the limit, 3.3 ms measured: what is normalised again counts",
-    "latents_attend_in_fp32": "2.9 ms at the limit, 2.5 ms measured: what baddbmm adds counts as read, times zero too",
     "probe_without_no_grad": "15.0 ms at the limit, 11.4 ms measured: gradients that no optimizer takes are computed",
 }
 TIMED = [

@@ -234,7 +234,7 @@ class Grounds:
         lower(remaining[-1] * kept)
         large = self.roofs.large_ns(task) if task is not None and self.roofs is not None else None
         lower(remaining[-1] if large is None else large * calls * kept)
-        lower(self._narrowed(row, task, calls * kept, remaining[-1]))
+        lower(self._narrowed(row, self._fused(row, task) or task, calls * kept, remaining[-1]))
         theory = self.roofs.theoretical_ns(task) if task is not None and self.roofs is not None else None
         known = roof is not None or remaining[1] < measured
         lacks = None
@@ -267,21 +267,25 @@ class Grounds:
             return now
         if row["category"] in PASSES and any(row["elements"] == elements for elements, _, _ in self.scores):
             return 0.0
-        if row["category"] != "gemm" or task is None or self.roofs is None or not task.sizes:
-            return now
+        fused = self._fused(row, task)
+        large = None if fused is None or self.roofs is None else self.roofs.large_ns(fused)
+        return now if large is None else min(now, large * calls)
+
+    def _fused(self, row: Mapping[str, Any], task: Task | None) -> Task | None:
+        """A product with scores as the part of fused attention that it would be; None for any other work."""
+        if row["category"] != "gemm" or task is None or task.bytes is None or not task.sizes:
+            return None
         b, m, n, k = (int(task.sizes[name]) for name in "bmnk")
         item = 2 if task.dtype in ("bf16", "fp16") else 4
         for elements, queries, keys in self.scores:
             made = b * m * n == elements and {m, n} == {queries, keys}
             taken = {(b * m * k, m, k), (b * k * n, k, n)} & {(elements, queries, keys), (elements, keys, queries)}
-            if (made or taken) and task.bytes is not None:
-                fused = Task(
+            if made or taken:
+                return Task(
                     "attention", task.flops, max(0.0, task.bytes - elements * item), task.dtype, task.tensor_cores,
                     row["phase"] == "backward", sizes={"s": keys, "d": min(m, n, k)},
                 )  # fmt: skip
-                large = self.roofs.large_ns(fused)
-                return now if large is None else min(now, large * calls)
-        return now
+        return None
 
     def _without_mask(self, task: Task | None, calls: float, now: float) -> float:
         """Without a mask in memory; one as long as it is wide may be causal, which leaves half of the pairs out."""
