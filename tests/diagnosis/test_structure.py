@@ -549,6 +549,21 @@ def test_nothing_is_critical_without_steps() -> None:
     assert all(finding.severity != "critical" for finding in judged(machine.trace()).findings)
 
 
+@pytest.mark.parametrize(("steps", "severity"), [(1, "warning"), (2, "critical")])
+def test_what_one_step_alone_shows_is_not_critical(steps: int, severity: str) -> None:
+    machine = Machine()
+    for _ in range(steps):
+        with machine.step():
+            machine.think(300_000 * US)
+            machine.launch(50 * US)
+            machine.wait()
+    found = judged(machine.trace())
+    stall = found.finding("host-stall")
+    assert found.coverage.steps == steps
+    assert stall is not None
+    assert stall.severity == severity
+
+
 FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, std::array<char*, 1ul>>(int)"
 ADD_USED = "void at::native::(anonymous namespace)::sum_and_scatter<float, long>(long const*, float*, long)"
 SGD = LISTS.format(2, 0)

@@ -9,7 +9,7 @@ import pytest
 from tests.diagnosis import programs
 from tests.diagnosis.programs import record
 from warplens.analysis.timeline import Timeline
-from warplens.diagnosis.findings import Place
+from warplens.diagnosis.findings import Place, times
 from warplens.report.document import SectionOf, Table
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
@@ -88,6 +88,18 @@ def test_numbers_are_written_with_their_units():
         "idle 1.50 ms (25.0 %), waits 12 per step, copied 40.0 MB per step, bandwidth 10.0 GB/s, "
         "host needed 2.00 ms per step, launches per tensor 14, passes per attention 4.5, peak ratio 14.8×"
     )
+
+
+def test_no_time_is_no_evidence():
+    """A wait that costs nothing by itself stood in front of what it does cost."""
+    idle = {"idle_ns": 0, "idle_share": 0.0, "idle_ns_per_wait": 0.0}
+    assert evidence_text({**idle, "waits_per_step": 2.0, "busy_share": 0.0}) == "waits 2 per step, busy 0.0 %"
+    assert evidence_text(idle) == "idle 0 ns (0.0 %, 0 ns per wait)"
+
+
+@pytest.mark.parametrize(("gain", "said"), [(1.234, "1.23×"), (99.9, "99.9×"), (99.96, "100×"), (7254.0, ">100×")])
+def test_no_model_tells_a_factor_beyond_a_hundred(gain, said):
+    assert times(gain) == factor(gain) == said
 
 
 def test_without_steps_counts_are_those_of_the_window():

@@ -64,7 +64,7 @@ class Remedy:
         expected: what it should bring, and how that is known.
         gain: how many times as fast the program does the same work, without a profiler, with this remedy alone; None
             where that cannot be told. That of the first remedy that has one is what the finding expects.
-        gain_interval: the range 90 % interval of that gain; None with `gain`.
+        gain_interval: the 90 % interval of that gain; None with `gain`.
         gain_by_batch: where more work is done at a time: so many times as much, and what that brings for the same work.
             `gain` is one of these, `expected` says which.
         basis: what `gain_interval` is made of; None with `gain`.
@@ -110,7 +110,7 @@ class Finding:
         confidence: how sure the cause is, given what the profile records.
         expected: how many times as fast the program gets without a profiler by the best of the remedies; None where the
             profile cannot tell.
-        expected_interval: the range 90 % interval of the gain; None with `expected`.
+        expected_interval: the 90 % interval of the gain; None with `expected`.
         bound: speed-up that no remedy can exceed, from the physics of the same mathematics; None where the
             profile cannot tell.
         evidence: named numbers; the end of a name is the unit (`EVIDENCE_UNITS`).
@@ -230,7 +230,9 @@ MANY: Final = 100.0
 
 
 def times(gain: float) -> str:
-    """A factor in words, to three digits, for no model of ours is surer: `1.23×`, `53.2×`."""
+    """A factor in words, to three digits, for no model of ours is surer: `1.23×`, `53.2×`; from `MANY` on, `>100×`."""
+    if gain >= MANY:
+        return f">{MANY:.0f}×"
     decimals = 2 if gain < 9.995 else 1 if gain < 99.95 else 0
     return f"{gain:.{decimals}f}×"
 

@@ -257,8 +257,9 @@ class Rule:
         least = max(limits.warning_ceiling, warning or 0.0)
         severity: Severity = "info"
         if not informs and gain >= least:
-            # Where steps are only inferred, and may be parts of one, nothing is that sure.
-            sure = len(facts.window.steps) > 0 and facts.timeline.steps.is_sure
+            # What one step alone shows may be of that step; and where steps are only inferred, and may be parts of one,
+            # nothing is that sure.
+            sure = facts.sure and facts.timeline.steps.is_sure
             severity = "critical" if gain >= max(limits.critical_ceiling, least) and sure else "warning"
         known = {name: value for name, value in evidence.items() if value is not None}
         return Finding(

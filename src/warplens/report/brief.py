@@ -134,7 +134,8 @@ def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[st
 
 
 def _with_gain(finding: Finding) -> str:
-    return f"{rule(finding.id).limiter}: {gain_words(finding)}"
+    """Its name, for a limiter may be a clause (`the host waits …`), which "from" does not go with."""
+    return f"{finding.id} ({rule(finding.id).limiter}): {gain_words(finding)}"
 
 
 def _rests_on(found: Diagnosis | RunDiagnosis) -> str:

@@ -156,9 +156,7 @@ _CHANGES: Final = {
 
 def factor(gain: float | None) -> str:
     """A factor: `1.23×`; `–` where it is not known."""
-    if gain is None:
-        return fmt.MISSING
-    return f">{MANY:.0f}×" if gain >= MANY else times(gain)
+    return fmt.MISSING if gain is None else times(gain)
 
 
 def gain_words(finding: Finding) -> str:
@@ -255,6 +253,8 @@ _EVIDENCE_WORDS: Final = {
 def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
     """What each number is, in words, and the number with its unit, in one line; a share stands behind its time.
 
+    A time of zero, with what is derived from it, is no evidence and left out, unless there is nothing else.
+
     Args:
         steps: of the window; without any, what is counted for each step is that of the window.
     """
@@ -265,6 +265,8 @@ def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
             write = fmt.count
         text = write(value) if steps else write(value).removesuffix(_A_STEP)
         told.setdefault(name.removesuffix(ending), []).append(text)
+    none = {name.removesuffix("_ns") for name, value in evidence.items() if name.endswith("_ns") and value == 0}
+    told = {name: texts for name, texts in told.items() if name not in none} or told
     return ", ".join(
         f"{_EVIDENCE_WORDS.get(name, _acronyms(name.replace('_', ' ')))} {first}"
         + (f" ({', '.join(rest)})" if rest else "")

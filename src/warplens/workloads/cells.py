@@ -299,17 +299,18 @@ def _doubts(taken: Measured, plan: Plan) -> list[str]:
     if latency.outliers > _MANY_OUTLIERS * latency.samples:
         doubts.append(f"{latency.outliers} of {latency.samples} repetitions are outliers")
     if latency.mean > (1 + _SLOW_MEAN) * latency.median:
-        doubts.append(f"the mean is {latency.mean / latency.median - 1:.0%} above the median: some steps stalled")
+        above = 100 * (latency.mean / latency.median - 1)
+        doubts.append(f"the mean is {above:.0f} % above the median: some steps stalled")
     found = drift(taken.wall_ns)
     if found is not None and found.matters and taken.rounds == 1:  # rounds bring drifts into the interval
-        doubts.append(f"times drift by {found.share:+.1%} from the first third of the repetitions to the last")
+        doubts.append(f"times drift by {100 * found.share:+.1f} % from the first third of the repetitions to the last")
     if taken.clocks is not None and taken.clocks.held_down:
         doubts.append(f"the driver held clocks down: {', '.join(taken.clocks.held_down)}")
     half = latency.half_width_share
     if half is None:
         doubts.append("there are too few repetitions for an interval")
     elif half > plan.precision > 0:
-        doubts.append(f"the median is known to ±{half:.1%} only, not to ±{plan.precision:.1%}")
+        doubts.append(f"the median is known to ±{100 * half:.1f} % only, not to ±{100 * plan.precision:.1f} %")
     return doubts
 
 
