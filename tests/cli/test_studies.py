@@ -39,6 +39,18 @@ def test_a_sweep_over_commands_is_run_and_read(warplens, sides, tmp_path):
     assert [(row["n"], row["baseline_ns"], row["variant_ns"]) for row in rows] == [(1, 2e6, 2e6), (3, 6e6, 4e6)]
 
 
+@pytest.mark.parametrize(("fails", "code"), [("0 / 0", 1), ("1 / ({n} - 1)", 0)])
+def test_a_side_that_fails_in_every_cell_fails_the_run(warplens, tmp_path, fails, code):
+    output = tmp_path / "sweep.json"
+    run = warplens(
+        "sweep", "run", "--axis", "n=1,2", "--baseline", printing("{n}"), "--variant", printing(fails),
+        "--time-from", "step_ms=([0-9.]+)", "--repeats", "2", "--output", output,
+    )  # fmt: skip
+    assert run.code == code
+    assert ("no run of the variant succeeded: sweep.json says why" in run.err) == (code == 1)
+    assert len(json.loads(output.read_text())["measurements"]) == 4
+
+
 def test_the_same_command_again_has_nothing_left_to_do(warplens, sides, tmp_path):
     asked = ("sweep", "run", "--axis", "n=1", *sides, "--repeats", "2", "--output", tmp_path / "sweep.json")
     warplens(*asked)

@@ -151,7 +151,7 @@ def _write(text: str) -> None:
 # | code | meaning |
 # |---|---|
 # | 0 | done |
-# | 1 | a gate failed (for example a comparison above its limit) |
+# | 1 | a gate failed (for example a comparison above its limit), or what was to be run (a side of a sweep) |
 # | 2 | wrong usage, or an input or output file that cannot be used |
 # | 70 | a bug in Warplens (`EX_SOFTWARE` of BSD's sysexits.h) |
 # | 130 | interrupted (Ctrl-C), as a shell reports it: 128 + SIGINT |

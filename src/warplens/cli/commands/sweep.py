@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import orjson
+import typer
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_target, give, note_lines, print_lines
-from warplens.cli.edge import note, progress
+from warplens.cli.edge import GATE_FAILED, complain, note, progress
 from warplens.cli.options import Format, FormatOption, argument, flag, given_share, option, share_option
 from warplens.errors import MissingDataError, UnreadableInputError, UsageError
 from warplens.profile import Note, NoteLevel
 from warplens.readers.published import read_sweep
 from warplens.studies.runner.commandsweep import DEFAULT_REPEATS, TIME_UNITS, CommandSweep
-from warplens.studies.runner.engine import Run, RunOptions, measure, preview
+from warplens.studies.runner.engine import FAILURES, Run, RunOptions, measure, preview
 from warplens.studies.runner.studies import INDEX
 from warplens.studies.runner.workloadsweep import (
     DEFAULT_ROUNDS,
@@ -278,7 +279,28 @@ def sweep_run(
         return
     measure(run, output, run_options, note)
     print_lines([str(output)])
+    if failed := _failed_sides(output):
+        complain(f"no run of the {' and the '.join(failed)} succeeded: {output.name} says why")
+        raise typer.Exit(GATE_FAILED)
     note(f"next: warplens sweep report {output.name}")
+
+
+def _failed_sides(output: Path) -> list[str]:
+    """The sides that failed in all of their cells: such a sweep compares nothing. Single cells may fail in any."""
+    if not output.is_file():
+        return []  # no side was measurable here, and none has failed
+    content = orjson.loads(output.read_bytes())
+    failed = []
+    for side in ("baseline", "variant"):
+        settings = content["sweep"][side]
+        statuses = {
+            record["status"]
+            for record in content["measurements"]
+            if all(same(record["cell"].get(name), str(value)) for name, value in settings.items())
+        }
+        if statuses and statuses.issubset(FAILURES):
+            failed.append(side)
+    return failed
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
