@@ -58,6 +58,9 @@ def test_nothing_is_advised_that_the_command_refuses(warplens, tmp_path):
     assert run.code == 0
     assert "does not describe the GPUs" in warplens("kernels", tmp_path / "rank0.json").err
     assert "--gpu" not in run.out + run.err
+    named = warplens("--gpu", "H100", "ranks", tmp_path)
+    assert (named.code, named.err.count("\n")) == (2, 1)
+    assert "ranks has no --gpu" in named.err
 
 
 def test_the_size_and_group_of_the_collective_are_those_recorded(asked):

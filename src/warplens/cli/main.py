@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from warplens._version import __version__
 from warplens.cli.catalogue import COMMANDS, Command
 from warplens.cli.edge import TERMINATED, State, TerminatedError, answering, be_quiet, complain, end_in_order, guarded
+from warplens.errors import UsageError
 
 # Typer brings its own copy of Click in some versions and uses the installed one in others; the classes of contexts and
 # commands have no public name that fits both, hence `Any` below.
@@ -136,6 +137,8 @@ class LazyGroup(_PlainGroup):
             # collect has its own --memory; only answers about single profiles ask for roofs.
             reads = "--window" in own and name != "ranks"
             each.params.extend(p for p in shared if own.isdisjoint(p.opts) and (reads or p.name != "gpu"))
+        if State.gpu is not None and name == "ranks":  # behind its name the option is unknown already
+            raise UsageError("ranks has no --gpu: no answer about ranks depends on the GPU's name. Leave it out")
         return name, command, rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
