@@ -18,6 +18,7 @@ LOG_SOFTMAX = SOFTMAX.replace("SoftMaxForwardEpilogue", "LogSoftMaxForwardEpilog
 LAYER_NORM = "void at::native::vectorized_layer_norm_kernel<float, float>(int)"
 GELU = "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>(int)"
 ODD_GEMM = "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>(Params)"
+VECTOR_PRODUCT = "void gemmk1_kernel<int, float, 256, 5, cublasGemvTensorStridedBatched<const __nv_bfloat16>>(int)"
 CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_cudnn"
 TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>(int)"
 BATCH_NORM = "void at::native::batch_norm_collect_statistics_kernel<c10::BFloat16, float, float, int>(int)"
@@ -1089,6 +1090,13 @@ def test_what_is_copied_before_and_after_a_pause_tells_what_the_host_works_on(
     diagnosis = verdict(step)
     assert diagnosis.verdict == "host-stall"
     assert diagnosis.findings[0].remedies[0].action.startswith(remedy)
+
+
+@pytest.mark.parametrize(("layers", "shares"), [(1, True), (65_535, False)])
+def test_a_batch_of_products_of_vectors_has_no_weights_to_share(layers: int, *, shares: bool) -> None:
+    """cuBLAS gives each product of a batch a layer of the grid, 65,535 at most: each reads a matrix of its own."""
+    diagnosis = verdict(lambda machine: machine.launch(60 * US, VECTOR_PRODUCT, grid=(64, 1, layers), times=40))
+    assert (diagnosis.finding("weight-bound") is not None) == shares
 
 
 @pytest.mark.parametrize(("length", "reads"), [(12, True), (60, False)])

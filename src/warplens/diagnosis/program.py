@@ -231,6 +231,18 @@ class Program:
         """Threads of the grid of each, likewise."""
         return self._of_kernels(pl.col("blocks") * pl.col("threads"), rows)
 
+    @property
+    def stacked(self) -> Bools:
+        """Kernels whose grid has several layers (z); not where grids were not recorded.
+
+        A library's product of a matrix and a vector has one; a batch of them has a layer for each matrix.
+        """
+        kernels = self.facts.timeline.trace.kernels
+        if not kernels.height:
+            return self._none
+        several = (kernels["grid_z"] > 1).fill_null(value=False).to_numpy()
+        return np.asarray(self.is_kernel & several[self._kernel_row], dtype=np.bool_)
+
     def _of_kernels(self, size: pl.Expr, rows: Int64s) -> Float64s:
         """An expression of the sizes of launches for each of these pieces of work."""
         kinds = self.facts.timeline.launch_kinds.table

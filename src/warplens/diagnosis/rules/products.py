@@ -653,8 +653,11 @@ class WeightBound(StructureRule):
         return int(max(self.rows, turns.count if turns is not None else 0))
 
     def _by_name(self, facts: Facts, products: Bools) -> Bools:
-        """Of these products those that names call narrow, if most of their time is long enough to read weights in."""
-        named = products & facts.program.marked("vector-product")
+        """Of these products those that names call narrow, if most of their time is long enough to read weights in.
+
+        A batch of them has a matrix for each vector: there are no weights that more rows would share.
+        """
+        named = products & facts.program.marked("vector-product") & ~facts.program.stacked
         reading = named & (facts.program.own_ns >= self.least_reading_ns)
         enough = 2 * time_of(facts.program, reading) >= time_of(facts.program, named)
         return named if enough else np.zeros_like(named)
