@@ -12,6 +12,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.diagnosis import programs
+from tests.diagnosis.programs import record
 from tests.report.conftest import Visit
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
@@ -175,6 +177,21 @@ def test_what_cannot_be_compared_has_no_verdict(paradox):
     alone = replace(stopped, code="steps-on-one-side")
     assert len(step_answer(replace(paradox, notes=(alone,)))) == 1
     assert "Not comparable" in render_markdown(step_document(replace(paradox, notes=(stopped,))))
+
+
+def test_kernels_have_not_gone_for_certain_where_a_side_has_no_gpu_work():
+    trace = record(programs.launch_bound)
+    empty = replace(trace, kernels=trace.kernels.clear(), copies=trace.copies.clear(), memsets=trace.memsets.clear())
+    sides = []
+    for name, each in (("before", trace), ("after", empty)):
+        timeline = Timeline(each)
+        window = timeline.window("all")
+        sides.append(TraceFiles.of(name, [Side(name, timeline, window)], [quality_notes(timeline, window)]))
+    numbers = compare_steps(*sides, margin=0.02, level=0.05)
+    assert numbers.notes[0].code == "no-gpu-work"
+    assert numbers.kernels.filter(pl.col("change") == "removed").height > 0
+    assert not numbers.kernels["decided"].any()
+    assert "undecided: the sides cannot be compared" in render_markdown(step_document(numbers))
 
 
 def test_gpu_work_that_changed_in_a_step_as_long_is_told_with_what_made_up_for_it(paradox):

@@ -155,6 +155,8 @@ def _kernels(numbers: StepNumbers) -> Iterator[Block]:
     alone = "what only one side launches differs with certainty"
     if hides_kernels(numbers.difference):
         alone = "kernels that only one side shows are undecided: they may be inside the other side's CUDA graphs"
+    elif forbids_verdict(numbers) is not None:
+        alone = "kernels that only one side shows are undecided: the sides cannot be compared"
     yield quiet(
         f"A difference is certain if it is more than chance over {over}, the number of kernels taken into account "
         f"(Benjamini and Hochberg, {fmt.share(numbers.comparison.ratio.level)}); {alone}."

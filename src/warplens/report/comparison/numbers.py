@@ -115,6 +115,8 @@ def compare_steps(
     samples = baseline.samples(), variant.samples()
     found = compare(*samples, margin=margin, level=level)
     difference = step_difference(baseline.files[baseline.typical()], variant.files[variant.typical()], flops=flops)
+    notes = _notes(baseline, variant, difference, found)
+    blocked = any(note.level is NoteLevel.BLOCKING for note in notes)
     return StepNumbers(
         baseline=baseline,
         variant=variant,
@@ -126,12 +128,12 @@ def compare_steps(
         kernels=kernel_groups(
             difference.kernels,
             _other_runs(baseline, variant),
-            hidden=hides_kernels(difference),
+            hidden=hides_kernels(difference) or blocked,
             margin=margin,
             level=level,
         ),
         counters=counters,
-        notes=_notes(baseline, variant, difference, found),
+        notes=notes,
     )
 
 
@@ -298,8 +300,8 @@ def kernel_groups(
     Args:
         changes: the kernels of both sides, matched.
         further: further pairs of files of the same two sides: then files are compared instead of the steps of two.
-        hidden: whether CUDA graphs hide kernels: what only one side shows may then be inside the other's graphs, so
-            that nothing is decided of it.
+        hidden: whether CUDA graphs hide kernels, or the sides cannot be compared: what only one side shows may then be
+            inside the other's graphs, or in what was not recorded of it, so that nothing is decided of it.
         margin: differences of this share and less do not matter.
         level: 0.05 for 95 % confidence.
     """
