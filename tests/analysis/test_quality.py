@@ -104,6 +104,15 @@ def test_a_step_without_backward_work_was_aborted():
     assert note.text.startswith("1 of 3 steps did not finish (it has a forward pass, but no backward work on the GPU)")
 
 
+def test_a_short_backward_pass_was_aborted_only_where_no_optimizer_followed():
+    def reasons(**last: int) -> list[str]:
+        found = aborted_steps(_training(_step(0), _step(1), _step(2, backward=5, **last)), _window(1, 2))
+        return [reason for step in found for reason in step.reasons]
+
+    assert reasons(optimizer=50) == []
+    assert "its backward pass stopped after 5 % of the forward pass's GPU time" in reasons(optimizer=0)
+
+
 def test_a_profile_whose_every_step_was_aborted_cannot_answer():
     timeline = _training(_step(0, backward=0, optimizer=1))
 

@@ -72,6 +72,15 @@ def pageable_input(machine: Machine) -> None:
     machine.launch(100 * US, times=80)
 
 
+def pieces_sent_one_by_one(machine: Machine) -> None:
+    """Forty pageable copies of 64 KiB in a row, with a wait for each, before 1 ms of work."""
+    for _ in range(40):
+        machine.copy(6 * US, 1 << 16, pinned=False)
+        machine.wait()
+        machine.think(20 * US)
+    machine.launch(100 * US, times=10)
+
+
 def copy_in_the_way(machine: Machine) -> None:
     """A pinned copy in the stream of the kernels."""
     machine.copy(3 * MS, 150_000_000, pinned=True)

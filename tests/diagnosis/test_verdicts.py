@@ -254,6 +254,20 @@ def test_a_pinned_copy_in_the_stream_of_the_kernels_is_in_the_way() -> None:
     assert found.findings[0].confidence == "medium"
 
 
+def test_small_pieces_that_are_sent_one_by_one_belong_into_one_copy() -> None:
+    found = verdict(programs.pieces_sent_one_by_one)
+    first = found.findings[0]
+
+    assert (first.id, first.evidence["copies_per_step"]) == ("blocking-copy", 40)
+    assert "one by one" in first.title
+    assert first.remedies[0].action == "Send all pieces in one copy"
+    assert "loop" not in " ".join(each.title for each in found.findings[1:])
+
+
+def test_one_large_copy_from_pageable_memory_is_not_sent_in_pieces() -> None:
+    assert "one by one" not in verdict(programs.pageable_input).findings[0].title
+
+
 def test_an_optimizer_without_a_range_is_known_by_its_kernels() -> None:
     def step(machine: Machine) -> None:
         machine.launch(30 * US, times=20)

@@ -27,9 +27,9 @@ from warplens.profile.trace import worst_first
 # --- Training steps that did not finish ---
 #
 # What gives them away, in the GPU work of the step: * it runs a forward pass and hardly anything besides: no backward
-# pass, under that name or without a name; * its optimizer range holds no GPU work, because optimizers skip parameters
-# that got no gradient; * it is shorter than the shortest forward pass of the profile; * an allocation failed in it
-# for lack of memory, and no backward pass followed.
+# pass, under that name or without a name, or the begin of one and no optimizer; * its optimizer range holds no GPU
+# work, because optimizers skip parameters that got no gradient; * it is shorter than the shortest forward pass of the
+# profile; * an allocation failed in it for lack of memory, and no backward pass followed.
 
 #: A backward pass costs about twice its forward pass (two matrix products for each of the forward's). Less than this
 #: part of it is what a loss or a memory fill leaves behind, not a backward pass.
@@ -98,7 +98,9 @@ def _reasons(gpu: dict[str, int], holds: set[str], usual_update: bool) -> Iterat
     forward, backward, optimizer, unnamed = (gpu[f"{phase}_ns"] for phase in (*PHASES, "none"))
     # A step between training steps that neither has nor announces backward and optimizer work evaluates.
     if backward or optimizer or holds & {"backward", "optimizer"}:
-        if forward and backward + unnamed < _BACKWARD_OF_FORWARD * forward:
+        # What follows the backward pass did not fail, and ran: a forward pass may do what needs no gradient.
+        followed = optimizer > 0 and _OUT_OF_MEMORY not in holds
+        if forward and not (backward and followed) and backward + unnamed < _BACKWARD_OF_FORWARD * forward:
             began = f"its backward pass stopped after {100 * backward / forward:.0f} % of the forward pass's GPU time"
             yield began if backward else "it has a forward pass, but no backward work on the GPU"
         on_host = _ON_HOST in holds and _OUT_OF_MEMORY not in holds  # its parameters are kept there

@@ -301,7 +301,8 @@ def turns_of_step(facts: Facts) -> Turns | None:
 
     Layers of a network have norms or activations, parameters of an optimizer several sizes, or are its own. A turn with
     products and neither, whose result is copied to its place or searched, is one part of a grouped product; a loop of
-    as many turns in the same step is its backward pass. Where a turn has no product, it is no layer.
+    as many turns in the same step is its backward pass. Where a turn has no product, it is no layer. A turn that only
+    sends something, and waits for it, launches no kernel: `blocking-copy` has it.
     """
     program = facts.program
     if facts.phase is not None or not facts.window.steps:
@@ -310,6 +311,7 @@ def turns_of_step(facts: Facts) -> Turns | None:
     others = others | facts.program.having("phase", "optimizer")
     others = others | facts.program.having("label", "device-to-host")
     products, ending = program.labelled(*PRODUCTS), program.labelled("copy-cast", "sort-topk")
+    sent = program.having("label", "host-to-device") & facts.work["pageable"].fill_null(value=False).to_numpy()
     bent = program.marked("nonlinear") | program.marked("choosing")
     share, counts, lengths = np.zeros(facts.work.height), [], []
     for rows in program.by_step():
@@ -318,7 +320,7 @@ def turns_of_step(facts: Facts) -> Turns | None:
         found, parts = [], set()
         for begin, stop, period in _loops_of(program.launched_as(rows)):
             turn, mine = rows[begin : begin + period], rows[begin:stop]
-            if others[mine].any() or np.median(program.own_ns[mine]) > _SMALL_NS:
+            if others[mine].any() or np.median(program.own_ns[mine]) > _SMALL_NS or sent[turn].all():
                 continue
             multiplies, count = bool(products[turn].any()), (stop - begin) // period
             if not (multiplies and bent[turn].any()):
