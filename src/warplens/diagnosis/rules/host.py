@@ -594,7 +594,7 @@ class BlockingCopy(Rule):
         sent = program.having("label", HOST_COPIES[0]) & small & work["pageable"].fill_null(value=False).to_numpy()
         share = np.zeros(work.height)
         if sent.sum() >= self.in_a_row:
-            for rows in program.runs(sent, (sent, self.in_a_row)):
+            for rows in program.runs(sent, (sent, int(self.in_a_row))):
                 share[rows] = 1 - 1 / len(rows)
         return share
 
