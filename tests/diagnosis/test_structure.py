@@ -551,7 +551,7 @@ def test_nothing_is_critical_without_steps() -> None:
 
 
 @pytest.mark.parametrize(("steps", "severity"), [(1, "warning"), (2, "critical")])
-def test_what_one_step_alone_shows_is_not_critical(steps: int, severity: str) -> None:
+def test_what_the_host_did_in_one_step_alone_is_not_critical(steps: int, severity: str) -> None:
     machine = Machine()
     for _ in range(steps):
         with machine.step():

@@ -73,6 +73,9 @@ def remembered(ask: Callable[[_Asked, Facts], _Found]) -> Callable[[_Asked, Fact
 #: Stands in what a remedy should bring for the gain that is expected of its finding: the same number everywhere.
 GAIN: Final = "{gain}"
 
+#: Stands there for what batches of other sizes than that of the gain bring.
+OTHER_BATCHES: Final = "{batches}"
+
 _NS_PER_MS: Final = 1e6
 
 #: What a gain is computed from: products as another algorithm or format does them, what a library does with another
@@ -257,9 +260,9 @@ class Rule:
         least = max(limits.warning_ceiling, warning or 0.0)
         severity: Severity = "info"
         if not informs and gain >= least:
-            # What one step alone shows may be of that step; and where steps are only inferred, and may be parts of one,
-            # nothing is that sure.
-            sure = facts.sure and facts.timeline.steps.is_sure
+            # What the host did in one step alone may be of that step; GPU work is the same in all. Where steps are only
+            # inferred, and may be parts of one, nothing is that sure.
+            sure = len(facts.window.steps) > (0 if on_gpu else 1) and facts.timeline.steps.is_sure
             severity = "critical" if gain >= max(limits.critical_ceiling, least) and sure else "warning"
         known = {name: value for name, value in evidence.items() if value is not None}
         return Finding(
@@ -343,6 +346,8 @@ def told_of(
     best = None if named else next(iter(remedies[least:]), None)
 
     def told(remedy: Remedy) -> Remedy:
+        if remedy.gain_by_batch is not None:
+            remedy = _with_batches(remedy, MANY if bound is None else bound)
         if remedy.gain is None or remedy.basis is None:
             if GAIN not in remedy.expected and remedy is not best:
                 return remedy
@@ -356,6 +361,14 @@ def told_of(
         return replace(remedy, expected=said, gain=own, gain_interval=(low, high), basis=span)
 
     return in_order(tuple(map(told, remedies)), gain)
+
+
+def _with_batches(remedy: Remedy, bound: float) -> Remedy:
+    """The remedy with the batches that stay below the bound, and in its words those that are not its gain's."""
+    known = {size: gain for size, gain in (remedy.gain_by_batch or {}).items() if gain <= bound}
+    others = ", ".join(f"{size} times: {times(gain)}" for size, gain in known.items() if gain != remedy.gain)
+    said = remedy.expected.replace(OTHER_BATCHES, f" ({others})" if others else "")
+    return replace(remedy, expected=said, gain_by_batch=known or None)
 
 
 def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -> float:

@@ -343,7 +343,7 @@ _FINDINGS: Final = {
 _REMEDIES: Final = (
     Column("action", title="Do"),
     column("how", help="", kind="code"),
-    _GAIN.but(kind="text", help="by this remedy alone, without a profiler, and the 90 % interval"),
+    _GAIN.but(kind="text", help="by this remedy alone, without a profiler, and its interval"),
     column("expected"),
 )
 _PHASES: Final = (

@@ -18,6 +18,7 @@ from warplens.diagnosis.pace import Gain, Less
 from warplens.diagnosis.rule import (
     GAIN,
     GPU_BUSY_SHARE,
+    OTHER_BATCHES,
     Limit,
     Rule,
     bringing,
@@ -382,10 +383,9 @@ def more_at_a_time(facts: Facts, remedy: Remedy) -> Remedy:
     if least is None or most is None:
         return remedy
     by_batch = {count: gain.expected for count in BATCHES if (gain := at_a_time(facts, count, filled)) is not None}
-    others = ", ".join(f"{count} times: {times(gain)}" for count, gain in by_batch.items() if count != _USUAL_BATCH)
     return replace(
         bringing(remedy, Gain(by_batch[_USUAL_BATCH], least.low, most.high)),
-        expected=f"with {_USUAL_BATCH} times as much at a time, for the same work ({others}); {remedy.expected}",
+        expected=f"with {_USUAL_BATCH} times as much at a time, for the same work{OTHER_BATCHES}; {remedy.expected}",
         gain_by_batch=by_batch,
     )
 

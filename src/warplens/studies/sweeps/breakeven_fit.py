@@ -125,7 +125,9 @@ def doubts_of(noise_known: bool, fit: Fit) -> Iterator[str]:
         if all(fold.edge for fold, _ in own):
             errors = np.concatenate([np.abs(np.expm1(found - fit.times[list(fold.cells)])) for fold, found in own])
             known = errors[np.isfinite(errors)]
-            size = f"are up to {known.max():.0%} wrong" if known.size else "cannot be predicted"
+            # Where the other value does not tell kinds of work apart, how wrong these are is chance: rounding decides.
+            worst = known.max() if known.size else np.inf
+            size = f"are up to {worst:.0%} wrong" if worst <= WORST_ERROR_LIMIT else "cannot be predicted"
             yield f"{axis} has two values; without one of them its step times {size}"
     if fit.model.known.work == "items":
         yield "the size of an item is unknown: axes other than the number of items are not modelled"
