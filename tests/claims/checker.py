@@ -18,6 +18,7 @@ from tests.claims.reading import Reading
 from tests.claims.sentences import check_texts, is_number, leaves, numbers_of
 from warplens.diagnosis.findings import EVIDENCE_UNITS, SEVERITIES
 from warplens.diagnosis.rules import RULES
+from warplens.diagnosis.rules.host import BlockingCopy
 from warplens.diagnosis.thresholds import Thresholds
 
 #: From these gains on a finding is a warning, and critical; what is beside them is named in the legend of its table.
@@ -320,7 +321,8 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
     known_share = diagnosis["headline_share"]
     if shares and known_share is not None:
         reading.same("the headline has its own share", headline, 100 * shares[0], 100 * known_share, _PERCENT)
-    looped = "for every item" in headline  # what a loop runs is work, not idle time
+    # What a loop runs is work, not idle time; pauses between copies of pieces are the host's in the budget.
+    looped = "for every item" in headline or first.get("title") == BlockingCopy.pieces_title
     if own and shares and parts and "modelled" not in headline and not looped:
         known = _own_share(parts, own)
         reading.at_most("a cause has at most its time in the budget", headline, shares[0], known, 0.0006)
