@@ -26,6 +26,29 @@ def rewind(cache: object, length: int) -> None:
         layer.cumulative_length.fill_(length)
 
 
+def next_tokens(model: torch.nn.Module, batch: int, prompt: int, times: int, graphed: bool = True) -> Step:
+    """Adds so many tokens to sequences with a prompt of that length, in a static cache; each from a CUDA graph."""
+    config = model.config
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    cache = static_cache(config, batch, prompt + 8, getattr(config, "num_key_value_heads", heads), head)
+    rewind(cache, prompt)
+    ids = tokens(config.vocab_size, batch, 1)
+
+    def token() -> Tensor:
+        ids.copy_(model(input_ids=ids, past_key_values=cache).logits[:, -1:].argmax(-1))
+        return ids
+
+    run = as_graph(token) if graphed else token
+
+    def step() -> None:
+        rewind(cache, prompt)
+        for _ in range(times):
+            run()
+
+    return step
+
+
 @pair(
     "weight-bound", "decoding", "16 sequences at a time instead of one (work: tokens a step)",
     library="transformers", inference=True, work={BEFORE: 4, AFTER: 64}, also_after=True,
@@ -34,25 +57,8 @@ def llama_decode_single(variant: str) -> Step:
     """A Llama of 16 × 4,096 (3.5 billion weights, bf16) decodes four tokens from a CUDA graph, one sequence alone."""
     batch, prompt = (1 if variant == BEFORE else 16), size(256, 8)
     config = llama(16, 4096, heads=32)
-    heads = config.num_attention_heads
     model = on_device(lambda: transformers.LlamaForCausalLM(config), HALF).eval()
-    cache = static_cache(config, batch, prompt + 8, heads, config.hidden_size // heads)
-    rewind(cache, prompt)
-    ids = tokens(config.vocab_size, batch, 1)
-
-    def token() -> Tensor:
-        logits = model(input_ids=ids, past_key_values=cache).logits
-        ids.copy_(logits[:, -1:].argmax(-1))
-        return ids
-
-    replay = as_graph(token)
-
-    def step() -> None:
-        rewind(cache, prompt)
-        for _ in range(4):
-            replay()
-
-    return step
+    return next_tokens(model, batch, prompt, 4)
 
 
 class Reserved(DynamicLayer):
@@ -116,20 +122,4 @@ def gpt2_decode_eager(variant: str) -> Step:
         vocab_size=size(50304, 136), n_layer=size(12, 2), n_embd=size(768, 64), n_head=size(12, 2)
     )
     model = on_device(lambda: transformers.GPT2LMHeadModel(config), HALF).eval()
-    cache = static_cache(config, batch, prompt + 8, config.n_head, config.n_embd // config.n_head)
-    rewind(cache, prompt)
-    ids = tokens(config.vocab_size, batch, 1)
-
-    def token() -> Tensor:
-        logits = model(input_ids=ids, past_key_values=cache).logits
-        ids.copy_(logits[:, -1:].argmax(-1))
-        return ids
-
-    run = token if variant == BEFORE else as_graph(token)
-
-    def step() -> None:
-        rewind(cache, prompt)
-        for _ in range(4):
-            run()
-
-    return step
+    return next_tokens(model, batch, prompt, 4, graphed=variant == AFTER)

@@ -11,8 +11,8 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.decoding import rewind, static_cache
-from pairs.parts import DEVICE, HALF, adamw, as_graph, compiled, images, on_device, size, tokens, training
+from pairs.decoding import next_tokens
+from pairs.parts import DEVICE, HALF, adamw, compiled, images, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, ELEVENTH, Step, healthy, pair
 
 
@@ -216,19 +216,4 @@ def healthy_graphed_decoding(variant: str) -> Step:
     )  # fmt: skip
     model = on_device(lambda: transformers.MistralForCausalLM(config), HALF).eval()
     batch, prompt = size(192, 2), size(256, 8)
-    cache = static_cache(config, batch, prompt + 8, config.num_key_value_heads, config.head_dim)
-    rewind(cache, prompt)
-    ids = tokens(config.vocab_size, batch, 1)
-
-    def token() -> Tensor:
-        ids.copy_(model(input_ids=ids, past_key_values=cache).logits[:, -1:].argmax(-1))
-        return ids
-
-    replay = as_graph(token)
-
-    def step() -> None:
-        rewind(cache, prompt)
-        replay()
-        replay()
-
-    return step
+    return next_tokens(model, batch, prompt, 2)

@@ -202,7 +202,7 @@ def domain_experts_in_turn(variant: str) -> Step:
 )  # fmt: skip
 def granite_compiled_in_parts(variant: str) -> Step:
     """A Granite (8 × 4,096) adds three tokens to 64 texts of 384: static cache, MLPs compiled, a CUDA graph."""
-    from pairs.decoding import rewind, static_cache
+    from pairs.decoding import next_tokens
 
     config = transformers.GraniteConfig(
         vocab_size=size(32_768, 64), hidden_size=size(4096, 32), intermediate_size=size(12_800, 64),
@@ -213,23 +213,7 @@ def granite_compiled_in_parts(variant: str) -> Step:
         parts = [layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
         compiled(parts if variant == BEFORE else [layer])
     batch, prompt = size(64, 2), size(384, 8)
-    heads = config.num_key_value_heads
-    cache = static_cache(config, batch, prompt + 8, heads, config.hidden_size // config.num_attention_heads)
-    rewind(cache, prompt)
-    ids = tokens(config.vocab_size, batch, 1)
-
-    def token() -> Tensor:
-        ids.copy_(model(input_ids=ids, past_key_values=cache).logits[:, -1:].argmax(-1))
-        return ids
-
-    replay = as_graph(token)
-
-    def step() -> None:
-        rewind(cache, prompt)
-        for _ in range(3):
-            replay()
-
-    return step
+    return next_tokens(model, batch, prompt, 3)
 
 
 @healthy("vision", FOURTEENTH, library="timm", compiles=True, inference=True, steps=(3, 3))

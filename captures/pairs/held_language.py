@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.decoding import Reserved, rewind, static_cache
+from pairs.decoding import Reserved, next_tokens, rewind, static_cache
 from pairs.parts import DEVICE, HALF, adamw, as_graph, compiled, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, HELD_OUT, Step, healthy, pair
 
@@ -128,24 +128,7 @@ def qwen2_decode_two(variant: str) -> Step:
     batch, prompt = (2 if variant == BEFORE else 32), size(128, 8)
     config = qwen(transformers.Qwen2Config, 20, 3584, 28, 28, 18944)
     model = on_device(lambda: transformers.Qwen2ForCausalLM(config), HALF).eval()
-    heads = config.num_attention_heads
-    cache = static_cache(config, batch, prompt + 8, heads, config.hidden_size // heads)
-    rewind(cache, prompt)
-    ids = tokens(config.vocab_size, batch, 1)
-
-    def token() -> Tensor:
-        logits = model(input_ids=ids, past_key_values=cache).logits
-        ids.copy_(logits[:, -1:].argmax(-1))
-        return ids
-
-    replay = as_graph(token)
-
-    def step() -> None:
-        rewind(cache, prompt)
-        for _ in range(2):
-            replay()
-
-    return step
+    return next_tokens(model, batch, prompt, 2)
 
 
 @pair(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from pairs.decoding import rewind, static_cache
+from pairs.decoding import next_tokens
 from pairs.fourteenth import Block
 from pairs.parts import CUDA, DEVICE, HALF, TINY, adamw, as_graph, compiled, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, SEVENTEENTH, Step, healthy, pair
@@ -180,23 +180,7 @@ def compiled_without_graphs(variant: str) -> Step:
     )  # fmt: skip
     model = on_device(lambda: transformers.LlamaForCausalLM(config), HALF).eval()
     compiled(model.model.layers)
-    prompt, head = size(256, 8), config.hidden_size // config.num_attention_heads
-    cache = static_cache(config, 1, prompt + 8, config.num_key_value_heads, head)
-    rewind(cache, prompt)
-    ids = tokens(config.vocab_size, 1, 1)
-
-    def token() -> Tensor:
-        ids.copy_(model(input_ids=ids, past_key_values=cache).logits[:, -1:].argmax(-1))
-        return ids
-
-    run = token if variant == BEFORE else as_graph(token)
-
-    def step() -> None:
-        rewind(cache, prompt)
-        for _ in range(4):
-            run()
-
-    return step
+    return next_tokens(model, 1, size(256, 8), 4, graphed=variant == AFTER)
 
 
 def rotated(x: Tensor, turns: Tensor) -> Tensor:

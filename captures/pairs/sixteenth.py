@@ -8,8 +8,8 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.decoding import rewind, static_cache
-from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, compiled, images, on_device, size, tokens, training
+from pairs.decoding import next_tokens
+from pairs.parts import CUDA, DEVICE, HALF, adamw, compiled, images, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, SIXTEENTH, Step, healthy, pair
 
 
@@ -129,22 +129,7 @@ def healthy_qwen_decoding(variant: str) -> Step:
     model = on_device(lambda: transformers.Qwen3ForCausalLM(config), HALF).eval()
     compiled(model.model.layers)
     batch, prompt = size(128, 2), size(504, 8)
-    cache = static_cache(config, batch, prompt + 8, config.num_key_value_heads, config.head_dim)
-    rewind(cache, prompt)
-    ids = tokens(config.vocab_size, batch, 1)
-
-    def token() -> Tensor:
-        ids.copy_(model(input_ids=ids, past_key_values=cache).logits[:, -1:].argmax(-1))
-        return ids
-
-    replay = as_graph(token)
-
-    def step() -> None:
-        rewind(cache, prompt)
-        for _ in range(3):
-            replay()
-
-    return step
+    return next_tokens(model, batch, prompt, 3)
 
 
 @healthy("retrieval", SIXTEENTH, library="transformers", compiles=True, inference=True, steps=(3, 3))

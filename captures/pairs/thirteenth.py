@@ -7,7 +7,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pairs.decoding import rewind, static_cache
+from pairs.decoding import next_tokens
 from pairs.parts import CUDA, DEVICE, HALF, adamw, as_graph, compiled, on_device, size, tokens, training
 from pairs.registry import AFTER, BEFORE, THIRTEENTH, Step, healthy, pair
 
@@ -196,22 +196,7 @@ def healthy_gemma_decoding(variant: str) -> Step:
     for layer in model.model.layers:
         compiled([layer.input_layernorm, layer.post_attention_layernorm])
     batch, prompt = size(128, 2), size(512, 8)
-    cache = static_cache(config, batch, prompt + 8, config.num_key_value_heads, config.head_dim)
-    rewind(cache, prompt)
-    ids = tokens(config.vocab_size, batch, 1)
-
-    def token() -> Tensor:
-        ids.copy_(model(input_ids=ids, past_key_values=cache).logits[:, -1:].argmax(-1))
-        return ids
-
-    replay = as_graph(token)
-
-    def step() -> None:
-        rewind(cache, prompt)
-        for _ in range(3):
-            replay()
-
-    return step
+    return next_tokens(model, batch, prompt, 3)
 
 
 @healthy("training", THIRTEENTH, library="transformers", compiles=True, steps=(3, 3))
