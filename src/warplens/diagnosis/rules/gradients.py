@@ -17,6 +17,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import Limit, ahead_without, remembered
 from warplens.diagnosis.rules.repetition import PerExpertLoop
 from warplens.diagnosis.rules.rows import OF_A_BLOCK
@@ -214,7 +215,6 @@ class UnusedGradients(StructureRule):
             return None
         cleared = program.marked("clearing") & ~backward
         filled = program.having("kind", "memset") | program.marked("filling")
-        making = program.marked("weight-gradient") | program.labelled("reduction")
         computed = program.labelled("elementwise") & program.having("precision", "fp32") & ~adds
         for rows in program.by_step():
             if not program.labelled("optimizer")[rows].any():
@@ -238,22 +238,28 @@ class UnusedGradients(StructureRule):
                 wide = np.unique(program.blocks(part[at][~tiny]))
                 if 2 * np.isin(wide, program.blocks(part[computed[part]])).sum() > len(wide):
                     break  # a second term of the loss, such as a penalty of the weights, has gradients as well
-                before = np.flatnonzero(products[part][: at[0]])
-                begin = int(before[-2:][0]) if len(before) else 0
-                names = np.isin(program.name_codes[part], np.unique(program.name_codes[part[at - 1]]))
-                if not (names & casts[part])[at[-1] + 1 :].any():
-                    share[part[begin:]] = 1.0  # nothing behind it is handed to anybody else
-                else:
-                    mine = part[begin : at[-1] + 1]
-                    named = making[mine] & products[mine]
-                    share[mine[products[mine]]] = 0.0 if named.any() else self.product_share
-                    share[mine[making[mine]]] = 1.0
-                    # Where it is run on several inputs, the sum of all is handed over behind the last of them.
-                    codes = program.launched_as(mine[making[mine]])
-                    share[part[:begin][making[part[:begin]] & np.isin(program.launched_as(part[:begin]), codes)]] = 1.0
-                    share[part[np.r_[at, at - 1]]] = 1.0
+                self._take(program, part, at, share)
                 added += len(at)
         return Unused(share, added, None) if added else None
+
+    def _take(self, program: Program, part: Int64s, at: Int64s, share: Float64s) -> None:
+        """Writes what of a backward pass nobody needs who adds no gradients at these places of it."""
+        products, casts = program.labelled(*PRODUCTS), program.labelled("copy-cast")
+        making = program.marked("weight-gradient") | program.labelled("reduction")
+        before = np.flatnonzero(products[part][: at[0]])
+        begin = int(before[-2:][0]) if len(before) else 0
+        names = np.isin(program.name_codes[part], np.unique(program.name_codes[part[at - 1]]))
+        if not (names & casts[part])[at[-1] + 1 :].any():
+            share[part[begin:]] = 1.0  # nothing behind it is handed to anybody else
+            return
+        mine, ahead = part[begin : at[-1] + 1], part[:begin]
+        named = making[mine] & products[mine]
+        share[mine[products[mine]]] = 0.0 if named.any() else self.product_share
+        share[mine[making[mine]]] = 1.0
+        # Where it is run on several inputs, the sum of all is handed over behind the last of them.
+        codes = program.launched_as(mine[making[mine]])
+        share[ahead[making[ahead] & np.isin(program.launched_as(ahead), codes)]] = 1.0
+        share[part[np.r_[at, at - 1]]] = 1.0
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""

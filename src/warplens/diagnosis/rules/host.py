@@ -252,9 +252,9 @@ class LaunchOverhead(Rule):
         allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.steps
         calls = (("waits", facts.waits_inside), ("allocations", allocates))
         inside = " and ".join(name for name, seen in calls if seen)
-        return f"; no graph holds the {inside} inside this step: they go first, and their gain is counted in" * bool(
-            inside
-        )
+        if not inside:
+            return ""
+        return f"; no graph holds the {inside} inside this step: they go first, and their gain is counted in"
 
     def _merged(self, facts: Facts, passes: Passes) -> Gain | None:
         """What it brings to run these passes of a step as one: launches once, kernels as long as they fill the GPU.
