@@ -150,8 +150,8 @@ def test_the_list_of_examples_names_each():
     assert all(f"`{path.name}`" in listed for path in EXAMPLES)
 
 
-#: What the requirements allow: 3 MB, read as 3 MiB.
-MOST_BYTES = 3 * 2**20
+#: What the requirements allow.
+MOST_BYTES = 3_000_000
 
 #: Metadata, licence and entry points of the distribution, beside RECORD.
 ABOUT_BYTES = 15_000
