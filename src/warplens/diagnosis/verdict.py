@@ -334,7 +334,7 @@ def _unavailable(facts: Facts, has_counters: bool, source: str | None, found: Se
         )
         yield (
             "what happens inside kernels (occupancy, coalescing, bank conflicts, divergence, measured bandwidth): "
-            f"{answered}"
+            + answered
         )
     if fills.len() and fills.null_count() == fills.len():
         unread = "grids are not recorded, or were skipped in a large file (warplens diagnose reads them)"

@@ -11,7 +11,6 @@ from typing import Final
 import polars as pl
 
 from warplens.analysis.counters.bounds import kernel_bounds, kernel_facts
-from warplens.analysis.counters.groups import DURATION
 from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
 from warplens.errors import MissingDataError
 from warplens.profile.columns import column, optional, table
@@ -56,15 +55,11 @@ def annotated(counters: KernelCounters) -> pl.DataFrame:
             f"{counters.capture.source}: the report holds no NVTX ranges. Collect them with ncu --nvtx, and annotate "
             "the program (torch.cuda.nvtx.range, nvtx.annotate)"
         )
-    numeric = counters.metrics.select(pl.selectors.numeric()).columns
-    known = [counters.values(name).cast(pl.Float64).fill_nan(None) for name in DURATION if name in numeric]
-    durations = pl.select(pl.coalesce(pl.lit(None, dtype=pl.Float64), *known)).to_series()
-    if durations.len() != launches.height:
-        durations = pl.Series([None] * launches.height, dtype=pl.Float64)
+    facts = kernel_facts(counters).select("launch", "compute_share", "memory_share", ns="duration_ns")
     of_launch = (
         launches.select("launch", "full_name", name=pl.col("nvtx").list.join(SEPARATOR))
-        .with_columns(name=pl.when(pl.col("name") != "").then("name"), ns=durations)
-        .join(kernel_facts(counters).select("launch", "compute_share", "memory_share"), on="launch", how="left")
+        .with_columns(name=pl.when(pl.col("name") != "").then("name"))
+        .join(facts, on="launch", how="left")
         .join(kernel_bounds(counters).select("launch", "bound"), on="launch", how="left")
     )
 

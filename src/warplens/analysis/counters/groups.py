@@ -31,8 +31,7 @@ _FIXED: Final = r"^(launch__|device__attribute_)"
 #: The NVTX ranges in which a result was taken, as one text; null where there were none.
 _OPEN_RANGES: Final = pl.when(pl.col("nvtx").list.len() > 0).then(pl.col("nvtx").list.join("/"))
 
-#: What a duration is called; the first that was collected counts.
-DURATION: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg")
+_DURATIONS: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg")
 
 GROUPS: Final = table(
     "groups",
@@ -85,7 +84,7 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
         numbers.cast(pl.Float64).fill_nan(None).median(), (~numbers - cs.by_name("\0group")).drop_nulls().first()
     )
     numeric = metrics.select(cs.numeric()).columns  # a damaged report may hold a text as a duration
-    duration = pl.coalesce(pl.lit(None, dtype=pl.Float64), *(n for n in DURATION if n in numeric))
+    duration = pl.coalesce(pl.lit(None, dtype=pl.Float64), *(n for n in _DURATIONS if n in numeric))
     totals = metrics.select(group="\0group", ns=duration.fill_nan(None)).group_by("group", maintain_order=True)
     summed = totals.agg(
         launches=pl.len().cast(pl.Int64), total_ns=pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())

@@ -37,13 +37,13 @@ _INPUT: Final = (
         "Prepare the input while the GPU computes",
         "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)\n"
         "x = x.to('cuda', non_blocking=True)",
-        "{gain}",
+        GAIN,
     ),
     Remedy(
         "Prepare it once, or on the GPU",
         "# decode, augment and tokenise once and store the result\n"
         "# or torchvision.transforms.v2 on CUDA tensors, NVIDIA DALI",
-        "{gain}",
+        GAIN,
     ),
 )
 
@@ -54,7 +54,7 @@ _COMPILING: Final = (
         "# warm up with each shape; torch._dynamo.mark_dynamic, or inputs padded to few shapes\n"
         "TORCH_LOGS=recompiles python train.py  # names the reason\n"
         "torch.backends.cudnn.benchmark = False  # where sizes change: each new one is tried out again",
-        "{gain}",
+        GAIN,
     ),
 )
 
@@ -77,7 +77,7 @@ _ACTIVITIES: Final = (
                 "torch.optim.AdamW(model.parameters(), fused=True)\n"
                 "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)\n"
                 "# zero_grad(set_to_none=True); torch.compile(optimizer.step)",
-                "{gain}",
+                GAIN,
             ),
         ),
     ),
@@ -87,7 +87,7 @@ _ACTIVITIES: Final = (
             Remedy(
                 "Find the rank that is late",
                 "warplens ranks RANK0 RANK1\n# move collectives off the host: NCCL instead of MPI or gloo",
-                "{gain}",
+                GAIN,
             ),
         ),
     ),
@@ -98,7 +98,7 @@ _ACTIVITIES: Final = (
                 "Reduce host work in the backward pass",
                 "model = torch.compile(model)  # issues the whole pass from one call\n"
                 "# fewer hooks and custom autograd functions; checkpoint larger parts, or none",
-                "{gain}",
+                GAIN,
             ),
         ),
     ),
@@ -109,7 +109,7 @@ _ACTIVITIES: Final = (
                 "Reduce host work in the forward pass",
                 "model = torch.compile(model)  # issues the whole pass from one call\n"
                 "# no Python loops over items, no hooks, no checks of values inside the model",
-                "{gain}",
+                GAIN,
             ),
         ),
     ),
@@ -121,7 +121,7 @@ _ACTIVITIES: Final = (
                 "Reduce host work between tokens",
                 "model.forward = torch.compile(model.forward, mode='reduce-overhead')  # with a static cache\n"
                 "# choose tokens and test for the end on the GPU; look at the result every few tokens",
-                "{gain}",
+                GAIN,
             ),
         ),
     ),
@@ -131,7 +131,7 @@ _ACTIVITIES: Final = (
             Remedy(
                 "Run garbage collection outside the steps",
                 "gc.freeze(); gc.disable()  # after set-up\ngc.collect()  # between epochs, or every thousand steps",
-                "{gain}",
+                GAIN,
             ),
         ),
     ),
@@ -143,7 +143,7 @@ _ACTIVITIES: Final = (
                 "Log and save from another thread, and less often",
                 "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)  # every N steps\n"
                 "# queue values and write them in another thread",
-                "{gain}",
+                GAIN,
             ),
         ),
     ),
@@ -154,7 +154,7 @@ _UNKNOWN_ACTIVITY: Final = (
     Remedy(
         "Move that host work out of the step",
         "# onto another thread or process, or ahead of time; what it is, the profile does not say",
-        "{gain}",
+        GAIN,
     ),
 )
 
@@ -164,7 +164,7 @@ _BETWEEN_STEPS: Final = (
         "Shorten what lies between the steps",
         "# input: another thread or process prepares the next one meanwhile; logs, checkpoints: less often\n"
         "# a server that waits there for requests lacks none of this: record it under load",
-        "{gain}",
+        GAIN,
     ),
 )
 
@@ -175,7 +175,7 @@ _IN_OPERATORS: Final = (
         "# a CUDA graph launches what they launch, without their code on the host: torch.cuda.graph, or torch.compile\n"
         "# one call over a sequence or batch in place of many: nn.LSTM on all frames, torch.vmap\n"
         "# operators on tensors of the host: on the GPU",
-        "{gain}",
+        GAIN,
     ),
 )
 
