@@ -22,6 +22,7 @@ VECTOR_PRODUCT = "void gemmk1_kernel<int, float, 256, 5, cublasGemvTensorStrided
 CONVOLUTION = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_cudnn"
 TO_NHWC = "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float>(int)"
 BATCH_NORM = "void at::native::batch_norm_collect_statistics_kernel<c10::BFloat16, float, float, int>(int)"
+ROLL = "void roll_cuda_kernel<float>(float const*, float*, long, long, long, long, long, long)"
 CAT = "void at::native::CatArrayBatchedCopy_vectorized<at::native::OpaqueType<2u>, unsigned int, 4, 64, 64>(char*)"
 FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0"
 PICK = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*)"
@@ -402,6 +403,23 @@ def test_what_a_loop_appends_or_keeps_is_copied_in_each_turn(
     if finding is not None and told is not None:
         assert told[0] in finding.title
         assert finding.remedies[0].action == told[1]
+
+
+@pytest.mark.parametrize(("rolled", "trains"), [(400, True), (400, False), (30, True)])
+def test_a_buffer_that_is_rolled_is_copied_whole_and_shifted_windows_are_not_told(rolled: int, trains: bool) -> None:
+    """A network with shifted windows rolls its activations, which takes a few percent of its time."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(rolled * US, ROLL)
+        machine.launch(100 * US, times=8)
+        if trains:
+            machine.launch(20 * US, "at::native::layer_norm_backward_kernel<float>")
+
+    finding = verdict(step).finding("growing-cache")
+    assert (finding is not None) == (rolled == 400)
+    if finding is not None:
+        assert "torch.roll" in finding.title
+        assert finding.remedies[0].action == "Write into a ring"
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
@@ -1097,6 +1115,35 @@ def test_a_batch_of_products_of_vectors_has_no_weights_to_share(layers: int, *, 
     """cuBLAS gives each product of a batch a layer of the grid, 65,535 at most: each reads a matrix of its own."""
     diagnosis = verdict(lambda machine: machine.launch(60 * US, VECTOR_PRODUCT, grid=(64, 1, layers), times=40))
     assert (diagnosis.finding("weight-bound") is not None) == shares
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "found"),
+    [
+        ([65_536, 1, 32], [65_536, 32, 1], True),  # a number of each pair
+        ([65_536, 32, 1], [65_536, 1, 32], True),  # an outer product of each
+        ([65_536, 8, 32], [65_536, 32, 8], False),
+        ([16, 1, 4096], [16, 4096, 1], False),
+    ],
+)
+def test_batched_products_of_single_vectors_are_told_as_what_they_are(
+    left: list[int], right: list[int], found: bool
+) -> None:
+    """Reading 65,536 pairs of vectors of 32 numbers in 16 bits takes a few microseconds at the data sheet's rate."""
+    kernels, calls, ranges, now = [], [], [], 0
+    for number in range(3):
+        begin = now + 5 * US
+        ranges.append(operator(now, now + 4 * US, "aten::bmm", shapes=json.dumps([left, right])))
+        calls.append(launch(now + US, now + 2 * US, number + 1))
+        kernels.append(kernel(begin, begin + 900 * US, "kernel", correlation=number + 1, full_name=VECTOR_PRODUCT))
+        ranges.append(annotation(now, begin + 900 * US, "step"))
+        now = begin + 910 * US
+    profile = program(kernels, calls, ranges).trace
+    finding = judged(replace(profile, capture=replace(profile.capture, devices=(H200,)))).finding("misaligned-shape")
+    assert (finding is not None) == found
+    if finding is not None:
+        assert finding.title.startswith("Batched matrix products have one vector")
+        assert (finding.expected or 0.0) > 2
 
 
 @pytest.mark.parametrize(("length", "reads"), [(12, True), (60, False)])

@@ -43,6 +43,7 @@ MARKS: Final = {
     # Operands widened to what a kernel takes, by the compiler.
     "padding": r"constant_pad",
     "concatenation": r"CatArrayBatchedCopy|cat_kernel",
+    "rolling": r"roll_cuda_kernel",
     "foreach": r"multi_tensor_apply_kernel",
     # PyTorch's, and those of Apex, DeepSpeed and Transformer Engine: one functor makes the whole update.
     "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd"

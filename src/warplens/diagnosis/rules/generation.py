@@ -228,7 +228,7 @@ _COLLECTED: Final = (
 _RING: Final = (
     Remedy(
         "Write into a ring",
-        "history[:, turn % length] = frame  # in place of torch.cat([history[:, 1:], frame], dim=1)\n"
+        "history[:, turn % length] = frame  # in place of torch.cat([history[:, 1:], frame], dim=1) or torch.roll\n"
         "# what reads it takes the frames in their order: history[:, order], or weights rolled by the turn\n"
         "# or a buffer twice as long, written in place, of which each turn reads a slice",
         f"{GAIN}: one frame is written in place of the whole history",
@@ -252,12 +252,13 @@ class GrowingCache(StructureRule):
     limiter = "a growing cache that is copied in every step"
     cause = (
         "concatenated key/value caches, caches that are reordered, results that are appended by concatenation, "
-        "histories of fixed length that are joined anew"
+        "histories of fixed length that are joined anew or rolled"
     )
     raised_when = (
         "without training, concatenations grow from step to step, or they, or gathers of rows, occur with each "
         "attention of a decoder and take far longer than what is done with one token; or sixteen concatenations of a "
-        "step or more get longer in turn; or eight or more of one size take 15 % of the busy time; and it costs 2 %"
+        "step or more get longer in turn; or eight or more of one size take 15 % of the busy time; or torch.roll takes "
+        "that much, in training as well; and it costs 2 %"
     )
     claimed = "these copies"
     headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
@@ -265,16 +266,23 @@ class GrowingCache(StructureRule):
     reordered_title: ClassVar = "A cache is reordered by copying all of it for each token, as beam search does"
     appended_title: ClassVar = "Results are appended by concatenation, which copies all that there are each time"
     rolled_title: ClassVar = "A history of fixed length is joined anew in each turn, which copies all of it"
+    shifted_title: ClassVar = "A buffer is shifted by torch.roll, which copies all of it to make room for new rows"
+    shifted_headline: ClassVar = "Limited by torch.roll: {share} of the time goes into copying a whole buffer"
     appended_headline: ClassVar = (
         "Limited by appending to a tensor: {share} of the time goes into copying what was there before"
     )
-    headlines: ClassVar = {appended_title: appended_headline, rolled_title: appended_headline}
+    headlines: ClassVar = {
+        appended_title: appended_headline,
+        rolled_title: appended_headline,
+        shifted_title: shifted_headline,
+    }
     evidence: ClassVar = {
         "concatenations_per_step": "copies of a whole tensor in order to append to it, or to move its rows",
         "growth_per_step": "how much longer they take from one step to the next, as a share of their time",
     }
     refutation = (
-        "Decode with a cache of fixed size (StaticCache): if a token takes as long, the copies were not the limit."
+        "Write into a buffer of fixed size (in decoding: StaticCache): if a step takes as long, the copies were not "
+        "the limit."
     )
     least_per_step = Limit(4, "A network with a few layers concatenates the keys and values of each.")
     longer = Limit(
@@ -294,7 +302,11 @@ class GrowingCache(StructureRule):
     rank_correlation = Limit(0.9, "Of their lengths with their order: that of copies of all that there are is near 1.")
 
     least_turns = Limit(8, "Turns of a step that make the same concatenation: a network has few of one size.")
-    least_rolled_share = Limit(0.15, "Of the busy time: networks that join branches spend less in joining one size.")
+    least_rolled_share = Limit(
+        0.15,
+        "Of the busy time: networks that join branches spend less in joining one size, and networks with shifted "
+        "windows spend 0.05 in torch.roll.",
+    )
     most_new_share = Limit(0.25, "Of what is joined, all but the largest part: where two halves meet, neither is kept.")
 
     def share(self, facts: Facts) -> Float64s:
@@ -307,6 +319,9 @@ class GrowingCache(StructureRule):
         """Which concatenations copy what was kept, which gathers do, and what the former are about, as a title."""
         program = facts.program
         mine, nothing = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
+        shifts = program.marked("rolling")
+        if time_of(program, shifts) >= self.least_rolled_share * facts.busy_ns:
+            return shifts, nothing, self.shifted_title
         # Who trains keeps no cache: what is concatenated there are halves of a rotary embedding, and the like.
         if facts.trains:
             return nothing, nothing, ""
@@ -399,12 +414,13 @@ class GrowingCache(StructureRule):
         mine = claims.of_work(self.id).to_numpy() > 0
         joined, gathers, about = self._copies(facts)
         gathered = time_of(facts.program, mine & gathers) > time_of(facts.program, mine & joined)
-        appended, rolled = (not gathered and about == title for title in (self.appended_title, self.rolled_title))
+        appended = not gathered and about == self.appended_title
+        rolled = not gathered and about in (self.rolled_title, self.shifted_title)
         return self.seen(
             facts,
             claims,
             title=self.reordered_title if gathered else about,
-            confidence="medium" if rolled and facts.program.shapes().is_null().all() else "high",
+            confidence="medium" if about == self.rolled_title and facts.program.shapes().is_null().all() else "high",
             evidence={
                 "concatenations_per_step": int(mine.sum()) / facts.steps,
                 "growth_per_step": self._growth(facts, mine),

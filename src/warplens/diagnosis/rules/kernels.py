@@ -184,12 +184,26 @@ class MemoryBandwidth(Rule):
 
 #: Kinds of work that are products of matrices, as people call them.
 _PRODUCTS: Final = dict(zip(PRODUCTS, ("matrix products", "attention", "convolutions"), strict=True))
+#: Other kinds of kernels, where one of them takes most of the time.
+_OTHERS: Final = {
+    "softmax": "softmax",
+    "normalization": "norms",
+    "elementwise": "elementwise kernels",
+    "reduction": "reductions",
+    "gather-scatter": "gathers and scatters",
+    "sort-topk": "sorts",
+    "copy-cast": "copies and casts",
+    "recurrence": "recurrent cells",
+    "optimizer": "the optimizer",
+    "communication": "communication",
+    "random": "random numbers",
+}
 #: A smaller share of products is not worth a word.
 _WORTH_SAYING: Final = 0.01
 
 
 def busy_with(facts: Facts, beside: str = "") -> str:
-    """How much of the time the GPU is busy, and with what, where products have most of it: a clause behind `is`.
+    """How much of the time the GPU is busy, and with what, where one kind of work has most of it: a clause behind `is`.
 
     Args:
         facts: the window.
@@ -198,10 +212,13 @@ def busy_with(facts: Facts, beside: str = "") -> str:
     busy = f"busy for {percent(facts.busy_share)} of the time{beside}"
     spent = {title: facts.own_ns(pl.col("label") == label) for label, title in _PRODUCTS.items()}
     products = sum(spent.values())
-    if products < facts.thresholds.dominant_share * facts.wall_ns:
-        return busy
-    *others, last = [title for title, own in spent.items() if own > _WORTH_SAYING * products]
-    named = f"{', '.join(others)} and {last}" if others else last
+    dominant = facts.thresholds.dominant_share * facts.wall_ns
+    if products < dominant:
+        others = {title: facts.own_ns(pl.col("label") == label) for label, title in _OTHERS.items()}
+        most = max(others, key=lambda title: others[title])
+        return f"{busy}, {percent(others[most] / facts.busy_ns)} of it with {most}" if others[most] > dominant else busy
+    *firsts, last = [title for title, own in spent.items() if own > _WORTH_SAYING * products]
+    named = f"{', '.join(firsts)} and {last}" if firsts else last
     return f"{busy}, {percent(products / facts.busy_ns)} of it with {named}"
 
 

@@ -315,17 +315,56 @@ def _mask_of_all(shapes: str) -> int:
     return max(square, default=0)
 
 
+#: Where a matrix product is made of each pair of vectors.
+_WHOLE_TENSORS: Final = (
+    Remedy(
+        "Multiply and sum whole tensors",
+        "scores = (a * b).sum(-1)  # in place of torch.einsum('bnd,bnd->bn', a, b), or of bmm with one row a product\n"
+        "outer = a[..., :, None] * b[..., None, :]  # in place of bmm with an inner dimension of 1",
+        f"{GAIN}: one pass over the operands",
+    ),
+    Remedy(
+        "Give each product more rows",
+        "scores = a @ items.T  # where products share an operand: no expand() of it, and one product for all",
+        "tensor cores are used, and the shared operand is read once",
+    ),
+)
+
+#: Products of fewer pairs of vectors are short, whatever makes them.
+_LEAST_VECTORS: Final = 1024
+
+
+def _pairs_of_vectors(shapes: str) -> bool:
+    """Whether a batched product multiplies many pairs of vectors: into a number each, or into an outer product."""
+    tensors = [shape for shape in tensors_of(shapes) if len(shape) == 3]
+    if len(tensors) < 2:
+        return False
+    (batch, rows, inner), (*_, columns) = tensors[-2:]  # what is added to stands before them
+    return batch >= _LEAST_VECTORS and (inner == 1 or rows == columns == 1)
+
+
 class MisalignedShape(StructureRule):
-    """Products in 16-bit formats whose kernels read operands that are not aligned to 16 bytes."""
+    """Products whose sizes rule out the fast kernels: operands not aligned to 16 bytes, batches of single vectors."""
 
     id = "misaligned-shape"
     model = "layout"
     question = "Do sizes keep matrix products off the fast kernels?"
     limiter = "matrix products whose sizes rule out the fast kernels"
     cause = "matrix products or attention whose sizes rule out the fast kernels"
-    raised_when = "16-bit products run in kernels for operands that are not aligned to 16 bytes, and it costs 2 %"
-    claimed = "the time that well-shaped products with as many FLOPs would save; passes that pad operands for attention"
+    raised_when = (
+        "16-bit products run in kernels for operands that are not aligned to 16 bytes, or batched products have a "
+        "single vector on each side, and it costs 2 %"
+    )
+    claimed = (
+        "the time that well-shaped products with as many FLOPs would save; passes that pad operands for attention; of "
+        "products of vectors, all but one pass over their operands"
+    )
     headline = "Limited by sizes that the tensor cores cannot use: padding could save {share} of the time"
+    vectors_title: ClassVar = "Batched matrix products have one vector on each side, which no fast kernel is made for"
+    headlines: ClassVar = {
+        vectors_title: "Limited by matrix products of single vectors: multiplying and summing whole tensors could save "
+        "{share} of the time"
+    }
     evidence: ClassVar = {
         "misaligned_per_step": "such products",
         "size_count": "the size that is not a multiple of 8; only where shapes are recorded",
@@ -333,8 +372,8 @@ class MisalignedShape(StructureRule):
         "flops_of_peak_share": "rate of these products, of the data sheet's peak; only where shapes are recorded",
     }
     refutation = (
-        "Pad that size to the next multiple of 64 in a test of the product alone: if it is not faster, the size is "
-        "not the cause."
+        "Pad that size to the next multiple of 64 in a test of the product alone (of vectors: multiply and sum): if it "
+        "is not faster, the size is not the cause."
     )
     saved_share = Limit(
         0.8,
@@ -344,13 +383,23 @@ class MisalignedShape(StructureRule):
 
     def share(self, facts: Facts) -> Float64s:
         """What a well-shaped product of as many operations would not need."""
-        mine = self._mine(facts)
-        if not mine.any():
+        mine, vectors = self._mine(facts), self._of_vectors(facts)
+        if not mine.any() and not vectors.any():
             return np.zeros(facts.work.height)
         roof = facts.at_roof.select((pl.col("roof_ns") / pl.col("owned_ns")).fill_null(1.0)).to_series().to_numpy()
         # Where nothing tells its roof, a piece is taken to be at it.
         saved = np.where(roof < 1.0, 1.0 - roof, self.saved_share)
-        return np.where(mine, saved, 0.0) + self._pads(facts, mine)
+        return np.where(vectors, np.maximum(1.0 - roof, 0.0), np.where(mine, saved, 0.0)) + self._pads(facts, mine)
+
+    @remembered
+    def _of_vectors(self, facts: Facts) -> Bools:
+        """Batched products of single vectors; none where shapes are not recorded."""
+        found, rows = np.zeros(facts.work.height, dtype=np.bool_), np.flatnonzero(facts.program.labelled("gemm"))
+        if len(rows) and facts.timeline.has_operators:
+            shapes = facts.program.shapes().gather(rows)
+            named = [text for text in shapes.drop_nulls().unique().to_list() if _pairs_of_vectors(text)]
+            found[rows[shapes.is_in(named).fill_null(value=False).to_numpy()]] = True
+        return found
 
     def _pads(self, facts: Facts, mine: Bools) -> Float64s:
         """Passes that widen operands to what attention takes, right before it: well-shaped ones need none."""
@@ -377,7 +426,19 @@ class MisalignedShape(StructureRule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
-        mine = (claims.of_work(self.id).to_numpy() > 0) & self._mine(facts)
+        claimed = claims.of_work(self.id).to_numpy() > 0
+        mine, vectors = claimed & self._mine(facts), claimed & self._of_vectors(facts)
+        if time_of(facts.program, vectors) > time_of(facts.program, mine):
+            return self.seen(
+                facts,
+                claims,
+                title=self.vectors_title,
+                confidence="high",
+                evidence={"misaligned_per_step": int(vectors.sum()) / facts.steps},
+                # What one fused pass with its neighbours would leave, nothing tells.
+                bound_ns=time_of(facts.program, vectors) + int(time_beside(facts.program, vectors).sum()),
+                remedies=_WHOLE_TENSORS,
+            )
         if not mine.any():
             return None
         size, of_size = self._size(facts, mine)
