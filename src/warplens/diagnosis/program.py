@@ -44,6 +44,12 @@ MARKS: Final = {
     "padding": r"constant_pad",
     "concatenation": r"CatArrayBatchedCopy|cat_kernel",
     "rolling": r"roll_cuda_kernel",
+    # Positions, which are made of nothing else.
+    "counting": r"arange_cuda_out|linspace_cuda_out",
+    # One step of a recurrent network in kernels of its own.
+    "recurrent-cell": r"(?i)(?:lstm|gru)_cell",
+    # Fourier transforms of a length with a large prime factor.
+    "bluestein": r"(?i)bluestein",
     "foreach": r"multi_tensor_apply_kernel",
     # PyTorch's, and those of Apex, DeepSpeed and Transformer Engine: one functor makes the whole update.
     "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd"

@@ -103,6 +103,42 @@ _ALL_TURNS: Final = Remedy(
 )
 
 
+#: Where a recurrent network is launched a time step at a time.
+_ONE_RECURRENCE: Final = Remedy(
+    "Run the whole recurrence in one call",
+    "y, state = nn.LSTM(width, width, layers, batch_first=True)(x)  # in place of nn.LSTMCell in a loop\n"
+    "# torch.backends.cudnn.enabled = True, inputs and weights in one format, nothing between the time steps\n"
+    "# where a time step needs what another network made of the last: a CUDA graph of the loop",
+    f"{GAIN}: cuDNN launches a few kernels for all time steps, and multiplies the inputs of all at once",
+)
+
+#: Kernels between two cells, at most, and cells in a row, at least: fewer time steps are no loop.
+_OF_A_CELL: Final = 64
+_LEAST_CELLS: Final = 8
+
+
+@once
+def _recurrence(facts: Facts) -> tuple[Float64s, Float64s, float] | None:
+    """Of each piece the shares of its time and of its launch that one call for all time steps saves, and cells a step.
+
+    Copies, sums and casts between the cells go away; products and the cells' own arithmetic stay. None where no cells
+    are launched one by one.
+    """
+    program, cells = facts.program, facts.program.marked("recurrent-cell")
+    if cells.sum() < _LEAST_CELLS * facts.steps:
+        return None
+    inside = np.zeros(facts.work.height, dtype=np.bool_)
+    for rows in program.by_step():
+        places = np.flatnonzero(cells[rows])
+        for group in np.split(places, np.flatnonzero(np.diff(places) > _OF_A_CELL) + 1):
+            if len(group) >= _LEAST_CELLS:
+                inside[rows[group[0] : group[-1] + 1]] = True
+    if not inside.any():
+        return None
+    passes = inside & program.labelled(*PASSES) & ~cells
+    return passes.astype(np.float64), np.where(inside, 0.95, 0.0), float(cells.sum()) / facts.steps
+
+
 class LaunchOverhead(Rule):
     """Idle time in which the host was between or inside launching calls, less what waits and the optimizer claim."""
 
@@ -127,6 +163,7 @@ class LaunchOverhead(Rule):
         **GPU_BUSY_SHARE,
         **LAUNCHES_PER_STEP,
         "passes_per_step": "equal passes over different inputs, which could be one batch",
+        "cells_per_step": "time steps of a recurrent network that are launched one by one",
         "turns_per_step": "turns of a loop that launches the same few small kernels in each",
         "launches_per_turn_factor": "launches of a turn",
         "launch_interval_median_ns": "from one launch to the next on the thread that launches most",
@@ -148,6 +185,8 @@ class LaunchOverhead(Rule):
 
     looped_title: ClassVar = "A loop launches the same few small kernels in every turn, and the GPU waits for them"
 
+    cells_title: ClassVar = "A recurrent network is launched one time step after another, and the GPU waits for it"
+
     ahead_share = Limit(
         0.8, "A host that needs at most four fifths of the GPU's time is ahead of it without the profiler."
     )
@@ -164,7 +203,11 @@ class LaunchOverhead(Rule):
             merged = None
         turns = turns_of_step(facts) if claimed and merged is None else None
         at_once = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True) if turns is not None else None
-        replayed = merged or at_once or graph
+        cells = _recurrence(facts) if claimed and merged is None and turns is None else None
+        one_call = facts.replayed(time=cells[0], calls=cells[1], elsewhere=True) if cells is not None else None
+        if one_call is None or (graph is not None and one_call.expected < graph.expected):
+            cells = one_call = None
+        replayed = merged or at_once or one_call or graph
         graphed = Remedy(
             "Replay the step from a CUDA graph",
             "model = torch.compile(model, mode='reduce-overhead')\n"
@@ -190,7 +233,7 @@ class LaunchOverhead(Rule):
         return self.raised(
             facts,
             claimed,
-            title=self.looped_title if turns is not None else "",
+            title=self.looped_title if turns is not None else self.cells_title if cells is not None else "",
             confidence=confidence if len(facts.window.steps) else "low",
             evidence={
                 "idle_ns": claimed,
@@ -198,6 +241,7 @@ class LaunchOverhead(Rule):
                 "gpu_busy_share": facts.busy_share,
                 "launches_per_step": durations.len() / facts.steps,
                 "passes_per_step": passes.count if merged is not None else None,
+                "cells_per_step": cells[2] if cells is not None else None,
                 "turns_per_step": turns.count if turns is not None else None,
                 "launches_per_turn_factor": turns.launches if turns is not None else None,
                 "launch_interval_median_ns": launches.interval_median_ns if whole else None,
@@ -215,7 +259,11 @@ class LaunchOverhead(Rule):
             + max(_passes_ns(facts), int(facts.program.own_ns[passes.work].sum() * passes.freed)),
             at_least=predicted(facts, "cuda-graph", "free-launches"),
             replayed=replayed,
-            busy_ns=0 if merged is None else passes.removed_ns(facts, self._saved(facts, passes)),
+            busy_ns=passes.removed_ns(facts, self._saved(facts, passes))
+            if merged is not None
+            else int(cells[0] @ facts.program.own_ns)
+            if cells is not None
+            else 0,
             # Without the profiler, the host may be ahead of the GPU.
             warning=facts.thresholds.unsure_warning_ceiling
             if turns is None and facts.unprofiled_host_ns < facts.busy_ns
@@ -231,6 +279,7 @@ class LaunchOverhead(Rule):
             else (
                 *((as_one_batch(passes.count),) if merged is not None else ()),
                 *((_ALL_TURNS,) if turns is not None else ()),
+                *((_ONE_RECURRENCE,) if cells is not None else ()),
                 graphed if replayed is graph else bringing(graphed, graph),
                 Remedy(
                     "Launch fewer kernels",

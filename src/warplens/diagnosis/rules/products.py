@@ -330,6 +330,16 @@ _WHOLE_TENSORS: Final = (
     ),
 )
 
+#: Where cuFFT has to make a transform of two others.
+_SMOOTH_LENGTHS: Final = (
+    Remedy(
+        "Transform a length with small prime factors",
+        "n = scipy.fft.next_fast_len(length, real=True)  # or the next power of two; not 2 * length - 1 as it comes\n"
+        "y = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(filter, n), n)[..., :length]",
+        f"{GAIN}: one transform in place of two of more than twice the length",
+    ),
+)
+
 #: Products of fewer pairs of vectors are short, whatever makes them.
 _LEAST_VECTORS: Final = 1024
 
@@ -353,20 +363,25 @@ class MisalignedShape(StructureRule):
     cause = "matrix products or attention whose sizes rule out the fast kernels"
     raised_when = (
         "16-bit products run in kernels for operands that are not aligned to 16 bytes, or batched products have a "
-        "single vector on each side, and it costs 2 %"
+        "single vector on each side, or Fourier transforms have a length with a large prime factor, and it costs 2 %"
     )
     claimed = (
         "the time that well-shaped products with as many FLOPs would save; passes that pad operands for attention; of "
-        "products of vectors, all but one pass over their operands"
+        "products of vectors, all but one pass over their operands; four fifths of such transforms"
     )
     headline = "Limited by sizes that the tensor cores cannot use: padding could save {share} of the time"
+    transforms_title: ClassVar = (
+        "Fourier transforms have a length with a large prime factor, for which Bluestein's algorithm is taken"
+    )
     vectors_title: ClassVar = "Batched matrix products have one vector on each side, which no fast kernel is made for"
     headlines: ClassVar = {
         vectors_title: "Limited by matrix products of single vectors: multiplying and summing whole tensors could save "
-        "{share} of the time"
+        "{share} of the time",
+        transforms_title: "Limited by Fourier transforms of lengths with a large prime factor: padding them could save "
+        "{share} of the time",
     }
     evidence: ClassVar = {
-        "misaligned_per_step": "such products",
+        "misaligned_per_step": "such products, or kernels of such transforms",
         "size_count": "the size that is not a multiple of 8; only where shapes are recorded",
         "padded_size_count": "the next multiple of 64",
         "flops_of_peak_share": "rate of these products, of the data sheet's peak; only where shapes are recorded",
@@ -374,6 +389,11 @@ class MisalignedShape(StructureRule):
     refutation = (
         "Pad that size to the next multiple of 64 in a test of the product alone (of vectors: multiply and sum): if it "
         "is not faster, the size is not the cause."
+    )
+    transform_saved_share = Limit(
+        0.8,
+        "Bluestein's algorithm makes two transforms of at least twice the length, and multiplies by chirps before, "
+        "between and after them: five times the passes of one (L. Bluestein, IEEE Trans. Audio 18, 1970).",
     )
     saved_share = Limit(
         0.8,
@@ -384,12 +404,14 @@ class MisalignedShape(StructureRule):
     def share(self, facts: Facts) -> Float64s:
         """What a well-shaped product of as many operations would not need."""
         mine, vectors = self._mine(facts), self._of_vectors(facts)
+        transforms = np.where(facts.program.marked("bluestein"), float(self.transform_saved_share), 0.0)
         if not mine.any() and not vectors.any():
-            return np.zeros(facts.work.height)
+            return transforms
         roof = facts.at_roof.select((pl.col("roof_ns") / pl.col("owned_ns")).fill_null(1.0)).to_series().to_numpy()
         # Where nothing tells its roof, a piece is taken to be at it.
         saved = np.where(roof < 1.0, 1.0 - roof, self.saved_share)
-        return np.where(vectors, np.maximum(1.0 - roof, 0.0), np.where(mine, saved, 0.0)) + self._pads(facts, mine)
+        shaped = np.where(vectors, np.maximum(1.0 - roof, 0.0), np.where(mine, saved, 0.0)) + self._pads(facts, mine)
+        return np.maximum(shaped, transforms)
 
     @remembered
     def _of_vectors(self, facts: Facts) -> Bools:
@@ -428,6 +450,18 @@ class MisalignedShape(StructureRule):
         """The finding, if the window has it."""
         claimed = claims.of_work(self.id).to_numpy() > 0
         mine, vectors = claimed & self._mine(facts), claimed & self._of_vectors(facts)
+        transforms = claimed & facts.program.marked("bluestein")
+        if time_of(facts.program, transforms) > time_of(facts.program, mine | vectors):
+            return self.seen(
+                facts,
+                claims,
+                title=self.transforms_title,
+                confidence="high",
+                evidence={"misaligned_per_step": int(transforms.sum()) / facts.steps},
+                # What prepares and follows them goes over as many numbers.
+                bound_ns=time_of(facts.program, transforms) + int(time_beside(facts.program, transforms).sum()),
+                remedies=_SMOOTH_LENGTHS,
+            )
         if time_of(facts.program, vectors) > time_of(facts.program, mine):
             return self.seen(
                 facts,

@@ -31,8 +31,8 @@ class UnfusedChain(StructureRule):
     cause = "norms, rotary embeddings, activations, losses and casts in separate passes"
     raised_when = (
         "chains of passes over memory, or copies that only move values, lie between matrix products, or operands are "
-        "cast to 16 bits or copied anew before products without training; and it costs 2 %. A warning from 1.10×; "
-        "where it is a loss, a warning from 1.25×"
+        "cast to 16 bits or copied anew before products without training, or each layer makes the mask of its "
+        "attention anew; and it costs 2 %. A warning from 1.10×; where it is a loss, a warning from 1.25×"
     )
     claimed = (
         "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
@@ -54,7 +54,12 @@ class UnfusedChain(StructureRule):
         "Limited by copies of what products read: making them once, or not at all, could save {share} of the time"
     )
     headline = "Limited by chains of passes over memory: fusing each into one pass could save {share} of the time"
+    masks_title: ClassVar = "The mask or bias of attention is made anew for each layer, in passes over all pairs"
+    masks_headline: ClassVar = (
+        "Limited by masks of attention that each layer makes anew: making them once could save {share} of the time"
+    )
     headlines: ClassVar = {
+        masks_title: masks_headline,
         casts_title: casts_headline,
         copies_title: copies_headline,
         operands_title: operands_headline,
@@ -112,6 +117,8 @@ class UnfusedChain(StructureRule):
     of_a_loss_share = Limit(0.1, "A cast of the scores takes a third of their log-softmax; labels, a thousandth.")
     picked_of_a_loss = Limit(1, "Labels pick a few of the scores; what picks for longer picks rows of something else.")
     cast_operands = Limit(3, "A product has two operands and a bias.")
+    least_masks = Limit(4, "Attentions of a step before which a mask is made: layers of one kind are not fewer.")
+    each_attention = Limit(0.9, "Positions that are counted once for each of them; a sampler counts once a pass.")
     repeated_heads_share = Limit(
         0.75, "Models that share keys between heads do so between four or more: attention reads a quarter of the bytes."
     )
@@ -122,7 +129,9 @@ class UnfusedChain(StructureRule):
     def share(self, facts: Facts) -> Float64s:
         """Of each chain, all but its longest pass, to the part that is expected."""
         program = facts.program
+        masks = self._masks(facts)
         share = np.maximum(np.maximum(self._casts(facts), self._copies(facts)), self._losses(facts))
+        share = np.where(masks > 0, masks, share)
         operands = share > 0
         if time_of(program, program.labelled(*PRODUCTS)) < self.least_products_share * facts.wall_ns:
             return share
@@ -226,6 +235,30 @@ class UnfusedChain(StructureRule):
         enough = time_of(program, found > 0) >= self.least_loss_share * facts.busy_ns
         return found if enough else np.broadcast_to(0.0, len(found))  # takes no room
 
+    @remembered
+    def _masks(self, facts: Facts) -> Float64s:
+        """Passes that make the mask or bias of attention of positions alone, again for each attention of a step.
+
+        They are those behind the positions that take longer than any pass elsewhere: they go over all pairs of queries
+        and keys, of which there are more than numbers in a text.
+        """
+        program = facts.program
+        passes, counting = self._passes(facts), program.marked("counting")
+        attention = program.labelled("attention") & ~program.marked("backward")
+        found = np.zeros(facts.work.height)
+        least = max(self.least_masks * facts.steps, self.each_attention * attention.sum())
+        if not attention.any() or counting.sum() < least:
+            return found
+        making = [run[np.argmax(counting[run]) :] for run in program.runs(passes, (counting, 1))]
+        if len(making) < least:
+            return found
+        behind = np.concatenate(making)
+        elsewhere = passes.copy()
+        elsewhere[behind] = False
+        mine = behind[program.own_ns[behind] > program.own_ns[elsewhere].max(initial=0)]
+        found[mine] = 1 - facts.steps / len(making)
+        return found if self._many(facts, found > 0).any() else np.broadcast_to(0.0, len(found))  # takes no room
+
     def _before_products(self, facts: Facts, which: Bools, least_ns: int = 0) -> Iterator[tuple[Int64s, int]]:
         """Of these pieces the last few before each product, with the product; none where the program trains.
 
@@ -250,7 +283,9 @@ class UnfusedChain(StructureRule):
 
     def _passes(self, facts: Facts) -> Bools:
         program = facts.program
-        passes = program.labelled(*PASSES) & ~program.marked("generated") & ~program.marked("layout-conversion")
+        # A copy inside of the GPU's memory is a pass over it as well, whoever makes it.
+        passes = program.labelled(*PASSES) | program.having("label", "device-to-device")
+        passes = passes & ~program.marked("generated") & ~program.marked("layout-conversion")
         passes = passes & ~facts.program.having("phase", "optimizer")
         return np.asarray(passes & (GrowingCache().share(facts) == 0), dtype=np.bool_)
 
@@ -341,7 +376,7 @@ class UnfusedChain(StructureRule):
         beside = cast.any() and not making and not loss
         narrow, chained = (self._narrow(facts), self._without(facts, claims)) if beside else (None, None)
         narrower = narrow is not None and chained is not None and narrow.expected > chained.expected
-        removable = program.labelled(*PASSES)
+        removable = program.labelled(*PASSES) | program.having("label", "device-to-device")
         if copied.any():
             # A product that reads an operand as it was before the copy may read far less.
             most_ns = int(0.95 * time_of(program, removable | program.labelled(*PRODUCTS)))
@@ -350,12 +385,16 @@ class UnfusedChain(StructureRule):
             # GPU's pauses before them.
             starting = program.of_gaps(removable) * facts.causes["start-latency"].whole()
             most_ns = time_of(program, removable) + int(starting.sum())
+        masks = self._masks(facts)
+        masking = time_of(program, mine & (masks > 0)) > time_of(program, mine) / 2
         title = self.copies_title if not chains else f"{kinds} make a separate pass over memory for each operation"
         compiling = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
         return self.seen(
             facts,
             claims,
-            title=self.casts_title
+            title=self.masks_title
+            if masking
+            else self.casts_title
             if casting
             else self.operands_title
             if making
@@ -372,7 +411,9 @@ class UnfusedChain(StructureRule):
             # Small models over large vocabularies have such losses, and little that one would call wrong.
             warning=facts.thresholds.unsure_warning_ceiling if loss else None,
             # Operands that are not made are not launched either; chains beside them take another remedy.
-            replayed=self._unmade(facts, made)
+            replayed=facts.replayed(time=masks, calls=masks)
+            if masking
+            else self._unmade(facts, made)
             if making
             else self._at_once(facts, claims, losing)
             if loss and not casting
@@ -380,11 +421,12 @@ class UnfusedChain(StructureRule):
             if narrower
             else None,
             remedies=(
+                *(_ONE_MASK if masking else ()),
                 *(_FUSED_LOSS if loss and not making else ()),
                 *self._of_operands(facts, cast, copied, casts_first=casting or narrower, best=making or narrower),
                 *(() if chains or made.any() or loss else _KEEP_LAYOUT),
                 bringing(compiling, chained if narrower else self._compiled(facts, claims, made), self.model)
-                if loss or making or narrower or not chains
+                if masking or loss or making or narrower or not chains
                 else compiling,
                 Remedy(
                     "Use the fused operator where there is one",
@@ -416,6 +458,17 @@ _COMPILE_WHOLE: Final = Remedy(
     "for block in model.layers: block.compile()  # in place of its norms or activations alone\n"
     "TORCH_LOGS=graph_breaks python infer.py  # names what is left out: read-backs, operators without a decomposition",
     f"{GAIN}: one pass per chain",
+)
+
+#: Where each layer makes a mask or bias that is the same for all.
+_ONE_MASK: Final = (
+    Remedy(
+        "Make the mask once for all layers",
+        "bias = alibi(length)  # before the loop over the layers, in the format of the queries\n"
+        "for layer in layers: x = layer(x, bias)\n"
+        "# or none at all: is_causal=True, or flex_attention with score_mod for a bias of positions",
+        f"{GAIN}: no pass over all pairs of queries and keys but those of the first layer",
+    ),
 )
 
 #: Where scores over a vocabulary are what passes go over.
