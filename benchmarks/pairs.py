@@ -33,6 +33,8 @@ HALVES = (
     "fifteenth",
     "sixteenth",
     "seventeenth",
+    "eighteenth",
+    "nineteenth",
 )
 SOURCES = ("nsys", "torch")
 

@@ -9,6 +9,7 @@ from typing import Any
 __all__ = [
     "AFTER",
     "BEFORE",
+    "EIGHTEENTH",
     "EIGHTH",
     "ELEVENTH",
     "FIFTEENTH",
@@ -16,6 +17,7 @@ __all__ = [
     "FOURTEENTH",
     "FOURTH",
     "HALVES",
+    "NINETEENTH",
     "NINTH",
     "PROGRAMS",
     "SEVENTEENTH",
@@ -39,13 +41,15 @@ BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
 #: predecessor. The tenth and the eleventh were written together and split at random, as were the twelfth and the
-#: thirteenth, the fourteenth and the fifteenth, and the sixteenth and the seventeenth.
+#: thirteenth, the fourteenth and the fifteenth, the sixteenth and the seventeenth, and the eighteenth and the
+#: nineteenth.
 HALVES = (
     "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
-    "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth",
+    "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth",
 )  # fmt: skip
 DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES[:9]
-TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH, SEVENTEENTH = HALVES[9:]
+TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH, SEVENTEENTH = HALVES[9:17]
+EIGHTEENTH, NINETEENTH = HALVES[17:]
 
 PROGRAMS: dict[str, Program] = {}
 
