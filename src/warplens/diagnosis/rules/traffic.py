@@ -528,8 +528,9 @@ _KINDS: Final = (
 
 
 def _kinds(facts: Facts, members: Bools, most: int = 2) -> str:
-    """What most of the time of these kernels goes to, in words."""
+    """What most of the time of those that are kernels goes to, in words."""
     kernels = facts.timeline.trace.kernels["full_name"]
+    members = members & facts.program.is_kernel
     rows = facts.work["row"].filter(pl.Series(members))
     frame = pl.DataFrame({"name": kernels.gather(rows).cast(pl.String), "time": facts.program.own_ns[members]})
     kind = pl.lit("Elementwise operations")
