@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from filecmp import cmp
+from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,11 +48,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"tests/slow_cases.json names cases that are no more: {', '.join(sorted(gone))}")
 
 
-#: Profiles in memory at a time; the largest takes some 30 MB.
-_KEPT = 16
+#: Profiles in memory at a time, with what was found out of them; the largest takes some 30 MB.
+_KEPT = 24
 
 #: Machines that are lent for their GPU may have PyTorch and nothing to read profiles with: `make test-gpu` runs there.
 _READS = find_spec("polars") is not None
+
+
+class _Kept:
+    """What reading a file gave, and what its timelines found out: of the files that were asked for last."""
+
+    def __init__(self) -> None:
+        self.contents: OrderedDict[tuple[Path, str, str], Any] = OrderedDict()
+        self.found_out: dict[int, dict[str, Any]] = {}  # by the identity of a trace
+
+    def of(self, key: tuple[Path, str, str], read_anew: Callable[[], Any]) -> Any:
+        if key not in self.contents:
+            self.contents[key] = read_anew()
+            if len(self.contents) > _KEPT:
+                self.found_out.pop(id(self.contents.popitem(last=False)[1]), None)
+        self.contents.move_to_end(key)
+        return self.contents[key]
+
+    def shared_by_timelines(self, trace: object, own: dict[str, Any]) -> dict[str, Any]:
+        """The attributes of the first timeline of a trace that is kept, which every other has as well."""
+        kept = any(trace is content for content in self.contents.values())
+        return self.found_out.setdefault(id(trace), own) if kept else own
 
 
 @dataclass(frozen=True)
@@ -58,17 +81,26 @@ class _Once:
     """In place of a reader: what reading this file gave is kept."""
 
     read_anew: Callable[[Any], Any]
-    path: Path
-    kept: OrderedDict[tuple[Path, str], Any]
+    original: Path
+    name: str
+    kept: _Kept
 
     def read(self, _: object, asked: object) -> Any:
-        key = (self.path, repr(asked))
-        if key not in self.kept:
-            self.kept[key] = self.read_anew(asked)
-        self.kept.move_to_end(key)
-        if len(self.kept) > _KEPT:
-            self.kept.popitem(last=False)
-        return self.kept[key]
+        return self.kept.of((self.original, self.name, repr(asked)), lambda: self.read_anew(asked))
+
+
+@cache
+def _by_name() -> dict[str, Path]:
+    return {path.name: path for folder in FOLDERS for path in folder.rglob("*") if path.is_file()}
+
+
+def _original(path: Path) -> Path | None:
+    """The file of this repository or of others that this is, links followed, or a copy of; None where it is neither."""
+    real = path.resolve()
+    if any(folder in real.parents for folder in (*FOLDERS, OTHERS.resolve())):
+        return real
+    same = _by_name().get(path.name)
+    return same if same and path.is_file() and cmp(path, same, shallow=False) else None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -103,19 +135,24 @@ def _charts_are_drawn_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def _shipped_files_are_read_once():
-    """Files of this repository do not change while tests run, nor do frames: a tenth of the time was reading anew."""
+    """Files of this repository do not change while tests run, nor do frames, nor what follows from them.
+
+    A third of the time was reading the same files anew, and finding out the same of them.
+    """
     if not _READS:
         yield
         return
     from warplens import readers
+    from warplens.analysis.timeline import Timeline
 
     kinds = (readers._TRACES, readers._COUNTERS)
-    opened = type(readers._TRACES).opened
-    kept: OrderedDict[tuple[Path, str], Any] = OrderedDict()
+    opened, made = type(readers._TRACES).opened, Timeline.__init__
+    kept = _Kept()
 
     @contextmanager
     def of_either(self: Any, path: Path, progress: Any) -> Iterator[Any]:
-        if self not in kinds or not any(folder in path.parents for folder in FOLDERS):
+        original = _original(path) if self in kinds else None
+        if original is None:
             with opened(self, path, progress) as found:
                 yield found
             return
@@ -124,8 +161,14 @@ def _shipped_files_are_read_once():
             with opened(self, path, progress) as (reader, file):
                 return reader.read(file, asked)
 
-        yield _Once(read_anew, path, kept), None
+        yield _Once(read_anew, original, path.name, kept), None
+
+    @wraps(made)
+    def sharing(self: Any, trace: Any) -> None:
+        made(self, trace)
+        self.__dict__ = kept.shared_by_timelines(trace, self.__dict__)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(readers._TRACES), "opened", of_either)
+        patch.setattr(Timeline, "__init__", sharing)
         yield
