@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -90,6 +91,20 @@ class _Once:
         return self.kept.of((self.original, self.name, repr(asked)), lambda: self.read_anew(asked))
 
 
+def _once(question: Callable[..., Any]) -> Callable[..., Any]:
+    """What the function answers to equal arguments, found once; arguments are told apart by their bytes."""
+    answers: dict[bytes, Any] = {}
+
+    @wraps(question)
+    def asked(*given: Any, **named: Any) -> Any:
+        key = pickle.dumps((given, named))
+        if key not in answers:
+            answers[key] = question(*given, **named)
+        return answers[key]
+
+    return asked
+
+
 @cache
 def _by_name() -> dict[str, Path]:
     return {path.name: path for folder in FOLDERS for path in folder.rglob("*") if path.is_file()}
@@ -121,16 +136,19 @@ def _charts_are_drawn_once():
         return
     import vl_convert
 
-    draw, drawn = vl_convert.vegalite_to_svg, dict[str, str]()
-
-    def svg(spec: Any, **asked: Any) -> str:
-        key = json.dumps([spec, asked])
-        if key not in drawn:
-            drawn[key] = draw(spec, **asked)
-        return drawn[key]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vl_convert, "vegalite_to_svg", svg)
+        patch.setattr(vl_convert, "vegalite_to_svg", _once(vl_convert.vegalite_to_svg))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_put_together_once():
+    """What typer makes of the program's commands follows from them alone, and takes longer than many of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("typer"):
+            import typer.testing
+
+            patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
         yield
 
 
@@ -144,10 +162,7 @@ def _shipped_files_are_read_once():
         yield
         return
     from warplens import readers
-    from warplens.analysis.counters.bounds import kernel_facts
     from warplens.analysis.timeline import Timeline
-    from warplens.diagnosis.thresholds import DEFAULTS
-    from warplens.diagnosis.verdict import diagnose
 
     kinds = (readers._TRACES, readers._COUNTERS)
     opened, made = type(readers._TRACES).opened, Timeline.__init__
@@ -172,6 +187,24 @@ def _shipped_files_are_read_once():
         made(self, trace)
         self.__dict__ = kept.out_of(trace, self.__dict__)
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(readers._TRACES), "opened", of_either)
+        patch.setattr(Timeline, "__init__", sharing)
+        yield kept
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _answers_about_shipped_files_are_found_once(_shipped_files_are_read_once):
+    """In the package alone: tests of these functions themselves ask them anew."""
+    kept = _shipped_files_are_read_once
+    if not _READS:
+        yield
+        return
+    from warplens.analysis.counters.bounds import kernel_facts
+    from warplens.diagnosis.thresholds import DEFAULTS
+    from warplens.diagnosis.verdict import diagnose
+    from warplens.studies.sweeps.numbers import examine_sweep
+
     @wraps(diagnose)
     def diagnosed(timeline: Any, window: Any, counters: Any = None, *, thresholds: Any = DEFAULTS, **known: Any) -> Any:
         key = (diagnose, window, counters, thresholds)
@@ -187,12 +220,10 @@ def _shipped_files_are_read_once():
             answers[kernel_facts] = kernel_facts(counters)
         return answers[kernel_facts]
 
+    shared = (diagnosed, facts, _once(examine_sweep))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(readers._TRACES), "opened", of_either)
-        patch.setattr(Timeline, "__init__", sharing)
-        # In the package alone: tests of these functions themselves ask them anew.
         for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "warplens"]:
-            for name, function in (("diagnose", diagnosed), ("kernel_facts", facts)):
-                if getattr(module, name, None) is function.__wrapped__:
-                    patch.setattr(module, name, function)
+            for function in shared:
+                if getattr(module, function.__name__, None) is function.__wrapped__:
+                    patch.setattr(module, function.__name__, function)
         yield
