@@ -19,6 +19,7 @@ from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -201,6 +202,8 @@ def _answers_about_shipped_files_are_found_once(_shipped_files_are_read_once):
         yield
         return
     from warplens.analysis.counters.bounds import kernel_facts
+    from warplens.analysis.counters.groups import group_launches
+    from warplens.analysis.counters.speedoflight import throughput_breakdown
     from warplens.diagnosis.thresholds import DEFAULTS
     from warplens.diagnosis.verdict import diagnose
     from warplens.studies.sweeps.numbers import examine_sweep
@@ -213,14 +216,20 @@ def _answers_about_shipped_files_are_found_once(_shipped_files_are_read_once):
             answers[key] = diagnose(timeline, window, counters, thresholds=thresholds, **known)
         return answers[key]
 
-    @wraps(kernel_facts)
-    def facts(counters: Any) -> Any:
-        answers = kept.out_of(counters, {})
-        if kernel_facts not in answers:
-            answers[kernel_facts] = kernel_facts(counters)
-        return answers[kernel_facts]
+    def once(question: Callable[..., Any]) -> Callable[..., Any]:
+        answers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # counters do not change, whatever they are
 
-    shared = (diagnosed, facts, _once(examine_sweep))
+        @wraps(question)
+        def asked(counters: Any, *given: Any) -> Any:
+            known = answers.setdefault(counters, {})
+            if given not in known:
+                known[given] = question(counters, *given)
+            return known[given]
+
+        return asked
+
+    of_counters = (group_launches, kernel_facts, throughput_breakdown)
+    shared = (diagnosed, _once(examine_sweep), *map(once, of_counters))
     with pytest.MonkeyPatch.context() as patch:
         for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "warplens"]:
             for function in shared:
