@@ -6,6 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 REPORT ?= warplens-report
+# Bytecode is kept, whatever the shell says: else each worker and each program that a test starts compiles all anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # Own kernels are compiled here, which Triton's interpreter runs elsewhere.
 GPU_TESTS := tests/workloads tests/adaptive tests/collect/test_recording.py
 
@@ -37,13 +39,13 @@ demo: $(VENV)/.installed ## report on the profiles shipped with the package
 	@$(BIN)/warplens demo --output $(REPORT)
 
 test: $(VENV)/.installed-dev ## run the tests, but for the slow ones
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "not slow"
+	@POLARS_MAX_THREADS=1 $(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile -m "not slow"
 
 test-all: $(VENV)/.installed-dev ## run all tests, properties on many examples
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --hypothesis-profile=many
+	@$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile --hypothesis-profile=many
 
 test-gpu: $(VENV)/.installed-dev ## what only a GPU can show; PyTorch and Triton must be in the environment
-	@$(BIN)/python -m pytest $(GPU_TESTS) -ra
+	@$(PYTEST) $(GPU_TESTS) -ra
 
 fuzz: $(VENV)/.installed-dev ## damaged files of every kind, for an hour or SECONDS=…; what it finds is kept in .fuzz
 	@$(BIN)/python -m tests.fuzz.campaign --seconds $(SECONDS) --processes $$(nproc)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from filecmp import cmp
+from functools import cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,10 +50,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 #: Profiles in memory at a time; the largest takes some 30 MB.
-_KEPT = 16
+_KEPT = 24
 
 #: Machines that are lent for their GPU may have PyTorch and nothing to read profiles with: `make test-gpu` runs there.
 _READS = find_spec("polars") is not None
+
+
+class _Kept:
+    """What reading a file gave: of the files that were asked for last."""
+
+    def __init__(self) -> None:
+        self.contents: OrderedDict[tuple[Path, str, str], Any] = OrderedDict()
+
+    def of(self, key: tuple[Path, str, str], read_anew: Callable[[], Any]) -> Any:
+        if key not in self.contents:
+            self.contents[key] = read_anew()
+            if len(self.contents) > _KEPT:
+                self.contents.popitem(last=False)
+        self.contents.move_to_end(key)
+        return self.contents[key]
 
 
 @dataclass(frozen=True)
@@ -58,17 +76,40 @@ class _Once:
     """In place of a reader: what reading this file gave is kept."""
 
     read_anew: Callable[[Any], Any]
-    path: Path
-    kept: OrderedDict[tuple[Path, str], Any]
+    original: Path
+    name: str
+    kept: _Kept
 
     def read(self, _: object, asked: object) -> Any:
-        key = (self.path, repr(asked))
-        if key not in self.kept:
-            self.kept[key] = self.read_anew(asked)
-        self.kept.move_to_end(key)
-        if len(self.kept) > _KEPT:
-            self.kept.popitem(last=False)
-        return self.kept[key]
+        return self.kept.of((self.original, self.name, repr(asked)), lambda: self.read_anew(asked))
+
+
+def _once(question: Callable[..., Any]) -> Callable[..., Any]:
+    """What the function answers to equal arguments, found once; arguments are told apart by their bytes."""
+    answers: dict[bytes, Any] = {}
+
+    @wraps(question)
+    def asked(*given: Any, **named: Any) -> Any:
+        key = pickle.dumps((given, named))
+        if key not in answers:
+            answers[key] = question(*given, **named)
+        return answers[key]
+
+    return asked
+
+
+@cache
+def _by_name() -> dict[str, Path]:
+    return {path.name: path for folder in FOLDERS for path in folder.rglob("*") if path.is_file()}
+
+
+def _original(path: Path) -> Path | None:
+    """The file of this repository or of others that this is, links followed, or a copy of; None where it is neither."""
+    real = path.resolve()
+    if any(folder in real.parents for folder in (*FOLDERS, OTHERS.resolve())):
+        return real
+    same = _by_name().get(path.name)
+    return same if same and path.is_file() and cmp(path, same, shallow=False) else None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -88,22 +129,25 @@ def _charts_are_drawn_once():
         return
     import vl_convert
 
-    draw, drawn = vl_convert.vegalite_to_svg, dict[str, str]()
-
-    def svg(spec: Any, **asked: Any) -> str:
-        key = json.dumps([spec, asked])
-        if key not in drawn:
-            drawn[key] = draw(spec, **asked)
-        return drawn[key]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vl_convert, "vegalite_to_svg", svg)
+        patch.setattr(vl_convert, "vegalite_to_svg", _once(vl_convert.vegalite_to_svg))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_are_put_together_once():
+    """What typer makes of the program's commands follows from them alone, and takes longer than many of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("typer"):
+            import typer.testing
+
+            patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _shipped_files_are_read_once():
-    """Files of this repository do not change while tests run, nor do frames: a tenth of the time was reading anew."""
+    """Files of this repository do not change while tests run, nor do frames."""
     if not _READS:
         yield
         return
@@ -111,11 +155,12 @@ def _shipped_files_are_read_once():
 
     kinds = (readers._TRACES, readers._COUNTERS)
     opened = type(readers._TRACES).opened
-    kept: OrderedDict[tuple[Path, str], Any] = OrderedDict()
+    kept = _Kept()
 
     @contextmanager
     def of_either(self: Any, path: Path, progress: Any) -> Iterator[Any]:
-        if self not in kinds or not any(folder in path.parents for folder in FOLDERS):
+        original = _original(path) if self in kinds else None
+        if original is None:
             with opened(self, path, progress) as found:
                 yield found
             return
@@ -124,7 +169,7 @@ def _shipped_files_are_read_once():
             with opened(self, path, progress) as (reader, file):
                 return reader.read(file, asked)
 
-        yield _Once(read_anew, path, kept), None
+        yield _Once(read_anew, original, path.name, kept), None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(readers._TRACES), "opened", of_either)

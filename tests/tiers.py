@@ -1,8 +1,8 @@
 """What `make test` takes of cases that are many: the others have the marker `slow` and are run by `make test-all`.
 
-A test names them itself where the risk tells them apart (`thinned`). `slow_cases.json` holds those that take a tenth of
-a second or more and reach no line of the package that the cases left in `make test` do not reach; at least two cases of
-each test stay.
+A test names them itself where the risk tells them apart (`thinned`). `slow_cases.json` holds those that take 0.05
+seconds or more and reach no line and no branch of the package that the cases left in `make test` do not reach; at least
+two cases of each test stay, of golden outputs one of each command and form.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
+import polars as pl
 import pytest
 
 from tests import shipped
@@ -14,6 +16,7 @@ from tests.readers.test_published import TABLE
 from warplens.cli.commands.sweep import report_sweep
 from warplens.cli.options import Format
 from warplens.errors import UnreadableInputError, UsageError
+from warplens.studies.sweeps.document import _thresholds
 from warplens.studies.sweeps.words import interval_text
 
 TOKENS = resources.files("warplens").joinpath("data/measurements/token_reduction.json.xz")
@@ -163,3 +166,13 @@ def test_an_interval_that_says_nothing_is_not_given_as_numbers():
     assert interval_text(0.82, 0.85) == "0.82 to 0.85"
     assert interval_text(0.00244, 310.1) == "too few independent turns"
     assert interval_text(0.0, 1.0) == "–"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("always", "the variant always pays in the range that"), ("never", "the variant pays nowhere in the range that")],
+)
+def test_a_model_whose_sides_do_not_cross_says_which_is_ahead(answer, said):
+    found = pl.DataFrame({"answer": [answer] * 2, "total": [None, None]}, schema_overrides={"total": pl.Float64})
+    (line,) = _thresholds(SimpleNamespace(size_unit="items", groups=(), thresholds=found))
+    assert line.startswith(said)
