@@ -423,8 +423,9 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
     product = program.labelled(*PRODUCTS)
     if not backward.any() or backward.all():
         return again, 1.0
+    sides = product & ~backward, product & backward
     for rows in program.by_step():
-        ahead, mine = (rows[(product & which)[rows]] for which in (~backward, backward))
+        ahead, mine = (rows[side[rows]] for side in sides)
         forward = len(ahead)
         if not forward or len(mine) < _OF_FORWARD * forward:
             continue
