@@ -270,6 +270,12 @@ class Spent:
         part = share if isinstance(share, float) else share[self.at]
         return Spent(self.rows, (self.ns * part).astype(np.int64), self.count)
 
+    def share_of(self, whole: Int64s) -> npt.NDArray[np.float64]:
+        """The share of each of these amounts, one for each row of the table; 0 of nothing."""
+        shares = np.zeros(self.count)
+        shares[self.at] = self.ns / np.maximum(whole[self.at], 1)
+        return shares
+
     def where(self, which: Bools) -> Spent:
         """Of the rows for which this holds, given for each row of the table."""
         return Spent(self.rows, np.where(which[self.at], self.ns, 0), self.count)

@@ -262,7 +262,7 @@ class UnfusedChain(StructureRule):
         found = super()._without(facts, claims)
         if found is None or facts.unprofiled_host_ns >= facts.busy_ns:
             return found
-        share = claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1)
+        share = claims.pieces(self.id).share_of(facts.program.own_ns)
         unlaunched = facts.replayed(time=share, calls=share) or found
         low, high = min(found.low, unlaunched.low), max(found.high, unlaunched.high)
         return Gain(math.sqrt(found.expected * unlaunched.expected), low, high)
@@ -278,7 +278,7 @@ class UnfusedChain(StructureRule):
         Of a loss that is summed up part by part, one log-softmax is left, forward and backward.
         """
         program = facts.program
-        share = claims.pieces(self.id).whole() / np.maximum(program.own_ns, 1)
+        share = claims.pieces(self.id).share_of(program.own_ns)
         calls = np.where(losing & (share >= self.unlaunched_share), 1.0, 0.0)
         parts = np.flatnonzero(losing & program.marked("log-softmax"))
         _, which, counts = np.unique(program.launched_as(parts), return_inverse=True, return_counts=True)
