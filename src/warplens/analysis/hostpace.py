@@ -17,7 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kind, blocks_host, polls_device
-from warplens.analysis.frames import all_equal, chosen, number, once
+from warplens.analysis.frames import all_equal, chosen, number, once, running_sum
 from warplens.analysis.intervals import Intervals, Owned, clip, measure_before, owned_union, subtract, total, union
 from warplens.analysis.launches import PROMPT_START_NS
 from warplens.analysis.timeline import Timeline
@@ -144,9 +144,8 @@ class HostCalls:
             starts, ends, cause, issues = starts[order], ends[order], cause[order], issues[order]
         # From one call that issues work to the next, less what was spent inside of calls.
         issuing = np.flatnonzero(issues & (cause == 0))
-        pauses = np.diff(starts[issuing])
+        pauses = np.diff((starts - running_sum(ends - starts)[:-1])[issuing])
         if len(pauses):
-            pauses -= np.add.reduceat(ends - starts, issuing)[:-1]
             held = np.flatnonzero(cause)
             free = np.ones(len(pauses) + 2, dtype=np.bool_)
             free[np.searchsorted(issuing, held)] = False  # the pause that ends behind a call that held the host

@@ -765,9 +765,10 @@ class BlockingCopy(Rule):
         kept.
         """
         fetched = facts.copies.filter(pl.col("pageable") & (pl.col("label") == HOST_COPIES[1])).sort("end_ns")
-        spent, begins = facts.causes["host"].whole(), facts.gaps["start_ns"].to_numpy()
-        if not fetched.height or not spent.any():
+        host = facts.causes["host"]
+        if not fetched.height or not host:
             return False
+        spent, begins = host.ns, facts.gaps["start_ns"].to_numpy()[host.at]
         ends = fetched["end_ns"].to_numpy()
         place = np.minimum(np.searchsorted(ends, begins), len(ends) - 1)
         pages = np.where(ends[place] == begins, fetched["bytes"].to_numpy()[place] / _PAGE_BYTES, 0.0)

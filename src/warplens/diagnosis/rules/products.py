@@ -666,6 +666,7 @@ class WeightBound(StructureRule):
         """The same of the pauses: a larger batch shares them, too."""
         return np.full(facts.gaps.height, 1 - 1 / self._batch(facts)) if self.share(facts).any() else None
 
+    @remembered
     def _narrow(self, facts: Facts) -> Bools:
         """Which products have few rows: by their shapes, else by their names."""
         program = facts.program

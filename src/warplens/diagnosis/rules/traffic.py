@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import running_sum
+from warplens.analysis.frames import sums_between
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
@@ -131,8 +131,7 @@ class UnfusedChain(StructureRule):
         if not len(begins):
             return share
         own = program.in_order(program.own_ns)
-        before = running_sum(own)
-        spent = before[ends] - before[begins]
+        spent = sums_between(own, begins, ends)
         products = program.labelled(*PRODUCTS)
         wide = products & facts.program.having("precision", *_WIDE)
         mostly_wide = 2 * time_of(program, wide) > time_of(program, products)
@@ -141,8 +140,7 @@ class UnfusedChain(StructureRule):
         enough = self.least_training_share if facts.trains or mostly_wide else enough
         # However short: what only moves values computes nothing. Weights that change are narrowed in each step.
         moves = program.labelled("copy-cast") & ~program.marked("narrowing")
-        others = running_sum(~program.in_order(moves))
-        moving = others[ends] == others[begins]
+        moving = sums_between(program.in_order(moves), begins, ends) == ends - begins
         chained, moved = spent[ends - begins >= self._least_passes(facts)].sum(), spent[moving].sum()
         if chained < enough * facts.busy_ns and moved < self.least_moves_share * facts.busy_ns:
             return share
