@@ -360,10 +360,10 @@ class Facts:
         """Wall time owned by the work for which this holds."""
         return int(self.work.select(pl.col("own_ns").filter(which).sum()).item())
 
+    @once
     def own_ns_having(self, column: str, *values: str) -> int:
         """Wall time owned by the work that has one of these values in a column that is an enumeration."""
-        known = _own_ns_by(self, column)
-        return sum(known.get(value, 0) for value in values)
+        return int(self.program.own_ns[np.flatnonzero(self.program.having(column, *values))].sum())
 
     def forget(self) -> None:
         """Gives back the memory of what rules found in the window; asked again, they would look again."""
@@ -414,18 +414,6 @@ class Facts:
         for each, mine in zip(parts, columns, strict=True):
             each.work = pl.concat(mine, how="horizontal")
         return parts
-
-
-@once
-def _own_ns_by(facts: Facts, column: str) -> dict[str, int]:
-    """Wall time owned by the work of each value of a column of `Facts.work` that is an enumeration."""
-    values = facts.work[column]
-    codes, names = values.to_physical(), name_categories(values)
-    if codes.null_count():
-        codes = codes.fill_null(names.len())
-    # Whole nanoseconds far below 2⁵³, which floating point adds up exactly.
-    spent = np.bincount(codes.to_numpy(), weights=facts.work["own_ns"].to_numpy(), minlength=names.len())
-    return {name: int(time) for name, time in zip(names, spent, strict=False) if time}
 
 
 def gather(

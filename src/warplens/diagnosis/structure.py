@@ -225,8 +225,11 @@ def _image_passes(facts: Facts) -> Passes | None:
 
     Where shapes are recorded. A sampler's next image is made of the last one, by work on tensors with the same sides.
     """
-    program, shapes = facts.program, facts.program.shapes()
-    if facts.trains or shapes.null_count() == shapes.len():
+    program = facts.program
+    if facts.trains or not facts.timeline.has_operators:
+        return None
+    shapes = program.shapes()
+    if shapes.null_count() == shapes.len():
         return None
     counts, convolutions = [], program.labelled("convolution")
     for whole in program.by_step():
