@@ -119,8 +119,8 @@ class HostCalls:
         held = self.profiler.get(thread, Intervals.none())
         pieces = [subtract(piece, held) for piece in pieces]
         states = {"profiler": held, "host": self.stalls(thread)}
-        for number, cause in enumerate(HOLDING_CAUSES, start=1):
-            chosen = [(piece, self.cause[piece.owner] == number) for piece in pieces]
+        for position, cause in enumerate(HOLDING_CAUSES, start=1):
+            chosen = [(piece, self.cause[piece.owner] == position) for piece in pieces]
             starts = np.concatenate([piece.starts[mask] for piece, mask in chosen])
             ends = np.concatenate([piece.ends[mask] for piece, mask in chosen])
             states[cause] = union(Intervals(starts, ends))
@@ -138,7 +138,7 @@ class HostCalls:
         """
         mine = self.thread == thread
         chosen: Int64s | slice = slice(None) if mine.all() else np.flatnonzero(mine)
-        starts, ends, cause, issues = (each[chosen] for each in (self.starts, self.ends, self.cause, self.issues))
+        starts, ends, cause, issues = self.starts[chosen], self.ends[chosen], self.cause[chosen], self.issues[chosen]
         if (starts[1:] < starts[:-1]).any():
             order = np.argsort(starts, kind="stable")
             starts, ends, cause, issues = starts[order], ends[order], cause[order], issues[order]
