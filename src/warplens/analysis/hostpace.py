@@ -144,7 +144,9 @@ class HostCalls:
             starts, ends, cause, issues = starts[order], ends[order], cause[order], issues[order]
         # From one call that issues work to the next, less what was spent inside of calls.
         issuing = np.flatnonzero(issues & (cause == 0))
-        pauses = np.diff((starts - running_sum(ends - starts)[:-1])[issuing])
+        outside = running_sum(ends - starts)[:-1]
+        np.subtract(starts, outside, out=outside)
+        pauses = np.diff(outside[issuing])
         if len(pauses):
             held = np.flatnonzero(cause)
             free = np.ones(len(pauses) + 2, dtype=np.bool_)
