@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import copy, kernel, launch, memset, nvtx, trace
+from warplens.analysis.frames import sums_between
 from warplens.analysis.intervals import (
     Intervals,
     clip,
@@ -189,6 +190,22 @@ def test_the_measure_before_an_instant_counts_the_covered_ones(pairs, times):
     covered = union(_intervals(pairs))
     counted = [int(_mask(*covered)[: max(0, min(time, _LENGTH))].sum()) for time in times]
     assert measure_before(covered, np.array(times)).tolist() == counted
+
+
+@given(st.integers(60, 90), st.lists(st.integers(-3, 200), min_size=1, max_size=4))
+def test_the_measure_before_few_of_many_intervals_is_the_same(count, times):
+    starts = 2 * np.arange(count)  # each takes every other instant
+    counted = [min(max(time + 1, 0) // 2, count) for time in times]
+    assert measure_before(Intervals(starts, starts + 1), np.array(times)).tolist() == counted
+
+
+@given(st.lists(st.integers(-9, 9), min_size=1, max_size=20), st.sets(st.integers(0, 20)), st.booleans())
+def test_sums_between_are_those_of_each_part(values, bounds, only_signs):
+    bounds = sorted(bound for bound in bounds if bound <= len(values))
+    begins, ends = bounds[:-1], bounds[1:]
+    given_ = np.array(values) > 0 if only_signs else np.array(values)
+    summed = [int(given_[begin:end].sum()) for begin, end in zip(begins, ends, strict=True)]
+    assert sums_between(given_, np.array(begins, np.int64), np.array(ends, np.int64)).tolist() == summed
 
 
 @given(st.lists(st.integers(0, 20), max_size=6), st.lists(st.integers(-2, 22), max_size=40), st.booleans())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.cli.small_export import write_export
 from warplens.errors import UnreadableInputError
-from warplens.readers import read, sqlite
+from warplens.readers import read, sqlite, sqlite_rows
 from warplens.readers.sqlite import Part, SqliteFile
 
 #: Both sides of every width that SQLite stores numbers in: 1, 2, 3, 4, 6 and 8 bytes, and none at all for 0 and 1.
@@ -265,3 +265,16 @@ def test_expressions_of_the_file_are_not_carried_out(export):
         file.execute(f"CREATE TABLE computing (start INTEGER, computed AS ({endless}) NOT NULL)")
     with pytest.raises(UnreadableInputError, match="a column of it is computed"):
         read(export)
+
+
+def test_kinds_of_rows_that_sort_alike_are_told_apart_all_the_same():
+    words = np.random.default_rng(0).integers(1, 2**62, 5_000).astype(np.uint64)
+    mixed = words * np.uint64(0x9E3779B97F4A7C15)
+    _, first, which = np.unique(mixed >> np.uint64(48), return_index=True, return_inverse=True)
+    one = int(np.flatnonzero(first[which] != np.arange(len(words)))[0])  # agrees in 16 bits with an earlier one
+    pair = words[[int(first[which][one]), one]]
+    rows = np.tile(pair, 1_000)[np.newaxis]  # in turn, which is more changes than kinds are read
+
+    kinds = sqlite_rows._alike(rows)
+    assert sorted(map(len, kinds)) == [1_000, 1_000]
+    assert all(len(set(rows[0, kind].tolist())) == 1 for kind in kinds)

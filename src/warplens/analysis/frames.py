@@ -207,6 +207,15 @@ def running_sum(values: Bools | Int64s) -> Int64s:
     return sums
 
 
+def sums_between(values: Bools | Int64s, begins: Int64s, ends: Int64s) -> Int64s:
+    """The sum of the values from each begin to before its end; begins and ends ascend, and no part is empty."""
+    bounds = np.stack((begins, ends), axis=1).reshape(-1)
+    if not len(bounds):
+        return bounds
+    sums: Int64s = np.add.reduceat(values, bounds[:-1] if bounds[-1] == len(values) else bounds, dtype=np.int64)
+    return sums[::2]
+
+
 def sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
     """The exact sum of the amounts of each group, shape (count,)."""
     sums = np.zeros(count, dtype=np.int64)
@@ -269,6 +278,12 @@ class Spent:
         """A share of it, the same for all rows or one for each row of the table, rounded down."""
         part = share if isinstance(share, float) else share[self.at]
         return Spent(self.rows, (self.ns * part).astype(np.int64), self.count)
+
+    def share_of(self, whole: Int64s) -> npt.NDArray[np.float64]:
+        """The share of each of these amounts, one for each row of the table; 0 of nothing."""
+        shares = np.zeros(self.count)
+        shares[self.at] = self.ns / np.maximum(whole[self.at], 1)
+        return shares
 
     def where(self, which: Bools) -> Spent:
         """Of the rows for which this holds, given for each row of the table."""

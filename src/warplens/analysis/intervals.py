@@ -106,6 +106,9 @@ def complement(disjoint: Intervals, start: int, end: int) -> Intervals:
 #: From so many times as many times as edges on, edges are looked up among the times.
 _FEW_EDGES: Final = 2
 
+#: Up to one time to so many intervals, lengths are summed up between the times, and not from each interval to the next.
+_FEW_TIMES: Final = 16
+
 #: Where fewer than this share of the pieces are covered, the others are left as they are.
 _FEW_COVERED: Final = 0.25
 
@@ -176,10 +179,20 @@ def measure_before(disjoint: Intervals, times: Int64s) -> Int64s:
     """
     if not len(disjoint.starts):
         return np.zeros(len(times), dtype=np.int64)
-    before = running_sum(disjoint.ends - disjoint.starts)
     index = edges_until(disjoint.starts, times)
     partial = np.where(index > 0, np.minimum(times, disjoint.ends[index - 1]) - disjoint.starts[index - 1], 0)
-    return np.where(index > 0, before[np.maximum(index - 1, 0)] + partial, 0).astype(np.int64)
+    before = _length_of_first(disjoint, np.maximum(index - 1, 0))
+    return np.where(index > 0, before + partial, 0).astype(np.int64)
+
+
+def _length_of_first(disjoint: Intervals, counts: Int64s) -> Int64s:
+    """The summed length of the first so many intervals, for each of these counts."""
+    lengths = disjoint.ends - disjoint.starts
+    if _FEW_TIMES * len(counts) > len(lengths):
+        return running_sum(lengths)[counts]
+    bounds = np.unique(np.append(counts, 0))
+    bounds = bounds[bounds < len(lengths)]
+    return running_sum(np.add.reduceat(lengths, bounds))[np.searchsorted(bounds, counts)]
 
 
 def touches(intervals: Intervals, begins: Int64s, ends: Int64s) -> Bools:

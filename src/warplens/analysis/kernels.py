@@ -70,7 +70,8 @@ def statistics_of(kernels: pl.DataFrame, by: str = "name") -> pl.DataFrame:
     A short name can stand for several full names (`elementwise_kernel` does any arithmetic). Its `full_name` is then
     null, and it is classed by the full name that has most of its time.
     """
-    return _grouped(kernels, by, [pl.len().alias("calls"), *spread(duration_ns())], duration_ns())
+    kernels, spent = kernels.with_columns(duration_ns().alias("duration_ns")), pl.col("duration_ns")
+    return _grouped(kernels, by, [pl.len().alias("calls"), *spread(spent)], spent)
 
 
 def statistics_of_counts(counts: pl.DataFrame, by: str = "name") -> pl.DataFrame:

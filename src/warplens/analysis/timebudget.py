@@ -29,7 +29,7 @@ import polars as pl
 
 from warplens.analysis.api import api_kinds
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import Spent, chosen, numbered, sum_by
+from warplens.analysis.frames import Spent, all_equal, chosen, numbered, sum_by
 from warplens.analysis.hostpace import HostCalls
 from warplens.analysis.intervals import (
     Intervals,
@@ -131,7 +131,7 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
     before = issued - begins
     refilling, lost = np.zeros_like(before), np.zeros_like(before)
     late = np.flatnonzero(before > 0)
-    issuers, issuer = numbered(calls.select("process", "thread")[call[late]], ("process", "thread"))
+    issuers, issuer = _issuers(calls, call[late])
     hosts = {pid: HostCalls.of(timeline, pid) for pid in issuers["process"].unique().sort()}
     for number, (pid, tid) in enumerate(issuers.iter_rows()):
         mine = late[issuer == number] if issuers.height > 1 else late
@@ -152,6 +152,17 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
         lost[-1] = 0
     _add_issuing(parts, numbers, _is_graph_launch(calls, call), before, refilling, returned - issued, queued, lost)
     return IdleGaps(gaps, parts.columns, ended_by)
+
+
+def _issuers(calls: pl.DataFrame, rows: Int64s) -> tuple[pl.DataFrame, Int64s]:
+    """The processes and threads that made these calls, and which of them made each; most profiles have one or two."""
+    lane = ("process", "thread")
+    apart = [name for name in lane if not all_equal(calls[name])]
+    if not apart:
+        return calls.select(lane).head(min(len(rows), 1)), np.broadcast_to(np.int64(0), len(rows))
+    issuers, issuer = numbered(calls.select(apart)[rows], apart)
+    same = (pl.lit(calls[name][0], dtype=calls.schema[name]).alias(name) for name in lane if name not in apart)
+    return issuers.with_columns(same).select(lane), issuer
 
 
 def _add_issuing(
@@ -304,7 +315,7 @@ class TimeBudget:
         """Time in which the device did anything."""
         return self.duration_ns - self.idle_ns
 
-    @property
+    @cached_property
     def idle_ns(self) -> int:
         """Time in which the device did nothing."""
         return total(self.gaps.gaps)
@@ -353,7 +364,10 @@ def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals
         pieces = owned_union(starts[rows], ends[rows])
         pieces = subtract(subtract(pieces, outside), covered)
         owners, lengths = rows[pieces.owner], pieces.ends - pieces.starts
-        np.add.at(owned, touching[owners], lengths)
+        if (owners[1:] > owners[:-1]).all():  # each in one piece
+            owned[touching[owners]] = lengths
+        else:
+            np.add.at(owned, touching[owners], lengths)
         amounts = sum_by(labels[owners], lengths, len(names)).tolist()
         spent.update({name: amount for name, amount in zip(names, amounts, strict=True) if name[0] == group and amount})
         covered = _with(covered, Intervals(pieces.starts, pieces.ends))

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import CATEGORIES, CLASSES, OTHER, categories_of, classify_names
-from warplens.analysis.frames import Spent, all_equal, sum_by
+from warplens.analysis.frames import Spent, all_equal, once, sum_by
 from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import phase_of_work
@@ -266,7 +266,7 @@ class Facts:
         at = self.replayed_rows
 
         def of_schedule(mine: Float64s | None) -> Float64s:
-            return np.zeros(len(at)) if mine is None else np.append(mine, 0.0)[at]
+            return np.zeros(len(at)) if mine is None or not len(mine) else np.where(at >= 0, mine[at], 0.0)
 
         return self.pace.gain(*changes, less=Less(of_schedule(time), of_schedule(calls), stalls, elsewhere), kept=kept)
 
@@ -275,9 +275,11 @@ class Facts:
         """Of each piece of work of the schedule that is replayed its row in `work`; −1 for none."""
         if self.pace is None:
             return np.empty(0, dtype=np.int64)
-        place = np.full(self.timeline.work.height, -1, dtype=np.int64)
-        place[self.rows] = np.arange(len(self.rows))
-        return place[self.pace.usual.work_row]
+        rows, wanted = self.rows, self.pace.usual.work_row  # of one GPU, so that they ascend
+        if not len(rows):
+            return np.full(len(wanted), -1, dtype=np.int64)
+        place = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+        return np.where(rows[place] == wanted, place, -1)
 
     @cached_property
     def copies(self) -> pl.DataFrame:
@@ -315,7 +317,7 @@ class Facts:
     @cached_property
     def graphed(self) -> bool:
         """Whether most of its kernels are launched by CUDA graphs already."""
-        hidden = self.own_ns(pl.col("kind") == "graph")
+        hidden = self.own_ns_having("kind", "graph")
         if hidden > self.thresholds.dominant_share * self.busy_ns:
             return True
         launched = self.work.select("process", "launch_start_ns").filter(self.work["kind"] == "kernel").drop_nulls()
@@ -351,11 +353,17 @@ class Facts:
         """Of each row of `work` its row in `Timeline.work`; found anew each time, for few ask and it is large."""
         if self.whole is not None:
             return self.whole.rows[self.part]
-        return np.concatenate([np.empty(0, np.int64), *(_rows(self.timeline, each) for each in self.budgets)])
+        parts = [_rows(self.timeline, each) for each in self.budgets]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
     def own_ns(self, which: pl.Expr) -> int:
         """Wall time owned by the work for which this holds."""
         return int(self.work.select(pl.col("own_ns").filter(which).sum()).item())
+
+    @once
+    def own_ns_having(self, column: str, *values: str) -> int:
+        """Wall time owned by the work that has one of these values in a column that is an enumeration."""
+        return int(self.program.own_ns[np.flatnonzero(self.program.having(column, *values))].sum())
 
     def forget(self) -> None:
         """Gives back the memory of what rules found in the window; asked again, they would look again."""
@@ -366,7 +374,7 @@ class Facts:
     def wall_of_phase(self, phase: str) -> int:
         """The time of the work of one phase, and of the pauses that it ended."""
         pauses = self.gaps.filter(pl.col("phase") == phase)
-        return self.own_ns(pl.col("phase") == phase) + int((pauses["end_ns"] - pauses["start_ns"]).sum())
+        return self.own_ns_having("phase", phase) + int((pauses["end_ns"] - pauses["start_ns"]).sum())
 
     def hand_over_to_phases(self) -> list[Facts]:
         """The facts of each phase that has any time: its work, and the pauses that it ended.

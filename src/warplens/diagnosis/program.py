@@ -116,7 +116,7 @@ class Program:
         self._whole = facts.whole.program if facts.whole is not None else None
         work = facts.work
         self.order: Int64s = self._ordered()
-        self._in_order = bool((self.order == np.arange(len(self.order))).all())
+        self._in_order = bool((self.order[1:] > self.order[:-1]).all())
         self.own_ns: Int64s = work["own_ns"].to_numpy()
         self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
         self.step: Int32s = self._steps()
@@ -378,8 +378,8 @@ class Program:
         """
         begins, ends = self.edges(inside)
         for which, least in holding:
-            before = running_sum(self.in_order(which))
-            enough = before[ends] - before[begins] >= least
+            places = np.flatnonzero(self.in_order(which))
+            enough = np.searchsorted(places, ends) - np.searchsorted(places, begins) >= least
             begins, ends = begins[enough], ends[enough]
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             yield self.order[begin:end]

@@ -288,10 +288,10 @@ class Rule:
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
         """What it brings by a replay if the work that is claimed goes, and its launches where pauses are claimed."""
-        mine, time = claims.pieces(self.id).whole(), facts.program.own_ns
-        share, asked = mine / np.maximum(time, 1), self.claim(facts)
+        mine, time = claims.pieces(self.id), facts.program.own_ns
+        share, asked = mine.share_of(time), self.claim(facts)
         # What is claimed twice goes to one cause; a remedy takes away all of it.
-        if self.takes_all and asked is not None and 2 * mine.sum() > asked @ time:
+        if self.takes_all and asked is not None and 2 * mine.total > asked @ time:
             share = np.maximum(asked, share)
         gone = np.where(share >= self.unlaunched_share, 1.0, share) if claims.idle_ns(self.id) else None
         return facts.replayed(time=share, calls=gone)

@@ -225,8 +225,11 @@ def _image_passes(facts: Facts) -> Passes | None:
 
     Where shapes are recorded. A sampler's next image is made of the last one, by work on tensors with the same sides.
     """
-    program, shapes = facts.program, facts.program.shapes()
-    if facts.trains or shapes.null_count() == shapes.len():
+    program = facts.program
+    if facts.trains or not facts.timeline.has_operators:
+        return None
+    shapes = program.shapes()
+    if shapes.null_count() == shapes.len():
         return None
     counts, convolutions = [], program.labelled("convolution")
     for whole in program.by_step():
@@ -423,8 +426,9 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
     product = program.labelled(*PRODUCTS)
     if not backward.any() or backward.all():
         return again, 1.0
+    sides = product & ~backward, product & backward
     for rows in program.by_step():
-        ahead, mine = (rows[(product & which)[rows]] for which in (~backward, backward))
+        ahead, mine = (rows[side[rows]] for side in sides)
         forward = len(ahead)
         if not forward or len(mine) < _OF_FORWARD * forward:
             continue

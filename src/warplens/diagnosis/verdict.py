@@ -193,7 +193,7 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
     if costliest is not None:
         return _first_to_mend(facts, claims, costliest, found)
     by_id = {finding.id: finding for finding in found}
-    hidden = facts.own_ns(pl.col("kind") == "graph")
+    hidden = facts.own_ns_having("kind", "graph")
     if "graph-opaque" in by_id and hidden > facts.thresholds.dominant_share * facts.wall_ns:
         return by_id["graph-opaque"]
     if "padded-work" in by_id:
@@ -300,7 +300,7 @@ def _of_phase(part: Facts) -> PhaseVerdict:
 
 
 def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: str | None) -> Coverage:
-    kernels = facts.own_ns(pl.col("kind") == "kernel")
+    kernels = facts.own_ns_having("kind", "kernel")
     counted_ns = facts.own_ns(pl.col("bound").is_not_null())
     return Coverage(
         wall_ns=facts.wall_ns,

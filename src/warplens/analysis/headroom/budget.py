@@ -205,14 +205,15 @@ def _headroom(
 
 def _in_order(timeline: Timeline, budget: TimeBudget, launched: pl.DataFrame) -> pl.DataFrame:
     """`PIECES` from those of them that have a roof, which are named by their row of `Timeline.work` (`work`)."""
-    place = np.full(timeline.work.height, -1, dtype=np.int64)
-    place[launched["work"].to_numpy()] = np.arange(launched.height)
-    at = place[timeline.rows_on(budget.device, budget.owned_ns > 0)]
+    rows, own = timeline.rows_on(budget.device, budget.owned_ns > 0), launched["work"].to_numpy()
     found = launched.drop("work")
-    if len(at) == launched.height and (at == np.arange(len(at))).all():  # one stream, and no link
+    if len(rows) == len(own) and (rows == own).all():  # one stream, and no link
         return found
-    rows = pl.Series(at).set(pl.Series(at < 0), None) if (at < 0).any() else pl.Series(at)
-    return found.select(pl.all().gather(rows))
+    place = np.full(timeline.work.height, -1, dtype=np.int64)
+    place[own] = np.arange(len(own))
+    at = place[rows]
+    chosen = pl.Series(at).set(pl.Series(at < 0), None) if (at < 0).any() else pl.Series(at)
+    return found.select(pl.all().gather(chosen))
 
 
 def _share(table: pl.DataFrame, condition: pl.Expr) -> float | None:

@@ -143,7 +143,8 @@ class ExposedCommunication(Rule):
         by_device = kernels.group_by("device").agg(pl.col("own_ns").sum())["own_ns"]
         uneven = float(by_device.max()) / float(by_device.min()) if by_device.len() > 1 and by_device.min() else None  # type: ignore[arg-type]
         # Averages over GPUs hide the one that waits: what is claimed on that one bounds it.
-        on_each = pl.DataFrame({"device": facts.work["device"], "claimed": claims.of_work(self.id)})
+        mine = claims.pieces(self.id)
+        on_each = pl.DataFrame({"device": facts.work["device"].to_numpy()[mine.at], "claimed": mine.ns})
         most = on_each.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
         most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
         hideable = self._beside(facts, claimed) / claimed
@@ -265,8 +266,10 @@ class UnbucketedCommunication(RanksRule):
         if not joinable:
             return None
         begins = np.unique(np.concatenate([rows["start_ns"].to_numpy() for rows in joinable.values()]))
-        mine = facts.program.having("label", "communication")
-        return np.where(mine & np.isin(facts.work["start_ns"].to_numpy(), begins), 1.0, 0.0)
+        mine = np.flatnonzero(facts.program.having("label", "communication"))
+        share = np.zeros(facts.work.height)
+        share[mine] = np.isin(facts.work["start_ns"].to_numpy()[mine], begins)
+        return share
 
     def across(self, run: Run, limits: Thresholds) -> Finding | None:
         """The finding, if the run has it."""

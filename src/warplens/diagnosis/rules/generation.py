@@ -312,7 +312,9 @@ class GrowingCache(StructureRule):
     def share(self, facts: Facts) -> Float64s:
         """The concatenations, if they grow; gathers of whole caches."""
         joined, gathers, _ = self._copies(facts)
-        return np.where(joined | gathers, float(self.saved_share), 0.0)
+        found = joined | gathers
+        # Of most programs none, which takes no room.
+        return np.where(found, float(self.saved_share), 0.0) if found.any() else np.broadcast_to(0.0, len(found))
 
     @remembered
     def _copies(self, facts: Facts) -> tuple[Bools, Bools, str]:

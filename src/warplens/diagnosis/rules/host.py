@@ -90,7 +90,7 @@ _FROM_GRAPHS: Final = (
 
 def _passes_ns(facts: Facts) -> int:
     """Time of kernels that only pass over memory."""
-    return facts.own_ns(pl.col("label").is_in(PASSES))
+    return facts.own_ns_having("label", *PASSES)
 
 
 #: Where a step's launches are mostly those of one loop.
@@ -639,6 +639,8 @@ class BlockingCopy(Rule):
     def _pieces(self, facts: Facts) -> Float64s:
         """Of each small copy to the GPU in a long row of such copies, the share that goes away with one copy of all."""
         work, program = facts.work, facts.program
+        if program.having("label", HOST_COPIES[0]).sum() < self.in_a_row:
+            return np.broadcast_to(0.0, work.height)  # takes no room
         small = (work["bytes"] <= self.piece_bytes).fill_null(value=False).to_numpy()
         sent = program.having("label", HOST_COPIES[0]) & small & work["pageable"].fill_null(value=False).to_numpy()
         share = np.zeros(work.height)
@@ -811,11 +813,11 @@ class BlockingCopy(Rule):
         They stand right behind the next copy, and are shorter than it takes to read its bytes once. Pinned memory is
         kept.
         """
-        work = facts.work.select("label", "end_ns", "bytes", "pageable").filter(pl.col("pageable"))
-        fetched = work.filter(pl.col("label") == HOST_COPIES[1]).sort("end_ns")
-        spent, begins = facts.causes["host"].whole(), facts.gaps["start_ns"].to_numpy()
-        if not fetched.height or not spent.any():
+        fetched = facts.copies.filter(pl.col("pageable") & (pl.col("label") == HOST_COPIES[1])).sort("end_ns")
+        host = facts.causes["host"]
+        if not fetched.height or not host:
             return False
+        spent, begins = host.ns, facts.gaps["start_ns"].to_numpy()[host.at]
         ends = fetched["end_ns"].to_numpy()
         place = np.minimum(np.searchsorted(ends, begins), len(ends) - 1)
         pages = np.where(ends[place] == begins, fetched["bytes"].to_numpy()[place] / _PAGE_BYTES, 0.0)

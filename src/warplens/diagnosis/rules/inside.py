@@ -64,7 +64,7 @@ class CounterRule(Rule):
         mine = claims.of_work(self.id)
         affected = int(facts.work["own_ns"].filter(mine > 0).sum())
         measured = facts.own_ns(pl.col("bound").is_not_null())
-        every = facts.own_ns(pl.col("kind") == "kernel")
+        every = facts.own_ns_having("kind", "kernel")
         covered = measured / every if every else 0.0
         limits = facts.thresholds
         return self.raised(

@@ -127,7 +127,7 @@ class MemoryBandwidth(Rule):
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Of chains of kernels that move data, all but the longest; between products that is `unfused-chain`'s."""
-        products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
+        products = facts.own_ns_having("label", *PRODUCTS)
         inferred = products < self.least_products_share * facts.wall_ns
         measured = facts.work["bound"].is_not_null().to_numpy()
         return np.where(measured | inferred, _fusible(facts), 0.0) if inferred or measured.any() else None
@@ -138,7 +138,7 @@ class MemoryBandwidth(Rule):
         time = int(facts.work["own_ns"].filter(moving).sum())
         share = time / facts.wall_ns
         measured_ns = facts.own_ns(pl.col("bound").is_not_null())
-        kernels_ns = facts.own_ns(pl.col("kind") == "kernel")
+        kernels_ns = facts.own_ns_having("kind", "kernel")
         measured = measured_ns >= facts.thresholds.counters_share * max(kernels_ns, 1)
         dominates = share >= facts.thresholds.bandwidth_share
         confidence: Confidence = "high" if measured else "medium" if dominates else "low"
@@ -210,7 +210,7 @@ def busy_with(facts: Facts, beside: str = "") -> str:
         beside: what to say of the share.
     """
     busy = f"busy for {percent(facts.busy_share)} of the time{beside}"
-    spent = {title: facts.own_ns(pl.col("label") == label) for label, title in _PRODUCTS.items()}
+    spent = {title: facts.own_ns_having("label", label) for label, title in _PRODUCTS.items()}
     products = sum(spent.values())
     dominant = facts.thresholds.dominant_share * facts.wall_ns
     if products < dominant:

@@ -261,6 +261,7 @@ class Precision(Rule):
                 found[program.order[at]] = np.maximum(found[program.order[at]], self.passes_share)
         return found
 
+    @remembered
     def _mixed(self, facts: Facts) -> bool:
         """Whether a part of the program computes in 16 bits already, so that somebody has chosen what does not."""
         program = facts.program
@@ -272,7 +273,7 @@ class Precision(Rule):
         """By 16 bits; at least by TF32, which has half of their rate and leaves the passes as they are."""
         found, tf32 = super()._without(facts, claims), self._by_tf32(facts)
         if self._mixed(facts) and found is not None:
-            share = claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1)
+            share = claims.pieces(self.id).share_of(facts.program.own_ns)
             casts = facts.program.labelled("copy-cast") & (share >= self.unlaunched_share)
             found = facts.replayed(time=share, calls=casts.astype(np.float64)) or found
         return found if found is None or tf32 is None else replace(found, low=min(found.low, tf32.low))
@@ -311,12 +312,12 @@ class Precision(Rule):
         claimed = claims.busy_ns(self.id)
         if not claimed or not has_tensor_cores(facts):
             return None
-        products = facts.own_ns(pl.col("label").is_in(PRODUCTS))
+        products = facts.own_ns_having("label", *PRODUCTS)
         default = self._by_default(facts)
         off = off_tensor_cores(facts)
         by_default = int(facts.program.own_ns[default].sum()) > int(facts.program.own_ns[off].sum())
         wide = int(facts.program.own_ns[off].sum())
-        passes = facts.own_ns(pl.col("label").is_in(PASSES))
+        passes = facts.own_ns_having("label", *PASSES)
         newer = _capability(facts) >= (8, 0)
         doubles = _doubles(facts) & off
         mostly = int(facts.program.own_ns[doubles].sum()) > wide / 2

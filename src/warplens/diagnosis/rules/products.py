@@ -628,6 +628,8 @@ class MemoryFormat(StructureRule):
         PyTorch runs those of sequences as convolutions of images of height 1.
         """
         program = facts.program
+        if not facts.timeline.has_operators:
+            return None
         convolutions = np.flatnonzero(program.labelled("convolution"))
         shapes = program.shapes().gather(convolutions)
         frame = pl.DataFrame({"shapes": shapes, "time": program.own_ns[convolutions]})
@@ -761,12 +763,13 @@ class WeightBound(StructureRule):
         """The same of the pauses: a larger batch shares them, too."""
         return np.full(facts.gaps.height, 1 - 1 / self._batch(facts)) if self.share(facts).any() else None
 
+    @remembered
     def _narrow(self, facts: Facts) -> Bools:
         """Which products have few rows: by their shapes, else by their names."""
         program = facts.program
         products = program.labelled("gemm")
-        shapes = program.shapes()
-        if shapes.null_count() == shapes.len():
+        shapes = program.shapes() if facts.timeline.has_operators else None
+        if shapes is None or shapes.null_count() == shapes.len():
             return self._by_name(facts, products)
         texts = shapes.filter(pl.Series(products)).drop_nulls().unique().to_list()
         few = {text: 0 < _rows(text) <= self.rows for text in texts}

@@ -322,8 +322,9 @@ class PerExpertLoop(StructureRule):
         mine, _ = self._loop(facts)
         program = facts.program
         # Grouped products still do the work of all parts: what goes is that each kernel starts and ends.
-        share = np.where(mine, np.minimum(started_share(facts), self.whole_saved_share), 0.0)
-        if mine.any():
+        share, rows = np.zeros(len(mine)), np.flatnonzero(mine)
+        if len(rows):
+            share[rows] = np.minimum(started_share(facts, rows), self.whole_saved_share)
             usual = float(np.median(program.own_ns[mine & program.labelled("gemm")]))
             whole = mine & program.labelled("elementwise") & (program.own_ns >= self.longer * usual)
             share[whole] = self.whole_saved_share

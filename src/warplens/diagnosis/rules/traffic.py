@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import running_sum
+from warplens.analysis.frames import sums_between
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
@@ -140,8 +140,7 @@ class UnfusedChain(StructureRule):
         if not len(begins):
             return share
         own = program.in_order(program.own_ns)
-        before = running_sum(own)
-        spent = before[ends] - before[begins]
+        spent = sums_between(own, begins, ends)
         products = program.labelled(*PRODUCTS)
         wide = products & facts.program.having("precision", *_WIDE)
         mostly_wide = 2 * time_of(program, wide) > time_of(program, products)
@@ -150,8 +149,7 @@ class UnfusedChain(StructureRule):
         enough = self.least_training_share if facts.trains or mostly_wide else enough
         # However short: what only moves values computes nothing. Weights that change are narrowed in each step.
         moves = program.labelled("copy-cast") & ~program.marked("narrowing")
-        others = running_sum(~program.in_order(moves))
-        moving = others[ends] == others[begins]
+        moving = sums_between(program.in_order(moves), begins, ends) == ends - begins
         chained, moved = spent[ends - begins >= self._least_passes(facts)].sum(), spent[moving].sum()
         if chained < enough * facts.busy_ns and moved < self.least_moves_share * facts.busy_ns:
             return share
@@ -297,7 +295,7 @@ class UnfusedChain(StructureRule):
         found = super()._without(facts, claims)
         if found is None or facts.unprofiled_host_ns >= facts.busy_ns:
             return found
-        share = claims.pieces(self.id).whole() / np.maximum(facts.program.own_ns, 1)
+        share = claims.pieces(self.id).share_of(facts.program.own_ns)
         unlaunched = facts.replayed(time=share, calls=share) or found
         low, high = min(found.low, unlaunched.low), max(found.high, unlaunched.high)
         return Gain(math.sqrt(found.expected * unlaunched.expected), low, high)
@@ -313,7 +311,7 @@ class UnfusedChain(StructureRule):
         Of a loss that is summed up part by part, one log-softmax is left, forward and backward.
         """
         program = facts.program
-        share = claims.pieces(self.id).whole() / np.maximum(program.own_ns, 1)
+        share = claims.pieces(self.id).share_of(program.own_ns)
         calls = np.where(losing & (share >= self.unlaunched_share), 1.0, 0.0)
         parts = np.flatnonzero(losing & program.marked("log-softmax"))
         _, which, counts = np.unique(program.launched_as(parts), return_inverse=True, return_counts=True)

@@ -54,7 +54,7 @@ class GraphOpaque(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
-        hidden = facts.own_ns(pl.col("kind") == "graph")
+        hidden = facts.own_ns_having("kind", "graph")
         if hidden < _HIDDEN_SHARE * facts.wall_ns:
             return None
         launches = int((facts.work["kind"] == "graph").sum())
@@ -253,7 +253,7 @@ class IncompleteProfile(Rule):
 
 def _only_communication(facts: Facts) -> bool:
     """Whether collectives are all that the GPU did: a test of the links, or a slice of a trace."""
-    talks = facts.own_ns(pl.col("label") == "communication")
+    talks = facts.own_ns_having("label", "communication")
     return bool(talks) and not facts.own_ns(
         pl.col("kind").is_in(["kernel", "graph"]) & (pl.col("label") != "communication")
     )
@@ -383,7 +383,7 @@ class BelowRoof(Rule):
         wall = facts.wall_ns - facts.added_ns
         if not facts.wall_ns or occupied < facts.thresholds.quiet_busy_share * wall:
             return None
-        if facts.own_ns(pl.col("kind") == "graph") > facts.thresholds.dominant_share * facts.wall_ns:
+        if facts.own_ns_having("kind", "graph") > facts.thresholds.dominant_share * facts.wall_ns:
             return None  # `graph-opaque` says what to record; counters of the few kernels outside would say nothing
         if Saturated().find(facts, claims) is not None:
             return None
@@ -449,8 +449,9 @@ _SHAPES: Final = Remedy(
 
 def _sections(facts: Facts, above: pl.Series) -> str:
     """The sections to ask for, those of the category with the most time above its roof."""
-    frame = facts.work.select(pl.col("label").cast(pl.String), above.alias("above"))
-    most = frame.group_by("label").agg(pl.col("above").sum()).sort("above", "label", descending=[True, False])
+    frame = facts.work.select("label", above.alias("above"))
+    by_label = frame.group_by("label").agg(pl.col("above").sum()).with_columns(pl.col("label").cast(pl.String))
+    most = by_label.sort("above", "label", descending=[True, False])
     category = most["label"][0] if most.height else ""
     return " ".join(f"--section {name}" for name in _SECTIONS.get(category, _OTHERS))
 
@@ -495,7 +496,7 @@ class Saturated(Rule):
             return None
         if not roof_known(facts) or facts.to_roof_share >= facts.thresholds.roof_headroom_share:
             return None
-        hidden = facts.own_ns(pl.col("kind") == "graph")
+        hidden = facts.own_ns_having("kind", "graph")
         return self.described(
             confidence="high" if facts.sure and not hidden else "medium",
             gain=ceiling(facts.wall_ns, facts.idle_ns),

@@ -40,8 +40,17 @@ def decoded(raw: bytes) -> tuple[str, bool]:
 
 def distinct_ids(columns: Iterable[pl.Series]) -> Int64s:
     """The different ids in these columns, ascending, nulls left out."""
-    found = [column.unique().drop_nulls().to_numpy() for column in columns]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+    return np.unique(np.concatenate([np.empty(0, np.int64), *map(_distinct, columns)]))
+
+
+def _distinct(column: pl.Series) -> Int64s:
+    """The same of one column. A mark for each id that there may be takes a tenth of the time of hashing the rows."""
+    ids = column.drop_nulls().to_numpy()
+    if not len(ids) or ids.min() < 0 or ids.max() > _MAX_ID_IN_TABLE:
+        return column.unique().drop_nulls().sort().to_numpy()
+    marks = np.zeros(int(ids.max()) + 1, dtype=np.bool_)
+    marks[ids] = True
+    return np.flatnonzero(marks)
 
 
 class Strings:
