@@ -1,4 +1,4 @@
-"""Measures the practical roofs of this machine's GPU, and writes them as `warplens/data/roofs` has them.
+"""Measures the practical roofs of this machine's GPU, and writes them as `data/roofs` has them.
 
     python -m benchmarks.roofs.measure OUT.json [--kinds gemm attention …] [--device cpu --tiny]
 

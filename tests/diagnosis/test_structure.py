@@ -422,6 +422,67 @@ def test_a_buffer_that_is_rolled_is_copied_whole_and_shifted_windows_are_not_tol
         assert finding.remedies[0].action == "Write into a ring"
 
 
+BLUESTEIN = "void multi_bluestein_fft<unsigned int, 125u, float>(kernel_arguments_t<unsigned int>)"
+ARANGE = "void at::native::elementwise_kernel_with_index<int, at::native::arange_cuda_out(at::Tensor&)::lambda>(int)"
+MASKED = "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<masked_fill_kernel>>(int)"
+CELL = "void at::native::lstm_cell_forward<float, float, int, 1>(int)"
+
+
+def test_transforms_of_a_length_with_a_large_prime_factor_are_padded() -> None:
+    """Bluestein's algorithm takes some five times as long as one transform: 800 of 1,000 µs go away."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(250 * US, BLUESTEIN, times=4)
+        machine.launch(100 * US, GELU, times=2)
+
+    found = verdict(step)
+    assert found.verdict == "misaligned-shape"
+    assert "large prime factor" in found.findings[0].title
+    assert found.findings[0].expected == pytest.approx(1200 / 400, rel=0.05)
+
+
+@pytest.mark.parametrize(("layers", "counted", "found"), [(12, True, True), (12, False, False), (2, True, False)])
+def test_masks_that_each_layer_makes_of_positions_are_made_once(layers: int, counted: bool, found: bool) -> None:
+    """Passes over all pairs follow the positions; a chain that counts none is a network's own arithmetic."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(layers):
+            if counted:
+                machine.launch(2 * US, ARANGE)
+            machine.launch(300 * US, GELU)
+            machine.copy(200 * US, 64 << 20, "device-to-device", pinned=True)
+            machine.launch(300 * US, MASKED)
+            machine.launch(40 * US)
+            machine.launch(250 * US, FLASH)
+            machine.launch(60 * US)
+            machine.launch(20 * US, GELU)
+            machine.launch(60 * US)
+
+    finding = verdict(step).finding("unfused-chain")
+    assert (finding is not None and "made anew for each layer" in finding.title) == found
+    if finding is not None and found:
+        whole = layers * 1232
+        assert finding.expected == pytest.approx(whole / (whole - (layers - 1) * 800), rel=0.05)
+
+
+@pytest.mark.parametrize(("steps", "found"), [(48, True), (4, False)])
+def test_a_recurrence_that_is_launched_step_by_step_is_one_call(steps: int, found: bool) -> None:
+    """What stands between the cells of a time step is not launched by one call for all of them."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(steps):
+            machine.launch(5 * US, times=2)
+            machine.launch(3 * US, ADD, times=3)
+            machine.launch(3 * US, CELL)
+        machine.launch(500 * US)
+
+    finding = verdict(step).finding("launch-overhead")
+    told = finding is not None and finding.remedies[0].action == "Run the whole recurrence in one call"
+    assert told == found
+    if finding is not None and found:
+        assert finding.evidence["cells_per_step"] == steps
+
+
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_losses_that_are_differentiated_one_by_one_go_back_over_one_graph(passes: int) -> None:
     """Twelve equal layers and a head for each loss, and then each loss's way back: two products a layer."""

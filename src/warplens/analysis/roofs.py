@@ -5,9 +5,9 @@ kind take for as much work of about this shape:
 
     time = max(FLOPs / practical FLOP rate, bytes / practical bandwidth), and never less than the shortest kernel
 
-Rates come from a table measured on a GPU of that name (`warplens/data/roofs`, made by `benchmarks.roofs.measure`): the
+Rates come from a table measured on a GPU of that name (`data/roofs`, made by `benchmarks.roofs.measure`): the
 well-shaped entries that are nearest in size, so that small work has a lower roof. For any other GPU they are the data
-sheet's peaks times the stated factors of `STATED`, which that table gives for the H200.
+sheet's peaks times the stated factors of `STATED`, which the table of the H200 gives.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _well_shaped(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_legacy(entry: Mapping[str, Any]) -> bool:
-    return bool(re.search(r"cutlass_7\d_|s1688|s884", " ".join(entry["kernels"])))
+    return bool(entry.get("legacy"))
 
 
 def _nearby_rate(entries: Sequence[Mapping[str, Any]], task: Task) -> float:
@@ -320,10 +320,7 @@ def roofs_of(device: Device | None) -> Roofs | None:
 @cache
 def _tables() -> tuple[tuple[re.Pattern[str], Mapping[str, Any]], ...]:
     """The measured tables of the package with the names of the GPUs that they hold for."""
-    folder = files("warplens").joinpath("data", "roofs")
-    if not folder.is_dir():
-        return ()
-    stored = [item for item in folder.iterdir() if item.name.endswith(".json.xz")]
-    tables = [json.loads(lzma.decompress(item.read_bytes())) for item in stored]
+    stored = files("warplens").joinpath("data", "roofs.json.xz")
+    tables = json.loads(lzma.decompress(stored.read_bytes())) if stored.is_file() else []
     # An NVL card of the same chip has other clocks and bandwidth: the table holds for the very name.
     return tuple((re.compile(rf"^{re.escape(table['gpu'])}$"), table) for table in tables)

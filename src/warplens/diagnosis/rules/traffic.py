@@ -148,7 +148,7 @@ class UnfusedChain(StructureRule):
         enough = self.least_compiled_share if in_parts else self.least_share
         enough = self.least_training_share if facts.trains or mostly_wide else enough
         # However short: what only moves values computes nothing. Weights that change are narrowed in each step.
-        moves = program.labelled("copy-cast") & ~program.marked("narrowing")
+        moves = program.having("label", "copy-cast", "device-to-device") & ~program.marked("narrowing")
         moving = sums_between(program.in_order(moves), begins, ends) == ends - begins
         chained, moved = spent[ends - begins >= self._least_passes(facts)].sum(), spent[moving].sum()
         if chained < enough * facts.busy_ns and moved < self.least_moves_share * facts.busy_ns:
