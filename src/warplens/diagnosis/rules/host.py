@@ -109,12 +109,14 @@ _ONE_RECURRENCE: Final = Remedy(
     "y, state = nn.LSTM(width, width, layers, batch_first=True)(x)  # in place of nn.LSTMCell in a loop\n"
     "# torch.backends.cudnn.enabled = True, inputs and weights in one format, nothing between the time steps\n"
     "# where a time step needs what another network made of the last: a CUDA graph of the loop",
-    f"{GAIN}: cuDNN launches a few kernels for all time steps, and multiplies the inputs of all at once",
+    f"{GAIN}: cuDNN issues the time steps without the framework's work between them, and fuses what is not a product",
 )
 
 #: Kernels between two cells, at most, and cells in a row, at least: fewer time steps are no loop.
 _OF_A_CELL: Final = 64
 _LEAST_CELLS: Final = 8
+#: Of the host's time for such a loop, what goes away with it.
+_CELLS_SAVED: Final = 0.78
 
 
 @once
@@ -122,7 +124,8 @@ def _recurrence(facts: Facts) -> tuple[Float64s, Float64s, float] | None:
     """Of each piece the shares of its time and of its launch that one call for all time steps saves, and cells a step.
 
     Copies, sums and casts between the cells go away; products and the cells' own arithmetic stay. None where no cells
-    are launched one by one.
+    are launched one by one. cuDNN launches a few kernels for each time step: two LSTMs in place of loops took a quarter
+    and a fifth of the host's time (26 and 34 µs a time step, forward or backward, on an H200).
     """
     program, cells = facts.program, facts.program.marked("recurrent-cell")
     if cells.sum() < _LEAST_CELLS * facts.steps:
@@ -136,7 +139,7 @@ def _recurrence(facts: Facts) -> tuple[Float64s, Float64s, float] | None:
     if not inside.any():
         return None
     passes = inside & program.labelled(*PASSES) & ~cells
-    return passes.astype(np.float64), np.where(inside, 0.95, 0.0), float(cells.sum()) / facts.steps
+    return passes.astype(np.float64), np.where(inside, _CELLS_SAVED, 0.0), float(cells.sum()) / facts.steps
 
 
 class LaunchOverhead(Rule):
