@@ -12,7 +12,7 @@ from warplens.errors import UsageError
 PREFIX: Final = "demo:"
 
 #: Folders of the package's data whose files have short names; files of others are named with their folder.
-_FOLDERS: Final = ("captures", "counters", "measurements", "policies", "roofs")
+_FOLDERS: Final = ("captures", "counters", "measurements", "policies")
 
 _NOT_PROFILES: Final = ("INDEX.json",)
 

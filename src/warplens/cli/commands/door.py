@@ -331,5 +331,4 @@ _OTHERS: Final = {
     "counters": "Nsight Compute on kernels with known faults: warplens counters, roofline",
     "measurements": "measurements: warplens sweep report, policy fit, bench show",
     "policies": "which side to run for which shape: warplens policy check",
-    "roofs": "rates that kernels reach on an H200",
 }
