@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from filecmp import cmp
-from functools import cache, wraps
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,21 +55,6 @@ _KEPT = 24
 _READS = find_spec("polars") is not None
 
 
-class _Kept:
-    """What reading a file gave: of the files that were asked for last."""
-
-    def __init__(self) -> None:
-        self.contents: OrderedDict[tuple[Path, str, str], Any] = OrderedDict()
-
-    def of(self, key: tuple[Path, str, str], read_anew: Callable[[], Any]) -> Any:
-        if key not in self.contents:
-            self.contents[key] = read_anew()
-            if len(self.contents) > _KEPT:
-                self.contents.popitem(last=False)
-        self.contents.move_to_end(key)
-        return self.contents[key]
-
-
 @dataclass(frozen=True)
 class _Once:
     """In place of a reader: what reading this file gave is kept."""
@@ -78,24 +62,16 @@ class _Once:
     read_anew: Callable[[Any], Any]
     original: Path
     name: str
-    kept: _Kept
+    kept: OrderedDict[tuple[Path, str, str], Any]
 
     def read(self, _: object, asked: object) -> Any:
-        return self.kept.of((self.original, self.name, repr(asked)), lambda: self.read_anew(asked))
-
-
-def _once(question: Callable[..., Any]) -> Callable[..., Any]:
-    """What the function answers to equal arguments, found once; arguments are told apart by their bytes."""
-    answers: dict[bytes, Any] = {}
-
-    @wraps(question)
-    def asked(*given: Any, **named: Any) -> Any:
-        key = pickle.dumps((given, named))
-        if key not in answers:
-            answers[key] = question(*given, **named)
-        return answers[key]
-
-    return asked
+        key = (self.original, self.name, repr(asked))
+        if key not in self.kept:
+            self.kept[key] = self.read_anew(asked)
+        self.kept.move_to_end(key)
+        if len(self.kept) > _KEPT:
+            self.kept.popitem(last=False)
+        return self.kept[key]
 
 
 @cache
@@ -129,8 +105,16 @@ def _charts_are_drawn_once():
         return
     import vl_convert
 
+    draw, drawn = vl_convert.vegalite_to_svg, dict[str, str]()
+
+    def svg(spec: Any, **asked: Any) -> str:
+        key = json.dumps([spec, asked])
+        if key not in drawn:
+            drawn[key] = draw(spec, **asked)
+        return drawn[key]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vl_convert, "vegalite_to_svg", _once(vl_convert.vegalite_to_svg))
+        patch.setattr(vl_convert, "vegalite_to_svg", svg)
         yield
 
 
@@ -155,7 +139,7 @@ def _shipped_files_are_read_once():
 
     kinds = (readers._TRACES, readers._COUNTERS)
     opened = type(readers._TRACES).opened
-    kept = _Kept()
+    kept: OrderedDict[tuple[Path, str, str], Any] = OrderedDict()
 
     @contextmanager
     def of_either(self: Any, path: Path, progress: Any) -> Iterator[Any]:

@@ -16,10 +16,20 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["Case", "Sizes", "cases"]
+__all__ = ["DATA_SHEET", "Case", "Sizes", "cases"]
 
 Run = Callable[[], object]
 
+#: Data sheets of the H200 and the H100 (SXM), which differ in their memory: dense rates in FLOP/s, bytes/s.
+DATA_SHEET = {
+    "bf16": 989.4e12,
+    "fp16": 989.4e12,
+    "tf32": 494.7e12,
+    "fp8": 1978.9e12,
+    "fp32": 66.9e12,
+    "memory": 4.8e12 if not torch.cuda.is_available() or "H200" in torch.cuda.get_device_name() else 3.35e12,
+    "host_link": 64e9,
+}
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,

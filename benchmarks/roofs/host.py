@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchmarks.roofs.cases import DATA_SHEET
+
 __all__ = ["copies", "launches"]
 
 Entry = dict[str, Any]
@@ -51,14 +53,17 @@ def copies(device: str, *, tiny: bool) -> list[Entry]:
                 times = _times(lambda t=target, s=source: t.copy_(s, non_blocking=True), 9, sync)
                 rates = [count / t / 1e9 for t in times]
                 item = _entry("transfer", op, rates, "GB/s", bytes=count, memory=memory)
-                entries.append({**item, "peak_share": round(item["rate"] / 64, 4), "us": _us(times)})
+                entries.append(
+                    {**item, "peak_share": round(item["rate"] * 1e9 / DATA_SHEET["host_link"], 4), "us": _us(times)}
+                )
     for length in (1 << 20, 1 << 24, 1 << 28, 1 << 31):
         count = 256 if tiny else length
         source = torch.randint(0, 100, (count,), device=device, dtype=torch.uint8)
         target = torch.empty_like(source)
         times = _on_gpu(lambda t=target, s=source: t.copy_(s), 20, device)
         item = _entry("transfer", "device_to_device", [2 * count / t / 1e9 for t in times], "GB/s", bytes=2 * count)
-        entries.append({**item, "peak_share": round(item["rate"] / 4800, 4), "us": _us(times)})
+        share = item["rate"] * 1e9 / DATA_SHEET["memory"]
+        entries.append({**item, "peak_share": round(share, 4), "us": _us(times)})
     return entries
 
 

@@ -27,19 +27,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.roofs.cases import Case, Sizes, cases, sets_of
+from benchmarks.roofs.cases import DATA_SHEET, Case, Sizes, cases, sets_of
 from benchmarks.roofs.host import copies, launches
 
-#: Data sheets of the H200 and the H100 (SXM), which differ in their memory: dense rates in FLOP/s, bytes/s.
-DATA_SHEET = {
-    "bf16": 989.4e12,
-    "fp16": 989.4e12,
-    "tf32": 494.7e12,
-    "fp8": 1978.9e12,
-    "fp32": 66.9e12,
-    "memory": 4.8e12 if not torch.cuda.is_available() or "H200" in torch.cuda.get_device_name() else 3.35e12,
-    "host_link": 64e9,
-}
 METHOD = """durations of the kernels of each operation, added up, as CUPTI records them (torch.profiler), clocks left
 free, random operands, several sets of operands in turn so that the second-level cache holds no more than it would in a
 program; median over the runs, low and high without the slowest and the fastest tenth. Rates count what the mathematics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -119,13 +119,21 @@ _LEAST_CELLS: Final = 8
 _CELLS_SAVED: Final = 0.78
 
 
-@once
-def _recurrence(facts: Facts) -> tuple[Float64s, Float64s, float] | None:
-    """Of each piece the shares of its time and of its launch that one call for all time steps saves, and cells a step.
+@dataclass(frozen=True, eq=False)
+class _Recurrence:
+    """A recurrent network that is launched one time step after another."""
 
-    Copies, sums and casts between the cells go away; products and the cells' own arithmetic stay. None where no cells
-    are launched one by one. cuDNN launches a few kernels for each time step: two LSTMs in place of loops took a quarter
-    and a fifth of the host's time (26 and 34 µs a time step, forward or backward, on an H200).
+    time: Float64s  #: of each piece of work, the share of its time that one call for all time steps saves
+    calls: Float64s  #: of each, the share of the host's time for issuing it
+    cells: float  #: cells a step
+
+
+def _recurrence(facts: Facts) -> _Recurrence | None:
+    """The recurrence of a step; None where no cells are launched one by one.
+
+    Copies, sums and casts between the cells go away; products and the cells' own arithmetic stay. cuDNN launches a few
+    kernels for each time step: two LSTMs in place of loops took a quarter and a fifth of the host's time (26 and 34 µs
+    a time step, forward or backward, on an H200).
     """
     program, cells = facts.program, facts.program.marked("recurrent-cell")
     if cells.sum() < _LEAST_CELLS * facts.steps:
@@ -139,7 +147,8 @@ def _recurrence(facts: Facts) -> tuple[Float64s, Float64s, float] | None:
     if not inside.any():
         return None
     passes = inside & program.labelled(*PASSES) & ~cells
-    return passes.astype(np.float64), np.where(inside, _CELLS_SAVED, 0.0), float(cells.sum()) / facts.steps
+    saved = np.where(inside, _CELLS_SAVED, 0.0)
+    return _Recurrence(passes.astype(np.float64), saved, float(cells.sum()) / facts.steps)
 
 
 class LaunchOverhead(Rule):
@@ -207,10 +216,13 @@ class LaunchOverhead(Rule):
         turns = turns_of_step(facts) if claimed and merged is None else None
         at_once = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True) if turns is not None else None
         cells = _recurrence(facts) if claimed and merged is None and turns is None else None
-        one_call = facts.replayed(time=cells[0], calls=cells[1], elsewhere=True) if cells is not None else None
+        one_call = facts.replayed(time=cells.time, calls=cells.calls, elsewhere=True) if cells is not None else None
         if one_call is None or (graph is not None and one_call.expected < graph.expected):
             cells = one_call = None
         replayed = merged or at_once or one_call or graph
+        removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
+        if merged is not None:
+            removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
         graphed = Remedy(
             "Replay the step from a CUDA graph",
             "model = torch.compile(model, mode='reduce-overhead')\n"
@@ -244,7 +256,7 @@ class LaunchOverhead(Rule):
                 "gpu_busy_share": facts.busy_share,
                 "launches_per_step": durations.len() / facts.steps,
                 "passes_per_step": passes.count if merged is not None else None,
-                "cells_per_step": cells[2] if cells is not None else None,
+                "cells_per_step": cells.cells if cells is not None else None,
                 "turns_per_step": turns.count if turns is not None else None,
                 "launches_per_turn_factor": turns.launches if turns is not None else None,
                 "launch_interval_median_ns": launches.interval_median_ns if whole else None,
@@ -262,11 +274,7 @@ class LaunchOverhead(Rule):
             + max(_passes_ns(facts), int(facts.program.own_ns[passes.work].sum() * passes.freed)),
             at_least=predicted(facts, "cuda-graph", "free-launches"),
             replayed=replayed,
-            busy_ns=passes.removed_ns(facts, self._saved(facts, passes))
-            if merged is not None
-            else int(cells[0] @ facts.program.own_ns)
-            if cells is not None
-            else 0,
+            busy_ns=removed_ns,
             # Without the profiler, the host may be ahead of the GPU.
             warning=facts.thresholds.unsure_warning_ceiling
             if turns is None and facts.unprofiled_host_ns < facts.busy_ns

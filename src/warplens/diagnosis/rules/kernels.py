@@ -214,7 +214,7 @@ def busy_with(facts: Facts, beside: str = "") -> str:
     products = sum(spent.values())
     dominant = facts.thresholds.dominant_share * facts.wall_ns
     if products < dominant:
-        others = {title: facts.own_ns(pl.col("label") == label) for label, title in _OTHERS.items()}
+        others = {title: facts.own_ns_having("label", label) for label, title in _OTHERS.items()}
         most = max(others, key=lambda title: others[title])
         return f"{busy}, {percent(others[most] / facts.busy_ns)} of it with {most}" if others[most] > dominant else busy
     *firsts, last = [title for title, own in spent.items() if own > _WORTH_SAYING * products]

@@ -451,28 +451,21 @@ class MisalignedShape(StructureRule):
         claimed = claims.of_work(self.id).to_numpy() > 0
         mine, vectors = claimed & self._mine(facts), claimed & self._of_vectors(facts)
         transforms = claimed & facts.program.marked("bluestein")
-        if time_of(facts.program, transforms) > time_of(facts.program, mine | vectors):
-            return self.seen(
-                facts,
-                claims,
-                title=self.transforms_title,
-                confidence="high",
-                evidence={"misaligned_per_step": int(transforms.sum()) / facts.steps},
-                # What prepares and follows them goes over as many numbers.
-                bound_ns=time_of(facts.program, transforms) + int(time_beside(facts.program, transforms).sum()),
-                remedies=_SMOOTH_LENGTHS,
-            )
-        if time_of(facts.program, vectors) > time_of(facts.program, mine):
-            return self.seen(
-                facts,
-                claims,
-                title=self.vectors_title,
-                confidence="high",
-                evidence={"misaligned_per_step": int(vectors.sum()) / facts.steps},
-                # What one fused pass with its neighbours would leave, nothing tells.
-                bound_ns=time_of(facts.program, vectors) + int(time_beside(facts.program, vectors).sum()),
-                remedies=_WHOLE_TENSORS,
-            )
+        for which, others, title, remedies in (
+            (transforms, mine | vectors, self.transforms_title, _SMOOTH_LENGTHS),
+            (vectors, mine, self.vectors_title, _WHOLE_TENSORS),
+        ):
+            if time_of(facts.program, which) > time_of(facts.program, others):
+                return self.seen(
+                    facts,
+                    claims,
+                    title=title,
+                    confidence="high",
+                    evidence={"misaligned_per_step": int(which.sum()) / facts.steps},
+                    # Passes beside them go over the same numbers: what one fused pass would leave, nothing tells.
+                    bound_ns=time_of(facts.program, which) + int(time_beside(facts.program, which).sum()),
+                    remedies=remedies,
+                )
         if not mine.any():
             return None
         size, of_size = self._size(facts, mine)
