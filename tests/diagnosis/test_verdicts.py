@@ -195,7 +195,7 @@ def test_a_remedy_is_not_for_what_the_host_does_in_a_small_part_of_its_pauses() 
 
     first, *_ = verdict(step).findings
     assert (first.id, "optimizer" in first.where) == ("host-stall", True)
-    assert "the profile does not say" in first.remedies[0].how
+    assert "the profile does not show" in first.remedies[0].how
 
 
 def test_a_start_in_a_window_without_ranges_is_no_stall_of_the_program() -> None:
