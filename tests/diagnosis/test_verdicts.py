@@ -573,7 +573,7 @@ def test_launching_calls_of_milliseconds_load_code_unless_steps_repeat_them(step
     if limited_by == "incomplete-profile":
         # Four of five milliseconds are in such calls; the first of them lies before the window where no step begins it.
         share = 4 / 5 if steps else 16 / 20.006
-        assert f"The window holds a start: for {100 * share:.1f} % of it" in found.headline
+        assert f"The window has a start-up: for {100 * share:.1f} % of it" in found.headline
         assert found.findings[0].remedies[0].action == "Record steps only"
         assert found.predictions == ()
 
