@@ -164,8 +164,8 @@ def test_nobody_is_told_to_do_what_the_program_does_already() -> None:
         ("generate", "every few tokens"),
         ("MPI_Recv", "warplens ranks"),
         ("gc.collect", "gc.freeze()"),
-        ("aten::batch_norm", "the profile does not say"),
-        ("work", "the profile does not say"),
+        ("aten::batch_norm", "the profile does not show"),
+        ("work", "the profile does not show"),
     ],
 )
 def test_the_remedy_of_a_stall_fits_what_the_host_does(inside: str, says: str) -> None:
