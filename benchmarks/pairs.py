@@ -35,6 +35,8 @@ HALVES = (
     "seventeenth",
     "eighteenth",
     "nineteenth",
+    "twentieth",
+    "twenty_first",
 )
 SOURCES = ("nsys", "torch")
 

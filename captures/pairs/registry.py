@@ -27,6 +27,8 @@ __all__ = [
     "TENTH",
     "THIRTEENTH",
     "TWELFTH",
+    "TWENTIETH",
+    "TWENTY_FIRST",
     "Build",
     "Program",
     "Step",
@@ -41,15 +43,16 @@ BEFORE, AFTER = "before", "after"
 #: What is held out was written apart from the rules of the diagnosis, and published when they stood. The third part was
 #: recorded when the rules had been mended with the second in view, and each later one when they had been with its
 #: predecessor. The tenth and the eleventh were written together and split at random, as were the twelfth and the
-#: thirteenth, the fourteenth and the fifteenth, the sixteenth and the seventeenth, and the eighteenth and the
-#: nineteenth.
+#: thirteenth, the fourteenth and the fifteenth, the sixteenth and the seventeenth, the eighteenth and the
+#: nineteenth, and the twentieth and the twenty-first.
 HALVES = (
     "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
     "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth",
+    "twentieth", "twenty_first",
 )  # fmt: skip
 DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES[:9]
 TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH, SEVENTEENTH = HALVES[9:17]
-EIGHTEENTH, NINETEENTH = HALVES[17:]
+EIGHTEENTH, NINETEENTH, TWENTIETH, TWENTY_FIRST = HALVES[17:]
 
 PROGRAMS: dict[str, Program] = {}
 
