@@ -24,7 +24,7 @@ import polars as pl
 
 from warplens.analysis.kernel_names import LIBRARY_NAMES, PRECISIONS, arithmetic_of, library_of
 from warplens.profile.columns import column, table
-from warplens.profile.schema import once_a_dictionary
+from warplens.profile.schema import once_per_dictionary
 from warplens.profile.spelling import NameParts, split_name
 
 #: Kinds of work, in the order of presentation.
@@ -470,7 +470,7 @@ def categories_of(full_names: pl.Series) -> pl.Series:
     return class_table(full_names)["category"].gather(full_names.to_physical())
 
 
-@once_a_dictionary
+@once_per_dictionary
 def class_table(full_names: pl.Series) -> pl.DataFrame:
     """The class of each text of the dictionary, in its order, whether or not a row has that name."""
     classes = [classify(text) for text in full_names]
