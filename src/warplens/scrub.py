@@ -170,14 +170,14 @@ def _compared(before: object, after: object, source: Path) -> int:
 
 def _compare(before: object, after: object, source: Path) -> int:
     for name in ("capture", "session", "units"):
-        one, other = getattr(before, name, None), getattr(after, name, None)
-        if isinstance(one, Capture) and isinstance(other, Capture):
-            _check_captures(one, other, source)
-        elif one != other:
+        value_before, value_after = getattr(before, name, None), getattr(after, name, None)
+        if isinstance(value_before, Capture) and isinstance(value_after, Capture):
+            _check_captures(value_before, value_after, source)
+        elif value_before != value_after:
             raise _differs(source, f"its {name}")
-    tables, others = _tables(before), _tables(after)
+    tables, tables_after = _tables(before), _tables(after)
     for name, frame in tables.items():
-        _check_frame(name, frame, others[name], source)
+        _check_frame(name, frame, tables_after[name], source)
     return len(tables)
 
 
@@ -203,8 +203,8 @@ def is_rewriting(before: str, after: str) -> bool:
         return True
     if (mark := MARK.match(after)) and after[mark.end() :][1:] == before and after[mark.end()] in "/\\":
         return True
-    kept = MARK.split(after)
-    return len(kept) > 1 and re.fullmatch("(?s:.+?)".join(map(re.escape, kept)), before) is not None
+    fragments = MARK.split(after)
+    return len(fragments) > 1 and re.fullmatch("(?s:.+?)".join(map(re.escape, fragments)), before) is not None
 
 
 def _check_frame(name: str, before: pl.DataFrame, after: pl.DataFrame, source: Path) -> None:
@@ -231,12 +231,14 @@ def _is_same(before: pl.Series, after: pl.Series) -> bool:
 
 def _check_captures(before: Capture, after: Capture, source: Path) -> None:
     for item in dataclasses.fields(Capture):
-        one, other = getattr(before, item.name), getattr(after, item.name)
+        value_before, value_after = getattr(before, item.name), getattr(after, item.name)
         if item.name == "notes" and any(note.code in _TRUNCATION_NOTES for note in before.notes):
             continue
         if item.name == "notes":
-            one, other = ([note for note in notes if note.code not in _FILE_NOTES] for notes in (one, other))
-        if item.name != "source" and one != other:
+            value_before, value_after = (
+                [note for note in notes if note.code not in _FILE_NOTES] for notes in (value_before, value_after)
+            )
+        if item.name != "source" and value_before != value_after:
             raise _differs(source, f"capture.{item.name}")
 
 

@@ -224,8 +224,8 @@ def without_values(inputs: str) -> str:
         return REMOVED.decode()
     if not any(has_other_values(text) for text in texts_in(values)):
         return inputs
-    kept = ["[removed]" if any(map(has_other_values, texts_in(value))) else value for value in values]
-    return json.dumps(kept, separators=(",", ":"))
+    scrubbed = ["[removed]" if any(map(has_other_values, texts_in(value))) else value for value in values]
+    return json.dumps(scrubbed, separators=(",", ":"))
 
 
 def has_other_values(text: str) -> bool:
@@ -291,8 +291,8 @@ class Cleaner:
         """All distinct resulting texts of these places; of all places if none is given."""
         return [new for place in kinds or self._texts for new in set(self._texts.get(place, {}).values())]
 
-    def _without_folders(self, found: re.Match[bytes]) -> bytes:
-        folders = found.group()
+    def _without_folders(self, path: re.Match[bytes]) -> bytes:
+        folders = path.group()
         if installed := _INSTALLED.match(folders):
             return folders[installed.end() :]
         return self._number(folders) + folders[-1:]

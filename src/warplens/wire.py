@@ -132,11 +132,11 @@ class Message:
 
     def spans(self, number: int) -> list[tuple[int, int]]:
         """Begin and end of the submessages or texts of a repeated field."""
-        return [(start, end) for found, wire, start, end in self._fields if found == number and wire == BYTES]
+        return [(start, end) for field, wire, start, end in self._fields if field == number and wire == BYTES]
 
     def _last(self, number: int) -> tuple[int, int, int]:
-        for found, wire, value, end in reversed(self._fields):
-            if found == number:
+        for field, wire, value, end in reversed(self._fields):
+            if field == number:
                 return wire, value, end
         return -1, 0, 0
 

@@ -121,27 +121,25 @@ class Allocations:
         for (process, device), events in self._events.group_by(_HOME, maintain_order=True):
             time = events["time_ns"].to_numpy()
             allocated = events["allocated_bytes"].to_numpy()
-            begin_row, end_row = np.searchsorted(time, (self._window.start_ns, self._window.end_ns)).tolist()
+            first, stop = np.searchsorted(time, (self._window.start_ns, self._window.end_ns)).tolist()
             if self._window.kind == "all":
-                begin_row, end_row = 0, len(time)
+                first, stop = 0, len(time)
             initial_bytes = int(allocated[0] - events["delta_bytes"][0])
-            bytes_at_begin = int(allocated[begin_row - 1]) if begin_row else initial_bytes
-            window_events = events[begin_row:end_row]
-            peak_row = (
-                begin_row + int(np.argmax(allocated[begin_row:end_row])) if end_row > begin_row else begin_row - 1
-            )
+            bytes_at_begin = int(allocated[first - 1]) if first else initial_bytes
+            window_events = events[first:stop]
+            peak_row = first + int(np.argmax(allocated[first:stop])) if stop > first else first - 1
             bytes_at_peak = int(allocated[peak_row]) if peak_row >= 0 else initial_bytes
             if bytes_at_peak <= bytes_at_begin:  # nothing in the window exceeds what stood there at its begin
-                peak_row, bytes_at_peak = begin_row - 1, bytes_at_begin
+                peak_row, bytes_at_peak = first - 1, bytes_at_begin
             delta, most_reserved = window_events["delta_bytes"], number(window_events["reserved_bytes"].max())
             uses.append(
                 AllocatorUse(
                     process=int(str(process)),
                     device=None if device is None else int(str(device)),
                     begin_bytes=bytes_at_begin,
-                    end_bytes=int(allocated[end_row - 1]) if end_row else initial_bytes,
+                    end_bytes=int(allocated[stop - 1]) if stop else initial_bytes,
                     peak_bytes=bytes_at_peak,
-                    peak_ns=int(time[peak_row]) if peak_row >= begin_row else self._window.start_ns,
+                    peak_ns=int(time[peak_row]) if peak_row >= first else self._window.start_ns,
                     # PyTorch's allocator of host memory holds nothing back; it reports 0.
                     reserved_bytes=None if device is None else events["reserved_bytes"][max(peak_row, 0)],
                     most_reserved_bytes=None if device is None or most_reserved is None else int(most_reserved),
@@ -174,12 +172,12 @@ class Allocations:
                 pl.len().cast(pl.Int64).alias("blocks"), pl.col("bytes").sum(), from_before=pl.lit(value=False)
             )
             before = pl.DataFrame({"phase": [NO_PHASE], "bytes": [use.unseen_bytes], "from_before": [True]})
-            both = pl.concat([groups, before.filter(pl.col("bytes") > 0)], how="diagonal").with_columns(
+            alive = pl.concat([groups, before.filter(pl.col("bytes") > 0)], how="diagonal").with_columns(
                 process=process_device[0],
                 device=process_device[1],
                 share=ratio(pl.col("bytes"), pl.lit(use.peak_bytes)),
             )
-            parts.append(ALIVE.conform(both).sort("bytes", "operator", descending=[True, False]))
+            parts.append(ALIVE.conform(alive).sort("bytes", "operator", descending=[True, False]))
         return pl.concat(parts)
 
     @cached_property

@@ -59,8 +59,8 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
     inside = pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
     calls = calls.filter(inside & pl.col("call").is_in(CALL_KINDS))
     keys = ["call", "operator", "range", "line"]
-    places, which = places_of_calls(timeline, calls)
-    groups, group = numbered(calls.select("call", place=pl.Series(which)), ("call", "place"))
+    places, place_of_call = places_of_calls(timeline, calls)
+    groups, group = numbered(calls.select("call", place=pl.Series(place_of_call)), ("call", "place"))
     host_ns = sum_by(group, (calls["end_ns"] - calls["start_ns"]).to_numpy(), groups.height)
     counts = np.bincount(group, minlength=groups.height)
     rows = (
@@ -122,24 +122,22 @@ def _distinct_places(
 
 
 def _place_names(timeline: Timeline, range_rows: Int64s, module_rows: Int64s, function_rows: Int64s) -> pl.DataFrame:
-    ranges, functions_table = timeline.trace.ranges, timeline.trace.python_functions
+    ranges, functions = timeline.trace.ranges, timeline.trace.python_functions
     is_op = is_operator(ranges)
     parent, all_ranges = timeline.forest.parent, np.arange(ranges.height)
     columns = {
         "operator": _names_at(ranges["name"], nearest(parent, is_op, all_ranges), range_rows),
         "range": _names_at(ranges["name"], nearest(parent, ~is_op, all_ranges), range_rows, unnumbered_name),
     }
-    if not functions_table.height:
+    if not functions.height:
         null_text = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(range_rows))
         return pl.DataFrame({**columns, "module": null_text, "line": null_text})
-    frames, names = timeline.python, functions_table["name"]
-    is_program_line = np.array([is_own_line(name) for name in name_categories(names)], dtype=np.bool_)
-    program_line = nearest(
-        frames.parent, is_program_line[names.to_physical().to_numpy()], np.arange(functions_table.height)
-    )
+    frames, names = timeline.python, functions["name"]
+    is_program = np.array([is_own_line(name) for name in name_categories(names)], dtype=np.bool_)
+    program_line = nearest(frames.parent, is_program[names.to_physical().to_numpy()], np.arange(functions.height))
     inner_module = look_up(frames.enclosing_module, module_rows)
     outer_module = look_up(frames.module_parent, inner_module)
-    all_functions = np.arange(functions_table.height)
+    all_functions = np.arange(functions.height)
     pair = pl.DataFrame(
         {
             "outer": _names_at(names, all_functions, outer_module, _class_name),
@@ -184,7 +182,9 @@ def is_own_line(name: str) -> bool:
         return False
     parts = re.split(r"[/\\]", line["file"])
     if "site-packages" in parts or "dist-packages" in parts:
-        parts = parts[max(parts.index(one) for one in ("site-packages", "dist-packages") if one in parts) + 1 :]
+        parts = parts[
+            max(parts.index(folder) for folder in ("site-packages", "dist-packages") if folder in parts) + 1 :
+        ]
     elif any(re.fullmatch(r"python3?(\.\d+)?", part) for part in parts[:-1]):
         return False  # …/lib/python3.12/threading.py
     top = parts[0].removesuffix(".py") if parts else ""

@@ -246,11 +246,9 @@ class Spent:
     def of(cls, whole: Int64s) -> Spent:
         """From the nanoseconds of each row. The array is kept and must not be changed by the caller."""
         rows = np.flatnonzero(whole)
-        return (
-            cls(None, whole, len(whole))
-            if len(rows) > _DENSE_SHARE * len(whole)
-            else cls(rows, whole[rows], len(whole))
-        )
+        if len(rows) > _DENSE_SHARE * len(whole):
+            return cls(None, whole, len(whole))
+        return cls(rows, whole[rows], len(whole))
 
     @classmethod
     def none(cls, count: int) -> Spent:

@@ -89,13 +89,8 @@ class HostCalls:
         polls = np.array([polls_device(name) for name in categories], dtype=np.bool_)[code]
         starts, ends, threads = (calls[column].to_numpy() for column in ("start_ns", "end_ns", "thread"))
         if not of_launching.all():
-            starts, ends, threads, cause = (
-                starts[of_launching],
-                ends[of_launching],
-                threads[of_launching],
-                cause[of_launching],
-            )
-            polls = polls[of_launching]
+            starts, ends, threads = starts[of_launching], ends[of_launching], threads[of_launching]
+            cause, polls = cause[of_launching], polls[of_launching]
         if np.count_nonzero(polls) >= _POLLS_PER_WAIT:
             ends, cause = _polling_as_waits(starts, ends, threads, cause, polls)
         rows = np.flatnonzero(of_launching)
@@ -111,14 +106,14 @@ class HostCalls:
         Time outside all intervals is the ordinary cost of issuing work: a launching call, or a short pause between
         calls.
         """
-        own = np.flatnonzero(self.thread == thread)
-        if len(own) == len(self.starts):
+        thread_rows = np.flatnonzero(self.thread == thread)
+        if len(thread_rows) == len(self.starts):
             own_pieces = self.outermost
         else:
-            own_pieces = owned_union(self.starts[own], self.ends[own])
-            own_pieces = Owned(own_pieces.starts, own_pieces.ends, own[own_pieces.owner])
+            own_pieces = owned_union(self.starts[thread_rows], self.ends[thread_rows])
+            own_pieces = Owned(own_pieces.starts, own_pieces.ends, thread_rows[own_pieces.owner])
         pieces = [self._holding_part(own_pieces)]
-        if len(own) < len(self.starts):
+        if len(thread_rows) < len(self.starts):
             pieces.append(subtract(self._holding_part(self.outermost), Intervals(own_pieces.starts, own_pieces.ends)))
         profiled = self.profiler.get(thread, Intervals.none())
         pieces = [subtract(piece, profiled) for piece in pieces]
@@ -131,8 +126,8 @@ class HostCalls:
         return states
 
     def _holding_part(self, pieces: Owned) -> Owned:
-        kept = np.flatnonzero(self.cause[pieces.owner])
-        return Owned(pieces.starts[kept], pieces.ends[kept], pieces.owner[kept])
+        holding = np.flatnonzero(self.cause[pieces.owner])
+        return Owned(pieces.starts[holding], pieces.ends[holding], pieces.owner[holding])
 
     def stalls(self, thread: int) -> Intervals:
         """Pauses of all threads that are far longer than this thread's usual time outside of calls per launch.
@@ -346,8 +341,8 @@ def _thread_parts(
     cause = host.cause[is_own][calls.owner]
     launches = subtract(owned_union(issuing["start_ns"].to_numpy(), issuing["end_ns"].to_numpy()), profiled)
     parts = {name: _time_inside(calls, cause == number, window) for number, name in enumerate(HOLDING_CAUSES, start=1)}
-    other = Owned(calls.starts[cause == 0], calls.ends[cause == 0], calls.owner[cause == 0])
-    other_ns = total(clip(_intervals(subtract(other, _intervals(launches))), window.start_ns, window.end_ns))
+    between = Owned(calls.starts[cause == 0], calls.ends[cause == 0], calls.owner[cause == 0])
+    other_ns = total(clip(_intervals(subtract(between, _intervals(launches))), window.start_ns, window.end_ns))
     parts["other-cuda"] = other_ns
     parts["launching"] = _time_inside(calls, cause == 0, window) - other_ns
     parts["profiler"] = total(clip(profiled, window.start_ns, window.end_ns))
@@ -404,8 +399,8 @@ def _layer(timeline: Timeline, work: pl.DataFrame, window: Window) -> LayerPace 
         return None
     rows = slice(begin, begin + layers * period)
     launched = work["launch_start_ns"].to_numpy()[rows][::period]
-    spent = (work["end_ns"] - work["start_ns"]).to_numpy()[rows].reshape(layers, period).sum(axis=1)
-    return LayerPace(layers, period, int(np.median(np.diff(launched))), int(np.median(spent)))
+    layer_ns = (work["end_ns"] - work["start_ns"]).to_numpy()[rows].reshape(layers, period).sum(axis=1)
+    return LayerPace(layers, period, int(np.median(np.diff(launched))), int(np.median(layer_ns)))
 
 
 def _repetition(codes: npt.NDArray[np.generic]) -> tuple[int, int, int]:
@@ -419,8 +414,8 @@ def _repetition(codes: npt.NDArray[np.generic]) -> tuple[int, int, int]:
     periods = np.sort(lengths[np.argsort(-counts, kind="stable")[:_MAX_PERIODS]]).tolist()
     best = (0, 0, 0)
     for period in periods:
-        same = np.r_[False, codes[period:] == codes[:-period], False]
-        turns = np.flatnonzero(np.diff(same))
+        repeats = np.r_[False, codes[period:] == codes[:-period], False]
+        turns = np.flatnonzero(np.diff(repeats))
         begins, stops = turns[::2], turns[1::2]
         if not len(begins):
             continue

@@ -73,10 +73,10 @@ def owned_union(starts: Int64s, ends: Int64s) -> Owned:
     if np.any(starts[1:] < ends[:-1]):
         reach = np.maximum.accumulate(ends)
         piece_starts = np.r_[starts[:1], np.maximum(starts[1:], reach[:-1])]
-    kept = np.flatnonzero(ends > piece_starts)
-    if len(kept) == len(starts):
+    not_empty = np.flatnonzero(ends > piece_starts)
+    if len(not_empty) == len(starts):
         return Owned(piece_starts, ends, owner)
-    return Owned(piece_starts[kept], ends[kept], owner[kept])
+    return Owned(piece_starts[not_empty], ends[not_empty], owner[not_empty])
 
 
 def union(intervals: Intervals) -> Intervals:
@@ -129,8 +129,8 @@ def subtract(pieces: Owned, disjoint: Intervals) -> Owned:
     remaining = _subtract_all(Owned(*(column[rows] for column in pieces)), disjoint)
     position = np.searchsorted(np.delete(pieces.starts, rows), remaining.starts)
     starts, ends, owner = (
-        np.insert(np.delete(whole, rows), position, remaining_column)
-        for whole, remaining_column in zip(pieces, remaining, strict=True)
+        np.insert(np.delete(piece, rows), position, remaining_column)
+        for piece, remaining_column in zip(pieces, remaining, strict=True)
     )
     return Owned(starts, ends, owner)
 
@@ -158,8 +158,8 @@ def _subtract_all(pieces: Owned, disjoint: Intervals) -> Owned:
     covered_before, covered_after = np.flatnonzero(part > 0), np.flatnonzero(part < overlaps[source])
     starts[covered_before] = np.maximum(starts[covered_before], disjoint.ends[next_interval[covered_before] - 1])
     ends[covered_after] = np.minimum(ends[covered_after], disjoint.starts[next_interval[covered_after]])
-    kept = np.flatnonzero(ends > starts)
-    return Owned(starts[kept], ends[kept], pieces.owner[source[kept]])
+    not_empty = np.flatnonzero(ends > starts)
+    return Owned(starts[not_empty], ends[not_empty], pieces.owner[source[not_empty]])
 
 
 def edges_until(edges: Int64s, times: Int64s) -> Int64s:

@@ -70,8 +70,8 @@ def statistics_of(kernels: pl.DataFrame, by: str = "name") -> pl.DataFrame:
     A short name can stand for several full names (`elementwise_kernel` does any arithmetic). Its `full_name` is then
     null, and its class is that of the full name with most of its time.
     """
-    kernels, spent = kernels.with_columns(duration_ns().alias("duration_ns")), pl.col("duration_ns")
-    return _grouped(kernels, by, [pl.len().alias("calls"), *spread(spent)], spent)
+    kernels, duration = kernels.with_columns(duration_ns().alias("duration_ns")), pl.col("duration_ns")
+    return _grouped(kernels, by, [pl.len().alias("calls"), *spread(duration)], duration)
 
 
 def statistics_of_counts(counts: pl.DataFrame, by: str = "name") -> pl.DataFrame:
@@ -83,7 +83,7 @@ def statistics_of_counts(counts: pl.DataFrame, by: str = "name") -> pl.DataFrame
     return _grouped(counts, by, spread_of_counts(), pl.col("duration_ns") * pl.col("calls"))
 
 
-def _grouped(kernels: pl.DataFrame, by: str, statistics: list[pl.Expr], spent: pl.Expr) -> pl.DataFrame:
+def _grouped(kernels: pl.DataFrame, by: str, statistics: list[pl.Expr], duration: pl.Expr) -> pl.DataFrame:
     if by not in GROUPINGS:
         raise UsageError(f"kernels cannot be grouped by {by!r}; choose one of {', '.join(GROUPINGS)}")
     if by in CLASSES.names:
@@ -92,23 +92,23 @@ def _grouped(kernels: pl.DataFrame, by: str, statistics: list[pl.Expr], spent: p
     groups = kernels.group_by(by).agg(*statistics, *distinct_kernels)
     groups = groups.with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
     if by in _NAMES:
-        by_name = KERNELS.conform(groups.join(_classed(kernels, by, spent), on=by))
+        by_name = KERNELS.conform(groups.join(_classed(kernels, by, duration), on=by))
         return by_name.sort("total_ns", *_NAMES, descending=[True, False, False])
     by_class = KERNEL_GROUPS.conform(groups)
     label = groups[by].cast(pl.String) if isinstance(groups.schema[by], pl.Enum) else groups[by]
     return by_class.insert_column(0, label).sort("total_ns", by, descending=[True, False], nulls_last=True)
 
 
-def _classed(kernels: pl.DataFrame, by: str, spent: pl.Expr) -> pl.DataFrame:
+def _classed(kernels: pl.DataFrame, by: str, duration: pl.Expr) -> pl.DataFrame:
     """For each distinct `by`, which is one of the two names, the other name and the class."""
-    variants = kernels.group_by("full_name").agg(pl.col("name").first(), spent.sum().alias("variant_ns"))
+    variants = kernels.group_by("full_name").agg(pl.col("name").first(), duration.sum().alias("variant_ns"))
     variants = variants.with_columns(classify_names(variants).get_columns())
     if by == "full_name":
         return variants.drop("variant_ns")
-    single_full_name = pl.when(pl.len() == 1).then(pl.col("full_name").first())
+    full_name = pl.when(pl.len() == 1).then(pl.col("full_name").first())
     by_time = variants.sort("variant_ns", pl.col("full_name").cast(pl.String), descending=[True, False])
     return by_time.group_by("name", maintain_order=True).agg(
-        pl.col(*CLASSES.names).first(), single_full_name.alias("full_name")
+        pl.col(*CLASSES.names).first(), full_name.alias("full_name")
     )
 
 

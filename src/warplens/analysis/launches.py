@@ -197,7 +197,7 @@ def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
 _TIMES: Final = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
 
 
-def _kernel_launches(timeline: Timeline, window: Window, *wanted: str | pl.Expr) -> pl.DataFrame:
+def _kernel_launches(timeline: Timeline, window: Window, *columns: str | pl.Expr) -> pl.DataFrame:
     """The requested columns of the window's kernels: columns of `Timeline.work`, expressions, or looked-up columns.
 
     Built column by column, so that a copy or a fill between the kernels does not cause other columns to be copied.
@@ -215,7 +215,7 @@ def _kernel_launches(timeline: Timeline, window: Window, *wanted: str | pl.Expr)
         "graph_launched": lambda: _graph_launched(timeline, select_rows(work.select("row", "api_row"), is_kernel)),
     }
     return pl.DataFrame([
-        looked_up[name]() if isinstance(name, str) and name in looked_up else of_kernels(name) for name in wanted
+        looked_up[name]() if isinstance(name, str) and name in looked_up else of_kernels(name) for name in columns
     ])  # fmt: skip
 
 

@@ -88,19 +88,19 @@ def numeric_differences(a: Mapping[str, Tensor], b: Mapping[str, Tensor], pair: 
         raise MissingDataError(f"{pair}: no tensor has the same name in both; there are {', and '.join(tensor_names)}")
     rows = []
     for name in shared:
-        one, other = a[name], b[name]
-        if one.values.shape != other.values.shape:
-            raise MissingDataError(f"{pair}: {name} is of shape {one.values.shape} and of {other.values.shape}")
-        rows.append({"pair": pair, "tensor": name, **_row(one, other)})
+        before, after = a[name], b[name]
+        if before.values.shape != after.values.shape:
+            raise MissingDataError(f"{pair}: {name} is of shape {before.values.shape} and of {after.values.shape}")
+        rows.append({"pair": pair, "tensor": name, **_row(before, after)})
     return NUMERICS.conform(pl.DataFrame(rows, schema=NUMERICS.schema))
 
 
-def _row(one: Tensor, other: Tensor) -> dict[str, Any]:
-    coarser = min((one.dtype, other.dtype), key=lambda name: FORMATS[name])
-    first, second = one.values.ravel(), other.values.ravel()
+def _row(before: Tensor, after: Tensor) -> dict[str, Any]:
+    coarser = min((before.dtype, after.dtype), key=lambda name: FORMATS[name])
+    first, second = before.values.ravel(), after.values.ravel()
     finite = np.isfinite(first) & np.isfinite(second)
     row = {
-        "shape": "×".join(map(str, one.values.shape)) or "scalar",
+        "shape": "×".join(map(str, before.values.shape)) or "scalar",
         "ulp_format": coarser,
         "elements": first.size,
         "not_finite": int(first.size - np.isfinite(first).sum()),

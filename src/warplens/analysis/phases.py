@@ -83,17 +83,15 @@ def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     Phases without work are left out.
     """
     is_gemm = (categories_of(timeline.trace.kernels["full_name"]) == "gemm").to_numpy()
-    rows_in_window = timeline.work_rows_in(window)
-    work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device")[rows_in_window]
+    rows = timeline.work_rows_in(window)
+    work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device")[rows]
     if not work.height:
         return PHASE_TIMES.empty()
     kernel = (work["kind"] == "kernel").to_numpy()
     matmul = np.zeros(work.height, dtype=np.bool_)
     matmul[kernel] = is_gemm[work["row"].to_numpy()[kernel]]
     phase, inferred = _phases(timeline)
-    work = work.with_columns(
-        phase[rows_in_window], pl.Series("inferred", inferred[rows_in_window]), pl.Series("matmul", matmul)
-    )
+    work = work.with_columns(phase[rows], pl.Series("inferred", inferred[rows]), pl.Series("matmul", matmul))
     duration = duration_ns()
     is_kernel = pl.col("kind") == "kernel"
     sums = work.group_by("phase").agg(

@@ -215,8 +215,8 @@ def _await_link(last: int, large: Bools, direction: Int64s, duration: Int64s, af
     copies = np.flatnonzero(large)
     inside = copies < last
     if inside.any():
-        spent = np.bincount(direction[inside], duration[copies[inside]])
-        after[last] = copies[inside & (direction == int(np.argmax(spent)))][-1]
+        ns_by_direction = np.bincount(direction[inside], duration[copies[inside]])
+        after[last] = copies[inside & (direction == int(np.argmax(ns_by_direction)))][-1]
 
 
 def _cached_allocation(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
@@ -416,9 +416,9 @@ def predictions(
 def excerpt(timeline: Timeline, window: Window) -> Window:
     """The window, or whole steps from its middle where it holds too much work to replay."""
     work = timeline.work_in(window).height
-    kept = max(1, len(window.steps) * _REPLAYED_WORK // max(work, 1))
-    if kept >= len(window.steps) or work <= _REPLAYED_WORK:
+    kept_steps = max(1, len(window.steps) * _REPLAYED_WORK // max(work, 1))
+    if kept_steps >= len(window.steps) or work <= _REPLAYED_WORK:
         return window
-    first = (len(window.steps) - kept) // 2
-    steps = window.steps[first : first + kept]
+    first = (len(window.steps) - kept_steps) // 2
+    steps = window.steps[first : first + kept_steps]
     return replace(window, start_ns=steps[0].start_ns, end_ns=steps[-1].end_ns, steps=steps)

@@ -71,10 +71,10 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
     usual_update = updates_usually and len(begins["optimizer"]) > 0
     begins[_OUT_OF_MEMORY] = out_of_memory_ns(timeline)
     step_edges = np.array([(step.start_ns, step.end_ns) for step in steps], dtype=np.int64)
-    happens_in = {what: np.diff(np.searchsorted(when, step_edges), axis=1)[:, 0] > 0 for what, when in begins.items()}
+    happens_in = {part: np.diff(np.searchsorted(when, step_edges), axis=1)[:, 0] > 0 for part, when in begins.items()}
     aborted = []
     for row_number, (step, times) in enumerate(zip(steps, phase_times.iter_rows(named=True), strict=True)):
-        reasons = [*_reasons(times, {what for what, begun in happens_in.items() if begun[row_number]}, usual_update)]
+        reasons = [*_reasons(times, {part for part, begun in happens_in.items() if begun[row_number]}, usual_update)]
         if shortest_forward_ns is not None and step.duration_ns < shortest_forward_ns:
             reasons.append("it is shorter than the shortest forward pass of the profile")
         if reasons:
@@ -97,13 +97,13 @@ _OUT_OF_MEMORY: Final = "out of memory"
 
 def _reasons(phase_times: dict[str, int], events: set[str], usual_update: bool) -> Iterator[str]:
     """Why a step is incomplete, from the GPU time of its phases and the events in it."""
-    forward, backward, optimizer, other = (phase_times[f"{phase}_ns"] for phase in (*PHASES, "none"))
+    forward, backward, optimizer, outside = (phase_times[f"{phase}_ns"] for phase in (*PHASES, "none"))
     # A step between training steps without backward and optimizer work, and without their ranges, is an evaluation.
     if backward or optimizer or events & {"backward", "optimizer"}:
         # Where the work after the backward pass ran and did not fail, a forward pass without gradients is not
         # suspicious.
         completed = optimizer > 0 and _OUT_OF_MEMORY not in events
-        if forward and not (backward and completed) and backward + other < _BACKWARD_OF_FORWARD * forward:
+        if forward and not (backward and completed) and backward + outside < _BACKWARD_OF_FORWARD * forward:
             began = f"its backward pass stopped after {100 * backward / forward:.0f} % of the forward pass's GPU time"
             yield began if backward else "it has a forward pass, but no backward work on the GPU"
         on_host = _ON_HOST in events and _OUT_OF_MEMORY not in events  # the parameters are kept on the host
@@ -124,10 +124,8 @@ def _phase_ranges(timeline: Timeline) -> tuple[dict[str, Int64s], int | None]:
     starts, ends = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
     begins = {phase: np.sort(starts[(label == code) & ~nested]) for phase, code in phase_numbers.items()}
     operators = (ranges["kind"] == "cpu-op").to_numpy() & (parent_label == phase_numbers["optimizer"])
-    forward_lengths = (ends - starts)[(label == phase_numbers["forward"]) & ~nested & (ends > starts)]
-    return {**begins, _ON_HOST: np.sort(starts[operators])}, int(forward_lengths.min()) if len(
-        forward_lengths
-    ) else None
+    lengths = (ends - starts)[(label == phase_numbers["forward"]) & ~nested & (ends > starts)]
+    return {**begins, _ON_HOST: np.sort(starts[operators])}, int(lengths.min()) if len(lengths) else None
 
 
 #: From this share of a window on, migrations cost as much as a finding that is raised.
@@ -199,11 +197,13 @@ def _aborted(timeline: Timeline, window: Window) -> Iterator[Note]:
         return
     all_steps = len(unfinished) >= len(window.steps)
     reasons = "; ".join(dict.fromkeys(reason for step in unfinished for reason in step.reasons))
-    which = "The only step" if all_steps and len(unfinished) == 1 else f"{len(unfinished)} of {len(window.steps)} steps"
+    subject = (
+        "The only step" if all_steps and len(unfinished) == 1 else f"{len(unfinished)} of {len(window.steps)} steps"
+    )
     yield Note(
         "aborted-step",
         NoteLevel.BLOCKING if all_steps else NoteLevel.WARNING,
-        f"{which} did not finish ({reasons}): their times are not those of a training step.",
+        f"{subject} did not finish ({reasons}): their times are not those of a training step.",
         "Look for an out-of-memory error in the program's output, and repeat with a smaller batch or context",
     )
 
@@ -247,8 +247,8 @@ def _migrates(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
 
 def _managed_memory_note(timeline: Timeline, migrations: pl.DataFrame, window: Window) -> Note:
     moved = int(timeline.trace.copies["bytes"].gather(migrations["row"]).sum())
-    spent = total(union(Intervals(migrations["start_ns"].to_numpy(), migrations["end_ns"].to_numpy())))
-    share = spent / max(window.duration_ns, 1)
+    migration_ns = total(union(Intervals(migrations["start_ns"].to_numpy(), migrations["end_ns"].to_numpy())))
+    share = migration_ns / max(window.duration_ns, 1)
     return Note(
         "managed-memory",
         NoteLevel.WARNING if share > _MIGRATION_SHARE else NoteLevel.INFO,
@@ -380,8 +380,8 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:
     overhead = timeline.trace.profiler_overhead
-    spent = total(union(clip(Intervals.of(overhead), window.start_ns, window.end_ns)))
-    share = spent / window.duration_ns if window.duration_ns > 0 else 0.0
+    overhead_ns = total(union(clip(Intervals.of(overhead), window.start_ns, window.end_ns)))
+    share = overhead_ns / window.duration_ns if window.duration_ns > 0 else 0.0
     if share > _OVERHEAD_SHARE:
         yield Note(
             "profiler-overhead",

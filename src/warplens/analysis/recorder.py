@@ -119,8 +119,8 @@ class _Recorder:
         self.cause = np.r_[host.cause[owner], np.zeros(len(end), dtype=np.int8)]
         self._names = timeline.trace.api_calls["name"].gather(host.row[owner])
         kinds = api_kinds(self._names)
-        other = API_KIND.categories.to_list().index("other")
-        self.kind = np.r_[kinds.to_physical().to_numpy(), np.full(len(end), other)].astype(np.int8)
+        other_kind = API_KIND.categories.to_list().index("other")
+        self.kind = np.r_[kinds.to_physical().to_numpy(), np.full(len(end), other_kind)].astype(np.int8)
         threads, counts = np.unique(host.thread[owner], return_counts=True)
         launching = int(threads[counts.argmax()])
         self.stalls, self.profiled = host.stalls(launching), host.profiler.get(launching, Intervals.none())
@@ -202,7 +202,7 @@ class _Recorder:
             work_row=self.work["at"].cast(pl.Int64).to_numpy(),
         )
 
-    def _waits(self, held: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _waits(self, held_ns: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """For each call the work it waits for (−1: none), the time from that work's end to its return, its own time."""
         by_end = np.argsort(self.end, kind="stable")
         ended_before = np.searchsorted(self.end[by_end], self.returned, side="right") - 1
@@ -217,14 +217,14 @@ class _Recorder:
         drained = (issued >= 0) & (latest[issued] <= self.returned)
         frees = (self.cause == ALLOCATION) & self._named("Free") & drained
         launches = (self.cause == 0) & (np.bincount(self.call, minlength=len(numbers)) > 0)
-        usual_ns = float(np.median(held[launches])) if launches.any() else 0.0
+        usual_ns = float(np.median(held_ns[launches])) if launches.any() else 0.0
         waiting = issued - np.searchsorted(np.sort(self.end), self.called)
-        stuck = launches & (held > max(_STUCK_FACTOR * usual_ns, _STUCK_NS)) & (waiting >= _FULL_QUEUE)
+        stuck = launches & (held_ns > max(_STUCK_FACTOR * usual_ns, _STUCK_NS)) & (waiting >= _FULL_QUEUE)
 
         waits_for = np.where(synchronizes | ((frees | stuck) & in_call), ended, -1)
         # A call that found nothing to wait for takes the same time after a wait.
-        return_ns = np.where(in_call, self.returned - self.end[ended], held)
-        own_ns = np.where((waits_for >= 0) & in_call, np.minimum(held, return_ns), held)
+        return_ns = np.where(in_call, self.returned - self.end[ended], held_ns)
+        own_ns = np.where((waits_for >= 0) & in_call, np.minimum(held_ns, return_ns), held_ns)
         own_ns[stuck] = int(usual_ns)
         # A copy that blocks the host does so until it has ended, or, from pageable memory, shortly before that.
         copying = np.flatnonzero(self.cause == BLOCKING_COPY)
@@ -235,22 +235,22 @@ class _Recorder:
         copying, last = copying[holds], last[holds]
         waits_for[copying] = last
         return_ns[copying] = self.returned[copying] - self.end[last]
-        own_ns[copying] = np.maximum(np.minimum(held[copying], return_ns[copying]), 0)
+        own_ns[copying] = np.maximum(np.minimum(held_ns[copying], return_ns[copying]), 0)
         return waits_for.astype(np.int64), np.where(waits_for >= 0, return_ns, 0), own_ns
 
     def _previous_end(self, stream: Int64s) -> Int64s:
         """For each piece of work the end of the work before it on its stream; `_LONG_AGO` for the first."""
         previous = np.full(len(self.start), _LONG_AGO)
         order = np.argsort(stream, kind="stable")
-        same = np.flatnonzero(stream[order[1:]] == stream[order[:-1]]) + 1
-        previous[order[same]] = self.end[order[same - 1]]
+        same_stream = np.flatnonzero(stream[order[1:]] == stream[order[:-1]]) + 1
+        previous[order[same_stream]] = self.end[order[same_stream - 1]]
         return previous
 
-    def _start_costs(self, held: Int64s, previous_end: Int64s) -> tuple[Int64s, Int64s]:
+    def _start_costs(self, held_ns: Int64s, previous_end: Int64s) -> tuple[Int64s, Int64s]:
         """For each piece of work the usual latency of its kind after its call's return, and the usual gap before it."""
         kind = self.work["kind"].to_physical().to_numpy().astype(np.int64) * 2 + self.by_graph
         called, returned = self.called[self.call], self.returned[self.call]
-        alone = (self.cause[self.call] == 0) & (held[self.call] == returned - called)
+        alone = (self.cause[self.call] == 0) & (held_ns[self.call] == returned - called)
         latency_ns = self.start - returned
         # The first node of a graph may start long before the call that launched all of them returns.
         leads = np.r_[True, self.call[1:] != self.call[:-1]]
@@ -268,10 +268,10 @@ class _Recorder:
             gap[of_kind] = _mean(gap_ns[queued & enough], GRAPH_GAP_NS if code % 2 else _DEFAULT_GAP_NS)
         return latency, gap
 
-    def _offsets(self, held: Int64s, latency: Int64s, previous_end: Int64s, waits_for: Int64s) -> Int64s:
+    def _offsets(self, held_ns: Int64s, latency: Int64s, previous_end: Int64s, waits_for: Int64s) -> Int64s:
         """Time from the begin of the issuing call to the arrival of the work."""
         called = self.called[self.call]
-        offset: Int64s = held[self.call] + latency
+        offset: Int64s = held_ns[self.call] + latency
         has_call = self.work["launch_start_ns"].is_not_null().to_numpy()
         offset[~has_call] = (self.start - called)[~has_call]
         # For a call that waits for its own work the return is no measure: its time on an idle GPU counts.
@@ -294,10 +294,9 @@ class _Recorder:
             return no_dependencies
         after, after_gap = no_dependencies
         predecessor, predecessor_gap = self._kept_order(stream)
-        after[predecessor >= 0], after_gap[predecessor >= 0] = (
-            predecessor[predecessor >= 0],
-            predecessor_gap[predecessor >= 0],
-        )
+        has_predecessor = predecessor >= 0
+        after[has_predecessor] = predecessor[has_predecessor]
+        after_gap[has_predecessor] = predecessor_gap[has_predecessor]
         could_start = np.maximum(self.called[self.call] + offset, previous_end)
         started_late = np.flatnonzero(self.start > could_start + _LATE_NS)
         by_end = np.argsort(self.end, kind="stable")
@@ -332,17 +331,22 @@ class _Recorder:
             own_previous[stream == number] = latest[number][stream == number]
         for first_stream, second_stream in itertools.permutations(range(streams), 2):
             rows = np.flatnonzero(stream == second_stream)
-            other = latest[first_stream][rows]
-            rows, other = rows[other > own_previous[rows]], other[other > own_previous[rows]]
-            in_order = self.end[other] <= self.start[rows]
+            on_other_stream = latest[first_stream][rows]
+            rows, on_other_stream = (
+                rows[on_other_stream > own_previous[rows]],
+                on_other_stream[on_other_stream > own_previous[rows]],
+            )
+            in_order = self.end[on_other_stream] <= self.start[rows]
             if has_waits:
-                between = np.searchsorted(wait_times, issued[rows]) > np.searchsorted(wait_times, issued[other])
-                in_order &= between & (issued[other] >= 0)
+                between = np.searchsorted(wait_times, issued[rows]) > np.searchsorted(
+                    wait_times, issued[on_other_stream]
+                )
+                in_order &= between & (issued[on_other_stream] >= 0)
             elif not in_order.all():
                 continue
-            rows, other = rows[in_order], other[in_order]
-            newer = (after[rows] < 0) | (self.end[other] > self.end[after[rows]])
-            after[rows[newer]] = other[newer]
+            rows, on_other_stream = rows[in_order], on_other_stream[in_order]
+            newer = (after[rows] < 0) | (self.end[on_other_stream] > self.end[after[rows]])
+            after[rows[newer]] = on_other_stream[newer]
         has_dependency = after >= 0
         gap[has_dependency] = np.minimum(self.start[has_dependency] - self.end[after[has_dependency]], _DEFAULT_GAP_NS)
         return after, gap

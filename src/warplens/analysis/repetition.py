@@ -95,19 +95,19 @@ def _coarser(pauses: Int64s) -> tuple[int, int]:
         column = int(np.argmax(np.median(table, axis=0)))
         # That the longest pauses lie in one column could be chance: of all ways to choose them, `length` are columns.
         chance = len(lengths) * length / comb(turns * length, turns)
-        marked, others = table[:, column], np.delete(table, column, axis=1).ravel()
-        is_far = float(np.median(marked)) > _FAR_FACTOR * max(float(np.quantile(others, 0.9)), 1.0)
-        if chance < (_FAR_BY_CHANCE if is_far else _BY_CHANCE) and stand_out(marked, others):
+        marked, other_pauses = table[:, column], np.delete(table, column, axis=1).ravel()
+        is_far = float(np.median(marked)) > _FAR_FACTOR * max(float(np.quantile(other_pauses, 0.9)), 1.0)
+        if chance < (_FAR_BY_CHANCE if is_far else _BY_CHANCE) and stand_out(marked, other_pauses):
             return length, (column + 1) % length
-        if turns >= MIN_REPEATS and _two_kinds(marked, others):
+        if turns >= MIN_REPEATS and _two_kinds(marked, other_pauses):
             return length, (column + 1) % length
     return 1, 0
 
 
-def _two_kinds(marked: Int64s, others: Int64s) -> bool:
+def _two_kinds(marked: Int64s, other_pauses: Int64s) -> bool:
     """Whether the gap between the two groups of pauses is wide compared with the variation within either."""
-    variation = max(int(np.ptp(marked)), int(np.ptp(others)), 1)
-    return int(marked.min()) - int(others.max()) > _KINDS_APART * variation
+    variation = max(int(np.ptp(marked)), int(np.ptp(other_pauses)), 1)
+    return int(marked.min()) - int(other_pauses.max()) > _KINDS_APART * variation
 
 
 def is_structured(codes: Int64s, period: int) -> bool:
@@ -129,12 +129,12 @@ def largest_drop(distances: Int64s) -> int:
     return int(sizes[np.argmax(ratios)] if len(ratios) and ratios.max() >= _NOT_CLOSE else sizes[-1])
 
 
-def stand_out(pauses: Int64s, others: Int64s) -> bool:
+def stand_out(pauses: Int64s, other_pauses: Int64s) -> bool:
     """Whether these pauses are longer than the others by more than chance."""
-    if not len(others):
+    if not len(other_pauses):
         return False
-    limit = float(np.quantile(others, _OTHERS_QUANTILE))
-    usual = max(float(np.quantile(others, 0.9)), 1.0)
+    limit = float(np.quantile(other_pauses, _OTHERS_QUANTILE))
+    usual = max(float(np.quantile(other_pauses, 0.9)), 1.0)
     exceeding = float(np.mean(pauses > limit))
     return exceeding >= _STANDING_OUT_SHARE and float(np.median(pauses)) > _STANDING_OUT_FACTOR * usual
 

@@ -147,9 +147,8 @@ class _Stretches:
         stretch = np.cumsum(is_first) - 1
         end_times = np.cumsum(durations)
         gap, duration = schedule.gap_ns[order], schedule.duration_ns[order]
-        to_stretch_end = (
-            end_times[np.r_[firsts[1:] - 1, work_count - 1]][stretch] - end_times + duration
-        )  # from each begin to the stretch's end
+        stretch_ends = end_times[np.r_[firsts[1:] - 1, work_count - 1]]
+        to_stretch_end = stretch_ends[stretch] - end_times + duration  # from each begin
         reach = np.maximum.reduceat(arrival[order] + to_stretch_end, firsts)
         by_issue = np.argsort(order[firsts])
         rank = np.empty_like(by_issue)

@@ -137,10 +137,9 @@ class Roofs:
         """
         large = [entry for entry in self._entries("gemm", dtype) if entry["m"] >= _LARGE]
         aligned_rates = [float(entry["rate"]) for entry in large if _well_shaped(entry)]
-        unaligned_rates = [
-            float(entry["rate"]) for entry in large if not _well_shaped(entry) and _is_legacy(entry) == legacy
-        ]
-        return min(1.0, median(unaligned_rates) / max(aligned_rates)) if aligned_rates and unaligned_rates else None
+        same_api = (entry for entry in large if bool(entry.get("legacy")) == legacy)
+        unaligned = [float(entry["rate"]) for entry in same_api if not _well_shaped(entry)]
+        return min(1.0, median(unaligned) / max(aligned_rates)) if aligned_rates and unaligned else None
 
     def _compute_ns(self, task: Task, *, large: bool) -> float | None:
         if not task.flops or task.family not in ("gemm", "convolution", "attention"):
@@ -250,10 +249,6 @@ def _well_shaped(entry: Mapping[str, Any]) -> bool:
         return int(entry["d"]) % 8 == 0
     # The number of rows does not matter to the fast kernels, only the sizes contiguous in memory.
     return all(int(entry[size]) % multiple == 0 for size in ("n", "k") if size in entry)
-
-
-def _is_legacy(entry: Mapping[str, Any]) -> bool:
-    return bool(entry.get("legacy"))
 
 
 def _nearby_rate(entries: Sequence[Mapping[str, Any]], task: Task) -> float:

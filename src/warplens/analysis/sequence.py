@@ -154,10 +154,8 @@ class _Turns:
         waits = np.array([_WAITS.search(text) is not None for text in names], dtype=np.bool_)
         allocates = np.array([_ALLOCATES.search(text) is not None for text in names], dtype=np.bool_)
         calls_of_process = self.trace.api_calls.filter(pl.col("process") == self.calls["process"][0])
-        call_name, call_times = (
-            calls_of_process["name"].to_physical().to_numpy().astype(np.int64),
-            calls_of_process["start_ns"].to_numpy(),
-        )
+        call_name = calls_of_process["name"].to_physical().to_numpy().astype(np.int64)
+        call_times = calls_of_process["start_ns"].to_numpy()
         launches = self.calls["launch_start_ns"].to_numpy()[self.begin : self.stop]
         position = np.searchsorted(launches, call_times, side="right") - 1
         turn = position // self.period
@@ -223,8 +221,8 @@ def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -
         return None
     parts = steps.period // turns.period
     origin = f"{_SEQUENCE}, {parts} turns in each" if parts > 1 else _SEQUENCE
-    confidence, why = steps.confidence
-    return _candidates(steps.calls, steps.cuts, trace, forest, origin, why, confidence, repeating)
+    confidence, evidence = steps.confidence
+    return _candidates(steps.calls, steps.cuts, trace, forest, origin, evidence, confidence, repeating)
 
 
 def _turn_rhythms(turns: _Turns) -> tuple[Rhythm, ...]:
@@ -232,10 +230,10 @@ def _turn_rhythms(turns: _Turns) -> tuple[Rhythm, ...]:
     rhythms = []
     steps = turns.whole
     for candidate in (steps, turns) if steps.period > turns.period and steps.repeats > 1 else (turns,):
-        confidence, why = candidate.confidence
+        confidence, reason = candidate.confidence
         parts = candidate.period // turns.period
         description = f"{parts} turns of the kernel sequence" if parts > 1 else "turns of the kernel sequence"
-        rhythms.append(_rhythm(candidate.calls, candidate.cuts, description, confidence, why))
+        rhythms.append(_rhythm(candidate.calls, candidate.cuts, description, confidence, reason))
     period, begin, stop = longest_repetition(turns.calls["code"].to_numpy()[turns.begin : turns.begin + turns.period])
     if period and (repeats := (stop - begin) // period) >= MIN_REPEATS:
         cuts = turns.begin + begin + period * np.arange(repeats + 1)
@@ -245,11 +243,11 @@ def _turn_rhythms(turns: _Turns) -> tuple[Rhythm, ...]:
 
 
 def _rhythm(
-    calls: pl.DataFrame, cuts: Int64s, what: str, confidence: Confidence, why: str, *, chosen: bool = False
+    calls: pl.DataFrame, cuts: Int64s, origin: str, confidence: Confidence, reason: str, *, chosen: bool = False
 ) -> Rhythm:
     firsts = calls["start_ns"].to_numpy()[cuts[:-1]]
     pace = int(np.median(np.diff(np.sort(firsts)))) if len(firsts) > 1 else None
-    return Rhythm(what, len(firsts), pace, int(np.median(np.diff(cuts))), confidence, why, chosen)
+    return Rhythm(origin, len(firsts), pace, int(np.median(np.diff(cuts))), confidence, reason, chosen)
 
 
 def _step_bounds(lasts: Int64s) -> Int64s | None:
@@ -370,7 +368,7 @@ def _candidates(
     trace: Trace,
     forest: RangeForest,
     origin: str,
-    why: str,
+    reason: str,
     confidence: Confidence,
     repeating: tuple[Rhythm, ...],
 ) -> StepCandidates | None:
@@ -384,14 +382,14 @@ def _candidates(
     is_warmup = (
         np.add.reduceat(launched_in_warmup(steps_part, trace, forest).astype(np.int64), step_edges) > np.diff(cuts) // 2
     )
-    chosen_rhythm = _rhythm(calls, cuts, origin.removeprefix("the "), confidence, why, chosen=True)
-    others = (
+    chosen_rhythm = _rhythm(calls, cuts, origin.removeprefix("the "), confidence, reason, chosen=True)
+    other_rhythms = (
         rhythm
         for rhythm in repeating
         if (rhythm.count, rhythm.launches) != (chosen_rhythm.count, chosen_rhythm.launches)
     )
     return StepCandidates(
-        firsts, np.r_[firsts[1:], lasts[-1]], counts, is_warmup, None, lasts, origin, (chosen_rhythm, *others)
+        firsts, np.r_[firsts[1:], lasts[-1]], counts, is_warmup, None, lasts, origin, (chosen_rhythm, *other_rhythms)
     )
 
 

@@ -55,7 +55,9 @@ def steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> 
     best: tuple[tuple[int, ...], str, Int64s] | None = None
     accepted: list[tuple[str, Int64s]] = []
     for name, rows in candidates:
-        same_name = [other for same, other in candidates if same == name and other is not rows]
+        same_name = [
+            other_rows for other_name, other_rows in candidates if other_name == name and other_rows is not rows
+        ]
         coverage = _coverage(rows, ranges, launches_of_process, launches, same_name)
         is_named = is_step_name(name)
         if coverage < (_NAMED_STEP_COVERAGE if is_named else _ANY_RANGE_COVERAGE):
@@ -77,7 +79,7 @@ def steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> 
     start = ranges["start_ns"].to_numpy()
     rhythms = tuple(
         _range_rhythm(name, rows, start[rows], launches[rows], chosen=rows is best[2])
-        for name, rows in sorted(accepted, key=lambda each: each[1] is not best[2])
+        for name, rows in sorted(accepted, key=lambda candidate: candidate[1] is not best[2])
     )
     return steps._replace(rhythms=rhythms)
 
@@ -139,12 +141,12 @@ def _without_parts(candidates: list[tuple[str, Int64s]], ranges: pl.DataFrame) -
     start, end, process = (ranges[name].to_numpy() for name in ("start_ns", "end_ns", "process"))
     phases = [phase_of_name(name) for name, _ in candidates]
 
-    def lies_beside(one: Int64s, other: Int64s) -> bool:
-        """Whether the ranges of `other` follow those of `one` without lying inside any of them."""
-        before = np.searchsorted(start[one], start[other], side="right") - 1
-        outside = (before >= 0) & (start[other] >= end[one][np.maximum(before, 0)])
-        interleaved = process[one[0]] == process[other[0]] and len(np.unique(before[outside])) >= len(one) - 1
-        return bool(interleaved and outside.sum() >= len(other) - 1)
+    def lies_beside(first: Int64s, second: Int64s) -> bool:
+        """Whether the ranges of `second` follow those of `first` without lying inside any of them."""
+        before = np.searchsorted(start[first], start[second], side="right") - 1
+        outside = (before >= 0) & (start[second] >= end[first][np.maximum(before, 0)])
+        interleaved = process[first[0]] == process[second[0]] and len(np.unique(before[outside])) >= len(first) - 1
+        return bool(interleaved and outside.sum() >= len(second) - 1)
 
     return [
         (name, rows)
@@ -152,8 +154,8 @@ def _without_parts(candidates: list[tuple[str, Int64s]], ranges: pl.DataFrame) -
         if phase == NO_PHASE
         or is_step_name(name)
         or not any(
-            other_phase not in (NO_PHASE, phase) and lies_beside(rows, others)
-            for (_, others), other_phase in zip(candidates, phases, strict=True)
+            other_phase not in (NO_PHASE, phase) and lies_beside(rows, other_rows)
+            for (_, other_rows), other_phase in zip(candidates, phases, strict=True)
         )
     ]
 
@@ -175,8 +177,8 @@ def _range_rhythm(name: str, rows: Int64s, start: Int64s, launches: Int64s, *, c
     pace = int(np.median(np.diff(np.sort(start)))) if len(rows) > 1 else None
     is_named = is_step_name(name)
     reason = "their name says so" if is_named else "they hold nearly all work"
-    what = f"ranges named {name!r}"
-    return Rhythm(what, len(rows), pace, int(np.median(launches)), "high" if is_named else "medium", reason, chosen)
+    origin = f"ranges named {name!r}"
+    return Rhythm(origin, len(rows), pace, int(np.median(launches)), "high" if is_named else "medium", reason, chosen)
 
 
 def _launch_alike(launches: Int64s) -> bool:
@@ -215,9 +217,9 @@ def _coverage(
     process, first, last = int(processes[rows[0]]), int(starts[rows[0]]), int(ends[rows[-1]])
     first_launch, stop = np.searchsorted(launched.get(process, np.empty(0, dtype=np.int64)), (first, last))
     total = int(stop - first_launch)
-    for others in beside:
-        theirs = (processes[others] == process) & (starts[others] >= first) & (ends[others] <= last)
-        total -= int(launches_inside[others[theirs]].sum())
+    for other_rows in beside:
+        theirs = (processes[other_rows] == process) & (starts[other_rows] >= first) & (ends[other_rows] <= last)
+        total -= int(launches_inside[other_rows[theirs]].sum())
     return min(float(launches_inside[rows].sum() / total), 1.0) if total > 0 else 0.0
 
 

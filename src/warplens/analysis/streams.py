@@ -183,9 +183,9 @@ def _levels(running: Intervals, window: Window) -> Int64s:
     order = np.argsort(edges, kind="stable")
     level = np.cumsum(change[order], dtype=np.int32)[:-1]
     # Whole nanoseconds far below 2⁵³ add up exactly in floating point.
-    spent = np.bincount(level, weights=np.diff(edges[order]), minlength=2).astype(np.int64)
-    spent[:2] += (-alone, alone)
-    return spent
+    ns_by_level = np.bincount(level, weights=np.diff(edges[order]), minlength=2).astype(np.int64)
+    ns_by_level[:2] += (-alone, alone)
+    return ns_by_level
 
 
 # --- CUDA graphs ---
@@ -236,7 +236,7 @@ def graph_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
         `GRAPHS`; no rows where no graph was launched.
     """
     null_count = pl.lit(None, dtype=pl.Int64)
-    whole = timeline.graphs_in(window).select(
+    whole_graphs = timeline.graphs_in(window).select(
         pl.lit("whole", dtype=_TRACED).alias("traced"),
         "device",
         "graph",
@@ -244,7 +244,7 @@ def graph_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
         "start_ns",
         "end_ns",
     )
-    launches = pl.concat([whole, _node_launches(_nodes(timeline, timeline.work_in(window)))])
+    launches = pl.concat([whole_graphs, _node_launches(_nodes(timeline, timeline.work_in(window)))])
     statistics = launches.group_by("traced", "device", "graph").agg(
         pl.len().alias("launches"), pl.col("nodes").mean().alias("nodes_per_launch"), *spread(duration_ns())
     )
@@ -382,16 +382,16 @@ def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int)
     waits = timeline.trace.synchronizations.filter(
         (pl.col("kind").cast(pl.String) == "stream-wait-event") & (pl.col("process") == process)
     ).sort("start_ns")
-    for own in np.unique(stream):
-        rows = np.flatnonzero(stream == own)
+    for current in np.unique(stream):
+        rows = np.flatnonzero(stream == current)
         ready[rows[1:]] = np.maximum(ready[rows[1:]], ends[rows[:-1]])
-        event_waits = waits["start_ns"].filter(waits["stream"] == own).to_numpy()
+        event_waits = waits["start_ns"].filter(waits["stream"] == current).to_numpy()
         if len(event_waits):
             waits_for_event[rows] = np.diff(np.searchsorted(event_waits, launched[rows]), prepend=0) > 0
-        others = np.flatnonzero(stream != own)
-        others = others[np.argsort(ends[others], kind="stable")]
-        place = np.searchsorted(ends[others], starts[rows], side="right") - 1
-        predecessor[rows] = np.where(place >= 0, others[np.maximum(place, 0)], -1)
+        elsewhere = np.flatnonzero(stream != current)
+        elsewhere = elsewhere[np.argsort(ends[elsewhere], kind="stable")]
+        place = np.searchsorted(ends[elsewhere], starts[rows], side="right") - 1
+        predecessor[rows] = np.where(place >= 0, elsewhere[np.maximum(place, 0)], -1)
     later = np.flatnonzero(predecessor >= 0)
     earlier = predecessor[later]
     delay_ns = ends[earlier] - np.maximum(ready[later], starts[earlier])
@@ -403,15 +403,15 @@ def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int)
     overlap_ns = np.minimum(delay_ns, ends[later] - starts[later])
     kinds = timeline.trace.capture.stream_kinds
     legacy, blocking = (
-        [number for owner, number, kind in kinds if owner == process and kind == wanted]
-        for wanted in ("legacy-default", "blocking")
+        [number for owner, number, kind in kinds if owner == process and kind == stream_kind]
+        for stream_kind in ("legacy-default", "blocking")
     )
     default_stream = np.zeros(len(later), dtype=np.bool_)
-    for rows, other in ((later, earlier), (earlier, later)):
-        default_stream |= np.isin(stream[rows], legacy) & np.isin(stream[other], blocking)
+    for rows, partners in ((later, earlier), (earlier, later)):
+        default_stream |= np.isin(stream[rows], legacy) & np.isin(stream[partners], blocking)
     full = _fills_gpu(timeline, work.select("kind", "row")[earlier], device)
-    why = np.select([waits_for_event[later], full, default_stream], ["event", "full", "default-stream"], "unknown")
-    return pl.DataFrame({"why": why.astype(str), "at_once_ns": overlap_ns}, schema=_TURN)
+    cause = np.select([waits_for_event[later], full, default_stream], ["event", "full", "default-stream"], "unknown")
+    return pl.DataFrame({"why": cause.astype(str), "at_once_ns": overlap_ns}, schema=_TURN)
 
 
 def _fills_gpu(timeline: Timeline, work: pl.DataFrame, device: int) -> npt.NDArray[np.bool_]:

@@ -83,19 +83,19 @@ class IdleGaps:
     @cached_property
     def totals(self) -> dict[str, int]:
         """Nanoseconds of each cause over all gaps."""
-        return {cause: spent.total for cause, spent in self.parts.items()}
+        return {cause: cause_ns.total for cause, cause_ns in self.parts.items()}
 
     def frame(self) -> pl.DataFrame:
         """One row per gap: `start_ns`, `end_ns`, `main_cause`, and a column `<cause>_ns` for each cause."""
         causes = list(self.parts)
         columns = [pl.Series("start_ns", self.gaps.starts), pl.Series("end_ns", self.gaps.ends)]
-        matrix = np.stack([spent.whole() for spent in self.parts.values()])
+        matrix = np.stack([cause_ns.whole() for cause_ns in self.parts.values()])
         main = pl.Series("main_cause", causes, dtype=pl.Enum(causes)).gather(matrix.argmax(axis=0).astype(np.int64))
         return pl.DataFrame(
             [
                 *columns,
                 main,
-                *(pl.Series(f"{cause}_ns", spent) for cause, spent in zip(causes, matrix, strict=True)),
+                *(pl.Series(f"{cause}_ns", cause_ns) for cause, cause_ns in zip(causes, matrix, strict=True)),
             ]
         )
 
@@ -149,9 +149,9 @@ def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
             if not len(overlapping):
                 continue
             rows, measured = own_gaps[overlapping], measure_before(intervals, issued_at[overlapping])
-            spent = measured - measure_before(intervals, gap_starts[rows])
-            parts.add(cause, gap_rows[rows], spent)
-            not_issued_ns[rows] -= spent
+            part_ns = measured - measure_before(intervals, gap_starts[rows])
+            parts.add(cause, gap_rows[rows], part_ns)
+            not_issued_ns[rows] -= part_ns
             refilling[rows] -= measured - measure_before(intervals, refill_start[overlapping])
     if last_gap_open:
         lost_ns[-1] = 0
@@ -252,16 +252,16 @@ class _IdleParts:
         self._count = count
         self._spent: dict[str, Int64s] = {}
 
-    def add(self, cause: str, rows: Int64s, spent: Int64s) -> None:
-        """Adds time to some gaps, in their order; `spent` is kept and may be changed."""
+    def add(self, cause: str, rows: Int64s, part_ns: Int64s) -> None:
+        """Adds time to some gaps, in their order; `part_ns` is kept and may be changed."""
         if not len(rows):
             return
         if len(rows) == self._count and cause not in self._spent:
-            self._spent[cause] = spent
+            self._spent[cause] = part_ns
             return
         if cause not in self._spent:
             self._spent[cause] = np.zeros(self._count, dtype=np.int64)
-        self._spent[cause][rows] += spent
+        self._spent[cause][rows] += part_ns
 
     @property
     def columns(self) -> dict[str, Spent]:
@@ -363,7 +363,7 @@ def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals
     labels, names = _labels(timeline, work)
     starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
     outside = complement(segments, *_hull(starts, ends, segments))
-    spent: dict[tuple[str, str], int] = {}
+    time_ns: dict[tuple[str, str], int] = {}
     covered = Intervals.none()
     for group in PART_GROUPS[:-1]:
         in_group = np.array([name[0] == group for name in names], dtype=np.bool_)[labels]
@@ -378,12 +378,14 @@ def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals
         else:
             np.add.at(owned, overlapping_rows[owners], lengths)
         amounts = sum_by(labels[owners], lengths, len(names)).tolist()
-        spent.update({name: amount for name, amount in zip(names, amounts, strict=True) if name[0] == group and amount})
+        time_ns.update(
+            {name: amount for name, amount in zip(names, amounts, strict=True) if name[0] == group and amount}
+        )
         covered = _merged(covered, Intervals(pieces.starts, pieces.ends))
     gaps = idle_gaps(timeline, device, _gaps(segments, covered))
-    spent.update({("idle", cause): amount for cause, amount in gaps.totals.items() if amount})
+    time_ns.update({("idle", cause): amount for cause, amount in gaps.totals.items() if amount})
     duration = total(segments)
-    return TimeBudget(device, window, duration, _parts(spent, duration), gaps, owned)
+    return TimeBudget(device, window, duration, _parts(time_ns, duration), gaps, owned)
 
 
 def _segments(timeline: Timeline, window: Window, device: int) -> Intervals:
@@ -441,9 +443,9 @@ def _group(kind: str, part: str) -> str:
     return "graph" if kind == "graph" else "copy"
 
 
-def _parts(spent: dict[tuple[str, str], int], duration: int) -> pl.DataFrame:
+def _parts(time_ns: dict[tuple[str, str], int], duration: int) -> pl.DataFrame:
     order = {group: position for position, group in enumerate(PART_GROUPS)}
-    rows = sorted(spent.items(), key=lambda item: (order[item[0][0]], -item[1], item[0][1]))
+    rows = sorted(time_ns.items(), key=lambda item: (order[item[0][0]], -item[1], item[0][1]))
     return pl.DataFrame(
         {
             "group": [group for (group, _), _ in rows],

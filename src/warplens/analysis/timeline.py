@@ -258,7 +258,7 @@ class Timeline:
         return work if work["device"].n_unique() == 1 else work.filter(pl.col("device") == device)
 
     def rows_on(self, device: int, mask: Bools | None = None) -> Int64s:
-        """The positions in `work` of the rows of `work_on(device)`, or of those that the mask `which` selects."""
+        """The positions in `work` of the rows of `work_on(device)`, or of those that the mask `mask` selects."""
         if self.work_on(device).height == self.work.height:
             return np.arange(self.work.height) if mask is None else np.flatnonzero(mask)
         rows = np.flatnonzero((self.work["device"] == device).to_numpy())
@@ -365,11 +365,11 @@ class Timeline:
 
     def _api_rows(self, process: npt.NDArray[np.int32], correlation: pl.Series) -> Int64s:
         """The row of the API call with the same process and correlation id, the outermost of several; −1 for none."""
-        wanted = correlation.fill_null(-1).to_numpy()
-        rows = np.full(len(wanted), -1, dtype=np.int64)
+        ids_wanted = correlation.fill_null(-1).to_numpy()
+        rows = np.full(len(ids_wanted), -1, dtype=np.int64)
         for pid, (ids, api_rows) in self._calls_by_process.items():
-            of_process = np.flatnonzero((process == pid) & (wanted >= 0))
-            rows[of_process] = _look_up(ids, api_rows, wanted[of_process])
+            of_process = np.flatnonzero((process == pid) & (ids_wanted >= 0))
+            rows[of_process] = _look_up(ids, api_rows, ids_wanted[of_process])
         return rows
 
     @cached_property
@@ -398,19 +398,19 @@ class Timeline:
         return result
 
 
-def _look_up(ids: Int64s, rows: Int64s | None, wanted: Int64s) -> Int64s:
+def _look_up(ids: Int64s, rows: Int64s | None, ids_wanted: Int64s) -> Int64s:
     """`rows[i]`, or `i` without rows, where `ids[i]` equals the wanted id, else −1; `ids` ascend strictly."""
     rows = np.arange(len(ids)) if rows is None else rows
-    if not len(ids) or not len(wanted):
-        return np.full(len(wanted), -1, dtype=np.int64)
+    if not len(ids) or not len(ids_wanted):
+        return np.full(len(ids_wanted), -1, dtype=np.int64)
     low, high = int(ids[0]), int(ids[-1])
     if high - low < _LOOKUP_SPARSITY * len(ids):
         table = np.full(high - low + 2, -1, dtype=np.int64)
         table[ids - low] = rows
-        in_table = (wanted >= low) & (wanted <= high)
-        return table[np.where(in_table, wanted - low, high - low + 1)]
-    position = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    return np.where(ids[position] == wanted, rows[position], -1)
+        in_table = (ids_wanted >= low) & (ids_wanted <= high)
+        return table[np.where(in_table, ids_wanted - low, high - low + 1)]
+    position = np.minimum(np.searchsorted(ids, ids_wanted), len(ids) - 1)
+    return np.where(ids[position] == ids_wanted, rows[position], -1)
 
 
 def _strictly_ascending(values: Int64s) -> bool:

@@ -62,20 +62,18 @@ class Forest:
 
     def outermost_match(self, label: Int64s) -> Int64s:
         """For each node the label (> 0) of its outermost labelled ancestor or itself; 0 for none."""
-        result = label.astype(np.int64, copy=True)
-        for rows in self._levels:
-            parents = self.parent[rows]
-            inherited = np.where(parents != NO_RANGE, result[np.maximum(parents, 0)], 0)
-            result[rows] = np.where(inherited > 0, inherited, result[rows])
-        return result
+        return self._inherit(label, lambda own, inherited: np.where(inherited > 0, inherited, own))
 
     def innermost_match(self, label: Int64s) -> Int64s:
         """For each node the label (> 0) of its innermost labelled ancestor or itself; 0 for none."""
+        return self._inherit(label, lambda own, inherited: np.where(own > 0, own, inherited))
+
+    def _inherit(self, label: Int64s, choose: Callable[[Int64s, Int64s], Int64s]) -> Int64s:
         result = label.astype(np.int64, copy=True)
         for rows in self._levels:
             parents = self.parent[rows]
             inherited = np.where(parents != NO_RANGE, result[np.maximum(parents, 0)], 0)
-            result[rows] = np.where(result[rows] > 0, result[rows], inherited)
+            result[rows] = choose(result[rows], inherited)
         return result
 
     def repeats(self, label: Int64s) -> Bools:
@@ -84,9 +82,9 @@ class Forest:
         pending = np.flatnonzero(self.parent != NO_RANGE)
         above = self.parent[pending]
         while len(pending):
-            same = label[above] == label[pending]
-            repeated[pending[same]] = True
-            climbs = ~same & (self.parent[above] != NO_RANGE)
+            is_same = label[above] == label[pending]
+            repeated[pending[is_same]] = True
+            climbs = ~is_same & (self.parent[above] != NO_RANGE)
             pending, above = pending[climbs], self.parent[above[climbs]]
         return repeated
 
@@ -128,24 +126,24 @@ def look_up(values: Int64s, rows: Int64s) -> Int64s:
     return values_at_rows
 
 
-def nearest(parent: Int64s, wanted: Bools, start: Int64s) -> Int64s:
-    """For each node of `start`, itself or its nearest wanted ancestor; `NO_RANGE` for none.
+def nearest(parent: Int64s, selected: Bools, start: Int64s) -> Int64s:
+    """For each node of `start`, itself or its nearest selected ancestor; `NO_RANGE` for none.
 
     Args:
         parent: shape (n,), each node's parent; `NO_RANGE` for a root.
-        wanted: shape (n,), which nodes may be found.
+        selected: shape (n,), which nodes may be found.
         start: shape (m,), the nodes to begin with; `NO_RANGE` stays `NO_RANGE`.
     """
     if len(start) > len(parent):
-        nearest_of_all: Int64s = np.r_[nearest(parent, wanted, np.arange(len(parent))), NO_RANGE]
+        nearest_of_all: Int64s = np.r_[nearest(parent, selected, np.arange(len(parent))), NO_RANGE]
         return nearest_of_all[start]
-    found = start.copy()
-    pending = np.flatnonzero(found != NO_RANGE)
+    result = start.copy()
+    pending = np.flatnonzero(result != NO_RANGE)
     while len(pending):
-        pending = pending[~wanted[found[pending]]]
-        found[pending] = parent[found[pending]]
-        pending = pending[found[pending] != NO_RANGE]
-    return found
+        pending = pending[~selected[result[pending]]]
+        result[pending] = parent[result[pending]]
+        pending = pending[result[pending] != NO_RANGE]
+    return result
 
 
 class NamePaths(NamedTuple):
@@ -276,35 +274,35 @@ class RangeForest(Forest):
         Args:
             process, thread, when: shape (m,), the launching thread and the time at which its API call began.
         """
-        found = np.full(len(when), NO_RANGE, dtype=np.int64)
+        result = np.full(len(when), NO_RANGE, dtype=np.int64)
         inferred = np.zeros(len(when), dtype=np.bool_)
         for launcher, rows in _rows_by_thread(process, thread):
             if launcher in self._threads:
-                own = self._threads[launcher].at(when if len(rows) == len(when) else when[rows])
+                own_range = self._threads[launcher].at(when if len(rows) == len(when) else when[rows])
                 if len(rows) == len(when):
-                    found = own
+                    result = own_range
                 else:
-                    found[rows] = own
-                rows = rows[own == NO_RANGE]  # noqa: PLW2901  # only these may belong to another thread
+                    result[rows] = own_range
+                rows = rows[own_range == NO_RANGE]  # noqa: PLW2901  # only these may belong to another thread
             waiting = self._waiting(launcher, when[rows])
-            found[rows], inferred[rows] = waiting, waiting != NO_RANGE
-        return found, inferred
+            result[rows], inferred[rows] = waiting, waiting != NO_RANGE
+        return result, inferred
 
     def open_on(self, process: Int64s, thread: Int64s, when: Int64s) -> Int64s:
         """The innermost range that each thread itself holds open at that time; `NO_RANGE` for none."""
-        found = np.full(len(when), NO_RANGE, dtype=np.int64)
+        result = np.full(len(when), NO_RANGE, dtype=np.int64)
         for holder, rows in _rows_by_thread(process, thread):
             if holder in self._threads:
-                found[rows] = self._threads[holder].at(when[rows])
-        return found
+                result[rows] = self._threads[holder].at(when[rows])
+        return result
 
     def _waiting(self, launcher: tuple[int, int], when: Int64s) -> Int64s:
-        found = np.full(len(when), NO_RANGE, dtype=np.int64)
+        result = np.full(len(when), NO_RANGE, dtype=np.int64)
         for thread in self._lender_order.get(launcher[0], ()):
             if thread == launcher:
                 break  # only threads with more cover than the launcher may lend it a range
-            found = np.where(found == NO_RANGE, self._lenders[thread].at(when), found)
-        return found
+            result = np.where(result == NO_RANGE, self._lenders[thread].at(when), result)
+        return result
 
 
 def is_operator(ranges: pl.DataFrame) -> Bools:
@@ -340,8 +338,8 @@ def range_forest(ranges: pl.DataFrame) -> RangeForest:
         annotated = rows[lends[rows]]
         if not len(annotated):
             continue
-        same = len(annotated) == len(rows)
-        lenders[key] = threads[key] if same else _open_ranges(start, end, depth, lending_parent, annotated)[0]
+        all_annotated = len(annotated) == len(rows)
+        lenders[key] = threads[key] if all_annotated else _open_ranges(start, end, depth, lending_parent, annotated)[0]
         roots = annotated[lending_parent[annotated] == NO_RANGE]
         cover[key] = total(union(Intervals(start[roots], end[roots])))
     lender_order: dict[int, list[tuple[int, int]]] = {}

@@ -88,11 +88,11 @@ def _time_ns(part: str, text: str) -> int:
     match = _TIME.match(part)
     if match is None:
         raise UsageError(f"window {text!r}: {part!r} is not a time (use ns, us, ms or s, for example 250ms)")
-    whole, _, fraction = match["number"].partition(".")
+    integer_part, _, fraction = match["number"].partition(".")
     unit = _UNITS_NS[match["unit"]]
-    sign = -1 if whole.startswith("-") else 1
+    sign = -1 if integer_part.startswith("-") else 1
     # Decimal digits are scaled as integers: 0.1 s must be 100,000,000 ns exactly.
-    return int(whole) * unit + sign * (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
+    return int(integer_part) * unit + sign * (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
 
 
 #: Phases in the order of a training step.

@@ -44,10 +44,10 @@ class NameParts:
     def short(self) -> str:
         """The function alone, without its namespaces; empty where no function is found."""
         begin = depth = 0
-        for found in _SCOPE.finditer(self.function):
-            mark = found.group()
+        for scope in _SCOPE.finditer(self.function):
+            mark = scope.group()
             if mark == "::":
-                begin = begin if depth else found.end()
+                begin = begin if depth else scope.end()
             else:
                 depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(mark, 0)
         return self.function[begin:]

@@ -191,28 +191,26 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
         UnreadableInputError: a path does not exist, or a folder holds no profile.
     """
     profiles_found: list[Path] = []
-    for path_given in map(located, paths):
-        if not path_given.exists():
-            if str(path_given) == "-":
-                raise UnreadableInputError(
-                    path_given, "profiles are not read from standard input", "Give a file's path"
-                )
-            raise UnreadableInputError(path_given, "there is no such file or folder", "Check the path")
-        if path_given.is_dir() and _TRACES.taking(path_given) is None:
-            files = sorted(files_below(path_given))
+    for path in map(located, paths):
+        if not path.exists():
+            if str(path) == "-":
+                raise UnreadableInputError(path, "profiles are not read from standard input", "Give a file's path")
+            raise UnreadableInputError(path, "there is no such file or folder", "Check the path")
+        if path.is_dir() and _TRACES.taking(path) is None:
+            files = sorted(files_below(path))
             folders = {file.parent for file in files if file.stem == "StringIds"}
             exported = [folder for folder in sorted(folders) if _TRACES.taking(folder) is not None]
             profiles = exported + _without_exported_reports([file for file in files if holds_trace(file)])
             if not profiles:
                 none = f"none of the {len(files)} files in this folder is an Nsight Systems capture or a PyTorch trace"
                 raise UnreadableInputError(
-                    path_given,
+                    path,
                     none if files else "this folder is empty",
                     "Give a folder with .nsys-rep files, their SQLite exports, or traces of torch.profiler",
                 )
             profiles_found.extend(profiles)
         else:
-            profiles_found.append(path_given)
+            profiles_found.append(path)
     return list(dict.fromkeys(profiles_found))
 
 

@@ -127,7 +127,7 @@ def _as_scalar(setting: Any) -> Any:
 def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     latency, gpu = record.get("latency_ns") or {}, record.get("gpu_ns") or {}
     work = record.get("work") or {}
-    spent = gpu.get("median") or latency.get("median")
+    time_ns = gpu.get("median") or latency.get("median")
     flops = work.get("flops")
     plain = {
         name: record.get(name)
@@ -144,7 +144,7 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
         **{f"gpu_{name}_ns": gpu.get(name) for name in ("low", "high")},
         "macs": work.get("macs"),
         "flops": flops,
-        "flops_per_s": flops * 1e9 / spent if flops is not None and spent else None,
+        "flops_per_s": flops * 1e9 / time_ns if flops is not None and time_ns else None,
         "outliers": (latency or gpu).get("outliers"),
         "drift_share": (record.get("drift") or {}).get("share"),
         "doubts": record.get("doubts") or [],
@@ -153,9 +153,9 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _phase_rows(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [
-        (cell, phase, spent["median"], spent["low"], spent["high"])
+        (cell, phase, time_ns["median"], time_ns["low"], time_ns["high"])
         for cell, record in enumerate(records)
-        for phase, spent in (record.get("phases_ns") or {}).items()
+        for phase, time_ns in (record.get("phases_ns") or {}).items()
     ]
 
 
@@ -243,20 +243,20 @@ def _copy(file: Input, copy: Path) -> Removed:
     document = _document(file.path, file.known_as)
     measurements_of(document, file.known_as)  # refuses a damaged file
     removed: Counter[str] = Counter()
-    kept = _kept_members(document, _KEPT_HEADER, removed)
-    kept["environment"] = _kept_members(document["environment"], _KEPT_ENVIRONMENT, removed)
-    kept["measurements"] = [_kept_members(record, _KEPT_RECORD, removed) for record in document["measurements"]]
-    if kept.get("command") and not _OWN_COMMAND.fullmatch(kept["command"]):
-        kept["command"] = None
+    header = _kept_members(document, _KEPT_HEADER, removed)
+    header["environment"] = _kept_members(document["environment"], _KEPT_ENVIRONMENT, removed)
+    header["measurements"] = [_kept_members(record, _KEPT_RECORD, removed) for record in document["measurements"]]
+    if header.get("command") and not _OWN_COMMAND.fullmatch(header["command"]):
+        header["command"] = None
         removed["command"] += 1
     from warplens.readers.scrubbing import Removed, refuse_remains
     from warplens.secrets import Cleaner, Secrets, texts_in
 
     secrets = Secrets()
-    for text in texts_in(kept):
+    for text in texts_in(header):
         secrets.add_home_owners(text.encode())
     cleaner = Cleaner(secrets)
-    content = orjson.dumps(_cleaned(kept, cleaner))
+    content = orjson.dumps(_cleaned(header, cleaner))
     refuse_remains(content, secrets, file.known_as)
     copy.write_bytes(content)
     return Removed.of(cleaner, ("members", "others"), +removed, {})

@@ -95,13 +95,13 @@ def _holds_packets(head: bytes) -> bool:
         return False
     from warplens.wire import WireError, fields_of
 
-    seen = 0
+    packets = 0
     with suppress(WireError, IndexError):  # the last packet may be cut
         for number, _, content, _ in islice(fields_of(head), _PACKETS):
             if number != 1 or not any(True for _ in fields_of(content)):
                 return False
-            seen += 1
-    return seen > 0
+            packets += 1
+    return packets > 0
 
 
 def head_of(path: Path) -> bytes:
@@ -123,8 +123,7 @@ def head_of(path: Path) -> bytes:
         found = "this is a folder" if path.is_dir() else "permission to read it was denied"
         raise UnreadableInputError(path, found, f'Allow it first: chmod u+r "{path.name}"') from None
     except OSError as error:
-        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
-        raise UnreadableInputError(path, found, "Copy the file to a local disk and try again") from None
+        raise UnreadableInputError.of_system(path, error) from None
 
 
 def kind_of(path: Path) -> Kind:

@@ -182,8 +182,8 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
             f"the column {ambiguous[0]!r} does not say whether it counts MACs or FLOPs (one MAC is two FLOPs)",
             "Name it gmacs_per_item or gflops_per_item, after what was counted",
         )
-    if taken := [name for name in settings if name in CELLS.names]:
-        raise UnreadableInputError(path, f"a setting cannot be named {taken[0]!r}, which is a figure here", _ADVICE)
+    if reserved := [name for name in settings if name in CELLS.names]:
+        raise UnreadableInputError(path, f"a setting cannot be named {reserved[0]!r}, which is a figure here", _ADVICE)
     if not any(name == "throughput_per_s" or _LATENCY.fullmatch(name) for name in names):
         found = ", ".join(names[:_SHOWN_TITLES]) + (", …" if len(names) > _SHOWN_TITLES else "")
         what = f"no column is a throughput_per_s or a latency_ms, with a row a side and point; there are: {found}"

@@ -36,13 +36,13 @@ def shipped() -> dict[str, Path]:
     Where two files have one name, the later folder's is named with its folder (`policies/token_reduction`).
     """
     data = Path(__file__).parents[1] / "data"
-    found: dict[str, Path] = {}
+    profiles: dict[str, Path] = {}
     for folder in _FOLDERS:
         for path in sorted((data / folder).glob("*.*")):
             if path.name not in _NOT_PROFILES:
                 name = stem(path.name)
-                found[f"{folder}/{name}" if name in found else name] = path
-    return found
+                profiles[f"{folder}/{name}" if name in profiles else name] = path
+    return profiles
 
 
 def located(path: Path | str) -> Path:

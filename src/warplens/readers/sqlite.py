@@ -112,7 +112,7 @@ class SqliteFile:
         try:
             self._file = self._recovered(path)
             self._check_header(self._file)
-            self.uri = _uri(self._file)
+            self.uri = f"{self._file.resolve().as_uri()}?mode=ro&immutable=1"
             with self._readable():
                 self._connection = sqlite3.connect(self.uri, uri=True, check_same_thread=False)
                 # Text comes as bytes: exports hold text that is not UTF-8, and NULs.
@@ -250,16 +250,16 @@ class SqliteFile:
                 declared = self.rows(f"PRAGMA table_xinfo({quoted(table)})")
                 name = table.replace("'", "''")
                 ((root,),) = self.rows(f"SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = '{name}'")  # noqa: S608
-                whole = (row for row in declared if b"INT" in row[2].upper() and not row[5])
-                where = stored(self._file, *self._pages, root, len(declared))
+                integers = (row for row in declared if b"INT" in row[2].upper() and not row[5])
+                place_of = stored(self._file, *self._pages, root, len(declared))
                 self._stored[table] = (
-                    where if where is not None and where.spans(*self.span(table)) else None,
-                    {row[1].decode("utf-8", "replace"): row[0] for row in whole},
+                    place_of if place_of is not None and place_of.spans(*self.span(table)) else None,
+                    {row[1].decode("utf-8", "replace"): row[0] for row in integers},
                 )
-        where, places = self._stored[table]
-        if where is None or not all(name in places for name in columns):
+        place_of, places = self._stored[table]
+        if place_of is None or not all(name in places for name in columns):
             return None
-        return whole_numbers(where, {name: places[name] for name in columns}, part.first, part.capacity)
+        return whole_numbers(place_of, {name: places[name] for name in columns}, part.first, part.capacity)
 
     def frame(self, sql: str, texts: Sequence[str] = ()) -> pl.DataFrame:
         """The result of a query as columns: `Int64`, and `Binary` for the columns named in `texts`.
@@ -382,7 +382,3 @@ def _state_of(path: Path) -> tuple[object, ...]:
             return state.st_ino, state.st_size, state.st_mtime_ns, file.read(_HEADER_BYTES)
     except FileNotFoundError:
         return ()
-
-
-def _uri(path: Path) -> str:
-    return f"{path.resolve().as_uri()}?mode=ro&immutable=1"

@@ -247,7 +247,7 @@ class _Pages:
         for of_kind in _rows_by_header(words):
             selection = slice(None) if len(of_kind) == len(starts) else of_kind
             header = words[:, of_kind[0]]
-            if any((word[selection] != same).any() for word, same in zip(words, header, strict=True)):
+            if any((word[selection] != expected).any() for word, expected in zip(words, header, strict=True)):
                 raise _OtherwiseStored
             kinds = np.frombuffer(header.tobytes(), np.uint8)[1 : self._head]
             if (kinds >= len(_SIZES)).any():

@@ -278,7 +278,7 @@ def _times(
         text = fields.get(time.title, "")
         if text.lower() in _NO_MEASUREMENT:
             continue
-        spent = _number(source, line, time.title, text, _GREATEST // time.factor) * time.factor
+        time_ns = _number(source, line, time.title, text, _GREATEST // time.factor) * time.factor
         rows.append(
             {
                 **common,
@@ -286,7 +286,7 @@ def _times(
                 "statistic": time.statistic,
                 "index": whole("index"),
                 "samples": whole("samples"),
-                "time_ns": int(spent.to_integral_value()),
+                "time_ns": int(time_ns.to_integral_value()),
             }
         )
     return rows
@@ -313,7 +313,7 @@ def _number(source: Path, line: int, title: str, text: str, limit: int = _GREATE
 
 
 #: Titles of columns with texts that describe the measurement.
-_KEPT_TEXT_COLUMNS = re.compile(
+_TEXT_COLUMNS = re.compile(
     r"model|size|model size|model name|mode|kind|keep|execution|dtype|precision|optimizer|input size"
 )
 _NUMERIC = re.compile(
@@ -335,7 +335,7 @@ def _copy(file: Input, copy: Path) -> Removed:
     for at, title in enumerate(header):
         cells = [line[at].strip() for line in lines if at < len(line)]
         words = " ".join(re.findall(r"[a-z0-9]+", title.lower()))
-        if all(_NUMERIC.fullmatch(cell) for cell in cells) or _KEPT_TEXT_COLUMNS.fullmatch(words):
+        if all(_NUMERIC.fullmatch(cell) for cell in cells) or _TEXT_COLUMNS.fullmatch(words):
             kept.append(at)
         else:
             removed["column"] += len(cells)

@@ -66,7 +66,7 @@ def read_titles(titles: Sequence[str]) -> Reading:
     out, and so is a second rate or batch. A title that is a known column is kept.
     """
     columns: dict[str, str | None] = {title: title for title in titles}
-    taken = set(titles)
+    used = set(titles)
     times: dict[str, tuple[str, str]] = {}
     for title in titles:
         words = words_of(title)
@@ -74,8 +74,8 @@ def read_titles(titles: Sequence[str]) -> Reading:
         if re.fullmatch(r"latency_(?:s|ms|us|ns)", title):
             times[title] = ("", title)
         elif title not in _KNOWN and (column := _column(text)) is not None:
-            columns[title] = None if column in taken else column
-            taken.add(column)
+            columns[title] = None if column in used else column
+            used.add(column)
         elif (time := _time(words)) is not None:
             times[title] = time
     chosen = next((title for centre in _CENTRES for title in times if times[title][0] == centre), None)

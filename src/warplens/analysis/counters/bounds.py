@@ -136,8 +136,8 @@ def kernel_facts(counters: KernelCounters) -> pl.DataFrame:
     """Throughputs, occupancy, memory access, instructions and longest stall of each launch; cached per report."""
     stalls = top_stalls(counters).select("launch", top_stall="reason", top_stall_share="share")
     frame = speed_of_light(counters)
-    for other in (launch_occupancy(counters), memory_access(counters), instruction_use(counters), stalls):
-        frame = frame.join(other, on="launch", how="left", maintain_order="left")
+    for facts_table in (launch_occupancy(counters), memory_access(counters), instruction_use(counters), stalls):
+        frame = frame.join(facts_table, on="launch", how="left", maintain_order="left")
     return frame
 
 

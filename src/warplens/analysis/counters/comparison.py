@@ -50,20 +50,21 @@ def _notes(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
             "different peaks.",
         )
     for name, (option, consequence) in _SETTINGS.items():
-        one, other = getattr(before.session, name), getattr(after.session, name)
-        if one is not None and other is not None and one != other:
+        setting_before, setting_after = getattr(before.session, name), getattr(after.session, name)
+        if setting_before is not None and setting_after is not None and setting_before != setting_after:
             yield Note(
                 f"other-{name.replace('_', '-')}",
                 NoteLevel.WARNING,
-                f"{option} was {one} before and {other} after: {consequence}.",
-                f"Record both with {option} {one}",
+                f"{option} was {setting_before} before and {setting_after} after: {consequence}.",
+                f"Record both with {option} {setting_before}",
             )
-        elif (one is None) != (other is None):
-            stating, silent = (before, after) if one is not None else (after, before)
+        elif (setting_before is None) != (setting_after is None):
+            stating, silent = (before, after) if setting_before is not None else (after, before)
             yield Note(
                 f"unknown-{name.replace('_', '-')}",
                 NoteLevel.INFO,
-                f"{option} was {one or other} in {stating.capture.source}; {silent.capture.source} does not say.",
+                f"{option} was {setting_before or setting_after} in {stating.capture.source}; "
+                f"{silent.capture.source} does not say.",
             )
     versions = before.capture.tool_version, after.capture.tool_version
     if None not in versions and versions[0] != versions[1]:
@@ -263,9 +264,9 @@ def _paired(before: _Side, after: _Side, stated: Sequence[tuple[str, str]]) -> p
     """`before`, `after` (first launches) and `matched` of each pair."""
     schema = {"before": pl.Int64, "after": pl.Int64, "matched": pl.String}
     stated_pairs = [
-        (one, other, "stated")
+        (launch_before, launch_after, "stated")
         for first, second in stated
-        for one, other in zip(before.named(first), after.named(second), strict=False)
+        for launch_before, launch_after in zip(before.named(first), after.named(second), strict=False)
     ]
     pairs = pl.DataFrame(stated_pairs, schema=schema, orient="row").unique(
         ["before"], keep="first", maintain_order=True
@@ -311,9 +312,9 @@ def _compared(before: _Side, after: _Side, pairs: pl.DataFrame) -> pl.DataFrame:
     return COMPARED.checked(frame.with_row_index("pair").with_columns(pl.col("pair").cast(pl.Int64)))
 
 
-def _ratio(what: str) -> pl.Expr:
-    before = pl.col(f"{what}_before")
-    return pl.when(before > 0).then(pl.col(f"{what}_after") / before)
+def _ratio(quantity: str) -> pl.Expr:
+    before = pl.col(f"{quantity}_before")
+    return pl.when(before > 0).then(pl.col(f"{quantity}_after") / before)
 
 
 def _metric_changes(before: _Side, after: _Side, groups: pl.DataFrame) -> pl.DataFrame:

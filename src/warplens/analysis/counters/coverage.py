@@ -117,15 +117,15 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
     )
     unmatched = unmatched.with_columns(pl.col("outside").fill_null(0)).sort("shape")
     namesakes = recorded.filter(pl.col("name").is_in(profiled["name"].unique().to_list()))["shape"]
-    sample, how = sample_of(
+    sample, sampling = sample_of(
         _codes(profiled, grouped.of_launch),
         _codes(recorded, launches["shape"]),
         launches["shape"].is_in(namesakes.to_list()),
         launches["start_ns"] < window.start_ns,
         window,
     )
-    by_match = {what: int(groups.filter(pl.col("matched") == what)["total_ns"].sum()) for what in MATCHES}
-    shares = {what: matched_ns / total_ns if total_ns else None for what, matched_ns in by_match.items()}
+    by_match = {match: int(groups.filter(pl.col("matched") == match)["total_ns"].sum()) for match in MATCHES}
+    shares = {match: matched_ns / total_ns if total_ns else None for match, matched_ns in by_match.items()}
     return Coverage(
         groups=COVERAGE.checked(groups.rename({"inside": "launches"})),
         ranking=_ranking(groups, grouped.counters),
@@ -140,7 +140,7 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
         launches_profiled=int(profiled["launches"].sum()),
         launches_matched=int(profiled_groups.join(groups, on=KEY, how="semi")["launches"].sum()),
         sample=sample,
-        sample_how=how,
+        sample_how=sampling,
     )
 
 
@@ -180,7 +180,8 @@ def _matched(trace: pl.DataFrame, profiled: pl.DataFrame) -> pl.DataFrame:
     counts = {"exact": "exact", "kernel": "by_kernel", "name": "by_name"}
     return groups.with_columns(
         matched=pl.coalesce(
-            *(pl.when(pl.col(count).is_not_null()).then(pl.lit(what)) for what, count in counts.items()), pl.lit("none")
+            *(pl.when(pl.col(count).is_not_null()).then(pl.lit(match)) for match, count in counts.items()),
+            pl.lit("none"),
         ),
         launches_profiled=pl.coalesce(*counts.values(), pl.lit(0)),
         share=pl.col("total_ns") / pl.col("total_ns").sum(),

@@ -70,11 +70,11 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     identity = pl.when(is_combined).then(pl.coalesce(_OPEN_RANGES, pl.col("launch").cast(pl.String)))
     launches = counters.launches.with_columns(identity.alias("\0alone"))
     keys = [*keys, "\0alone"]
-    groups_by_key = (
+    by_key = (
         launches.group_by(keys, maintain_order=True).agg(first_launch=pl.col("launch").first()).with_row_index("group")
     )
     of_launch = launches.join(
-        groups_by_key.drop("first_launch"), on=list(keys), how="left", nulls_equal=True, maintain_order="left"
+        by_key.drop("first_launch"), on=list(keys), how="left", nulls_equal=True, maintain_order="left"
     )
     group = of_launch["group"].cast(pl.Int64)
     metrics = pl.DataFrame([*counters.metrics.get_columns(), group.alias("\0group")])  # of which there may be none
@@ -89,10 +89,8 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     summed = totals.agg(
         launches=pl.len().cast(pl.Int64), total_ns=pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())
     )
-    groups = summed.with_columns(first_launch=groups_by_key["first_launch"])
-    representatives = counters.launches[groups_by_key["first_launch"].to_list()].with_columns(
-        groups["group"].alias("launch")
-    )
+    groups = summed.with_columns(first_launch=by_key["first_launch"])
+    representatives = counters.launches[by_key["first_launch"].to_list()].with_columns(groups["group"].alias("launch"))
     median_metrics = medians.select(counters.metrics.columns) if counters.metrics.width else counters.metrics
     return Groups(
         GROUPS.checked(groups),
@@ -166,7 +164,7 @@ def counters_summary(counters: KernelCounters, by: str = "group", metrics: Seque
     frame = described(groups).with_columns(
         medians.launches["kind"].cast(pl.String), *(medians.values(name).alias(name) for name in metrics)
     )
-    fact_columns = [each.name for each in (*SPEED_OF_LIGHT.columns, *LAUNCH_OCCUPANCY.columns[1:])]
+    fact_columns = [column.name for column in (*SPEED_OF_LIGHT.columns, *LAUNCH_OCCUPANCY.columns[1:])]
     facts = kernel_facts(medians).select(*fact_columns, "top_stall", "top_stall_share")
     for part in (facts, kernel_bounds(medians).drop("inconsistent")):
         frame = frame.join(part, on="launch", how="left", maintain_order="left")
@@ -197,15 +195,15 @@ SIZES: Final = tuple(
 KEY: Final = ("kernel", "grid", "block")
 
 
-def with_keys(one: pl.DataFrame, other: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def with_keys(left: pl.DataFrame, right: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Both frames with `kernel`, `grid` and `block`, and `code`: one number per distinct combination of the three.
 
     Kernels match by function and template arguments; where one of the two holds short names only, by those.
 
     Args:
-        one, other: launches, with `name`, `full_name`, and the sizes of grid and block.
+        left, right: launches, with `name`, `full_name`, and the sizes of grid and block.
     """
-    frames = [frame.with_columns(pl.col(_NAMES).cast(pl.String)) for frame in (one, other)]
+    frames = [frame.with_columns(pl.col(_NAMES).cast(pl.String)) for frame in (left, right)]
     short_names = pl.concat(frame.filter(pl.col("name") == pl.col("full_name"))["name"] for frame in frames).unique()
     keyed = [
         frame.with_columns(

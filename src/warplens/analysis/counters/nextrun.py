@@ -98,7 +98,7 @@ def _run(counters: KernelCounters, gap: _Gap, choice: Choice, version: str | Non
         *("--cache-control", session.cache_control or "all"),
         *("--export", "next_run"),
     ]
-    passes_per_launch, how = _passes_per_launch(counters, len(gap.sections))
+    passes_per_launch, estimate_source = _passes_per_launch(counters, len(gap.sections))
     return NextRun(
         command=shlex.join(("ncu", *arguments, *_PROGRAM)),
         reason=(_NEW_KERNELS if gap.is_new else _NEW_SECTIONS) + remark,
@@ -108,7 +108,7 @@ def _run(counters: KernelCounters, gap: _Gap, choice: Choice, version: str | Non
         gap_share=gap.share,
         covered_share=choice.worth,
         passes=passes_per_launch * choice.launches,
-        passes_how=how,
+        passes_how=estimate_source,
     )
 
 
@@ -128,11 +128,13 @@ def _passes_per_launch(counters: KernelCounters, sections: int) -> tuple[int, st
     """Passes per launch with this many sections, and the basis of the estimate."""
     passes, collected = measured(counters, "profiler__replayer_passes").max(), len(counters.session.sections)
     if isinstance(passes, float) and collected:
-        each = max(1, round(sections * passes / collected))
-        basis = f"modelled: {each} a launch for {sections} sections, as this report took {passes:.0f} for {collected}"
-        return each, basis
-    each = max(1, round(sections * _PASSES_PER_SECTION))
-    return each, f"modelled: {each} a launch, {_PASSES_PER_SECTION:.0f} for each of {sections} sections"
+        estimated = max(1, round(sections * passes / collected))
+        basis = (
+            f"modelled: {estimated} a launch for {sections} sections, as this report took {passes:.0f} for {collected}"
+        )
+        return estimated, basis
+    estimated = max(1, round(sections * _PASSES_PER_SECTION))
+    return estimated, f"modelled: {estimated} a launch, {_PASSES_PER_SECTION:.0f} for each of {sections} sections"
 
 
 #: Sections that give the bound of a kernel, and its longest stall.
@@ -225,12 +227,11 @@ def next_sections(counters: KernelCounters) -> NextRun:
     if gap.share < _LEAST_GAP:
         reason = "no section is missing that would tell more of a twentieth of the profiled time"
         return no_run(counters, None, reason)
-    by_name = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
-    names = tuple(by_name["name"].head(_MOST_NAMES).to_list())
+    names = tuple(_names_by_worth(gap))
     # A filter by name also matches launches of other sizes: they count up to the last wanted one.
     passing = counters.launches.filter(pl.col("name").cast(pl.String).is_in(names)).with_row_index("at")
-    wanted = passing.select("launch", pl.col("at").cast(pl.Int64)).join(gap.groups, on="launch").sort("at")
-    reached = wanted.filter(pl.col("at") < _MOST_LAUNCHES)
+    launches_wanted = passing.select("launch", pl.col("at").cast(pl.Int64)).join(gap.groups, on="launch").sort("at")
+    reached = launches_wanted.filter(pl.col("at") < _MOST_LAUNCHES)
     if reached.is_empty():
         return no_run(counters, None, f"the kernels in question come after {_MOST_LAUNCHES} others of their names")
     choice = Choice(names, (), int(reached["at"].tail(1).item()) + 1, float(reached["worth"].sum()))
@@ -276,19 +277,23 @@ def _cheapest(gap: _Gap, timeline: Timeline, window: Window) -> Choice:
     return max(choices, key=order)
 
 
+def _names_by_worth(gap: _Gap) -> list[str]:
+    worths = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
+    return worths["name"].head(_MOST_NAMES).to_list()
+
+
 def _choices(
     gap: _Gap, launches: pl.DataFrame, shapes: pl.DataFrame, filters: tuple[str, ...], *, skips: bool
 ) -> Iterator[Choice]:
     """For each leading number of names, the stretch of their launches that closes enough of the gap."""
-    ranked = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
-    names = ranked["name"].head(_MOST_NAMES).to_list()
-    wanted = shapes.join(gap.groups, on=_LAUNCH_KEY, nulls_equal=True).select("shape", "worth")
+    names = _names_by_worth(gap)
+    worth_of_shape = shapes.join(gap.groups, on=_LAUNCH_KEY, nulls_equal=True).select("shape", "worth")
     for count in range(1, len(names) + 1):
         selected = names[:count]
         passing = shapes.filter(pl.col("name").is_in(selected))["shape"].to_list()
         passed = launches.select("shape", "inside").filter(pl.col("shape").is_in(passing)).with_row_index("at")
         first = passed.filter("inside").group_by("shape").agg(pl.col("at").min().cast(pl.Int64))
-        first = first.join(wanted, on="shape").sort("at")
+        first = first.join(worth_of_shape, on="shape").sort("at")
         begin = first["at"].head(1).sum() if skips else 0
         first = first.filter(pl.col("at") < begin + _MOST_LAUNCHES)
         if first.is_empty():

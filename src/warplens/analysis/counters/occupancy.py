@@ -214,11 +214,11 @@ def theoretical_occupancy(configurations: pl.DataFrame) -> pl.DataFrame:
     # The driver configures no more shared memory than the other limits can use: a tie with them is meaningless unless
     # the largest carve-out would be just as full. The same holds for barriers, which are counted only up to the block
     # limit.
-    others = pl.min_horizontal(*(blocks for limiter, blocks in _BLOCKS_BY.items() if limiter != "shared-memory"))
+    other_limits = pl.min_horizontal(*(blocks for limiter, blocks in _BLOCKS_BY.items() if limiter != "shared-memory"))
     at_largest = (pl.col("block_shared") == 0) | (
         pl.col("sm_shared_bytes") // pl.col("block_shared") > pl.col("blocks_per_sm")
     )
-    fits["shared-memory"] |= at_largest & (pl.col("shared_memory_blocks") >= others)
+    fits["shared-memory"] |= at_largest & (pl.col("shared_memory_blocks") >= other_limits)
     by_barriers = pl.col("sm_barriers") // pl.max_horizontal(pl.col("barriers"), pl.lit(1, dtype=pl.Int64))
     fits["barriers"] |= (by_barriers > pl.col("blocks_per_sm")).fill_null(value=True)
     limiting = pl.concat_list(pl.when(~admits_more).then(pl.lit(limiter)) for limiter, admits_more in fits.items())
@@ -325,10 +325,10 @@ def launch_configurations(counters: KernelCounters) -> pl.DataFrame:
     )
     stated = (pl.lit(number, dtype=pl.Float64) for number in capability)
     configured = configured.with_columns(map(pl.coalesce, ("major", "minor"), stated))
-    whole = pl.exclude("launch").round().cast(pl.Int64, strict=False)  # a damaged report may hold any number
+    as_integers = pl.exclude("launch").round().cast(pl.Int64, strict=False)  # a damaged report may hold any number
     required = [column.name for column in CONFIGURATIONS.columns if not column.nullable]
     # For ranges and graphs, these are means or maxima over their kernels, not of one launch.
-    configured = configured.with_columns(whole).filter(_of_kernels(counters))
+    configured = configured.with_columns(as_integers).filter(_of_kernels(counters))
     return configured.drop_nulls(required).filter(pl.col("threads_per_block") > 0)
 
 
@@ -348,7 +348,7 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
         how="horizontal",
     )
     # Launches without clusters have a size of 0, or 1 block.
-    size, active = (measured(counters, f"launch__cluster_{what}") for what in ("size", "max_active"))
+    size, active = (measured(counters, f"launch__cluster_{metric}") for metric in ("size", "max_active"))
     nulls = size.clear(size.len())
     sm_count = measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count")
     frame = with_launch(
@@ -371,16 +371,10 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
         pl.col("grid_blocks") / pl.when(clustered).then(in_clusters).otherwise(fitting)
     )
     of_kernels = _of_kernels(counters)
-    single_kernel_columns = (
-        "reported_share",
-        "grid_blocks",
-        "cluster_blocks",
-        "cluster_max_active",
-        "cluster_share",
-        "reported_waves",
-    )
+    cluster_columns = ("cluster_blocks", "cluster_max_active", "cluster_share")
+    per_kernel = pl.col("reported_share", "grid_blocks", *cluster_columns, "reported_waves")
     reported = measured(counters, "launch__waves_per_multiprocessor").alias("reported_waves")
-    frame = frame.with_columns(reported).with_columns(pl.when(of_kernels).then(pl.col(single_kernel_columns)))
+    frame = frame.with_columns(reported).with_columns(pl.when(of_kernels).then(per_kernel))
     waves = pl.coalesce(computed, "reported_waves")
     # A last wave that is not full takes as long as a full one: 1 / (full waves + 1) of the run time.
     unknown_waves = waves.is_null() | (pl.col("cluster_blocks").is_not_null() & ~clustered)

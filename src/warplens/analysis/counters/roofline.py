@@ -239,17 +239,17 @@ def roofline(counters: KernelCounters, ceilings: Mapping[str, float] | None = No
     return ROOFLINE.checked(frame.sort("launch", *order))
 
 
-def _with_ceilings(frame: pl.DataFrame, given: Mapping[str, float]) -> pl.DataFrame:
+def _with_ceilings(frame: pl.DataFrame, ceilings: Mapping[str, float]) -> pl.DataFrame:
     """The peaks, with given ones in place of the report's, and their source."""
-    if unknown := sorted(set(given) - {*PRECISIONS, *LEVELS}):
+    if unknown := sorted(set(ceilings) - {*PRECISIONS, *LEVELS}):
         raise UsageError(f"there is no roof {', '.join(unknown)}; there are {', '.join((*PRECISIONS, *LEVELS))}")
     replaced = {"precision": "peak_flops_per_s", "level": "peak_bytes_per_s"}
-    values = {name: pl.lit(value, dtype=pl.Float64) for name, value in given.items()}
+    values = {name: pl.lit(value, dtype=pl.Float64) for name, value in ceilings.items()}
     peaks = [
         pl.coalesce(*(pl.when(pl.col(key) == name).then(value) for name, value in values.items()), peak).alias(peak)
         for key, peak in replaced.items()
     ]
-    is_given = pl.col("precision").is_in(list(given)), pl.col("level").is_in(list(given))
+    is_given = pl.col("precision").is_in(list(ceilings)), pl.col("level").is_in(list(ceilings))
     source = (
         pl.when(is_given[0] & is_given[1]).then(pl.lit(GIVEN)).when(is_given[0] | is_given[1]).then(pl.lit(_MIXED))
     ).otherwise(pl.lit(REPORTED))
@@ -444,8 +444,8 @@ def _roofs(under: pl.DataFrame, ceilings: Mapping[str, float]) -> pl.DataFrame:
         least_peak=pl.col("peak").min(),
         points=pl.len().cast(pl.Int64),
     )
-    given = pl.coalesce("precision", "roof").is_in(list(ceilings))
-    roofs = roofs.with_columns(source=pl.when(given).then(pl.lit(GIVEN)).otherwise(pl.lit(REPORTED)))
+    has_ceiling = pl.coalesce("precision", "roof").is_in(list(ceilings))
+    roofs = roofs.with_columns(source=pl.when(has_ceiling).then(pl.lit(GIVEN)).otherwise(pl.lit(REPORTED)))
     return ROOFS.checked(
         roofs.sort(pl.col("roof").cast(pl.Enum(("compute", *LEVELS))), "peak", descending=[False, True])
     )

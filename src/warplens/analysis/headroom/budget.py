@@ -181,7 +181,7 @@ def _headroom(
     steps = len(window.steps)
     idle = [*_idle(timeline, budget, pieces)]
     pieces = pieces.only(~pieces.kinds["link"])
-    groups_with_losses, launched_pieces = groups_of(
+    groups_with_losses, launched = groups_of(
         timeline, pieces, roofs, device, steps=steps, known_kernels=known_kernels, counters=counters
     )
     groups_with_losses = groups_with_losses.sort(
@@ -198,7 +198,7 @@ def _headroom(
         duration_ns=budget.duration_ns,
         parts=parts,
         groups=groups,
-        pieces=_in_order(timeline, budget, launched_pieces),
+        pieces=_in_order(timeline, budget, launched),
         known_share=_share(groups, pl.col("known") != "none"),
         product_known_share=_share(products, pl.col("flops") > 0),
         flops=flops,
@@ -216,13 +216,9 @@ def _in_order(timeline: Timeline, budget: TimeBudget, launched: pl.DataFrame) ->
         return pieces
     piece_at = np.full(timeline.work.height, -1, dtype=np.int64)
     piece_at[piece_rows] = np.arange(len(piece_rows))
-    piece_index = piece_at[rows]
-    piece_index_or_null = (
-        pl.Series(piece_index).set(pl.Series(piece_index < 0), None)
-        if (piece_index < 0).any()
-        else pl.Series(piece_index)
-    )
-    return pieces.select(pl.all().gather(piece_index_or_null))
+    index = piece_at[rows]
+    piece = pl.Series(index).set(pl.Series(index < 0), None) if (index < 0).any() else pl.Series(index)
+    return pieces.select(pl.all().gather(piece))
 
 
 def _share(table: pl.DataFrame, condition: pl.Expr) -> float | None:
@@ -235,9 +231,9 @@ def _share(table: pl.DataFrame, condition: pl.Expr) -> float | None:
 Part = dict[str, Any]
 
 
-def _part(level: str, part: str, time_ns: int, how: str, confidence: str, owners: list[str]) -> Part:
+def _part(level: str, part: str, time_ns: int, method: str, confidence: str, owners: list[str]) -> Part:
     return {
-        "level": level, "part": part, "time_ns": time_ns, "how": how, "confidence": confidence, "owners": owners,
+        "level": level, "part": part, "time_ns": time_ns, "how": method, "confidence": confidence, "owners": owners,
     }  # fmt: skip
 
 
@@ -252,14 +248,12 @@ def _idle(timeline: Timeline, budget: TimeBudget, pieces: Pieces) -> Iterator[Pa
     owner = np.full(timeline.work.height + 1, len(names), dtype=np.int64)
     owner[rows["work"].to_numpy()] = rows["owner"].to_physical().cast(pl.Int64).fill_null(len(names)).to_numpy()
     issuer = owner[np.r_[timeline.rows_on(budget.device), -1][budget.gaps.ended_by]]
-    for cause, spent in budget.gaps.parts.items():
-        if spent.total:
+    for cause, cause_ns in budget.gaps.parts.items():
+        if cause_ns.total:
             # Whole numbers far below 2⁵³ add up exactly in floating point.
-            idle_by_owner = np.bincount(issuer[spent.at], weights=spent.ns, minlength=len(names))[: len(names)]
-            longest_first = sorted(
-                np.flatnonzero(idle_by_owner).tolist(), key=lambda name: (-idle_by_owner[name], name)
-            )
-            yield _part("idle", cause, spent.total, "measured", "high" if cause != "unknown" else "low",
+            idle_ns = np.bincount(issuer[cause_ns.at], weights=cause_ns.ns, minlength=len(names))[: len(names)]
+            longest_first = sorted(np.flatnonzero(idle_ns).tolist(), key=lambda name: (-idle_ns[name], name))
+            yield _part("idle", cause, cause_ns.total, "measured", "high" if cause != "unknown" else "low",
                         [names[name] for name in longest_first[:_OWNERS]])  # fmt: skip
     exposed = pieces.only(pieces.kinds["link"]).wide()
     for name, rows in (

@@ -62,7 +62,7 @@ def kernels_counted(counters: KernelCounters) -> pl.DataFrame:
     seconds = speed_of_light(counters).select("launch", pl.col("duration_ns") / 1e9)
     traffic = measured(counters, "dram__bytes.sum.per_second")
     blocks, threads = (
-        pl.col(f"{what}_x").cast(pl.Int64) * pl.col(f"{what}_y") * pl.col(f"{what}_z") for what in ("grid", "block")
+        pl.col(f"{size}_x").cast(pl.Int64) * pl.col(f"{size}_y") * pl.col(f"{size}_z") for size in ("grid", "block")
     )
     words = [words_of(str(name)) for name in launches["full_name"]]
     frame = launches.select(
@@ -191,9 +191,7 @@ def kernels_of_program(timeline: Timeline) -> pl.DataFrame:
 # --- Pieces ----------------------------------------------------------------------------------------------------------
 
 
-def _with_work(
-    timeline: Timeline, pieces: Pieces, counters: KernelCounters | None = None, *, in_words: bool = False
-) -> Pieces:
+def _with_work(timeline: Timeline, pieces: Pieces, counters: KernelCounters | None = None, *, in_words: bool) -> Pieces:
     """The pieces with their work, as far as this profile and its counters give it; `in_words` adds their `words`."""
     pieces = by_names(timeline, by_shapes(timeline, pieces))
     kinds = pieces.kinds

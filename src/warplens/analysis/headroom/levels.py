@@ -156,8 +156,8 @@ def sliced(groups: pl.DataFrame, steps: int) -> frozenset[int]:
         groups.filter((pl.col("phase") == "backward") & (pl.col("elements") > 0))
         .group_by("elements")
         .agg(
-            pl.col("calls").filter(pl.col("name").is_in(names)).sum().alias(what)
-            for what, names in (("filled", _FILLING), ("added", _ADDING))
+            pl.col("calls").filter(pl.col("name").is_in(names)).sum().alias(operation)
+            for operation, names in (("filled", _FILLING), ("added", _ADDING))
         )
         .filter(pl.min_horizontal("filled", "added") >= _MANY_SLICES * max(1, steps))
     )
@@ -249,12 +249,12 @@ class References:
 
     def _kept(self, row: Mapping[str, Any], calls: float) -> float:
         """Share of a group's traffic that remains where neighbours are fused."""
-        kept = 1 - row["spared_calls"] / calls if calls else 1.0
+        kept_share = 1 - row["spared_calls"] / calls if calls else 1.0
         if (row["phase"], row["elements"]) in self.messages:
-            kept *= 0.5 if row["name"] in _GATHERING else 0.0 if row["name"] in _SCATTERING else 1.0
+            kept_share *= 0.5 if row["name"] in _GATHERING else 0.0 if row["name"] in _SCATTERING else 1.0
         if row["phase"] == "backward" and row["elements"] in self.slices and row["name"] in (*_FILLING, *_ADDING):
-            kept = min(kept, max(1, self.steps) / max(calls, 1.0))
-        return kept
+            kept_share = min(kept_share, max(1, self.steps) / max(calls, 1.0))
+        return kept_share
 
     def _at_roof(self, row: Mapping[str, Any], roof: float | None) -> float:
         measured = float(row["owned_ns"])
@@ -264,15 +264,15 @@ class References:
             return measured * (self.roofs.unaligned_share(row["dtype"], legacy=row["legacy"]) or 1.0)
         return measured
 
-    def _without_scores(self, row: Mapping[str, Any], task: Task | None, calls: float, now: float) -> float:
+    def _without_scores(self, row: Mapping[str, Any], task: Task | None, calls: float, current_ns: float) -> float:
         """Fused attention writes no scores: passes over them vanish, products with them only move the rest."""
         if not self.scores:
-            return now
+            return current_ns
         if row["category"] in PASSES and any(row["elements"] == elements for elements, _, _ in self.scores):
             return 0.0
         fused = self._fused(row, task)
         large = None if fused is None or self.roofs is None else self.roofs.large_ns(fused)
-        return now if large is None else min(now, large * calls)
+        return current_ns if large is None else min(current_ns, large * calls)
 
     def _fused(self, row: Mapping[str, Any], task: Task | None) -> Task | None:
         """A product with scores as its part of fused attention; None for any other work."""
@@ -290,36 +290,36 @@ class References:
                 )  # fmt: skip
         return None
 
-    def _without_mask(self, task: Task | None, calls: float, now: float) -> float:
+    def _without_mask(self, task: Task | None, calls: float, current_ns: float) -> float:
         """Without a mask in memory; a square one may be causal, which leaves out half of the pairs."""
         if task is None or self.roofs is None or not task.flops or not task.sizes.get("mask"):
-            return now
+            return current_ns
         square = task.sizes["q"] == task.sizes["s"]
         unmasked = replace(
             task, flops=task.flops / 2 if square else task.flops, bytes=None,
             sizes={**task.sizes, "mask": 0, "causal": square},
         )  # fmt: skip
         time = self.roofs.time_ns(unmasked)
-        return now if time is None else time * calls
+        return current_ns if time is None else time * calls
 
-    def _narrowed(self, row: Mapping[str, Any], task: Task | None, calls: float, now: float) -> float:
+    def _narrowed(self, row: Mapping[str, Any], task: Task | None, calls: float, current_ns: float) -> float:
         """In the native 16-bit format: half of the bytes, products on tensor cores."""
         roofs = self.roofs
         if roofs is None or roofs.narrow is None or row["dtype"] not in _WIDE or row["category"] in _KEPT_WIDE:
-            return now
+            return current_ns
         if task is None:
             # The product's size is unknown, but at most what the vector units can do in that time.
             wide = roofs.peaks.of(row["dtype"], tensor_cores=row["tensor_cores"])
             narrow = roofs.large_ns(Task(row["category"], 1e15, None, roofs.narrow, True))
             if row["category"] in PRODUCTS and wide and narrow is not None:
-                return min(now, now * wide * narrow / 1e24)
-            return now
+                return min(current_ns, current_ns * wide * narrow / 1e24)
+            return current_ns
         narrow_task = Task(
             task.family, task.flops, None if task.bytes is None else task.bytes / 2, roofs.narrow, True,
             task.backward, task.operation, task.sizes,
         )  # fmt: skip
         large = roofs.large_ns(narrow_task)
-        return now if large is None else large * calls
+        return current_ns if large is None else large * calls
 
     def _why(self, row: Mapping[str, Any], task: Task | None) -> str:
         """The reason for a distance from the roof, as far as shapes, names and launch configurations show it."""

@@ -138,7 +138,7 @@ def _name_facts(timeline: Timeline) -> pl.DataFrame:
     # eight.
     vector = 8 if bool(names.str.contains(r"vectorized_elementwise_kernel<(?:\(int\))?(8|16)").any()) else 4
     text = pl.col("text")
-    each = (
+    per_thread = (
         pl.when(text.str.contains(_UNROLLED)).then(4)
         .when(text.str.contains(_VECTORIZED)).then(vector)
         .otherwise(_number(text, _PLAIN))
@@ -147,7 +147,7 @@ def _name_facts(timeline: Timeline) -> pl.DataFrame:
     for pattern, count in _OPTIMIZERS:
         accesses = pl.when(text.str.contains(pattern)).then(count).otherwise(accesses)
     return pl.DataFrame({"text": names}).with_row_index("code").select(
-        pl.col("code").cast(pl.UInt32), each.alias("each"),
+        pl.col("code").cast(pl.UInt32), per_thread.alias("each"),
         # The name of a plain kernel does not give its operands; it has at least two.
         pl.coalesce(_number(text, _OPERANDS), pl.lit(2)).alias("operands"),
         text.str.contains(_CAST).alias("cast"), text.str.contains(_LOADS_CAST).alias("loads_cast"),
@@ -181,7 +181,7 @@ def _by_predecessor(pieces: Pieces) -> Pieces:
 
 
 def _split(pieces: Pieces, moved_pieces: Int64s, kinds: pl.DataFrame, new_kind: Int64s) -> Pieces:
-    """Assigns some of the pieces (`at`) to other kinds; kinds without pieces are dropped."""
+    """Assigns some of the pieces (`moved_pieces`) to other kinds; kinds without pieces are dropped."""
     kind_of_piece = pieces.kind.copy()
     kind_of_piece[moved_pieces] = pieces.kinds.height + new_kind
     first, renamed = by_occurrence(kind_of_piece, pieces.kinds.height + kinds.height)

@@ -116,10 +116,10 @@ def misaligned(family: str, dtype: str | None, sizes: dict[str, float]) -> str |
     multiple = ALIGNED.get(dtype or "", 0)
     if not multiple:
         return None
-    wanted = {"gemm": ("n", "k", "m"), "attention": ("d",), "convolution": ("in", "out")}.get(family, ())
+    sizes_checked = {"gemm": ("n", "k", "m"), "attention": ("d",), "convolution": ("in", "out")}.get(family, ())
     if family == "convolution" and (sizes.get("groups", 1) > 1 or sizes.get("in", 0) <= 4):
         return None  # depthwise work has no product, and an image has a fixed number of channels
-    for name in wanted:
+    for name in sizes_checked:
         size = int(sizes.get(name, 0))
         # Few rows make a vector, not a matrix.
         if size % multiple and size > multiple:
@@ -162,10 +162,8 @@ def _tokens(timeline: Timeline, window: Window) -> int | None:
     tree, links = timeline.operators, timeline.autograd
     is_forward_embedding = (names == "aten::embedding").to_numpy() & ~links.in_backward
     label = np.where(is_forward_embedding, np.arange(1, names.len() + 1), 0)
-    embedding_row = np.r_[tree.forest.outermost_match(label), 0][
-        timeline.places.operator[timeline.work_rows_in(window)]
-    ]
-    rows = np.unique(embedding_row[embedding_row > 0]) - 1
+    embedding = np.r_[tree.forest.outermost_match(label), 0][timeline.places.operator[timeline.work_rows_in(window)]]
+    rows = np.unique(embedding[embedding > 0]) - 1
     shapes = timeline.trace.operators.filter(pl.col("range").is_in(rows))["input_shapes"].cast(pl.String).to_list()
     indices_by_rows: dict[int, int] = {}
     for table, *indices in filter(None, map(tensors_of, shapes)):

@@ -65,8 +65,8 @@ class Pieces(NamedTuple):
         """The pieces whose kinds the mask selects."""
         if selected.all():
             return self
-        kept = selected.to_numpy()[self.kind]
-        return Pieces(self.rows.filter(pl.Series(kept)), self.kinds, self.kind[kept])
+        is_selected = selected.to_numpy()[self.kind]
+        return Pieces(self.rows.filter(pl.Series(is_selected)), self.kinds, self.kind[is_selected])
 
 
 def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
@@ -88,14 +88,8 @@ def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
     kinds_by_table, table_kind = _table_kinds(timeline, work["kind"], work["row"])
     del work, levels
     is_recomputed = pl.Series("recomputed", recomputed(timeline)[work_rows])
-    piece_keys = pl.DataFrame(
-        [pl.Series("table_kind", table_kind), phase_of_work(timeline).gather(work_rows), is_recomputed]
-    )
-    distinct, kind = (
-        (piece_keys, np.arange(piece_keys.height))
-        if timeline.has_operators
-        else numbered(piece_keys, piece_keys.columns)
-    )
+    keys = pl.DataFrame([pl.Series("table_kind", table_kind), phase_of_work(timeline).gather(work_rows), is_recomputed])
+    distinct, kind = (keys, np.arange(keys.height)) if timeline.has_operators else numbered(keys, keys.columns)
     kinds = distinct.drop("table_kind").with_columns(kinds_by_table[distinct["table_kind"]].get_columns())
     return Pieces(rows, kinds, kind)
 
@@ -131,19 +125,21 @@ def _table_kinds(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tuple[p
         pl.Series("name", copy_names, dtype=names).gather(copied["direction"].to_physical()),
         link=~pl.col("direction").is_in(ON_DEVICE).fill_null(value=False),
     )
-    others = [
+    other_kinds = [
         rows.with_columns(
-            pl.lit(what, dtype=kind.dtype).alias("kind"),
+            pl.lit(kind_name, dtype=kind.dtype).alias("kind"),
             pl.lit(category, dtype=_CATEGORY).alias("category"),
             *(() if name is None else (pl.lit(name, dtype=names).alias("name"), pl.lit(value=False).alias("link"))),
         )
-        for what, category, name, rows in (
+        for kind_name, category, name, rows in (
             ("copy", "copy-cast", None, of_copies),
             ("memset", "elementwise", _FILL, filled),
             ("graph", "other", _HIDDEN, pl.DataFrame({"moved": [None]}, schema={"moved": pl.Int64})),
         )
     ]
-    all_kinds = pl.concat([of_kernels, *others], how="diagonal").with_columns(pl.col("link").fill_null(value=False))
+    all_kinds = pl.concat([of_kernels, *other_kinds], how="diagonal").with_columns(
+        pl.col("link").fill_null(value=False)
+    )
     hidden = np.broadcast_to(np.int64(0), trace.graph_launches.height)
     kind_of_piece, rows, offset = np.empty(kind.len(), dtype=np.int64), row.to_numpy(), 0
     tables = (("kernel", launch, launches), ("copy", copy, copied), ("memset", fill, filled), ("graph", hidden, None))
@@ -236,7 +232,7 @@ def by_shapes(timeline: Timeline, by_kind: Pieces) -> Pieces:
     all_rows = timeline.work.select(
         pl.Series("op", counting.counted_at), (pl.col("end_ns") - pl.col("start_ns")).alias("whole_ns")
     )
-    whole = all_rows.filter(pl.col("op") != NO_RANGE).group_by("op").agg(pl.col("whole_ns").sum())
+    whole_times = all_rows.filter(pl.col("op") != NO_RANGE).group_by("op").agg(pl.col("whole_ns").sum())
     modelled = operator_work(timeline, timeline.window("all")).operators
     ranges = timeline.trace.ranges
     operators = (
@@ -244,7 +240,7 @@ def by_shapes(timeline: Timeline, by_kind: Pieces) -> Pieces:
             pl.col("range").alias("op"), pl.col("name").alias("op_name"), pl.col("family").cast(pl.String),
             pl.col("input_shapes").alias("shapes"), pl.col("input_types").alias("types"), "flops", "flops_full",
             "bytes", pl.col("precision").alias("op_precision"), pl.col("tensor_cores").alias("op_tensor_cores"),
-        ).join(whole, on="op")
+        ).join(whole_times, on="op")
     )  # fmt: skip
     pieces = pieces.with_columns(
         pl.Series("op", counting.counted_at[pieces["work"].to_numpy()]),

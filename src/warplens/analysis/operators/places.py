@@ -65,10 +65,10 @@ def operator_tree(trace: Trace, ranges: RangeForest) -> OperatorTree:
 
 def _direct_api_ns(trace: Trace, ranges: RangeForest, enclosing: Int64s) -> Int64s:
     """Time in CUDA API calls made by each operator itself; a nested call is part of its outer call."""
-    spent = np.zeros(len(enclosing), dtype=np.int64)
+    direct_ns = np.zeros(len(enclosing), dtype=np.int64)
     calls = trace.api_calls.select("start_ns", "end_ns", "process", "thread")
     if not calls.height or not (enclosing != NO_RANGE).any():
-        return spent
+        return direct_ns
     for (process, thread), rows in calls.group_by("process", "thread", maintain_order=True):
         pieces = owned_union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
         count = len(pieces.starts)
@@ -77,8 +77,8 @@ def _direct_api_ns(trace: Trace, ranges: RangeForest, enclosing: Int64s) -> Int6
         )
         owner = look_up(enclosing, innermost)
         known = owner != NO_RANGE
-        np.add.at(spent, owner[known], (pieces.ends - pieces.starts)[known])
-    return spent
+        np.add.at(direct_ns, owner[known], (pieces.ends - pieces.starts)[known])
+    return direct_ns
 
 
 # --- Links from backward operators to forward operators ---

@@ -149,31 +149,31 @@ def _module_rows(timeline: Timeline, window: Window) -> pl.DataFrame:
     ranges, range_parent = timeline.trace.ranges, timeline.forest.parent
     is_place, modules = _is_place(timeline), timeline.python
     tables, row_count = [], 0
-    for level, calls, wanted, parent in (
+    for level, calls, is_level, parent in (
         ("module", timeline.trace.python_functions, modules.is_module, modules.module_parent),
         ("annotation", ranges, is_place, nearest(range_parent, is_place, range_parent)),
         ("operator", ranges, timeline.operators.is_outermost, np.full(ranges.height, NO_RANGE)),
     ):
         node_of_work = np.where(levels.level == LEVELS.index(level), levels.row, NO_RANGE)
-        nodes = _nodes(timeline, window, node_of_work, calls, np.where(wanted, parent, NO_RANGE), wanted)
-        rows = by_path(nodes, _codes(calls), wanted if level == "module" else wanted & nodes.causing())
+        nodes = _nodes(timeline, window, node_of_work, calls, np.where(is_level, parent, NO_RANGE), is_level)
+        rows = by_path(nodes, _codes(calls), is_level if level == "module" else is_level & nodes.causing())
         numbered = _named(rows, calls, (lambda text: module_name(text) or text) if level == "module" else str)
         tables.append(numbered.with_columns(pl.col("id", "parent") + row_count, level=pl.lit(level)))
         row_count += rows.height
     work = timeline.work_rows_in(window)
     work_places, is_nowhere = timeline.places.part(work), levels.level[work] == LEVELS.index("none")
     if is_nowhere.any():
-        spent = int(work_places.duration_ns[is_nowhere].sum())
+        nowhere_ns = int(work_places.duration_ns[is_nowhere].sum())
         nowhere = {
             "id": row_count,
             "depth": 0,
             "level": "none",
             "name": "outside all operators",
-            "gpu_ns": spent,
-            "gpu_self_ns": spent,
+            "gpu_ns": nowhere_ns,
+            "gpu_self_ns": nowhere_ns,
             "backward_ns": 0,
             "backward_self_ns": 0,
-            "total_ns": spent,
+            "total_ns": nowhere_ns,
             "kernels": int((is_nowhere & work_places.is_kernel).sum()),
         }
         tables.append(pl.DataFrame([nowhere]))
@@ -183,10 +183,10 @@ def _module_rows(timeline: Timeline, window: Window) -> pl.DataFrame:
 def _python_rows(timeline: Timeline, window: Window) -> pl.DataFrame:
     """Python functions with a source line, by the GPU time of the work they launched themselves."""
     calls, frames = timeline.trace.python_functions, timeline.python
-    wanted = frames.enclosing_function == np.arange(calls.height)
-    parent = np.where(wanted, frames.function_parent, NO_RANGE)
-    nodes = _nodes(timeline, window, timeline.places.function, calls, parent, wanted)
-    return _named(by_group(nodes, _codes(calls), wanted), calls).sort(
+    is_outermost = frames.enclosing_function == np.arange(calls.height)
+    parent = np.where(is_outermost, frames.function_parent, NO_RANGE)
+    nodes = _nodes(timeline, window, timeline.places.function, calls, parent, is_outermost)
+    return _named(by_group(nodes, _codes(calls), is_outermost), calls).sort(
         pl.col("gpu_self_ns") + pl.col("backward_self_ns"), "total_ns", "name", descending=[True, True, False]
     )
 
@@ -287,21 +287,21 @@ def counted(timeline: Timeline, window: Window, calls: pl.DataFrame, forest: For
     return in_window
 
 
-def by_group(nodes: Nodes, code: Int64s, wanted: Bools) -> pl.DataFrame:
+def by_group(nodes: Nodes, code: Int64s, selected: Bools) -> pl.DataFrame:
     """One row per code (column `code`), most GPU time first.
 
     Args:
-        wanted: which nodes may be listed; nodes that neither count in the window nor have GPU work in it are left out.
+        selected: which nodes may be listed; nodes that neither count in the window nor have GPU work in it are left out.
     """
-    rows = np.flatnonzero(wanted & (nodes.counted | nodes.causing()))
+    rows = np.flatnonzero(selected & (nodes.counted | nodes.causing()))
     codes, group = np.unique(code[rows], return_inverse=True)
     table = nodes.sums(rows, group.reshape(-1), len(codes)).with_columns(pl.Series("code", codes, dtype=pl.Int64))
     return table.sort("total_ns", "host_ns", "code", descending=[True, True, False])
 
 
-def by_path(nodes: Nodes, code: Int64s, wanted: Bools) -> pl.DataFrame:
+def by_path(nodes: Nodes, code: Int64s, selected: Bools) -> pl.DataFrame:
     """One row per path of codes, parents before their children. `code` is that of the path's last name."""
-    rows = np.flatnonzero(wanted & (nodes.counted | nodes.causing()))
+    rows = np.flatnonzero(selected & (nodes.counted | nodes.causing()))
     paths = name_paths(code, rows, nodes.forest.parent[rows])
     table = nodes.sums(rows, paths.path, len(paths.code)).with_columns(
         pl.Series("parent", paths.parent, dtype=pl.Int64).replace(NO_RANGE, None),
@@ -334,37 +334,37 @@ class Levels:
 _ANNOTATION, _NONE = (np.int8(LEVELS.index(name)) for name in ("annotation", "none"))
 
 
-def levels_of_work(timeline: Timeline, found: Places) -> Levels:
+def levels_of_work(timeline: Timeline, work_places: Places) -> Levels:
     """Module, else annotation, else outermost operator of each piece of work."""
     if not timeline.has_operators and not timeline.trace.python_functions.height:
         # The launch's range determines the level: computed per range instead of per piece of work.
         rows = np.arange(timeline.trace.ranges.height)
         nearest_place = nearest(timeline.forest.parent, _is_place(timeline), rows)
-        row = look_up(nearest_place, found.range)
+        row = look_up(nearest_place, work_places.range)
         return Levels(np.where(row != NO_RANGE, _ANNOTATION, _NONE), row)
-    origin = found.origin
+    origin = work_places.origin
     # Backward work without a known forward operator stays where it was launched.
-    operator = np.where(origin != NO_RANGE, origin, found.operator)
-    innermost = np.where(found.linked, operator, found.range)
+    operator = np.where(origin != NO_RANGE, origin, work_places.operator)
+    innermost = np.where(work_places.linked, operator, work_places.range)
     annotation = nearest(timeline.forest.parent, _is_place(timeline), innermost)
     tree = timeline.operators
     operator_label = np.where(tree.is_operator, np.arange(1, len(tree.is_operator) + 1), 0)
     outermost = look_up(tree.forest.outermost_match(operator_label) - 1, operator)
     level = np.full(len(innermost), _NONE, dtype=np.int8)
     row = np.full(len(innermost), NO_RANGE, dtype=np.int64)
-    for name, rows in (("operator", outermost), ("annotation", annotation), ("module", found.module)):
+    for name, rows in (("operator", outermost), ("annotation", annotation), ("module", work_places.module)):
         known = rows != NO_RANGE
         level[known], row[known] = LEVELS.index(name), rows[known]
     return Levels(level, row)
 
 
 def _nodes(
-    timeline: Timeline, window: Window, node_of_work: Int64s, calls: pl.DataFrame, parent: Int64s, wanted: Bools
+    timeline: Timeline, window: Window, node_of_work: Int64s, calls: pl.DataFrame, parent: Int64s, selected: Bools
 ) -> Nodes:
     """Nodes that are rows of a table of host intervals (`calls`), with the GPU work that belongs to them.
 
     Args:
-        where: the innermost node that each row of `Timeline.work` belongs to, forward or backward.
+        node_of_work: the innermost node that each row of `Timeline.work` belongs to, forward or backward.
     """
     forest = Forest.of(parent)
     launched = np.where(timeline.places.backward, NO_RANGE, node_of_work)
@@ -373,7 +373,7 @@ def _nodes(
     work_places = timeline.places.part(rows)
     return Nodes(
         forest,
-        counted(timeline, window, calls, forest, launched) & wanted,
+        counted(timeline, window, calls, forest, launched) & selected,
         (calls["end_ns"] - calls["start_ns"]).to_numpy(),
         work_places.duration_ns,
         work_places.is_kernel,

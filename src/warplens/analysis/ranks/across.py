@@ -218,8 +218,8 @@ class Placing:
 def rank_in_name(name: str) -> int | None:
     """The rank in a file's name (`trace_rank12.json.gz` → 12); None where there is none."""
     for pattern in _RANK_NAMES:
-        if found := pattern.findall(name):
-            return int(found[-1])
+        if numbers := pattern.findall(name):
+            return int(numbers[-1])
     return None
 
 
@@ -232,31 +232,31 @@ def place_ranks(summaries: Sequence[RankSummary]) -> Placing:
     Raises:
         UsageError: two profiles claim the same rank, or only some tell theirs.
     """
-    rank_and_source: list[tuple[int | None, str]] = []
+    pairs: list[tuple[int | None, str]] = []
     for summary in summaries:
         recorded = summary.rank is not None
         rank = summary.rank if recorded else rank_in_name(summary.source)
         is_stated = summary.parts == 1 and rank is not None
-        rank_and_source.append((rank, "file" if recorded else "name") if is_stated else (None, "order"))
+        pairs.append((rank, "file" if recorded else "name") if is_stated else (None, "order"))
     sizes = {summary.world_size for summary in summaries if summary.world_size is not None}
     if len(sizes) > 1:
         raise UsageError(
             f"the profiles are of different runs: they record world sizes of {', '.join(map(str, sorted(sizes)))}. "
             "Give the files of one run"
         )
-    if any(found is None for found, _ in rank_and_source):
+    if any(number is None for number, _ in pairs):
         if known := [
-            summary.source for (found, _), summary in zip(rank_and_source, summaries, strict=True) if found is not None
+            summary.source for (number, _), summary in zip(pairs, summaries, strict=True) if number is not None
         ]:
             unknown = next(
-                summary.label for (found, _), summary in zip(rank_and_source, summaries, strict=True) if found is None
+                summary.label for (number, _), summary in zip(pairs, summaries, strict=True) if number is None
             )
             raise UsageError(
                 f"{unknown} does not tell its rank, but {known[0]} does: name every file after its rank (…rank0…, "
                 "…rank1…), or none"
             )
-        rank_and_source = [(place, "order") for place in range(len(summaries))]
-    ranks = [found for found, _ in rank_and_source if found is not None]
+        pairs = [(place, "order") for place in range(len(summaries))]
+    ranks = [number for number, _ in pairs if number is not None]
     for place, rank in enumerate(ranks):
         if rank in ranks[:place]:
             first, second = summaries[ranks.index(rank)].label, summaries[place].label
@@ -266,7 +266,7 @@ def place_ranks(summaries: Sequence[RankSummary]) -> Placing:
             )
     size = sizes.pop() if sizes else None
     missing = tuple(sorted(set(range(size or 0)) - set(ranks)))
-    return Placing(tuple(ranks), tuple(how for _, how in rank_and_source), size, missing)
+    return Placing(tuple(ranks), tuple(origin for _, origin in pairs), size, missing)
 
 
 # --- The same collective on several ranks ---
@@ -398,8 +398,8 @@ def simultaneous(events: pl.DataFrame, instance: Int64s, start: Int64s, end: Int
     largest, smallest = np.full(count, -1), np.full(count, np.iinfo(np.int64).max)
     np.maximum.at(largest, instance[uniform], size[uniform])
     np.minimum.at(smallest, instance[uniform], size[uniform])
-    same = (largest < 0) | (largest == smallest)
-    good[matched] = ((latest < earliest) & same)[instance[matched]]
+    same_size = (largest < 0) | (largest == smallest)
+    good[matched] = ((latest < earliest) & same_size)[instance[matched]]
     return good
 
 

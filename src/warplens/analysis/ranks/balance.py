@@ -107,14 +107,14 @@ def balance(summaries: Sequence[RankSummary], ranks: Sequence[int]) -> Balance:
     rank_table = _ranks(numbered, steps, common)
     if common:
         compute = rank_table["compute_per_step_ns"]
-        how = f"mean compute time of the {len(common)} steps that all ranks share"
+        basis = f"mean compute time of the {len(common)} steps that all ranks share"
     else:
         compute = rank_table["compute_ns"].cast(pl.Float64)
-        how = "compute time of the windows, since the ranks share no steps"
+        basis = "compute time of the windows, since the ranks share no steps"
     mean, largest = number(compute.mean()), number(compute.max())
     imbalance = largest / mean if mean and largest is not None else None
     budget = _stacked([(rank, summary.budget) for rank, summary in numbered], RANK_BUDGETS)
-    return Balance(rank_table, budget, _parts(budget, rank_table), steps, step_balance, imbalance, how)
+    return Balance(rank_table, budget, _parts(budget, rank_table), steps, step_balance, imbalance, basis)
 
 
 def _stacked(frames: Sequence[tuple[int, pl.DataFrame]], result_table: Table) -> pl.DataFrame:
@@ -168,7 +168,7 @@ def _parts(budget: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
 
 def _steps(steps: pl.DataFrame) -> pl.DataFrame:
     largest = pl.col("rank").sort_by("compute_ns", "rank", descending=[True, False]).first()
-    balance_rows = steps.group_by("step").agg(
+    balance = steps.group_by("step").agg(
         pl.col("in_window").all(),
         pl.col("duration_ns").max().alias("wall_max_ns"),
         pl.col("compute_ns").mean().alias("compute_mean_ns"),
@@ -177,10 +177,8 @@ def _steps(steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("exposed_ns").mean().alias("exposed_mean_ns"),
         pl.col("idle_ns").mean().alias("idle_mean_ns"),
     )
-    balance_rows = balance_rows.with_columns(
-        ratio(pl.col("compute_max_ns"), pl.col("compute_mean_ns")).alias("imbalance")
-    )
-    return STEP_BALANCE.conform(balance_rows).sort("step")
+    balance = balance.with_columns(ratio(pl.col("compute_max_ns"), pl.col("compute_mean_ns")).alias("imbalance"))
+    return STEP_BALANCE.conform(balance).sort("step")
 
 
 # --- Arrivals at collectives and waits ---
@@ -330,8 +328,8 @@ def held_up(waits: Waits, rank: int) -> pl.DataFrame:
     """
     late = waits.collectives.filter((pl.col("last_rank") == rank) & (pl.col("delay_ns") > waits.tolerance_ns))
     members = waits.members.join(late.select("collective", "delay_ns"), on="collective").filter(pl.col("rank") != rank)
-    held = pl.min_horizontal("exposed_wait_ns", "delay_ns").sum()
-    return members.group_by("rank").agg(held_ns=held).sort("rank")
+    own_share = pl.min_horizontal("exposed_wait_ns", "delay_ns").sum()
+    return members.group_by("rank").agg(held_ns=own_share).sort("rank")
 
 
 def _instances(matched: pl.DataFrame) -> pl.DataFrame:

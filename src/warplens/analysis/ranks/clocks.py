@@ -108,10 +108,8 @@ def _drift(end: Int64s, difference: Float64s, anchor: int) -> tuple[float, int]:
         return 0.0, 0
     slope = float(np.median(difference[late]) - np.median(difference[early])) / time_span
     level = float(np.median(difference - slope * when))
-    constant_residual, linear_residual = (
-        np.median(np.abs(difference)),
-        np.median(np.abs(difference - level - slope * when)),
-    )
+    constant_residual = np.median(np.abs(difference))
+    linear_residual = np.median(np.abs(difference - level - slope * when))
     if abs(slope) > _MOST_DRIFT or linear_residual > (1 - _DRIFT_GAIN) * constant_residual:
         return 0.0, 0
     return slope, round(level)
@@ -298,9 +296,9 @@ def _warning(base: BaseClocks, aligned: Bools, ranks: Sequence[int], collectives
     if len(ranks) < 2 or len(set(base.unit.tolist())) == 1:
         return None
     if not aligned.all():
-        others = ", ".join(str(rank) for rank, ok in zip(ranks, aligned, strict=True) if not ok)
+        strays = ", ".join(str(rank) for rank, ok in zip(ranks, aligned, strict=True) if not ok)
         return (
-            f"The clocks of ranks {others} cannot be compared with that of rank {ranks[0]}: no Unix time is recorded "
+            f"The clocks of ranks {strays} cannot be compared with that of rank {ranks[0]}: no Unix time is recorded "
             "and no collective connects them. Arrivals and waits leave them out."
         )
     if any_kind:

@@ -95,8 +95,8 @@ def kind_of_kernel(name: str) -> str:
 @lru_cache(maxsize=65_536)
 def kind_of_range(name: str) -> str:
     """The kind of the collective that an annotated range names; unknown for other ranges."""
-    found = _COLLECTIVE_RANGE.match(name)
-    return kind_of_description(found["what"]) if found else UNKNOWN_KIND
+    range_match = _COLLECTIVE_RANGE.match(name)
+    return kind_of_description(range_match["what"]) if range_match else UNKNOWN_KIND
 
 
 def size_bytes(kind: str, in_elements: int | None, out_elements: int | None, dtype: str | None) -> int | None:
@@ -221,9 +221,9 @@ def _joinable(timeline: Timeline, device: int, frame: pl.DataFrame) -> pl.Series
     overlaps_compute = (ends - starts) > frame["exposed_ns"].to_numpy()
     products_before = np.searchsorted(begins, starts, side="right")
     between = products_before[1:] - np.searchsorted(begins, np.minimum(ends[:-1], starts[1:]), side="left")
-    same = (frame["kind"] == frame["kind"].shift(1)) & frame["group"].eq_missing(frame["group"].shift(1))
+    is_same = (frame["kind"] == frame["kind"].shift(1)) & frame["group"].eq_missing(frame["group"].shift(1))
     follows = np.r_[False, (between <= 0) | overlaps_compute[:-1]] if frame.height else np.zeros(0, dtype=np.bool_)
-    return pl.Series("joinable", follows & same.fill_null(value=False).to_numpy())
+    return pl.Series("joinable", follows & is_same.fill_null(value=False).to_numpy())
 
 
 def _described(collectives: pl.DataFrame) -> pl.DataFrame:

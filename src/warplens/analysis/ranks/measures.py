@@ -180,21 +180,21 @@ def split_ranks(trace: Trace) -> tuple[tuple[int | None, int | None, Trace], ...
 
 
 def _part(trace: Trace, process: int, device: int) -> Trace:
-    kept: dict[str, Int64s] = {}
+    kept_rows: dict[str, Int64s] = {}
     for name in TABLES:
         if name not in _OWNED:
-            kept[name] = np.flatnonzero(_belongs(getattr(trace, name), process, device))
-    frames: dict[str, Any] = {name: getattr(trace, name)[rows] for name, rows in kept.items()}
+            kept_rows[name] = np.flatnonzero(_belongs(getattr(trace, name), process, device))
+    frames: dict[str, Any] = {name: getattr(trace, name)[rows] for name, rows in kept_rows.items()}
     for name in _OWNED:
         frames[name] = getattr(trace, name)
     for name, pointers in _POINTERS.items():
         for pointer, target in pointers.items():
-            renumbered = _renumbered(frames[name][pointer], kept[target], getattr(trace, target).height)
+            renumbered = _renumbered(frames[name][pointer], kept_rows[target], getattr(trace, target).height)
             frames[name] = frames[name].with_columns(renumbered.alias(pointer))
         if name in _OWNED:
             frames[name] = frames[name].drop_nulls(list(pointers))
     capture = trace.capture
-    devices = tuple(found for found in capture.devices if found.ordinal == device)
+    devices = tuple(candidate for candidate in capture.devices if candidate.ordinal == device)
     return Trace(replace(capture, devices=devices), **frames)
 
 
@@ -208,9 +208,9 @@ def _belongs(frame: pl.DataFrame, process: int, device: int) -> Bools:
     return np.broadcast_to(mask, (frame.height,)) if len(mask) != frame.height else mask
 
 
-def _renumbered(pointer: pl.Series, kept: Int64s, height: int) -> pl.Series:
+def _renumbered(pointer: pl.Series, kept_rows: Int64s, height: int) -> pl.Series:
     """Row numbers of the whole table as row numbers of its kept rows; null where the row is not kept."""
     new_row = np.full(height + 1, -1, dtype=np.int64)
-    new_row[kept] = np.arange(len(kept))
+    new_row[kept_rows] = np.arange(len(kept_rows))
     new_rows = new_row[pointer.fill_null(height).to_numpy()]
     return pl.Series(pointer.name, new_rows).replace(-1, None)

@@ -117,17 +117,17 @@ class Arguments:
         Raises:
             UnknownWorkError: there is none.
         """
-        found = self.optional(position)
-        if found is None:
+        result = self.optional(position)
+        if result is None:
             raise UnknownWorkError("the shape of an input was not recorded")
-        return found
+        return result
 
     def matrix(self, position: int, least: int = 2) -> Tensor:
         """The tensor at this position, which must have at least `least` dimensions."""
-        found = self.tensor(position)
-        if len(found.shape) < least:
+        result = self.tensor(position)
+        if len(result.shape) < least:
             raise UnknownWorkError("an input has fewer dimensions than its operator needs")
-        return found
+        return result
 
     def holds_shapes(self, position: int) -> bool:
         """Whether there is a list of tensors at this position whose shapes were recorded."""

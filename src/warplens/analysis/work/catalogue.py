@@ -87,9 +87,9 @@ def _model(inputs: tuple[str | None, ...]) -> dict[str, Any]:
 def _models(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
     """The models of these operators (rows of `Trace.ranges`); each distinct combination of inputs is evaluated once."""
     names = timeline.trace.ranges["name"].gather(rows)
-    wanted = pl.DataFrame({"range": rows, "name": names}, schema_overrides={"range": pl.Int64})
+    modules = pl.DataFrame({"range": rows, "name": names}, schema_overrides={"range": pl.Int64})
     recorded = timeline.trace.operators.select("range", *_INPUTS[1:])
-    joined = wanted.join(recorded, on="range", how="left", maintain_order="left")
+    joined = modules.join(recorded, on="range", how="left", maintain_order="left")
     combinations = joined.group_by(_INPUTS, maintain_order=True).agg("range")
     inputs = combinations.select(pl.col(_INPUTS).cast(pl.String)).iter_rows()
     models = pl.DataFrame([*map(_model, inputs)], schema=_MODEL_SCHEMA, orient="row")

@@ -89,11 +89,9 @@ def _per_element(name: str, rule: _Rule, *, in_place: bool) -> Callable[[Argumen
 def _result_type(name: str, arguments: Arguments, inputs: list[Tensor]) -> str | None:
     """The type of the result: that of an output tensor among the arguments, else by promotion."""
     rule = PER_ELEMENT[name]
-    output_tensors = [
-        tensor for tensor in map(arguments.optional, range(rule.inputs, len(arguments))) if tensor is not None
-    ]
-    if output_tensors:
-        return output_tensors[-1].type
+    outputs = [tensor for tensor in map(arguments.optional, range(rule.inputs, len(arguments))) if tensor is not None]
+    if outputs:
+        return outputs[-1].type
     if name in ("where", "masked_fill", "native_dropout_backward"):  # one of the inputs is a mask
         inputs = [tensor for tensor in inputs if tensor.type != "bool"] or inputs
     return promoted(inputs)
@@ -231,11 +229,11 @@ _ADAM_FLOPS, _SGD_FLOPS, _ADAGRAD_FLOPS = 14, 6, 8
 def _foreach(flops: int, inputs: int) -> Callable[[Arguments], Work]:
     def formula(arguments: Arguments) -> Work:
         first = arguments.tensors(0)
-        others = [
+        other_tensors = [
             t for position in range(1, inputs) if arguments.is_list(position) for t in arguments.tensors(position)
         ]
         elements = sum(tensor.elements for tensor in first)
-        return Work("optimizer", flops * elements).moving([*first, *others]).writing(elements, None)
+        return Work("optimizer", flops * elements).moving([*first, *other_tensors]).writing(elements, None)
 
     return formula
 

@@ -20,11 +20,11 @@ _SOFTMAX_FLOPS: Final = 5
 _SOFTMAX_BACKWARD_FLOPS: Final = 4
 
 
-def _norm(flops: int, at: int = 0, *parameters: int) -> Callable[[Arguments], Work]:
-    """Reads the input at this position and the parameters at others, writes as many elements as the input has."""
+def _norm(flops: int, *parameters: int) -> Callable[[Arguments], Work]:
+    """Reads the input at position 0 and the parameters at these, writes as many elements as the input has."""
 
     def formula(arguments: Arguments) -> Work:
-        inputs = arguments.tensor(at)
+        inputs = arguments.tensor(0)
         work = Work("normalization", flops * inputs.elements).moving([inputs, *_present_tensors(arguments, parameters)])
         return work.writing(inputs.elements, inputs.type)
 
@@ -95,11 +95,11 @@ def _result_elements(arguments: Arguments, inputs: Tensor, position: int | None)
 
 def _extreme(arguments: Arguments) -> Work:
     # max(self), max(self, dim, keepdim) → values and indices, max(self, other)
-    other = arguments.optional(1)
+    second = arguments.optional(1)
     inputs = arguments.tensor(0)
-    if other is not None:
-        work = Work("elementwise", inputs.elements).moving([inputs, other])
-        return work.writing(max(inputs.elements, other.elements), inputs.type)
+    if second is not None:
+        work = Work("elementwise", inputs.elements).moving([inputs, second])
+        return work.writing(max(inputs.elements, second.elements), inputs.type)
     work = Work("reduction", inputs.elements).moving([inputs])
     if len(arguments) == 1:
         return work.writing(1, inputs.type)
@@ -132,10 +132,10 @@ def _ranking(arguments: Arguments) -> Work:
 
 
 def _top(arguments: Arguments) -> Work:
-    inputs, kept, dimension = arguments.tensor(0), arguments.integer(1), arguments.integer(2)
-    if kept is None or kept < 0 or dimension is None or not inputs.shape:
+    inputs, count, dimension = arguments.tensor(0), arguments.integer(1), arguments.integer(2)
+    if count is None or count < 0 or dimension is None or not inputs.shape:
         raise UnknownWorkError("how many elements are kept was not recorded")
-    kept_elements = inputs.elements // max(1, inputs.shape[dimension % len(inputs.shape)]) * kept
+    kept_elements = inputs.elements // max(1, inputs.shape[dimension % len(inputs.shape)]) * count
     return Work("sort-topk", 0).moving([inputs]).writing(kept_elements, inputs.type).writing(kept_elements, _INDEX)
 
 
@@ -147,8 +147,8 @@ def _present_tensors(arguments: Arguments, positions: tuple[int, ...]) -> list[T
 
 
 _ROWS: Final[dict[str, Callable[[Arguments], Work]]] = {
-    "aten::native_layer_norm": _norm(_NORM_FLOPS, 0, 2, 3),
-    "aten::native_group_norm": _norm(_NORM_FLOPS, 0, 1, 2),
+    "aten::native_layer_norm": _norm(_NORM_FLOPS, 2, 3),
+    "aten::native_group_norm": _norm(_NORM_FLOPS, 1, 2),
     **dict.fromkeys(
         (
             "aten::native_batch_norm",
@@ -156,9 +156,9 @@ _ROWS: Final[dict[str, Callable[[Arguments], Work]]] = {
             "aten::miopen_batch_norm",
             "aten::_batch_norm_with_update",
         ),
-        _norm(_NORM_FLOPS, 0, 1, 2, 3, 4),
+        _norm(_NORM_FLOPS, 1, 2, 3, 4),
     ),
-    **dict.fromkeys(("aten::_fused_rms_norm", "aten::rms_norm"), _norm(_RMS_FLOPS, 0, 2)),
+    **dict.fromkeys(("aten::_fused_rms_norm", "aten::rms_norm"), _norm(_RMS_FLOPS, 2)),
     "aten::native_layer_norm_backward": _norm_backward(0, 1, 5, 6),
     "aten::_fused_rms_norm_backward": _norm_backward(0, 1, 4),
     "aten::native_group_norm_backward": _norm_backward(0, 1, 4),

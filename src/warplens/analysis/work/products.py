@@ -355,23 +355,23 @@ def _per_dimension(recorded: Ints | None, space: int, least: int = 0) -> Ints:
 def _backward(arguments: Arguments) -> Work:
     # convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
     # output_padding, groups, output_mask): as much as the forward pass for each of the two gradients wanted.
-    wanted = arguments.flags(10)
+    needed = arguments.flags(10)
     transposed = arguments.flag(7)
     gradient, inputs, weight = arguments.matrix(0, 3), arguments.matrix(1, 3), arguments.matrix(2, 3)
-    if wanted is None or len(wanted) != 3 or transposed is None:
+    if needed is None or len(needed) != 3 or transposed is None:
         raise UnknownWorkError("which gradients were wanted was not recorded")
-    return _gradients(gradient, inputs, weight, wanted=wanted, transposed=transposed)
+    return _gradients(gradient, inputs, weight, needed=needed, transposed=transposed)
 
 
-def _gradients(gradient: Tensor, inputs: Tensor, weight: Tensor, *, wanted: tuple[bool, ...], transposed: bool) -> Work:
+def _gradients(gradient: Tensor, inputs: Tensor, weight: Tensor, *, needed: tuple[bool, ...], transposed: bool) -> Work:
     positions = math.prod((inputs if transposed else gradient).shape[2:])
     once = 2 * gradient.shape[0] * positions * weight.elements
-    work = Work("convolution", (wanted[0] + wanted[1]) * once).moving([gradient])
-    if wanted[0]:
+    work = Work("convolution", (needed[0] + needed[1]) * once).moving([gradient])
+    if needed[0]:
         work = work.moving([weight]).writing(inputs.elements, inputs.type)
-    if wanted[1]:
+    if needed[1]:
         work = work.moving([inputs]).writing(weight.elements, weight.type)
-    if len(wanted) > 2 and wanted[2]:
+    if len(needed) > 2 and needed[2]:
         channels = gradient.shape[1]
         work = work.writing(channels, gradient.type)
     return work
@@ -380,7 +380,7 @@ def _gradients(gradient: Tensor, inputs: Tensor, weight: Tensor, *, wanted: tupl
 def _both_gradients(arguments: Arguments) -> Work:
     # cudnn_convolution_backward(self, grad_output, weight, …) of PyTorch before 1.11
     inputs, gradient, weight = (arguments.matrix(position, 3) for position in range(3))
-    return _gradients(gradient, inputs, weight, wanted=(True, True), transposed=False)
+    return _gradients(gradient, inputs, weight, needed=(True, True), transposed=False)
 
 
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {

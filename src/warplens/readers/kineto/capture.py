@@ -47,11 +47,9 @@ def devices_of(
         renumbered: the described number of each GPU that was given another number.
     """
     described = {entry["id"]: entry for entry in _described(header) if isinstance(entry.get("id"), int)}
-    wanted = {number: renumbered.get(number, number) for number in sorted(set(used)) or sorted(described)}
+    device_numbers = {number: renumbered.get(number, number) for number in sorted(set(used)) or sorted(described)}
     return tuple(
-        _device(number, described[described_number], rocm)
-        for number, described_number in wanted.items()
-        if described_number in described
+        _device(number, described[index], rocm) for number, index in device_numbers.items() if index in described
     )
 
 
@@ -200,10 +198,10 @@ def _lost_work(findings: Findings) -> list[Note]:
     launching = name_categories(names).str.contains(_LAUNCHES).arg_true()
     launches = calls.select("process", "correlation", "start_ns").filter(names.to_physical().is_in(launching.implode()))
     lost = 0
-    for (process,), own in launches.group_by("process"):
+    for (process,), process_launches in launches.group_by("process"):
         ran = kernels.filter(pl.col("process") == process).select("correlation", "start_ns")
-        unmatched = own.join(ran, on="correlation", how="anti")
-        lost += unmatched.height - int(still_queued(unmatched, own, ran).sum())
+        unmatched = process_launches.join(ran, on="correlation", how="anti")
+        lost += unmatched.height - int(still_queued(unmatched, process_launches, ran).sum())
     if not lost:
         return []
     text = f"{lost:,} of {launches.height:,} kernel launches have no kernel in the trace: events were lost."

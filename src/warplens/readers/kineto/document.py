@@ -82,8 +82,7 @@ class Source:
                     if not put(block):
                         return
         except OSError as error:
-            found = f"the system cannot read it ({error.strerror or type(error).__name__})"
-            put(UnreadableInputError(self._path, found, "Copy the file to a local disk and try again"))
+            put(UnreadableInputError.of_system(self._path, error))
         except UnreadableInputError as error:
             put(error)
         put(None)
@@ -114,8 +113,8 @@ class Source:
         damage, unpacker = _unpacker(self._compression or "")
         current = unpacker()
         is_begun = False
-        taken = _LEAST_PACKED_BYTES
-        while packed := file.read(taken):
+        read_bytes = _LEAST_PACKED_BYTES
+        while packed := file.read(read_bytes):
             self.packed_read += len(packed)
             size = 0
             while packed:
@@ -136,7 +135,11 @@ class Source:
                 if current.eof:
                     packed, current = current.unused_data, None
             # Few bytes can hold very much text: the output per read is kept near a block.
-            taken = min(2 * taken, _PACKED_BYTES) if size <= BLOCK_BYTES // 2 else max(taken // 8, _LEAST_PACKED_BYTES)
+            read_bytes = (
+                min(2 * read_bytes, _PACKED_BYTES)
+                if size <= BLOCK_BYTES // 2
+                else max(read_bytes // 8, _LEAST_PACKED_BYTES)
+            )
         self.cut_off = current is not None and is_begun
 
 

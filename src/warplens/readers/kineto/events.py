@@ -190,10 +190,10 @@ class _Reading:
         if not len(rows):
             return None
         event = self.scanned.keys.event.take(rows)
-        wanted = np.flatnonzero(_HAVING[argument.column].take(self.kinds.take(event)))
-        if not len(wanted):
+        having = np.flatnonzero(_HAVING[argument.column].take(self.kinds.take(event)))
+        if not len(having):
             return None
-        rows, places = rows.take(wanted), self.place.take(event.take(wanted))
+        rows, places = rows.take(having), self.place.take(event.take(having))
         read = self._texts(self.reader.texts[argument.column]) if argument.is_text else self._wholes
         values, known = read(rows)
         column = np.zeros(len(self.events), values.dtype)

@@ -67,15 +67,15 @@ def with_threads(rows: pl.DataFrame, host: int) -> pl.DataFrame:
 
 def short_numbers(handles: list[int]) -> list[int]:
     """A distinct number for each handle: itself if it has 31 bits, else its low bits or the next free number."""
-    taken = {handle for handle in handles if -(2**31) <= handle < 2**31}
+    used = {handle for handle in handles if -(2**31) <= handle < 2**31}
     numbers = []
     for handle in handles:
         number = handle
         if not -(2**31) <= handle < 2**31:
             number = handle % 2**31
-            while number in taken:
+            while number in used:
                 number = (number + 1) % 2**31
-            taken.add(number)
+            used.add(number)
         numbers.append(number)
     return numbers
 
@@ -198,21 +198,21 @@ def _with_launch_configuration(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl
     launched several kernels (of a graph or a library): then the call describes only one of them.
     """
     if kernels["grid"].null_count() and calls["grid"].null_count() < calls.height:
-        configured_calls = calls.filter(pl.col("grid").is_not_null(), pl.col("correlation").is_not_null())
-        configured_calls = configured_calls.select("correlation", "grid", "block", "shared_bytes").unique(
+        configured = calls.filter(pl.col("grid").is_not_null(), pl.col("correlation").is_not_null())
+        configured = configured.select("correlation", "grid", "block", "shared_bytes").unique(
             "correlation", keep="first"
         )
-        configured_calls = configured_calls.with_columns(pl.col("grid", "block").cast(pl.String))
+        configured = configured.with_columns(pl.col("grid", "block").cast(pl.String))
         is_single = kernels["correlation"].is_unique() & kernels["correlation"].is_not_null()
-        of_call = kernels.select("correlation").join(
-            configured_calls, on="correlation", how="left", maintain_order="left"
-        )
-        own = kernels.select(pl.col("grid", "block").cast(pl.String), "shared_bytes")
+        of_call = kernels.select("correlation").join(configured, on="correlation", how="left", maintain_order="left")
+        of_kernel = kernels.select(pl.col("grid", "block").cast(pl.String), "shared_bytes")
         kernels = kernels.with_columns(
-            encoded(own[name].zip_with(own[name].is_not_null() | ~is_single, of_call[name]))
+            encoded(of_kernel[name].zip_with(of_kernel[name].is_not_null() | ~is_single, of_call[name]))
             for name in ("grid", "block")
         ).with_columns(
-            own["shared_bytes"].zip_with(own["shared_bytes"].is_not_null() | ~is_single, of_call["shared_bytes"])
+            of_kernel["shared_bytes"].zip_with(
+                of_kernel["shared_bytes"].is_not_null() | ~is_single, of_call["shared_bytes"]
+            )
         )
     sizes: list[pl.Series] = []
     for prefix in ("grid", "block"):
@@ -220,7 +220,8 @@ def _with_launch_configuration(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl
         parsed = [_three_sizes(text) for text in name_categories(texts)]
         for place, axis in enumerate("xyz"):
             values = pl.Series([size[place] if size else None for size in parsed], dtype=pl.Int32)
-            column = values.gather(texts.to_physical()) if parsed else _null_sizes(kernels.height)
+            null_sizes = pl.repeat(None, kernels.height, dtype=pl.Int32, eager=True)
+            column = values.gather(texts.to_physical()) if parsed else null_sizes
             sizes.append(column.alias(f"{prefix}_{axis}"))
     return kernels.with_columns(
         *sizes,
@@ -229,10 +230,6 @@ def _with_launch_configuration(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl
         static_shared_bytes=pl.lit(None, pl.Int32),
         dynamic_shared_bytes=pl.lit(None, pl.Int32),
     )
-
-
-def _null_sizes(count: int) -> pl.Series:
-    return pl.repeat(None, count, dtype=pl.Int32, eager=True)
 
 
 def _three_sizes(text: str) -> tuple[int, int, int] | None:

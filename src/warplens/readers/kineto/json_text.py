@@ -116,7 +116,7 @@ def is_shallow(value: Any, levels: int = NESTED_LEVELS) -> bool:
     if not isinstance(value, (list, dict)):
         return True
     return levels > 0 and all(
-        is_shallow(one, levels - 1) for one in (value.values() if isinstance(value, dict) else value)
+        is_shallow(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value)
     )
 
 

@@ -155,12 +155,12 @@ def scan(text: Bytes, words: Words, begin: int, end: int) -> Scan:
         marks = _without_escaped(text, marks)
     characters = text.take(marks)
     is_quote = characters == _QUOTE
-    seen = np.cumsum(is_quote, dtype=np.int32)
+    quote_count = np.cumsum(is_quote, dtype=np.int32)
     quotes = marks[is_quote]
     # Copies: each later look-up in a view with gaps would make one.
     opening, closing = quotes[0::2].copy(), quotes[1::2].copy()
     rows = np.flatnonzero(~is_quote)
-    rows = rows[(seen.take(rows) & 1) == 0]
+    rows = rows[(quote_count.take(rows) & 1) == 0]
     braces, is_open = marks.take(rows), characters.take(rows) == _OPEN
     depth = np.cumsum(np.where(is_open, 1, -1))
     below = np.flatnonzero(depth < 0)
@@ -245,7 +245,7 @@ def _keys(
         is_key[np.searchsorted(closing, ends[-1]) :] = False
     numbers = np.flatnonzero(is_key)
     opens, closes = opening.take(numbers), closing.take(numbers)
-    which = _TABLE.numbers(text, words, opens, closes)
+    key = _TABLE.numbers(text, words, opens, closes)
     # Both are sorted; searching for the events, of which there are fewer, is faster.
     bounds = np.searchsorted(opens, starts)
     if not len(starts) or not len(opens):
@@ -259,17 +259,17 @@ def _keys(
         hit = (within >= 0) & (escapes < closes.take(np.maximum(within, 0)))
         bad = event.take(within[hit])
         irregular[bad[bad >= 0]] = True
-    wanted = np.flatnonzero((which != NO_KEY) & (event >= 0))
-    event, opens = event.take(wanted), np.append(opens, len(text))
-    places = opens.take(wanted)
+    known_keys = np.flatnonzero((key != NO_KEY) & (event >= 0))
+    event, opens = event.take(known_keys), np.append(opens, len(text))
+    places = opens.take(known_keys)
     inside = (places > inner_starts.take(event)) & (places < inner_ends.take(event)) & (inner_starts.take(event) >= 0)
-    value = closes.take(wanted) + 1
+    value = closes.take(known_keys) + 1
     if len(spaced):
         value = skip_space(text, value)
     value = skip_space(text, value + 1)
-    args = np.flatnonzero((which.take(wanted) == MEMBERS.index("args") + 1) & ~inside)
+    args = np.flatnonzero((key.take(known_keys) == MEMBERS.index("args") + 1) & ~inside)
     # An object that is not `args`, and an `args` that is not an object, are read one by one.
     has_args = np.zeros(len(starts), np.bool_)
     has_args[event.take(args)] = value.take(args) == inner_starts.take(event.take(args))
     irregular |= (inner_starts >= 0) & ~has_args
-    return Keys(event, which.take(wanted), inside, value, numbers.take(wanted) + 1, opens.take(wanted + 1))
+    return Keys(event, key.take(known_keys), inside, value, numbers.take(known_keys) + 1, opens.take(known_keys + 1))

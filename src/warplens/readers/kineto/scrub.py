@@ -250,13 +250,13 @@ class _Copy:
 
     def _member(self, name: str, value: Any, allowed: re.Pattern[str] | None) -> Any:
         if isinstance(value, dict):
-            kept = {}
+            members = {}
             for key, inner in value.items():
                 if allowed is None or (isinstance(inner, str) and not allowed.fullmatch(key)) or not key.isidentifier():
                     self.left_arguments[name] += 1
                 else:
-                    kept[key] = self._member(name, inner, allowed)
-            return kept
+                    members[key] = self._member(name, inner, allowed)
+            return members
         if isinstance(value, list):
             return [self._member(name, inner, allowed) for inner in value]
         return self._text(name, value) if isinstance(value, str) else value
@@ -267,20 +267,20 @@ class _Copy:
         category = category.lower() if isinstance(category, str) else ""
         if event.get("ph") == "M":
             return self._naming(event)
-        kept: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for key, value in event.items():
             if key not in _MEMBERS:
                 self.left_arguments["event"] += 1
             elif key == "args":
-                kept[key] = self._arguments(value)
+                members[key] = self._arguments(value)
             elif key == "name" and isinstance(value, str):
-                kept[key] = self._name(category, value)
+                members[key] = self._name(category, value)
             elif isinstance(value, str):
                 text = self._text("event", value)  # ids are read by their digits, and a mark would have other ones
-                kept[key] = REMOVED.decode() if text != value and key in ("pid", "tid") else text
+                members[key] = REMOVED.decode() if text != value and key in ("pid", "tid") else text
             elif not isinstance(value, (dict, list)):
-                kept[key] = value
-        return kept
+                members[key] = value
+        return members
 
     def _naming(self, event: dict[str, Any]) -> dict[str, Any] | None:
         name, values = event.get("name"), event.get("args")
@@ -292,22 +292,24 @@ class _Copy:
         if isinstance(value, str) and not _KEPT_NAMES.fullmatch(value):
             self.left_arguments["naming"] += 1
             value = "[removed]"
-        kept: dict[str, Any] = {key: event[key] for key in ("name", "ph", "ts", "pid", "tid") if key in event}
-        kept = {key: self._text("event", inner) if isinstance(inner, str) else inner for key, inner in kept.items()}
-        return {**kept, "args": {argument: None if isinstance(value, (dict, list)) else value}}
+        members: dict[str, Any] = {key: event[key] for key in ("name", "ph", "ts", "pid", "tid") if key in event}
+        members = {
+            key: self._text("event", inner) if isinstance(inner, str) else inner for key, inner in members.items()
+        }
+        return {**members, "args": {argument: None if isinstance(value, (dict, list)) else value}}
 
     def _arguments(self, values: Any) -> Any:
         if not isinstance(values, dict):
             return {}
-        kept = {}
+        arguments = {}
         for key, value in values.items():
             if not _ARGUMENTS.fullmatch(key):
                 self.left_arguments["argument"] += 1
             elif isinstance(value, (str, list, dict)):
-                kept[key] = self._argument(key, value)
+                arguments[key] = self._argument(key, value)
             else:
-                kept[key] = value
-        return kept
+                arguments[key] = value
+        return arguments
 
     def _argument(self, key: str, value: Any) -> Any:
         if isinstance(value, str):

@@ -99,8 +99,8 @@ class Frames:
             if kind is not None and is_read(kind, phase):
                 rows.setdefault(kind, []).append(self._row(kind, phase, event))
         return {
-            kind: {name: _column([row[name] for row in found], name) for name in found[0]}
-            for kind, found in rows.items()
+            kind: {name: _column([row[name] for row in kind_rows], name) for name in kind_rows[0]}
+            for kind, kind_rows in rows.items()
         }
 
     def _row(self, kind: str, phase: str, event: dict[str, Any]) -> dict[str, int | None]:

@@ -78,12 +78,12 @@ def _matches(
     number = np.unique(threads, return_inverse=True)[1].reshape(-1).astype(np.int64)
     # One number per thread and time: times are those of one trace, far below 2^63 divided by its threads.
     stride = int(max(start.max(), start_of.max())) + 1
-    wanted = number[: len(start)] * stride + start
+    keys_wanted = number[: len(start)] * stride + start
     present = number[len(start) :] * stride + start_of
     order = np.argsort(present, kind="stable")
-    first = np.searchsorted(present[order], wanted, "left")
-    count = np.searchsorted(present[order], wanted, "right") - first
-    row = np.repeat(np.arange(len(wanted)), count)
+    first = np.searchsorted(present[order], keys_wanted, "left")
+    count = np.searchsorted(present[order], keys_wanted, "right") - first
+    row = np.repeat(np.arange(len(keys_wanted)), count)
     offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     return row, order[np.repeat(first, count) + offset]
 

@@ -190,9 +190,10 @@ def next_of(marks: Int64s, places: Int64s, step: int) -> Int64s:
 def _digits(words: Words) -> tuple[Words, Int64s]:
     """For each word the number of its leading digits, and their count."""
     values = words ^ _ZEROS
-    other = ((values & _NOT_HIGH) + _TO_HIGH | values) & _HIGH
-    # The lowest set high bit belongs to the first character that is not a digit.
-    before = np.bitwise_count((other & (~other + _ONE)) - _ONE) & 0x78  # 64 bits where all eight are digits: 7 bits off
+    not_digit = ((values & _NOT_HIGH) + _TO_HIGH | values) & _HIGH
+    # The lowest set high bit belongs to the first character that is not a digit. The mask rounds down to whole bytes; 64
+    # means that all eight are digits.
+    before = np.bitwise_count((not_digit & (~not_digit + _ONE)) - _ONE) & 0x78
     bits = before.astype(np.uint64)
     values <<= _BITS_OF_ALL - bits  # zeros in front of the digits; a shift by 64 leaves nothing
     values = (values * np.uint64(10) + (values >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)

@@ -129,8 +129,9 @@ class Container:
 
     def _take(self, count: int, least: int = 0) -> Iterator[tuple[int, int]]:
         """Locations of the next `count` messages, as far as they are completely in the file."""
-        taken = 0
-        while taken < count and self.stopped_at is None:
+        for _ in range(count):
+            if self.stopped_at is not None:
+                return
             try:
                 start, end = self._message_at(self._at)
                 if end - start < least:
@@ -139,7 +140,6 @@ class Container:
                 self.stop(self._at, str(error))
                 return
             self._at = end
-            taken += 1
             yield start, end
 
     def _message_at(self, at: int) -> tuple[int, int]:
@@ -168,8 +168,7 @@ def content_of(path: Path, known_as: Path) -> Iterator[Data]:
     except ValueError:
         raise UnreadableInputError(known_as, "the file is empty", _ADVICE) from None
     except OSError as error:
-        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
-        raise UnreadableInputError(known_as, found, "Copy the file to a local disk and try again") from None
+        raise UnreadableInputError.of_system(known_as, error) from None
     try:
         yield data
     finally:

@@ -83,12 +83,12 @@ def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl
         "name": encoded("name", [short[name] for name in names]),
         "full_name": encoded("full_name", names),
     }
-    for own, printed, dtype in _NUMBERS:
-        columns[own] = column(printed).cast(dtype, strict=False)
+    for column_name, printed, dtype in _NUMBERS:
+        columns[column_name] = column(printed).cast(dtype, strict=False)
     # For a graph, ncu prints the sizes of one of its kernels.
     of_kernels = columns["kind"].cast(pl.String) == "kernel"
-    for own, printed in (("grid", "Grid Size"), ("block", "Block Size")):
-        columns |= _sizes(own, column(printed), of_kernels)
+    for column_name, printed in (("grid", "Grid Size"), ("block", "Block Size")):
+        columns |= _sizes(column_name, column(printed), of_kernels)
     states = [position for position, name in enumerate(header) if is_nvtx(name)]
     # Ranges of the process come after those of the thread in a row, but were usually opened before them.
     ranges = [[name for at in reversed(states) for name in open_ranges(launch[at])] for launch in launches]
@@ -97,13 +97,13 @@ def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl
     return LAUNCHES.checked(pl.DataFrame(columns).with_columns(kind))
 
 
-def _sizes(own: str, printed: pl.Series, of_kernels: pl.Series) -> dict[str, pl.Series]:
+def _sizes(name: str, printed: pl.Series, of_kernels: pl.Series) -> dict[str, pl.Series]:
     """Three columns of a size; null for a failed launch (printed as `(0, 0, 0)`) and for merged kernels."""
     sizes = [printed.str.extract(_XYZ, group).cast(pl.Int32, strict=False) for group in (1, 2, 3)]
     is_valid = (sizes[0] > 0) & of_kernels
     null_size = pl.Series([None], dtype=pl.Int32)
     return {
-        f"{own}_{axis}": size.zip_with(is_valid.fill_null(False), null_size)
+        f"{name}_{axis}": size.zip_with(is_valid.fill_null(False), null_size)
         for axis, size in zip("xyz", sizes, strict=True)
     }
 
@@ -190,12 +190,12 @@ class _Reading:
 
     def _read(self) -> None:
         take: Callable[[list[str]], None] | None = None
-        seen: dict[tuple[Any, ...], int] = {}
+        launch_rows: dict[tuple[Any, ...], int] = {}
         header: list[str] = []
         for row in self._table.records():
             if take is None or row[0] == "ID":
-                header, seen = row, {}
-                take = self._details_rows(header, seen) if "Metric Name" in header else self._raw_rows(header)
+                header, launch_rows = row, {}
+                take = self._details_rows(header, launch_rows) if "Metric Name" in header else self._raw_rows(header)
             else:
                 take(row)
 
@@ -249,7 +249,9 @@ class _Reading:
 
         return take
 
-    def _details_rows(self, header: Sequence[str], seen: dict[tuple[Any, ...], int]) -> Callable[[list[str]], None]:
+    def _details_rows(
+        self, header: Sequence[str], launch_rows: dict[tuple[Any, ...], int]
+    ) -> Callable[[list[str]], None]:
         """Reads rows of the details page: each one metric, or one result of a rule, of one launch."""
         names = [name.strip() for name in header]
         at = {name: position for position, name in enumerate(names)}
@@ -276,7 +278,7 @@ class _Reading:
                 return
             found = identity(row)
             if found != current:
-                current, launch = found, seen.setdefault(found, len(self._launches))
+                current, launch = found, launch_rows.setdefault(found, len(self._launches))
                 if launch == len(self._launches):
                     self._launches.append(self._shared(found))
             if row[label]:

@@ -390,11 +390,11 @@ class Messages:
 
     def take(self, line: str) -> bool:
         """Adds a line if it is one of ncu's own; returns whether it was."""
-        found = _LINE.match(line)
-        if not found:
+        parts = _LINE.match(line)
+        if not parts:
             return False
         self.seen = True
-        level, text = found[1], found[2][:_CLASSIFIED_CHARACTERS]
+        level, text = parts[1], parts[2][:_CLASSIFIED_CHARACTERS]
         if level == "ERROR":
             self._errors[_first(_ERRORS, text)] += 1
         elif level == "WARNING" or _NO_KERNELS.pattern.search(text):
@@ -407,12 +407,12 @@ class Messages:
             return None
         if self.failed:
             kind = self._first_error()
-            why = kind.found if kind else "for a reason that this version does not know"
+            reason = kind.found if kind else "for a reason that this version does not know"
             remedy = (
                 kind.remedy if kind else "Read the ==ERROR== lines in the file, mend what they name and run it again"
             )
             joint = ": " if kind else " "
-            return UnreadableInputError(known_as, f"a failed run of ncu{joint}{why}; nothing was measured", remedy)
+            return UnreadableInputError(known_as, f"a failed run of ncu{joint}{reason}; nothing was measured", remedy)
         if _NO_KERNELS in self._warnings:
             return UnreadableInputError(known_as, _NO_KERNELS.found, _NO_KERNELS.remedy)
         found = "it holds only messages of ncu (==PROF==), no table"
@@ -422,16 +422,16 @@ class Messages:
         """Notes for a file that also holds a table."""
         if self.failed:
             kind = self._first_error()
-            why = f": {kind.found}" if kind else ""
-            text = f"ncu reported {sum(self._errors.values())} errors{why}; launches may be missing."
+            reason = f": {kind.found}" if kind else ""
+            text = f"ncu reported {sum(self._errors.values())} errors{reason}; launches may be missing."
             yield Note("run-failed", NoteLevel.WARNING, text, kind.remedy if kind else _AGAIN)
         for warning in _WARNINGS[1:]:
             if warning in self._warnings:
                 level = NoteLevel.INFO if warning.code in ("clocks-not-locked", "memory-saved") else NoteLevel.WARNING
                 yield Note(warning.code, level, f"{warning.found}.", warning.remedy)
-        if others := self._warnings[None]:
+        if unclassified := self._warnings[None]:
             yield Note(
-                "ncu-warnings", NoteLevel.INFO, f"ncu printed {others} warnings that this version does not know."
+                "ncu-warnings", NoteLevel.INFO, f"ncu printed {unclassified} warnings that this version does not know."
             )
 
     def _first_error(self) -> _Class | None:

@@ -134,8 +134,8 @@ class Table:
     def _header(self, text: TextIO) -> tuple[str, str]:
         begins = ""
         while line := text.readline(LINE_BYTES):
-            if found := HEADER.match(line):
-                return line, found[1]
+            if heading := HEADER.match(line):
+                return line, heading[1]
             begins = begins or line.strip()
             self.messages.take(line)
         raise self._no_table(begins)
@@ -342,8 +342,10 @@ class Cells:
         if not pending:
             return
         rows, columns, powers, units, texts = zip(*pending, strict=True)
-        reals, found = numbers_of(texts, np.array(powers, np.int8), np.array(units, np.bool_), self._decimal_comma)
-        for at in found.tolist():
+        reals, text_positions = numbers_of(
+            texts, np.array(powers, np.int8), np.array(units, np.bool_), self._decimal_comma
+        )
+        for at in text_positions.tolist():
             self._texts.setdefault(columns[at], {}).setdefault(rows[at], texts[at])
         self._values += len(texts)
         self._single.append((np.array(columns, np.int64), np.array(rows, np.int64), reals))
@@ -356,13 +358,13 @@ class Cells:
         count = len(texts) // len(places)
         powers = np.tile(np.array([power for _, power, _ in places], np.int8), count)
         units = np.tile(np.array([known for _, _, known in places], np.bool_), count)
-        reals, found = numbers_of(texts, powers, units, self._decimal_comma)
-        for at in found.tolist():
+        reals, text_positions = numbers_of(texts, powers, units, self._decimal_comma)
+        for at in text_positions.tolist():
             row, place = divmod(at, len(places))
             self._texts.setdefault(places[place][0], {})[self._table_start + row] = texts[at]
         self._values += len(texts)
-        where = {number: place for place, (number, _, _) in enumerate(places)}
-        self._tables.append((self._table_start, where, np.ascontiguousarray(reals.reshape(count, -1).T)))
+        place_of = {number: place for place, (number, _, _) in enumerate(places)}
+        self._tables.append((self._table_start, place_of, np.ascontiguousarray(reals.reshape(count, -1).T)))
         self._table_start += count
 
     def _sorted_singles(self) -> tuple[Int64s, Int64s, Float64s]:
@@ -381,8 +383,8 @@ class Cells:
         columns, rows, reals = singles
         begin, end = np.searchsorted(columns, (number, number + 1))
         values[rows[begin:end]] = reals[begin:end]
-        for start, where, block in self._tables:
-            if (place := where.get(number)) is not None:
+        for start, place_of, block in self._tables:
+            if (place := place_of.get(number)) is not None:
                 values[start : start + block.shape[1]] = block[place]
         if texts := self._texts.get(number):
             mixed = [

@@ -135,8 +135,8 @@ class ValueDecoder:
         return values
 
     def _fixed(self, at: Int64s, width: int) -> Bytes:
-        found: Bytes = self._bytes[at[:, None] + np.arange(width)].reshape(-1)
-        return found
+        content: Bytes = self._bytes[at[:, None] + np.arange(width)].reshape(-1)
+        return content
 
     def _one(self, start: int, end: int) -> tuple[int, int]:
         """Kind and bits of one value, cached: texts repeat from launch to launch."""

@@ -71,8 +71,8 @@ class SessionFacts:
             self.process = details.integer(1)
         for version in details.messages(8):
             if version.text(1) == "Nsight Compute Target":
-                found = _VERSION.match(version.text(2) or "")
-                self.tool_version = found.group() if found else self.tool_version
+                version_match = _VERSION.match(version.text(2) or "")
+                self.tool_version = version_match.group() if version_match else self.tool_version
         for device in details.messages(6):
             ordinal = device.integer(1) or 0
             if ordinal < _MAX_GPUS:
@@ -99,8 +99,8 @@ def _setting(name: str, settings: Message | None, command: str | None) -> str | 
         return chosen.strip().lower()
     if command is None:
         return None
-    found = re.search(rf"(?:^|\s)--{name}[=\s]\s*[\"']?({'|'.join(values)})\b(?!-)", command)
-    return found[1] if found else default
+    match = re.search(rf"(?:^|\s)--{name}[=\s]\s*[\"']?({'|'.join(values)})\b(?!-)", command)
+    return match[1] if match else default
 
 
 #: CUDA attributes for the fields of a `Device`, and the factor to its unit.
@@ -143,9 +143,9 @@ def device_of(ordinal: int, attributes: Mapping[str, Any]) -> Device:
 
     name = attributes.get("device__attribute_display_name")
     fields: dict[str, Any] = {
-        own: found * factor
-        for own, (attribute, factor) in _DEVICE_FIELDS.items()
-        if (found := number(attribute)) is not None
+        field: amount * factor
+        for field, (attribute, factor) in _DEVICE_FIELDS.items()
+        if (amount := number(attribute)) is not None
     }
     major, minor = number("compute_capability_major"), number("compute_capability_minor")
     memory_khz, bus_bits = number("memory_clock_rate"), number("global_memory_bus_width")
@@ -258,7 +258,9 @@ class _Reading:
         )
         return KernelCounters(
             capture=capture,
-            session=self._session.session(tuple(sections), any(asked for asked, _ in clocks) if clocks else None),
+            session=self._session.session(
+                tuple(sections), any(is_requested for is_requested, _ in clocks) if clocks else None
+            ),
             launches=self._launch_table(ordinals),
             metrics=metrics,
             units={name: unit for name in metrics.columns if (unit := unit_of(name)) is not None},
@@ -286,7 +288,7 @@ class _Reading:
             )
             yield Note("unsupported-gpu", NoteLevel.WARNING, text, "Record again with the newest Nsight Compute")
         clocks = [launch.clocks for launch in self._launches if launch.clocks is not None]
-        if unlocked := sum(asked and not done for asked, done in clocks):
+        if unlocked := sum(is_requested and not is_done for is_requested, is_done in clocks):
             text = (
                 f"ncu could not lock the clocks of {unlocked} of {count} launches, so that times and rates vary with "
                 "the clock."
@@ -304,7 +306,9 @@ class _Reading:
         details = self._session.attributes
         rows = {ordinal: row for row, ordinal in enumerate(ordinals.to_list()) if ordinal is not None}
         if not rows:  # no launch, or none that states its GPU
-            return tuple(device_of(ordinal, found) for ordinal, found in sorted(details.items()))
+            return tuple(
+                device_of(ordinal, device_attributes) for ordinal, device_attributes in sorted(details.items())
+            )
         known = metrics.select([name for name in metrics.columns if name in DEVICE_ATTRIBUTES])
         return tuple(
             device_of(ordinal, details.get(ordinal) or {column.name: column[row] for column in known})

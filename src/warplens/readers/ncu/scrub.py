@@ -182,21 +182,21 @@ class _Copy:
 
     def _header(self, header: bytes, following: int) -> bytes:
         """A block header that announces no sources, and this many bytes of results."""
-        kept = []
+        fields = []
         for number, wire, value, encoded in fields_of(header):
             if number == _DETAILS and wire == BYTES:
-                kept.append(bytes_field(number, self._details(value)))
+                fields.append(bytes_field(number, self._details(value)))
             elif number == _PROCESS and wire == BYTES:
-                kept.append(bytes_field(number, self._message(value, _PROCESS_PLAN, "process")))
+                fields.append(bytes_field(number, self._message(value, _PROCESS_PLAN, "process")))
             elif number == _PAYLOAD:
-                kept.append(scalar(_PAYLOAD, following))
+                fields.append(scalar(_PAYLOAD, following))
             elif number == _SOURCES:
                 self.left_messages["sources"] += varint(value, 0)[0] if value else 0
             elif number == _STRINGS or number in RESULT_COUNTS.values():
-                kept.append(encoded)
+                fields.append(encoded)
             else:
                 self.left_fields["header"] += 1
-        return b"".join(kept)
+        return b"".join(fields)
 
     def _details(self, content: bytes) -> bytes:
         details = self._message(content, _DETAILS_PLAN, "session", ignored={_COMMAND_LINE})
@@ -209,21 +209,21 @@ class _Copy:
     def _message(
         self, content: bytes, plan: _Plan, place: str, ignored: set[int] | frozenset[int] = frozenset()
     ) -> bytes:
-        kept = []
+        fields = []
         for number, wire, value, encoded in fields_of(content):
             treatment = plan.get(number)
             if treatment == _KEEP:
-                kept.append(encoded)
+                fields.append(encoded)
             elif treatment is not None and wire == BYTES:
                 clean = (
                     self.cleaner.written(place, value)
                     if isinstance(treatment, str)
                     else self._message(value, treatment, place)
                 )
-                kept.append(bytes_field(number, clean))
+                fields.append(bytes_field(number, clean))
             elif number not in ignored:
                 self.left_fields[place] += 1
-        return b"".join(kept)
+        return b"".join(fields)
 
 
 def _framed(message: bytes) -> bytes:

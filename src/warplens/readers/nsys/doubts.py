@@ -149,31 +149,29 @@ def _launches_without_work(findings: Findings) -> tuple[int, int]:
     calls = findings.tables["api_calls"]
     failed = calls["return_value"].fill_null(0) != 0
     calls = calls.filter(~failed) if failed.any() else calls
-    launches = calls.select("process", "thread", "start_ns", "correlation", "name").filter(
-        _matches_name(calls, _LAUNCHES)
-    )
-    launches = launches.with_columns(is_kernel=~_matches_name(launches, _COPIES_AND_MEMSETS)).drop("name")
+    launches = calls.select("process", "thread", "start_ns", "correlation", "name").filter(_matches(calls, _LAUNCHES))
+    launches = launches.with_columns(is_kernel=~_matches(launches, _COPIES_AND_MEMSETS)).drop("name")
     lost = 0
     if all(frame["correlation"].null_count() == frame.height for frame in _gpu_work(findings)):
         return 0, launches.height  # nothing links work to calls
     processes = launches["process"].unique().to_list()
     for process in processes:
-        own = launches.filter(pl.col("process") == process) if len(processes) > 1 else launches
+        process_launches = launches.filter(pl.col("process") == process) if len(processes) > 1 else launches
         work = pl.concat(
             frame.filter(pl.col("process") == process).select("correlation", "start_ns", "end_ns")
             for frame in _gpu_work(findings)
         )
-        matched = _is_in(own["correlation"].to_numpy(), work["correlation"].drop_nulls().to_numpy())
+        matched = _is_in(process_launches["correlation"].to_numpy(), work["correlation"].drop_nulls().to_numpy())
         if not matched.all():
-            unmatched = own.filter(~matched)
+            unmatched = process_launches.filter(~matched)
             unmatched = unmatched.filter(~_is_captured(unmatched, calls.filter(pl.col("process") == process)))
-            unmatched = unmatched.filter(~still_queued(unmatched, own, work))
-            kernels_ran = own.filter(matched)["is_kernel"].any()
+            unmatched = unmatched.filter(~still_queued(unmatched, process_launches, work))
+            kernels_ran = process_launches.filter(matched)["is_kernel"].any()
             lost += unmatched.height if unmatched["is_kernel"].any() or not kernels_ran else 0
     return lost, launches.height
 
 
-def _matches_name(calls: pl.DataFrame, pattern: str) -> pl.Series:
+def _matches(calls: pl.DataFrame, pattern: str) -> pl.Series:
     """For each call whether the function's name matches; each distinct name is tested once."""
     names = calls["name"]
     categories = pl.Series(getattr(names.dtype, "categories", ()), dtype=pl.String)
@@ -181,20 +179,20 @@ def _matches_name(calls: pl.DataFrame, pattern: str) -> pl.Series:
     return names.to_physical().is_in(matching)
 
 
-def _is_in(wanted: Int64s, present: Int64s) -> npt.NDArray[np.bool_]:
+def _is_in(ids: Int64s, present: Int64s) -> npt.NDArray[np.bool_]:
     """`np.isin` by a table of flags where the ids are small (they count calls): a tenth of the time."""
-    top = int(max(wanted.max(initial=0), present.max(initial=0)))
-    if min(wanted.min(initial=0), present.min(initial=0)) < 0 or top > 2**28:
-        return np.isin(wanted, present)
+    top = int(max(ids.max(initial=0), present.max(initial=0)))
+    if min(ids.min(initial=0), present.min(initial=0)) < 0 or top > 2**28:
+        return np.isin(ids, present)
     flags = np.zeros(top + 1, np.bool_)
     flags[present] = True
-    return flags[wanted]
+    return flags[ids]
 
 
 def _is_captured(launches: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """For each launch whether it only added a node to a graph: its thread was capturing a stream."""
-    begins = calls.filter(_matches_name(calls, _CAPTURE_BEGIN)).select("thread", "start_ns", step=pl.lit(1))
-    ends = calls.filter(_matches_name(calls, _CAPTURE_END)).select("thread", "start_ns", step=pl.lit(-1))
+    begins = calls.filter(_matches(calls, _CAPTURE_BEGIN)).select("thread", "start_ns", step=pl.lit(1))
+    ends = calls.filter(_matches(calls, _CAPTURE_END)).select("thread", "start_ns", step=pl.lit(-1))
     edges = pl.concat([begins, ends]).sort("start_ns")
     edges = edges.select("thread", "start_ns", open=pl.col("step").cum_sum().over("thread"))
     ordered = launches.with_row_index("row").sort("start_ns")
@@ -208,13 +206,13 @@ def _silent_calls(findings: Findings) -> int:
     calls = findings.tables["api_calls"].select("process", "start_ns", "end_ns", "correlation")
     ranges = findings.tables["ranges"]
     for process in calls["process"].unique().to_list() if ranges.height else ():
-        own = calls.filter(pl.col("process") == process)
-        if not own["correlation"].is_sorted():
-            own = own.sort("correlation", maintain_order=True)
-        ids = own["correlation"].to_numpy()
+        process_calls = calls.filter(pl.col("process") == process)
+        if not process_calls["correlation"].is_sorted():
+            process_calls = process_calls.sort("correlation", maintain_order=True)
+        ids = process_calls["correlation"].to_numpy()
         begins = np.sort(ranges.filter(pl.col("process") == process)["start_ns"].to_numpy())
         for gap in np.flatnonzero(np.diff(ids) > SILENT_CALLS).tolist():
-            before, after = own["end_ns"][gap], own["start_ns"][gap + 1]
+            before, after = process_calls["end_ns"][gap], process_calls["start_ns"][gap + 1]
             if np.searchsorted(begins, after) > np.searchsorted(begins, before):
                 silent += int(ids[gap + 1] - ids[gap])
     return silent

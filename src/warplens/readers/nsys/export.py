@@ -75,19 +75,16 @@ def load(
         pending = {
             plan.source.table: _submit(pool, file, plan) for plan in sorted(plans, key=lambda plan: not plan.texts)
         }
-        part_count, parts_done = sum(len(parts) for _, parts in pending.values()), 0
+        count, done = sum(len(parts) for _, parts in pending.values()), 0
         try:
             for plan in plans:
                 buffers, parts = pending.pop(plan.source.table)
                 dropped = 0
                 for part in parts:
                     dropped += part.result()
-                    parts_done += 1
-                    if (
-                        part_count >= _MANY_PARTS
-                        and parts_done * 10 // part_count > (parts_done - 1) * 10 // part_count
-                    ):
-                        progress(parts_done * 10 // part_count * 10)
+                    done += 1
+                    if count >= _MANY_PARTS and done * 10 // count > (done - 1) * 10 // count:
+                        progress(done * 10 // count * 10)
                 frame = buffers.frame().with_columns(plan.absent)
                 loaded[plan.source.table] = Loaded(frame.select(field.name for field in plan.source.fields), dropped)
         finally:
@@ -216,8 +213,8 @@ def joined_overheads(frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]
     cupti = frames.pop("CUPTI_ACTIVITY_KIND_OVERHEAD", None)
     if cupti is not None:
         cupti = cupti.filter(pl.col("overhead").is_in(_PROFILER_OVERHEADS)).drop("overhead")
-        other = frames.get("PROFILER_OVERHEAD")
-        frames["PROFILER_OVERHEAD"] = cupti if other is None else pl.concat([other, cupti])
+        recorded = frames.get("PROFILER_OVERHEAD")
+        frames["PROFILER_OVERHEAD"] = cupti if recorded is None else pl.concat([recorded, cupti])
     return frames
 
 

@@ -305,8 +305,7 @@ def opened(path: Path, known_as: Path) -> Iterator[Report]:
                 raise UnreadableInputError(known_as, "this is not an Nsight Systems report", "Give a .nsys-rep file")
             yield Report(file, size, known_as)
     except OSError as error:
-        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
-        raise UnreadableInputError(known_as, found, "Copy the file to a local disk and try again") from None
+        raise UnreadableInputError.of_system(known_as, error) from None
 
 
 def version_in(head: bytes) -> str | None:

@@ -65,8 +65,8 @@ class Layout:
     @property
     def names(self) -> tuple[str, ...]:
         """The columns of the table, as named in the export."""
-        own = [name for name in _LAYOUT_OF[self.payload].values() if name not in _WORK_DETAILS.values()]
-        return tuple(self.renamed.get(name, name) for name in (*own, *self.columns.values()))
+        payload_columns = [name for name in _LAYOUT_OF[self.payload].values() if name not in _WORK_DETAILS.values()]
+        return tuple(self.renamed.get(name, name) for name in (*payload_columns, *self.columns.values()))
 
 
 _KERNEL = _numbers(

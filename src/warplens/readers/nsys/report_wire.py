@@ -137,10 +137,10 @@ def runs(source: Bytes, begin: int, end: int, first: int) -> tuple[Int64s, Int64
     starts, ends = _chain(source, begin, end, tag(1, BYTES), first)
     stop = int(ends[-1]) if len(ends) else begin
     if stop < end:
-        _, others = _chain(source, stop, end, tag(2, BYTES), first)
-        if not len(others):
+        _, skipped_ends = _chain(source, stop, end, tag(2, BYTES), first)
+        if not len(skipped_ends):
             raise DamagedError("a list that does not begin with a message" if stop == begin else _NO_CHAIN)
-        if others[-1] != end:
+        if skipped_ends[-1] != end:
             raise DamagedError(_NO_CHAIN)
     return starts, ends
 
@@ -207,20 +207,20 @@ def walk(source: Bytes, begin: Int64s, end: Int64s, wanted: Mapping[int, str]) -
     Raises:
         DamagedError: a field reaches beyond its message or is of an unknown kind, or a message has far too many fields.
     """
-    found: dict[str, Values] = {}
+    values_of: dict[str, Values] = {}
     if not len(begin) or not wanted:
-        return found
+        return values_of
     highest = max(wanted)
     state = _Walk(begin.copy(), end, begin, begin, None)
     _read_tags(source, state)
     for _ in range(_MAX_STEPS):
         lowest = int(state.tags.min()) if state.common is None else state.common
         if lowest > highest:
-            return found
+            return values_of
         if state.common is not None or int(state.tags.max()) == lowest:
-            _step_all(source, state, lowest, wanted.get(lowest), found)
+            _step_all(source, state, lowest, wanted.get(lowest), values_of)
         else:
-            _step_some(source, state, lowest, wanted.get(lowest), found)
+            _step_some(source, state, lowest, wanted.get(lowest), values_of)
     raise DamagedError("a message of far too many fields")
 
 
@@ -248,17 +248,17 @@ def _tags(words: UInt64s, inside: Bools) -> tuple[Int64s, Int64s]:
     return tags, sizes
 
 
-def _step_all(source: Bytes, state: _Walk, key: int, name: str | None, found: dict[str, Values]) -> None:
+def _step_all(source: Bytes, state: _Walk, key: int, name: str | None, values_of: dict[str, Values]) -> None:
     begin, values, ends = _value(source, state.at + state.sizes, key, name is not None)
     if (ends > state.end).any():
         raise DamagedError("a field that reaches beyond its message")
     if name is not None:
-        found[name] = Values(values, None, None) if begin is None else Values(begin, ends, None)
+        values_of[name] = Values(values, None, None) if begin is None else Values(begin, ends, None)
     state.at = ends.copy() if begin is not None else ends  # some steps change it in place
     _read_tags(source, state)
 
 
-def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, found: dict[str, Values]) -> None:
+def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, values_of: dict[str, Values]) -> None:
     rows = np.flatnonzero(state.tags == key)
     begin, values, ends = _value(source, state.at[rows] + state.sizes[rows], key, name is not None)
     limits = state.end[rows]
@@ -266,7 +266,7 @@ def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, found: d
         raise DamagedError("a field that reaches beyond its message")
     if name is not None:
         count = len(state.at)
-        old = found.get(name)
+        old = values_of.get(name)
         if old is None:
             old_ends = None if begin is None else np.zeros(count, np.int64)
             old = Values(np.zeros(count, np.int64), old_ends, np.zeros(count, np.bool_))
@@ -275,7 +275,7 @@ def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, found: d
             old.ends[rows] = ends
         if old.present is not None:
             old.present[rows] = True
-        found[name] = old
+        values_of[name] = old
     state.at[rows] = ends
     state.tags[rows], state.sizes[rows] = _tags(source.words[ends], ends < limits)
 

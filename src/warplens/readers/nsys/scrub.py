@@ -152,8 +152,8 @@ def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
                 functions, others = copy.texts()
         except sqlite3.Error as error:
             raise file.failed(error) from None
-    what = "a value of the environment or the command line"
-    search_copy(partial, copy.secrets, known_as, [others], [functions, others], what)
+    description = "a value of the environment or the command line"
+    search_copy(partial, copy.secrets, known_as, [others], [functions, others], description)
     return Removed.of(copy.cleaner, _WORDS, copy.left_tables, copy.left_rows)
 
 
@@ -264,13 +264,13 @@ class _Copy:
     def _fill(self, table: str) -> None:
         texts = set(self._text_columns("source", table))
         values = ", ".join(self._value(table, column, column in texts) for column in self._columns[table])
-        where = "TRUE"
+        condition = "TRUE"
         if table in _KEPT_SETTINGS:
-            where = f"is_kept('{table}', CAST(name AS BLOB))" if "name" in self._columns[table] else "FALSE"
+            condition = f"is_kept('{table}', CAST(name AS BLOB))" if "name" in self._columns[table] else "FALSE"
         elif table == "ThreadNames":
-            where = "nameId IN (SELECT id FROM source.StringIds WHERE is_kept_thread(CAST(value AS BLOB)))"
+            condition = "nameId IN (SELECT id FROM source.StringIds WHERE is_kept_thread(CAST(value AS BLOB)))"
         self._connection.execute(
-            f"INSERT INTO main.{quoted(table)} SELECT {values} FROM source.{quoted(table)} WHERE {where}"  # noqa: S608
+            f"INSERT INTO main.{quoted(table)} SELECT {values} FROM source.{quoted(table)} WHERE {condition}"  # noqa: S608
         )
 
     def _value(self, table: str, column: str, holds_text: bool) -> str:
@@ -322,10 +322,12 @@ class _Copy:
         """The columns with text or bytes in any row, whatever type they are declared with."""
         columns = self._columns[table]
         kinds = ", ".join(f"max(instr('tb', substr(typeof({quoted(column)}), 1, 1)))" for column in columns)
-        (held,) = self._rows(f"SELECT {kinds} FROM {schema}.{quoted(table)}")  # noqa: S608
-        if any(kind == _BYTES and column not in _EMPTIED_COLUMNS for column, kind in zip(columns, held, strict=True)):
+        (found_kinds,) = self._rows(f"SELECT {kinds} FROM {schema}.{quoted(table)}")  # noqa: S608
+        if any(
+            kind == _BYTES and column not in _EMPTIED_COLUMNS for column, kind in zip(columns, found_kinds, strict=True)
+        ):
             raise self._file.unreadable(f"its table {table} holds bytes where a number or a text belongs")
-        return [column for column, kind in zip(columns, held, strict=True) if kind]
+        return [column for column, kind in zip(columns, found_kinds, strict=True) if kind]
 
     def _count(self, schema: str, table: str) -> int:
         ((count,),) = self._rows(f"SELECT count(*) FROM {schema}.{quoted(table)}")  # noqa: S608

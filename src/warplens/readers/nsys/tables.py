@@ -103,8 +103,8 @@ class Source:
     where: str = ALL_ROWS  #: SQL condition on the rows
 
 
-def _string(name: str, *columns: str, required: bool = True) -> Field:
-    return Field(name, columns, is_string=True, required=required)
+def _string(name: str, *columns: str) -> Field:
+    return Field(name, columns, is_string=True, required=True)
 
 
 def _nullable(name: str, dtype: pl.DataType | type[pl.DataType], *columns: str) -> Field:

@@ -67,8 +67,8 @@ class Strings:
         self.replaced = 0
         if "StringIds" in file.tables:
             for part in range(0, len(ids), _IDS_PER_QUERY):
-                wanted = ",".join(map(str, ids[part : part + _IDS_PER_QUERY].tolist()))
-                query = f"SELECT id, CAST(value AS BLOB) FROM StringIds WHERE id IN ({wanted}) AND value IS NOT NULL"  # noqa: S608
+                id_list = ",".join(map(str, ids[part : part + _IDS_PER_QUERY].tolist()))
+                query = f"SELECT id, CAST(value AS BLOB) FROM StringIds WHERE id IN ({id_list}) AND value IS NOT NULL"  # noqa: S608
                 for identifier, raw in file.rows(query):
                     self._texts[identifier], replaced = decoded(raw)
                     self.replaced += replaced
