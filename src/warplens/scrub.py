@@ -231,14 +231,12 @@ def _is_same(before: pl.Series, after: pl.Series) -> bool:
 
 def _check_captures(before: Capture, after: Capture, source: Path) -> None:
     for item in dataclasses.fields(Capture):
-        value_before, value_after = getattr(before, item.name), getattr(after, item.name)
+        first, second = getattr(before, item.name), getattr(after, item.name)
         if item.name == "notes" and any(note.code in _TRUNCATION_NOTES for note in before.notes):
             continue
         if item.name == "notes":
-            value_before, value_after = (
-                [note for note in notes if note.code not in _FILE_NOTES] for notes in (value_before, value_after)
-            )
-        if item.name != "source" and value_before != value_after:
+            first, second = ([note for note in notes if note.code not in _FILE_NOTES] for notes in (first, second))
+        if item.name != "source" and first != second:
             raise _differs(source, f"capture.{item.name}")
 
 

@@ -138,7 +138,7 @@ class Secrets:
         return rb"(?<![A-Za-z0-9])%b(?![A-Za-z0-9])" % escaped if word in self.names else escaped
 
     def add_setting(self, name: bytes, value: bytes) -> None:
-        """Adds a setting of an export of Nsight Systems."""
+        """Add a setting of an export of Nsight Systems."""
         self.add_home_owners(value)
         if name.endswith(b":ENVIRONMENT_VARIABLE"):
             self.add_variable(value)
@@ -151,7 +151,7 @@ class Secrets:
             self.others.add(value)
 
     def add_variable(self, variable: bytes) -> None:
-        """Adds a variable of the environment, `NAME=value`."""
+        """Add a variable of the environment, `NAME=value`."""
         key, _, value = variable.partition(b"=")
         value = value.strip(b'"')
         if IDENTIFYING.search(key):
@@ -160,12 +160,12 @@ class Secrets:
             self.others.add(value)
 
     def add_home_owners(self, text: bytes) -> None:
-        """Adds the owners of the home folders in a text."""
+        """Add the owners of the home folders in a text."""
         for owner in _HOME_OWNER.findall(text):
             self.identify(owner)
 
     def identify(self, value: bytes) -> None:
-        """Adds an identifying value, unless it is a common one."""
+        """Add an identifying value, unless it is a common one."""
         value = value.strip()
         if len(value) < _SHORTEST_NAME or value.lower() in _COMMON or value.isdigit() or PATHS.fullmatch(value):
             return

@@ -53,7 +53,7 @@ def unfinished(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def made(*folders: Path) -> Iterator[None]:
-    """Creates folders, with missing parents; on failure, those it created are removed again if empty."""
+    """Create folders, with missing parents; on failure, those it created are removed again if empty."""
     created: list[Path] = []
     for folder in folders:
         missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -69,7 +69,7 @@ def made(*folders: Path) -> Iterator[None]:
 
 
 def write_whole(target: Path, content: str | bytes) -> None:
-    """Writes a file atomically: text as UTF-8, line ends unchanged."""
+    """Write a file atomically: text as UTF-8, line ends unchanged."""
     with unfinished(target) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 

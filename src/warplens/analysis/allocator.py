@@ -161,10 +161,8 @@ class Allocations:
         """
         parts = [ALIVE.empty()]
         for use in self.use:
-            process_device = pl.lit(use.process, dtype=pl.Int32), pl.lit(use.device, dtype=pl.Int32)
-            events = self._events.filter(
-                (pl.col("process") == process_device[0]) & pl.col("device").eq_missing(process_device[1])
-            )
+            process, device = pl.lit(use.process, dtype=pl.Int32), pl.lit(use.device, dtype=pl.Int32)
+            events = self._events.filter((pl.col("process") == process) & pl.col("device").eq_missing(device))
             until_peak = np.flatnonzero((events["time_ns"] <= use.peak_ns).to_numpy())
             blocks = events[np.flatnonzero(_alive(events, int(until_peak[-1]) if len(until_peak) else -1))]
             owned = _owners(self._timeline, blocks).with_columns(blocks["delta_bytes"].alias("bytes"))
@@ -173,8 +171,8 @@ class Allocations:
             )
             before = pl.DataFrame({"phase": [NO_PHASE], "bytes": [use.unseen_bytes], "from_before": [True]})
             alive = pl.concat([groups, before.filter(pl.col("bytes") > 0)], how="diagonal").with_columns(
-                process=process_device[0],
-                device=process_device[1],
+                process=process,
+                device=device,
                 share=ratio(pl.col("bytes"), pl.lit(use.peak_bytes)),
             )
             parts.append(ALIVE.conform(alive).sort("bytes", "operator", descending=[True, False]))
@@ -276,23 +274,19 @@ def _owners(timeline: Timeline, blocks: pl.DataFrame) -> pl.DataFrame:
     )
     computing = np.array([text not in _ALLOCATING for text in texts], dtype=np.bool_)[codes] & tree.is_operator
     computing_label = np.where(computing, np.arange(1, ranges.height + 1), 0)
-    innermost_operator = tree.of(innermost)
-    caller = np.r_[tree.forest.innermost_match(computing_label), 0][innermost_operator] - 1
-    owner = np.where(
-        caller != NO_RANGE, caller, np.where(innermost_operator != NO_RANGE, innermost_operator, innermost)
-    )
+    inner_op = tree.of(innermost)
+    caller = np.r_[tree.forest.innermost_match(computing_label), 0][inner_op] - 1
+    owner = np.where(caller != NO_RANGE, caller, np.where(inner_op != NO_RANGE, inner_op, innermost))
     backward = np.r_[timeline.autograd.in_backward, False][owner]
     forward = np.full(len(owner), NO_RANGE, dtype=np.int64)
     for link in timeline.autograd.forward_chain(np.where(backward, owner, NO_RANGE)):
         forward = np.where(link != NO_RANGE, link, forward)
     numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
     phase_label = np.array([numbers[phase_of_name(text)] for text in texts], dtype=np.int64)[codes]
-    range_phase = timeline.forest.outermost_match(phase_label)
-    if not (range_phase == numbers["forward"]).any():  # no range is named after the forward pass
-        range_phase = np.where(
-            (range_phase == numbers[NO_PHASE]) & forward_pass(timeline), numbers["forward"], range_phase
-        )
-    phase = np.where(backward, numbers["backward"], np.r_[range_phase, 0][owner])
+    phases = timeline.forest.outermost_match(phase_label)
+    if not (phases == numbers["forward"]).any():  # no range is named after the forward pass
+        phases = np.where((phases == numbers[NO_PHASE]) & forward_pass(timeline), numbers["forward"], phases)
+    phase = np.where(backward, numbers["backward"], np.r_[phases, 0][owner])
 
     def names_of(computing_label: Int64s) -> pl.Series:
         return names.gather(pl.Series(computing_label).replace(NO_RANGE, None)).cast(pl.String)

@@ -239,13 +239,11 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     calls = calls.with_columns(api_kinds(calls["name"]), blocking)
     pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
     from_pageable = timeline.trace.copies.filter(pageable).select("process", "correlation")
-    blocking_reason = (
-        pl.when(pl.col("kind") == "sync").then(pl.lit("synchronization")).otherwise(pl.lit("synchronous-copy"))
-    )
+    cause = pl.when(pl.col("kind") == "sync").then(pl.lit("synchronization")).otherwise(pl.lit("synchronous-copy"))
     staged = calls.filter((pl.col("kind") == "copy") & ~pl.col("blocks"))
     staged = staged.join(from_pageable, on=["process", "correlation"], how="semi")
     reasons = (
-        calls.filter("blocks").with_columns(reason=blocking_reason.cast(_REASON)),
+        calls.filter("blocks").with_columns(reason=cause.cast(_REASON)),
         staged.with_columns(reason=pl.lit("pageable-copy", dtype=_REASON)),
     )
     keys = ["reason", "name", "process", "thread"]

@@ -72,7 +72,7 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
     )
     share = ratio(pl.col("host_ns"), pl.col("host_ns").sum().over("call")).alias("share")
     kind_order = pl.col("call").replace_strict(
-        {kind: place_row for place_row, kind in enumerate(CALL_KINDS)}, return_dtype=pl.Int64
+        {kind: rank for rank, kind in enumerate(CALL_KINDS)}, return_dtype=pl.Int64
     )
     return CODE.conform(
         rows.with_columns(share).sort(kind_order, "host_ns", *keys[1:], descending=[False, True, False, False, False])

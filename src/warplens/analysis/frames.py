@@ -183,7 +183,7 @@ Given = ParamSpec("Given")
 
 
 def once(question: Callable[Concatenate[Asked, Given], Answer]) -> Callable[Concatenate[Asked, Given], Answer]:
-    """Makes a function of a timeline (and further arguments) keep its results as long as the timeline lives.
+    """Make a function of a timeline (and further arguments) keep its results as long as the timeline lives.
 
     Two threads that call at the same time may both compute the result, which does no harm. Callers must not change
     results.
@@ -224,7 +224,7 @@ def sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
 
 
 def forget(asked: Remembering, *questions: object) -> None:
-    """Drops the stored results of these functions decorated with `once`."""
+    """Drop the stored results of these functions decorated with `once`."""
     functions = {getattr(question, "__wrapped__", None) for question in questions}
     for key in [key for key in asked.answers if key[0] in functions]:
         del asked.answers[key]

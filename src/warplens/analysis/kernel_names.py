@@ -184,14 +184,8 @@ _NVJET_LETTERS = {"o": "fp4", "q": "fp8", "r": "fp8", "i": "int8", "h": "fp16", 
 def _nvjet(parts: NameParts) -> Arithmetic | None:
     if not parts.function.startswith("nvjet"):
         return None
-    name_match = _NVJET.match(parts.function)
-    operands = (
-        ""
-        if name_match is None
-        else name_match["types"][0]
-        if len(name_match["types"]) == 3
-        else name_match["types"][:2]
-    )
+    parsed = _NVJET.match(parts.function)
+    operands = "" if parsed is None else parsed["types"][0] if len(parsed["types"]) == 3 else parsed["types"][:2]
     return Arithmetic(_widest(_NVJET_LETTERS.get(letter) for letter in operands), True)
 
 

@@ -202,7 +202,7 @@ def _overlapped_copies(recorded: RecordedSchedule, devices: Sequence[Device]) ->
 
 
 def _await_link(last: int, large: Bools, direction: Int64s, duration: Int64s, after: Int64s) -> None:
-    """Makes the begin of the next step (`last`, which ends the window) wait for the copies of the busier direction.
+    """Make the begin of the next step (`last`, which ends the window) wait for the copies of the busier direction.
 
     Copies that run ahead of their steps hide behind kernels, but the link still limits how much a step can move.
 

@@ -331,22 +331,18 @@ class _Recorder:
             own_previous[stream == number] = latest[number][stream == number]
         for first_stream, second_stream in itertools.permutations(range(streams), 2):
             rows = np.flatnonzero(stream == second_stream)
-            on_other_stream = latest[first_stream][rows]
-            rows, on_other_stream = (
-                rows[on_other_stream > own_previous[rows]],
-                on_other_stream[on_other_stream > own_previous[rows]],
-            )
-            in_order = self.end[on_other_stream] <= self.start[rows]
+            candidate = latest[first_stream][rows]
+            is_later = candidate > own_previous[rows]
+            rows, candidate = rows[is_later], candidate[is_later]
+            in_order = self.end[candidate] <= self.start[rows]
             if has_waits:
-                between = np.searchsorted(wait_times, issued[rows]) > np.searchsorted(
-                    wait_times, issued[on_other_stream]
-                )
-                in_order &= between & (issued[on_other_stream] >= 0)
+                between = np.searchsorted(wait_times, issued[rows]) > np.searchsorted(wait_times, issued[candidate])
+                in_order &= between & (issued[candidate] >= 0)
             elif not in_order.all():
                 continue
-            rows, on_other_stream = rows[in_order], on_other_stream[in_order]
-            newer = (after[rows] < 0) | (self.end[on_other_stream] > self.end[after[rows]])
-            after[rows[newer]] = on_other_stream[newer]
+            rows, candidate = rows[in_order], candidate[in_order]
+            newer = (after[rows] < 0) | (self.end[candidate] > self.end[after[rows]])
+            after[rows[newer]] = candidate[newer]
         has_dependency = after >= 0
         gap[has_dependency] = np.minimum(self.start[has_dependency] - self.end[after[has_dependency]], _DEFAULT_GAP_NS)
         return after, gap

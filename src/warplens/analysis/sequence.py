@@ -203,17 +203,13 @@ def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -
         if cuts is None:
             return None
         # Two passes cannot be shown to be alike: a recording cut at both ends may hold two parts of one.
-        confidence_in_passes: Confidence = "high" if len(passes) > 2 and alike(calls, trace, passes) else "low"
-        return _candidates(
-            calls, cuts, trace, forest, "the passes of the optimizer", reason, confidence_in_passes, repeating
-        )
+        certainty: Confidence = "high" if len(passes) > 2 and alike(calls, trace, passes) else "low"
+        return _candidates(calls, cuts, trace, forest, "the passes of the optimizer", reason, certainty, repeating)
     batch_starts = batches(trace, calls)
     if len(batch_starts) > 1:
         cuts = np.r_[batch_starts, calls.height]
-        batch_reason = "a batch is asked for once in each"
-        return _candidates(
-            calls, cuts, trace, forest, "the requests to the data loader", batch_reason, "high", repeating
-        )
+        cause = "a batch is asked for once in each"
+        return _candidates(calls, cuts, trace, forest, "the requests to the data loader", cause, "high", repeating)
     if turns is None:
         return None
     steps = turns.whole
@@ -382,14 +378,10 @@ def _candidates(
     is_warmup = (
         np.add.reduceat(launched_in_warmup(steps_part, trace, forest).astype(np.int64), step_edges) > np.diff(cuts) // 2
     )
-    chosen_rhythm = _rhythm(calls, cuts, origin.removeprefix("the "), confidence, reason, chosen=True)
-    other_rhythms = (
-        rhythm
-        for rhythm in repeating
-        if (rhythm.count, rhythm.launches) != (chosen_rhythm.count, chosen_rhythm.launches)
-    )
+    best = _rhythm(calls, cuts, origin.removeprefix("the "), confidence, reason, chosen=True)
+    other_rhythms = (rhythm for rhythm in repeating if (rhythm.count, rhythm.launches) != (best.count, best.launches))
     return StepCandidates(
-        firsts, np.r_[firsts[1:], lasts[-1]], counts, is_warmup, None, lasts, origin, (chosen_rhythm, *other_rhythms)
+        firsts, np.r_[firsts[1:], lasts[-1]], counts, is_warmup, None, lasts, origin, (best, *other_rhythms)
     )
 
 

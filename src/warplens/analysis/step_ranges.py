@@ -55,9 +55,7 @@ def steps_from_ranges(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> 
     best: tuple[tuple[int, ...], str, Int64s] | None = None
     accepted: list[tuple[str, Int64s]] = []
     for name, rows in candidates:
-        same_name = [
-            other_rows for other_name, other_rows in candidates if other_name == name and other_rows is not rows
-        ]
+        same_name = [others for own_name, others in candidates if own_name == name and others is not rows]
         coverage = _coverage(rows, ranges, launches_of_process, launches, same_name)
         is_named = is_step_name(name)
         if coverage < (_NAMED_STEP_COVERAGE if is_named else _ANY_RANGE_COVERAGE):

@@ -135,8 +135,8 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     if candidates is None:
         candidates = steps_of_xla(trace, work, forest) or steps_from_sequence(trace, work, forest)
     if candidates is None:
-        description = "from the first to the last GPU work (no repeating steps in ranges or kernel sequence)"
-        return StepSearch((), (), "none", None, description)
+        how = "from the first to the last GPU work (no repeating steps in ranges or kernel sequence)"
+        return StepSearch((), (), "none", None, how)
     steps = tuple(
         Step(i + 1, int(s), int(e)) for i, (s, e) in enumerate(zip(candidates.starts, candidates.ends, strict=True))
     )
@@ -148,14 +148,12 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     steady_start, steady_stop = _longest_stretch(candidates, launch_starts, warmup, complete)
     source = "sequence" if candidates.name is None else "range"
     chosen = next(rhythm for rhythm in candidates.rhythms if rhythm.chosen)
-    description = _describe(len(steps), (warmup, steady_start, steady_stop, complete), candidates)
-    description += "; they may be parts of a step" if chosen.confidence == "low" else ""
+    how = _describe(len(steps), (warmup, steady_start, steady_stop, complete), candidates)
+    how += "; they may be parts of a step" if chosen.confidence == "low" else ""
     if not work.height:
-        description += ", on the host alone: no GPU work was recorded"
+        how += ", on the host alone: no GPU work was recorded"
     outside = tuple(_left_out(trace, steps, (warmup, steady_start, steady_stop, complete), launch_starts))
-    return StepSearch(
-        steps, steps[steady_start:steady_stop], source, candidates.name, description, candidates.rhythms, outside
-    )
+    return StepSearch(steps, steps[steady_start:steady_stop], source, candidates.name, how, candidates.rhythms, outside)
 
 
 def _describe(count: int, bounds: tuple[int, int, int, int], candidates: StepCandidates) -> str:
@@ -220,10 +218,8 @@ def _left_out(
     for stretch, start, stop in stretches:
         launches = int(np.searchsorted(launch_starts, stop) - np.searchsorted(launch_starts, start))
         if launches > 0:
-            compiles = np.searchsorted(load_times, stop) > np.searchsorted(load_times, start) and stretch in (
-                "start-up",
-                "warm-up",
-            )
+            loads_code = np.searchsorted(load_times, stop) > np.searchsorted(load_times, start)
+            compiles = loads_code and stretch in ("start-up", "warm-up")
             yield LeftOut("compilation" if compiles else stretch, start, stop, launches)
 
 

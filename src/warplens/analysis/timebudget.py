@@ -101,7 +101,7 @@ class IdleGaps:
 
 
 def idle_gaps(timeline: Timeline, device: int, gaps: Intervals) -> IdleGaps:
-    """Splits each gap of one device by cause. `gaps` are disjoint intervals in which the device runs nothing."""
+    """Split each gap of one device by cause. `gaps` are disjoint intervals in which the device runs nothing."""
     work = timeline.work_on(device)
     ended_by = np.searchsorted(work["start_ns"].to_numpy(), gaps.ends, side="left")
     # Behind the last work no next launch is known; the last launching thread is watched instead.
@@ -182,7 +182,7 @@ def _add_issuing(
     queued: Int64s,
     lost: Int64s,
 ) -> None:
-    """Adds the time taken to issue the work and to start it, of which a drained pipeline claims its part.
+    """Add the time taken to issue the work and to start it, of which a drained pipeline claims its part.
 
     Args:
         numbers: shape (n,), the gaps.
@@ -253,7 +253,7 @@ class _IdleParts:
         self._spent: dict[str, Int64s] = {}
 
     def add(self, cause: str, rows: Int64s, part_ns: Int64s) -> None:
-        """Adds time to some gaps, in their order; `part_ns` is kept and may be changed."""
+        """Add time to some gaps, in their order; `part_ns` is kept and may be changed."""
         if not len(rows):
             return
         if len(rows) == self._count and cause not in self._spent:
@@ -363,7 +363,7 @@ def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals
     labels, names = _labels(timeline, work)
     starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
     outside = complement(segments, *_hull(starts, ends, segments))
-    time_ns: dict[tuple[str, str], int] = {}
+    times: dict[tuple[str, str], int] = {}
     covered = Intervals.none()
     for group in PART_GROUPS[:-1]:
         in_group = np.array([name[0] == group for name in names], dtype=np.bool_)[labels]
@@ -378,14 +378,12 @@ def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals
         else:
             np.add.at(owned, overlapping_rows[owners], lengths)
         amounts = sum_by(labels[owners], lengths, len(names)).tolist()
-        time_ns.update(
-            {name: amount for name, amount in zip(names, amounts, strict=True) if name[0] == group and amount}
-        )
+        times.update({name: amount for name, amount in zip(names, amounts, strict=True) if name[0] == group and amount})
         covered = _merged(covered, Intervals(pieces.starts, pieces.ends))
     gaps = idle_gaps(timeline, device, _gaps(segments, covered))
-    time_ns.update({("idle", cause): amount for cause, amount in gaps.totals.items() if amount})
+    times.update({("idle", cause): amount for cause, amount in gaps.totals.items() if amount})
     duration = total(segments)
-    return TimeBudget(device, window, duration, _parts(time_ns, duration), gaps, owned)
+    return TimeBudget(device, window, duration, _parts(times, duration), gaps, owned)
 
 
 def _segments(timeline: Timeline, window: Window, device: int) -> Intervals:

@@ -45,7 +45,7 @@ class Forest:
         return cls(parent, levels_of(parent))
 
     def inclusive(self, exclusive: Int64s) -> Int64s:
-        """Adds each node's own amount to all of its ancestors; exact integers, one pass per level.
+        """Add each node's own amount to all of its ancestors; exact integers, one pass per level.
 
         Args:
             exclusive: shape (n,), the amount that belongs to each node directly.

@@ -96,7 +96,7 @@ class KernelCounters:
         return pl.Series(metric, [None] * self.launches.height, dtype=pl.Float64)
 
     def require(self, *metrics: str) -> None:
-        """Raises an error if one of these metrics was not collected for any launch.
+        """Raise an error if one of these metrics was not collected for any launch.
 
         Raises:
             MissingDataError: the message names the missing metrics.

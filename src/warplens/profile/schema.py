@@ -173,11 +173,7 @@ class Table:
 
         A `Column` is taken as it is, so that a page can show columns that it added, or change a heading.
         """
-        parts = [
-            part
-            for name_or_column in names
-            for part in ([name_or_column] if isinstance(name_or_column, Column) else name_or_column.split())
-        ]
+        parts = [part for name in names for part in ([name] if isinstance(name, Column) else name.split())]
         columns = (part if isinstance(part, Column) else self.column(part) for part in parts)
         return replace(self, columns=tuple(columns))
 
@@ -264,7 +260,7 @@ _CACHED_DICTIONARIES: Final = 8
 
 
 def once_per_dictionary(function: Callable[[pl.Series], Answer]) -> Callable[[pl.Series], Answer]:
-    """Makes a function of the texts of a dictionary-encoded column keep its results.
+    """Make a function of the texts of a dictionary-encoded column keep its results.
 
     Several analyses need the same result for the same names, and tables of one profile share a dictionary. Callers must
     not change results.

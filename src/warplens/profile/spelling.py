@@ -54,7 +54,7 @@ class NameParts:
 
 
 def split_name(name: str) -> NameParts:
-    """Splits a demangled, mangled or plain kernel name into its parts.
+    """Split a demangled, mangled or plain kernel name into its parts.
 
     >>> split_name("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 3>(float*)").function
     'at::native::CatArrayBatchedCopy'

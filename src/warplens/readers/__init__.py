@@ -226,20 +226,18 @@ def discover_both(paths: Iterable[Path | str]) -> tuple[list[Path], list[Path]]:
     """
     traces: list[Path] = []
     counters: list[Path] = []
-    for path_given in map(located, paths):
-        if not path_given.is_dir() or _TRACES.taking(path_given) is not None:
-            counters_found = [path_given] if path_given.exists() and holds_counters(path_given) else []
-            traces += [] if counters_found else discover([path_given])
+    for path in map(located, paths):
+        if not path.is_dir() or _TRACES.taking(path) is not None:
+            found = [path] if path.exists() and holds_counters(path) else []
+            traces += [] if found else discover([path])
         else:
-            counters_found = _without_exports(
-                [file for file in sorted(files_below(path_given)) if holds_counters(file)]
-            )
+            found = _without_exports([file for file in sorted(files_below(path)) if holds_counters(file)])
             try:
-                traces += discover([path_given])
+                traces += discover([path])
             except UnreadableInputError:
-                if not counters_found:
+                if not found:
                     raise
-        counters += counters_found
+        counters += found
     return list(dict.fromkeys(traces)), list(dict.fromkeys(counters))
 
 

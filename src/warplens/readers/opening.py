@@ -186,7 +186,7 @@ class Reader(Protocol[Content]):
         return file
 
     def scrub(self, file: Input, copy: Path) -> Removed:
-        """Fills the empty file `copy` with the data that analyses read, without identifying texts.
+        """Fill the empty file `copy` with the data that analyses read, without identifying texts.
 
         Raises:
             UnreadableInputError: the file is damaged or of another format.

@@ -147,7 +147,7 @@ def _csv_rows(path: Path, text: str) -> tuple[dict[str, str], list[dict[str, Any
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
-    """Refuses a header with duplicate or empty names, or with other separators than commas."""
+    """Refuse a header with duplicate or empty names, or with other separators than commas."""
     if len(names) == 1 and (found := [word for sign, word in _OTHER_SEPARATORS.items() if sign in names[0]]):
         raise UnreadableInputError(
             path, f"{found[0]} separate its columns", "Save it with commas between columns, and points in numbers"

@@ -40,7 +40,7 @@ class Removed:
 
 
 def refuse_remains(texts: bytes, secrets: Secrets, source: Path) -> None:
-    """Searches rewritten texts, or a whole copy that is text.
+    """Search rewritten texts, or a whole copy that is text.
 
     Raises:
         ScrubError: they contain a path of a home folder, an address, a name or an identifying value.
@@ -52,7 +52,7 @@ def refuse_remains(texts: bytes, secrets: Secrets, source: Path) -> None:
 def search_copy(
     copy: Path, secrets: Secrets, source: Path, rewritten: Iterable[bytes], texts: Iterable[bytes], what: str
 ) -> None:
-    """Searches the finished copy: its rewritten texts for names and addresses, its raw bytes for all secrets.
+    """Search the finished copy: its rewritten texts for names and addresses, its raw bytes for all secrets.
 
     A word that is also part of a kept text, such as the name of a function, is there by chance.
 

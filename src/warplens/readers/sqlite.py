@@ -133,7 +133,7 @@ class SqliteFile:
             self._refuse_changed()
 
     def _refuse_changed(self) -> None:
-        """Raises an error if the file changed: pages read at different times do not belong together.
+        """Raise an error if the file changed: pages read at different times do not belong together.
 
         Raises:
             UnreadableInputError: the file, or a log beside it that was applied, has changed since it was opened.
@@ -142,7 +142,7 @@ class SqliteFile:
             raise self.unreadable("it was written to while it was read", "Wait until it is complete, and try again")
 
     def close(self) -> None:
-        """Closes the file and removes temporary files."""
+        """Close the file and remove temporary files."""
         if hasattr(self, "_connection"):
             self._connection.close()
         if self._temporary is not None:
@@ -203,7 +203,7 @@ class SqliteFile:
             self._sound.update(self.tables)
 
     def refuse_damage_in(self, table: str, part: Part, found: int | None = None) -> None:
-        """Checks that the rows of a part are numbered without gaps; if not, has SQLite check the table's pages.
+        """Check that the rows of a part are numbered without gaps; if not, have SQLite check the table's pages.
 
         A lost or duplicate page, a wrong number of rows, or a row that points elsewhere shows in the numbers, or as
         rows beyond the last one. For 1 M rows this takes 0.07 s, a check of their pages 0.27 s. Safe to call from

@@ -241,7 +241,7 @@ class _Pages:
         values: dict[str, Int64s],
         nulls: dict[str, npt.NDArray[np.bool_]],
     ) -> None:
-        """Writes the columns of these rows into `values`, from `into` on, and marks nulls in `nulls`."""
+        """Write the columns of these rows into `values`, from `into` on, and mark nulls in `nulls`."""
         starts, lengths = self._starts[rows], self._bytes[rows]
         words = self._heads(starts)
         for of_kind in _rows_by_header(words):
@@ -276,7 +276,7 @@ class _Pages:
         values: dict[str, Int64s],
         nulls: dict[str, npt.NDArray[np.bool_]],
     ) -> None:
-        """Writes the columns of rows with equal value sizes."""
+        """Write the columns of rows with equal value sizes."""
         numbers: dict[str, tuple[str, int, int]] = {}
         for name, place in places.items():
             kind = int(kinds[place])
@@ -358,7 +358,7 @@ class ColumnBuffers:
         self._lock = Lock()
 
     def put(self, part: int, frame: pl.DataFrame) -> None:
-        """Stores the rows of a part; safe to call from several threads, once for each part."""
+        """Store the rows of a part; safe to call from several threads, once for each part."""
         self._counts[part] = frame.height
         for name, column in zip(frame.columns, frame.get_columns(), strict=True):
             if name in self._binaries:

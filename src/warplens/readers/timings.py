@@ -316,9 +316,7 @@ def _number(source: Path, line: int, title: str, text: str, limit: int = _GREATE
 _TEXT_COLUMNS = re.compile(
     r"model|size|model size|model name|mode|kind|keep|execution|dtype|precision|optimizer|input size"
 )
-_NUMERIC = re.compile(
-    r"(?:(?:ctx|seq|bs)_?)?[-+]?[\d.]*\d\.?(?:e[-+]?\d+)?|nan|n/?a|none|null|oom|[-–]|", re.IGNORECASE
-)
+_NUMBER = re.compile(r"(?:(?:ctx|seq|bs)_?)?[-+]?[\d.]*\d\.?(?:e[-+]?\d+)?|nan|n/?a|none|null|oom|[-–]|", re.IGNORECASE)
 
 
 def _copy(file: Input, copy: Path) -> Removed:
@@ -335,7 +333,7 @@ def _copy(file: Input, copy: Path) -> Removed:
     for at, title in enumerate(header):
         cells = [line[at].strip() for line in lines if at < len(line)]
         words = " ".join(re.findall(r"[a-z0-9]+", title.lower()))
-        if all(_NUMERIC.fullmatch(cell) for cell in cells) or _TEXT_COLUMNS.fullmatch(words):
+        if all(_NUMBER.fullmatch(cell) for cell in cells) or _TEXT_COLUMNS.fullmatch(words):
             kept.append(at)
         else:
             removed["column"] += len(cells)

@@ -85,9 +85,7 @@ def _notes(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
     first, second = (set(report.session.sections) for report in (before, after))
     if first and second and first != second:
         exclusive = {"the first": sorted(first - second), "the second": sorted(second - first)}
-        parts = "; ".join(
-            f"only {side} has {', '.join(only_here)}" for side, only_here in exclusive.items() if only_here
-        )
+        parts = "; ".join(f"only {side} has {', '.join(missing)}" for side, missing in exclusive.items() if missing)
         yield Note(
             "other-sections",
             NoteLevel.INFO,
@@ -263,14 +261,12 @@ _MOST_NAMES: Final = 8
 def _paired(before: _Side, after: _Side, stated: Sequence[tuple[str, str]]) -> pl.DataFrame:
     """`before`, `after` (first launches) and `matched` of each pair."""
     schema = {"before": pl.Int64, "after": pl.Int64, "matched": pl.String}
-    stated_pairs = [
+    named_pairs = [
         (launch_before, launch_after, "stated")
         for first, second in stated
         for launch_before, launch_after in zip(before.named(first), after.named(second), strict=False)
     ]
-    pairs = pl.DataFrame(stated_pairs, schema=schema, orient="row").unique(
-        ["before"], keep="first", maintain_order=True
-    )
+    pairs = pl.DataFrame(named_pairs, schema=schema, orient="row").unique(["before"], keep="first", maintain_order=True)
     pairs = pairs.unique(["after"], keep="first", maintain_order=True)
     left, right = with_keys(*(side.medians.launches.with_columns(launch=side.firsts) for side in (before, after)))
     for matched, keys in (("exact", ["kind", *KEY]), ("kernel", ["kind", "kernel"]), ("name", ["kind", "name"])):

@@ -108,13 +108,11 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
     recorded = shapes.join(sums, on="shape", maintain_order="left")
     profiled, recorded = with_keys(profiled, recorded)
 
-    profiled_groups = _by_key(profiled, "launches", shape=pl.col("shape").first())
-    recorded_groups = _by_key(recorded, "inside", "outside", "total_ns")
-    groups = _matched(recorded_groups.filter(pl.col("inside") > 0), profiled_groups)
+    of_report = _by_key(profiled, "launches", shape=pl.col("shape").first())
+    of_trace = _by_key(recorded, "inside", "outside", "total_ns")
+    groups = _matched(of_trace.filter(pl.col("inside") > 0), of_report)
     total_ns = int(groups["total_ns"].sum())
-    unmatched = profiled_groups.join(groups, on=KEY, how="anti").join(
-        recorded_groups.select(*KEY, "outside"), on=KEY, how="left"
-    )
+    unmatched = of_report.join(groups, on=KEY, how="anti").join(of_trace.select(*KEY, "outside"), on=KEY, how="left")
     unmatched = unmatched.with_columns(pl.col("outside").fill_null(0)).sort("shape")
     namesakes = recorded.filter(pl.col("name").is_in(profiled["name"].unique().to_list()))["shape"]
     sample, sampling = sample_of(
@@ -138,7 +136,7 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
         name_share=shares["name"],
         missing_share=shares["none"],
         launches_profiled=int(profiled["launches"].sum()),
-        launches_matched=int(profiled_groups.join(groups, on=KEY, how="semi")["launches"].sum()),
+        launches_matched=int(of_report.join(groups, on=KEY, how="semi")["launches"].sum()),
         sample=sample,
         sample_how=sampling,
     )

@@ -231,7 +231,7 @@ _BLOCKS_BY: Final = {limiter: pl.col(f"{limiter.replace('-', '_')}_blocks") for 
 
 
 def _with_blocks(known: pl.DataFrame) -> pl.DataFrame:
-    """Adds the number of blocks by each resource, their minimum, and the resulting occupancy."""
+    """Add the number of blocks by each resource, their minimum, and the resulting occupancy."""
     threads, warps, warp_registers = (pl.col(name) for name in ("threads_per_block", "warps", "warp_registers"))
     sm_blocks, sm_registers, block_shared = (pl.col(name) for name in ("sm_blocks", "sm_registers", "block_shared"))
     shared_bytes = pl.col("shared_bytes_per_block") + pl.col("reserved_shared_bytes")
@@ -265,7 +265,7 @@ def _with_blocks(known: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_next_step(frame: pl.DataFrame) -> pl.DataFrame:
-    """Adds the limiters' values that would admit another block, the block size that fills the warps, and the result."""
+    """Add the limiters' values that would admit another block, the block size that fills the warps, and the result."""
     more = pl.col("blocks_per_sm") + 1
     fits = (pl.col("warps") * more <= pl.col("sm_warps")) & (more <= pl.col("sm_blocks"))
     warps_per_partition = _divided_up(more * pl.col("warps"), SUB_PARTITIONS)

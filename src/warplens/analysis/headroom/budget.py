@@ -181,16 +181,16 @@ def _headroom(
     steps = len(window.steps)
     idle = [*_idle(timeline, budget, pieces)]
     pieces = pieces.only(~pieces.kinds["link"])
-    groups_with_losses, launched = groups_of(
+    losses, launched = groups_of(
         timeline, pieces, roofs, device, steps=steps, known_kernels=known_kernels, counters=counters
     )
-    groups_with_losses = groups_with_losses.sort(
+    losses = losses.sort(
         pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False]
     )
-    parts = _parts([*idle, *_losses(groups_with_losses), *_limit(groups_with_losses)], budget.duration_ns, steps)
-    products = groups_with_losses.filter(pl.col("category").is_in(PRODUCTS))
+    parts = _parts([*idle, *_losses(losses), *_limit(losses)], budget.duration_ns, steps)
+    products = losses.filter(pl.col("category").is_in(PRODUCTS))
     flops, recomputed_flops = (int(products[name].sum()) for name in ("flops", "flops_again"))
-    groups = GROUPS.conform(groups_with_losses)
+    groups = GROUPS.conform(losses)
     return Headroom(
         device=budget.device,
         window=window,

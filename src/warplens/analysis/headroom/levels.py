@@ -70,7 +70,7 @@ class Levels:
 
 
 def with_chains(pieces: Pieces) -> Pieces:
-    """Adds `spared` to the pieces: whether fusing a chain of passes would avoid this piece's traffic.
+    """Add `spared` to the pieces: whether fusing a chain of passes would avoid this piece's traffic.
 
     Neighbours on a stream that pass over as many elements, in one phase, could be one kernel, which moves at least as
     much as the largest of them; the traffic of the others is spared. Generated kernels count as fused already. Pieces

@@ -167,21 +167,17 @@ def _by_predecessor(pieces: Pieces) -> Pieces:
     """
     rows, kinds, kind = pieces
     row_wise = kinds["category"].is_in(_ROW_WISE).fill_null(value=False).to_numpy()
-    row_wise_pieces = np.flatnonzero(row_wise[kind])
-    row_wise_pieces = row_wise_pieces[row_wise_pieces > 0]
-    row_wise_pieces = row_wise_pieces[
-        (rows["stream"].gather(row_wise_pieces).eq_missing(rows["stream"].gather(row_wise_pieces - 1))).to_numpy()
-    ]
-    kind_pairs, pair = numbered(
-        pl.DataFrame({"kind": kind[row_wise_pieces], "before": kind[row_wise_pieces - 1]}), ("kind", "before")
-    )
+    places = np.flatnonzero(row_wise[kind])
+    places = places[places > 0]
+    places = places[(rows["stream"].gather(places).eq_missing(rows["stream"].gather(places - 1))).to_numpy()]
+    kind_pairs, pair = numbered(pl.DataFrame({"kind": kind[places], "before": kind[places - 1]}), ("kind", "before"))
     no_predecessor = pl.lit(None, dtype=kinds.schema["elements"]).alias("before")
     following = kinds[kind_pairs["kind"]].with_columns(kinds["elements"].gather(kind_pairs["before"]).alias("before"))
-    return _split(pieces._replace(kinds=kinds.with_columns(no_predecessor)), row_wise_pieces, following, pair)
+    return _split(pieces._replace(kinds=kinds.with_columns(no_predecessor)), places, following, pair)
 
 
 def _split(pieces: Pieces, moved_pieces: Int64s, kinds: pl.DataFrame, new_kind: Int64s) -> Pieces:
-    """Assigns some of the pieces (`moved_pieces`) to other kinds; kinds without pieces are dropped."""
+    """Assign some of the pieces (`moved_pieces`) to other kinds; kinds without pieces are dropped."""
     kind_of_piece = pieces.kind.copy()
     kind_of_piece[moved_pieces] = pieces.kinds.height + new_kind
     first, renamed = by_occurrence(kind_of_piece, pieces.kinds.height + kinds.height)

@@ -291,7 +291,7 @@ def by_group(nodes: Nodes, code: Int64s, selected: Bools) -> pl.DataFrame:
     """One row per code (column `code`), most GPU time first.
 
     Args:
-        selected: which nodes may be listed; nodes that neither count in the window nor have GPU work in it are left out.
+        selected: nodes that may be listed; those that neither count in the window nor have GPU work in it are left out.
     """
     rows = np.flatnonzero(selected & (nodes.counted | nodes.causing()))
     codes, group = np.unique(code[rows], return_inverse=True)

@@ -232,31 +232,31 @@ def place_ranks(summaries: Sequence[RankSummary]) -> Placing:
     Raises:
         UsageError: two profiles claim the same rank, or only some tell theirs.
     """
-    pairs: list[tuple[int | None, str]] = []
+    stated: list[tuple[int | None, str]] = []
     for summary in summaries:
         recorded = summary.rank is not None
         rank = summary.rank if recorded else rank_in_name(summary.source)
         is_stated = summary.parts == 1 and rank is not None
-        pairs.append((rank, "file" if recorded else "name") if is_stated else (None, "order"))
+        stated.append((rank, "file" if recorded else "name") if is_stated else (None, "order"))
     sizes = {summary.world_size for summary in summaries if summary.world_size is not None}
     if len(sizes) > 1:
         raise UsageError(
             f"the profiles are of different runs: they record world sizes of {', '.join(map(str, sorted(sizes)))}. "
             "Give the files of one run"
         )
-    if any(number is None for number, _ in pairs):
+    if any(number is None for number, _ in stated):
         if known := [
-            summary.source for (number, _), summary in zip(pairs, summaries, strict=True) if number is not None
+            summary.source for (number, _), summary in zip(stated, summaries, strict=True) if number is not None
         ]:
             unknown = next(
-                summary.label for (number, _), summary in zip(pairs, summaries, strict=True) if number is None
+                summary.label for (number, _), summary in zip(stated, summaries, strict=True) if number is None
             )
             raise UsageError(
                 f"{unknown} does not tell its rank, but {known[0]} does: name every file after its rank (…rank0…, "
                 "…rank1…), or none"
             )
-        pairs = [(place, "order") for place in range(len(summaries))]
-    ranks = [number for number, _ in pairs if number is not None]
+        stated = [(place, "order") for place in range(len(summaries))]
+    ranks = [number for number, _ in stated if number is not None]
     for place, rank in enumerate(ranks):
         if rank in ranks[:place]:
             first, second = summaries[ranks.index(rank)].label, summaries[place].label
@@ -266,7 +266,7 @@ def place_ranks(summaries: Sequence[RankSummary]) -> Placing:
             )
     size = sizes.pop() if sizes else None
     missing = tuple(sorted(set(range(size or 0)) - set(ranks)))
-    return Placing(tuple(ranks), tuple(origin for _, origin in pairs), size, missing)
+    return Placing(tuple(ranks), tuple(origin for _, origin in stated), size, missing)
 
 
 # --- The same collective on several ranks ---

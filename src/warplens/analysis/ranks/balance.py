@@ -328,8 +328,8 @@ def held_up(waits: Waits, rank: int) -> pl.DataFrame:
     """
     late = waits.collectives.filter((pl.col("last_rank") == rank) & (pl.col("delay_ns") > waits.tolerance_ns))
     members = waits.members.join(late.select("collective", "delay_ns"), on="collective").filter(pl.col("rank") != rank)
-    own_share = pl.min_horizontal("exposed_wait_ns", "delay_ns").sum()
-    return members.group_by("rank").agg(held_ns=own_share).sort("rank")
+    caused = pl.min_horizontal("exposed_wait_ns", "delay_ns").sum()
+    return members.group_by("rank").agg(held_ns=caused).sort("rank")
 
 
 def _instances(matched: pl.DataFrame) -> pl.DataFrame:

@@ -21,7 +21,7 @@ _SOFTMAX_BACKWARD_FLOPS: Final = 4
 
 
 def _norm(flops: int, *parameters: int) -> Callable[[Arguments], Work]:
-    """Reads the input at position 0 and the parameters at these, writes as many elements as the input has."""
+    """A norm that reads input 0 and the parameters at these positions, and writes as many elements as the input."""
 
     def formula(arguments: Arguments) -> Work:
         inputs = arguments.tensor(0)
@@ -32,7 +32,7 @@ def _norm(flops: int, *parameters: int) -> Callable[[Arguments], Work]:
 
 
 def _norm_backward(*read: int) -> Callable[[Arguments], Work]:
-    """Reads these positions (gradient and input first), writes the gradient of the input and of its parameters."""
+    """A norm's backward pass: reads these positions (gradient, input, …), writes gradients of input and parameters."""
 
     def formula(arguments: Arguments) -> Work:
         gradient, inputs = arguments.tensor(read[0]), arguments.tensor(read[1])
@@ -69,7 +69,7 @@ def _softmax_backward(arguments: Arguments) -> Work:
 
 
 def _reduction(flops: int, dimensions: int | None = 1, result: str | None = None) -> Callable[[Arguments], Work]:
-    """Reads the input once. `dimensions` is the position of the reduced dimensions; None where all are reduced."""
+    """A reduction that reads the input once. `dimensions` is the position of the reduced dimensions; None where all are reduced."""
 
     def formula(arguments: Arguments) -> Work:
         inputs = arguments.tensor(0)

@@ -113,8 +113,8 @@ class Source:
         damage, unpacker = _unpacker(self._compression or "")
         current = unpacker()
         is_begun = False
-        read_bytes = _LEAST_PACKED_BYTES
-        while packed := file.read(read_bytes):
+        amount = _LEAST_PACKED_BYTES
+        while packed := file.read(amount):
             self.packed_read += len(packed)
             size = 0
             while packed:
@@ -135,10 +135,8 @@ class Source:
                 if current.eof:
                     packed, current = current.unused_data, None
             # Few bytes can hold very much text: the output per read is kept near a block.
-            read_bytes = (
-                min(2 * read_bytes, _PACKED_BYTES)
-                if size <= BLOCK_BYTES // 2
-                else max(read_bytes // 8, _LEAST_PACKED_BYTES)
+            amount = (
+                min(2 * amount, _PACKED_BYTES) if size <= BLOCK_BYTES // 2 else max(amount // 8, _LEAST_PACKED_BYTES)
             )
         self.cut_off = current is not None and is_begun
 
@@ -188,7 +186,7 @@ class Pieces(Protocol[AnyPiece]):
         """The complete events in `text[begin:end]`; may be called by several threads at once."""
 
     def add(self, piece: AnyPiece) -> None:
-        """Takes a result of `read`, in the order of the text."""
+        """Take a result of `read`, in the order of the text."""
 
 
 class _UnbalancedError(Exception):
@@ -217,7 +215,7 @@ def walk(
     threads: int | None = None,
     decoder: json.JSONDecoder = EXACT,
 ) -> tuple[Document, AnyPieces]:
-    """Reads a trace."""
+    """Read a trace."""
     if threads is None:
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = min(available, _MOST_THREADS)
@@ -242,7 +240,7 @@ class _Walk(Generic[AnyPieces]):
         self.trailer = bytearray()
 
     def walk(self, threads: int) -> tuple[Document, AnyPieces]:
-        """Reads everything: the document, and the consumer of the events."""
+        """Read everything: the document, and the consumer of the events."""
         blocks = self.source.blocks()
         try:
             self._walk(self._with_progress(blocks), threads)
@@ -329,7 +327,7 @@ class _Walk(Generic[AnyPieces]):
         yield _padded(remainder, len(remainder))
 
     def _take(self, future: Future[Piece], text: Bytes, *, is_last: bool = False) -> bytes:
-        """Adds a piece; returns the remaining text of the last one."""
+        """Add a piece; return the remaining text of the last one."""
         piece = future.result()
         if self.ended:
             self._after_events(bytes(text[PADDING:-PADDING]))
@@ -379,7 +377,7 @@ class _Walk(Generic[AnyPieces]):
         return self._past_events(remainder + new_text, is_last=True)
 
     def _past_events(self, text: bytes, *, is_last: bool) -> bytes:
-        """Takes all complete events at the begin of the text, and returns the text after them.
+        """Take all complete events at the begin of the text, and return the text after them.
 
         An event without end, although another one seems to begin, is damaged, unless it contains what looks like events
         itself. Reading continues with the next one.

@@ -117,7 +117,7 @@ class _Reading:
         self.bounds = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=2 * _INSIDE))])
 
     def read(self, piece: EventColumns) -> None:
-        """Fills the piece."""
+        """Fill the piece."""
         kinds, phases = self._kinds(), self._phases()
         kinds[self.scanned.irregular | ~_ALLOWED[kinds, phases]] = _UNREAD
         self.events = np.argsort(kinds.astype(np.uint8), kind="stable")  # all of one kind in a row

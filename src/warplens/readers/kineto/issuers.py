@@ -38,7 +38,7 @@ class Issued:
 
 
 def with_issuers(frames: dict[str, pl.DataFrame], host: int) -> Issued:
-    """Adds an `issuer` to GPU events, and makes `device` unique across merged traces; frames are replaced."""
+    """Add an `issuer` to GPU events, and make `device` unique across merged traces; frames are replaced."""
     result = Issued()
     for kind in _ISSUED:
         device = pl.coalesce("device", "process", 0) if kind in _WORK else pl.col("device")
@@ -87,7 +87,7 @@ def _by_lane(lanes: pl.DataFrame, calls: pl.DataFrame, processes: pl.Series) -> 
 
 
 def _renumber_gpus(frames: dict[str, pl.DataFrame], lanes: pl.DataFrame) -> dict[int, int]:
-    """Gives GPUs with equal numbers in different traces new numbers; returns the recorded number by new number."""
+    """Give GPUs with equal numbers in different traces new numbers; return the recorded number by new number."""
     distinct_lanes = lanes.select(_LANE).unique(maintain_order=True)
     duplicates = distinct_lanes.filter(~pl.col("device").is_first_distinct())
     if not duplicates.height:
@@ -101,7 +101,7 @@ def _renumber_gpus(frames: dict[str, pl.DataFrame], lanes: pl.DataFrame) -> dict
 
 
 def shorten_processes(spans: Spans) -> None:
-    """Gives processes of labelled ranks (`[TP01] 4711`) distinct numbers of 31 bits; frames are replaced."""
+    """Give processes of labelled ranks (`[TP01] 4711`) distinct numbers of 31 bits; frames are replaced."""
     hosts = [kind for kind in spans.frames if kind not in _WORK]
     parts = [spans.arrows["process"], *(spans.frames[kind]["process"] for kind in hosts)]
     known = pl.concat(parts).drop_nulls().unique().sort()

@@ -75,7 +75,7 @@ class Piece:
     broken: int | None = None
 
     def add_damage(self, row: int, event: bytes) -> None:
-        """Counts an event that is not valid JSON."""
+        """Count an event that is not valid JSON."""
         if self.broken is None and BOUNDARY.search(event):
             self.broken = int(self.scanned.starts[row])
         self.damaged += 1

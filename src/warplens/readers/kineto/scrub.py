@@ -225,7 +225,7 @@ class _Copy:
         self.left_arguments: Counter[str] = Counter()
 
     def write(self, header: Mapping[str, Any], source: Input, file: BinaryIO) -> None:
-        """Writes the trace, always as an object."""
+        """Write the trace, always as an object."""
         buffer = bytearray(b"{")
         for name, value in header.items():
             if _HEADER.fullmatch(name):

@@ -50,7 +50,7 @@ class Frames:
         self.read = self._reader.read
 
     def add(self, piece: EventColumns) -> None:
-        """Takes the columns of a piece; the rest of the piece can be freed."""
+        """Take the columns of a piece; the rest of the piece can be freed."""
         for kind, columns in piece.columns.items():
             self._columns[kind].append(columns)
         self._odd += piece.odd

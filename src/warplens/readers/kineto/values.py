@@ -191,8 +191,8 @@ def _digits(words: Words) -> tuple[Words, Int64s]:
     """For each word the number of its leading digits, and their count."""
     values = words ^ _ZEROS
     not_digit = ((values & _NOT_HIGH) + _TO_HIGH | values) & _HIGH
-    # The lowest set high bit belongs to the first character that is not a digit. The mask rounds down to whole bytes; 64
-    # means that all eight are digits.
+    # The lowest set high bit belongs to the first character that is not a digit. The mask rounds down to whole bytes;
+    # 64 means that all eight are digits.
     before = np.bitwise_count((not_digit & (~not_digit + _ONE)) - _ONE) & 0x78
     bits = before.astype(np.uint64)
     values <<= _BITS_OF_ALL - bits  # zeros in front of the digits; a shift by 64 leaves nothing
@@ -393,7 +393,7 @@ class Dictionary:
         return np.zeros(2**bits, np.uint64), np.zeros(2**bits, np.int32), np.uint64(64 - bits)
 
     def _fill(self) -> None:
-        """Builds a table for all texts and replaces the old one at once: readers do not take the lock."""
+        """Build a table for all texts and replace the old one at once: readers do not take the lock."""
         bits = min(max(_SMALLEST_TABLE_BITS, (_ROOM * len(self._known)).bit_length()), _LARGEST_TABLE_BITS)
         keys, values, shift = self._empty(bits)
         known = np.fromiter(self._known.keys(), np.uint64, len(self._known))

@@ -200,7 +200,7 @@ class _Reading:
                 take(row)
 
     def _adopt(self, facts: Sequence[str]) -> None:
-        """Sets the columns that identify a launch; a second table in the file must have the same."""
+        """Set the columns that identify a launch; a second table in the file must have the same."""
         if self._launches and list(facts) != self._facts:
             found = "two tables with different columns stand in it, one after the other"
             raise UnreadableInputError(self._known_as, found, "Give each table as a file of its own")
@@ -211,7 +211,7 @@ class _Reading:
         return tuple(self._known_texts.setdefault(text, text) for text in facts)
 
     def _raw_rows(self, header: Sequence[str]) -> Callable[[list[str]], None]:
-        """Reads rows of the raw page: the first holds the units, every other is a launch."""
+        """Read rows of the raw page: the first holds the units, every other is a launch."""
         names = [name.strip() for name in header]
         facts = [at for at, name in enumerate(names) if is_fact(name)]
         if "Kernel Name" not in names:
@@ -252,7 +252,7 @@ class _Reading:
     def _details_rows(
         self, header: Sequence[str], launch_rows: dict[tuple[Any, ...], int]
     ) -> Callable[[list[str]], None]:
-        """Reads rows of the details page: each one metric, or one result of a rule, of one launch."""
+        """Read rows of the details page: each one metric, or one result of a rule, of one launch."""
         names = [name.strip() for name in header]
         at = {name: position for position, name in enumerate(names)}
         needed = ("Kernel Name", "Section Name", "Metric Name", "Metric Unit", "Metric Value")

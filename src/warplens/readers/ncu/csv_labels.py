@@ -389,7 +389,7 @@ class Messages:
         return bool(self._errors)
 
     def take(self, line: str) -> bool:
-        """Adds a line if it is one of ncu's own; returns whether it was."""
+        """Add a line if it is one of ncu's own; return whether it was."""
         parts = _LINE.match(line)
         if not parts:
             return False

@@ -306,7 +306,7 @@ class Cells:
         return number, power, bool(printed_unit)
 
     def take(self, row: int, place: tuple[int, int, bool], text: str) -> None:
-        """Adds one value."""
+        """Add one value."""
         self._pending.append((row, *place, text))
         if len(self._pending) >= _BATCH:
             self._flush()
@@ -317,7 +317,7 @@ class Cells:
         self._table_columns, self._table_start = list(places), first_row
 
     def take_row(self, texts: Sequence[str]) -> None:
-        """Adds the values of the next row, one per column."""
+        """Add the values of the next row, one per column."""
         self._table_texts += texts
         if len(self._table_texts) >= _BATCH:
             self._flush_table()
@@ -342,10 +342,8 @@ class Cells:
         if not pending:
             return
         rows, columns, powers, units, texts = zip(*pending, strict=True)
-        reals, text_positions = numbers_of(
-            texts, np.array(powers, np.int8), np.array(units, np.bool_), self._decimal_comma
-        )
-        for at in text_positions.tolist():
+        reals, as_text = numbers_of(texts, np.array(powers, np.int8), np.array(units, np.bool_), self._decimal_comma)
+        for at in as_text.tolist():
             self._texts.setdefault(columns[at], {}).setdefault(rows[at], texts[at])
         self._values += len(texts)
         self._single.append((np.array(columns, np.int64), np.array(rows, np.int64), reals))
@@ -358,8 +356,8 @@ class Cells:
         count = len(texts) // len(places)
         powers = np.tile(np.array([power for _, power, _ in places], np.int8), count)
         units = np.tile(np.array([known for _, _, known in places], np.bool_), count)
-        reals, text_positions = numbers_of(texts, powers, units, self._decimal_comma)
-        for at in text_positions.tolist():
+        reals, as_text = numbers_of(texts, powers, units, self._decimal_comma)
+        for at in as_text.tolist():
             row, place = divmod(at, len(places))
             self._texts.setdefault(places[place][0], {})[self._table_start + row] = texts[at]
         self._values += len(texts)

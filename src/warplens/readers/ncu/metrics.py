@@ -227,7 +227,7 @@ class MetricColumns:
         return self._broken + self._decoder.broken
 
     def add_names(self, names: Sequence[str]) -> None:
-        """Adds the strings of one block; a metric's name is an index into those of all blocks up to its own."""
+        """Add the strings of one block; a metric's name is an index into those of all blocks up to its own."""
         self._names.extend(names)
         wanted, instanced = self._wanted, self._instanced
         self._flags += bytes(
@@ -235,7 +235,7 @@ class MetricColumns:
         )
 
     def add(self, launch: int, metrics: array[int]) -> None:
-        """Adds the positions of the lengths of one launch's metrics."""
+        """Add the positions of the lengths of one launch's metrics."""
         self._pending.append((launch, metrics))
         self._pending_count += len(metrics)
         if self._pending_count >= _BATCH:

@@ -66,7 +66,7 @@ class SessionFacts:
     chosen: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_OPTIONS))  #: `_OPTIONS` with values
 
     def add(self, details: Message) -> None:
-        """Adds the session details of one block."""
+        """Add the session details of one block."""
         if self.process is None:
             self.process = details.integer(1)
         for version in details.messages(8):
@@ -195,7 +195,7 @@ class _Reading:
         self._blocks = self._unknown_bytes = 0
 
     def _walk(self) -> None:
-        """Reads block after block, up to the end of the file or to the first unreadable place."""
+        """Read block after block, up to the end of the file or to the first unreadable place."""
         for block in self._container.blocks():
             at = block.start
             try:
@@ -213,7 +213,7 @@ class _Reading:
             raise UnreadableInputError(self._known_as, found, _AGAIN)
 
     def _take_header(self, block: Block) -> int | None:
-        """Reads the header of a block; returns the process of its results."""
+        """Read the header of a block; return the process of its results."""
         if strings := block.header.message(_STRINGS):
             self._columns.add_names(strings.texts(1))
         if details := block.header.message(_SESSION_DETAILS):

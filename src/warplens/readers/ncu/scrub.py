@@ -85,7 +85,7 @@ _ADVICE = "Copy or download the report again, or record it again"
 
 
 def copy_ncu_rep(source: Path, known_as: Path, partial: Path) -> Removed:
-    """Fills the empty file `partial` with a copy of an Nsight Compute report without identifying texts."""
+    """Fill the empty file `partial` with a copy of an Nsight Compute report without identifying texts."""
     with content_of(source, known_as) as data:
         secrets = _secrets_of(data, known_as)
         copy = _Copy(data, known_as, Cleaner(secrets))
@@ -248,7 +248,7 @@ _NUMBER = re.compile(r"[-+(]?[\d.,]*\d\)?%?(?:e[-+]?\d+)?|", re.IGNORECASE)
 
 
 def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
-    """Fills the empty file `partial` with a copy of a CSV export of Nsight Compute without identifying texts."""
+    """Fill the empty file `partial` with a copy of a CSV export of Nsight Compute without identifying texts."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
     secrets = Secrets()
     left_columns, left_lines = Counter[str](), Counter[str]()
@@ -260,13 +260,11 @@ def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
             writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
             for names, cells, line in _rows(source):
                 if names is not None:
-                    column_names = [*names, *[""] * len(cells)]
+                    columns = [*names, *[""] * len(cells)]
                     left_columns.update(
-                        name for name, cell in zip(column_names, cells, strict=False) if name in _EMPTIED and cell
+                        name for name, cell in zip(columns, cells, strict=False) if name in _EMPTIED and cell
                     )
-                    writer.writerow(
-                        [_cell(cleaner, name, cell) for name, cell in zip(column_names, cells, strict=False)]
-                    )
+                    writer.writerow([_cell(cleaner, name, cell) for name, cell in zip(columns, cells, strict=False)])
                 elif own_line := _OWN_LINE.match(line):
                     text = _written(cleaner, "line", _QUOTED.sub("''", own_line[2]))
                     file.write(f"=={own_line[1]}== {text}\n")
@@ -305,7 +303,7 @@ def _rows(source: Path) -> Iterator[tuple[list[str] | None, list[str], str]]:
 
 
 def _search_row(secrets: Secrets, names: Sequence[str], cells: Sequence[str]) -> None:
-    """Collects identifying texts: names of hosts, owners of home folders."""
+    """Collect identifying texts: names of hosts, owners of home folders."""
     for name, value in zip(names, cells, strict=False):
         if name in _EMPTIED and value:
             secrets.identify(value.encode()) if name == "Host Name" else secrets.others.add(value.encode())

@@ -322,12 +322,12 @@ class _Copy:
         """The columns with text or bytes in any row, whatever type they are declared with."""
         columns = self._columns[table]
         kinds = ", ".join(f"max(instr('tb', substr(typeof({quoted(column)}), 1, 1)))" for column in columns)
-        (found_kinds,) = self._rows(f"SELECT {kinds} FROM {schema}.{quoted(table)}")  # noqa: S608
+        (kinds_held,) = self._rows(f"SELECT {kinds} FROM {schema}.{quoted(table)}")  # noqa: S608
         if any(
-            kind == _BYTES and column not in _EMPTIED_COLUMNS for column, kind in zip(columns, found_kinds, strict=True)
+            kind == _BYTES and column not in _EMPTIED_COLUMNS for column, kind in zip(columns, kinds_held, strict=True)
         ):
             raise self._file.unreadable(f"its table {table} holds bytes where a number or a text belongs")
-        return [column for column, kind in zip(columns, found_kinds, strict=True) if kind]
+        return [column for column, kind in zip(columns, kinds_held, strict=True) if kind]
 
     def _count(self, schema: str, table: str) -> int:
         ((count,),) = self._rows(f"SELECT count(*) FROM {schema}.{quoted(table)}")  # noqa: S608
