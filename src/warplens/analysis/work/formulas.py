@@ -69,7 +69,7 @@ def _softmax_backward(arguments: Arguments) -> Work:
 
 
 def _reduction(flops: int, dimensions: int | None = 1, result: str | None = None) -> Callable[[Arguments], Work]:
-    """A reduction that reads the input once. `dimensions` is the position of the reduced dimensions; None where all are reduced."""
+    """A reduction that reads the input once. `dimensions`: position of the reduced dimensions; None if all are."""
 
     def formula(arguments: Arguments) -> Work:
         inputs = arguments.tensor(0)
