@@ -11,16 +11,16 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
 from warplens.errors import UnreadableInputError
 from warplens.profile import Trace
 from warplens.readers.nsys.export import Loaded, Plan, plan_of, put_together, shaped, sources_of
-from warplens.readers.nsys.tables import SOURCES
+from warplens.readers.nsys.tables import SOURCES, STRINGS, TablesInMemory
 from warplens.readers.nsys.texts import range_kinds
-from warplens.readers.sqlite import looks_like_nsys, quoted
+from warplens.readers.sqlite import looks_like_nsys
 
 _ADVICE: Final = "Export the capture again: nsys export --type parquetdir --output profile profile.nsys-rep"
 
@@ -30,33 +30,23 @@ _OPENERS: Final[dict[str, Callable[[Path], pl.LazyFrame]]] = {
     ".arrow": lambda path: pl.read_ipc_stream(path).lazy(),
 }
 
-#: The table that every export has.
-_STRINGS: Final = "StringIds"
-
 #: Small tables that the reader queries. Others, some with environment, users and command lines, are never opened.
 _QUERIED_TABLES: Final = (
-    *(_STRINGS, "META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE", "ANALYSIS_DETAILS", "DIAGNOSTIC_EVENT"),
+    *(STRINGS, "META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE", "ANALYSIS_DETAILS", "DIAGNOSTIC_EVENT"),
     *("TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU", "TARGET_INFO_CUDA_DEVICE"),
     "TARGET_INFO_CUDA_STREAM",
     *("ENUM_NSYS_EVENT_TYPE", "ENUM_CUDA_MEMCPY_OPER", "ENUM_CUDA_MEM_KIND", "ENUM_CUDA_DEV_MEM_EVENT_OPER"),
 )
 
 
-class FolderOfTables:
-    """The tables of such a folder; the small ones are queried in SQL, like those of an SQLite export.
-
-    Attributes:
-        known_as: the folder as the user knows it.
-        tables: the columns of each table.
-    """
+class FolderOfTables(TablesInMemory):
+    """The tables of such a folder, the small ones in memory."""
 
     def __init__(self, folder: Path) -> None:
-        self.known_as = folder
+        super().__init__(folder)
         self._files = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in _OPENERS}
         # Of most tables only their existence matters, such as that of backtraces.
-        self.tables: dict[str, tuple[str, ...]] = dict.fromkeys(self._files, ())
-        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
-        self._connection.text_factory = bytes
+        self.tables.update(dict.fromkeys(self._files, ()))
         try:
             for source in SOURCES:
                 if source.table in self._files:
@@ -68,17 +58,9 @@ class FolderOfTables:
             self.close()
             raise
 
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows of a small query; text comes as bytes."""
-        return self._connection.execute(sql).fetchall()
-
     def unreadable(self, found: str) -> UnreadableInputError:
         """An error about this folder, under the name that the user knows."""
         return UnreadableInputError(self.known_as, found, _ADVICE)
-
-    def close(self) -> None:
-        """Close the database in memory."""
-        self._connection.close()
 
     def loaded(self, plan: Plan) -> Loaded:
         """The rows of a source, as they would be loaded from an SQLite export."""
@@ -115,18 +97,8 @@ class FolderOfTables:
         try:
             frame = self._table(name).collect()
             rows = frame.with_columns(_as_in_sqlite(pl.col(pl.Boolean, pl.UInt64))).rows()
-        except pl.exceptions.PolarsError:
-            raise self._damaged(name) from None
-        self.tables[name] = tuple(frame.columns)
-        columns = ", ".join(
-            f"{quoted(column)}{' INTEGER PRIMARY KEY' if name == _STRINGS and column == 'id' else ''}"
-            for column in frame.columns
-        )
-        try:
-            self._connection.execute(f"CREATE TABLE {quoted(name)} ({columns})")
-            placeholders = ", ".join("?" * frame.width)
-            self._connection.executemany(f"INSERT INTO {quoted(name)} VALUES ({placeholders})", rows)  # noqa: S608
-        except sqlite3.Error:
+            self._insert(name, frame.columns, rows)
+        except (pl.exceptions.PolarsError, sqlite3.Error):
             raise self._damaged(name) from None
 
 

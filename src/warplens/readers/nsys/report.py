@@ -11,7 +11,6 @@ are not.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from warplens.readers.nsys.export import Loaded, plan_of, put_together, shaped, 
 from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
 from warplens.readers.nsys.report_wire import BYTES, fields, tag
-from warplens.readers.nsys.tables import Source
+from warplens.readers.nsys.tables import STRINGS, Source, TablesInMemory
 from warplens.readers.nsys.texts import RANGE_KINDS
 
 _DURATION_FROM, _DURATION_TO = tag(17), tag(18)
@@ -66,20 +65,12 @@ _MAX_TEXT = 200
 _MAX_ROWS = 100_000
 
 
-class Facts:
-    """The small tables of a report, queried in SQL like those of an export.
-
-    Attributes:
-        known_as: the file as the user knows it.
-        tables: the columns of each table; tables of events are added by `declare`.
-    """
+class Facts(TablesInMemory):
+    """The small tables of a report; tables of events are added by `declare`."""
 
     def __init__(self, report: Report) -> None:
-        self.known_as: Path = report.known_as
-        self.tables: dict[str, tuple[str, ...]] = {}
+        super().__init__(report.known_as)
         self._report = report
-        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
-        self._connection.text_factory = bytes
         try:
             with report.understood():
                 self._add("META_DATA_EXPORT", ("name", "value"), _versions(report))
@@ -89,14 +80,10 @@ class Facts:
                 gpus, devices = _hardware(report.tail)
                 self._add("TARGET_INFO_GPU", tuple(_GPU), gpus)
                 self._add("TARGET_INFO_CUDA_DEVICE", tuple(_CUDA_DEVICE), devices)
-            self._add("StringIds", ("id", "value"), list(enumerate(report.strings)))
+            self._add(STRINGS, ("id", "value"), list(enumerate(report.strings)))
         except BaseException:
             self.close()
             raise
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows of a small query; text comes as bytes."""
-        return self._connection.execute(sql).fetchall()
 
     def add_diagnostics(self, rows: Iterable[Sequence[Any]]) -> None:
         """Add messages of the collector: (severity, text, process)."""
@@ -106,25 +93,16 @@ class Facts:
         """Declare a table of events with these columns; its rows are not stored here."""
         self.tables[table] = columns
 
-    def unreadable(self, found: str, advice: str | None = None) -> UnreadableInputError:
+    def unreadable(self, found: str) -> UnreadableInputError:
         """An error about this report, under the name that the user knows."""
-        error = self._report.damaged(found)
-        return error if advice is None else UnreadableInputError(self.known_as, found, advice)
-
-    def close(self) -> None:
-        """Close the database in memory."""
-        self._connection.close()
+        return self._report.damaged(found)
 
     def _add(self, table: str, columns: tuple[str, ...], rows: list[Any]) -> None:
         if not rows:
             return
-        if len(rows) > _MAX_ROWS and table != "StringIds":
+        if len(rows) > _MAX_ROWS and table != STRINGS:
             raise self._report.damaged(f"it claims {len(rows):,} entries in a list that has a few")
-        definition = "id INTEGER PRIMARY KEY, value" if table == "StringIds" else ", ".join(columns)
-        self._connection.execute(f"CREATE TABLE {table} ({definition})")
-        placeholders = ", ".join("?" * len(columns))
-        self._connection.executemany(f"INSERT INTO {table} VALUES ({placeholders})", rows)  # noqa: S608  # own names only
-        self.tables[table] = columns
+        self._insert(table, columns, rows)
 
 
 def _versions(report: Report) -> list[tuple[str, str]]:

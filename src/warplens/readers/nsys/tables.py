@@ -7,7 +7,8 @@ loaded as ids and encoded afterwards (`Strings`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -19,6 +20,9 @@ from warplens.errors import UnreadableInputError
 from warplens.profile import Note, NoteLevel
 from warplens.profile.trace import LAUNCH_SIZE, WORK_TABLES
 from warplens.readers.sqlite import SqliteFile, quoted
+
+#: The table of strings, which every export has.
+STRINGS: Final = "StringIds"
 
 _LOW_24_BITS = 0xFFFFFF
 
@@ -39,6 +43,37 @@ class Tables(Protocol):
 
     def unreadable(self, found: str) -> UnreadableInputError:
         """An error about this file, under the name that the user knows."""
+
+
+class TablesInMemory:
+    """Small tables in a database in memory, queried in SQL like those of an SQLite export.
+
+    Attributes:
+        known_as: the file or folder as the user knows it.
+        tables: the columns of each table; they may name tables of events, whose rows are not in the database.
+    """
+
+    def __init__(self, known_as: Path) -> None:
+        self.known_as = known_as
+        self.tables: dict[str, tuple[str, ...]] = {}
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
+        self._connection.text_factory = bytes
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """The rows of a small query; text comes as bytes."""
+        return self._connection.execute(sql).fetchall()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._connection.close()
+
+    def _insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        self.tables[table] = tuple(columns)
+        keys = {"id": " INTEGER PRIMARY KEY"} if table == STRINGS else {}
+        definitions = ", ".join(quoted(column) + keys.get(column, "") for column in columns)
+        self._connection.execute(f"CREATE TABLE {quoted(table)} ({definitions})")
+        placeholders = ", ".join("?" * len(columns))
+        self._connection.executemany(f"INSERT INTO {quoted(table)} VALUES ({placeholders})", rows)  # noqa: S608
 
 
 def process_of(identifier: str) -> pl.Expr:
