@@ -245,7 +245,7 @@ def _unseen_blocks(events: pl.DataFrame, home: list[str]) -> pl.DataFrame:
 
 
 def _alive(events: pl.DataFrame, position: int) -> Bools:
-    """Which allocations of one home are in use right after the event at this position; none for −1."""
+    """Mask of the allocations of one home in use right after the event at this position; none for −1."""
     count = events.height
     address = events["address"].fill_null(NO_RANGE).to_numpy()
     order = np.argsort(address, kind="stable")

@@ -166,7 +166,7 @@ class HostCalls:
 
 
 def _cause_of_name(name: str) -> int:
-    """What blocks the host in an API function, as a position from 1 in `HOLDING_CAUSES`; 0 for issuing work."""
+    """Cause that blocks the host in an API function, as a position from 1 in `HOLDING_CAUSES`; 0 for issuing work."""
     kind = api_kind(name)
     if kind == "copy":
         return BLOCKING_COPY if blocks_host(name) else 0

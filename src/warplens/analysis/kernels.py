@@ -132,7 +132,7 @@ class CategoryCoverage:
 
 
 def category_coverage(classed: pl.DataFrame) -> CategoryCoverage:
-    """How much of the kernel time has a name that reveals a category, and a precision.
+    """Shares of the kernel time whose names reveal a category and a precision.
 
     Args:
         classed: `total_ns`, `category` and `precision` of each distinct kernel (`time_by_class`).
@@ -157,7 +157,7 @@ class TensorCoreUse:
 
 
 def tensor_core_use(classed: pl.DataFrame) -> TensorCoreUse:
-    """How much of the time of matrix products is spent on tensor cores.
+    """Share of the time of matrix products spent on tensor cores.
 
     Args:
         classed: `total_ns`, `category` and `tensor_cores` of each distinct kernel (`time_by_class`).

@@ -279,7 +279,7 @@ def _without_waits(recorded: RecordedSchedule, calls: Bools) -> Schedule:
 
 
 def _ends_step(recorded: RecordedSchedule) -> Bools:
-    """Which calls come after the last work of a step and before the first of the next."""
+    """Mask of the calls after the last work of a step and before the first of the next."""
     issues = np.flatnonzero(recorded.issues)
     following = np.searchsorted(issues, np.arange(len(recorded.step)), side="left")
     last = following == len(issues)
@@ -289,7 +289,7 @@ def _ends_step(recorded: RecordedSchedule) -> Bools:
 
 
 def _after_copy(recorded: RecordedSchedule) -> Bools:
-    """Which waits only complete the large copy to or from the host issued by the call before them."""
+    """Mask of the waits that only complete the large copy to or from the host issued by the call before them."""
     schedule, large = recorded.schedule, _large_copies(recorded)
     copies = np.zeros(len(schedule.pause_ns), dtype=np.bool_)
     copies[schedule.call[large]] = True
@@ -298,7 +298,7 @@ def _after_copy(recorded: RecordedSchedule) -> Bools:
 
 
 def _large_copies(recorded: RecordedSchedule) -> Bools:
-    """Which work is a copy between host and device whose duration is that of the transfer."""
+    """Mask of the copies between host and device whose duration is that of the transfer."""
     between = recorded.direction.is_in(["host-to-device", "device-to-host"]).fill_null(value=False).to_numpy()
     large: Bools = between & (recorded.bytes > SMALL_COPY_BYTES)
     return large

@@ -234,7 +234,7 @@ def _hidden_graphs(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 
 def _migrates(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
-    """Which work is a page migration of managed memory."""
+    """Mask of the work that is a page migration of managed memory."""
     directions = timeline.trace.copies["direction"].cast(pl.String)
     is_migration = directions.str.starts_with("unified-").fill_null(value=False)
     if not is_migration.any():

@@ -131,7 +131,7 @@ def unnumbered_name(name: str) -> str:
 
 
 def range_coverage(timeline: Timeline, window: Window, *, operators: bool = True) -> RangeCoverage:
-    """How much of the window's GPU work belongs to ranges; without `operators`, to the annotations alone."""
+    """Share of the window's GPU work that belongs to ranges; without `operators`, to the annotations alone."""
     work = _work_of(timeline, window, operators)
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()
     attributed = work["range"].is_not_null().to_numpy()

@@ -127,7 +127,7 @@ class _Recorder:
         self.by_graph = (kinds == "graph-launch").to_numpy()[self.call]
 
     def _named(self, part: str) -> Bools:
-        """Which calls have this pattern in their names."""
+        """Mask of the calls with this pattern in their names."""
         matches = np.zeros(len(self.called), dtype=np.bool_)
         matches[: len(self._names)] = self._names.cast(pl.String).str.contains(part).to_numpy()
         return matches

@@ -215,7 +215,7 @@ def optimizer_ends(trace: Trace, calls: pl.DataFrame) -> Int64s:
 
 
 def _launches_optimizer(trace: Trace, calls: pl.DataFrame) -> Bools:
-    """Which calls launch an optimizer kernel."""
+    """Mask of the calls that launch an optimizer kernel."""
     kernel = (calls["kind"] == "kernel").to_numpy()
     optimizing = np.zeros(calls.height, dtype=np.bool_)
     if trace.kernels.height:
@@ -257,7 +257,7 @@ def _annotated(trace: Trace, prefix: str) -> pl.DataFrame:
 
 
 def launched_in_warmup(calls: pl.DataFrame, trace: Trace, forest: RangeForest) -> Bools:
-    """Which launches lie inside a range named "warm-up"."""
+    """Mask of the launches inside a range named "warm-up"."""
     in_warmup = np.r_[forest.outermost_match(warmup_labels(trace.ranges)) > 0, False]
     launched: Bools = in_warmup[calls["range"].fill_null(NO_RANGE).to_numpy()]
     return launched

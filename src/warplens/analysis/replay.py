@@ -240,20 +240,20 @@ class RecordedSchedule:
         return self.window.start_ns if self.first_work < 0 else int(replayed.starts[self.first_work])
 
     def is_kind(self, *kinds: str) -> Bools:
-        """Which calls are of one of these kinds."""
+        """Mask of the calls of one of these kinds."""
         result: Bools = np.isin(self.kind, [API_KIND.categories.to_list().index(kind) for kind in kinds])
         return result
 
     @property
     def issues(self) -> Bools:
-        """Which calls issue work of the window."""
+        """Mask of the calls that issue work of the window."""
         issues = np.zeros(len(self.kind), dtype=np.bool_)
         issues[self.schedule.call] = True
         return issues
 
     @property
     def uncaptured(self) -> Bools:
-        """Which calls no CUDA graph can contain: waits, copies that block the host, and launches of graphs."""
+        """Mask of the calls that CUDA graphs cannot contain: waits, copies blocking the host, launches of graphs."""
         result: Bools = np.isin(self.cause, (SYNCHRONIZATION, BLOCKING_COPY)) | self.is_kind("graph-launch")
         return result
 

@@ -100,7 +100,7 @@ class StepSearch:
 
     @property
     def confidence(self) -> Confidence | None:
-        """How certain it is that the repetitions are steps; None where none were found."""
+        """Confidence that the repetitions are steps; None where none were found."""
         return next((rhythm.confidence for rhythm in self.rhythms if rhythm.chosen), None)
 
     @property

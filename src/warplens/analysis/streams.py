@@ -140,7 +140,7 @@ def concurrency(timeline: Timeline, window: Window) -> pl.DataFrame:
 
 
 def copy_overlap(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """How much of the copies and memsets overlapped kernels, for each device that worked in the window.
+    """Overlap of copies and memsets with kernels, for each device that worked in the window.
 
     Returns:
         `OVERLAPS`, by device.

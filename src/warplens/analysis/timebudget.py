@@ -310,7 +310,7 @@ BUDGET = table(
 
 @dataclass(frozen=True, eq=False)
 class TimeBudget:
-    """Where one device's time went."""
+    """One device's time in a window, divided into parts."""
 
     device: int  #: CUDA ordinal
     window: Window

@@ -148,7 +148,7 @@ class Timeline:
 
     @cached_property
     def autograd(self) -> AutogradLinks:
-        """Which forward operator each backward operator belongs to."""
+        """The forward operator of each backward operator."""
         from warplens.analysis.operators.places import autograd_links
 
         return autograd_links(self.trace, self.operators)
@@ -258,7 +258,7 @@ class Timeline:
         return work if work["device"].n_unique() == 1 else work.filter(pl.col("device") == device)
 
     def rows_on(self, device: int, mask: Bools | None = None) -> Int64s:
-        """The positions in `work` of the rows of `work_on(device)`, or of those that the mask `mask` selects."""
+        """The positions in `work` of the rows of `work_on(device)`, or of those that `mask` selects."""
         if self.work_on(device).height == self.work.height:
             return np.arange(self.work.height) if mask is None else np.flatnonzero(mask)
         rows = np.flatnonzero((self.work["device"] == device).to_numpy())

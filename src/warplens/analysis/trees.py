@@ -306,7 +306,7 @@ class RangeForest(Forest):
 
 
 def is_operator(ranges: pl.DataFrame) -> Bools:
-    """Which rows of the table `ranges` are operators of a framework."""
+    """Mask of the rows of the table `ranges` that are operators of a framework."""
     kinds = ranges["kind"]
     if OPERATOR_KIND not in name_categories(kinds):
         return np.zeros(ranges.height, dtype=np.bool_)

@@ -291,7 +291,7 @@ def _texts_without_numbers(texts: pl.Series) -> tuple[list[str], Int64s]:
 
 
 def rows_named(names: pl.Series, holds: Callable[[str], bool]) -> Bools:
-    """Which rows have a name that satisfies the predicate; called once per name of the dictionary."""
+    """Mask of the rows whose name satisfies the predicate; called once per name of the dictionary."""
     holds_for_name = np.array([holds(name) for name in name_categories(names)], dtype=np.bool_)
     mask: Bools = holds_for_name[names.to_physical().to_numpy()]
     return mask

@@ -248,7 +248,7 @@ class Recorder:
 
 
 class NoteLevel(str, Enum):
-    """How much a note limits the results."""
+    """Severity of a note: how much it limits the results."""
 
     INFO = "info"
     WARNING = "warning"

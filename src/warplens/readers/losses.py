@@ -23,7 +23,7 @@ def lost_level(share: float) -> NoteLevel:
 
 
 def still_queued(unmatched: pl.DataFrame, launches: pl.DataFrame, work: pl.DataFrame) -> pl.Series:
-    """Which launches without work would begin after the end of the recording, if they queued as long as others did.
+    """Mask of the launches without work that would begin after the recording if they queued as long as others.
 
     Args:
         unmatched: column `start_ns`, the launches without work.

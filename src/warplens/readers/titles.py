@@ -42,7 +42,7 @@ _CENTRES: Final = ("median", "mean", "")
 
 
 class Reading(NamedTuple):
-    """How the titles of a table were interpreted."""
+    """Interpretation of the titles of a table."""
 
     columns: dict[str, str | None]  #: the title of the file → the column that it became; None where it was left out
 

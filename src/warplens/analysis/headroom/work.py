@@ -163,7 +163,7 @@ _MAX_RECOMPUTED_SHARE: Final = 0.6
 
 
 def recomputed(timeline: Timeline) -> Bools:
-    """Which rows of `Timeline.work` recompute forward work inside the backward pass (activation checkpointing).
+    """Mask of the rows of `Timeline.work` that recompute forward work in the backward pass (activation checkpointing).
 
     The backward pass computes without gradients; an operator in it that has a number of the autograd graph without
     being a node of it recomputes a piece of the forward pass.

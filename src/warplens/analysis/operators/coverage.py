@@ -70,7 +70,7 @@ def operator_coverage(timeline: Timeline, window: Window) -> OperatorCoverage:
 
 
 def _accumulating(timeline: Timeline) -> Bools:
-    """Which operators are or lie in autograd's accumulation of gradients; the last entry stands for none."""
+    """Mask of the operators that are or lie in autograd's accumulation of gradients; the last entry stands for none."""
     names = timeline.trace.ranges["name"]
     if not names.len():
         return np.zeros(1, dtype=np.bool_)

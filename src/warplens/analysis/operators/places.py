@@ -36,7 +36,7 @@ class OperatorTree:
 
     @property
     def is_outermost(self) -> Bools:
-        """Which operators lie in no other operator."""
+        """Mask of the operators that lie in no other operator."""
         outermost: Bools = self.is_operator & (self.forest.parent == NO_RANGE)
         return outermost
 
@@ -225,7 +225,7 @@ class Places:
 
     @property
     def is_kernel(self) -> Bools:
-        """Which work is a kernel."""
+        """Mask of the work that is a kernel."""
         return (self.work["kind"] == "kernel").to_numpy()
 
     @property
@@ -235,7 +235,7 @@ class Places:
 
     @property
     def linked(self) -> Bools:
-        """Which backward work has a known forward operator."""
+        """Mask of the backward work with a known forward operator."""
         linked: Bools = self.backward & (self.forwards[0] != NO_RANGE if self.forwards else np.False_)
         return linked
 

@@ -265,7 +265,7 @@ class Nodes:
 
 
 def counted(timeline: Timeline, window: Window, calls: pl.DataFrame, forest: Forest, launched_by: Int64s) -> Bools:
-    """Which host intervals count in a window: those whose first GPU work begins in it.
+    """Mask of the host intervals that count in a window: those whose first GPU work begins in it.
 
     Intervals without GPU work count where they begin themselves. So a step has all of its operators, however far the
     host runs ahead of the GPU.

@@ -124,7 +124,7 @@ _APART = "Give the trace of each process, all of them in one folder: warplens ra
 
 @dataclass(frozen=True)
 class Findings:
-    """What the reader knows once all tables are complete."""
+    """Facts that the reader knows once all tables are complete."""
 
     tables: Mapping[str, pl.DataFrame]  #: the frames of the trace by name
     document: Recorded  #: the other content of the trace

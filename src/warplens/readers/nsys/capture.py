@@ -22,7 +22,7 @@ _VERSION = lazy_pattern(r"\d+(\.\d+)+")
 
 @dataclass(frozen=True)
 class Session:
-    """What an export says about its recording session."""
+    """Facts of an export about its recording session."""
 
     tool_version: str | None  #: of the nsys that wrote the export (the recording one may be older)
     schema_version: str | None  #: of the export's tables

@@ -41,7 +41,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one source is read from one export."""
+    """The plan for reading one source from one export."""
 
     source: Source
     query: str  #: the SQL query, without the condition on the row range
