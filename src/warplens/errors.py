@@ -31,12 +31,6 @@ class UnreadableInputError(WarplensError):
         self.advice = advice
         super().__init__(f"{self.path.name}: {found}. {advice}")
 
-    @classmethod
-    def of_system(cls, path: Path | str, error: OSError) -> UnreadableInputError:
-        """The error for a file that the operating system cannot read."""
-        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
-        return UnreadableInputError(path, found, "Copy the file to a local disk and try again")
-
 
 class MissingDataError(WarplensError):
     """A profile was read, but lacks the data for this question (no kernels, no ranges, …)."""

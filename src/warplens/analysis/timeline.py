@@ -257,12 +257,12 @@ class Timeline:
         work = self.work.select("kind", "row", "start_ns", "end_ns", "device", "stream", "api_row")
         return work if work["device"].n_unique() == 1 else work.filter(pl.col("device") == device)
 
-    def rows_on(self, device: int, mask: Bools | None = None) -> Int64s:
-        """The positions in `work` of the rows of `work_on(device)`, or of those that `mask` selects."""
+    def rows_on(self, device: int, which: Bools | None = None) -> Int64s:
+        """The positions in `work` of the rows of `work_on(device)`, or of those that the mask `which` selects."""
         if self.work_on(device).height == self.work.height:
-            return np.arange(self.work.height) if mask is None else np.flatnonzero(mask)
+            return np.arange(self.work.height) if which is None else np.flatnonzero(which)
         rows = np.flatnonzero((self.work["device"] == device).to_numpy())
-        return rows if mask is None else rows[mask]
+        return rows if which is None else rows[which]
 
     @once
     def busy(self, device: int) -> Intervals:

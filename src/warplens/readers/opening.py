@@ -104,6 +104,12 @@ def _holds_packets(head: bytes) -> bool:
     return packets > 0
 
 
+def system_error(path: Path, error: OSError) -> UnreadableInputError:
+    """The error for a file that the operating system cannot read."""
+    found = f"the system cannot read it ({error.strerror or type(error).__name__})"
+    return UnreadableInputError(path, found, "Copy the file to a local disk and try again")
+
+
 def head_of(path: Path) -> bytes:
     """The first bytes of a file on the disk, at most `HEAD_BYTES`.
 
@@ -123,7 +129,7 @@ def head_of(path: Path) -> bytes:
         found = "this is a folder" if path.is_dir() else "permission to read it was denied"
         raise UnreadableInputError(path, found, f'Allow it first: chmod u+r "{path.name}"') from None
     except OSError as error:
-        raise UnreadableInputError.of_system(path, error) from None
+        raise system_error(path, error) from None
 
 
 def kind_of(path: Path) -> Kind:

@@ -27,6 +27,7 @@ from warplens.readers.kineto.json_text import EXACT, lenient
 from warplens.readers.kineto.scan import BOUNDARY, Piece
 from warplens.readers.kineto.values import PADDING, Bytes
 from warplens.readers.limits import EVENT_BYTES, HEADER_BYTES, TRACE_EXPANSION, unpacked_bytes
+from warplens.readers.opening import system_error
 
 #: Size of a block of text. Array operations on much less are dominated by call overhead, on more by memory.
 BLOCK_BYTES = 4 * 2**20
@@ -82,7 +83,7 @@ class Source:
                     if not put(block):
                         return
         except OSError as error:
-            put(UnreadableInputError.of_system(self._path, error))
+            put(system_error(self._path, error))
         except UnreadableInputError as error:
             put(error)
         put(None)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from warplens.errors import UnreadableInputError
+from warplens.readers.opening import system_error
 from warplens.wire import Data, Message, WireError
 
 MAGIC = b"NVR\x00"
@@ -168,7 +169,7 @@ def content_of(path: Path, known_as: Path) -> Iterator[Data]:
     except ValueError:
         raise UnreadableInputError(known_as, "the file is empty", _ADVICE) from None
     except OSError as error:
-        raise UnreadableInputError.of_system(known_as, error) from None
+        raise system_error(known_as, error) from None
     try:
         yield data
     finally:

@@ -35,6 +35,7 @@ import lz4.block
 from warplens.errors import UnreadableInputError
 from warplens.readers import limits
 from warplens.readers.nsys.report_wire import BYTES, Bytes, DamagedError, fields, tag, varint
+from warplens.readers.opening import system_error
 
 _MAGIC = b"NVIDIA Tegra Profiler Report "
 _END = b"U3w[END]"
@@ -305,7 +306,7 @@ def opened(path: Path, known_as: Path) -> Iterator[Report]:
                 raise UnreadableInputError(known_as, "this is not an Nsight Systems report", "Give a .nsys-rep file")
             yield Report(file, size, known_as)
     except OSError as error:
-        raise UnreadableInputError.of_system(known_as, error) from None
+        raise system_error(known_as, error) from None
 
 
 def version_in(head: bytes) -> str | None:
