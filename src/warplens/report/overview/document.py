@@ -147,7 +147,7 @@ def _rhythms(numbers: Numbers) -> Iterator[Block]:
 
 
 def _headline(numbers: Numbers) -> dict[str, Any]:
-    """The row of a profile in the tables of several; values that are not has_kernels are null."""
+    """The row of a profile in the tables of several; unknown values are null."""
     steps = numbers.window_steps
     largest = largest_part(numbers.budgets)
     first = numbers.diagnosis.findings[0] if numbers.diagnosis is not None else None
