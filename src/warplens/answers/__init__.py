@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.ranks.across import RanksResult
     from warplens.analysis.timeline import Timeline
-    from warplens.answers.given import Counters, Profile, Selection
+    from warplens.answers.inputs import Counters, Profile, Selection
     from warplens.answers.results import (
         BudgetAnswer,
         ComparisonAnswer,
@@ -59,7 +59,7 @@ def read(
         UnreadableInputError: the file is missing, damaged, or not a profile that this version can read.
         UsageError: a folder holds several, or no data sheet of that GPU is known.
     """
-    from warplens.answers.given import is_path, only_profile, timeline_of
+    from warplens.answers.inputs import is_path, only_profile, timeline_of
     from warplens.profile.peaks import with_gpu
     from warplens.readers import read as read_file
 
@@ -90,7 +90,7 @@ def diagnose(
         UsageError: the window lies outside of it, there is no such range, or several profiles are not of one run.
         UnreadableInputError: a file cannot be read.
     """
-    from warplens.answers.given import counters_of, one_of
+    from warplens.answers.inputs import counters_of, one_of
 
     if (one := one_of(profile, "diagnose")) is None:
         if range_name is not None or counters is not None:
@@ -144,7 +144,7 @@ def diagnose_selection(
 
 
 def _diagnose_run(profiles: Profile | Sequence[Profile], window: str) -> RunAnswer:
-    from warplens.answers.given import are_paths, paths_of, timelines_of
+    from warplens.answers.inputs import are_paths, paths_of, timelines_of
     from warplens.ranks import NotOneRunError, diagnose_ranks, one_run
 
     if are_paths(profiles):
@@ -202,7 +202,7 @@ def report(
 
     import polars as pl
 
-    from warplens.answers.given import selected, timelines_of
+    from warplens.answers.inputs import selected, timelines_of
     from warplens.answers.results import ReportAnswer
     from warplens.ranks import one_run
     from warplens.report.overview.numbers import examine
@@ -279,7 +279,7 @@ def compare(
         MissingDataError: a side takes no time.
         UnreadableInputError: a file cannot be read.
     """
-    from warplens.answers.given import both_sides, timelines_of, trace_side
+    from warplens.answers.inputs import both_sides, timelines_of, trace_side
     from warplens.report.comparison.numbers import compare_steps
 
     before, after = (timelines_of(side, "compare") for side in (baseline, variant))
@@ -328,7 +328,7 @@ def headroom(
         program: a PyTorch trace of the same program with shapes; equal kernels tell the work of this profile's.
         counters: a report of Nsight Compute on the same program; its measurements replace models.
     """
-    from warplens.answers.given import counters_of, timeline_of
+    from warplens.answers.inputs import counters_of, timeline_of
 
     return headroom_selection(
         _selected(profile, "headroom", window, range_name),
@@ -407,7 +407,7 @@ def ranks(profiles: Profile | Sequence[Profile], *, window: str = "steady", work
     """
     from warplens.analysis.ranks.across import across_ranks
     from warplens.analysis.ranks.summary import summarize
-    from warplens.answers.given import are_paths, paths_of, timelines_of
+    from warplens.answers.inputs import are_paths, paths_of, timelines_of
     from warplens.ranks import analyse_ranks
 
     def diagnosed() -> RunAnswer:
@@ -466,7 +466,7 @@ def counters(report: Counters, *, by: str = "group", metrics: Sequence[str] = ()
         UnreadableInputError: it cannot be read.
     """
     from warplens.analysis.counters.coverage import counter_notes
-    from warplens.answers.given import counters_of
+    from warplens.answers.inputs import counters_of
     from warplens.answers.results import TableAnswer
     from warplens.report.counters.numbers import COUNTER_KEYS, summarised
 
@@ -485,7 +485,7 @@ def counters(report: Counters, *, by: str = "group", metrics: Sequence[str] = ()
 
 
 def _selected(profile: Profile, asked: str, window: str, range_name: str | None) -> Selection:
-    from warplens.answers.given import selected, timeline_of
+    from warplens.answers.inputs import selected, timeline_of
 
     return selected(timeline_of(profile, asked), window, range_name)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from warplens.analysis.timeline import Timeline
-from warplens.answers.given import Selection, only_profile, selected
+from warplens.answers.inputs import Selection, only_profile, selected
 from warplens.cli.edge import State, answering, note, one_line, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT, TABLE, share_that_fits
 from warplens.cli.options import TABLE_ROWS, Format

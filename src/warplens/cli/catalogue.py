@@ -38,7 +38,7 @@ class Command:
 #: Module and summary of each command, by heading and name.
 _LISTED: Final = {
     "Reports": {
-        "answer": ("door", "The answer in a few lines; `warplens PATH…` does the same."),
+        "answer": ("answer", "The answer in a few lines; `warplens PATH…` does the same."),
         "demo": ("report", "Report on the profiles that come with Warplens; no GPU needed."),
         "report": ("report", "Report on your profiles: where the GPU time went, and why."),
         "diagnose": ("diagnose", "What limits the program, what to do about it, and how to verify the change."),
@@ -64,7 +64,7 @@ _LISTED: Final = {
         "roofline": ("counters", "Roofline: how far each kernel is from the peaks of its GPU."),
     },
     "Many ranks of one run": {
-        "ranks": ("handing", "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
+        "ranks": ("ranks", "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
     },
     "Measurements on this machine": {
         "bench": ("bench", "Measure reference workloads: a language model, token reduction, attention."),
@@ -76,11 +76,11 @@ _LISTED: Final = {
         "doctor": ("collect", "What this machine can record, and how to fix what it cannot."),
     },
     "Other programs": {
-        "export": ("handing", "Export a profile to other programs: Perfetto, Parquet, CSV."),
+        "export": ("files", "Export a profile to other programs: Perfetto, Parquet, CSV."),
     },
     "Before you share a profile": {
-        "scrub": ("handing", "Copy a profile without anything that identifies people or machines."),
-        "cache": ("handing", "Show or clear the cache of converted Nsight Systems reports."),
+        "scrub": ("files", "Copy a profile without anything that identifies people or machines."),
+        "cache": ("files", "Show or clear the cache of converted Nsight Systems reports."),
     },
 }
 

@@ -301,8 +301,8 @@ def kernel_groups(
     Args:
         changes: the kernels of both sides, matched.
         further: further pairs of files of the two sides; with them, samples are files instead of the steps of one pair.
-        hidden: whether CUDA graphs hide kernels, or the sides cannot be compared. Kernels that only one side shows are
-            then undecided: the other side may have them in its graphs, or unrecorded.
+        hidden: whether CUDA graphs hide kernels, or the sides cannot be compared. If so, kernels that only one side
+            shows are undecided, since the other side may have them in its graphs, or unrecorded.
         margin: differences of at most this share count as none.
         level: 0.05 for 95 % confidence.
     """
