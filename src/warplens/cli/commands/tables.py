@@ -99,7 +99,7 @@ def in_slices(question: Question, profile: Path, window: str, **asked: Any) -> t
 
 
 def _largest(answer: Found, most: int) -> Found:
-    """The largest rows of a tree by `largest_by`, in their order; a row's parent is never smaller, so it stays a tree."""
+    """The largest rows of a tree by `largest_by`, in their order. Parents are never smaller, so it stays a tree."""
     column, noun = answer.largest_by or ("", "")
     ranked = answer.rows.with_row_index("index").sort(column, descending=True, maintain_order=True)
     rows = ranked.head(most).sort("index").drop("index")
