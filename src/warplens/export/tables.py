@@ -86,9 +86,6 @@ def _text(table: str, column: str, text: str, cleaner: Cleaner) -> str:
     return clean.decode("utf-8", "surrogatepass")
 
 
-__all__ = ["TABLE_FORMATS", "counter_tables", "trace_tables", "write_tables"]
-
-
 def _write_parquet(frame: pl.DataFrame, path: Path) -> None:
     frame.write_parquet(path, compression="zstd")
 
