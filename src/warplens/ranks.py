@@ -233,10 +233,10 @@ def _without_merged(files: Sequence[FileSummary]) -> list[FileSummary]:
 
 def _with_note(result: RanksResult, files: Sequence[FileSummary]) -> RanksResult:
     """The result, with a note on merged files that were left out."""
-    again = [file.source for file in files if file.again]
-    if not again:
+    left_out = [file.source for file in files if file.again]
+    if not left_out:
         return result
-    text = f"Traces of several ranks were merged into {', '.join(again)}: left out, for the others hold them."
+    text = f"Traces of several ranks were merged into {', '.join(left_out)}: left out, for the others hold them."
     return replace(result, notes=(*result.notes, Note("merged-traces", NoteLevel.INFO, text)))
 
 

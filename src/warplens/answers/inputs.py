@@ -53,51 +53,51 @@ _ACCEPTED: Final = "a path, a folder, a Trace, a Timeline or a torch.profiler.pr
 _exported: WeakKeyDictionary[LiveProfile, Trace] = WeakKeyDictionary()
 
 
-def is_path(given: object) -> TypeGuard[str | os.PathLike[str]]:
+def is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
     """Whether this is a path rather than a profile."""
-    return isinstance(given, (str, os.PathLike))
+    return isinstance(value, (str, os.PathLike))
 
 
-def timeline_of(given: Profile, asked: str) -> Timeline:
+def timeline_of(profile: Profile, function: str) -> Timeline:
     """The timeline of one profile.
 
     Args:
-        given: the profile.
-        asked: name of the called function, for error messages.
+        profile: the profile.
+        function: name of the called function, for error messages.
 
     Raises:
         TypeError: it is not a profile.
         UsageError: a folder has several profiles.
         UnreadableInputError: a file cannot be read.
     """
-    if isinstance(given, Timeline):
-        return given
-    if isinstance(given, Trace):
-        return Timeline(given)
-    if is_path(given):
-        return Timeline(read(only_profile(given)))
-    if _is_live(given):
-        return Timeline(_live(given))
-    raise _refusal(given, asked)
+    if isinstance(profile, Timeline):
+        return profile
+    if isinstance(profile, Trace):
+        return Timeline(profile)
+    if is_path(profile):
+        return Timeline(read(only_profile(profile)))
+    if _is_live(profile):
+        return Timeline(_live(profile))
+    raise _refusal(profile, function)
 
 
-def one_of(given: Profile | Sequence[Profile], asked: str) -> Profile | None:
+def one_of(profiles_given: Profile | Sequence[Profile], function: str) -> Profile | None:
     """The profile, if exactly one was given; None if several were.
 
     Raises:
         TypeError: an element is not a profile.
         UnreadableInputError: there is no such file.
     """
-    if _is_one(given):
-        if not _is_profile(given):
-            raise _refusal(given, asked)
-        is_several = is_path(given) and len(discover([located(Path(given))])) > 1
-        return None if is_several else given  # type: ignore[return-value]
-    profiles: list[Any] = list(given)  # type: ignore[arg-type]
-    return one_of(profiles[0], asked) if len(profiles) == 1 else None
+    if _is_one(profiles_given):
+        if not _is_profile(profiles_given):
+            raise _refusal(profiles_given, function)
+        is_several = is_path(profiles_given) and len(discover([located(Path(profiles_given))])) > 1
+        return None if is_several else profiles_given  # type: ignore[return-value]
+    profiles: list[Any] = list(profiles_given)  # type: ignore[arg-type]
+    return one_of(profiles[0], function) if len(profiles) == 1 else None
 
 
-def timelines_of(given: Profile | Sequence[Profile], asked: str) -> list[Timeline]:
+def timelines_of(profiles_given: Profile | Sequence[Profile], function: str) -> list[Timeline]:
     """The timelines of one profile, of several in a sequence, or of all in a folder.
 
     Raises:
@@ -105,41 +105,41 @@ def timelines_of(given: Profile | Sequence[Profile], asked: str) -> list[Timelin
         UsageError: the sequence is empty.
         UnreadableInputError: a file cannot be read.
     """
-    profiles: list[Any] = [given] if _is_one(given) else list(given)  # type: ignore[arg-type]
+    profiles: list[Any] = [profiles_given] if _is_one(profiles_given) else list(profiles_given)  # type: ignore[arg-type]
     if not profiles:
-        raise UsageError(f"warplens.{asked}() was given no profile")
+        raise UsageError(f"warplens.{function}() was given no profile")
     for profile in profiles:  # before gigabytes are read
         if not _is_profile(profile):
-            raise _refusal(profile, asked)
-    return [timeline for profile in profiles for timeline in _each(profile, asked)]
+            raise _refusal(profile, function)
+    return [timeline for profile in profiles for timeline in _each(profile, function)]
 
 
-def are_paths(given: Any) -> bool:
+def are_paths(value: Any) -> bool:
     """Whether this is a path, or a non-empty sequence of paths."""
-    return is_path(given) or (isinstance(given, Sequence) and bool(given) and all(map(is_path, given)))
+    return is_path(value) or (isinstance(value, Sequence) and bool(value) and all(map(is_path, value)))
 
 
-def paths_of(given: Any) -> list[Path]:
+def paths_of(paths: Any) -> list[Path]:
     """The profiles at a path or at several paths; folders are searched.
 
     Raises:
         UnreadableInputError: there is no such file, or a folder has no profile.
     """
-    return discover([Path(given)] if is_path(given) else given)
+    return discover([Path(paths)] if is_path(paths) else paths)
 
 
-def counters_of(given: Counters, asked: str) -> KernelCounters:
+def counters_of(counters: Counters, function: str) -> KernelCounters:
     """The report of hardware counters, read if a path is given.
 
     Raises:
         TypeError: it is neither a path nor counters.
         UnreadableInputError: it cannot be read.
     """
-    if isinstance(given, KernelCounters):
-        return given
-    if is_path(given):
-        return read_counters(Path(given))
-    raise TypeError(f"warplens.{asked}() takes a path to counters or KernelCounters, not {type(given).__name__}")
+    if isinstance(counters, KernelCounters):
+        return counters
+    if is_path(counters):
+        return read_counters(Path(counters))
+    raise TypeError(f"warplens.{function}() takes a path to counters or KernelCounters, not {type(counters).__name__}")
 
 
 def only_profile(path: str | os.PathLike[str]) -> Path:
@@ -197,27 +197,27 @@ def _empty(timeline: Timeline, window: Window) -> Iterator[Note]:
     )
 
 
-def _is_live(given: object) -> TypeGuard[LiveProfile]:
-    return isinstance(given, LiveProfile) and not isinstance(given, type)
+def _is_live(value: object) -> TypeGuard[LiveProfile]:
+    return isinstance(value, LiveProfile) and not isinstance(value, type)
 
 
-def _is_profile(given: object) -> bool:
-    return is_path(given) or isinstance(given, (Trace, Timeline)) or _is_live(given)
+def _is_profile(value: object) -> bool:
+    return is_path(value) or isinstance(value, (Trace, Timeline)) or _is_live(value)
 
 
-def _is_one(given: object) -> bool:
-    return _is_profile(given) or not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray))
+def _is_one(value: object) -> bool:
+    return _is_profile(value) or not isinstance(value, Sequence) or isinstance(value, (bytes, bytearray))
 
 
-def _refusal(given: object, asked: str) -> TypeError:
-    kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-    return TypeError(f"warplens.{asked}() takes {_ACCEPTED}, not {kind}")
+def _refusal(value: object, function: str) -> TypeError:
+    kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    return TypeError(f"warplens.{function}() takes {_ACCEPTED}, not {kind}")
 
 
-def _each(given: Profile, asked: str) -> list[Timeline]:
-    if is_path(given):
-        return [Timeline(read(path)) for path in discover([Path(given)])]
-    return [timeline_of(given, asked)]
+def _each(profile: Profile, function: str) -> list[Timeline]:
+    if is_path(profile):
+        return [Timeline(read(path)) for path in discover([Path(profile)])]
+    return [timeline_of(profile, function)]
 
 
 def _live(profiler: LiveProfile) -> Trace:

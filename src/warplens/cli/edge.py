@@ -64,16 +64,16 @@ def complain(text: object) -> None:
     _write(f"error: {line}\n")
 
 
-def end_with(problems: Iterable[object], what: str) -> None:
+def end_with(problems: Iterable[object], noun: str) -> None:
     """Report files that could not be read, and exit with `UNUSABLE` if there are any.
 
     Args:
         problems: one message per file.
-        what: the result for the other profiles: `report` or `answer`.
+        noun: the result for the other profiles: `report` or `answer`.
     """
     problems = list(problems)
     for problem in problems:
-        complain(f"{problem} (the {what} is on the other profiles)")
+        complain(f"{problem} (the {noun} is on the other profiles)")
     if problems:
         raise typer.Exit(UNUSABLE)
 
@@ -262,8 +262,8 @@ def _verdict(error: BaseException) -> tuple[int, str]:
     if isinstance(error, WarplensError):
         return UNUSABLE, str(error)
     if isinstance(error, OSError) and error.strerror:
-        where = f"{os.path.basename(os.fsdecode(error.filename))}: " if error.filename else ""  # noqa: PTH119
-        return UNUSABLE, f"{where}{error.strerror}"
+        file = f"{os.path.basename(os.fsdecode(error.filename))}: " if error.filename else ""  # noqa: PTH119
+        return UNUSABLE, f"{file}{error.strerror}"
     if isinstance(error, MemoryError) or any(message in str(error) for message in _NO_MEMORY):
         return UNUSABLE, "there is not enough memory for this profile. Use a machine with more"
     description = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__

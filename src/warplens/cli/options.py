@@ -176,11 +176,11 @@ def group_by(*keys: str, several: bool = False) -> Any:
 
 def _only(words: Sequence[str], several: bool) -> Callable[[str], str]:
     def checked(value: str) -> str:
-        given = value.split(",") if several else [value]
-        for word in given:
+        chosen = value.split(",") if several else [value]
+        for word in chosen:
             if word not in words:
                 raise typer.BadParameter(f"{word!r} is not one of {', '.join(words)}")
-        if len(set(given)) < len(given):
+        if len(set(chosen)) < len(chosen):
             raise typer.BadParameter(f"{value!r} names something twice")
         return value
 

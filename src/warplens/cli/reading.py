@@ -136,7 +136,10 @@ def examined(reading: Reading, diagnoses: Sequence[Diagnosis] = ()) -> list[Numb
             tell(f"analysing {timeline.trace.capture.source}")
             numbers.append(examine(timeline, reading.window(timeline), counters=reading.counted, diagnosis=diagnosis))
         if reading.joined:
-            numbers = [replace(profile, joined=own) for profile, own in zip(numbers, reading.joined, strict=True)]
+            numbers = [
+                replace(profile, joined=joined_reports)
+                for profile, joined_reports in zip(numbers, reading.joined, strict=True)
+            ]
         return numbers
 
 
@@ -229,7 +232,7 @@ def run_in(reading: Reading) -> RunDiagnosis | None:
 _IN_FULL: Final = 24
 
 
-def told_in_full(reading: Reading, run: RunDiagnosis | None) -> tuple[Reading, RunDiagnosis | None]:
+def limited_to_full_reports(reading: Reading, run: RunDiagnosis | None) -> tuple[Reading, RunDiagnosis | None]:
     """Limit a run of many files to `_IN_FULL` files for single reports: the late rank's and those of the lowest ranks.
 
     The diagnosis of the run still covers all of them. A note says that files are left out.

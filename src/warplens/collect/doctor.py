@@ -271,10 +271,10 @@ def _check_tool(
     if lacking:
         found = f"{tool.title} records, but cannot make a report: its importer lacks {', '.join(lacking)}"
         return Check(name, "problem", found, IMPORTER_FIX)
-    where = "" if tool.on_path else "; not on the search path, but collect finds it"
+    location = "" if tool.on_path else "; not on the search path, but collect finds it"
     if named_by_variable(name, system):
-        where = f"; named by ${name.upper()}"
-    return Check(name, "ok", tool.title + where)
+        location = f"; named by ${name.upper()}"
+    return Check(name, "ok", tool.title + location)
 
 
 def _check_counters(system: System, driver: Driver | None, *, is_wsl: bool, is_contained: bool) -> Check:

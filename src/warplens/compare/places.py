@@ -128,10 +128,10 @@ def range_changes(baseline: Side, variant: Side, *, merged: bool = False) -> pl.
         baseline, variant: the sides.
         merged: whether to merge names that differ only in numbers (`block_3` and `block_4` are `block_N`).
     """
-    own = [_own(side, merged) for side in (baseline, variant)]
-    paths = dict.fromkeys(prefix for by_path in own for path in by_path for prefix in _prefixes(path))
+    own_times = [_own(side, merged) for side in (baseline, variant)]
+    paths = dict.fromkeys(prefix for by_path in own_times for path in by_path for prefix in _prefixes(path))
     total: dict[Path, list[int]] = {path: [0, 0, 0, 0] for path in paths}
-    for side, by_path in enumerate(own):
+    for side, by_path in enumerate(own_times):
         for path, (time_ns, kernels) in by_path.items():
             for prefix in _prefixes(path):
                 total[prefix][side] += time_ns
@@ -139,20 +139,20 @@ def range_changes(baseline: Side, variant: Side, *, merged: bool = False) -> pl.
     repeats = (baseline.repeats, variant.repeats)
     rows = []
     for path in _tree_order(total, repeats):
-        both, launched = total[path][:2], total[path][2:]
-        own_ns = [by_path.get(path, (0, 0))[0] for by_path in own]
-        present = [bool(both[side] or launched[side]) for side in (0, 1)]
+        total_ns, launched = total[path][:2], total[path][2:]
+        own_ns = [by_path.get(path, (0, 0))[0] for by_path in own_times]
+        present = [bool(total_ns[side] or launched[side]) for side in (0, 1)]
         rows.append(
             {
                 "path": SEPARATOR.join(path),
                 "name": path[-1] if path else "",
                 "depth": len(path),
                 "in": "both" if all(present) else "variant" if present[1] else "baseline",
-                **_by_side("ns", both),
+                **_by_side("ns", total_ns),
                 **_by_side("own_ns", own_ns),
                 **_by_side("kernels", launched),
-                **_by_side("ns_per_step", [both[side] / repeats[side] for side in (0, 1)]),
-                "change_ns_per_step": _change(both, repeats),
+                **_by_side("ns_per_step", [total_ns[side] / repeats[side] for side in (0, 1)]),
+                "change_ns_per_step": _change(total_ns, repeats),
                 "own_change_ns_per_step": _change(own_ns, repeats),
                 **_by_side("kernels_per_step", [launched[side] / repeats[side] for side in (0, 1)]),
             }
@@ -171,15 +171,15 @@ def phase_changes(baseline: Side, variant: Side) -> pl.DataFrame:
         return PHASE_CHANGES.empty()
     rows = []
     for phase in (*PHASES, NO_PHASE):
-        both = [by_phase[phase] for by_phase in times]
-        if any(both):
-            per_step = [both[side] / repeats[side] for side in (0, 1)]
+        time_ns = [by_phase[phase] for by_phase in times]
+        if any(time_ns):
+            per_step = [time_ns[side] / repeats[side] for side in (0, 1)]
             rows.append(
                 {
                     "phase": phase,
-                    **_by_side("ns", both),
+                    **_by_side("ns", time_ns),
                     **_by_side("ns_per_step", per_step),
-                    "change_ns_per_step": _change(both, repeats),
+                    "change_ns_per_step": _change(time_ns, repeats),
                 }
             )
     return PHASE_CHANGES.conform(pl.DataFrame(rows))

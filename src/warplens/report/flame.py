@@ -139,9 +139,9 @@ def _plain(text: str) -> str:
 def _annotations(timeline: Timeline, work: pl.DataFrame) -> _Paths:
     ranges = timeline.trace.ranges
     annotated = ~is_operator(ranges)
-    above = timeline.forest.parent
-    range_of_work = nearest(above, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
-    return _paths(ranges["name"], annotated, nearest(above, annotated, above), range_of_work, "range")
+    parents = timeline.forest.parent
+    range_of_work = nearest(parents, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
+    return _paths(ranges["name"], annotated, nearest(parents, annotated, parents), range_of_work, "range")
 
 
 def _operators(timeline: Timeline, rows: slice | Int64s) -> _Paths:
@@ -163,8 +163,8 @@ def _parts_of_program(timeline: Timeline, rows: slice | Int64s) -> list[_Paths]:
         row_of_work = np.where(level == LEVELS.index("annotation"), row, NO_RANGE)
         is_listed = np.zeros(ranges.height, dtype=np.bool_)
         is_listed[levels.row[levels.level == LEVELS.index("annotation")]] = True
-        above = timeline.forest.parent
-        parts.append(_paths(ranges["name"], is_listed, nearest(above, is_listed, above), row_of_work, "range"))
+        parents = timeline.forest.parent
+        parts.append(_paths(ranges["name"], is_listed, nearest(parents, is_listed, parents), row_of_work, "range"))
     return parts
 
 

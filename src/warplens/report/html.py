@@ -172,14 +172,14 @@ def _table_view(table: Table) -> dict[str, Any]:
     open_to = _open_depth(depths, limit)
     rows = [
         {
-            "cells": [_cell(*each, row[each[0].name]) for each in zip(table.columns, table.texts(row), strict=True)],
-            "hidden": depths[place] > open_to if depths else place >= limit,
-            "depth": depths[place] if depths else 0,
-            "parent": bool(depths) and place + 1 < len(depths) and depths[place + 1] > depths[place],
-            "open": bool(depths) and depths[place] < open_to,
-            "leads": leads[place],
+            "cells": [_cell(*cell, row[cell[0].name]) for cell in zip(table.columns, table.texts(row), strict=True)],
+            "hidden": depths[index] > open_to if depths else index >= limit,
+            "depth": depths[index] if depths else 0,
+            "parent": bool(depths) and index + 1 < len(depths) and depths[index + 1] > depths[index],
+            "open": bool(depths) and depths[index] < open_to,
+            "leads": leads[index],
         }
-        for place, row in enumerate(frame.iter_rows(named=True))
+        for index, row in enumerate(frame.iter_rows(named=True))
     ]
     shown = sum(not row["hidden"] for row in rows)
     left_out = table.rows.height - frame.height

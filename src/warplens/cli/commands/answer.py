@@ -17,7 +17,7 @@ from warplens.cli.answer import checked_folder, checked_target, head, print_line
 from warplens.cli.commands.report import DEFAULT_FOLDER, write_besides, write_overview
 from warplens.cli.edge import answering, end_with, note, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
-from warplens.cli.reading import GridRequest, Profiles, Reading, examined, read_all, run_in, told_in_full
+from warplens.cli.reading import GridRequest, Profiles, Reading, examined, limited_to_full_reports, read_all, run_in
 from warplens.errors import UsageError
 from warplens.readers import holds_measurements
 from warplens.readers.shipped import PREFIX, shipped
@@ -277,7 +277,7 @@ def _reports(
         return []
     written: list[Path] = []
     numbers: list[Numbers] = []
-    reading, run = told_in_full(reading, run)
+    reading, run = limited_to_full_reports(reading, run)
     forms = [form_named(folder) or "html"]
     if reading.profiles.timelines:
         numbers = examined(reading, diagnoses)

@@ -71,14 +71,14 @@ def axes_of(workload: str, options: Mapping[str, str | None]) -> dict[str, list[
     return axes
 
 
-def range_names(given: Sequence[str]) -> dict[str, str]:
+def range_names(texts: Sequence[str]) -> dict[str, str]:
     """Replacements of range names, from texts `RANGE=NAME`.
 
     Raises:
         UsageError: a text has another form.
     """
     names = {}
-    for text in given:
+    for text in texts:
         range_, equals, name = text.partition("=")
         if not (range_ and equals and name):
             raise UsageError(f"--range-name takes WHAT=NAME, such as softmax=my_softmax, not {text!r}")
@@ -218,7 +218,7 @@ def bench_show(
 
 def _measure(
     workload: str,
-    given: Mapping[str, str | None],
+    settings: Mapping[str, str | None],
     warmup: Annotated[int, option("N", "At least this many warm-up steps.", min=0, show_default=True)] = 5,
     repetitions: Annotated[
         int | None, option("N", "Exactly this many steps, instead of as many as the precision needs.", min=1)
@@ -253,14 +253,14 @@ def _measure(
     precision = given_share(interval)
     request = Request(
         workload=workload,
-        axes=axes_of(workload, given),
+        axes=axes_of(workload, settings),
         plan=make_plan(warmup, repetitions, precision, seconds, flush_l2, rounds),
         device=device,
         ranges=ranges or bool(names),
         range_names=names,
         rounds=rounds,
         command=command_line(
-            "warplens", "bench", workload, **given, warmup=warmup, rounds=rounds, repetitions=repetitions,
+            "warplens", "bench", workload, **settings, warmup=warmup, rounds=rounds, repetitions=repetitions,
             interval=f"{precision:g}" if until else None, seconds=f"{seconds:g}" if until else None, flush_l2=flush_l2,
         ),
     )  # fmt: skip
@@ -277,22 +277,22 @@ _CheckOption = Annotated[
 
 
 def _check(
-    given: Mapping[str, str | None], device: str | None, output: Path | None, report: Path | None, form: Format
+    settings: Mapping[str, str | None], device: str | None, output: Path | None, report: Path | None, form: Format
 ) -> None:
     """Compare the kernels with float64; print a table and, with `report`, write a document with a chart."""
     from warplens.report.measured import errors_document, errors_tables
     from warplens.workloads.cells import cell_grid, default_device
 
     path, folder = None if output is None else checked_file(output), None if report is None else checked_folder(report)
-    cells, _ = cell_grid(workload_named("attention").cell, axes_of("attention", given))
+    cells, _ = cell_grid(workload_named("attention").cell, axes_of("attention", settings))
     torch_or_advice()
     from warplens.workloads.cells import environment
     from warplens.workloads.tensors import attention_errors
 
-    where = device or default_device()
+    torch_device = device or default_device()
     with progress(f"comparing {len(cells)} cells with float64"):
-        rows = attention_errors(cells, where)
-    data = {"environment": environment(where), "rows": rows}
+        rows = attention_errors(cells, torch_device)
+    data = {"environment": environment(torch_device), "rows": rows}
     part = Part(head=["differences from float64, on the first and the last head; nothing is timed"],
                 tables=errors_tables(rows))  # fmt: skip
     answer = Answer("attention-errors", "attention", [part], rows, lambda: data)
@@ -313,24 +313,29 @@ def _command(workload: str) -> Callable[..., None]:
     """The command of a workload: its settings as options, then the options of `_measure`."""
     settings = _SETTINGS[workload]
 
-    def command(**asked: Any) -> None:
-        given = {name: asked.pop(name) for name in settings}
-        if asked.pop("check", False):
-            _check(given, **{name: asked[name] for name in ("device", "output", "report", "form")})
+    def command(**options: Any) -> None:
+        values = {name: options.pop(name) for name in settings}
+        if options.pop("check", False):
+            _check(values, **{name: options[name] for name in ("device", "output", "report", "form")})
         else:
-            _measure(workload, given, **asked)
+            _measure(workload, values, **options)
 
-    own = [
+    own_parameters = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option(*documented)]
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, option(*metavar_and_help)],
         )
-        for name, documented in settings.items()
+        for name, metavar_and_help in settings.items()
     ]
     if workload == "attention":
-        own.append(inspect.Parameter("check", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_CheckOption))
+        own_parameters.append(
+            inspect.Parameter("check", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_CheckOption)
+        )
     shared = list(inspect.signature(_measure, eval_str=True).parameters.values())[2:]
-    parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared)]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    parameters = [*own_parameters, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shared)]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__doc__ = f"""{workload_named(workload).summary}
 

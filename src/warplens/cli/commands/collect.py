@@ -306,8 +306,8 @@ _PROFILER_OF: Final = {
 }
 
 
-def _refuse_foreign(profiler: Profiler, given: dict[str, object]) -> None:
-    for name, value in given.items():
+def _refuse_foreign(profiler: Profiler, options: dict[str, object]) -> None:
+    for name, value in options.items():
         if value and _PROFILER_OF[name] is not profiler:
             raise UsageError(
                 f"{name} is an option of collect {_PROFILER_OF[name].value}, not of collect {profiler.value}"

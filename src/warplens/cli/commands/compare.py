@@ -169,13 +169,13 @@ def _skipped_note(skipped: Sequence[Path]) -> Iterator[Note]:
 
 
 def load_measurements(
-    sides: tuple[SideFiles, SideFiles], where: tuple[str | None, str | None]
+    sides: tuple[SideFiles, SideFiles], settings: tuple[str | None, str | None]
 ) -> tuple[Sweep, tuple[Note, ...]]:
     """The cells of two measurements files, matched by equal settings apart from those that distinguish the sides.
 
     Args:
         sides: the files; the same one twice compares cells of it.
-        where: for each side the settings of the cells to select (`method=topk,keep=0.1`); None for all.
+        settings: for each side the settings of the cells to select (`method=topk,keep=0.1`); None for all.
 
     Returns:
         A sweep without `_SIDE` in the settings of its sides, and notes that limit the comparison. Rounds of different
@@ -184,7 +184,7 @@ def load_measurements(
     Raises:
         UsageError: no cell has these settings, or no cells of the two sides match.
     """
-    selected = [side_of(text) if text is not None else {} for text in where]
+    selected = [side_of(text) if text is not None else {} for text in settings]
     first, second = (side.files[0] for side in sides)
     with progress(f"reading {first.name}") as tell:
         baseline = read_measurements(first)

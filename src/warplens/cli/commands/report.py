@@ -19,10 +19,10 @@ from warplens.cli.reading import (
     Reading,
     examined,
     find_cells,
+    limited_to_full_reports,
     read_all,
     read_profiles,
     run_in,
-    told_in_full,
 )
 from warplens.errors import UsageError
 from warplens.readers import read, read_counters
@@ -98,7 +98,7 @@ def report(
     folder = DEFAULT_FOLDER if to_stdout else checked_target(output or DEFAULT_FOLDER, paths)
     reading = read_all(paths, window, range_name, grid)
     run = run_in(reading) if range_name is None else None
-    reading, run = told_in_full(reading, run)
+    reading, run = limited_to_full_reports(reading, run)
     if to_stdout:
         print_json(_json(reading, run))
     else:

@@ -159,15 +159,17 @@ def _answer(numbers: SweepNumbers) -> Answer:
     from warplens.studies.sweeps.numbers import point_frame
     from warplens.studies.sweeps.words import answer, crossing_text, facts
 
-    tests, found = numbers.anomalies.tests.height, numbers.anomalies.found.height
+    tests, anomalies = numbers.anomalies.tests.height, numbers.anomalies.found.height
     lines = [f"crossover: {crossing_text(line)}" for lines in numbers.crossovers.values() for line in lines]
     lines += [
         f"crossover: none along {axis.replace('_', ' ')}: {reason}" for axis, reason in numbers.no_crossovers.items()
     ]
     lines += [f"break-even: {line}" for line in breakeven_lines(numbers)]
-    lines.append(f"anomalies: {found} among {tests} cells tested" if tests else "anomalies: no cell could be tested")
+    lines.append(
+        f"anomalies: {anomalies} among {tests} cells tested" if tests else "anomalies: no cell could be tested"
+    )
     tables = [replace(point_table(numbers), limit=_ROWS)]
-    tables += [anomaly_table(numbers)] if found else []
+    tables += [anomaly_table(numbers)] if anomalies else []
     tables += [lost_table(numbers)] if numbers.lost.height else []
     part = Part(
         head=list(facts(numbers)),
@@ -307,5 +309,5 @@ def _failed_sides(output: Path) -> list[str]:
 
 
 def _refuse(options: Mapping[str, object], explanation: str) -> None:
-    if given := [name for name, value in options.items() if value not in (None, [], False)]:
-        raise UsageError(f"{given[0]} is {explanation}")
+    if used := [name for name, value in options.items() if value not in (None, [], False)]:
+        raise UsageError(f"{used[0]} is {explanation}")

@@ -40,23 +40,27 @@ def command_of(question: Question) -> Callable[..., None]:
     """The command of a question: a function whose parameters are its arguments and options."""
     name = question.ask.__name__
 
-    def command(path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **asked: Any) -> None:
+    def command(
+        path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **own_options: Any
+    ) -> None:
         profile = only_profile(path)
         needs_whole = window == "steady" or range_name is not None
         if (question.counted or question.alone) and not needs_whole and needed_beyond_limit(profile, TABLE):
-            capture, limits, found = in_slices(question, profile, window, **asked)
+            capture, limits, answer = in_slices(question, profile, window, **own_options)
             selection = Selection(Timeline(Trace(capture)), limits, capture.notes)
         else:
             selection = select(profile, window, range_name)
-            found = question.ask(selection.timeline, selection.window, **asked)
+            answer = question.ask(selection.timeline, selection.window, **own_options)
         most = most_rows(form, limit)
-        if found.largest_by is not None and most is not None and most < found.rows.height:
-            found = _largest(found, most)
-        rows = found.rows if most is None else found.rows.head(most)
+        if answer.largest_by is not None and most is not None and most < answer.rows.height:
+            answer = _largest(answer, most)
+        rows = answer.rows if most is None else answer.rows.head(most)
         part = Part(
-            head=[*head(selection), *found.facts], notes=note_lines(selection.notes), tables=limited(found.tables, most)
+            head=[*head(selection), *answer.facts],
+            notes=note_lines(selection.notes),
+            tables=limited(answer.tables, most),
         )
-        data = {"window": window_data(selection.window), **found.data, "rows": rows}
+        data = {"window": window_data(selection.window), **answer.data, "rows": rows}
         emit(Answer(name, selection.source, [part], rows, lambda: data, selection.notes), form)
 
     parameters: dict[str, tuple[Any, Any]] = {"path": (ProfileArgument, inspect.Parameter.empty)}
@@ -75,14 +79,14 @@ def command_of(question: Question) -> Callable[..., None]:
     return command
 
 
-def in_slices(question: Question, profile: Path, window: str, **asked: Any) -> tuple[Capture, Window, Found]:
+def in_slices(question: Question, profile: Path, window: str, **own_options: Any) -> tuple[Capture, Window, Found]:
     """The answer for a profile larger than memory, with its capture and window.
 
     Args:
         question: one with `counted` or `alone`.
         profile: the file.
         window: `all` or `START:END`; steps and ranges need the whole profile.
-        asked: the question's own options.
+        own_options: options of the question.
     """
     from warplens.readers.nsys.slices import Slices
 
@@ -90,12 +94,12 @@ def in_slices(question: Question, profile: Path, window: str, **asked: Any) -> t
         if question.counted is None:
             timeline = Timeline(slices.tables(*question.alone))
             limits = timeline.window(window)
-            return timeline.trace.capture, limits, question.ask(timeline, limits, **asked)
+            return timeline.trace.capture, limits, question.ask(timeline, limits, **own_options)
         capture = slices.capture
         limits = Timeline(Trace(capture)).window(window)
         span = (None, None) if window == "all" else (limits.start_ns, limits.end_ns)
-        counts = slices.counts(question.counted.table, question.counted.columns(asked["by"]), span)
-        return capture, limits, question.counted.answer(counts, asked["by"])
+        counts = slices.counts(question.counted.table, question.counted.columns(own_options["by"]), span)
+        return capture, limits, question.counted.answer(counts, own_options["by"])
 
 
 def _largest(answer: Found, most: int) -> Found:

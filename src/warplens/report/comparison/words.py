@@ -181,43 +181,43 @@ def forbids_verdict(numbers: StepNumbers) -> Note | None:
     return next((note for note in numbers.notes if note.level is NoteLevel.BLOCKING), None)
 
 
-def _leads_with_work(why: Explanation) -> bool:
-    return why.cause == "host-issue-bound" and why.is_paradox
+def _leads_with_work(explanation: Explanation) -> bool:
+    return explanation.cause == "host-issue-bound" and explanation.is_paradox
 
 
-def cause_sentence(difference: StepDifference, why: Explanation) -> str:
+def cause_sentence(difference: StepDifference, explanation: Explanation) -> str:
     """The cause with its evidence, to follow "because", except for a paradox, which begins with the GPU work."""
-    work = _gpu_work(why)
-    if why.cause == "no-difference":
+    work = _gpu_work(explanation)
+    if explanation.cause == "no-difference":
         before, after = (
             fmt.duration(float(side.wall_ns)) for side in (difference.wall.baseline, difference.wall.variant)
         )
-        return f"a {difference.per} takes about as long ({before} and {after}): {work}{_cancelled(why)}"
-    if why.cause == "host-issue-bound":
-        both = {why.baseline_bound, why.variant_bound} == {"host-issue"}
-        side = "step" if both else "baseline" if why.baseline_bound == "host-issue" else "variant"
+        return f"a {difference.per} takes about as long ({before} and {after}): {work}{_cancelled(explanation)}"
+    if explanation.cause == "host-issue-bound":
+        both = {explanation.baseline_bound, explanation.variant_bound} == {"host-issue"}
+        side = "step" if both else "baseline" if explanation.baseline_bound == "host-issue" else "variant"
         bounded = f"the {side} is limited by the host's launch rate: {_launches(difference)}"
-        return f"{work}, but {bounded}" if _leads_with_work(why) else f"{bounded}; {work}"
-    if why.cause == "gpu-work":
-        more = "" if hides_kernels(difference) else f", {_largest_work(difference, why)}"
-        return f"{work}{_share_of_change(why)}{more}{_given_back(why)}"
-    change = fmt.duration(abs(_main_change(why)))
-    grew = f"{'more' if why.change_ns > 0 else 'less'} per {difference.per}"
-    if why.cause == "communication":
+        return f"{work}, but {bounded}" if _leads_with_work(explanation) else f"{bounded}; {work}"
+    if explanation.cause == "gpu-work":
+        more = "" if hides_kernels(difference) else f", {_largest_work(difference, explanation)}"
+        return f"{work}{_share_of_change(explanation)}{more}{_given_back(explanation)}"
+    change = fmt.duration(abs(_main_change(explanation)))
+    grew = f"{'more' if explanation.change_ns > 0 else 'less'} per {difference.per}"
+    if explanation.cause == "communication":
         main = f"exposed communication takes {change} {grew}"
-    elif why.cause == "copies":
+    elif explanation.cause == "copies":
         main = f"exposed copies take {change} {grew}"
     else:
-        main = f"the GPU is idle for {change} {grew} ({cause_title(why.cause.removeprefix('idle: '))})"
-    return f"{main}{_share_of_change(why)}, and {work}{_given_back(why)}"
+        main = f"the GPU is idle for {change} {grew} ({cause_title(explanation.cause.removeprefix('idle: '))})"
+    return f"{main}{_share_of_change(explanation)}, and {work}{_given_back(explanation)}"
 
 
-def _cancelled(why: Explanation) -> str:
+def _cancelled(explanation: Explanation) -> str:
     """The change that cancels a change of GPU work, if the step time is the same; empty if there is none."""
-    if why.gpu_change_share is None or abs(why.gpu_change_share) <= SAME_MARGIN:
+    if explanation.gpu_change_share is None or abs(explanation.gpu_change_share) <= SAME_MARGIN:
         return ""
-    work_ns = next((part.change_ns for part in why.contributions if part.cause == "gpu-work"), None)
-    opposing = (part for part in why.contributions if work_ns is not None and part.change_ns * work_ns < 0)
+    work_ns = next((part.change_ns for part in explanation.contributions if part.cause == "gpu-work"), None)
+    opposing = (part for part in explanation.contributions if work_ns is not None and part.change_ns * work_ns < 0)
     largest = next(opposing, None)
     return "" if largest is None else f", against {fmt.duration(abs(largest.change_ns))} {_of_cause(largest)}"
 
@@ -230,19 +230,21 @@ def _of_cause(contribution: Contribution) -> str:
     return f"{direction} of {_SUBJECTS[contribution.cause]}"
 
 
-def _share_of_change(why: Explanation) -> str:
+def _share_of_change(explanation: Explanation) -> str:
     """The share of the change that the cause makes up, if it is not all of it."""
-    if why.share is None or why.share >= _NEARLY_ALL:
+    if explanation.share is None or explanation.share >= _NEARLY_ALL:
         return ""
-    return f", which makes up {fmt.share(why.share)} of the change"
+    return f", which makes up {fmt.share(explanation.share)} of the change"
 
 
-def _main_change(why: Explanation) -> float:
-    return next((part.change_ns for part in why.contributions if part.cause == why.cause), why.change_ns)
+def _main_change(explanation: Explanation) -> float:
+    return next(
+        (part.change_ns for part in explanation.contributions if part.cause == explanation.cause), explanation.change_ns
+    )
 
 
-def _gpu_work(why: Explanation) -> str:
-    change = why.gpu_change_share
+def _gpu_work(explanation: Explanation) -> str:
+    change = explanation.gpu_change_share
     if change is None:
         return "the baseline has no GPU work"
     if change <= -1:
@@ -261,15 +263,15 @@ def _launches(difference: StepDifference) -> str:
     launches = difference.launches
     before, after = launches.baseline.host_ns_per_launch, launches.variant.host_ns_per_launch
     change, added, pace = launches.calls_change, launches.added_cost_ns, launches.pace_cost_ns
-    each = (
+    cost_each = (
         "" if before is None or after is None else f" at {fmt.duration(after)} each instead of {fmt.duration(before)}"
     )
     if abs(change) < _A_LAUNCH:
-        return f"as many launches{',' if each else ''}{each}"
+        return f"as many launches{',' if cost_each else ''}{cost_each}"
     text = f"{_counted(abs(change), 'more' if change > 0 else 'fewer')} per {difference.per}"
     if change * difference.wall.change_ns < 0:
         # The number of launches changed in the other direction than the time: their cost is the cause.
-        return f"{text}, but{each}" if each else text
+        return f"{text}, but{cost_each}" if cost_each else text
     if added is None or added * change <= 0 or abs(launches.added - launches.removed - change) > _ALIKE * abs(change):
         # The calls are gone, not the kernels: they were moved into graphs.
         slower = after if difference.wall.change_ns >= 0 else before
@@ -290,9 +292,9 @@ def hides_kernels(difference: StepDifference) -> bool:
     return difference.launches.baseline.hides_kernels or difference.launches.variant.hides_kernels
 
 
-def _largest_work(difference: StepDifference, why: Explanation) -> str:
+def _largest_work(difference: StepDifference, explanation: Explanation) -> str:
     """The kind of work with the largest change in the direction of the step's change."""
-    growing, net = why.change_ns > 0, _main_change(why)
+    growing, net = explanation.change_ns > 0, _main_change(explanation)
     parts = [part for part in difference.wall.parts if part.group in ("compute", "graph")]
     largest = max(parts, key=lambda part: part.change_ns if growing else -part.change_ns)
     title = category_title(largest.part) if largest.group == "compute" else "CUDA graphs"
@@ -306,11 +308,11 @@ def _largest_work(difference: StepDifference, why: Explanation) -> str:
     return text
 
 
-def _given_back(why: Explanation) -> str:
+def _given_back(explanation: Explanation) -> str:
     """The largest contribution against the main cause; empty if it is too small to mention."""
-    main = _main_change(why)
+    main = _main_change(explanation)
     # GPU work is mentioned already.
-    opposing = (part for part in why.contributions if part.change_ns * main < 0 and part.cause != "gpu-work")
+    opposing = (part for part in explanation.contributions if part.change_ns * main < 0 and part.cause != "gpu-work")
     largest = next(opposing, None)
     if largest is None or abs(largest.change_ns) < _SMALLEST_MENTIONED * abs(main):
         return ""

@@ -98,7 +98,7 @@ def distinct_sources(profiles: Sequence[Numbers]) -> list[str]:
     ]
 
 
-def told_in_full(profiles: Sequence[Numbers]) -> frozenset[int]:
+def profiles_with_part(profiles: Sequence[Numbers]) -> frozenset[int]:
     """The indices of the profiles that get a part of their own: at most `MOST_PARTS`, by severity and gain."""
     if len(profiles) <= MOST_PARTS:
         return frozenset(range(len(profiles)))
@@ -283,7 +283,7 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
     if len(profiles) == 1:
         return overview_document(profiles[0])
     titles = distinct_sources(profiles)
-    with_part = told_in_full(profiles)
+    with_part = profiles_with_part(profiles)
     headlines, figures = comparison_tables(profiles, with_part)
     return Document(
         title=f"{len(profiles)} profiles" if run is None else f"{len(run.ranks)} ranks of one run",
