@@ -63,8 +63,7 @@ def select(path: Path, window: str, range_name: str | None, *, launch_configurat
 
 def recorded_by(capture: Capture, *, devices: bool = False) -> str:
     """A file in one line: its name, the tool that recorded it, and with `devices` the GPUs."""
-    gpus = ", ".join(dict.fromkeys(device.name for device in capture.devices)) if devices else ""
-    parts = (capture.source, f"{capture.tool} {capture.tool_version or ''}".strip(), gpus)
+    parts = (capture.source, fmt.recorded_with(capture), fmt.gpu_names(capture) if devices else "")
     return " · ".join(part for part in parts if part)
 
 

@@ -13,6 +13,7 @@ from warplens.patterns import lazy_pattern
 if TYPE_CHECKING:  # the runner of sweeps writes spans on machines without Polars
     import polars as pl
 
+    from warplens.profile import Capture
     from warplens.profile.schema import Kind
 
 
@@ -154,6 +155,16 @@ _FORMATTERS = {
     "flops": flop_rate,
     "flop_count": flop_count,
 }
+
+
+def recorded_with(capture: Capture) -> str:
+    """The profiler of a file with its version, where that is known: `nsys 2025.3.1`."""
+    return f"{capture.tool} {capture.tool_version or ''}".strip()
+
+
+def gpu_names(*captures: Capture) -> str:
+    """The names of the GPUs in files, each once; empty where no file names one."""
+    return ", ".join(dict.fromkeys(device.name for capture in captures for device in capture.devices))
 
 
 def _scaled(quantity: float, units: tuple[tuple[int, str], ...]) -> str:

@@ -97,11 +97,9 @@ def _meta(numbers: StepNumbers) -> Iterator[tuple[str, str]]:
     for label, side in (("Baseline", numbers.baseline), ("Variant", numbers.variant)):
         typical = side.files[side.typical()]
         capture = typical.timeline.trace.capture
-        gpus = ", ".join(dict.fromkeys(device.name for device in capture.devices))
-        tool = " ".join(part for part in (capture.tool, capture.tool_version) if part)
         files = f"{len(side.files)} files" if len(side.files) > 1 else ""
         window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
-        facts = (side.name, files, tool, gpus, window)
+        facts = (side.name, files, fmt.recorded_with(capture), fmt.gpu_names(capture), window)
         yield label, " · ".join(part for part in facts if part)
 
 

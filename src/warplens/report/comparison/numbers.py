@@ -204,12 +204,11 @@ def step_head(numbers: StepNumbers) -> list[str]:
     for role, side in (("baseline", numbers.baseline), ("variant", numbers.variant)):
         typical = side.files[side.typical()]
         capture = typical.timeline.trace.capture
-        tool = f"{capture.tool} {capture.tool_version or ''}".strip()
         files = f" ({len(side.files)} files)" if len(side.files) > 1 else ""
         window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
         if typical.window.range_name is not None:
             window += f", range {fmt.printable(typical.window.range_name)}"
-        lines.append(f"{role}: {fmt.printable(side.name)}{files} · {tool} · {window}")
+        lines.append(f"{role}: {fmt.printable(side.name)}{files} · {fmt.recorded_with(capture)} · {window}")
     return lines
 
 

@@ -391,9 +391,12 @@ def counters_answer(numbers: CounterNumbers) -> Answer | None:
 
 def _meta(numbers: CounterNumbers) -> tuple[tuple[str, str], ...]:
     capture = numbers.capture
-    gpus = ", ".join(dict.fromkeys(device.name for device in capture.devices))
-    tool = " ".join(part for part in (capture.tool, capture.tool_version) if part)
-    return (*((("GPU", gpus),) if gpus else ()), ("Recorded with", tool), ("Profiled", numbers.measured))
+    gpus = fmt.gpu_names(capture)
+    return (
+        *((("GPU", gpus),) if gpus else ()),
+        ("Recorded with", fmt.recorded_with(capture)),
+        ("Profiled", numbers.measured),
+    )
 
 
 def _comparison_lead(comparisons: Sequence[Comparison]) -> str:

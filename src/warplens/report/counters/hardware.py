@@ -293,14 +293,14 @@ def roofline_document(reports: Sequence[tuple[Capture, Roofline]]) -> Document:
         kind: SectionOf[Roofline] = SectionOf("roofline-section", title, roofline)
         sections.append(kind.of(analysis, f"p{position}-" if len(reports) > 1 else ""))
     first = reports[0][0]
-    devices = dict.fromkeys(device.name for capture, _ in reports for device in capture.devices)
+    gpus = fmt.gpu_names(*(capture for capture, _ in reports))
     return Document(
         title=fmt.printable(first.source) if len(reports) == 1 else f"{len(reports)} rooflines",
         lead=_lead(reports),
         sections=tuple(filter(None, sections)),
         meta=(
-            *((("GPU", ", ".join(devices)),) if devices else ()),
-            ("Recorded with", f"{first.tool} {first.tool_version or ''}".strip()),
+            *((("GPU", gpus),) if gpus else ()),
+            ("Recorded with", fmt.recorded_with(first)),
         ),
     )
 

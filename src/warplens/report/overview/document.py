@@ -162,7 +162,7 @@ def _headline(numbers: Numbers) -> dict[str, Any]:
         "gain": gain,
         "remedy": remedy,
         "caution": caution(numbers),
-        "gpu": ", ".join(dict.fromkeys(device.name for device in numbers.capture.devices)) or None,
+        "gpu": fmt.gpu_names(numbers.capture) or None,
         "window_ns": numbers.window.duration_ns,
         "steps": steps.height,
         "step_ns": number(steps["wall_ns"].median()),
@@ -345,9 +345,8 @@ def _meta(numbers: Numbers) -> tuple[tuple[str, str], ...]:
     capture = numbers.capture
     names = Counter(device.name for device in capture.devices)
     gpus = ", ".join(name if count == 1 else f"{count} × {name}" for name, count in names.items())
-    tool = " ".join(part for part in (capture.tool, capture.tool_version) if part)
     window = f"{fmt.duration(numbers.window.duration_ns)}, {numbers.window.how}"
-    return (*((("GPU", gpus),) if gpus else ()), ("Recorded with", tool), ("Window", window))
+    return (*((("GPU", gpus),) if gpus else ()), ("Recorded with", fmt.recorded_with(capture)), ("Window", window))
 
 
 def _most_to_gain(profiles: Sequence[Numbers]) -> str:
