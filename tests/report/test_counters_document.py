@@ -25,7 +25,7 @@ from warplens.report.counters.numbers import (
     examine_counters,
     join_counters,
 )
-from warplens.report.document import Figure, Paragraph, Section, Table
+from warplens.report.document import Document, Figure, Paragraph, Section, Table
 from warplens.report.html import render_html
 from warplens.report.markdown import render_markdown
 
@@ -42,12 +42,17 @@ def planted() -> CounterNumbers:
     return examine_counters(read_counters(PLANTED))
 
 
+@cache
+def document(numbers: CounterNumbers) -> Document:
+    return counters_document([numbers])
+
+
 def section(numbers: CounterNumbers, id_: str) -> Section:
-    return next(part for part in counters_document([numbers]).sections if part.id == id_)
+    return next(part for part in document(numbers).sections if part.id == id_)
 
 
 def table(numbers: CounterNumbers, id_: str) -> pl.DataFrame:
-    return next(part for part in counters_document([numbers]).tables() if part.id == id_).rows
+    return next(part for part in document(numbers).tables() if part.id == id_).rows
 
 
 def words(part: Section) -> str:
@@ -128,8 +133,8 @@ def test_clusters_have_columns_only_where_there_are_some():
     plain = examine_counters(read_counters(MODES / "nvtx.ncu-rep.xz"))
 
     def titles(numbers: CounterNumbers) -> list[str]:
-        found = next(part for part in counters_document([numbers]).tables() if part.id == "occupancy-table")
-        return [column.title for column in found.columns]
+        occupancy = next(part for part in document(numbers).tables() if part.id == "occupancy-table")
+        return [column.title for column in occupancy.columns]
 
     assert "in clusters" in titles(clusters)
     assert "in clusters" not in titles(plain)
@@ -155,12 +160,12 @@ def test_a_report_without_a_launch_is_a_document_all_the_same():
 def test_several_reports_are_compared_with_the_first():
     before, after = (examine_counters(counters(launch(ns=ns, sm=sm))) for ns, sm in ((200.0, 70.0), (100.0, 80.0)))
 
-    document = counters_document([before, after])
+    comparison = counters_document([before, after])
 
-    assert document.sections[0].id == "comparison"
-    assert [part.id for part in document.sections[1:]] == ["p1", "p2"]
-    assert "ratio 0.50" in document.lead
-    ids = [block.id for block in (*document.tables(), *document.figures())]
+    assert comparison.sections[0].id == "comparison"
+    assert [part.id for part in comparison.sections[1:]] == ["p1", "p2"]
+    assert "ratio 0.50" in comparison.lead
+    ids = [block.id for block in (*comparison.tables(), *comparison.figures())]
     assert len(ids) == len(set(ids))
 
 
@@ -170,9 +175,9 @@ def hostile() -> KernelCounters:
 
 
 def test_hostile_names_are_text():
-    document = counters_document([examine_counters(hostile())])
+    shown = document(examine_counters(hostile()))
 
-    page, text = render_html(document), render_markdown(document)
+    page, text = render_html(shown), render_markdown(shown)
     assert "<img src=x" not in page
     assert "<img src=x" not in text
     assert "\x1b" not in page + text
