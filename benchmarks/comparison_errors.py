@@ -377,7 +377,7 @@ def tables(result: dict[str, Any]) -> str:
                 f"{row['changed']} of them 10 % slower" if row["changed"] else "none changed",
                 row["repeats"],
                 f"{100 * row['chance share']:.1f} %",
-                f"{100 * row['slowdowns']:.1f} %" if row["changed"] else "–",
+                f"{100 * row['found']:.1f} %" if row["changed"] else "–",
             )
             for row in result["kernels"]
         ],

@@ -96,7 +96,7 @@ def folder_of_ranks(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_ranks_is_answered_by_what_its_ranks_cost_each_other(warplens, tmp_path):
+def test_a_folder_of_ranks_is_answered_by_the_time_they_wait_for_each_other(warplens, tmp_path):
     folder = folder_of_ranks(tmp_path)
 
     run = warplens(folder, "-o", tmp_path / "out")
@@ -129,7 +129,7 @@ def test_a_busy_gpu_without_a_cause_is_told_how_much_its_roofs_leave(warplens):
     assert f"Up to {room}: if its kernels reached their practical roofs (modelled)" in warplens(str(path)).out
 
 
-def test_a_gain_says_what_it_is_of(answers):
+def test_a_gain_names_what_it_refers_to(answers):
     def gain(*words):
         return next(line for line in answers(*words).out.splitlines() if line.startswith("gain"))
 

@@ -82,7 +82,7 @@ def test_evidence_is_counted_in_words(name, number, said):
     assert evidence_text([{"name": name, "value": number}]) == said
 
 
-def test_kernels_of_one_name_are_told_apart_by_their_grid():
+def test_kernels_of_one_name_are_distinguished_by_their_grid():
     same = examine_counters(counters(launch("a", grid=8), launch("b", grid=8)))
     several = examine_counters(counters(launch("a", grid=8), launch("a", grid=16)))
 
@@ -93,13 +93,13 @@ def test_kernels_of_one_name_are_told_apart_by_their_grid():
     assert "grid" in table(several, "bounds-table").columns
 
 
-def test_what_is_to_mend_stands_first_in_the_checklist():
+def test_the_checklist_begins_with_what_to_mend():
     found = table(planted(), "checklist-table")["found"].to_list()
     assert found[0] == "to mend"
     assert found == sorted(found, key=["to mend", "in order", "cannot tell", "not applicable"].index)
 
 
-def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy():
+def test_faults_are_listed_with_their_share_of_the_total_and_a_remedy():
     faults = table(planted(), "faults-table")
 
     assert faults["name"].to_list()[0] == "tiny_grid"
@@ -141,7 +141,7 @@ def test_clusters_have_columns_only_where_there_are_some():
     assert "clusters of 8 leave multiprocessors partly empty" in table(clusters, "launch-table")["problem"][0]
 
 
-def test_what_was_not_collected_is_said_with_what_to_collect():
+def test_missing_metrics_are_named_with_the_sections_to_collect():
     numbers = examine_counters(counters(launch("a")))
 
     for part in ("speed-of-light", "stalls", "memory", "roofline-section"):
@@ -149,7 +149,7 @@ def test_what_was_not_collected_is_said_with_what_to_collect():
     assert "--section SpeedOfLight" in words(section(numbers, "next-run"))
 
 
-def test_a_report_without_a_launch_is_a_document_all_the_same():
+def test_a_report_without_a_launch_still_gives_a_document():
     numbers = examine_counters(counters())
 
     assert counters_document([numbers]).lead == "The report holds no profiled kernel."

@@ -21,7 +21,7 @@ from warplens.compare.shift import Samples, t_quantile, two_sided
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.studies.policies.choosing import is_number
-from warplens.studies.sweeps.sweep import SIDES, Cell, Point, Sweep, framed
+from warplens.studies.sweeps.sweep import SIDES, Cell, Point, Sweep, framed, log_medians
 
 #: (axis values of cells, times of cells as draws × cells, axis values to predict) → predicted times; all logarithms.
 Curve: TypeAlias = Callable[[Float64s, Float64s, Float64s], Float64s]
@@ -198,7 +198,7 @@ class _Line:
     def of(
         cls, side: str, axis: str, points: Sequence[Point], generator: np.random.Generator, shared: Int64s | None
     ) -> _Line:
-        blocks = [np.log([np.median(block) for block in _wall(point, side).blocks]) for point in points]
+        blocks = [log_medians(_wall(point, side)) for point in points]
         drawn = [
             generator.integers(logs.size, size=(_DRAWS, logs.size)) if shared is None else shared for logs in blocks
         ]

@@ -210,7 +210,12 @@ def best_fit(
         seed: of the random starts.
         known: parameters of a fit to more cells, used as an additional start.
     """
-    gpu, host = model.gpu_columns(cells), model.host_columns(cells)
+    return _best_fit(model, model.gpu_columns(cells), model.host_columns(cells), times, seed, known)
+
+
+def _best_fit(
+    model: Model, gpu: Float64s, host: Float64s, times: Float64s, seed: int, known: Float64s | None = None
+) -> tuple[Float64s, float]:
     starts = _starts(model, gpu, host, times, seed, _STARTS if known is None else _FOLD_STARTS)
     if known is not None:
         starts = np.vstack([known, starts])
@@ -240,16 +245,15 @@ def held_out(
 ) -> list[Float64s]:
     """For each fold, the log times of its cells as predicted by a fit to all others; NaN where too few are left."""
     predicted = []
+    gpu, host = model.gpu_columns(cells), model.host_columns(cells)
     for fold in folds:
-        inside = set(fold.cells)
-        rest = [number for number in range(len(cells)) if number not in inside]
+        left_out = list(fold.cells)
+        rest = np.delete(np.arange(len(cells)), left_out)
         if len(rest) <= len(model.terms):
-            predicted.append(np.full(len(fold.cells), np.nan))
+            predicted.append(np.full(len(left_out), np.nan))
             continue
-        logs, _ = best_fit(model, [cells[number] for number in rest], times[rest], seed, known)
-        left_out = [cells[number] for number in fold.cells]
-        gpu, host = model.gpu_columns(left_out), model.host_columns(left_out)
-        predicted.append(model.log_times(logs[None, :], gpu, host)[0])
+        logs, _ = _best_fit(model, gpu[rest], host[rest], times[rest], seed, known)
+        predicted.append(model.log_times(logs[None, :], gpu[left_out], host[left_out])[0])
     return predicted
 
 

@@ -255,13 +255,20 @@ def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> 
     )  # fmt: skip
 
 
+def log_medians(samples: Samples) -> Float64s:
+    """The logarithm of the median of each block."""
+    if len({block.size for block in samples.blocks}) == 1:
+        return np.asarray(np.log(np.median(np.stack(samples.blocks), axis=1)))
+    return np.log([np.median(block) for block in samples.blocks])
+
+
 def _block_medians(cell: Cell | None) -> tuple[Float64s, bool]:
     """Logs of the medians of independent blocks, and whether these are pieces cut from a single block."""
     if cell is None or cell.wall is None:
         return np.empty(0), False
     samples = cell.wall
     if len(samples.blocks) > 1:
-        return np.log([np.median(block) for block in samples.blocks]), False
+        return log_medians(samples), False
     pieces = min(_MOST_PIECES, samples.count // _LEAST_IN_PIECE)
     if pieces < LEAST_BLOCKS:
         return np.empty(0), False
