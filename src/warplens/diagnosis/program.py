@@ -71,6 +71,8 @@ MARKS: Final = {
     # Nonlinear functions: a turn of a loop with one needs the turn before, or is a layer.
     "nonlinear": r"(?i)tanh|sigmoid|gelu|silu|mish|relu|clamp|threshold|hardswish|softplus|lstm_cell|gru_cell|"
     r"exp\d?_kernel|log_kernel|log\d+p?_kernel|sqrt|reciprocal|pow_|MaxOps|MinOps|ArgM(?:ax|in)|maximum|minimum|erf",
+    # Search for the largest or smallest value, with its place.
+    "searching": r"MaxOps|MinOps|ArgM(?:ax|in)",
     "filling": r"FillFunctor",
     "clearing": r"ZeroFunctor|foreach_zero",
     "adding": r"CUDAFunctor_add<|[: ]AddFunctor<",

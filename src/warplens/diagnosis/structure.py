@@ -316,6 +316,9 @@ class Turns:
     count: float  #: turns of the longest loop of a step
     launches: float  #: launches of one of its turns
     share: Float64s  #: share of each piece of work that goes away if all turns become one
+    #: whether a turn searches for the largest or smallest value, as greedy and dynamic programs do: the next turn
+    #: probably needs its place
+    searches: bool
 
 
 @once
@@ -337,7 +340,8 @@ def turns_of_step(facts: Facts) -> Turns | None:
     products, ending = program.labelled(*PRODUCTS), program.labelled("copy-cast", "sort-topk")
     sent = program.having("label", "host-to-device") & facts.work["pageable"].fill_null(value=False).to_numpy()
     nonlinear = program.marked("nonlinear") | program.marked("choosing")
-    share, counts, lengths = np.zeros(facts.work.height), [], []
+    searching = program.marked("searching")
+    share, counts, lengths, searches = np.zeros(facts.work.height), [], [], False
     for rows in program.by_step():
         if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
             return None
@@ -360,10 +364,11 @@ def turns_of_step(facts: Facts) -> Turns | None:
             return None
         for length, begin, period in loops:
             share[rows[begin : begin + length]] = 1 - period / length
-        length, _, period = max(loops)
+        length, begin, period = max(loops)
         counts.append(length // period)
         lengths.append(period)
-    return Turns(float(np.mean(counts)), float(np.mean(lengths)), share) if counts else None
+        searches = searches or bool(searching[rows[begin : begin + period]].any())
+    return Turns(float(np.mean(counts)), float(np.mean(lengths)), share, searches) if counts else None
 
 
 def recurring_share(facts: Facts) -> float:

@@ -23,6 +23,7 @@ from warplens.diagnosis.claims import Claims, divide
 from warplens.diagnosis.evidence import counted
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import (
+    CONFIDENCES,
     MANY,
     SEVERITIES,
     Coverage,
@@ -225,6 +226,18 @@ def _owner(facts: Facts, claims: Claims, costliest: Finding, lost: Sequence[Find
     return costliest
 
 
+#: Gains this near to each other, by the time that they save, cannot be told apart.
+_AS_MUCH: Final = 0.9
+
+
+def _surest(costliest: Finding, lost: Sequence[Finding]) -> Finding:
+    """Of the causes whose remedies save as much as the costliest one's, a surer one."""
+    as_much = _AS_MUCH * _lost_share(weight(costliest))
+    near = (finding for finding in lost if _lost_share(weight(finding)) >= as_much)
+    best = min(near, key=lambda finding: (CONFIDENCES.index(finding.confidence), -weight(finding)))
+    return best if CONFIDENCES.index(best.confidence) < CONFIDENCES.index(costliest.confidence) else costliest
+
+
 def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> Finding:
     """The cause to fix first, if that is not the costliest.
 
@@ -234,7 +247,7 @@ def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequ
     launching. Remedies for the same work come before those that need more work per step.
     """
     lost, limits = [finding for finding in found if finding.severity != "info"], facts.thresholds
-    costliest = _owner(facts, claims, costliest, lost)
+    costliest = _surest(_owner(facts, claims, costliest, lost), lost)
     if costliest.is_throughput:
         faster = max((finding for finding in lost if not finding.is_throughput), key=weight, default=None)
         if faster is not None and _lost_share(weight(faster)) >= limits.dominant_share * _lost_share(weight(costliest)):

@@ -211,7 +211,9 @@ class LaunchOverhead(Rule):
         one_call = facts.replayed(time=cells.time, calls=cells.calls, elsewhere=True) if cells is not None else None
         if one_call is None or (graph is not None and one_call.expected < graph.expected):
             cells = one_call = None
-        replayed = merged or at_once or one_call or graph
+        # Turns that need the result of the last turn cannot become one, but a graph can replay them.
+        in_turn = turns is not None and turns.searches and graph is not None
+        replayed = merged or (None if in_turn else at_once) or one_call or graph
         removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
         if merged is not None:
             removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
@@ -284,9 +286,10 @@ class LaunchOverhead(Rule):
             if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (
                 *((as_one_batch(passes.count),) if merged is not None else ()),
-                *((_ALL_TURNS,) if turns is not None else ()),
+                *((_ALL_TURNS,) if turns is not None and not in_turn else ()),
                 *((_ONE_RECURRENCE,) if cells is not None else ()),
                 graphed if replayed is graph else bringing(graphed, graph),
+                *((bringing(_ALL_TURNS, at_once),) if in_turn else ()),
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -274,6 +274,14 @@ _ENCODED_ONCE: Final = (
 )
 
 
+class _PartLoops(NamedTuple):
+    """Loops over parts of the data."""
+
+    work: Bools  #: which pieces of work belong to one
+    saved_calls: Float64s  #: share of the host's time to issue each piece of work that grouped products save
+    repetitions: int  #: of all loops
+
+
 class PerExpertLoop(StructureRule):
     """The same short chain of picking rows, products and adding rows, many times in a row."""
 
@@ -310,6 +318,11 @@ class PerExpertLoop(StructureRule):
         "of stacked weights, which each part fills with zeros and adds to the sum.",
     )
     whole_saved_share = Limit(0.95, "Grouped products write that gradient once instead of for each of twenty parts.")
+    remaining = Limit(
+        80,
+        "Launches that remain for each loop: rows are sorted by part, counted, multiplied in groups, weighted "
+        "and added back, beside the rest of the layer. A decoder with grouped products launched 88 for each loop.",
+    )
 
     def makes_launches(self, finding: Finding) -> bool:
         """True: each part has its own launches."""
@@ -317,7 +330,7 @@ class PerExpertLoop(StructureRule):
 
     def share(self, facts: Facts) -> Float64s:
         """Share of the loop's kernels that grouped products save."""
-        in_loop, _ = self._loop(facts)
+        in_loop = self._loop(facts).work
         program = facts.program
         # Grouped products still do the work of all parts, but start and end only once.
         share, rows = np.zeros(len(in_loop)), np.flatnonzero(in_loop)
@@ -330,17 +343,18 @@ class PerExpertLoop(StructureRule):
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses before its kernels."""
-        in_loop, _ = self._loop(facts)
+        in_loop = self._loop(facts).work
         return facts.program.of_gaps(in_loop) if in_loop.any() else None
 
     @remembered
-    def _loop(self, facts: Facts) -> tuple[Bools, int]:
-        """Which kernels belong to such a loop, and the number of repetitions."""
+    def _loop(self, facts: Facts) -> _PartLoops:
+        """The loops of this kind."""
         program = facts.program
         in_loop = np.zeros(facts.work.height, dtype=np.bool_)
+        saved_calls = np.zeros(facts.work.height)
         product, writes = program.labelled("gemm"), program.marked("adding-rows")
         if not product.any() or not writes.any():
-            return in_loop, 0
+            return _PartLoops(in_loop, saved_calls, 0)
         scattered = program.labelled("gather-scatter", "sort-topk")
         other = program.labelled("attention", "normalization", "convolution", "communication", "optimizer")
         count = 0
@@ -359,29 +373,30 @@ class PerExpertLoop(StructureRule):
             if np.median(program.own_ns[inside[product[inside]]]) < self.small_ns:
                 count += len(repetitions)
                 in_loop[inside] = True
+                saved_calls[inside] = max(0.0, 1 - self.remaining / len(inside))
         # Layers gather rows as well, and equal passes over different inputs multiply the layers.
         passes = passes_of_step(facts).count
         layers = passes if count >= 2 * passes * facts.steps else 1
         if count < self.repetitions * facts.steps * layers:
-            in_loop[:], count = False, 0
-        return in_loop, count
+            in_loop[:], saved_calls[:], count = False, 0.0, 0
+        return _PartLoops(in_loop, saved_calls, count)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         if not claims.total_ns(self.id):
             return None
-        in_loop, count = self._loop(facts)
+        loops = self._loop(facts)
         return self.seen(
             facts,
             claims,
             confidence="high" if facts.sure else "medium",
             evidence={
-                "repetitions_per_step": count / facts.steps,
-                "kernels_per_repetition_factor": int(in_loop.sum()) / max(count, 1),
+                "repetitions_per_step": loops.repetitions / facts.steps,
+                "kernels_per_repetition_factor": int(loops.work.sum()) / max(loops.repetitions, 1),
                 "waits_per_step": facts.host.waits / facts.steps,
             },
-            bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, in_loop)),
-            replayed=facts.replayed("no-synchronization", time=self.share(facts), calls=in_loop.astype(np.float64)),
+            bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, loops.work)),
+            replayed=facts.replayed("no-synchronization", time=self.share(facts), calls=loops.saved_calls),
             remedies=(
                 Remedy(
                     "Group the products",

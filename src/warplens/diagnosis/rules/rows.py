@@ -77,6 +77,9 @@ class ScatteredAccess(StructureRule):
         "Rows are read, written, read again, and added to rows that are read and written: a sparse product makes "
         "one of these five accesses.",
     )
+    over_peak = Limit(
+        2, "A sum over sorted rows takes this many times what its bytes take at the peak rate of the memory."
+    )
     sorted_saved_share = Limit(
         1 / 3,
         "A selection of the largest few (topk) reads all numbers once for each digit, as the sort does; it saves the "
@@ -144,6 +147,7 @@ class ScatteredAccess(StructureRule):
         long_rows = program.marked("sorting-long-rows")
         begins, ends = program.edges(~product)
         own, reach = program.own_ns, int(self.reach)
+        at_peak = facts.at_roof.select(pl.col("theoretical_ns").fill_null(pl.col("owned_ns"))).to_series().to_numpy()
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             run = order[begin:end]
             places = np.flatnonzero(scattered[run])
@@ -163,7 +167,9 @@ class ScatteredAccess(StructureRule):
                     if gathers.any():
                         share[piece] = self.added_saved_share
                     elif before < least:
-                        share[piece] = self.saved_share
+                        # Many atomic additions to few rows wait for each other: a sum over sorted rows does not.
+                        summed_ns = self.over_peak * at_peak[piece]
+                        share[piece] = max(self.saved_share, 1 - summed_ns / max(own[piece], 1))
                 else:
                     later = run[place + 1 :]
                     summing = later[sums[later] & (own[later] >= least)]
