@@ -1,8 +1,8 @@
-"""What choosing at run time costs: `python -m benchmarks.adaptive_overhead [--store]`. Needs PyTorch.
+"""Overhead of choosing at run time: `python -m benchmarks.adaptive_overhead [--store]`. Needs PyTorch.
 
-Calls of a module that does nothing, directly and through `AdaptiveModule`, take turns; what one takes longer than the
-other is the overhead. Of each the fastest of many rounds counts: everything else that runs on the machine only adds to
-a call. A new shape is asked about once; what that costs is measured by itself.
+Calls of an identity module, directly and through `AdaptiveModule`, alternate; the difference is the overhead. The
+fastest of many rounds counts, since other work on the machine only adds to a call. The choice for a new shape, which is
+made once, is timed separately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHOICES = 200
 
 
 class Nothing(nn.Module):
-    """Gives its input back: what remains of a call is PyTorch's own cost of calling a module."""
+    """Returns its input: a call takes PyTorch's own overhead of calling a module."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The input."""
@@ -41,7 +41,7 @@ class Nothing(nn.Module):
 
 
 def policy() -> Policy:
-    """As large as the one of the token-reduction grid: two sizes, five batches, two executions."""
+    """A policy as large as that of the token-reduction grid: two sizes, five batches, two executions."""
     points = [
         PointTimes(
             {"input_size": size, "batch": batch, "execution": execution},
@@ -59,7 +59,7 @@ def policy() -> Policy:
 
 
 def seconds(call: Callable[[torch.Tensor], object], x: torch.Tensor, calls: int) -> float:
-    """Of one call, the mean of so many."""
+    """Mean time of a call in seconds."""
     start = time.perf_counter()
     for _ in range(calls):
         call(x)
@@ -88,14 +88,14 @@ def measured() -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result for people."""
-    found = result["figures"]
+    """The result as a Markdown table."""
+    figures = result["figures"]
     rows = [
-        ("a call of a module that does nothing", found["module_call_us"]),
-        ("the same through `AdaptiveModule`", found["adaptive_call_us"]),
-        ("**overhead of a call**", found["overhead_us"]),
-        ("once for a new shape that was measured", found["new_shape_measured_us"]),
-        ("once for a new shape between measured ones", found["new_shape_interpolated_us"]),
+        ("a call of a module that does nothing", figures["module_call_us"]),
+        ("the same through `AdaptiveModule`", figures["adaptive_call_us"]),
+        ("**overhead of a call**", figures["overhead_us"]),
+        ("once for a new shape that was measured", figures["new_shape_measured_us"]),
+        ("once for a new shape between measured ones", figures["new_shape_interpolated_us"]),
     ]
     lines = ["| | µs |", "|---|--:|", *(f"| {what} | {value:.2f} |" for what, value in rows)]
     return "\n".join(lines) + (f"\n\n{result['machine']}; fastest of {ROUNDS} rounds of {CALLS:,} calls.\n")
@@ -106,13 +106,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.adaptive_overhead")
     parser.add_argument("--store", action="store_true", help="keep the result in benchmarks/results")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder to store in")
-    given = parser.parse_args()
+    options = parser.parse_args()
     where = f"{machine()}, Python {platform.python_version()}, PyTorch {torch.__version__}"
     result = {"machine": where, "figures": measured()}
     print(table(result))
-    if given.store:
-        (given.out / "adaptive_overhead.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        (given.out / "adaptive_overhead.md").write_text(table(result), "utf-8")
+    if options.store:
+        (options.out / "adaptive_overhead.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        (options.out / "adaptive_overhead.md").write_text(table(result), "utf-8")
 
 
 if __name__ == "__main__":

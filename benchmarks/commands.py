@@ -23,7 +23,7 @@ _SMALL = 10_000
 
 
 def rows(kernels: int, runs: int, small: Path | None) -> list[tuple[str, Measurement]]:
-    """What was run, with what it took."""
+    """Each command with its measurement."""
     with tempfile.TemporaryDirectory(prefix="warplens-bench-") as room:
         few, many = Path(room) / "few.sqlite", Path(room) / "many.sqlite"
         for path, size in ((few, _SMALL), (many, kernels)):
@@ -38,17 +38,17 @@ def rows(kernels: int, runs: int, small: Path | None) -> list[tuple[str, Measure
             return measure([sys.executable, "-m", "warplens", *arguments], runs=runs)
 
         size = f"{few.stat().st_size / 1e6:.1f} MB"
-        found = [(f"`warplens {name}`, {size}", ours(name, str(few))) for name in ("kernels", "diagnose")]
+        measured = [(f"`warplens {name}`, {size}", ours(name, str(few))) for name in ("kernels", "diagnose")]
         nsys = os.environ.get("WARPLENS_NSYS") or shutil.which("nsys")
         for name, report in TABLES.items():
             if nsys:
                 stats = [nsys, "stats", "--quiet", "--format", "csv", "--output", "-", "--report", report, str(many)]
-                found.append((f"`nsys stats -r {report}`", measure(stats)))
-            found.append((f"`warplens {name}`", ours(name, str(many), "--format", "json")))
+                measured.append((f"`nsys stats -r {report}`", measure(stats)))
+            measured.append((f"`warplens {name}`", ours(name, str(many), "--format", "json")))
             command = (name, str(many), "--window", "all", "--format", "json", "--memory", f"{kernels // 10_000}MB")
-            found.append((f"`warplens {name} --window all`, in slices", ours(*command)))
-        found.append(("`warplens report --format json`", ours("report", str(many), "--format", "json")))
-        return found
+            measured.append((f"`warplens {name} --window all`, in slices", ours(*command)))
+        measured.append(("`warplens report --format json`", ours("report", str(many), "--format", "json")))
+        return measured
 
 
 def main() -> None:
@@ -57,10 +57,10 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=1_000_000, help="size of the large capture")
     parser.add_argument("--runs", type=int, default=3, help="runs of everything that is ours; the median counts")
     parser.add_argument("--small", type=Path, help="a small profile for start-up, in place of a generated one")
-    given = parser.parse_args()
-    measured = rows(given.kernels, given.runs, given.small)
+    options = parser.parse_args()
+    measured = rows(options.kernels, options.runs, options.small)
     lines = [
-        f"**{given.kernels:,} kernels**, as whole processes; medians of {given.runs}",
+        f"**{options.kernels:,} kernels**, as whole processes; medians of {options.runs}",
         "",
         "| what | processor time | wall time | peak memory |",
         "|---|---:|---:|---:|",
@@ -69,7 +69,7 @@ def main() -> None:
         "",
         footer(),
     ]
-    (RESULTS / f"commands_{given.kernels}.md").write_text("\n".join(lines) + "\n")
+    (RESULTS / f"commands_{options.kernels}.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

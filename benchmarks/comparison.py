@@ -1,4 +1,4 @@
-"""Ways to the same answers, measured on one input in the same run: the table, what bounds ours, and promises kept."""
+"""Comparison of tools that answer the same questions on one input: table, limit of our time, and broken promises."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Comparison:
     """All sides on one input."""
 
     name: str  #: of its files in `results/`
-    title: str  #: the input, in words
-    rows: Mapping[str, Measurement]  #: by what was run, in the table's order
-    ours: str  #: the row that the others are held against
-    peer: Measurement | None  #: the peer's time for the same; None where the peer is absent
-    bound: str  #: what bounds ours, in a sentence
-    missed: Sequence[str]  #: the promises that were not kept, as sentences
+    title: str  #: description of the input
+    rows: Mapping[str, Measurement]  #: name of a command → its measurement, in the table's order
+    ours: str  #: key of our row
+    peer: Measurement | None  #: the peer's measurement of the same task; None where the peer is absent
+    bound: str  #: sentence on the limit of our time
+    missed: Sequence[str]  #: sentences on promises that were not kept
     peer_version: Mapping[str, str]  #: name of the peer → its version; empty where it is absent
-    facts: Mapping[str, Any]  #: what is stored beside: sizes, stages
+    facts: Mapping[str, Any]  #: further stored data: sizes, stages
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster ours is than the peer; None without a peer."""
+        """The peer's time / our time; None without a peer."""
         return self.peer.median_s / self.rows[self.ours].median_s if self.peer else None
 
     def table(self) -> str:
-        """The measurements as a Markdown table, with what bounds ours."""
+        """The measurements as a Markdown table, with the limit of our time."""
         ours_s = self.rows[self.ours].median_s
         lines = [
             self.title,
@@ -74,10 +74,11 @@ class Comparison:
 
 
 def disturbed(measured: Iterable[Measurement]) -> list[str]:
-    """Lines that say so where other work on the machine may have moved the times."""
-    found = [one for one in measured if one.is_disturbed]
-    most = max((one.other_cores for one in found), default=0.0)
-    return ["", f"**Disturbed**: other processes kept up to {most:.1f} cores busy meanwhile."] if found else []
+    """A warning if other work on the machine may have affected the times; else nothing."""
+    other_cores = [one.other_cores for one in measured if one.is_disturbed]
+    if not other_cores:
+        return []
+    return ["", f"**Disturbed**: other processes kept up to {max(other_cores):.1f} cores busy meanwhile."]
 
 
 def footer(more: Mapping[str, str] | None = None) -> str:
@@ -87,11 +88,11 @@ def footer(more: Mapping[str, str] | None = None) -> str:
     return f"{machine()}; {listed}; {datetime.now(timezone.utc).date().isoformat()}."
 
 
-def taker(of: str, runs: int, patience_s: float) -> Callable[..., Measurement]:
-    """Measures commands and says what is being done: `take("our report", "warplens", …, runs=1)`."""
+def taker(subject: str, runs: int, patience_s: float) -> Callable[..., Measurement]:
+    """A function that measures a command and reports the progress: `take("our report", "warplens", …, runs=1)`."""
 
     def take(doing: str, *command: str, runs: int = runs) -> Measurement:
-        print(f"… {of}: {doing}", file=sys.stderr, flush=True)
+        print(f"… {subject}: {doing}", file=sys.stderr, flush=True)
         return measure(command, runs=runs, patience_s=patience_s)
 
     return take

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 Float64s = npt.NDArray[np.float64]
-#: Draws so many blocks: a row a block (one row: the steps of one run); logarithms of durations.
+#: (generator, number of blocks) → logarithms of durations: one row per block, or a single row of the steps of one run.
 Draw: TypeAlias = "Callable[[np.random.Generator, int], Float64s]"
 
 _DATA: Final = Path(warplens.__file__).parent / "data"
@@ -78,19 +78,19 @@ _LEAST_STEPS: Final = 10
 @cache
 def capture_steps() -> tuple[Float64s, ...]:
     """Durations of the steps of every capture that has ten of them, in nanoseconds."""
-    found = []
+    durations = []
     for path in sorted((_DATA / "captures").glob("*.sqlite.xz")):
         if path.name.startswith("lm_"):
             continue  # one to three steps
         steps = warplens.Timeline(warplens.read(path)).window().steps
         if len(steps) >= _LEAST_STEPS:
-            found.append(np.array([step.end_ns - step.start_ns for step in steps], dtype=np.float64))
-    return tuple(found)
+            durations.append(np.array([step.end_ns - step.start_ns for step in steps], dtype=np.float64))
+    return tuple(durations)
 
 
 @cache
 def measured_rounds() -> tuple[Float64s, ...]:
-    """Wall times of every cell of the token-reduction measurements: a row a round, in nanoseconds."""
+    """Wall times of every cell of the token-reduction measurements in nanoseconds: one row per round."""
     measurements = read_measurements(_DATA / "measurements" / "token_reduction.json.xz")
     walls = measurements.samples.filter(pl.col("of") == "wall").sort("cell", "index")
     rounds = dict(enumerate(measurements.cells["rounds"].to_list()))
@@ -139,7 +139,7 @@ def _steps_split(steps: Float64s, *, alternating: bool) -> tuple[Samples, Sample
 
 @dataclass(frozen=True)
 class Splits:
-    """What comparisons of a program with itself came to."""
+    """Counts of verdicts of comparisons of a program with itself."""
 
     kind: str
     splits: int
@@ -150,16 +150,16 @@ class Splits:
 
 def aa_splits(kind: str, splits: int = 200, level: float = 0.05) -> Splits:
     """Compares real data with themselves; split n has seed n."""
-    found = []
+    comparisons = []
     for seed in range(splits):
         one, other = split(kind, np.random.default_rng((SPLITS.index(kind), seed)))
-        found.append(compare(one, other, level=level, seed=seed))
+        comparisons.append(compare(one, other, level=level, seed=seed))
     return Splits(
         kind=kind,
         splits=splits,
-        decided=sum(comparison.verdict in {"faster", "slower"} for comparison in found),
-        excluded=sum(comparison.ratio.excludes_one for comparison in found),
-        same=sum(comparison.verdict == "same" for comparison in found),
+        decided=sum(comparison.verdict in {"faster", "slower"} for comparison in comparisons),
+        excluded=sum(comparison.ratio.excludes_one for comparison in comparisons),
+        same=sum(comparison.verdict == "same" for comparison in comparisons),
     )
 
 
@@ -176,7 +176,7 @@ def normal_blocks(generator: np.random.Generator, count: int) -> Float64s:
 
 
 def skewed_blocks(generator: np.random.Generator, count: int) -> Float64s:
-    """Blocks whose delays are exponential, and steps that are too."""
+    """Blocks with exponential delays, and steps with exponential delays."""
     return generator.exponential(0.03, (count, 1)) + generator.exponential(0.02, (count, 10))
 
 
@@ -188,7 +188,7 @@ def outlier_blocks(generator: np.random.Generator, count: int) -> Float64s:
 
 
 def one_run(correlation: float) -> Draw:
-    """Successive steps of one run, 2 % apart, each resembling the one before."""
+    """Successive steps of one run with a deviation of 2 %, autocorrelated."""
 
     def draw(generator: np.random.Generator, count: int) -> Float64s:
         steps = np.zeros(count + 60)
@@ -211,7 +211,7 @@ _COVERAGES: Final[tuple[tuple[str, Draw, tuple[int, ...]], ...]] = (
 
 
 def coverage(draw: Draw, count: int, repeats: int) -> dict[str, float]:
-    """How often 95 % intervals hold the true ratio, which is 1: ours, and the percentile bootstrap's of the same units.
+    """How often 95 % intervals contain the true ratio of 1: ours, and the percentile bootstrap's of the same units.
 
     The bootstrap resamples blocks; of a single run, moving blocks of steps (Künsch, Ann. Statist. 17 (1989),
     1217–1241), n^(1/3) + 1 long.
@@ -240,7 +240,7 @@ def _percentile_bootstrap(sides: tuple[Float64s, Float64s], generator: np.random
 
 
 def real_rounds(generator: np.random.Generator) -> Draw:
-    """Rounds of one real cell, chosen at random, drawn with replacement: as many as are asked for."""
+    """Draws rounds of one real cell, chosen at random, with replacement."""
     cells = measured_rounds()
     rounds = np.log(cells[generator.integers(len(cells))])
     return lambda _, count: rounds[generator.integers(0, rounds.shape[0], count)] - rounds.mean()
@@ -248,21 +248,21 @@ def real_rounds(generator: np.random.Generator) -> Draw:
 
 @dataclass(frozen=True)
 class Planted:
-    """How a planted slowdown was found."""
+    """Counts of outcomes with a planted slowdown."""
 
     trials: int
-    at_once: int  # the first blocks decide, rightly or not
+    at_once: int  # decided by the first blocks, rightly or not
     at_once_rightly: int
-    asked: int  # undecided, with a number of blocks
-    found: int  # of those: slower, with as many blocks drawn anew
-    beyond: int  # undecided, without a number
-    needed: float | None  # median of the numbers
+    asked: int  # undecided, with a number of needed blocks
+    found: int  # of those: `slower` with that many newly drawn blocks
+    beyond: int  # undecided, without a number of needed blocks
+    needed: float | None  # median number of needed blocks
 
 
 def planted(
     population: Callable[[np.random.Generator], Draw], pilot: int, trials: int, *, slowdown: float = 0.03
 ) -> Planted:
-    """Plants a slowdown; where a few blocks leave it undecided, draws as many as `needed_blocks` says, anew."""
+    """Plants a slowdown; where a few blocks leave it undecided, draws `needed_blocks` new blocks."""
     verdicts, needed, found = [], [], 0
     for seed in range(trials):
         generator = np.random.default_rng(seed)
@@ -289,7 +289,7 @@ def planted(
 
 
 def chance_findings(changed: int, repeats: int, kernels: int = 100, steps: int = 10) -> dict[str, float]:
-    """Of many kernels, the first `changed` slower by 10 %: the mean share of chance findings, and of changes found."""
+    """Mean share of chance findings and of changes found among many kernels, the first `changed` slower by 10 %."""
     false_share = found = any_false = 0.0
     for seed in range(repeats):
         generator = np.random.default_rng(seed)
@@ -308,7 +308,7 @@ def chance_findings(changed: int, repeats: int, kernels: int = 100, steps: int =
 
 
 def measure(scale: float = 1.0) -> dict[str, Any]:
-    """Everything, with `scale` times the usual number of repetitions."""
+    """All results, with `scale` times the usual number of repetitions."""
     repeats = max(int(300 * scale), 20)
     trials = max(int(60 * scale), 10)
     populations: dict[str, Callable[[np.random.Generator], Draw]] = {
@@ -349,14 +349,14 @@ def tables(result: dict[str, Any]) -> str:
             for row in result["splits"]
         ],
     )
-    held = _table(
+    coverages = _table(
         ("simulated data", "units a side", "interval holds the ratio", "percentile bootstrap"),
         [
             (row["data"], row["units"], f"{100 * row['ours']:.1f} %", f"{100 * row['percentile bootstrap']:.1f} %")
             for row in result["coverage"]
         ],
     )
-    found = _table(
+    slowdowns = _table(
         ("3 % slower", "blocks at first", "right at once", "asked for more", "then found", "blocks asked for, median"),
         [
             (
@@ -382,7 +382,7 @@ def tables(result: dict[str, Any]) -> str:
             for row in result["kernels"]
         ],
     )
-    return "\n\n".join((splits, held, found, kernels)) + "\n"
+    return "\n\n".join((splits, coverages, slowdowns, kernels)) + "\n"
 
 
 def _share(part: int, whole: int) -> str:
@@ -400,11 +400,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.comparison_errors", description=__doc__.partition(":")[0]
     )
     parser.add_argument("--quick", action="store_true", help="a twentieth of the repetitions; nothing stored")
-    given = parser.parse_args(arguments)
-    result = measure(0.05 if given.quick else 1.0)
+    options = parser.parse_args(arguments)
+    result = measure(0.05 if options.quick else 1.0)
     text = tables(result)
     print(text)
-    if not given.quick:
+    if not options.quick:
         (_RESULTS / "comparison_errors.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
         (_RESULTS / "comparison_errors.md").write_text(text, "utf-8")
     return 0

@@ -292,9 +292,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("output", type=Path, help="file to write; compressed if its name ends in .gz")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1, help="number of processes of the distributed run")
-    given = parser.parse_args(arguments)
-    written = generate(given.events, given.output, rank=given.rank, ranks=given.ranks)
-    print(f"{given.output.name}: {written:,} events, {given.output.stat().st_size / 1e6:,.0f} MB", file=sys.stderr)
+    options = parser.parse_args(arguments)
+    written = generate(options.events, options.output, rank=options.rank, ranks=options.ranks)
+    print(f"{options.output.name}: {written:,} events, {options.output.stat().st_size / 1e6:,.0f} MB", file=sys.stderr)
     return 0
 
 

@@ -312,10 +312,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernels", type=int, default=1_000_000, help="how many kernels (default: 1,000,000)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--one-thread", action="store_true", help="launch the backward pass inside ranges, too")
-    given = parser.parse_args(arguments)
-    for table, count in generate(given.out, given.kernels, given.seed, one_thread=given.one_thread).items():
+    options = parser.parse_args(arguments)
+    for table, count in generate(options.out, options.kernels, options.seed, one_thread=options.one_thread).items():
         print(f"{count:>12,}  {table}")
-    print(f"{given.out.stat().st_size / 1e6:>12,.0f}  MB")
+    print(f"{options.out.stat().st_size / 1e6:>12,.0f}  MB")
     return 0
 
 

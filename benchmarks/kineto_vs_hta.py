@@ -134,10 +134,10 @@ def compare(events: int, form: str, *, runs: int = 3, patience_s: float = 0, wit
 
 
 def _hta() -> str | None:
-    found = os.environ.get("WARPLENS_HTA")
-    if found is None:
+    python = os.environ.get("WARPLENS_HTA")
+    if python is None:
         print("WARPLENS_HTA does not name a Python that has HTA: the peer is left out", file=sys.stderr)
-    return found
+    return python
 
 
 def _hta_version(python: str) -> str:

@@ -27,12 +27,12 @@ _LOOK_S = 1.0  # how long the machine must be idle before a patient run begins
 
 
 class ProcessFailedError(RuntimeError):
-    """A measured process did not exit with 0, so its time means nothing."""
+    """A measured process did not exit with 0, so its time is meaningless."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What several runs of one command took.
+    """Times and memory of several runs of one command.
 
     Attributes:
         seconds: wall time of each run, from start to exit.
@@ -58,12 +58,12 @@ class Measurement:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other work on the machine may have moved the times."""
+        """Whether other work on the machine may have affected the times."""
         return self.other_cores > DISTURBED_CORES
 
     @staticmethod
     def together(parts: Iterable[Measurement]) -> Measurement:
-        """Several commands one after the other: the sum of the medians, and the largest peak."""
+        """Several commands in sequence: the sum of the medians, and the largest peak."""
         parts = list(parts)
         return Measurement(
             (sum(part.median_s for part in parts),),
@@ -120,7 +120,7 @@ def _run(command: Sequence[str]) -> Measurement:
 
 @cache
 def _compiled() -> dict[str, str]:
-    """This process's environment, with our modules compiled, as an installed package has them.
+    """This process's environment, with our modules compiled as in an installed package.
 
     A checkout in an environment that forbids `.pyc` files compiles 200 modules in every process, which takes 0.25 s.
     """
@@ -154,7 +154,7 @@ def _busy_cores_for(seconds: float) -> float:
 
 
 def _busy_s() -> float:
-    """Processor seconds that this machine has worked since its start, on all cores; 0 where Linux does not tell."""
+    """Processor seconds used by this machine since its start, on all cores; 0 where not known."""
     for line in _lines("/proc/stat"):
         name, *ticks = line.split()
         if name == "cpu":

@@ -101,24 +101,24 @@ def compare(small: Path = SMALL, *, runs: int = 5, patience_s: float = 0, with_p
             # With patience disturbed runs were repeated: the last ones count.
             return replace(process, seconds=tuple(map(float, seconds.read_text().split()))[-runs:])
 
-        whole, two = timed("our read", _WHOLE), timed("two metrics", _WHOLE, *TWO)
+        full, two = timed("our read", _WHOLE), timed("two metrics", _WHOLE, *TWO)
         walk = timed("the floor", _WALK)
         python = os.environ.get("WARPLENS_NCU_PYTHON", sys.executable)
         version = _peer_version(python) if with_peer else None
         peer = timed("ncu-report", _PEER, python=python) if version else None
         file_mb = large.stat().st_size / 1e6
-    walked, asked = (one.median_s / whole.median_s for one in (walk, two))
+    walked, asked = (one.median_s / full.median_s for one in (walk, two))
     missed = ["reading two metrics is no faster than reading all"] if asked >= 1 else []
-    if peer and (times := peer.median_s / whole.median_s) < LEAST_RATIO:
+    if peer and (times := peer.median_s / full.median_s) < LEAST_RATIO:
         missed.append(f"{times:.1f} times faster than ncu-report, promised {LEAST_RATIO:.0f}")
-    if peer and whole.peak_mb > (limit := MOST_MEMORY_SHARE * peer.peak_mb):
-        missed.append(f"{whole.peak_mb:,.0f} MB, promised less than {limit:,.0f}")
+    if peer and full.peak_mb > (limit := MOST_MEMORY_SHARE * peer.peak_mb):
+        missed.append(f"{full.peak_mb:,.0f} MB, promised less than {limit:,.0f}")
     return Comparison(
         name=f"ncu_rep_{LAUNCHES}",
         title=f"**{LAUNCHES:,} launches** ({file_mb:,.0f} MB .ncu-rep)",
         rows=({"`ncu-report`: load, ask for every metric": peer} if peer else {})
         | {
-            _OURS: whole,
+            _OURS: full,
             "Warplens: two metrics of each launch": two,
             "floor: the walk over the messages' lengths alone": walk,
         },

@@ -36,7 +36,7 @@ def repeated(path: Path, times: int) -> bytes:
 
 
 def decode(path: Path) -> tuple[int, float]:
-    """Decodes all events and keeps none: how many there were, and in how many seconds."""
+    """Decodes all events and discards them; their number, and the seconds it took."""
     begun = time.perf_counter()
     seen = Seen()
     with opened(path, path) as report:

@@ -43,7 +43,7 @@ SOURCES = ("nsys", "torch")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median, and the interval that holds it with 95 %."""
+    """A median with its 95 % confidence interval."""
 
     median: float
     low: float
@@ -55,8 +55,8 @@ class Pair:
     """One program: with a habit and with the habit mended, or a healthy one.
 
     Attributes:
-        entry: what the index says of it.
-        folder: where its profiles lie.
+        entry: of the index.
+        folder: with its profiles.
     """
 
     entry: dict[str, Any]
@@ -64,7 +64,7 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """Meaning called."""
+        """Name of the program."""
         return str(self.entry["name"])
 
     @property
@@ -79,42 +79,42 @@ class Pair:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is to be mended."""
+        """Whether it is a healthy program, without a habit."""
         return not self.habit
 
     @property
     def is_scored(self) -> bool:
-        """Whether the habit costs enough to be named first."""
+        """Whether the habit costs enough that a diagnosis should name it first."""
         return bool(self.entry.get("scored", False))
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """The findings that are right to name first, the habit first."""
-        return tuple(found for found in (self.habit, *self.entry.get("accept", ())) if found)
+        """The findings that are correct as the first one, the habit first."""
+        return tuple(finding for finding in (self.habit, *self.entry.get("accept", ())) if finding)
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """Begins of the actions that say what `after` does; none where no remedy says it."""
+        """First words of the remedies' actions that describe the change in `after`; empty where no remedy does."""
         return tuple(self.entry.get("remedy", ()))
 
     @property
     def times(self) -> int | None:
-        """How many times as much `after` does at a time, where that is its remedy."""
+        """Factor by which `after` enlarges the batch, where that is its remedy."""
         return self.entry.get("times")
 
     @property
     def ratio(self) -> Estimate | None:
-        """How many times faster the same work is done with the habit mended; None for a healthy program."""
+        """Speedup of the same work with the habit mended; None for a healthy program."""
         return Estimate(*self.entry["ratio"]) if "ratio" in self.entry else None
 
     def path(self, source: str, variant: str = "before") -> Path | None:
-        """The profile that this profiler made of a variant; None where there is none."""
-        found = self.entry["files"].get(f"{source}_{variant}")
-        return self.folder / found["path"] if found else None
+        """The profile of a variant by this profiler; None where there is none."""
+        file = self.entry["files"].get(f"{source}_{variant}")
+        return self.folder / file["path"] if file else None
 
 
 def pairs(half: str | None = None, folder: Path = FOLDER) -> list[Pair]:
-    """All programs of a half, or of all; none where the repository was taken without its data."""
+    """The programs of one half or of all; empty in a repository without its data."""
     path = folder / "INDEX.json"
     if not path.exists():
         return []

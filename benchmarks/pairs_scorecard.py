@@ -34,7 +34,7 @@ NEAR: Final = 0.20
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said of one recording.
+    """The diagnosis of one recording.
 
     Attributes:
         pair: the program.
@@ -53,12 +53,12 @@ class Answer:
 
     @property
     def named_first(self) -> bool:
-        """Whether the first finding is the habit, or another name that is right for it."""
+        """Whether the first finding is the habit, or another accepted one."""
         return self.found.verdict in self.pair.accepted
 
     @property
     def finding(self) -> Finding | None:
-        """The finding that names the habit, whose remedy was timed; where there is none, another name that is right."""
+        """The finding that names the habit, whose remedy was timed; otherwise another accepted one."""
         named = (self.found.finding(id_) for id_ in self.pair.accepted)
         return next((finding for finding in named if finding is not None), None)
 
@@ -69,19 +69,19 @@ class Answer:
 
     @property
     def exceeds_bound(self) -> bool:
-        """Whether the measured gain is above the bound, beyond its interval."""
+        """Whether the interval of the measured gain lies above the bound."""
         finding = self.finding
         return finding is not None and finding.bound is not None and self.ratio.low > finding.bound
 
     @property
     def error(self) -> float | None:
-        """Expected step over the measured one, less 1; None where no gain was expected."""
+        """Expected step / measured step − 1; None where no gain was expected."""
         finding = self.finding
         return None if finding is None or finding.expected is None else self.ratio.median / finding.expected - 1
 
     @property
     def covered(self) -> bool | None:
-        """Whether the interval holds the measured gain (or reaches its interval)."""
+        """Whether the interval contains the measured gain, or overlaps with its interval."""
         return self._in(self.finding.expected_interval if self.finding is not None else None)
 
     def _in(self, interval: tuple[float, float] | None) -> bool | None:
@@ -89,13 +89,13 @@ class Answer:
 
     @property
     def timed(self) -> Remedy | None:
-        """The remedy that was timed; None where the index names none, or the finding does not list it."""
+        """The remedy that was timed; None if the index names none, or the finding does not list it."""
         listed = self.finding.remedies if self.finding is not None else ()
         return next((each for begin in self.pair.remedies for each in listed if each.action.startswith(begin)), None)
 
     @property
     def timed_gain(self) -> float | None:
-        """What the remedy that was timed is told to bring, with as much at a time as was timed."""
+        """The expected gain of the remedy that was timed, at the batch that was timed."""
         if self.timed is None:
             return None
         by_batch = self.timed.gain_by_batch
@@ -103,18 +103,18 @@ class Answer:
 
     @property
     def timed_error(self) -> float | None:
-        """Expected step over the measured one, less 1, of the remedy that was timed; None where it tells no gain."""
+        """Expected step / measured step − 1 for the remedy that was timed; None where it states no gain."""
         return None if self.timed_gain is None else self.ratio.median / self.timed_gain - 1
 
     @property
     def timed_covered(self) -> bool | None:
-        """Whether the interval of the remedy that was timed holds the gain; None where it is of another batch."""
+        """Whether the interval of the timed remedy contains the gain; None where it is for another batch."""
         same = self.timed is not None and self.timed.gain == self.timed_gain
         return self._in(self.timed.gain_interval) if self.timed is not None and same else None
 
 
 def answers(folder: Path, half: str | None = None) -> Iterator[Answer]:
-    """What is said of each recording of the state before."""
+    """The diagnosis of each recording of the `before` variants."""
     for pair in pairs(half, folder):
         for source in SOURCES:
             path = pair.path(source)
@@ -123,37 +123,37 @@ def answers(folder: Path, half: str | None = None) -> Iterator[Answer]:
                 yield Answer(pair, source, diagnose(timeline, timeline.window()))
 
 
-def summary(given: list[Answer]) -> Iterator[str]:
+def summary(diagnosed: list[Answer]) -> Iterator[str]:
     """The figures as a Markdown table."""
     yield "| on | cause first | bound exceeded | expected step within 20 % | in the 90 % interval | healthy, warned |"
     yield "|---|---:|---:|---:|---:|---:|"
     for source in SOURCES:
-        mine = [answer for answer in given if answer.source == source]
-        mended = [answer for answer in mine if not answer.pair.is_healthy]
+        of_source = [answer for answer in diagnosed if answer.source == source]
+        mended = [answer for answer in of_source if not answer.pair.is_healthy]
         costly = [answer for answer in mended if answer.pair.is_scored]
-        healthy = [answer for answer in mine if answer.pair.is_healthy]
-        told = [answer for answer in mended if answer.error is not None]
+        healthy = [answer for answer in of_source if answer.pair.is_healthy]
+        with_gain = [answer for answer in mended if answer.error is not None]
         cells = (
             _of(sum(answer.named_first for answer in costly), len(costly)),
             _of(sum(answer.exceeds_bound for answer in mended), len(mended)),
-            _of(sum(abs(answer.error or 0.0) <= NEAR for answer in told), len(told)),
-            _of(sum(bool(answer.covered) for answer in told), len(told)),
+            _of(sum(abs(answer.error or 0.0) <= NEAR for answer in with_gain), len(with_gain)),
+            _of(sum(bool(answer.covered) for answer in with_gain), len(with_gain)),
             _of(sum(bool(answer.warned) for answer in healthy), len(healthy)),
         )
         yield f"| {source} | {' | '.join(cells)} |"
 
 
-def of_the_timed(given: list[Answer]) -> Iterator[str]:
-    """How gains hold of the finding, whichever remedy was timed, and of the remedy that was, as a Markdown table."""
+def of_the_timed(diagnosed: list[Answer]) -> Iterator[str]:
+    """Accuracy of the gains of the finding and of the timed remedy, as a Markdown table."""
     yield "| on | gain held against | recordings | expected step within 20 % | in the 90 % interval |"
     yield "|---|---|---:|---:|---:|"
     for source in SOURCES:
-        mine = [answer for answer in given if answer.source == source and not answer.pair.is_healthy]
-        told = [answer for answer in mine if answer.timed_error is not None]
+        of_source = [answer for answer in diagnosed if answer.source == source and not answer.pair.is_healthy]
+        with_gain = [answer for answer in of_source if answer.timed_error is not None]
         views = {
-            "that of the finding": [(answer.error, answer.covered) for answer in mine],
-            "the same, where the timed remedy tells one": [(answer.error, answer.covered) for answer in told],
-            "that of the timed remedy": [(answer.timed_error, answer.timed_covered) for answer in told],
+            "that of the finding": [(answer.error, answer.covered) for answer in of_source],
+            "the same, where the timed remedy tells one": [(answer.error, answer.covered) for answer in with_gain],
+            "that of the timed remedy": [(answer.timed_error, answer.timed_covered) for answer in with_gain],
         }
         for held, pairs_of in views.items():
             errors = [error for error, _ in pairs_of if error is not None]
@@ -166,17 +166,17 @@ def _of(count: int, total: int) -> str:
     return f"{count} of {total} ({100 * count / total:.0f} %)" if total else "–"
 
 
-def spreads(given: list[Answer]) -> Iterator[str]:
-    """By kind of model, the factor by which gains (less 1) are beyond the host's pace in nine of ten, as a table.
+def spreads(diagnosed: list[Answer]) -> Iterator[str]:
+    """By kind of model, the factor that covers the error of nine of ten gains (less 1), as a Markdown table.
 
     The rank of the factor is that of split conformal prediction, ⌈0.9·(n + 1)⌉ of n errors (V. Vovk et al.,
-    "Algorithmic Learning in a Random World", 2005, ch. 4). Meaning worth is asked by leaving out each program, with
-    both of its recordings: does the factor of the others hold its gain.
+    "Algorithmic Learning in a Random World", 2005, ch. 4). Its coverage on unseen programs is estimated by leaving out
+    each program with both of its recordings, and counting gains within the factor of the others.
     """
     yield "| model | recordings | in use | nine of ten within | widest, a set left out | held when left out |"
     yield "|---|---:|---:|---:|---:|---:|"
-    all_errors = _errors(given)
-    without = [_errors([answer for answer in given if answer.pair.half != half]) for half in HALVES]
+    all_errors = _errors(diagnosed)
+    without = [_errors([answer for answer in diagnosed if answer.pair.half != half]) for half in HALVES]
     for model, used in SPREADS.items():
         errors = all_errors[model]
         widest = math.exp(max(_nine_of_ten([error for _, error in each[model]]) for each in without))
@@ -185,37 +185,44 @@ def spreads(given: list[Answer]) -> Iterator[str]:
         yield f"| {model} | {len(errors)} | {used:.1f} | {found:.2f} | {widest:.2f} | {_of(held, len(errors))} |"
 
 
-def left_out(given: list[Answer]) -> Iterator[str]:
-    """By set, how many gains the factors of the other sets hold: what the intervals are worth on unseen programs.
+def left_out(diagnosed: list[Answer]) -> Iterator[str]:
+    """By set, how many gains the factors of the other sets cover: an estimate for unseen programs.
 
     The gains are those of today's rules, which have been mended with every set in view; the widths are not.
     """
     yield "| set left out | nsys | torch |"
     yield "|---|---:|---:|"
     for half in HALVES:
-        found = _errors([answer for answer in given if answer.pair.half != half])
-        widths = {model: _nine_of_ten([error for _, error in errors]) for model, errors in found.items() if errors}
+        errors_of_others = _errors([answer for answer in diagnosed if answer.pair.half != half])
+        widths = {
+            model: _nine_of_ten([error for _, error in errors]) for model, errors in errors_of_others.items() if errors
+        }
         cells = []
         for source in SOURCES:
-            mine = _errors([answer for answer in given if answer.pair.half == half and answer.source == source])
-            held = [error <= widths[model] for model, errors in mine.items() if model in widths for _, error in errors]
+            of_source = _errors(
+                [answer for answer in diagnosed if answer.pair.half == half and answer.source == source]
+            )
+            held = [
+                error <= widths[model] for model, errors in of_source.items() if model in widths for _, error in errors
+            ]
             cells.append(_of(sum(held), len(held)))
         yield f"| {half} | {' | '.join(cells)} |"
 
 
-def _errors(given: list[Answer]) -> dict[Model, list[tuple[str, float]]]:
-    """By kind of model, the logarithms of how far gains (less 1) are beyond what the host's pace leaves open, by name.
+def _errors(diagnosed: list[Answer]) -> dict[Model, list[tuple[str, float]]]:
+    """By kind of model, the errors of expected gains as (program, logarithm of a factor).
 
-    A change that brings nothing has no such factor; whether it was in the interval is counted elsewhere.
+    The factor is that by which the measured gain (less 1) lies outside of the range that the host's pace leaves open.
+    Changes without a gain have no such factor; they only count in the coverage of intervals (`summary`).
     """
-    found: dict[Model, list[tuple[str, float]]] = {model: [] for model in SPREADS}
-    for answer in given:
+    errors: dict[Model, list[tuple[str, float]]] = {model: [] for model in SPREADS}
+    for answer in diagnosed:
         basis = answer.finding.basis if answer.finding is not None else None
         if basis is not None and answer.ratio.high > 1:
             above = (answer.ratio.low - 1) / (basis.most - 1)
             below = (basis.least - 1) / (answer.ratio.high - 1)
-            found[cast("Model", basis.model)].append((answer.pair.name, math.log(max(above, below, 1.0))))
-    return found
+            errors[cast("Model", basis.model)].append((answer.pair.name, math.log(max(above, below, 1.0))))
+    return errors
 
 
 def _nine_of_ten(errors: list[float]) -> float:
@@ -223,11 +230,11 @@ def _nine_of_ten(errors: list[float]) -> float:
     return sorted(errors)[min(rank, len(errors)) - 1]
 
 
-def cases(given: list[Answer]) -> Iterator[str]:
+def cases(diagnosed: list[Answer]) -> Iterator[str]:
     """Each recording as a row."""
     yield "| program | profile | habit | first | measured | expected | bound | other warnings |"
     yield "|---|---|---|---|---:|---:|---:|---|"
-    for answer in given:
+    for answer in diagnosed:
         finding, pair = answer.finding, answer.pair
         low, high = finding.expected_interval if finding and finding.expected_interval else (0.0, 0.0)
         expected = f"{finding.expected:.2f} ({low:.2f}–{high:.2f})" if finding and finding.expected else "–"
@@ -252,19 +259,23 @@ def main() -> int:
     parser.add_argument("--cases", action="store_true", help="also each recording")
     parser.add_argument("--spread", action="store_true", help="also how far gains are off, by kind of model")
     parser.add_argument("--write", action="store_true", help=f"all of it, to {TARGET.name}")
-    asked = parser.parse_args()
-    given = list(answers(asked.folder, asked.half))
-    if asked.write:
+    options = parser.parse_args()
+    diagnosed = list(answers(options.folder, options.half))
+    if options.write:
         sections = {"summary": summary, "timed": of_the_timed, "models": spreads, "left-out": left_out, "cases": cases}
         lines = (
             line
             for name, table in sections.items()
-            for line in (f"<!-- --8<-- [start:{name}] -->", *table(given), f"<!-- --8<-- [end:{name}] -->", "")
+            for line in (f"<!-- --8<-- [start:{name}] -->", *table(diagnosed), f"<!-- --8<-- [end:{name}] -->", "")
         )
         TARGET.write_text("\n".join(lines), "utf-8")
         return 0
-    parts = [summary(given), of_the_timed(given), *([spreads(given), left_out(given)] if asked.spread else [])]
-    parts += [cases(given)] if asked.cases else []
+    parts = [
+        summary(diagnosed),
+        of_the_timed(diagnosed),
+        *([spreads(diagnosed), left_out(diagnosed)] if options.spread else []),
+    ]
+    parts += [cases(diagnosed)] if options.cases else []
     sys.stdout.write("\n".join("\n".join([*part, ""]) for part in parts))
     return 0
 

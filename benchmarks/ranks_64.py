@@ -36,7 +36,7 @@ _SAMPLE_S = 0.05
 
 
 def write_ranks(folder: Path, ranks: int, events: int) -> int:
-    """One trace a rank, `rank<n>.json.gz`; the number of events in each. Files that are there already are kept."""
+    """Writes one trace per rank, `rank<n>.json.gz`, keeping existing files; the number of events in each."""
     names = [folder / f"rank{rank}.json.gz" for rank in range(ranks)]
     marker = folder / f"written-{ranks}-{events}"
     if marker.exists():
@@ -58,7 +58,7 @@ def write_ranks(folder: Path, ranks: int, events: int) -> int:
 
 @dataclass
 class TreeMemory:
-    """The memory of a process and all that it started, sampled while it runs. Sizes in bytes."""
+    """Memory of a process tree, sampled while it runs; sizes in bytes."""
 
     root: int
     rss: int = 0
@@ -68,7 +68,7 @@ class TreeMemory:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
-        """Sample until told to stop."""
+        """Sample until stopped."""
         while not self._over.wait(_SAMPLE_S):
             sizes = [_memory(process) for process in _tree(self.root)]
             self.rss = max(self.rss, sum(rss for rss, _ in sizes))
@@ -93,7 +93,7 @@ def _tree(root: int) -> Iterator[int]:
 
 
 def _memory(process: int) -> tuple[int, int]:
-    """Resident and proportional size of a process; nothing if it has ended."""
+    """Resident and proportional size of a process; zeros if it has ended."""
     try:
         text = Path(f"/proc/{process}/smaps_rollup").read_text("ascii")
     except OSError:
@@ -103,7 +103,7 @@ def _memory(process: int) -> tuple[int, int]:
 
 
 def _run(arguments: Sequence[str], also: int | None = None) -> tuple[bytes, float, TreeMemory]:
-    """What `warplens ranks` answers, how long it takes, and the memory of its tree (of process `also` where given)."""
+    """The answer of `warplens ranks`, its time, and the memory of its process tree (and that of process `also`)."""
     began = time.monotonic()
     with subprocess.Popen([sys.executable, "-m", "warplens", "ranks", *arguments], stdout=subprocess.PIPE) as process:
         memory = TreeMemory(also if also is not None else process.pid)
@@ -125,7 +125,7 @@ def _checked(answer: bytes, ranks: int) -> None:
     assert all(row["wait_ns"] == 0 and row["matched"] == row["collectives"] for row in rows), "somebody waits"
 
 
-def _told(title: str, taken: float, memory: TreeMemory) -> None:
+def _print_row(title: str, taken: float, memory: TreeMemory) -> None:
     sizes = " · ".join(
         f"{name} {size / 1e6:,.0f} MB"
         for name, size in (("RSS of all", memory.rss), ("PSS of all", memory.pss), ("largest process", memory.largest))
@@ -134,7 +134,7 @@ def _told(title: str, taken: float, memory: TreeMemory) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the traces if need be, run both ways, compare."""
+    """Writes the traces if necessary, runs both ways, and compares their answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--events", type=int, default=200_000, help="events of each rank")
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ask = [str(folder), "--window", "all", "--format", "json", "--quiet"]
         answer, taken, memory = _run([*ask, "--workers", str(options.workers)])
         _checked(answer, options.ranks)
-        _told(f"{options.workers} local processes", taken, memory)
+        _print_row(f"{options.workers} local processes", taken, memory)
         try:
             from distributed import LocalCluster
         except ImportError:
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0, silence_logs=50
         ) as cluster:
             again, taken, memory = _run([*ask, "--scheduler", cluster.scheduler_address], also=os.getpid())
-        _told("Dask, 2 workers (with this benchmark's own process)", taken, memory)
+        _print_row("Dask, 2 workers (with this benchmark's own process)", taken, memory)
         print("the answers are identical" if again == answer else "THE ANSWERS DIFFER")
         return int(again != answer)
 

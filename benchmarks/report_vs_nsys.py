@@ -21,7 +21,7 @@ from benchmarks.measure import Measurement, measure, warm
 
 __all__ = ["compare"]
 
-#: The peer's reports that are asked for, in this order.
+#: The peer's reports to produce, in this order.
 PEER_REPORTS = ("cuda_gpu_kern_sum", "nvtx_kern_sum", "nvtx_gpu_proj_sum")
 
 #: What the project promises: how many times faster than the peer, and how much memory at how many kernels.
@@ -97,10 +97,10 @@ def compare(kernels: int, *, runs: int = 3, patience_s: float = 0, with_peer: bo
 
 
 def _nsys() -> str | None:
-    found = os.environ.get("WARPLENS_NSYS") or shutil.which("nsys")
-    if found is None:
+    nsys = os.environ.get("WARPLENS_NSYS") or shutil.which("nsys")
+    if nsys is None:
         print("nsys is neither in WARPLENS_NSYS nor on the PATH: the peer is left out", file=sys.stderr)
-    return found
+    return nsys
 
 
 def _nsys_version(nsys: str) -> str:

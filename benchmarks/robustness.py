@@ -87,7 +87,7 @@ GPUS: Final = {
 
 
 def renamed(trace: Trace) -> Trace:
-    """The kernels as older versions of the libraries name them."""
+    """Renames kernels to the names of older library versions."""
     known = name_categories(trace.kernels["full_name"]).to_list()
     texts = [reduce(lambda text, names: re.sub(*names, text), OLDER_NAMES, name) for name in known]
     short = [split_name(text).function.rpartition("::")[2] or text for text in texts]
@@ -100,7 +100,7 @@ def renamed(trace: Trace) -> Trace:
 
 
 def without_ranges(trace: Trace) -> Trace:
-    """No annotation of a step or a phase: operators stay, where they were recorded."""
+    """Removes annotations of steps and phases; recorded operators stay."""
     ranges = trace.ranges.with_row_index("row").filter(pl.col("kind").cast(pl.String) == "cpu-op")
     place = pl.DataFrame({"old": ranges["row"].cast(pl.Int64), "new": pl.Series(range(ranges.height), dtype=pl.Int64)})
 
@@ -116,19 +116,19 @@ def without_ranges(trace: Trace) -> Trace:
 
 
 def without_shapes(trace: Trace) -> Trace:
-    """Operators without shapes, types and values of their inputs."""
-    told = [name for name in trace.operators.columns if name.startswith(("input_", "concrete_"))]
-    empty = [pl.lit(None, trace.operators.schema[name]).alias(name) for name in told]
+    """Removes shapes, types and values of the operators' inputs."""
+    input_columns = [name for name in trace.operators.columns if name.startswith(("input_", "concrete_"))]
+    empty = [pl.lit(None, trace.operators.schema[name]).alias(name) for name in input_columns]
     return replace(trace, operators=trace.operators.with_columns(empty))
 
 
 def without_frames(trace: Trace) -> Trace:
-    """No Python frames."""
+    """Removes Python frames."""
     return replace(trace, python_functions=TABLES["python_functions"].empty())
 
 
 def scaled(factor: float, trace: Trace) -> Trace:
-    """A host and a GPU that are both slower, or faster, by this factor."""
+    """Scales all times of host and GPU by this factor."""
     tables = {
         name: getattr(trace, name).with_columns((pl.col("^.*_ns$") * factor).round().cast(pl.Int64)) for name in TABLES
     }
@@ -139,7 +139,7 @@ def scaled(factor: float, trace: Trace) -> Trace:
 
 
 def on(device: Device, trace: Trace) -> Trace:
-    """The same events, of another GPU."""
+    """Replaces the GPU by another model."""
     return replace(trace, capture=replace(trace.capture, devices=(device,)))
 
 
@@ -156,13 +156,13 @@ CHANGES: Final[dict[str, Callable[[Trace], Trace]]] = {
 
 
 def first_steps(window: Window, count: int) -> Window:
-    """The window cut to its first steps."""
+    """The window limited to its first steps."""
     steps = window.steps[:count]
     return replace(window, start_ns=steps[0].start_ns, end_ns=steps[-1].end_ns, steps=steps) if steps else window
 
 
 def first_cause(pair: Pair, trace: Trace, steps: int | None = None) -> str:
-    """The first cause; one of those that are right where it is, and nothing where it only informs."""
+    """The first cause, with all accepted causes mapped to the habit, and `nothing` for one that only informs."""
     timeline = Timeline(trace)
     window = timeline.window() if steps is None else first_steps(timeline.window(), steps)
     found = diagnose(timeline, window)
@@ -172,7 +172,7 @@ def first_cause(pair: Pair, trace: Trace, steps: int | None = None) -> str:
 
 
 def flips(pair: Pair, source: str, changes: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Each change with the first cause before and after it; changes that this recording cannot show are left out."""
+    """(change, first cause before, first cause after); changes that do not apply to this recording are left out."""
     path = pair.path(source)
     if path is None:
         return
@@ -187,7 +187,7 @@ def flips(pair: Pair, source: str, changes: list[str]) -> Iterator[tuple[str, st
 
 
 def main() -> int:
-    """Prints each flip, and how many there are of each change."""
+    """Prints each changed first cause, and the number of them for each change of the recording."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.robustness", description=(__doc__ or "").partition("\n")[0]
     )
@@ -195,13 +195,13 @@ def main() -> int:
     parser.add_argument("--name", nargs="*")
     parser.add_argument("--change", choices=CHANGES, nargs="*", default=list(CHANGES))
     parser.add_argument("--source", choices=SOURCES, nargs="*", default=list(SOURCES))
-    asked = parser.parse_args()
-    counts = {name: [0, 0] for name in asked.change}
+    options = parser.parse_args()
+    counts = {name: [0, 0] for name in options.change}
     for pair in pairs():
-        if (asked.half and pair.half not in asked.half) or (asked.name and pair.name not in asked.name):
+        if (options.half and pair.half not in options.half) or (options.name and pair.name not in options.name):
             continue
-        for source in asked.source:
-            for name, before, after in flips(pair, source, asked.change):
+        for source in options.source:
+            for name, before, after in flips(pair, source, options.change):
                 counts[name][0] += before != after
                 counts[name][1] += 1
                 if before != after:
@@ -209,8 +209,8 @@ def main() -> int:
                     sys.stdout.write(f"{name} | {pair.name} | {source} | {pair.habit} | {before} → {after} | {right}\n")
                     sys.stdout.flush()
     sys.stdout.write("| change | flips | of |\n|---|---:|---:|\n")
-    for name, (flipped, asked_of) in counts.items():
-        sys.stdout.write(f"| {name} | {flipped} | {asked_of} |\n")
+    for name, (flipped, total) in counts.items():
+        sys.stdout.write(f"| {name} | {flipped} | {total} |\n")
     return 0
 
 

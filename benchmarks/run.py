@@ -46,16 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--no-peer", action="store_true", help="measure ours alone")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a promise is not kept")
-    given = parser.parse_args(arguments)
-    options = {"runs": given.runs, "patience_s": given.patience, "with_peer": not given.no_peer}
-    kernels, events = ([_QUICK] if given.quick else sorted(sizes) for sizes in (given.kernels, given.events))
+    options = parser.parse_args(arguments)
+    measuring = {"runs": options.runs, "patience_s": options.patience, "with_peer": not options.no_peer}
+    kernels, events = ([_QUICK] if options.quick else sorted(sizes) for sizes in (options.kernels, options.events))
 
     missed: list[str] = []
 
     def done(compare: Callable[..., Comparison], *what: object) -> Comparison:
-        result = compare(*what, **options)
+        result = compare(*what, **measuring)
         print(result.table(), end="\n\n", flush=True)
-        if not given.quick:
+        if not options.quick:
             print(f"stored in benchmarks/results/{result.store().name}", file=sys.stderr)
         missed.extend(result.missed)
         return result
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             missed.append(f"{sizes} our time grew {growth:.2f} times as fast as the capture")
     for sentence in missed:
         print(f"Promise not kept: {sentence}.", file=sys.stderr)
-    return 1 if missed and given.check else 0
+    return 1 if missed and options.check else 0
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class Ranges:
 
 @dataclass
 class _Clock:
-    """The state of the simulation: when the host may go on, and when each stream is free."""
+    """The state of the simulation: the times at which the host may continue and each stream is free."""
 
     host: int = 3_000_000_000
     compute: int = 0
@@ -108,7 +108,7 @@ def simulate(kernels: int, seed: int) -> tuple[Calls, Ranges]:
 
 
 def _run(plan: _Plan, clock: _Clock, random: np.random.Generator) -> Calls:
-    """Simulates calls of which only the last may wait for the GPU, and moves the clock on."""
+    """Simulates calls of which only the last may wait for the GPU, and advances the clock."""
     pace = np.where(plan.autograd, _AUTOGRAD_PACE, 1.0)
     lasts = _spread(_CALL_US[plan.kind] * pace, 0.25, random)
     before = np.maximum(_spread(_BEFORE_US[plan.kind] * pace, 0.45, random), _LEAST_BEFORE_NS)
@@ -135,7 +135,7 @@ def _run(plan: _Plan, clock: _Clock, random: np.random.Generator) -> Calls:
 
 
 def _queue(ready: Int64s, duration: Int64s, free: int) -> Int64s:
-    """When each piece of work of one stream begins: not before it is ready, nor before the one ahead has ended.
+    """Start of each piece of work of one stream: when it is ready and the previous one has ended.
 
     `start[i] = max(ready[i], start[i − 1] + duration[i − 1] + gap)`, solved for all `i` at once with a running maximum.
     """

@@ -77,7 +77,7 @@ class Case:
     answer: str
 
     def line(self) -> str:
-        """For people."""
+        """The case in one line."""
         pace = "unmarked" if self.pace_ns is None else f"{self.pace_ns / 1e6:.3f} ms"
         sure = "sure" if self.found.is_sure else "unsure"
         return (
@@ -95,7 +95,7 @@ def recordings(shared: Path | None = None) -> Iterator[Path]:
 
 
 def without_marks(trace: Trace) -> Trace:
-    """The same recording as if nobody had annotated it."""
+    """The recording without its annotations."""
     ranges = trace.ranges
     if not ranges.height:
         return trace
@@ -122,7 +122,7 @@ def _renumbered(table: pl.DataFrame, place: Int64s, *columns: str) -> pl.DataFra
 
 
 def pace_ns(search: StepSearch) -> float:
-    """From step to step, where there are two; else how long the only one lasts; 0 for none."""
+    """Median time from step to step in ns; the duration of a single step; 0 without steps."""
     starts = [step.start_ns for step in search.steady or search.steps]
     if len(starts) > 1:
         return float(np.median(np.diff(starts)))
@@ -130,7 +130,7 @@ def pace_ns(search: StepSearch) -> float:
 
 
 def judged(path: Path) -> Case | None:
-    """What is found without the marks; None where the steps are not known, or the file is no profile."""
+    """The comparison of steps with and without marks; None where the steps are unknown or the file is not a profile."""
     try:
         trace = read(path)
     except WarplensError:
@@ -139,7 +139,7 @@ def judged(path: Path) -> Case | None:
 
 
 def compared(path: Path, marked: StepSearch, found: StepSearch) -> Case | None:
-    """One recording's steps with and without marks; None where nothing says which are right."""
+    """One recording's steps with and without marks; None where the right steps are unknown."""
     if marked.source != "range":
         known = _indexed().get(path.resolve())
         if known is None:
@@ -157,7 +157,7 @@ def _answer(known: int, found: StepSearch, same: bool) -> str:
 
 @cache
 def _indexed() -> dict[Path, int]:
-    """Recording → number of its steps, as the indexes say."""
+    """Recording → number of its steps, from the indexes."""
     known: dict[Path, int] = {}
     for index in (REPOSITORY / "data/planted", REPOSITORY / "benchmarks/diagnosis/held_out"):
         for case in json.loads((index / "INDEX.json").read_text("utf-8"))["cases"]:
@@ -170,14 +170,17 @@ def _indexed() -> dict[Path, int]:
 
 
 def _same(marked: StepSearch, found: StepSearch) -> bool:
-    """Whether the steps found have the pace of the marked ones, or are one marked step each."""
+    """Whether the found steps have the pace of the marked ones, or correspond to one marked step each."""
     return abs(pace_ns(found) / pace_ns(marked) - 1) <= _SAME_PACE or _one_to_one(marked, found)
 
 
 def _one_to_one(marked: StepSearch, found: StepSearch, least: float = 0.5) -> bool:
-    """Whether each step found is one marked step, and this share of those is found; start-up may be one more."""
+    """Whether each found step lies in a marked step of its own, and these are at least this share of all.
+
+    Start-up may count as one more step.
+    """
     begins = np.array([step.start_ns for step in marked.steps])
-    # A step found begins with GPU work, a marked one on the host: the two may be shifted against each other.
+    # A found step begins with GPU work, a marked one on the host: they may be shifted relative to each other.
     for place in (0.0, 0.25, 0.5, 0.75):
         inside = np.array([step.start_ns + place * step.duration_ns for step in found.steps])
         within = np.searchsorted(begins, inside, side="right") - 1
@@ -192,7 +195,7 @@ def _one_to_one(marked: StepSearch, found: StepSearch, least: float = 0.5) -> bo
 
 
 def altered(paths: Sequence[Path]) -> Iterator[Case]:
-    """Each marked recording cut at both ends; and behind it, and between its own repetition, another program."""
+    """Each marked recording cut at both ends, followed by another program, and repeated with another one in between."""
     chance = random.Random(0)
     marked = []
     for path in paths:
@@ -229,7 +232,7 @@ def altered(paths: Sequence[Path]) -> Iterator[Case]:
 
 
 def _altered(path: Path, how: str, marked: StepSearch, trace: Trace) -> Case:
-    """The answer on an altered recording; steps of any of its programs are right."""
+    """The answer on an altered recording, where the steps of any of its programs count as right."""
     found = Timeline(without_marks(trace)).steps
     paces = np.array([step.duration_ns for step in marked.steps])
     same = bool(found.steps) and (
@@ -240,7 +243,7 @@ def _altered(path: Path, how: str, marked: StepSearch, trace: Trace) -> Case:
 
 
 def _shifts(traces: Sequence[Trace]) -> Iterator[int]:
-    """What is added to each program's clock where they run one after another."""
+    """Offsets added to the clocks of programs that run one after another."""
     clock = 0
     for trace in traces:
         begin, end = trace.capture.window_ns
@@ -263,7 +266,7 @@ _TIMED: Final = (
 
 
 def cut(trace: Trace, first: int, last: int) -> Trace:
-    """What lies wholly in a part of the time."""
+    """The rows that lie entirely within a span of time."""
     inside = (pl.col("start_ns") >= first) & (pl.col("end_ns") <= last)
     parts = {name: getattr(trace, name).filter(inside) for name in _TIMED if name != "ranges"}
     numbered = trace.ranges.with_row_index("place").filter(inside)
@@ -321,7 +324,7 @@ def scorecard(cases: Sequence[Case]) -> str:
 
 
 def misses(cases: Sequence[Case]) -> str:
-    """The recordings of which something wrong is said."""
+    """The recordings with a wrong answer."""
     rows = ["| recording | steps | found |", "|---|---:|---:|"]
     rows += [
         f"| `{case.path.name}` | {case.known} | {len(case.found.steps)} |" for case in cases if case.answer == "wrong"

@@ -24,8 +24,8 @@ _PAN = """async (key) => {
 
 
 def frames(page_file: Path, chromium: str) -> dict[str, tuple[float, float, int]]:
-    """For each span that is shown the median and the longest time of a frame in milliseconds, and the most marks."""
-    found = {}
+    """For each displayed span, the median and the longest time of a frame in milliseconds, and the most marks."""
+    results = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_context(viewport={"width": 1400, "height": 900}).new_page()
@@ -36,9 +36,9 @@ def frames(page_file: Path, chromium: str) -> dict[str, tuple[float, float, int]
             page.wait_for_timeout(500)
             said = [page.evaluate(_PAN, "ad"[turn % 2]).split(" ") for turn in range(_PANS)]
             times, marks = [float(each[0]) for each in said], [int(each[2]) for each in said]
-            found[span] = median(times), max(times), max(marks)
+            results[span] = median(times), max(times), max(marks)
         browser.close()
-    return found
+    return results
 
 
 def main() -> None:
@@ -46,8 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Times of the timeline's frames.")
     parser.add_argument("page", type=Path, help="report.html")
     parser.add_argument("--chromium", default="/usr/bin/chromium", help="the browser")
-    asked = parser.parse_args()
-    for span, (usual, longest, marks) in frames(asked.page, asked.chromium).items():
+    options = parser.parse_args()
+    for span, (usual, longest, marks) in frames(options.page, options.chromium).items():
         print(f"{span}: median {usual:.1f} ms, longest {longest:.1f} ms, at most {marks} marks")
 
 

@@ -53,7 +53,7 @@ KERNELS = _catalogue()
 
 
 class CallKind:
-    """What one API call of the program does; small integers, because they are columns of arrays."""
+    """Kinds of API calls of the program; small integers, because they are columns of arrays."""
 
     KERNEL, MEMSET, COPY_IN, COPY_OUT, COPY_WITHIN, RECORD_EVENT, SYNCHRONIZE = range(7)
 

@@ -33,7 +33,7 @@ LONG = Plan(warmup_steps=3, warmup_ns=SECOND // 10, least=10, most=100, fewest=6
 
 @dataclass(frozen=True)
 class Stage:
-    """One measurements file; with rounds, its cells take turns, so that a host that slows down does so for all."""
+    """One measurements file; with rounds, its cells are measured in turns, so that a slow host affects all alike."""
 
     workload: str
     plan: Plan
@@ -41,7 +41,7 @@ class Stage:
     rounds: int = 0
 
     def cells(self) -> list[Any]:
-        """Its cells, each once, in the order of the grids."""
+        """The distinct cells, in the order of the grids."""
         kind: type = LMCell if self.workload == "lm" else TokenReductionCell
         cells: list[Any] = []
         for axes in self.grids:
@@ -97,7 +97,7 @@ STAGES = {
 
 
 def main() -> None:
-    """Runs the stages, and says what each cell gave."""
+    """Runs the stages and prints the result of each cell."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)

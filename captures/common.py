@@ -1,4 +1,4 @@
-"""What the capture programs share: annotations, honest clocks, and a region that a profiler can be scoped to."""
+"""Helpers of the capture programs: annotations, timing with synchronisation, and a region for the profiler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 
 @contextmanager
 def annotate(name: str) -> Iterator[None]:
-    """An NVTX range of that name round the block; nothing on a machine without CUDA.
+    """An NVTX range of that name around the block; nothing on a machine without CUDA.
 
     The range is closed when the block raises, as a range of a program that handles its own out-of-memory error is.
     """
@@ -40,7 +40,7 @@ def annotate(name: str) -> Iterator[None]:
 
 
 class Parts(Ranges):
-    """Annotates the parts of our models with NVTX alone, and leaves layers out: the shipped captures have none."""
+    """Annotates the parts of our models with NVTX only, and without layers, as in the shipped captures."""
 
     def __call__(self, key: str, index: int | None = None) -> AbstractContextManager[None]:
         """The range round a part."""
@@ -65,18 +65,18 @@ def recorded() -> Iterator[None]:
 
 
 def synchronize() -> None:
-    """Waits until the GPU has done everything that was issued to it."""
+    """Waits until the GPU has finished all issued work."""
     if CUDA:
         torch.cuda.synchronize()
 
 
 def now() -> float:
-    """Host clock in seconds. It says something about the GPU only right after `synchronize`."""
+    """Host clock in seconds; a time of GPU work only right after `synchronize`."""
     return time.perf_counter()
 
 
 def parameter_count(model: torch.nn.Module) -> int:
-    """Trainable numbers in the model."""
+    """Number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

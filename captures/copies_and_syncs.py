@@ -46,7 +46,7 @@ class Loop:
             prefetched.record_stream(torch.cuda.current_stream())
 
     def step(self) -> float:
-        """One step; returns the largest activation, so that nothing is left undone."""
+        """One step; returns the largest activation, so that all work is used."""
         with annotate("prefetch_pinned"):
             second = self._prefetch()
         with annotate("load_pageable"):

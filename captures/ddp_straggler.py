@@ -46,7 +46,7 @@ BUCKET_MB, ONE_BUCKET_MB = 25, 10_000
 
 
 class Slowness:
-    """What rank 1 does beside its work."""
+    """The additional delay of rank 1."""
 
     def __init__(self, run: str, rank: int, milliseconds: float) -> None:
         self.kind = run.partition("-")[2] if rank == 1 else ""
@@ -62,27 +62,27 @@ class Slowness:
             begin = time.perf_counter()
             self._multiply(count)
             synchronize()
-            each_ms = (time.perf_counter() - begin) / count * 1e3
-        self.products = max(1, round(self.milliseconds / each_ms)) if CUDA else 1
+            product_ms = (time.perf_counter() - begin) / count * 1e3
+        self.products = max(1, round(self.milliseconds / product_ms)) if CUDA else 1
 
     def _multiply(self, count: int) -> None:
         for _ in range(count):
             torch.mm(self.matrix, self.matrix)
 
     def before_forward(self) -> None:
-        """Sleeps, where the host is slow."""
+        """Sleeps, in the case of a slow host."""
         if self.kind == "host":
             with region("extra_work"):
                 time.sleep(self.milliseconds / 1e3 if CUDA else 0.001)
 
     def before_backward(self) -> None:
-        """Computes, where the GPU is slow."""
+        """Computes, in the case of a slow GPU."""
         if self.kind == "gpu":
             with region("extra_work"):
                 self._multiply(self.products)
 
     def measured_ns(self) -> int:
-        """How long what it does in a step takes by itself: median of nine."""
+        """Duration of the delay in a step, measured alone: median of nine."""
         times = []
         for _ in range(9):
             begin = time.perf_counter_ns()
@@ -121,7 +121,7 @@ def training_step(run: str, rank: int, slowness: Slowness) -> Callable[[], None]
 
 
 def timed(step: Callable[[], None]) -> dict[str, int]:
-    """Nanoseconds of a step without a profiler, by the host's clock: the gradients make it keep pace with the GPUs."""
+    """Step times without a profiler in ns, by the host's clock, which waits for the gradients and thus for the GPUs."""
     times = []
     for _ in range(TIMED if CUDA else 3):
         begin = time.perf_counter_ns()
@@ -133,7 +133,7 @@ def timed(step: Callable[[], None]) -> dict[str, int]:
 
 
 def profiled(step: Callable[[], None], profiler: Any = None) -> list[int]:
-    """Runs the recorded steps; their nanoseconds by the host's clock, the last with the wait for the GPU."""
+    """Runs the recorded steps; their times in ns by the host's clock, the last including the wait for the GPU."""
     distributed.barrier()
     synchronize()
     clock = [time.perf_counter_ns()]
@@ -165,7 +165,7 @@ def under_torch(step: Callable[[], None], target: Path) -> list[int]:
 
 
 def worker(rank: int, options: argparse.Namespace) -> None:
-    """What one rank does, run after run."""
+    """The program of one rank, for all runs."""
     if CUDA:
         torch.cuda.set_device(rank)
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -197,7 +197,7 @@ def worker(rank: int, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Starts a process a GPU."""
+    """Starts a process per GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--ranks", type=int, default=2)

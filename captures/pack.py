@@ -32,14 +32,14 @@ BITS = ((3, 0, 2), (3, 0, 0), (4, 0, 0), (0, 0, 0), (0, 2, 2))
 
 
 def smallest(content: bytes) -> bytes:
-    """The content, packed with the settings that make least of it."""
+    """The content, compressed with the most effective settings."""
     preset = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}
     filters = [preset | {"lc": lc, "lp": lp, "pb": pb, "nice_len": nice} for lc, lp, pb in BITS for nice in (64, 273)]
     return min((lzma.compress(content, filters=[each]) for each in filters), key=len)
 
 
 def pack(export: Path, target: Path) -> None:
-    """Writes the scrubbed, compressed copy of one export in place of an earlier one."""
+    """Writes the scrubbed, compressed copy of one export, replacing an earlier one."""
     with tempfile.TemporaryDirectory() as folder:
         clean = Path(folder) / "scrubbed.sqlite"
         scrub(export, clean)

@@ -55,8 +55,8 @@ def _pack_report(report: Path, folder: Path) -> None:
 
 def _pack_reference(csv: Path, folder: Path) -> None:
     content = csv.read_bytes()
-    if found := FORBIDDEN.search(content):
-        raise SystemExit(f"{csv.name} cannot be shipped: {found.group()!r}")
+    if forbidden := FORBIDDEN.search(content):
+        raise SystemExit(f"{csv.name} cannot be shipped: {forbidden.group()!r}")
     target = folder / f"{csv.name}.xz"
     target.write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
     print(f"{target.stat().st_size:9,}  {target.name} ({len(content):,} captured)")

@@ -71,7 +71,7 @@ BINARY_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 
 
 def pack(profile: Path, target: Path, steps: tuple[int, int] | None = None) -> int:
-    """Writes the scrubbed, compressed copy of one profile, whose type the target's name says; returns its size."""
+    """Writes the scrubbed, compressed copy of one profile, in the format of the target's suffix; returns its size."""
     with tempfile.TemporaryDirectory() as folder:
         clean = Path(folder) / target.name.removesuffix(".xz")
         scrub(profile, clean)
@@ -83,7 +83,7 @@ def pack(profile: Path, target: Path, steps: tuple[int, int] | None = None) -> i
 
 
 def lean(trace: Path, steps: tuple[int, int] | None) -> bytes:
-    """The trace without what no analysis reads, and where `steps` says so without what the other steps launched."""
+    """The trace without events that no analysis reads, and with `steps` only with the launches of these steps."""
     recorded: list[dict[str, Any]] = []
     header = each_event(Input(trace, trace), recorded.append).header
     events = [event for event in recorded if event.get("cat") not in UNREAD_CATEGORIES]
@@ -97,7 +97,7 @@ def lean(trace: Path, steps: tuple[int, int] | None) -> bytes:
 
 
 def within(events: list[dict[str, Any]], first: int, last: int) -> list[dict[str, Any]]:
-    """What the host did during these steps, and what it launched by that."""
+    """The host's events during these steps, and the work that they launched."""
 
     def time(event: dict[str, Any], member: str = "ts") -> float:
         return float(orjson.dumps(event[member]))
@@ -117,12 +117,12 @@ def within(events: list[dict[str, Any]], first: int, last: int) -> list[dict[str
 
 
 def source_of(name: str) -> str:
-    """The profiler that wrote a file of that name; empty for no profile."""
+    """The profiler that wrote a file of that name; empty if it is not a profile."""
     return next((source for ending, source in SOURCES.items() if name.endswith(ending)), "")
 
 
 def profiles_of(out: Path, folder: Path) -> dict[str, Path]:
-    """The profiles in a folder by name; its archives are unpacked into `folder`, and what lies beside them wins."""
+    """The profiles of `out` by name; its archives are unpacked into `folder`, and files beside them take precedence."""
     for archive in sorted(out.glob("*.tar")):
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
@@ -131,7 +131,7 @@ def profiles_of(out: Path, folder: Path) -> dict[str, Path]:
 
 
 def packed(jobs: list[tuple[Path, Path, tuple[int, int] | None]]) -> list[str]:
-    """Packs profiles, several at a time; the names of those that could be."""
+    """Packs profiles, several at a time; the names of those that succeeded."""
     done = []
     with ProcessPoolExecutor(2) as pool:
         sizes = [pool.submit(pack, *job) for job in jobs]
@@ -146,7 +146,7 @@ def packed(jobs: list[tuple[Path, Path, tuple[int, int] | None]]) -> list[str]:
 
 
 def gpu_busy_ns(case: dict[str, Any], files: dict[str, str], folder: Path) -> int | None:
-    """Time a step of the baseline in which anything runs on the GPU, by its profile."""
+    """GPU-busy time per step of the baseline, from its profile."""
     name = files.get("nsys") or files.get("torch")
     if name is None:
         return None
@@ -157,7 +157,7 @@ def gpu_busy_ns(case: dict[str, Any], files: dict[str, str], folder: Path) -> in
 
 
 def judged(case: dict[str, Any], timings: dict[str, Any], busy_ns: int | None) -> dict[str, Any]:
-    """By how much the remedies shorten a step, measured without a profiler, and whether the planted cause dominates."""
+    """Savings of the remedies in a step, measured without a profiler, and whether the planted cause dominates."""
     wall = {
         variant: measured["unprofiled"]["wall_mean_ns"] / WORK.get((case["name"], variant), 1)
         for variant, measured in timings.items()
@@ -190,7 +190,7 @@ def judged(case: dict[str, Any], timings: dict[str, Any], busy_ns: int | None) -
 
 
 def case_entry(case: dict[str, Any], files: set[str], timings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What the index says of one case."""
+    """The index entry of one case."""
     entry = {key: case[key] for key in DESCRIBED if case[key] not in ("", [], {})}
     verdicts = [case["expected"], *case["accept"]] if case["expected"] else []
     entry["verdict"] = dict.fromkeys(case["sources"], verdicts)
@@ -217,7 +217,7 @@ def case_entry(case: dict[str, Any], files: set[str], timings: dict[str, Any], f
 
 
 def ddp_entries(records: list[dict[str, Any]], files: set[str]) -> list[dict[str, Any]]:
-    """The runs on two GPUs: their files and figures, a rank each."""
+    """The runs on two GPUs: files and figures of each rank."""
     return [
         {
             "name": f"ddp_{run}",

@@ -1,4 +1,4 @@
-"""Makes a small pair of report and export for the tests: the same events in both, and nothing about people or machines.
+"""Makes a small pair of report and export for the tests, with the same events and without identities.
 
     python captures/pack_report.py REPORT EXPORT TARGET EVENTS
 
@@ -64,8 +64,8 @@ def _kept_fields(content: bytes, numbers: tuple[int, ...]) -> bytes:
 
 
 def _events(source: Report) -> list[tuple[int, bytes]]:
-    """(begin, event) of those that a trace is made of, in the report's order."""
-    found = []
+    """(begin, event) of the events that a trace consists of, in the report's order."""
+    events = []
     for content, spans, _ in source.blocks():
         for span in spans:
             for _, first, last in fields(content.data, *span):
@@ -73,8 +73,8 @@ def _events(source: Report) -> list[tuple[int, bytes]]:
                 kind = _value(event, 1)
                 begin = _value(event, *_BEGINS[kind]) if kind in _BEGINS else None
                 if begin is not None and begin < 2**63:
-                    found.append((begin, event))
-    return found
+                    events.append((begin, event))
+    return events
 
 
 def _hardware(source: Report) -> bytes:
@@ -93,7 +93,7 @@ def _hardware(source: Report) -> bytes:
 
 
 def _requests(source: Report) -> bytes:
-    """What was asked to be recorded of each program: NVTX, CUDA, samples."""
+    """The recording options of each program: NVTX, CUDA, samples."""
     content = source.options
     programs = [content[a:b] for key, a, b in fields(content, 0, len(content)) if key == tag(26, BYTES)]
     return message({26: [_kept_fields(program, (20, 21, 22)) for program in programs]})

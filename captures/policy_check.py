@@ -78,7 +78,7 @@ CHOSEN = ("adaptive", "adaptive-in-place", "recaptured")
 
 @dataclass(frozen=True)
 class Shape:
-    """One point of the grid; `held_out` if the fit has not seen it."""
+    """One point of the grid; `held_out` if it is not used in the fit."""
 
     input_size: int
     batch: int
@@ -87,7 +87,7 @@ class Shape:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a policy is asked with."""
+        """Arguments of `Policy.choose`."""
         return {"input_size": self.input_size, "batch": self.batch, "execution": self.execution}
 
 
@@ -115,7 +115,7 @@ class Models:
         return self._sides[input_size]
 
     def images(self, shape: Shape) -> torch.Tensor:
-        """Random images of a shape, always the same."""
+        """Random images of a shape, from a fixed seed."""
         key = (shape.input_size, shape.batch)
         if key not in self._images:
             side = shape.input_size
@@ -123,7 +123,7 @@ class Models:
         return self._images[key]
 
     def step(self, call: Callable[[Any], object], images: torch.Tensor, graph: bool = False) -> Callable[[], object]:
-        """A pass of inference."""
+        """A forward pass in inference mode."""
 
         @torch.inference_mode()
         def step() -> object:
@@ -135,7 +135,7 @@ class Models:
 
 @dataclass(frozen=True)
 class Task:
-    """What takes a turn."""
+    """A step to measure in turns."""
 
     shape: Shape
     method: str
@@ -144,7 +144,7 @@ class Task:
 
 
 def main() -> None:
-    """Fits, checks, and says what came of it."""
+    """Fits the policy, measures its choices, and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rounds", type=int, default=30, help="turns of each in either stage")
@@ -196,7 +196,7 @@ def plain_tasks(models: Models, shape: Shape) -> list[Task]:
 
 
 def adaptive_tasks(models: Models, policy: Policy, shapes: Sequence[Shape]) -> list[Task]:
-    """The adaptive module at every shape: one of each input size, since its positions are of one size."""
+    """The adaptive module at every shape: one module per input size, since positional embeddings have a fixed size."""
     tasks = []
     for input_size in dict.fromkeys(shape.input_size for shape in shapes):
         sides = models.sides(input_size)
@@ -221,7 +221,7 @@ def adaptive_tasks(models: Models, policy: Policy, shapes: Sequence[Shape]) -> l
 
 
 class Run:
-    """Measures tasks in turns and keeps what was measured."""
+    """Measures tasks in turns and stores the times."""
 
     def __init__(self, models: Models, shared: dict[str, Any], facts: dict[str, Any], rounds: int, out: Path) -> None:
         self.models, self.shared, self.facts, self.rounds, self.out = models, shared, facts, rounds, out
@@ -267,7 +267,7 @@ def fitted_policy(
 
 
 def comparable(times: Sequence[Sequence[int]]) -> tuple[Samples, ...]:
-    """The samples of both sides, unless what decides between them is missing here: then their medians alone decide."""
+    """The samples of both sides; empty if the comparison cannot be imported here, so that only medians decide."""
     try:
         from warplens.compare.shift import Samples
     except ImportError:
@@ -280,7 +280,7 @@ def comparable(times: Sequence[Sequence[int]]) -> tuple[Samples, ...]:
 def summarise(
     shapes: Sequence[Shape], times: dict[tuple[Shape, str], list[int]], tasks: Sequence[Task], out: Path
 ) -> None:
-    """Prints and writes, for each shape, what was chosen and how much slower than the best side that was."""
+    """Prints and stores, for each shape, the chosen side and how much slower it was than the best one."""
     details = {(task.shape, task.method): task.details for task in tasks}
     rows = []
     for shape in shapes:
@@ -321,17 +321,17 @@ def summarise(
 
 
 def worst_and_mean(rows: Sequence[dict[str, Any]], figure: str) -> dict[str, float] | None:
-    """Of a figure over shapes; also the worst that is certain: the greatest lower end of an interval."""
+    """Worst and mean of a figure over shapes; also the greatest lower end of an interval (`worst_certain`)."""
     values = [row[figure] for row in rows if figure in row]
     if not values:
         return None
     certain = [interval[0] for row in rows if (interval := row.get(f"{figure}_interval"))]
-    found = {"worst": max(values), "mean": sum(values) / len(values)}
-    return found | ({"worst_certain": max(certain)} if certain else {})
+    summary = {"worst": max(values), "mean": sum(values) / len(values)}
+    return summary | ({"worst_certain": max(certain)} if certain else {})
 
 
 def excess(times: Sequence[int], others: Sequence[int]) -> tuple[float, tuple[float, float] | None]:
-    """By how much one time is above another: the median over the rounds, and its 95 % interval."""
+    """Relative excess of one time over another: the median over the rounds, and its 95 % interval."""
     ratios = sorted(one / other - 1 for one, other in zip(times, others, strict=True))
     return median(ratios), median_interval(ratios, 0.95)  # type: ignore[arg-type, return-value]
 

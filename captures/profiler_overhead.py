@@ -43,7 +43,7 @@ def _known(word: str, vocabulary: dict[str, int]) -> int:
 
 
 def tokenizer() -> Callable[[], object]:
-    """A product of what a tokenizer in Python has counted."""
+    """A matrix product of counts by a tokenizer in Python."""
     weight = tensor(512, 512)
     text = " ".join(f"Word{number % 512}," for number in range(WORDS))
     vocabulary: dict[str, int] = {}
@@ -57,7 +57,7 @@ def tokenizer() -> Callable[[], object]:
 
 
 def timed(step: Callable[[], object], steps: int, profiler: torch.profiler.profile | None = None) -> list[int]:
-    """Nanoseconds of each of the steps, the GPU waited for at the end of each."""
+    """Time of each step in ns, with synchronisation at its end."""
     clock = [perf_counter_ns()]
     for _ in range(steps):
         step()
@@ -71,7 +71,7 @@ def timed(step: Callable[[], object], steps: int, profiler: torch.profiler.profi
 
 
 def recorded(step: Callable[[], object], target: Path, *, everything: bool) -> list[int]:
-    """Records the steps, with all or nothing beside operators and kernels."""
+    """Records the steps, with all optional data or only operators and kernels."""
     activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if CUDA else [])]
     schedule = torch.profiler.schedule(wait=0, warmup=2, active=RECORDED)
     with torch.profiler.profile(

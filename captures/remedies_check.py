@@ -58,7 +58,7 @@ FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torc
 
 
 def attention_and_tokens(batch: int, patches: int, dtype: torch.dtype, spread: float, queries: int = 2) -> tuple:
-    """Random attention of so many queries, and tokens."""
+    """Random attention weights with this number of queries, and random tokens."""
     generator = torch.Generator(DEVICE).manual_seed(batch * 10_000 + patches)
     shape = (batch, HEADS, queries, 1 + patches)
     logits = spread * torch.randn(shape, device=DEVICE, generator=generator)
@@ -120,14 +120,14 @@ def gate_jobs() -> list[dict[str, Any]]:
 
 
 def warm_jobs() -> list[Any]:
-    """What later stages compile: tiles of the kernel, and cells through torch.compile."""
+    """Compiles in advance for later stages: tiles of the kernel, and cells through torch.compile."""
     tiles = [("tiles", shape, tile) for shape in SCAN_SHAPES for tile in SCAN_TILES]
     timed = [("timed", shape, fuse) for shape in REDUCTION_SHAPES for fuse in (False, True)]
     return [("cell", cell) for group in groups() for cell in group if cell.execution == "compile"] + tiles + timed
 
 
 def worker(index: int, count: int, out: Path) -> None:
-    """One worker's share; first what takes longest to compile."""
+    """One worker's share, the longest compilations first."""
     from warplens.workloads.vision import prepare
 
     cells = [job for job in warm_jobs() if job[0] == "cell"]
@@ -158,7 +158,7 @@ def worker(index: int, count: int, out: Path) -> None:
 
 
 def gate(options: argparse.Namespace, out: Path, deadline: float) -> None:
-    """Runs the workers and says what failed."""
+    """Runs the workers and prints failures."""
     began = time.monotonic()
     if QUICK:
         worker(0, 1, out)
@@ -212,7 +212,7 @@ SCAN_TILES = [Tiles(16, 4)] if QUICK else [Tiles(t, w) for t in (8, 16, 32) for 
 
 
 def variants(keep: float) -> dict[str, Any]:
-    """The sequences to compare: as published, without what only a visualisation reads, and fused."""
+    """The implementations to compare: as published, without the list for visualisation, and fused."""
     return {
         "topk": TopK(keep), "topk, no listing": TopK(keep, visualisation=False),
         "topk-fused": FusedTopK(keep), "topk-fused, no listing": FusedTopK(keep, visualisation=False),
@@ -228,7 +228,7 @@ def synchronize() -> None:
 
 
 def wall_us(call: Any) -> float:
-    """Microseconds a call when calls are issued back to back: the host's time, or the GPU's if that is more."""
+    """Microseconds per call with calls issued back to back: the larger of host and GPU time."""
     synchronize()
     began = time.perf_counter_ns()
     for _ in range(CALLS):
@@ -254,7 +254,7 @@ def captured(call: Any) -> Any:
 
 
 def gpu_us(graph: Any) -> float:
-    """Microseconds a call of a graph of many: the GPU's time, no host in between."""
+    """Microseconds per call in a graph of many calls: the GPU's time without the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(REPLAYS):
@@ -352,7 +352,7 @@ LATER = (2, 3) if QUICK else (6, 8, 10)
 
 
 def groups() -> list[list[TokenReductionCell]]:
-    """Cells that take turns: the variants at one input size and batch."""
+    """Cells measured in turns: the variants at one input size and batch."""
     made = []
     shapes = [(20, 1)] if QUICK else [(224, 1), (448, 1), (224, 8), (448, 8), (224, 16), (448, 16)]
     for side, batch in shapes:
@@ -381,7 +381,7 @@ def groups() -> list[list[TokenReductionCell]]:
 
 
 def steps(out: Path, began: float, seconds: float) -> None:
-    """Measures the groups, one after another, as long as there is time."""
+    """Measures the groups one after another until the time is up."""
     facts, records = environment(DEVICE), []
     command = "python3 captures/remedies_check.py OUT"
     for cells in groups():

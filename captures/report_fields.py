@@ -1,4 +1,4 @@
-"""Finds out what the message fields of a report mean: for each column of its export, the fields that hold its values.
+"""Infers the meaning of the message fields of a report: for each column of its export, the fields with its values.
 
     python captures/report_fields.py REPORT EXPORT [TABLE]
 
@@ -26,22 +26,22 @@ _AGREE = 0.9
 
 
 def fields_of(content: bytes, begin: int, end: int, path: tuple[int, ...] = ()) -> Fields:
-    """All fields of a message and of those in it, by the path of field numbers."""
-    found: Fields = {}
+    """All fields of a message and its submessages, by the path of field numbers."""
+    by_path: Fields = {}
     for key, value, stop in fields(content, begin, end):
         here = (*path, key >> 3)
         if key & 7 != BYTES:
-            found[here] = value - 2**64 if value >= 2**63 else value
+            by_path[here] = value - 2**64 if value >= 2**63 else value
             continue
-        found[here] = content[value:stop]
+        by_path[here] = content[value:stop]
         if len(here) < _DEPTH:
             with suppress(DamagedError):  # a text
-                found |= fields_of(content, value, stop, here)
-    return found
+                by_path |= fields_of(content, value, stop, here)
+    return by_path
 
 
 def events_of(path: Path) -> dict[tuple[int, int | None], list[Fields]]:
-    """The events of a report by begin and end, wherever in their message these stand."""
+    """The events of a report by begin and end, for every position of these in the message."""
     found: dict[tuple[int, int | None], list[Fields]] = {}
     with opened(path, path) as source:
         for block, spans, _ in source.blocks():
@@ -57,7 +57,7 @@ def events_of(path: Path) -> dict[tuple[int, int | None], list[Fields]]:
 
 
 def show(table: str, rows: list[dict[str, Any]], events: dict[tuple[int, int | None], list[Fields]]) -> None:
-    """Prints what is found for one table."""
+    """Prints the result for one table."""
     pairs = [(row, events.get((row["start"], row.get("end")), [])) for row in rows]
     sure = [(row, found[0]) for row, found in pairs if len(found) == 1]
     kinds = Counter(event.get((1,)) for _, event in sure)

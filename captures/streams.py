@@ -36,7 +36,7 @@ torch.cuda.init()
 
 
 def blocking() -> torch.cuda.Stream:
-    """A stream that waits for the legacy default stream, and makes it wait."""
+    """A blocking stream, which synchronises with the legacy default stream."""
     handle = ctypes.c_void_p()
     torch.cuda.cudart().cudaStreamCreate(ctypes.addressof(handle))
     return torch.cuda.ExternalStream(handle.value)
@@ -50,12 +50,12 @@ torch.cuda.synchronize()
 
 
 def step() -> None:
-    """Kernels in turns on the two streams."""
+    """Kernels on the two streams in alternation."""
     for number in range(KERNELS):
-        mine, other = (first, second) if number % 2 == 0 else (second, first)
+        own, other = (first, second) if number % 2 == 0 else (second, first)
         if case == "events":
-            mine.wait_stream(other)
-        with torch.cuda.stream(mine):
+            own.wait_stream(other)
+        with torch.cuda.stream(own):
             if case == "full":
                 torch.mm(matrix, matrix, out=outs[number % 2])
             else:

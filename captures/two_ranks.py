@@ -114,7 +114,7 @@ def synchronize() -> None:
 
 
 def timed(steps: dict[str, Step]) -> dict[str, list[float]]:
-    """Milliseconds a step of each variant, round by round in turn."""
+    """Milliseconds per step of each variant, measured in turns, round by round."""
     samples: dict[str, list[float]] = {variant: [] for variant in steps}
     for number in range(ROUNDS):
         for variant in list(steps)[:: 1 if number % 2 == 0 else -1]:
@@ -129,7 +129,7 @@ def timed(steps: dict[str, Step]) -> dict[str, list[float]]:
 
 
 def traced(step: Step, path: Path) -> None:
-    """A few steps under torch.profiler, a file a rank."""
+    """A few steps under torch.profiler, one file per rank."""
     activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if CUDA else [])]
     synchronize()
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
@@ -155,7 +155,7 @@ def under_nsys(step: Step) -> None:
 
 
 def rank_of_two(rank: int, how: str, name: str, out: str) -> None:
-    """What one rank does."""
+    """The program of one rank."""
     if CUDA:
         torch.cuda.set_device(rank)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ.get("MASTER_PORT", "29511")}
@@ -172,10 +172,10 @@ def rank_of_two(rank: int, how: str, name: str, out: str) -> None:
     else:
         samples = timed(steps)
         if rank == 0:
-            told: dict[str, Any] = {"name": name, "samples_ms": samples, "ratio": statistics.median(
+            result: dict[str, Any] = {"name": name, "samples_ms": samples, "ratio": statistics.median(
                 before / after for before, after in zip(samples["before"], samples["after"], strict=True))}  # fmt: skip
-            (Path(out) / f"{name}.json").write_text(json.dumps(told))
-            print(name, {key: round(statistics.median(values), 3) for key, values in samples.items()}, told["ratio"])
+            (Path(out) / f"{name}.json").write_text(json.dumps(result))
+            print(name, {key: round(statistics.median(values), 3) for key, values in samples.items()}, result["ratio"])
         traced(steps["before"], Path(out) / f"{name}__rank{rank}.pt.trace.json")
     synchronize()
     dist.destroy_process_group()

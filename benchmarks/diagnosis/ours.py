@@ -1,4 +1,4 @@
-"""What Warplens says of the suite: verdicts, findings, and the step times that it predicts."""
+"""Results of Warplens on the suite: verdicts, findings, and predicted step times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHANGES", "Foretold", "Profiled", "claims_of", "foretold", "profiled"]
 
-#: What each remedy of the suite is called among the predictions, by case where cases differ.
+#: Remedy of the suite (or case and remedy, where cases differ) → name of the change among the predictions.
 CHANGES = {
     "cuda-graph": "cuda-graph",
     "no-sync": "no-synchronization",
@@ -33,20 +33,20 @@ CHANGES = {
     ("launches_and_copy", "pinned"): "async-copies",
 }
 
-#: Where the steps that were found are not the program's own, their number is off by more than this.
+#: The steps that were found are not the program's own if their duration differs by more than this share.
 _OTHER_STEPS = 0.2
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """One profile of the suite, read."""
+    """A profile of the suite that has been read."""
 
     case: Case
     source: str
     timeline: Timeline
 
     def diagnosis(self, thresholds: Thresholds = DEFAULTS) -> Diagnosis:
-        """What `warplens diagnose` says of it."""
+        """The diagnosis, as by `warplens diagnose`."""
         return diagnose(self.timeline, self.timeline.window(), thresholds=thresholds)
 
 
@@ -56,11 +56,11 @@ class Foretold:
 
     Attributes:
         remedy: the variant of the case.
-        change: the prediction's name for it.
-        baseline_ns: the step without the remedy.
-        predicted_ns: the step with it, as predicted; None where no prediction is made.
-        measured_ns: the step with it, as measured.
-        model_error: how far the replay of the unchanged schedule is off.
+        change: name of the prediction.
+        baseline_ns: step time without the remedy.
+        predicted_ns: predicted step time with it; None without a prediction.
+        measured_ns: measured step time with it.
+        model_error: error of the replay of the unchanged schedule.
     """
 
     case: str
@@ -74,7 +74,7 @@ class Foretold:
 
     @property
     def error(self) -> float | None:
-        """By how much the predicted step is too long (+) or too short (-), as a share of the measured one."""
+        """predicted_ns / measured_ns − 1; None without a prediction."""
         return None if self.predicted_ns is None else self.predicted_ns / self.measured_ns - 1
 
 
@@ -85,9 +85,9 @@ def profiled(case: Case, source: str, variant: str = "baseline") -> Profiled | N
 
 
 def claims_of(diagnosis: Diagnosis) -> list[str]:
-    """The verdict, then every other finding that is worth a warning."""
-    serious = [found.id for found in diagnosis.findings if found.severity != "info"]
-    return list(dict.fromkeys([diagnosis.verdict, *serious]))
+    """The verdict, then every other finding that warns."""
+    warnings = [finding.id for finding in diagnosis.findings if finding.severity != "info"]
+    return list(dict.fromkeys([diagnosis.verdict, *warnings]))
 
 
 def foretold(profile: Profiled, unprofiled: bool) -> Iterator[Foretold]:
@@ -95,36 +95,35 @@ def foretold(profile: Profiled, unprofiled: bool) -> Iterator[Foretold]:
 
     Args:
         profile: the baseline.
-        unprofiled: compare steps without a profiler: the prediction is told how long the baseline's take. Else steps
-            under the same profiler, which exist for the variants that were profiled.
+        unprofiled: compare steps without a profiler, the baseline's step time being an input of the prediction; else
+            steps under the same profiler, for variants that were profiled.
     """
     case, source = profile.case, profile.source
     window = profile.timeline.window()
-    own = case.profiled_step_ns(source)
-    if own is None or not window.steps:
+    profiled_ns = case.profiled_step_ns(source)
+    if profiled_ns is None or not window.steps:
         return
-    # Programs without ranges may have steps that repeat inside: a layer. Their number relates to the program's own.
-    ratio = window.duration_ns / len(window.steps) / own
+    # In programs without ranges, a part of a step that repeats (a layer) may be found as a step.
+    ratio = window.duration_ns / len(window.steps) / profiled_ns
     ratio = ratio if abs(ratio - 1) > _OTHER_STEPS else 1.0
-    baseline = case.step_ns() if unprofiled else own
+    baseline = case.step_ns() if unprofiled else profiled_ns
     if baseline is None:
         return
-    told = {
-        found.change: found for found in predictions(profile.timeline, window, baseline * ratio if unprofiled else None)
-    }
+    step_ns = baseline * ratio if unprofiled else None
+    by_change = {prediction.change: prediction for prediction in predictions(profile.timeline, window, step_ns)}
     for remedy in case.entry.get("remedies", ()):
         change = CHANGES.get((case.name, remedy), CHANGES.get(remedy))
         measured = case.step_ns(remedy) if unprofiled else case.profiled_step_ns(source, remedy)
         if change is None or measured is None:
             continue
-        found = told.get(change)
+        prediction = by_change.get(change)
         yield Foretold(
             case=case.name,
             source=source,
             remedy=remedy,
             change=change,
             baseline_ns=baseline,
-            predicted_ns=found.predicted_ns / ratio if found else None,
+            predicted_ns=prediction.predicted_ns / ratio if prediction else None,
             measured_ns=measured,
-            model_error=found.model_error if found else None,
+            model_error=prediction.model_error if prediction else None,
         )

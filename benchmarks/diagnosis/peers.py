@@ -51,7 +51,7 @@ _RULES = {
     "gpu_time_util": "idle",
 }
 
-#: What nsys-ai's labels and patterns mean, the first that fits.
+#: Pattern in nsys-ai's labels → our cause; the first match counts.
 CAUSES = (
     (re.compile(r"sync blocks|synchronization|synchronous memset", re.IGNORECASE), "host-sync"),
     (re.compile(r"H2D|memcpy|pageable|transfer", re.IGNORECASE), "blocking-copy"),
@@ -67,7 +67,7 @@ _PATIENCE_S = 300
 
 
 def claims_of_nsys(rows: dict[str, list[float]]) -> list[str]:
-    """What the rules of `nsys analyze` claim, the costliest named cause first, by the durations (ns) of their rows."""
+    """Causes claimed by the rules of `nsys analyze`, the costliest named one first, from the durations (ns) of rows."""
     costs: dict[str, float] = {}
     for rule, durations in rows.items():
         if durations:
@@ -76,7 +76,7 @@ def claims_of_nsys(rows: dict[str, list[float]]) -> list[str]:
 
 
 def claims_of_nsys_ai(findings: list[dict[str, str]]) -> list[str]:
-    """What the findings of nsys-ai claim, the worst named cause first."""
+    """Causes claimed by the findings of nsys-ai, the most severe named one first."""
     if any(finding["severity"] == FAILED for finding in findings):
         return [FAILED]
     order = {"critical": 0, "warning": 1}
@@ -86,8 +86,8 @@ def claims_of_nsys_ai(findings: list[dict[str, str]]) -> list[str]:
 
 
 def ask_nsys(nsys: str, export: Path) -> dict[str, list[float]]:
-    """The rows of each rule, as the durations in them."""
-    found: dict[str, list[float]] = {}
+    """Durations in the rows of each rule."""
+    durations: dict[str, list[float]] = {}
     for rule in _RULES:
         process = subprocess.run(
             [nsys, "analyze", "--rule", f"{rule}:rows=-1", "--format", "csv", "--output", "-", str(export)],
@@ -98,19 +98,19 @@ def ask_nsys(nsys: str, export: Path) -> dict[str, list[float]]:
         )
         table = [line for line in process.stdout.splitlines() if "," in line and not line.startswith("Processing")]
         rows = list(csv.DictReader(io.StringIO("\n".join(table))))
-        found[rule] = [float(row["Duration (ns)"]) for row in rows if row.get("Duration (ns)")]
-    return found
+        durations[rule] = [float(row["Duration (ns)"]) for row in rows if row.get("Duration (ns)")]
+    return durations
 
 
 def ask_nsys_ai(nsys_ai: str, export: Path) -> list[dict[str, str]]:
-    """Severity and words of each finding of `diagnose`, then of the skill that names anti-patterns."""
-    found: list[dict[str, str]] = []
+    """Severity and label of each finding of `diagnose`, then of the skill for anti-patterns."""
+    findings: list[dict[str, str]] = []
     session = str(export.parent / "session")
     for command in (
         ["diagnose", str(export), "--session", session],
         ["skill", "run", "root_cause_matcher", str(export)],
     ):
-        for _ in range(3):  # runs beside each other sometimes keep each other from writing
+        for _ in range(3):  # concurrent runs sometimes prevent each other from writing
             process = subprocess.run(
                 [nsys_ai, *command, "--format", "json"],
                 capture_output=True,
@@ -127,8 +127,10 @@ def ask_nsys_ai(nsys_ai: str, export: Path) -> list[dict[str, str]]:
         begin = min((at for at in (process.stdout.find("{"), process.stdout.find("[")) if at >= 0), default=0)
         answer = json.loads(process.stdout[begin:])
         rows: list[dict[str, Any]] = answer["findings"] if isinstance(answer, dict) else answer
-        found += [{"severity": row["severity"], "label": row.get("label") or row.get("pattern") or ""} for row in rows]
-    return found
+        findings += [
+            {"severity": row["severity"], "label": row.get("label") or row.get("pattern") or ""} for row in rows
+        ]
+    return findings
 
 
 def _ask(path: Path, nsys: str, nsys_ai: str) -> dict[str, Any]:
@@ -139,27 +141,26 @@ def _ask(path: Path, nsys: str, nsys_ai: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Asks both tools about every case and writes down what they said."""
+    """Runs both tools on every case and stores their answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nsys", default="nsys")
     parser.add_argument("--nsys-ai", default="nsys-ai")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="ask about these again; keep the other answers")
     options = parser.parse_args()
     version = subprocess.run([options.nsys, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\d+(?:\.\d+){2}", version)
-    every = [*cases(), *cases(HELD_OUT)]
-    paths = {case.name: path for case in every if (path := case.path("nsys")) is not None}
+    number = re.search(r"\d+(?:\.\d+){2}", version)
+    paths = {case.name: path for case in (*cases(), *cases(HELD_OUT)) if (path := case.path("nsys")) is not None}
     known: dict[str, Any] = {}
     if options.only:
         known = json.loads(RESULTS.read_text(encoding="utf-8"))["answers"]
         paths = {name: path for name, path in paths.items() if name in options.only}
     with ThreadPoolExecutor(4) as pool:  # nsys-ai mostly waits
         answers = list(pool.map(lambda path: _ask(path, options.nsys, options.nsys_ai), paths.values()))
-    said = {
-        "nsys": found.group() if found else "unknown",
+    result = {
+        "nsys": number.group() if number else "unknown",
         "answers": {**known, **dict(zip(paths, answers, strict=True))},
     }
-    RESULTS.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"{len(answers)} cases", file=sys.stderr)
 
 

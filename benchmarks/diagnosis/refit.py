@@ -1,9 +1,9 @@
-"""Were the thresholds fitted to single files? Each is fitted anew to all cases but one, and that one is judged by them.
+"""Leave-one-out check that the thresholds are not fitted to single files.
 
-A threshold may take its own value or one of `FACTORS` times what it says (for shares near 1, times the distance to 1).
-For each case left out, every threshold takes the value with which most of the other cases get a right verdict, and of
-several such values the one nearest to its own. If the verdict of the case that was left out stays the same, it did not
-depend on having been looked at.
+Each threshold may take its own value or that times one of `FACTORS` (for ceilings, the distance to 1 is scaled). For
+each case left out, every threshold takes the value with which most of the other cases get a right verdict, and among
+several such values the one nearest to its own. If the verdict of the case that was left out stays the same, it does not
+depend on the case having been seen.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _AS_IS = ("", 1.0)
 
 
 def candidates() -> list[tuple[str, float]]:
-    """Every way to move one threshold."""
+    """All (threshold, factor) that change one threshold."""
     return [(name, factor) for name in asdict(DEFAULTS) for factor in FACTORS]
 
 
 def moved(*moves: tuple[str, float]) -> Thresholds:
-    """The thresholds with these moved."""
+    """The default thresholds with these changed."""
     changed = {}
     for name, factor in moves:
         value = getattr(DEFAULTS, name, None)

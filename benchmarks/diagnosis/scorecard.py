@@ -179,12 +179,12 @@ def _limit(item: Foretold) -> float:
 
 def _prediction_summary(found: Sequence[Foretold]) -> Iterator[str]:
     for name, wanted in (("CUDA graph", True), ("other remedies", False)):
-        told = [item for item in found if (item.change == "cuda-graph") == wanted and item.error is not None]
-        within = sum(abs(item.error) <= _limit(item) for item in told if item.error is not None)
-        errors = [abs(item.error) for item in told if item.error is not None]
-        if told:
+        predicted = [item for item in found if (item.change == "cuda-graph") == wanted and item.error is not None]
+        within = sum(abs(item.error) <= _limit(item) for item in predicted if item.error is not None)
+        errors = [abs(item.error) for item in predicted if item.error is not None]
+        if predicted:
             yield (
-                f"* {name}: {within} of {len(told)} within {100 * _limit(told[0]):.0f} %; "
+                f"* {name}: {within} of {len(predicted)} within {100 * _limit(predicted[0]):.0f} %; "
                 f"median error {100 * statistics.median(errors):.1f} %."
             )
 
@@ -211,11 +211,11 @@ def _text(quick: bool) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a finding expects of the remedy that was timed.
+    """The gain that a finding expects from a remedy, beside the measured one.
 
     Attributes:
-        measured: how many times as fast a step without a profiler became: mean, and by the quartiles of both.
-        expected: the same, as the finding has it; `interval` of 90 %, and `bound`; None where it cannot be told.
+        measured: speedup of a step without a profiler: mean, and its range by the quartiles of both times.
+        expected: speedup stated by the finding, with the `interval` of 90 % and the `bound` (None where unknown).
     """
 
     case: str
@@ -229,23 +229,23 @@ class Expected:
 
     @property
     def holds(self) -> bool:
-        """Whether the interval reaches what was measured."""
+        """Whether the interval overlaps with the measured range."""
         return self.interval[0] <= self.measured[2] and self.measured[1] <= self.interval[1]
 
     @property
     def exceeds(self) -> bool:
-        """Whether more was measured than the bound allows."""
+        """Whether the measured range lies above the bound."""
         return self.bound is not None and self.measured[1] > self.bound
 
 
-def _expected(profile: Profiled, found: Diagnosis) -> Iterator[Expected]:
+def _expected(profile: Profiled, diagnosis: Diagnosis) -> Iterator[Expected]:
     case = profile.case
-    times = {name: told.get("unprofiled_ns") for name, told in case.entry["variants"].items()}
+    times = {name: variant.get("unprofiled_ns") for name, variant in case.entry["variants"].items()}
     before = times["baseline"]
     for remedy in case.entry.get("remedies", ()):
         after = times.get(remedy)
         change = CHANGES.get((case.name, remedy), CHANGES.get(remedy, remedy))
-        finding = found.finding(FINDINGS.get(change, ""))
+        finding = diagnosis.finding(FINDINGS.get(change, ""))
         if not before or not after or finding is None or finding.expected is None or finding.expected_interval is None:
             continue
         mean = before["wall_mean_ns"] / after["wall_mean_ns"]
@@ -260,20 +260,20 @@ def _expected(profile: Profiled, found: Diagnosis) -> Iterator[Expected]:
 
 
 def _gains(profiles: Sequence[Profiled]) -> Iterator[str]:
-    """What findings expect of the remedies that were timed: the profile is all that they know."""
-    told = [each for profile in profiles for each in _expected(profile, profile.diagnosis())]
-    near = sum(abs(each.measured[0] / each.expected - 1) <= ERROR for each in told)
+    """The section on expected gains, which findings derive from the profile alone."""
+    gains = [each for profile in profiles for each in _expected(profile, profile.diagnosis())]
+    near = sum(abs(each.measured[0] / each.expected - 1) <= ERROR for each in gains)
     yield "### Expected and measured gains\n"
     yield (
         "What the finding expects whose remedy was timed, from the profile alone, without a profiler. Remedies that no "
         "finding proposes, such as half of the bytes, are held against none.\n"
     )
     yield (
-        f"Within {100 * ERROR:.0f} %: {_share(near, len(told))}; in the interval: "
-        f"{_share(sum(each.holds for each in told), len(told))}; above the bound: "
-        f"{_share(sum(each.exceeds for each in told), len(told))}.\n"
+        f"Within {100 * ERROR:.0f} %: {_share(near, len(gains))}; in the interval: "
+        f"{_share(sum(each.holds for each in gains), len(gains))}; above the bound: "
+        f"{_share(sum(each.exceeds for each in gains), len(gains))}.\n"
     )
-    missed = [each for each in told if not each.holds or each.exceeds]
+    missed = [each for each in gains if not each.holds or each.exceeds]
     if missed:
         yield _row("not in the interval", "profile", "remedy", "finding", "measured", "expected", "bound")
         yield _row("---", "---", "---", "---", "---:", "---:", "---:")
@@ -317,7 +317,7 @@ def _section(all_cases: Sequence[Case], profiles: Sequence[Profiled]) -> Iterato
 
 
 def _judged(all_cases: Sequence[Case]) -> Iterator[str]:
-    """What the measured times say of the cases themselves."""
+    """The section on cases whose measured times contradict the planted cause or the healthy label."""
     unscored = [case for case in all_cases if not case.is_healthy and (not case.is_scored or case.is_mixed)]
     if unscored:
         yield "Planted, and by the measured times of the remedies not the largest cause:\n"
@@ -344,15 +344,15 @@ def _judged(all_cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _predictions(profiles: Sequence[Profiled]) -> Iterator[str]:
-    told = [item for profile in profiles for item in foretold(profile, unprofiled=True)]
-    worth = [item for item in told if abs(1 - item.measured_ns / item.baseline_ns) >= LEAST_EFFECT]
+    items = [item for profile in profiles for item in foretold(profile, unprofiled=True)]
+    effective = [item for item in items if abs(1 - item.measured_ns / item.baseline_ns) >= LEAST_EFFECT]
     yield "### Predicted and measured steps without a profiler\n"
     yield (
         "The prediction knows the profile of the baseline and how long its steps take without a profiler; the remedy "
         "was then applied and timed without a profiler.\n"
     )
-    yield "\n".join(_prediction_summary(worth)) + "\n"
-    yield "\n".join(_prediction_table(worth)) + "\n"
+    yield "\n".join(_prediction_summary(effective)) + "\n"
+    yield "\n".join(_prediction_table(effective)) + "\n"
     under = [item for profile in profiles for item in foretold(profile, unprofiled=False)]
     if under:
         yield "### Predicted and measured steps under the same profiler\n"
@@ -403,7 +403,7 @@ def _refit(profiles: Sequence[Profiled]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Prints the scorecard and writes it down."""
+    """Prints and stores the scorecard."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="do not fit the thresholds anew")
     options = parser.parse_args()

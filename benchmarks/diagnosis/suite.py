@@ -1,4 +1,4 @@
-"""The planted-cause suite as it is shipped: cases, their files, what is right to say of them, and measured times."""
+"""The planted-cause suite as shipped: cases, their files, accepted verdicts, and measured times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["FORMATS", "HELD_OUT", "SHIPPED", "Case", "cases"]
 
 SHIPPED = Path(__file__).resolve().parents[2] / "data" / "planted"
-#: Programs that were written, and recorded, when the rules stood.
+#: Programs that were written and recorded after the rules were fixed.
 HELD_OUT = Path(__file__).parent / "held_out"
 FORMATS = ("nsys", "torch")
 
@@ -21,8 +21,8 @@ class Case:
     """One program of the suite.
 
     Attributes:
-        entry: what the index says of it.
-        folder: where its profiles lie.
+        entry: of the index.
+        folder: with its profiles.
     """
 
     entry: dict[str, Any]
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Meaning called."""
+        """Name of the program."""
         return str(self.entry["name"])
 
     @property
@@ -39,7 +39,7 @@ class Case:
         return bool(self.entry.get("healthy", False))
 
     def is_control(self, source: str) -> bool:
-        """Whether nothing is planted, and the profile of this profiler shows a healthy program, too."""
+        """Whether nothing is planted, and this profiler's profile shows a healthy program as well."""
         return self.is_healthy and source in self.entry["measured"]["healthy_in"]
 
     @property
@@ -49,21 +49,21 @@ class Case:
 
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
-        """The findings that are right to name first, the planted one first."""
-        return tuple(next((found for found in self.entry["verdict"].values() if found), ()))
+        """The findings that are correct as the first one, the planted one first."""
+        return tuple(next((findings for findings in self.entry["verdict"].values() if findings), ()))
 
     @property
     def is_scored(self) -> bool:
-        """Whether one cause is to be named first: there is one, and measured times do not say that it is negligible."""
+        """Whether a cause is planted that is not negligible by measured times."""
         return self.is_mixed or (bool(self.verdicts) and self.entry["measured"].get("dominates", True) is not False)
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the planted cause is real, and another one that is accepted, too, costs more."""
+        """Whether the planted cause is real, but another accepted one costs more."""
         return self.entry["measured"].get("dominates") is False and len(self.verdicts) > 1
 
     def path(self, source: str, variant: str = "baseline") -> Path | None:
-        """The profile that this profiler made of a variant; None where there is none."""
+        """The profile of a variant by this profiler; None where there is none."""
         name = self.entry["variants"].get(variant, {}).get("files", {}).get(source)
         return self.folder / name if name else None
 
@@ -77,6 +77,6 @@ class Case:
 
 
 def cases(folder: Path = SHIPPED) -> list[Case]:
-    """All cases in a folder, as its index has them."""
+    """All cases in the index of a folder."""
     index = json.loads((folder / "INDEX.json").read_text(encoding="utf-8"))
     return [Case(entry, folder) for entry in index["cases"]]

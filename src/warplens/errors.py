@@ -1,6 +1,6 @@
-"""The errors that Warplens raises on purpose.
+"""Deliberate errors of Warplens.
 
-Every one of them ends as one clear line for the person at the terminal.
+Each is shown as one line to the person at the terminal.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ __all__ = ["MissingDataError", "SchemaError", "UnreadableInputError", "UsageErro
 
 
 class WarplensError(Exception):
-    """Base of all deliberate errors. Its text is one line: what, found where, and what to do next."""
+    """Base of all deliberate errors. Its text is one line: the problem, its place, and the next step."""
 
 
 class UsageError(WarplensError):
-    """The request cannot be carried out as it was worded (an unknown range, a window outside the capture, …)."""
+    """The request is invalid (an unknown range, a window outside the capture, …)."""
 
 
 class UnreadableInputError(WarplensError):
     """A file cannot be read as a profile.
 
-    The message always has three parts: which file, what was found in it, and what the user can do.
-    Only the file's own name is shown, never the folders above it: paths carry user names.
+    The message always has three parts: the file, the problem found in it, and what the user can do. Only the file's own
+    name is shown, never the folders above it: paths contain user names.
     """
 
     def __init__(self, path: Path | str, found: str, advice: str) -> None:
@@ -33,8 +33,8 @@ class UnreadableInputError(WarplensError):
 
 
 class MissingDataError(WarplensError):
-    """A profile was read, but it holds nothing that could answer this question (no kernels, no ranges, …)."""
+    """A profile was read, but lacks the data for this question (no kernels, no ranges, …)."""
 
 
 class SchemaError(WarplensError):
-    """A frame does not have the columns and types that its table declares; a defect of a reader, not of the input."""
+    """A frame does not match the columns and types of its table; a defect of a reader, not of the input."""

@@ -1,4 +1,4 @@
-"""Regular expressions that cost nothing until they are used: a program asks for few of those that it knows."""
+"""Regular expressions that are compiled on first use: a program needs few of those it defines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class _Lazy:
         self._stated = (text, flags)
 
     def __getattr__(self, name: str) -> Any:
-        # Only names that are not there yet come here; the next use of a method finds it as an attribute.
+        # Only called for missing names; the next use of a method finds it as an attribute.
         value = self.__dict__[name] = getattr(re.compile(*self._stated), name)
         return value
 
 
 def lazy_pattern(text: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """What `re.compile` returns, compiled when a method of it is first asked for.
+    """Like `re.compile`, but compiled when a method of it is first used.
 
     Compiling the hundred patterns that classify names takes longer than reading a small profile.
     """

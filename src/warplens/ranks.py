@@ -1,9 +1,8 @@
-"""Many profiles of one distributed run: each file read and summarised on its own, in bounded memory.
+"""Many profiles of one distributed run: each file is read and summarised separately, in bounded memory.
 
-The questions themselves are answered by `warplens.analysis.ranks` and `warplens.diagnosis`; here is what carries them
-to many files: worker processes on this machine (`local`), or an existing Dask cluster (`cluster`). Both run the same
-function on each file (`files`), so that the results are the same. May import: `warplens.readers`, `warplens.diagnosis`
-and what they know.
+The analysis is in `warplens.analysis.ranks` and `warplens.diagnosis`. This module runs it on many files, in worker
+processes on this machine or on an existing Dask cluster. Both run the same function per file, so that the results are
+the same. May import: `warplens.readers`, `warplens.diagnosis` and what they may import.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,12 +34,12 @@ from warplens.errors import UsageError, WarplensError
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.readers import read
 
-#: Files that are named where they are not the ranks of one run.
+#: Files named in the message of `NotOneRunError`.
 _NAMED: Final = 3
 
 
 class NotOneRunError(UsageError):
-    """Several profiles that nothing tells to be the ranks of one run."""
+    """Several profiles are not recognisable as the ranks of one run."""
 
     def __init__(self, sources: Sequence[str]) -> None:
         super().__init__(
@@ -53,11 +52,11 @@ class NotOneRunError(UsageError):
 
 @dataclass(frozen=True, eq=False)
 class RanksRun:
-    """What came of many files."""
+    """The analysis of many files across ranks."""
 
-    result: RanksResult  #: everything across ranks
+    result: RanksResult
     sources: tuple[str, ...]  #: the files that were used, in the order given
-    problems: tuple[str, ...]  #: why others were not, one line each
+    problems: tuple[str, ...]  #: errors of the others, one line each
 
 
 def analyse_ranks(
@@ -68,14 +67,14 @@ def analyse_ranks(
     scheduler: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> RanksRun:
-    """Summarise each profile and put the ranks together.
+    """Summarise each profile and analyse all ranks together.
 
     Args:
         paths: the profiles of one run; files, not folders.
-        window: as `Timeline.window` takes it; a span is in each file's own clock.
-        workers: processes on this machine; None for one a core.
+        window: as for `Timeline.window`; a span is in each file's own clock.
+        workers: processes on this machine; None for one per core.
         scheduler: address of an existing Dask cluster to use instead.
-        progress: is told how many profiles are done.
+        progress: receives the number of finished profiles as a text.
 
     Raises:
         UsageError: no profile could be used, a rank occurs twice, or the cluster cannot be reached.
@@ -84,7 +83,7 @@ def analyse_ranks(
         files = summarize_on_cluster(paths, window, scheduler, progress)
     else:
         files = summarize_locally(paths, window, workers, progress)
-    files = _once(files)
+    files = _without_merged(files)
     sources, problems = _used(files)
     progress("putting the ranks together")
     summaries = [(summary, number) for number, file in enumerate(files) for summary in file.ranks]
@@ -93,7 +92,11 @@ def analyse_ranks(
 
 
 def _used(files: Sequence[FileSummary]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The files that could be used, and why others could not; an error where none could."""
+    """The names of the files that were used, and the errors of the others.
+
+    Raises:
+        UsageError: no file could be used.
+    """
     problems = tuple(file.problem for file in files if file.problem is not None)
     if len(problems) == len(files):
         others = f" ({len(problems)} files in all)" if len(problems) > 1 else ""
@@ -103,7 +106,7 @@ def _used(files: Sequence[FileSummary]) -> tuple[tuple[str, ...], tuple[str, ...
 
 @dataclass(frozen=True, eq=False)
 class DiagnosedRank:
-    """One rank that was looked at by itself, with what is compared with others."""
+    """Diagnosis of one rank, with the data for comparing ranks."""
 
     summary: RankSummary
     facts: RankFacts
@@ -112,11 +115,11 @@ class DiagnosedRank:
 
 @dataclass(frozen=True, eq=False)
 class DiagnosedRun:
-    """What came of diagnosing many files."""
+    """The diagnosis of many files as the ranks of one run."""
 
     diagnosis: RunDiagnosis  #: of the run and of each rank
     sources: tuple[str, ...]  #: the files that were used, in the order given
-    problems: tuple[str, ...]  #: why others were not, one line each
+    problems: tuple[str, ...]  #: errors of the others, one line each
 
 
 def diagnose_ranks(
@@ -126,23 +129,23 @@ def diagnose_ranks(
     workers: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DiagnosedRun:
-    """Diagnose each profile, and the run that they are of. Arguments as of `analyse_ranks`.
+    """Diagnose each profile, and their run. Arguments as for `analyse_ranks`.
 
     Raises:
-        NotOneRunError: nothing tells that they are the ranks of one run.
+        NotOneRunError: the profiles are not recognisable as the ranks of one run.
         UsageError: no profile could be used.
     """
-    apart = NotOneRunError([path.name for path in paths])
+    not_one_run = NotOneRunError([path.name for path in paths])
     if not _may_be_a_rank(paths[0]):
-        raise apart  # before many others are read
-    files = _once(summarize_locally(paths, window, workers, progress, diagnose_file))
+        raise not_one_run  # before many others are read
+    files = _without_merged(summarize_locally(paths, window, workers, progress, diagnose_file))
     sources, problems = _used(files)
     progress("putting the ranks together")
-    found = run_diagnosis([file.diagnosed for file in files])
-    if found is None:
-        raise apart
-    run = replace(found.run, result=_with_note(found.run.result, files))
-    return DiagnosedRun(replace(found, run=run), sources, problems)
+    diagnosis = run_diagnosis([file.diagnosed for file in files])
+    if diagnosis is None:
+        raise not_one_run
+    run = replace(diagnosis.run, result=_with_note(diagnosis.run.result, files))
+    return DiagnosedRun(replace(diagnosis, run=run), sources, problems)
 
 
 def _may_be_a_rank(path: Path) -> bool:
@@ -156,79 +159,84 @@ def _may_be_a_rank(path: Path) -> bool:
 
 
 def diagnosed(timeline: Timeline, window: str | Window = "steady") -> tuple[DiagnosedRank, ...]:
-    """The ranks of one profile, each looked at by itself."""
-    found = []
-    for rank in rank_windows(timeline, window):
-        facts = rank_facts(gather(rank.timeline, rank.window))
-        found.append(DiagnosedRank(summary_of(rank), facts, diagnose(rank.timeline, rank.window)))
-    return tuple(found)
+    """The diagnosis of each rank of one profile."""
+    return tuple(
+        DiagnosedRank(
+            summary_of(rank),
+            rank_facts(gather(rank.timeline, rank.window)),
+            diagnose(rank.timeline, rank.window),
+        )
+        for rank in rank_windows(timeline, window)
+    )
 
 
 def one_run(timelines: Sequence[Timeline], window: Callable[[Timeline], Window]) -> RunDiagnosis | None:
-    """The diagnosis of the run that these profiles are of; None where they are not the ranks of one.
+    """The diagnosis of the run of these profiles; None if they are not the ranks of one.
 
     Args:
         timelines: the profiles.
-        window: the part of each that is analysed.
+        window: finds the part of each to analyse.
     """
     if not all(len(communication_rows(timeline)) for timeline in timelines):
         return None
     try:
         return run_diagnosis([diagnosed(timeline, window(timeline)) for timeline in timelines])
-    except UsageError:  # repeats of one rank, for example
+    except UsageError:  # for example, repeats of one rank
         return None
 
 
 def run_diagnosis(files: Sequence[Sequence[DiagnosedRank]]) -> RunDiagnosis | None:
-    """The diagnosis of the run that several files are of; None where nothing tells that they are of one.
+    """The diagnosis of the run of several files; None if they are not recognisable as one run.
 
-    They are if every rank communicates, and each file records its rank, or its name tells it; or if their collectives
-    ran at the same times.
+    They are one run if every rank communicates, and either every rank is known from its file or file name, or most
+    collectives ran at the same times on several ranks.
 
     Raises:
         UsageError: their ranks contradict each other.
     """
-    every = [(one, number) for number, ranks in enumerate(files) for one in ranks]
-    origin = {id(one.summary): (number, place) for number, ranks in enumerate(files) for place, one in enumerate(ranks)}
-    if not all(one.summary.collectives.height for one, _ in every):
+    origin = {
+        id(rank.summary): (file, part) for file, ranks in enumerate(files) for part, rank in enumerate(ranks)
+    }  # of each summary its file and its index within it
+    all_ranks = [rank for ranks in files for rank in ranks]
+    if not all(rank.summary.collectives.height for rank in all_ranks):
         return None
-    summaries, files_of = [one.summary for one, _ in every], [file for _, file in every]
-    run = run_of_ranks(summaries, lambda place: every[place][0].facts, files_of)
-    told = "order" not in run.result.placing.how
-    if not told and 2 * int(run.result.matching["matched"].sum()) < int(run.result.matching["kernels"].sum()):
+    summaries = [rank.summary for rank in all_ranks]
+    files_of_ranks = [file for file, ranks in enumerate(files) for _ in ranks]
+    run = run_of_ranks(summaries, lambda index: all_ranks[index].facts, files_of_ranks)
+    ranks_known = "order" not in run.result.placing.how
+    if not ranks_known and 2 * int(run.result.matching["matched"].sum()) < int(run.result.matching["kernels"].sum()):
         return None
-    by_summary = {id(one.summary): one.diagnosis for one, _ in every}
-    ranks = {
-        rank: by_summary[id(summary)] for rank, summary in zip(run.result.ranks, run.result.summaries, strict=True)
-    }
-    places = {rank: origin[id(each)] for rank, each in zip(run.result.ranks, run.result.summaries, strict=True)}
-    return replace(diagnose_run(run, ranks), origin=places)
+    diagnosis_of = {id(rank.summary): rank.diagnosis for rank in all_ranks}
+    placed = list(zip(run.result.ranks, run.result.summaries, strict=True))
+    diagnoses = {rank: diagnosis_of[id(summary)] for rank, summary in placed}
+    origins = {rank: origin[id(summary)] for rank, summary in placed}
+    return replace(diagnose_run(run, diagnoses), origin=origins)
 
 
 @dataclass(frozen=True, eq=False)
 class FileSummary:
-    """What became of a file."""
+    """The ranks of one file, or its error."""
 
-    source: str  #: its name, without folders
-    ranks: tuple[RankSummary, ...] = ()  #: one summary a rank; () where the file could not be used
-    problem: str | None = None  #: why not, one line; None where it could
-    diagnosed: tuple[DiagnosedRank, ...] = ()  #: its ranks with a diagnosis each, where one was asked for
-    merged: bool = False  #: whether traces of several ranks were merged into it
-    again: bool = False  #: it is such a file, and left out because others hold the ranks by themselves
+    source: str  #: file name without folders
+    ranks: tuple[RankSummary, ...] = ()  #: one summary per rank
+    problem: str | None = None  #: why the file could not be used, one line; None if it could
+    diagnosed: tuple[DiagnosedRank, ...] = ()  #: the ranks with diagnoses, if requested
+    merged: bool = False  #: whether traces of several ranks were merged into the file
+    again: bool = False  #: whether it is a merged file that was left out, since other files have the ranks singly
 
 
-def _once(files: Sequence[FileSummary]) -> list[FileSummary]:
-    """The files, of which those with merged traces tell nothing where others hold the ranks by themselves."""
-    alone = any(file.problem is None and not file.merged for file in files)
-    return [FileSummary(file.source, again=True) if alone and file.merged else file for file in files]
+def _without_merged(files: Sequence[FileSummary]) -> list[FileSummary]:
+    """The files, with merged ones marked as left out if other files have the ranks singly."""
+    has_single = any(file.problem is None and not file.merged for file in files)
+    return [FileSummary(file.source, again=True) if has_single and file.merged else file for file in files]
 
 
 def _with_note(result: RanksResult, files: Sequence[FileSummary]) -> RanksResult:
-    """The result, with a note on files that were left out because others hold what was merged into them."""
-    again = [file.source for file in files if file.again]
-    if not again:
+    """The result, with a note on merged files that were left out."""
+    left_out = [file.source for file in files if file.again]
+    if not left_out:
         return result
-    text = f"Traces of several ranks were merged into {', '.join(again)}: left out, for the others hold them."
+    text = f"Traces of several ranks were merged into {', '.join(left_out)}: left out, for the others hold them."
     return replace(result, notes=(*result.notes, Note("merged-traces", NoteLevel.INFO, text)))
 
 
@@ -237,7 +245,7 @@ def _is_merged(trace: Trace) -> bool:
 
 
 def summarize_file(path: str, window: str = "steady") -> FileSummary:
-    """Read one profile and reduce it to its ranks. Never raises for a bad file: one must not stop the others."""
+    """Read one profile and summarise its ranks. Errors are returned as `problem`, so that others are not stopped."""
 
     def reduced(source: str) -> FileSummary:
         trace = read(path, launch_configuration=False)
@@ -247,7 +255,7 @@ def summarize_file(path: str, window: str = "steady") -> FileSummary:
 
 
 def diagnose_file(path: str, window: str = "steady") -> FileSummary:
-    """Read one profile and diagnose each of its ranks. Never raises for a bad file."""
+    """Read one profile and diagnose each of its ranks. Errors are returned as `problem`."""
 
     def reduced(source: str) -> FileSummary:
         trace = read(path)
@@ -267,28 +275,30 @@ def _unless_bad(path: str, reduced: Callable[[str], FileSummary]) -> FileSummary
         return FileSummary(source, problem=f"{source}: there is not enough memory for it. Use fewer --workers")
     except OSError as error:
         return FileSummary(source, problem=f"{source}: {error.strerror or type(error).__name__}")
-    except Exception as error:  # a defect of ours in one file must not cost the answer on a hundred others
-        what = f"{type(error).__name__}: {error}"
-        return FileSummary(source, problem=f"{source}: {what}. This is a bug in Warplens: please report it")
+    except Exception as error:  # a bug that one file triggers must not stop the analysis of the others
+        description = f"{type(error).__name__}: {error}"
+        return FileSummary(source, problem=f"{source}: {description}. This is a bug in Warplens: please report it")
 
 
 #: Seconds to wait for the scheduler to answer.
 _CONNECT_S: Final = 15
 
-#: Seconds between two looks at what is finished, and, where nothing is, at who works.
+#: Seconds between two checks for finished files, and, without any, for workers.
 _LOOK_S, _ASK_S = 0.1, 5.0
 
-#: Seconds without any worker after which nobody is waited for: clusters that grow by need have theirs sooner.
+#: Seconds without any worker after which to give up; adaptive clusters start workers sooner.
 _ALONE_S: Final = 300.0
 
 
 def summarize_on_cluster(
     paths: Sequence[Path], window: str, scheduler: str, progress: Callable[[str], None]
 ) -> list[FileSummary]:
-    """Summarise each file on the workers of a Dask cluster; in the order given.
+    """Summarise each file on the workers of a Dask cluster; results are in the order of the files.
 
-    The workers open the files themselves, so that these must lie where every worker finds them under the same path, and
-    the workers must have Warplens installed.
+    The workers read the files, which must have the same paths there, and need Warplens.
+
+    Raises:
+        UsageError: Dask is not installed, or the cluster does not answer, is lost, or has no workers.
     """
     try:
         dask: Any = import_module("distributed")  # an optional dependency
@@ -306,7 +316,7 @@ def summarize_on_cluster(
             ) from None
         try:
             with client:
-                # Not pure: the same path may hold another file the next time.
+                # Not pure, so that Dask does not reuse results: the file may have changed.
                 futures = [client.submit(summarize_file, str(path.absolute()), window, pure=False) for path in paths]
                 _await_all(client, dask.as_completed(futures, loop=client.loop, raise_errors=False), paths, progress)
                 return [_result(future, path) for future, path in zip(futures, paths, strict=True)]
@@ -318,25 +328,25 @@ def summarize_on_cluster(
 
 
 def _await_all(client: Any, completed: Any, paths: Sequence[Path], progress: Callable[[str], None]) -> None:
-    """Waits until all is done, or no worker has been there for long.
+    """Wait until all files are done.
 
     Raises:
-        UsageError: nobody works, so that it would never be done.
+        UsageError: the cluster has had no worker for `_ALONE_S` seconds.
     """
-    done, asked = 0, time.monotonic()
-    seen = asked
+    done, last_check = 0, time.monotonic()
+    last_worker = last_check
     while done < len(paths):
         if batch := completed.next_batch(block=False):
             done += len(batch)
-            asked = seen = time.monotonic()
+            last_check = last_worker = time.monotonic()
             progress(f"summarised {done} of {len(paths)} profiles")
             continue
         time.sleep(_LOOK_S)
-        if time.monotonic() - asked > _ASK_S:
-            asked = time.monotonic()
+        if time.monotonic() - last_check > _ASK_S:
+            last_check = time.monotonic()
             if client.nthreads():
-                seen = asked
-            elif asked - seen > _ALONE_S:
+                last_worker = last_check
+            elif last_check - last_worker > _ALONE_S:
                 raise UsageError(
                     f"the Dask cluster has had no worker for {_ALONE_S:.0f} s; {done} of {len(paths)} profiles were "
                     "summarised. Start workers, or leave out --scheduler"
@@ -345,15 +355,15 @@ def _await_all(client: Any, completed: Any, paths: Sequence[Path], progress: Cal
 
 @contextmanager
 def _without_logs(*names: str) -> Iterator[None]:
-    """Keeps a library from writing its own tracebacks beside the one line that says what they mean."""
+    """Disable the loggers of libraries, which would print tracebacks besides our own message."""
     loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.partition(".")[0] in names]
-    quiet = [logger for logger in loggers if not logger.disabled]
-    for logger in quiet:
+    enabled = [logger for logger in loggers if not logger.disabled]
+    for logger in enabled:
         logger.disabled = True
     try:
         yield
     finally:
-        for logger in quiet:
+        for logger in enabled:
             logger.disabled = False
 
 
@@ -367,16 +377,15 @@ def _result(future: Any, path: Path) -> FileSummary:
     )
 
 
-#: More workers than this rarely help: the disk and the memory are shared.
+#: More workers rarely help, since disk and memory are shared.
 _MOST_WORKERS: Final = 16
 
-#: Files that one worker process reads before a fresh one takes its place. An allocator keeps what it was given; a new
-#: process is how memory stays that of the largest file and not of all.
+#: Files per worker process. Allocators keep freed memory, so workers are replaced to bound memory by the largest files.
 _FILES_PER_WORKER: Final = 16
 
 
 def default_workers() -> int:
-    """As many as this process may use cores, within reason."""
+    """The number of cores that this process may use, at most `_MOST_WORKERS`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, _MOST_WORKERS))
 
@@ -388,43 +397,36 @@ def summarize_locally(
     progress: Callable[[str], None],
     ask: Callable[[str, str], FileSummary] = summarize_file,
 ) -> list[FileSummary]:
-    """Summarise each file, or `ask` it something else, several at once; in the order given."""
+    """Summarise each file, or apply `ask` to it, in several processes; results are in the order of the files."""
     count = min(workers or default_workers(), len(paths))
     if count <= 1:
-        return [_told(ask(str(path), window), number, paths, progress) for number, path in enumerate(paths)]
-    found: list[FileSummary | None] = [None] * len(paths)
+        summaries = []
+        for path in paths:
+            summaries.append(ask(str(path), window))
+            progress(f"summarised {len(summaries)} of {len(paths)} profiles")
+        return summaries
+    by_index: dict[int, FileSummary] = {}
     batch = count * _FILES_PER_WORKER
-    done = 0
     for first in range(0, len(paths), batch):
-        for place, summary in _in_pool(paths, range(first, min(first + batch, len(paths))), window, count, ask):
-            found[place] = summary
-            done += 1
-            progress(f"summarised {done} of {len(paths)} profiles")
-    return [summary for summary in found if summary is not None]
-
-
-def _told(summary: FileSummary, number: int, paths: Sequence[Path], progress: Callable[[str], None]) -> FileSummary:
-    progress(f"summarised {number + 1} of {len(paths)} profiles")
-    return summary
+        for index, summary in _in_pool(paths, range(first, min(first + batch, len(paths))), window, count, ask):
+            by_index[index] = summary
+            progress(f"summarised {len(by_index)} of {len(paths)} profiles")
+    return [by_index[index] for index in range(len(paths))]
 
 
 def _in_pool(
-    paths: Sequence[Path], places: range, window: str, workers: int, ask: Callable[[str, str], FileSummary]
+    paths: Sequence[Path], indices: range, window: str, workers: int, ask: Callable[[str, str], FileSummary]
 ) -> Iterator[tuple[int, FileSummary]]:
-    # Fresh interpreters: a fork would copy the threads of Polars in whatever state they are.
+    # New interpreters, since a fork would copy the threads of Polars in an undefined state.
     context = multiprocessing.get_context("spawn")
     threads = os.environ.get("POLARS_MAX_THREADS")
-    os.environ["POLARS_MAX_THREADS"] = threads or "1"  # inherited by the workers, each of which has a core
+    os.environ["POLARS_MAX_THREADS"] = threads or "1"  # inherited by the workers, which have one core each
     try:
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            waiting: dict[Future[FileSummary], int] = {
-                pool.submit(ask, str(paths[place]), window): place for place in places
-            }
-            while waiting:
-                finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    place = waiting.pop(future)
-                    yield place, _local_result(future, paths[place])
+            index_of = {pool.submit(ask, str(paths[index]), window): index for index in indices}
+            for future in as_completed(index_of):
+                index = index_of[future]
+                yield index, _local_result(future, paths[index])
     finally:
         if threads is None:
             os.environ.pop("POLARS_MAX_THREADS", None)
@@ -434,7 +436,7 @@ def _local_result(future: Future[FileSummary], path: Path) -> FileSummary:
     try:
         return future.result()
     except BrokenProcessPool:
-        # The system ends processes that ask for more memory than there is; the pool is then lost with them.
+        # The system kills processes that exhaust memory, which breaks the whole pool.
         return FileSummary(
             path.name,
             problem=f"{path.name}: a worker process was ended from outside, most likely for lack of memory. "

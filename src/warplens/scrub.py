@@ -1,7 +1,7 @@
-"""A copy of a profile that can be shared: what identifies people and machines is left out.
+"""A shareable copy of a profile, without the identities of people and machines.
 
-Each format's reader builds its copy out of what the analyses read and nothing else (`Reader.scrub`); here the copy is
-proved, by reading both and comparing them value by value, and gets its name.
+Each format's reader builds its copy from the data that analyses read and nothing else (`Reader.scrub`); this module
+verifies the copy, by reading both files and comparing them value by value, and gives it its name.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from warplens.secrets import MARK
 
 __all__ = ["ScrubError", "ScrubReport", "check", "scrub"]
 
-#: Compression levels: as small as takes no more than a few seconds for 100 MB.
+#: Compression levels: the smallest files that take no more than a few seconds per 100 MB.
 _GZIP_LEVEL, _XZ_PRESET, _ZSTD_LEVEL = 6, 6, 10
 
-#: Notes about the original file, not about what was recorded: lines around a table, how a report was opened, files
-#: beside it, bytes that are no text, which a copy holds as the � that is shown.
-_OF_THE_FILE: Final = frozenset({"foreign-lines", "converted-report", "older-export", "undecodable-names"})
+#: Notes about the original file, not about the recording: lines around a table, how a report was opened, files beside
+#: it, undecodable bytes, which a copy holds as the � that is shown.
+_FILE_NOTES: Final = frozenset({"foreign-lines", "converted-report", "older-export", "undecodable-names"})
 
-#: What a trace lacks that was cut off is lacking for another reason in a copy of what was whole.
-_CUT: Final = frozenset({"truncated-trace", "damaged-events", "incomplete-report"})
+#: In a copy of a truncated trace, the same data is missing for another reason.
+_TRUNCATION_NOTES: Final = frozenset({"truncated-trace", "damaged-events", "incomplete-report"})
 
 
 @dataclass(frozen=True)
 class ScrubReport:
-    """What `scrub` did, in counts: it never repeats what it removed."""
+    """The result of `scrub` in counts, without repeating removed texts."""
 
     source: str  #: name of the file that was read, without folders
     target: Path  #: the copy
@@ -62,29 +62,29 @@ class ScrubReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether a copy would lack nothing that the original has."""
+        """Whether a copy would lack nothing of the original."""
         return not (self.tables or self.rows or self.texts or self.kinds)
 
 
 def scrub(source: Path, target: Path, *, progress: Callable[[str], None] | None = None) -> ScrubReport:
-    """Copies a profile without what identifies people and machines; analyses of the copy give the same.
+    """Copies a profile without identities of people and machines; analyses of the copy give the same results.
 
-    Reads what `warplens.readers` reads: captures of Nsight Systems (the copy is an SQLite export), traces of the
-    PyTorch profiler, reports of Nsight Compute and their CSV exports, CSV files of timings, measurements files; as they
-    are or compressed.
+    Accepts the formats of `warplens.readers`: captures of Nsight Systems (the copy is an SQLite export), traces of the
+    PyTorch profiler, reports of Nsight Compute and their CSV exports, CSV files of timings, measurements files;
+    compressed or not.
 
     Before the copy gets its name, it is searched for everything that was removed, and read: it must give the same
-    tables as the original, rewritten texts apart.
+    tables as the original, except for rewritten texts.
 
     Args:
         source: the profile; opened read-only and left as it is.
         target: a file that does not exist yet; compressed if its name ends with .gz, .xz or .zst.
-        progress: is told in a few words, now and then, what is being done.
+        progress: called with a short description of the current action.
 
     Raises:
         UsageError: the target exists, or its folder does not.
-        UnreadableInputError: the source is damaged or no profile.
-        ScrubError: something identifying was left, or the copy does not give the same; no file is written.
+        UnreadableInputError: the source is damaged or not a profile.
+        ScrubError: the copy still holds identifying texts, or differs from the original; no file is written.
     """
     report = progress or (lambda _: None)
     if target.exists() or target.is_symlink():
@@ -97,8 +97,8 @@ def scrub(source: Path, target: Path, *, progress: Callable[[str], None] | None 
         _unfinished(target, ".packed") as packed,
         TemporaryDirectory(prefix="warplens-") as folder,
     ):
-        given = Input(path, source, None, report)
-        file = EVERYTHING.reader_of(given).original(given, Path(folder))
+        input_file = Input(path, source, None, report)
+        file = EVERYTHING.reader_of(input_file).original(input_file, Path(folder))
         reader = EVERYTHING.reader_of(file)
         report(f"{source.name}: copying")
         removed = reader.scrub(file, copy)
@@ -110,13 +110,13 @@ def scrub(source: Path, target: Path, *, progress: Callable[[str], None] | None 
 
 
 def check(source: Path, *, progress: Callable[[str], None] | None = None) -> ScrubReport:
-    """What a copy of a profile would lack, in kinds and counts; nothing is kept of the copy. Errors as of `scrub`."""
+    """The kinds and counts of what a copy of a profile would lack; the copy is not kept. Errors as of `scrub`."""
     with TemporaryDirectory(prefix="warplens-") as folder:
         return scrub(source, Path(folder) / "copy", progress=progress)
 
 
 def _packed(content: Path, packed: Path, suffix: str) -> Path:
-    """The file to be given away: compressed as the suffix of its name says, without name and time of the original."""
+    """The final file: compressed by the suffix of its name, without name and time of the original."""
     openers: dict[str, Callable[[IO[bytes]], Any]] = {
         ".gz": lambda file: gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0),
         ".xz": lambda file: lzma.LZMAFile(file, "wb", preset=_XZ_PRESET),  # noqa: SIM115  closed below
@@ -124,8 +124,8 @@ def _packed(content: Path, packed: Path, suffix: str) -> Path:
     }
     if suffix.lower() not in openers:
         return content
-    with content.open("rb") as read_from, packed.open("wb") as file, openers[suffix.lower()](file) as write_to:
-        shutil.copyfileobj(read_from, write_to, 2**20)
+    with content.open("rb") as plain_file, packed.open("wb") as file, openers[suffix.lower()](file) as packed_file:
+        shutil.copyfileobj(plain_file, packed_file, 2**20)
     return packed
 
 
@@ -137,7 +137,7 @@ def _zstd(file: IO[bytes]) -> Any:
 
 @contextmanager
 def _unfinished(target: Path, suffix: str) -> Iterator[Path]:
-    """A new file beside the target; removed again unless it was renamed."""
+    """A new file beside the target; removed at the end unless it was renamed."""
     partial = target.resolve().with_name(f".{target.name}.{os.getpid()}{suffix}.partial")
     try:
         partial.open("xb").close()
@@ -151,18 +151,18 @@ def _unfinished(target: Path, suffix: str) -> Iterator[Path]:
 
 
 def _compared(before: object, after: object, source: Path) -> int:
-    """Compares everything that two files say, rewritten texts apart; gives the number of tables.
+    """Compares the content of two files, except rewritten texts; returns the number of tables.
 
     Raises:
-        ScrubError: something differs.
-        UnreadableInputError: something differs, and the original is damaged: what is recovered from it depends on
-            what stands around it.
+        ScrubError: they differ.
+        UnreadableInputError: they differ, and the original is damaged: the data recovered from it depends on the bytes
+            around it.
     """
     try:
         return _compare(before, after, source)
     except ScrubError:
         capture = getattr(before, "capture", None)
-        if isinstance(capture, Capture) and any(note.code in _CUT for note in capture.notes):
+        if isinstance(capture, Capture) and any(note.code in _TRUNCATION_NOTES for note in capture.notes):
             found = "it is damaged, and a copy would not give the same numbers"
             raise UnreadableInputError(source, found, "Copy it again from where it was recorded") from None
         raise
@@ -170,14 +170,14 @@ def _compared(before: object, after: object, source: Path) -> int:
 
 def _compare(before: object, after: object, source: Path) -> int:
     for name in ("capture", "session", "units"):
-        one, other = getattr(before, name, None), getattr(after, name, None)
-        if isinstance(one, Capture) and isinstance(other, Capture):
-            _check_captures(one, other, source)
-        elif one != other:
+        value_before, value_after = getattr(before, name, None), getattr(after, name, None)
+        if isinstance(value_before, Capture) and isinstance(value_after, Capture):
+            _check_captures(value_before, value_after, source)
+        elif value_before != value_after:
             raise _differs(source, f"its {name}")
-    tables, others = _tables(before), _tables(after)
+    tables, tables_after = _tables(before), _tables(after)
     for name, frame in tables.items():
-        _check_frame(name, frame, others[name], source)
+        _check_frame(name, frame, tables_after[name], source)
     return len(tables)
 
 
@@ -195,16 +195,16 @@ def _tables(content: object) -> dict[str, pl.DataFrame]:
 
 
 def is_rewriting(before: str, after: str) -> bool:
-    """Whether one text is the other with marks in place of what was removed, or without leading folders.
+    """Whether one text is the other with marks for removed parts, or without leading folders.
 
-    A reader that shows no folders shows the mark that a copy has in their place.
+    A reader that drops folders also drops the copy's mark in their place.
     """
     if before == after or (before.endswith(after) and before[-len(after) - 1] in "/\\"):
         return True
     if (mark := MARK.match(after)) and after[mark.end() :][1:] == before and after[mark.end()] in "/\\":
         return True
-    kept = MARK.split(after)
-    return len(kept) > 1 and re.fullmatch("(?s:.+?)".join(map(re.escape, kept)), before) is not None
+    fragments = MARK.split(after)
+    return len(fragments) > 1 and re.fullmatch("(?s:.+?)".join(map(re.escape, fragments)), before) is not None
 
 
 def _check_frame(name: str, before: pl.DataFrame, after: pl.DataFrame, source: Path) -> None:
@@ -231,12 +231,12 @@ def _is_same(before: pl.Series, after: pl.Series) -> bool:
 
 def _check_captures(before: Capture, after: Capture, source: Path) -> None:
     for item in dataclasses.fields(Capture):
-        one, other = getattr(before, item.name), getattr(after, item.name)
-        if item.name == "notes" and any(note.code in _CUT for note in before.notes):
+        first, second = getattr(before, item.name), getattr(after, item.name)
+        if item.name == "notes" and any(note.code in _TRUNCATION_NOTES for note in before.notes):
             continue
         if item.name == "notes":
-            one, other = ([note for note in notes if note.code not in _OF_THE_FILE] for notes in (one, other))
-        if item.name != "source" and one != other:
+            first, second = ([note for note in notes if note.code not in _FILE_NOTES] for notes in (first, second))
+        if item.name != "source" and first != second:
             raise _differs(source, f"capture.{item.name}")
 
 

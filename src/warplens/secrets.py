@@ -1,4 +1,4 @@
-"""What identifies: paths, addresses, and the names and values that a profile itself lists. Used by `scrub`.
+"""Identifying texts: patterns of paths and addresses, and the names and values that a profile lists. Used by `scrub`.
 
 Everything here works on bytes, since texts in profiles need not be UTF-8.
 """
@@ -18,8 +18,8 @@ from warplens.patterns import lazy_pattern
 _SEGMENT = rb"[^\s/\\\"'<>|;,()\[\]{}\x00]"
 #: Folders inside a path may hold spaces, where a separator follows.
 _FOLDERS = rb"(?:%b+(?: %b+){0,3}[/\\]+)*%b*" % ((_SEGMENT,) * 3)
-#: ONNX and TensorRT name layers like absolute paths, `/model/layer.3/attention/MatMul`. Such a name stays if nothing in
-#: it but its last part, the operator, needs to be known: parts that networks are made of stand before it.
+#: ONNX and TensorRT name layers like absolute paths, `/model/layer.3/attention/MatMul`. Such a name is kept if all
+#: parts before the last one (the operator) are known parts of networks.
 _LAYERS = (
     rb"(?:(?:model|module|backbone|body|trunk|encoders?|decoders?|transformer|bert|gpt|llama|vit|visual|vision|text|lm_head"
     rb"|heads?|classifier|pooler|embed\w*|\w*embeddings?|patch_embed|pos_embed|wte|wpe|layers?|blocks?|stages?|features"
@@ -28,11 +28,11 @@ _LAYERS = (
     rb"|ln_\w+|act\w*|dropout|drop\w*|softmax|gelu|relu|down|up|downsample|upsample|net|linear\d*)(?:[._]?\d+)*/)+"
     rb"[A-Z][A-Za-z0-9]*(?:_\d+)*(?![\w./\\-])"
 )
-#: NVIDIA's manuals, to which its rules refer.
+#: NVIDIA's manuals, which its rules refer to.
 _MANUALS = rb"(?!(?:docs|developer)\.nvidia\.com(?![\w.-]))"
-#: Paths: absolute (whatever the mount is called: only names of layers stay), of somebody's home, from a folder above,
-#: of Windows and its network, and addresses with a scheme.
-#: Each alternative begins where a word begins, so that a text of any length takes time in proportion to it.
+#: Paths: absolute (any mount; only names of layers are kept), of a home folder, relative to a parent folder, of Windows
+#: and its network, and addresses with a scheme.
+#: Each alternative begins at the begin of a word, so that the time is linear in the length of the text.
 PATHS = lazy_pattern(
     rb"(?<!%b)(?<!/)(?:%b|/)*/(?:home|Users|root)/%b" % (_SEGMENT, _SEGMENT, _FOLDERS)
     + rb"|(?<![\w.)\]>~/])/+(?!%b)%b[\w.@+-]+/+%b" % (_LAYERS, _MANUALS, _FOLDERS)
@@ -43,15 +43,15 @@ PATHS = lazy_pattern(
     + rb"|\\\\[\w.-]+\\%b" % _FOLDERS
 )
 
-#: The last part of names of machines. Modules of a program are joined by points, too (`model.net`): endings that are
-#: also words of programs count only after two other parts of which one has a digit or a hyphen.
+#: Last parts of names of machines. Modules of a program are joined by points, too (`model.net`): endings that are also
+#: words of programs count only after two other parts of which one has a digit or a hyphen.
 _DOMAIN = rb"com|org|edu|gov|mil|info|biz|cloud|local|localdomain|internal|intranet|lan|corp|example|invalid|arpa|onion"
 _COUNTRY = (
     rb"ac|ai|at|au|be|br|ca|ch|cn|co|cz|de|dk|es|eu|fi|fr|gr|hk|hu|ie|il|in|io|it|jp|kr|mx|net|nl|no|nz|pl|pt|ru|se|sg|tw"
     rb"|uk|us|za|test|home|cluster|svc|site|tech|dev|app"
 )
 _HEX = rb"[0-9A-Fa-f]"
-#: What identifies wherever it stands, by its form. Kind → pattern; each begins where a word begins.
+#: Texts that identify by their form, anywhere. Kind → pattern; each begins at the begin of a word.
 FORMS: Final[dict[str, bytes]] = {
     "mail, user@machine": rb"(?<![\w.+-])[\w.+-]+@[A-Za-z][\w-]*(?:\.[\w-]+)*",
     "network address": (
@@ -84,31 +84,31 @@ FORMS: Final[dict[str, bytes]] = {
 }
 #: All of them.
 ADDRESSES = lazy_pattern(b"|".join(FORMS.values()))
-#: What a scrubbed file may hold nowhere. Whatever matches here is matched by `PATHS`, too.
+#: Texts that a scrubbed file must not contain anywhere. All of them match `PATHS`, too.
 FORBIDDEN = lazy_pattern(rb"/(?:home|Users)/[\w.~-]|/root/|(?<![A-Za-z])[A-Za-z]:[/\\]+(?i:users)[/\\]")
 
 _HOME_OWNER = lazy_pattern(rb"(?:/home/|/Users/|[A-Za-z]:[/\\]+[Uu]sers[/\\]+)([^/\\\s\"';:\x00]+)")
-#: Names of settings and environment variables whose values identify somebody, or open something.
+#: Names of settings and environment variables with identifying or secret values.
 IDENTIFYING = lazy_pattern(
     rb"USER|LOGNAME|HOST|COMPUTER|CONTAINER|DISPLAY_NAME|MAIL|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|ACCOUNT|API_?KEY|PRIVATE"
     rb"|ACCESS|LICENSE|PROXY|SESSION_UUID",
     re.IGNORECASE,
 )
 _COMMAND_LINE = lazy_pattern(rb":(COMMAND|ARGUMENT_\d+|WORKING_DIR)$|_(PATH|FILE)(_ABS)?$")
-#: Values of identifying settings that identify nobody; and words of what stands in place of what was removed.
+#: Values of identifying settings that identify nobody; and the words of the marks for removed texts.
 _COMMON = frozenset(
     b"root user users admin administrator localhost local guest default unknown none null true false yes no auto nobody"
     b" ubuntu debian linux windows docker container python python3 cuda nvidia x86_64 aarch64 production development"
     b" path removed".split()
 )
-#: Shorter than this, a name is likelier a word than an identity.
+#: A shorter name is more likely a word than an identity.
 _SHORTEST_NAME = 3
-#: From this length on, and where it is no plain word, a value is redacted inside of words, too.
+#: Values longer than this, and those that are not plain words, are redacted inside words, too.
 _LONGEST_WORD = 15
 
 
 class Secrets:
-    """What is known to identify. Filled while a profile is looked through, before its first text is rewritten.
+    """Known identifying texts. Collected while a profile is searched, before its first text is rewritten.
 
     Attributes:
         names: redacted as whole words: hosts, users, short values.
@@ -124,13 +124,13 @@ class Secrets:
 
     @cached_property
     def pattern(self) -> re.Pattern[bytes] | None:
-        """Matches `names` and `values`; None where there are none. Fixed when it is first asked for."""
+        """Matches `names` and `values`; None where there are none. Fixed at first use."""
         words = sorted(self.names | self.values, key=len, reverse=True)
         return re.compile(b"|".join(map(self._expression, words)), re.IGNORECASE) if words else None
 
     @property
     def all(self) -> frozenset[bytes]:
-        """Everything that a copy is searched for."""
+        """All texts that a copy is searched for."""
         return frozenset(self.names | self.values | self.others)
 
     def _expression(self, word: bytes) -> bytes:
@@ -138,7 +138,7 @@ class Secrets:
         return rb"(?<![A-Za-z0-9])%b(?![A-Za-z0-9])" % escaped if word in self.names else escaped
 
     def add_setting(self, name: bytes, value: bytes) -> None:
-        """Takes in a setting of an export of Nsight Systems."""
+        """Add a setting of an export of Nsight Systems."""
         self.add_home_owners(value)
         if name.endswith(b":ENVIRONMENT_VARIABLE"):
             self.add_variable(value)
@@ -151,7 +151,7 @@ class Secrets:
             self.others.add(value)
 
     def add_variable(self, variable: bytes) -> None:
-        """Takes in a variable of the environment, `NAME=value`."""
+        """Add a variable of the environment, `NAME=value`."""
         key, _, value = variable.partition(b"=")
         value = value.strip(b'"')
         if IDENTIFYING.search(key):
@@ -160,12 +160,12 @@ class Secrets:
             self.others.add(value)
 
     def add_home_owners(self, text: bytes) -> None:
-        """Takes in the owners of the home folders that a text names."""
+        """Add the owners of the home folders in a text."""
         for owner in _HOME_OWNER.findall(text):
             self.identify(owner)
 
     def identify(self, value: bytes) -> None:
-        """Takes in a value that identifies, unless it is one that everybody has."""
+        """Add an identifying value, unless it is a common one."""
         value = value.strip()
         if len(value) < _SHORTEST_NAME or value.lower() in _COMMON or value.isdigit() or PATHS.fullmatch(value):
             return
@@ -174,14 +174,15 @@ class Secrets:
 
 
 REMOVED = b"[removed]"
-#: What stands in a text in place of what was removed.
+#: Marks for removed parts of a text.
 MARK = lazy_pattern(r"\[(?:path \d+|removed)\]")
 
-#: No name or annotation is longer. Such a text goes whole: matching it would take a hundred times its size in memory.
+#: No name or annotation is longer. Such a text is removed entirely: matching it would take a hundred times its size in
+#: memory.
 _LONGEST_TEXT = 2**20
 
-#: The folders of a Python function's file, `/home/ann/project/train.py(12): main`; those of installed packages apart,
-#: below which the path says which function of which library it is.
+#: The folders of a Python function's file, `/home/ann/project/train.py(12): main`; for installed packages, the path
+#: below the package folder identifies the function and is kept.
 _TEXTS_FOLDERS = lazy_pattern(rb"\A\s*(?:(?:[A-Za-z]:)?[/\\]|\.\.?[/\\]|~).*[/\\]", re.DOTALL)
 _INSTALLED = lazy_pattern(rb".*[/\\](?:site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]", re.DOTALL)
 
@@ -189,8 +190,8 @@ _INSTALLED = lazy_pattern(rb".*[/\\](?:site-packages|dist-packages|lib[/\\]pytho
 def without_folders(name: str) -> str:
     """A Python function as profilers write it, `file(line): function`, without the folders above its file.
 
-    Of installed packages the path inside of the package stays. Of other files given by an absolute path, or one from
-    the home or working folder, the name alone stays: any folder above it may bear the name of a person.
+    For installed packages the path inside the package is kept. For other files with an absolute path, or one from the
+    home or working folder, only the name is kept: any folder above it may contain the name of a person.
 
     >>> without_folders("/home/ann/project/train.py(12): main")
     'train.py(12): main'
@@ -204,15 +205,15 @@ def without_folders(name: str) -> str:
     return text[installed.end() if installed else folders.end() :].decode("utf-8", "surrogatepass")
 
 
-#: A value that an operator was given: a number, a truth value, None, a dtype or layout, or a list of such.
-#: A number begins where none ends: digits that could be split in many ways would be tried in all of them.
+#: A plain value of an operator: a number, a truth value, None, a dtype or layout, or a list of these. Numbers are
+#: delimited: digits that could be split in many ways would all be tried.
 _PLAIN_VALUE = lazy_pattern(
     r"(?:[\s\[\](),+:-]|(?<![\d.])\d[\d.]*(?:e[-+]?\d+)?j?|\b(?:True|False|None|nan|inf|e|torch\.\w+|int|float|cuda|cpu)\b)*"
 )
 
 
 def without_values(inputs: str) -> str:
-    """The concrete inputs of an operator, a JSON list as text, of which numbers and the like stay and texts go.
+    """The concrete inputs of an operator, a JSON list as text, with texts removed and plain values kept.
 
     >>> without_values('["", "1e-05", "[1, 2]", "s3://bucket/ann"]')
     '["","1e-05","[1, 2]","[removed]"]'
@@ -223,17 +224,17 @@ def without_values(inputs: str) -> str:
         return REMOVED.decode()
     if not any(has_other_values(text) for text in texts_in(values)):
         return inputs
-    kept = ["[removed]" if any(map(has_other_values, texts_in(value))) else value for value in values]
-    return json.dumps(kept, separators=(",", ":"))
+    scrubbed = ["[removed]" if any(map(has_other_values, texts_in(value))) else value for value in values]
+    return json.dumps(scrubbed, separators=(",", ":"))
 
 
 def has_other_values(text: str) -> bool:
-    """Whether a concrete input of an operator is more than numbers and the like."""
+    """Whether a concrete input of an operator holds more than plain values."""
     return text != REMOVED.decode() and not _PLAIN_VALUE.fullmatch(text)
 
 
 class Cleaner:
-    """Rewrites texts, the same text always in the same way, and counts."""
+    """Rewrites texts, the same text always in the same way, and counts them."""
 
     def __init__(self, secrets: Secrets) -> None:
         self.secrets = secrets
@@ -241,15 +242,15 @@ class Cleaner:
         self._texts: dict[str, dict[bytes, bytes]] = {}
 
     def written(self, place: str, text: bytes) -> bytes:
-        """A text that people wrote, without paths, addresses and secrets."""
+        """A text written by people, without paths, addresses and secrets."""
         return self._clean(place, text, self._without_all)
 
     def function(self, place: str, text: bytes) -> bytes:
-        """The name of a function, without paths. A compiler wrote it: an equal user name in it means nothing."""
+        """The name of a function, without paths. A compiler wrote it: an equal user name in it is a coincidence."""
         return self._clean(place, text, lambda name: PATHS.sub(self._numbered, name))
 
     def python(self, place: str, text: bytes) -> bytes:
-        """Names of Python functions: of their files' folders only those stay that an installed library has."""
+        """Names of Python functions: of their files' folders only those inside an installed library are kept."""
         return self._clean(place, text, self._without_python_folders)
 
     def _clean(self, place: str, text: bytes, rewrite: Callable[[bytes], bytes]) -> bytes:
@@ -268,30 +269,30 @@ class Cleaner:
         return self._without_all(b";".join(frames))
 
     def rewritten(self) -> dict[str, int]:
-        """How many different texts of each place were rewritten."""
+        """Number of distinct rewritten texts by place."""
         counts = {place: sum(old != new for old, new in texts.items()) for place, texts in self._texts.items()}
         return {place: count for place, count in counts.items() if count}
 
     def kinds(self) -> dict[str, int]:
-        """How many different texts were rewritten because of paths, of each of `FORMS`, and of names the profile lists.
+        """Number of distinct rewritten texts by reason: paths, each of `FORMS`, and names listed in the profile.
 
-        A text that holds several counts for each; a text without any counts as "other value".
+        A text with several reasons counts for each; a text without any counts as "other value".
         """
         patterns = {"path": PATHS, **{kind: re.compile(form) for kind, form in FORMS.items()}}
         if self.secrets.pattern:
             patterns["name or value listed in the profile"] = self.secrets.pattern
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for texts in self._texts.values():
             for old in (old for old, new in texts.items() if old != new):
-                found.update([kind for kind, pattern in patterns.items() if pattern.search(old)] or ["other value"])
-        return dict(found)
+                counts.update([kind for kind, pattern in patterns.items() if pattern.search(old)] or ["other value"])
+        return dict(counts)
 
     def results(self, *kinds: str) -> list[bytes]:
-        """All texts of these places as they came out, each once; of all places where none is named."""
+        """All distinct resulting texts of these places; of all places if none is given."""
         return [new for place in kinds or self._texts for new in set(self._texts.get(place, {}).values())]
 
-    def _without_folders(self, found: re.Match[bytes]) -> bytes:
-        folders = found.group()
+    def _without_folders(self, path: re.Match[bytes]) -> bytes:
+        folders = path.group()
         if installed := _INSTALLED.match(folders):
             return folders[installed.end() :]
         return self._number(folders) + folders[-1:]
@@ -300,19 +301,19 @@ class Cleaner:
         return self._number(path.group())
 
     def _number(self, path: bytes) -> bytes:
-        """A number for each different path: ranges whose names differ by a path stay different."""
+        """A numbered mark for each distinct path, so that ranges whose names differ by a path stay different."""
         return self._paths.setdefault(path, b"[path %d]" % (len(self._paths) + 1))
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """The texts in a value that JSON can hold, names of members among them."""
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
+    """The texts in a JSON value, including names of members."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
         if isinstance(part, str):
             yield part
         elif isinstance(part, dict):
-            waiting += part.keys()
-            waiting += part.values()
+            pending += part.keys()
+            pending += part.values()
         elif isinstance(part, list):
-            waiting += part
+            pending += part

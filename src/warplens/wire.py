@@ -1,8 +1,8 @@
-"""Protocol-buffer messages where they lie: positions of fields in mapped memory, copied only when asked for.
+"""Protocol-buffer messages in place: positions of fields in mapped memory, copied only on request; and their writing.
 
-Written by hand because a report is mostly metrics, tens of thousands of short submessages, and Python's protobuf makes
-an object of each. Here the walk over their lengths is the only step that Python takes per metric (0.2 µs); numpy
-decodes what they hold. Protobuf, told to leave metrics as bytes, is no faster at that walk alone.
+Written by hand because a report consists mostly of metrics, tens of thousands of short submessages, for each of which
+Python's protobuf makes an object. Here the walk over their lengths is the only step that Python takes per metric (0.2
+µs); numpy decodes their content. Protobuf, told to leave metrics as bytes, is no faster at that walk alone.
 
 Format: https://protobuf.dev/programming-guides/encoding/.
 """
@@ -26,28 +26,28 @@ _SIZES = {FIXED64: 8, FIXED32: 4}
 #: A key is the number of a field, from 1, above three bits of wire type.
 _LEAST_KEY = 1 << 3
 
-#: A varint holds 64 bits, seven to a byte.
+#: A varint holds 64 bits, seven per byte.
 _VARINT_BITS = 63
 _MASK = (1 << 64) - 1
 
-#: Far above what reports hold (some thousand metrics of a launch, instances of a metric, names in a table); a message
-#: that goes beyond was made to fill the memory, because a field can take as little as two bytes.
-_MOST_GATHERED = 1 << 20
-_MOST_FIELDS = 1 << 18
+#: Far above real reports (some thousand metrics of a launch, instances of a metric, names in a table). A larger message
+#: was made to fill the memory, since a field can take as little as two bytes.
+_MAX_GATHERED = 1 << 20
+_MAX_FIELDS = 1 << 18
 
-#: After so many bytes of a message the number of its fields is looked at again.
+#: The number of fields is checked after this many bytes of a message.
 _CHECK_EVERY = 1 << 20
 
 
 class WireError(ValueError):
-    """The bytes are no message: a length leads outside, a key is not one, a number does not end."""
+    """The bytes are not a message: a length leads outside, a key is invalid, or a number does not end."""
 
 
 class Message:
-    """The fields of one message by their numbers. Of a field that occurs twice the last one counts, as protobuf rules.
+    """The fields of one message by their numbers. Of a repeated occurrence the last one counts, as in protobuf.
 
     Attributes:
-        gathered: for each of these, where its length stands, with the submessage right behind it.
+        gathered: positions of the lengths of the gathered submessages, each followed by the submessage.
     """
 
     __slots__ = ("_data", "_fields", "gathered")
@@ -92,18 +92,18 @@ class Message:
                 else:
                     at = value + _SIZES[wire]
                 keep((key >> 3, wire, value, at))
-            if len(self.gathered) > _MOST_GATHERED or len(self._fields) > _MOST_FIELDS:
+            if len(self.gathered) > _MAX_GATHERED or len(self._fields) > _MAX_FIELDS:
                 raise WireError(f"the message at byte {start} has more fields than any report needs")
         if at != end:
             raise WireError(f"a field of the message at byte {start} goes beyond it")
 
     def integer(self, number: int) -> int | None:
-        """An unsigned number; None where the field is absent or of another type."""
+        """An unsigned number; None if the field is absent or of another type."""
         wire, value, _ = self._last(number)
         return value if wire == VARINT else None
 
     def double(self, number: int) -> float | None:
-        """A number of 8 or 4 bytes; None where the field is absent or of another type."""
+        """A number of 8 or 4 bytes; None if the field is absent or of another type."""
         wire, start, end = self._last(number)
         if wire not in (FIXED64, FIXED32):
             return None
@@ -112,7 +112,7 @@ class Message:
         return value
 
     def text(self, number: int) -> str | None:
-        """Text, with U+FFFD for what is not UTF-8; None where the field is absent or of another type."""
+        """Text, with U+FFFD for invalid UTF-8; None if the field is absent or of another type."""
         wire, start, end = self._last(number)
         return self._data[start:end].decode("utf-8", "replace") if wire == BYTES else None
 
@@ -121,7 +121,7 @@ class Message:
         return [self._data[start:end].decode("utf-8", "replace") for start, end in self.spans(number)]
 
     def message(self, number: int) -> Message | None:
-        """A submessage; None where the field is absent or of another type."""
+        """A submessage; None if the field is absent or of another type."""
         wire, start, end = self._last(number)
         return Message(self._data, start, end) if wire == BYTES else None
 
@@ -131,12 +131,12 @@ class Message:
             yield Message(self._data, start, end)
 
     def spans(self, number: int) -> list[tuple[int, int]]:
-        """Where the submessages or texts of a repeated field lie."""
-        return [(start, end) for found, wire, start, end in self._fields if found == number and wire == BYTES]
+        """Begin and end of the submessages or texts of a repeated field."""
+        return [(start, end) for field, wire, start, end in self._fields if field == number and wire == BYTES]
 
     def _last(self, number: int) -> tuple[int, int, int]:
-        for found, wire, value, end in reversed(self._fields):
-            if found == number:
+        for field, wire, value, end in reversed(self._fields):
+            if field == number:
                 return wire, value, end
         return -1, 0, 0
 
@@ -159,7 +159,7 @@ def varint(data: Data, at: int) -> tuple[int, int]:
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int, bytes, bytes]]:
-    """Of each field of a message its number, its type, its content, and its encoding as a whole."""
+    """For each field of a message: number, wire type, content, and encoding as a whole."""
     at = 0
     while at < len(message):
         begin = at
@@ -179,22 +179,23 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int, bytes, bytes]]:
         yield key >> 3, wire, message[start:at], message[begin:at]
 
 
-# --- Protocol Buffers, written for many messages at once --------------------------------------------------------------
+# --- Writing Protocol Buffers, many messages at once ------------------------------------------------------------------
+#
 # Messages of one kind differ in their numbers only. With every number padded to a fixed width (a varint may carry
-# continuation bytes that add nothing) they all have the same length, and a million of them are one matrix of bytes that
-# numpy fills column by column. Source of the format: the Protocol Buffers encoding guide.
+# redundant continuation bytes) they all have the same length, and a million of them are one matrix of bytes that numpy
+# fills column by column. Source of the format: the Protocol Buffers encoding guide.
 
 Bytes = npt.NDArray[np.uint8]
 
-#: A piece of a message: the same bytes in each, or a matrix with one row a message.
+#: A part of a message: the same bytes in each, or a matrix with one row per message.
 Part: TypeAlias = "bytes | Bytes"
 
-#: Bytes of a padded varint that holds every 64-bit number.
-_WHOLE: Final = 10
+#: Bytes of a padded varint that can hold any 64-bit number.
+_MAX_VARINT_BYTES: Final = 10
 
 
 def wire_varint(value: int) -> bytes:
-    """One number that is not negative, seven bits a byte, lowest first."""
+    """One non-negative number, seven bits per byte, lowest first."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -225,7 +226,7 @@ def message(field: int, *content: bytes) -> bytes:
 
 def padded_varints(field: int, values: npt.NDArray[np.integer], width: int) -> Bytes:
     """A numeric field of many messages, `width` bytes for each number."""
-    if len(values) and width < _WHOLE and (int(values.min()) < 0 or int(values.max()) >> (7 * width)):
+    if len(values) and width < _MAX_VARINT_BYTES and (int(values.min()) < 0 or int(values.max()) >> (7 * width)):
         raise ValueError(f"field {field}: numbers outside 0 … 2^{7 * width} do not fit into {width} bytes")
     tag = _tag(field, VARINT)
     bits = values.astype(np.int64, copy=False).view(np.uint64)

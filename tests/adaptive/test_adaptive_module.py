@@ -73,7 +73,7 @@ def test_a_module_in_training_runs_its_baseline():
     assert ran(module(images(8))) == VARIANT
 
 
-def test_on_another_gpu_the_baseline_runs_and_the_user_is_told_once():
+def test_on_another_gpu_the_baseline_runs_with_a_single_warning():
     module = AdaptiveModule(Adds(BASELINE), Adds(VARIANT), policy("NVIDIA H200")).eval()
     with pytest.warns(UserWarning, match="fitted on NVIDIA H200, and this is CPU: its fallback 'method=none' runs"):
         assert ran(module(images(8))) == BASELINE
@@ -200,7 +200,7 @@ def test_the_state_is_the_baselines_and_loads_from_and_into_the_plain_model():
     plain.load_state_dict(state)
 
 
-def test_what_only_the_variant_has_is_in_the_state_under_its_name():
+def test_tensors_of_the_variant_alone_are_in_the_state_under_its_name():
     module = nn.Sequential(AdaptiveModule(Adds(0), Scaled(1), policy()))
     with torch.no_grad():
         module[0].variant.scale.fill_(7)
@@ -275,7 +275,7 @@ def test_a_compiled_module_follows_its_mode():
 
 
 @pytest.mark.usefixtures("_no_traces")
-def test_a_compiled_call_is_asked_about_as_compiled():
+def test_a_compiled_call_chooses_for_execution_compile():
     module = AdaptiveModule(Adds(0), Adds(1), policy(axes=("batch", "input_size", "execution"))).eval()
     assert ran(module(images(8))) == VARIANT
     compiled = torch.compile(module, backend="eager", fullgraph=True)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from tests.golden.running import visible
 from warplens.analysis.timeline import Timeline
-from warplens.answers.given import Selection, selected
+from warplens.answers.inputs import Selection, selected
 from warplens.cli import answer as answers
 from warplens.cli.commands import compare as comparing
 from warplens.cli.commands import diagnose as diagnosing

@@ -25,16 +25,17 @@ def _heard():
     start_afresh()
 
 
+def run_in_process(*arguments: object) -> Run:
+    """Runs the program in this process with these arguments."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert not isinstance(result.exception, Exception), f"{arguments} raised {result.exception!r}"
+    return Run(result.exit_code, result.stdout, result.stderr)
+
+
 @pytest.fixture
 def warplens():
     """Runs the program in this process with the given arguments."""
-
-    def run(*arguments: object) -> Run:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert not isinstance(result.exception, Exception), f"{arguments} raised {result.exception!r}"
-        return Run(result.exit_code, result.stdout, result.stderr)
-
-    return run
+    return run_in_process
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def test_counters_are_read_and_their_coverage_is_told(warplens):
     report = SHARED / "h200_deit448_bs8.ncu-rep"
     run = warplens("diagnose", CAPTURES / "deit448_bs8_baseline.sqlite.xz", "--counters", report)
     assert run.code == 0
-    assert f"{report.name} holds none of the window's kernels" in run.out
+    assert f"{report.name} has none of the window's kernels" in run.out
 
 
 @pytest.mark.slow

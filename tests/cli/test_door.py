@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Run, run_in_process
 from tests.shipped import capture, files
 from warplens.cli.edge import DONE
 from warplens.cli.main import with_shipped_profiles
@@ -24,16 +25,31 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Runs kept for the tests of this module that only read what was printed: most of a run is writing its report."""
+    kept: dict[tuple[str, ...], Run] = {}
+
+    def run(*arguments: str) -> Run:
+        if arguments not in kept:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(tmp_path_factory.mktemp("door"))
+                kept[arguments] = run_in_process(*arguments)
+        return kept[arguments]
+
+    return run
+
+
 def labels(text: str) -> list[str]:
     """The labels on the left, in order, each once."""
     found = (line[:12].strip() for line in text.splitlines() if re.match(r"(limited by|\w+) {2,}\S", line))
     return list(dict.fromkeys(label for label in found if label))
 
 
-def test_one_profile_is_answered_in_five_lines_and_a_report(warplens, tmp_path):
+def test_one_profile_is_answered_in_five_lines_and_a_report(warplens, answers, tmp_path):
     run = warplens(BASELINE)
 
-    diagnosis = json.loads(warplens("diagnose", BASELINE, "--format", "json").out)["data"]
+    diagnosis = json.loads(answers("diagnose", BASELINE, "--format", "json").out)["data"]
     finding = diagnosis["findings"][0]
     assert run.code == DONE
     assert labels(run.out) == ["limited by", "gain", "do", "sure", "next", "report"]
@@ -80,7 +96,7 @@ def folder_of_ranks(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_of_ranks_is_answered_by_what_its_ranks_cost_each_other(warplens, tmp_path):
+def test_a_folder_of_ranks_is_answered_by_the_time_they_wait_for_each_other(warplens, tmp_path):
     folder = folder_of_ranks(tmp_path)
 
     run = warplens(folder, "-o", tmp_path / "out")
@@ -113,11 +129,11 @@ def test_a_busy_gpu_without_a_cause_is_told_how_much_its_roofs_leave(warplens):
     assert f"Up to {room}: if its kernels reached their practical roofs (modelled)" in warplens(str(path)).out
 
 
-def test_a_gain_says_what_it_is_of(warplens):
+def test_a_gain_names_what_it_refers_to(answers):
     def gain(*words):
-        return next(line for line in warplens(*words).out.splitlines() if line.startswith("gain"))
+        return next(line for line in answers(*words).out.splitlines() if line.startswith("gain"))
 
-    finding = json.loads(warplens("diagnose", BASELINE, "--format", "json").out)["data"]
+    finding = json.loads(answers("diagnose", BASELINE, "--format", "json").out)["data"]
     share = finding["headline_share"]
     # Without the recorded pauses the step would be 5.3 times as fast, with the remedy and no profiler 2.9 times.
     assert 1 / (1 - share) > finding["findings"][0]["expected"] * 1.1
@@ -129,9 +145,9 @@ def test_a_gain_says_what_it_is_of(warplens):
     assert "Not known" in gain(str(ranges))
 
 
-def test_two_profiles_have_the_cautions_of_their_comparison(warplens):
-    cautions = [line[12:] for line in warplens(BASELINE, VARIANT).out.splitlines() if line.startswith("caution")]
-    compared = warplens("compare", BASELINE, VARIANT).err
+def test_two_profiles_have_the_cautions_of_their_comparison(answers):
+    cautions = [line[12:] for line in answers(BASELINE, VARIANT).out.splitlines() if line.startswith("caution")]
+    compared = answers("compare", BASELINE, VARIANT).err
 
     assert cautions
     assert all(caution.rstrip(".") in compared for caution in cautions)
@@ -148,16 +164,16 @@ def test_counters_alone_are_answered_in_the_same_lines(warplens, tmp_path):
     assert run.out.splitlines()[1].removeprefix("verdict").strip() in page
 
 
-def test_options_of_the_program_may_stand_before_a_command(warplens):
+def test_options_of_the_program_may_stand_before_a_command(warplens, answers):
     asked = ("kernels", BASELINE, "--format", "csv")
 
     assert warplens("--memory", "4GB", *asked).out == warplens("--memory=4GB", "-q", *asked).out == warplens(*asked).out
-    assert labels(warplens("--memory", "4GB", BASELINE).out)[0] == labels(warplens(BASELINE).out)[0]
+    assert labels(warplens("--memory", "4GB", BASELINE).out)[0] == labels(answers(BASELINE).out)[0]
 
 
-def test_programs_get_what_the_command_of_the_question_prints(warplens, tmp_path):
+def test_programs_get_what_the_command_of_the_question_prints(warplens, answers, tmp_path):
     for form in ("json", "csv"):
-        assert warplens(BASELINE, "--format", form).out == warplens("diagnose", BASELINE, "--format", form).out
+        assert warplens(BASELINE, "--format", form).out == answers("diagnose", BASELINE, "--format", form).out
     assert (
         warplens(BASELINE, VARIANT, "--format", "json").out
         == warplens("compare", BASELINE, VARIANT, "--format", "json").out
@@ -165,8 +181,8 @@ def test_programs_get_what_the_command_of_the_question_prints(warplens, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_report_says_the_same_lines_before_its_paths(warplens):
-    answer = warplens(BASELINE).out.splitlines()
+def test_report_says_the_same_lines_before_its_paths(warplens, answers):
+    answer = answers(BASELINE).out.splitlines()
     report = warplens("report", BASELINE, "--format", "html").out.splitlines()
 
     lines = answer[1 : next(place for place, line in enumerate(answer) if line.startswith("next"))]

@@ -57,21 +57,21 @@ def test_the_same_launches_added_to_a_busy_gpu_refute_it():
     assert _standings(before, after)["H1"] == "refuted"
 
 
-def test_operations_that_eat_what_they_save_confirm_the_third():
+def test_added_operations_that_cost_what_they_save_confirm_h3():
     before = side(program([Launch(gpu=100 * US)] * 10))
     after = side(program([Launch(gpu=90 * US)] * 10 + [Launch("topk", gpu=80 * US)]))
     third = _judged(before, after)["H3"]
     assert (third.standing, third.share) == ("confirmed", pytest.approx(0.8))
 
 
-def test_operations_that_cost_little_of_what_they_save_refute_it():
+def test_added_operations_that_cost_little_refute_h3():
     before = side(program([Launch(gpu=100 * US)] * 10))
     after = side(program([Launch(gpu=40 * US)] * 10 + [Launch("topk", gpu=10 * US)]))
     third = _judged(before, after)["H3"]
     assert (third.standing, third.share) == ("refuted", pytest.approx(10 / 600))
 
 
-def test_gathers_that_take_what_products_save_confirm_the_fourth():
+def test_gathers_that_cost_what_products_save_confirm_h4():
     before = side(program([Launch(GEMM, gpu=100 * US)] * 10))
     after = side(program([Launch(GEMM, gpu=50 * US)] * 10 + [Launch(GATHER, gpu=400 * US)]))
     fourth = _judged(before, after)["H4"]
@@ -89,7 +89,7 @@ def test_the_grids_decide_the_second(blocks, share, standing):
     assert (judged.share, judged.standing) == (pytest.approx(share), standing)
 
 
-def test_without_knowing_the_gpu_nobody_can_tell_whether_grids_fill_it():
+def test_without_the_number_of_multiprocessors_h2_is_unavailable():
     trace = program([Launch()] * 4)
     assert _judged(side(trace), side(trace))["H2"].standing == "unavailable"
 
@@ -148,7 +148,7 @@ def test_counters_judge_what_happens_inside_kernels(point, waits, scattered):
     assert judged["H4c"].share == pytest.approx(1 - used / touched, abs=0.01)
 
 
-def test_times_without_a_profiler_are_what_added_launches_explain():
+def test_h1_explains_times_without_a_profiler_where_they_are_known():
     """A recording that slows the baseline more shows a step that falls, where the program's rises."""
     slowed = side(program([Launch(gpu=2 * US, host=20 * US)] * 10))
     after = side(program([Launch(gpu=1 * US)] * 10 + [Launch("topk", gpu=1 * US)] * 5))

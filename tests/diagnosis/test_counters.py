@@ -116,7 +116,7 @@ def test_counters_of_other_kernels_say_nothing_and_that_is_said() -> None:
     found = _with(launch("elsewhere", grid=FULL_GRID, block=BLOCK, **PLANTED["uncoalesced"]))
     assert found.verdict == "below-roof"
     assert found.coverage.counters_share is None
-    assert any("holds none of the window's kernels" in line for line in found.coverage.unavailable)
+    assert any("has none of the window's kernels" in line for line in found.coverage.unavailable)
 
 
 def test_the_same_kernel_with_another_grid_is_another_one() -> None:

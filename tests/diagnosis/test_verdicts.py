@@ -164,8 +164,8 @@ def test_nobody_is_told_to_do_what_the_program_does_already() -> None:
         ("generate", "every few tokens"),
         ("MPI_Recv", "warplens ranks"),
         ("gc.collect", "gc.freeze()"),
-        ("aten::batch_norm", "the profile does not say"),
-        ("work", "the profile does not say"),
+        ("aten::batch_norm", "the profile does not show"),
+        ("work", "the profile does not show"),
     ],
 )
 def test_the_remedy_of_a_stall_fits_what_the_host_does(inside: str, says: str) -> None:
@@ -195,7 +195,7 @@ def test_a_remedy_is_not_for_what_the_host_does_in_a_small_part_of_its_pauses() 
 
     first, *_ = verdict(step).findings
     assert (first.id, "optimizer" in first.where) == ("host-stall", True)
-    assert "the profile does not say" in first.remedies[0].how
+    assert "the profile does not show" in first.remedies[0].how
 
 
 def test_a_start_in_a_window_without_ranges_is_no_stall_of_the_program() -> None:
@@ -573,7 +573,7 @@ def test_launching_calls_of_milliseconds_load_code_unless_steps_repeat_them(step
     if limited_by == "incomplete-profile":
         # Four of five milliseconds are in such calls; the first of them lies before the window where no step begins it.
         share = 4 / 5 if steps else 16 / 20.006
-        assert f"The window holds a start: for {100 * share:.1f} % of it" in found.headline
+        assert f"The window has a start-up: for {100 * share:.1f} % of it" in found.headline
         assert found.findings[0].remedies[0].action == "Record steps only"
         assert found.predictions == ()
 

@@ -20,7 +20,7 @@ from warplens.analysis.kernels import KERNELS
 from warplens.errors import SchemaError
 from warplens.profile import TABLES, Capture, Recorder, Trace
 from warplens.profile.columns import COLUMNS, column, optional, table
-from warplens.profile.schema import Column, encode_names, name_categories, name_labels, once_a_dictionary
+from warplens.profile.schema import Column, encode_names, name_categories, name_labels, once_per_dictionary
 
 CAPTURE = Capture("file.sqlite", "nsys-sqlite", Recorder("Nsight Systems"))
 
@@ -85,7 +85,7 @@ def test_a_meaning_is_asked_once_for_names_that_differ_in_numbers():
 def test_a_dictionary_is_looked_at_once_until_another_one_comes():
     seen = []
 
-    @once_a_dictionary
+    @once_per_dictionary
     def lengths(texts: pl.Series) -> list[int]:
         seen.append(texts.to_list())
         return texts.str.len_bytes().to_list()

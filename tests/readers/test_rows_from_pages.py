@@ -275,6 +275,6 @@ def test_kinds_of_rows_that_sort_alike_are_told_apart_all_the_same():
     pair = words[[int(first[which][one]), one]]
     rows = np.tile(pair, 1_000)[np.newaxis]  # in turn, which is more changes than kinds are read
 
-    kinds = sqlite_rows._alike(rows)
+    kinds = sqlite_rows._rows_by_header(rows)
     assert sorted(map(len, kinds)) == [1_000, 1_000]
     assert all(len(set(rows[0, kind].tolist())) == 1 for kind in kinds)

@@ -25,7 +25,7 @@ from warplens.report.counters.numbers import (
     examine_counters,
     join_counters,
 )
-from warplens.report.document import Figure, Paragraph, Section, Table
+from warplens.report.document import Document, Figure, Paragraph, Section, Table
 from warplens.report.html import render_html
 from warplens.report.markdown import render_markdown
 
@@ -42,12 +42,17 @@ def planted() -> CounterNumbers:
     return examine_counters(read_counters(PLANTED))
 
 
+@cache
+def document(numbers: CounterNumbers) -> Document:
+    return counters_document([numbers])
+
+
 def section(numbers: CounterNumbers, id_: str) -> Section:
-    return next(part for part in counters_document([numbers]).sections if part.id == id_)
+    return next(part for part in document(numbers).sections if part.id == id_)
 
 
 def table(numbers: CounterNumbers, id_: str) -> pl.DataFrame:
-    return next(part for part in counters_document([numbers]).tables() if part.id == id_).rows
+    return next(part for part in document(numbers).tables() if part.id == id_).rows
 
 
 def words(part: Section) -> str:
@@ -77,7 +82,7 @@ def test_evidence_is_counted_in_words(name, number, said):
     assert evidence_text([{"name": name, "value": number}]) == said
 
 
-def test_kernels_of_one_name_are_told_apart_by_their_grid():
+def test_kernels_of_one_name_are_distinguished_by_their_grid():
     same = examine_counters(counters(launch("a", grid=8), launch("b", grid=8)))
     several = examine_counters(counters(launch("a", grid=8), launch("a", grid=16)))
 
@@ -88,13 +93,13 @@ def test_kernels_of_one_name_are_told_apart_by_their_grid():
     assert "grid" in table(several, "bounds-table").columns
 
 
-def test_what_is_to_mend_stands_first_in_the_checklist():
+def test_the_checklist_begins_with_what_to_mend():
     found = table(planted(), "checklist-table")["found"].to_list()
     assert found[0] == "to mend"
     assert found == sorted(found, key=["to mend", "in order", "cannot tell", "not applicable"].index)
 
 
-def test_faults_stand_with_their_cost_of_the_whole_and_a_remedy():
+def test_faults_are_listed_with_their_share_of_the_total_and_a_remedy():
     faults = table(planted(), "faults-table")
 
     assert faults["name"].to_list()[0] == "tiny_grid"
@@ -128,15 +133,15 @@ def test_clusters_have_columns_only_where_there_are_some():
     plain = examine_counters(read_counters(MODES / "nvtx.ncu-rep.xz"))
 
     def titles(numbers: CounterNumbers) -> list[str]:
-        found = next(part for part in counters_document([numbers]).tables() if part.id == "occupancy-table")
-        return [column.title for column in found.columns]
+        occupancy = next(part for part in document(numbers).tables() if part.id == "occupancy-table")
+        return [column.title for column in occupancy.columns]
 
     assert "in clusters" in titles(clusters)
     assert "in clusters" not in titles(plain)
     assert "clusters of 8 leave multiprocessors partly empty" in table(clusters, "launch-table")["problem"][0]
 
 
-def test_what_was_not_collected_is_said_with_what_to_collect():
+def test_missing_metrics_are_named_with_the_sections_to_collect():
     numbers = examine_counters(counters(launch("a")))
 
     for part in ("speed-of-light", "stalls", "memory", "roofline-section"):
@@ -144,7 +149,7 @@ def test_what_was_not_collected_is_said_with_what_to_collect():
     assert "--section SpeedOfLight" in words(section(numbers, "next-run"))
 
 
-def test_a_report_without_a_launch_is_a_document_all_the_same():
+def test_a_report_without_a_launch_still_gives_a_document():
     numbers = examine_counters(counters())
 
     assert counters_document([numbers]).lead == "The report holds no profiled kernel."
@@ -155,12 +160,12 @@ def test_a_report_without_a_launch_is_a_document_all_the_same():
 def test_several_reports_are_compared_with_the_first():
     before, after = (examine_counters(counters(launch(ns=ns, sm=sm))) for ns, sm in ((200.0, 70.0), (100.0, 80.0)))
 
-    document = counters_document([before, after])
+    comparison = counters_document([before, after])
 
-    assert document.sections[0].id == "comparison"
-    assert [part.id for part in document.sections[1:]] == ["p1", "p2"]
-    assert "ratio 0.50" in document.lead
-    ids = [block.id for block in (*document.tables(), *document.figures())]
+    assert comparison.sections[0].id == "comparison"
+    assert [part.id for part in comparison.sections[1:]] == ["p1", "p2"]
+    assert "ratio 0.50" in comparison.lead
+    ids = [block.id for block in (*comparison.tables(), *comparison.figures())]
     assert len(ids) == len(set(ids))
 
 
@@ -170,9 +175,9 @@ def hostile() -> KernelCounters:
 
 
 def test_hostile_names_are_text():
-    document = counters_document([examine_counters(hostile())])
+    shown = document(examine_counters(hostile()))
 
-    page, text = render_html(document), render_markdown(document)
+    page, text = render_html(shown), render_markdown(shown)
     assert "<img src=x" not in page
     assert "<img src=x" not in text
     assert "\x1b" not in page + text

@@ -48,7 +48,7 @@ def test_the_lead_counts_the_verdicts_of_the_table(evidence, document):
             assert re.search(rf"{name}[^;]*{verdict} at {count}\b", document.lead, re.IGNORECASE)
 
 
-def test_each_hypothesis_stands_as_the_profiles_judged_it(evidence, document):
+def test_each_hypothesis_is_listed_with_its_standing(evidence, document):
     rows = {(row["id"], row["point"]): row["standing"] for row in _table(document, "hypotheses-table").rows.to_dicts()}
     judged = {(item.id, pair.title): item.standing for pair in evidence.pairs for item in pair.hypotheses}
     assert rows == judged
@@ -58,7 +58,7 @@ def test_each_hypothesis_stands_as_the_profiles_judged_it(evidence, document):
     assert said == "At input size 224, batch 1: H1, H2 confirmed; H2c, H4c not judged; H3 partly confirmed; H4 refuted."
 
 
-def test_predictions_are_held_against_what_was_measured(evidence, document):
+def test_predictions_are_compared_with_measurements(evidence, document):
     rows = _table(document, "predicted").rows
     assert rows.equals(predicted_times(evidence))
     assert rows.height == 4
@@ -69,7 +69,7 @@ def test_predictions_are_held_against_what_was_measured(evidence, document):
         assert row["measured_ns"] in cells["latency_ns"].to_list()
 
 
-def test_a_profile_that_does_not_decide_stands_beside_the_measurement_that_does(document):
+def test_an_undecided_pair_of_profiles_is_shown_with_the_decided_measurement(document):
     first, second = _texts(_section(document, "evidence"))[:2]
     assert "without a profiler (eager), the variant is slower: 0.84× as fast (0.81 to 0.87)" in first
     assert second.startswith("In the profiles: whether the variant is faster or slower is undecided")
@@ -118,7 +118,7 @@ def test_figures_of_two_runs_are_not_passed_off_as_one(document):
     assert "took 4.15 ms here and 3.74 ms there" in quiet
 
 
-def test_a_limit_of_all_profiles_is_told_once(document):
+def test_a_limit_of_all_profiles_is_listed_once(document):
     blocks = list(_section(document, "limits").all_blocks())
     texts = [note.text for block in blocks if isinstance(block, Notes) for note in block.notes]
     assert len(texts) == len(set(texts))

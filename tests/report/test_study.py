@@ -102,7 +102,7 @@ def test_a_study_of_which_little_was_measured_still_has_a_report(token_file):
 
 
 @pytest.mark.slow
-def test_planted_exponents_are_told_with_the_range_over_which_they_hold(token_file):
+def test_planted_exponents_are_found_with_the_range_over_which_they_hold(token_file):
     """A host that takes 3 ms, and a GPU that takes 1 ms an image and, without the reduction, 0.5 ms: no floor there."""
     records = [r for r in deepcopy(token_file["measurements"]) if r["cell"]["attention"] == "explicit"]
     for record in (one for one in records if one["status"] == "measured"):

@@ -55,7 +55,7 @@ def test_every_choice_shows_what_the_json_holds(visit, saved):
         assert sum(parts) == pytest.approx(100 * change["step_ns"] / longest, abs=0.05)
 
 
-def test_remedies_are_checked_with_the_keyboard_and_a_third_waits(visit, saved):
+def test_two_remedies_can_be_checked_with_the_keyboard_and_no_third(visit, saved):
     page, (_, diagnosis) = visit.page, saved
     boxes = page.locator("#what-if-view input[type=checkbox]")
     first, second = (diagnosis["findings"][place]["id"] for place in (0, 1))
@@ -69,7 +69,7 @@ def test_remedies_are_checked_with_the_keyboard_and_a_third_waits(visit, saved):
     assert code.endswith("warplens compare deit448_bs8_topk0.1.sqlite.xz AFTER")
 
 
-def test_the_step_is_drawn_as_recorded_above_as_predicted_in_one_scale(visit, saved):
+def test_the_recorded_and_the_predicted_step_are_drawn_to_one_scale(visit, saved):
     """The predicted step is as long as the JSON says; a pair is told by its numbers alone."""
     page, (path, diagnosis) = visit.page, saved
     what_if = diagnosis["what_if"]

@@ -140,7 +140,7 @@ def test_another_plan_is_refused_unless_it_starts_afresh(sweep):
     assert len(records) == 4
 
 
-def test_a_preview_says_what_is_to_do(sweep, troubled):
+def test_a_preview_lists_the_remaining_tasks(sweep, troubled):
     asked = WorkloadSweep("trouble", ("tenths=1,2,13",), "side=old", "side=new", 6, 2, 1, "cpu", (troubled,))
     lines = preview(asked.run(), sweep.output, RunOptions())
     assert lines[:2] == ["tenths=1: 2 cells", "tenths=2: 2 cells"]

@@ -47,7 +47,7 @@ def test_each_run_is_a_block_and_each_printed_time_a_sample(run, tmp_path):
     assert read_measurements(tmp_path / "sweep.json").environment["versions"].keys() == {"warplens"}
 
 
-def test_without_a_pattern_the_wall_time_of_the_process_counts_and_that_is_said(run):
+def test_without_a_pattern_the_wall_time_of_the_process_counts_and_is_named(run):
     content, _ = run(CommandSweep(("n=1,6",), python("import time; time.sleep(0.05 * {n})"), python("{n}"), 3))
     slow = {record["cell"]["n"]: record for record in content["measurements"] if record["cell"]["side"] == "baseline"}
     assert slow[1]["latency_ns"]["minimum"] >= 50e6
@@ -87,7 +87,7 @@ def test_a_command_that_fails_is_recorded_and_the_other_goes_on(run):
         ("print('step_ms=' + '9' * 300)", "failed", "can be none: 1e+300"),
     ],
 )
-def test_every_way_to_fail_has_its_words(run, code, status, words):
+def test_every_kind_of_failure_has_its_message(run, code, status, words):
     content, lines = run(CommandSweep((), python(code), python("print('step_ms=1')"), 2, TIME), RunOptions(timeout_s=2))
     assert [record["status"] for record in content["measurements"]] == [status, "measured"]
     assert words in content["measurements"][0]["reason"]

@@ -1,4 +1,4 @@
-"""CUDA API calls on the host: how often, how long, which thread, and which of them held it until the GPU was done."""
+"""CUDA API calls on the host: counts, durations, threads, and the calls that block the host until the GPU is done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
 
-# --- What a CUDA or HIP function does to the host and the GPU, told by its name ---
+# --- Classes of CUDA and HIP functions, by name ---
 #
 # The families follow NVIDIA's and AMD's naming rules rather than a list of functions, so that a spelling of a later
 # toolkit (`cudaLaunchKernelExC`, `cudaMemcpyBatchAsync`, …) falls into its family without a change here. Sources: the
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ApiKind = Literal["launch", "graph-launch", "copy", "memset", "sync", "allocation", "event", "query", "module", "other"]
 
-#: What a call returns where memory ran out: `cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`.
+#: Return value of a call that ran out of memory: `cudaErrorMemoryAllocation`, `CUDA_ERROR_OUT_OF_MEMORY`.
 OUT_OF_MEMORY: Final = 2
 
 #: The dtype of a column of kinds.
@@ -37,10 +37,10 @@ _PREFIX = lazy_pattern(r"(?:cuda|cu|hip)(?=[A-Z])")
 # `_v3020` (ABI version), `_v2` (driver version), `_ptsz`, `_ptds`, `_spt` (per-thread default stream).
 _SUFFIX = lazy_pattern(r"(?:_v\d+|_ptsz|_ptds|_spt)+$")
 
-#: The kind of a function by its name after `cuda`, `cu` or `hip`; the first pattern that matches its begin decides.
+#: Kinds by the function's name after `cuda`, `cu` or `hip`; the first pattern that matches its beginning decides.
 _PATTERNS: Final[tuple[tuple[str, ApiKind], ...]] = (
     (r"GraphLaunch", "graph-launch"),
-    # A host function runs on the CPU; everything else that is called "launch" starts a kernel.
+    # A host function runs on the CPU; everything else called "launch" starts a kernel.
     (r"LaunchHostFunc", "other"),
     (r"(Ext|Hcc)?(Module)?Launch", "launch"),
     (r"(Device|Thread|Ctx|Stream|Event)Synchronize", "sync"),
@@ -50,7 +50,7 @@ _PATTERNS: Final[tuple[tuple[str, ApiKind], ...]] = (
     (r"Memset", "memset"),
     (r"Mem(GetInfo|GetAddressRange|PtrGetInfo|Range|\w*(Granularity|Properties|Attribute))", "query"),
     (r"(Mem)?HostGet", "query"),
-    # Device memory, pinned host memory, arrays, pools, virtual memory; advice on managed memory obtains nothing.
+    # Device memory, pinned host memory, arrays, pools, virtual memory. Advice on managed memory allocates nothing.
     (r"(Ext)?(Malloc|Free)|Host(Alloc|Malloc|Free|Register|Unregister)", "allocation"),
     (r"Mem(Alloc|Free|Host|Create|Release|Map|Unmap|SetAccess|Address|Pool|Import|Export|Retain)", "allocation"),
     (r"(Mipmapped)?Array(3D)?(Create|Destroy)|Ipc(Open|Close)MemHandle|Multicast", "allocation"),
@@ -69,12 +69,12 @@ def bare_name(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def api_kind(name: str) -> ApiKind:
-    """What the function with this name does.
+    """The kind of an API function, from its name.
 
     `launch` starts a kernel, `graph-launch` a CUDA graph, `copy` and `memset` move or fill memory, `sync` makes the
     host wait for the GPU, `allocation` obtains, pins, maps or releases memory, `event` records or awaits on the device
-    without holding the host, `query` only asks, `module` loads or looks up code; the rest is `other`, as is every
-    function that is neither CUDA's nor HIP's.
+    without blocking the host, `query` only asks, `module` loads or looks up code. Everything else, including functions
+    of neither CUDA nor HIP, is `other`.
     """
     prefix = _PREFIX.match(name)
     if prefix is None:
@@ -98,11 +98,11 @@ def api_kinds(names: pl.Series) -> pl.Series:
 
 @lru_cache(maxsize=4096)
 def blocks_host(name: str) -> bool:
-    """Whether the function by itself holds the host until the GPU is done: waits, and copies that do not say `Async`.
+    """Whether the function by its name blocks the host until the GPU is done: a wait, or a copy without `Async`.
 
-    Asynchronous copies of pageable memory hold the host as well, which the name does not tell; `warplens.analysis.api`
-    joins them with the memory that they moved. A synchronous copy from device to device may return early.
-    (CUDA Runtime API, "API synchronization behavior".)
+    Asynchronous copies of pageable memory block the host as well, which the name does not show; `blocking_calls` finds
+    them by the memory they moved. A synchronous copy from device to device may return early. (CUDA Runtime API, "API
+    synchronization behavior".)
     """
     kind = api_kind(name)
     return kind == "sync" or (kind == "copy" and "Async" not in name and "Prefetch" not in name)
@@ -110,7 +110,7 @@ def blocks_host(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def polls_device(name: str) -> bool:
-    """Whether the function asks if work is done without waiting for it: one that is called again and again waits."""
+    """Whether the function queries completion without waiting; a run of such calls is a busy wait."""
     prefix = _PREFIX.match(name)
     return prefix is not None and bare_name(name)[prefix.end() :] in ("EventQuery", "StreamQuery")
 
@@ -161,7 +161,7 @@ BLOCKING_CALLS: Final = table(
 
 
 def api_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("name", "kind")) -> pl.DataFrame:
-    """How often and how long each CUDA API function was called, the most time first.
+    """Number and durations of the calls of each CUDA API function, largest total time first.
 
     With functions as rows, the numbers are those of `nsys stats -r cuda_api_sum`. That report keeps version suffixes
     that are not four digits long (`cudaGraphLaunch_v10000`), and shows a function that the file knows under two names
@@ -181,25 +181,25 @@ def api_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("nam
 
 
 def api_statistics_of_counts(counts: pl.DataFrame, by: Sequence[str] = ("name", "kind")) -> pl.DataFrame:
-    """`api_statistics` of calls that were counted: `name`, what of `by` is a column, `duration_ns`, and `calls`.
+    """`api_statistics` from distinct calls with counts: columns `name`, those of `by`, `duration_ns` and `calls`.
 
-    The standard deviation is the same but for rounding, everything else exactly.
+    The standard deviation agrees up to rounding, everything else exactly.
     """
     return _grouped(counts.sort("duration_ns"), by, spread_of_counts())
 
 
 def _grouped(calls: pl.DataFrame, by: Sequence[str], statistics: list[pl.Expr]) -> pl.DataFrame:
-    declared = API_CALLS.by(*by)
+    result_table = API_CALLS.by(*by)
     if "kind" in by:
         calls = calls.with_columns(api_kinds(calls["name"]))
-    return _longest_first(declared, calls.group_by(by).agg(*statistics), by)
+    return _longest_first(result_table, calls.group_by(by).agg(*statistics), by)
 
 
 def synchronization_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("kind",)) -> pl.DataFrame:
-    """How often and how long the host waited for the GPU, or a stream for an event, the most time first.
+    """Number and durations of the waits of the host for the GPU, or of a stream for an event, largest total time first.
 
-    The waits are those that the profiler recorded as such (`Trace.synchronizations`); a profile without that table
-    gives no rows, and `blocking_calls` then still knows the waits by the names of the API functions.
+    The waits are those that the profiler recorded as such (`Trace.synchronizations`). A profile without that table
+    gives no rows; `blocking_calls` still finds waits by the names of the API functions.
 
     Args:
         window: the part of it that counts; a wait belongs to it by its begin.
@@ -211,25 +211,25 @@ def synchronization_statistics(timeline: Timeline, window: Window, by: Sequence[
     Raises:
         UsageError: `by` is empty or names something else.
     """
-    declared = WAITS.by(*by)
+    result_table = WAITS.by(*by)
     waits = timeline.synchronizations_in(window)
     if "thread" in by:
-        waiting = (
+        first_calls = (
             timeline.trace.api_calls.select("process", "correlation", "thread", "start_ns")
             .join(waits, on=["process", "correlation"], how="semi")
             .sort("start_ns")
             .unique(["process", "correlation"], keep="first")
             .drop("start_ns")
         )
-        waits = waits.join(waiting, on=["process", "correlation"], how="left")
-    return _longest_first(declared, waits.group_by(by).agg(pl.len().alias("waits"), *spread(duration_ns())), by)
+        waits = waits.join(first_calls, on=["process", "correlation"], how="left")
+    return _longest_first(result_table, waits.group_by(by).agg(pl.len().alias("waits"), *spread(duration_ns())), by)
 
 
 def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """The API calls that held the host until the GPU was done, by reason, function and thread, the most time first.
+    """API calls that blocked the host until the GPU was done, by reason, function and thread, largest total time first.
 
-    Three kinds do so: synchronizations; copies that do not say `Async`; and asynchronous copies of pageable memory,
-    which the driver has to stage (CUDA Runtime API, "API synchronization behavior").
+    Three kinds do so: synchronizations; copies without `Async` in their name; and asynchronous copies of pageable
+    memory, which the driver has to stage (CUDA Runtime API, "API synchronization behavior").
 
     Returns:
         `BLOCKING_CALLS`; each call counts in one row only.
@@ -239,11 +239,11 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     calls = calls.with_columns(api_kinds(calls["name"]), blocking)
     pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
     from_pageable = timeline.trace.copies.filter(pageable).select("process", "correlation")
-    held = pl.when(pl.col("kind") == "sync").then(pl.lit("synchronization")).otherwise(pl.lit("synchronous-copy"))
+    cause = pl.when(pl.col("kind") == "sync").then(pl.lit("synchronization")).otherwise(pl.lit("synchronous-copy"))
     staged = calls.filter((pl.col("kind") == "copy") & ~pl.col("blocks"))
     staged = staged.join(from_pageable, on=["process", "correlation"], how="semi")
     reasons = (
-        calls.filter("blocks").with_columns(reason=held.cast(_REASON)),
+        calls.filter("blocks").with_columns(reason=cause.cast(_REASON)),
         staged.with_columns(reason=pl.lit("pageable-copy", dtype=_REASON)),
     )
     keys = ["reason", "name", "process", "thread"]
@@ -251,7 +251,7 @@ def blocking_calls(timeline: Timeline, window: Window) -> pl.DataFrame:
     return _longest_first(BLOCKING_CALLS, statistics, keys)
 
 
-def _longest_first(declared: Table, statistics: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+def _longest_first(result_table: Table, statistics: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     share = ratio(pl.col("total_ns"), pl.col("total_ns").sum())
-    told = declared.conform(statistics.with_columns(share=share))
-    return told.sort(["total_ns", *by], descending=[True, *(False for _ in by)])
+    rows = result_table.conform(statistics.with_columns(share=share))
+    return rows.sort(["total_ns", *by], descending=[True, *(False for _ in by)])

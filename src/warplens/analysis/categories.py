@@ -1,14 +1,13 @@
-"""What kind of work a kernel does, read from its name: category, library, precision, tensor cores.
+"""Classification of kernels by name: category, library, precision, tensor cores.
 
-The category follows from one ordered table of rules. The first rule that holds decides.
+The category follows from one ordered table of rules. The first rule that matches decides.
 
-A rule looks at up to three texts of a name (see `spelling.NameParts`), and holds where each pattern it states is
-found:
+A rule looks at up to three texts of a name (see `spelling.NameParts`), and matches where each of its patterns is found:
 
 * `words`: the function in lower-case words. The default: it reads the same in snake case and in camel case.
-* `function`: the function as written, where its exact spelling is what is known of it.
-* `template`: the template arguments. PyTorch's `elementwise_kernel`, CUTLASS's `Kernel2`, Thrust's `_kernel_agent` say
-  nothing by their own name; what they do stands there.
+* `function`: the function as written, where its exact spelling is known.
+* `template`: the template arguments. PyTorch's `elementwise_kernel`, CUTLASS's `Kernel2`, Thrust's `_kernel_agent` do
+  not reveal their operation by their own name; it is in the template arguments.
 
 A new kernel gets a rule only if its name proves what it does: `other` is honest, a wrong category misleads. Rules go
 from the specific to the general, so a name that mentions two things has its rule above both (`fused_add_rms_norm` is a
@@ -25,10 +24,10 @@ import polars as pl
 
 from warplens.analysis.kernel_names import LIBRARY_NAMES, PRECISIONS, arithmetic_of, library_of
 from warplens.profile.columns import column, table
-from warplens.profile.schema import once_a_dictionary
+from warplens.profile.schema import once_per_dictionary
 from warplens.profile.spelling import NameParts, split_name
 
-#: The kinds of work, in the order in which people expect to read them.
+#: Kinds of work, in the order of presentation.
 CATEGORIES = (
     "gemm",
     "attention",
@@ -48,17 +47,17 @@ CATEGORIES = (
     "other",
 )
 
-#: The category of what no rule recognises.
+#: The category of kernels that no rule recognises.
 OTHER = "other"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Whatever all the stated patterns are found in belongs to `category`."""
+    """A kernel whose name contains all stated patterns belongs to `category`."""
 
-    name: str  #: stable identifier, for people who ask why a kernel stands where it stands
+    name: str  #: stable identifier, to explain a classification
     category: str  #: one of `CATEGORIES`
-    #: words, function, template: regular expressions; an empty one holds always
+    #: words, function, template: regular expressions; an empty one always matches
     words: str = ""
     function: str = ""
     template: str = ""
@@ -77,7 +76,7 @@ class Rule:
         return True
 
 
-# Kernels whose own name says nothing, because the work is a template argument.
+# Kernels whose own name does not reveal the operation, which is a template argument.
 _ELEMENTWISE_CARRIER = r"(^|::|_)elementwise_kernel(_[a-z_]+)?$|kernelPointwiseApply\d"
 _CUTLASS_CARRIER = r"(^|::)(Kernel2?|device_kernel)$|^ck_tile::kentry$|^attention_kernel"
 _THRUST_CARRIER = r"_kernel_agent$"
@@ -151,8 +150,8 @@ RULES: tuple[Rule, ...] = (
         r"|\bcross device reduce\b"
         r"|\bmoe a 2 a\b",
     ),
-    # -- A state that goes from token to token. cuDNN's and PyTorch's kernels of single cells are the gates between
-    # products, and linear attention whose kernels say so stays attention.
+    # -- Recurrences: a state that goes from token to token. cuDNN's and PyTorch's kernels of single cells are the gates
+    # between products, and linear attention whose kernels say so stays attention.
     # Products, gates and synchronization of all time steps in one kernel.
     Rule("persistent-rnn", "recurrence", r"^rnn block persist|^persist rnn"),
     # Mamba 1 and 2, Griffin, RWKV, HGRN; no prefix sum, and no look-up in a cache.
@@ -162,8 +161,8 @@ RULES: tuple[Rule, ...] = (
         r"\bselective (scan|state update)\b|\bssm scan\b|\bchunk (scan|state)\b|\bstate passing (fwd|bwd|forward)"
         r"|\brg lru\b|\blru (kernel|scan|fwd|bwd)\b|\br?wkv\b|\bhgrn\b",
     ),
-    # -- Attention, and what stands around it.
-    # Tokens go to the slots that a table names; `reshape_and_cache_flash` computes no attention.
+    # -- Attention and the kernels around it.
+    # Writes tokens to the slots that a table names; `reshape_and_cache_flash` computes no attention.
     Rule(
         "kv-cache-write",
         "gather-scatter",
@@ -204,8 +203,8 @@ RULES: tuple[Rule, ...] = (
         r"|\bsolve tril\b|^merge \d+ x \d+ to \d+ x \d+ inverse|^(fwd|bwd) (none )?diag kernel$"
         r"|^(fwd|bwd) kv (parallel|reduce)$",
     ),
-    # -- Optimizers, by way of lists of parameters.
-    # FBGEMM fuses the optimizer into the embedding's backward; the scattered rows are what costs.
+    # -- Optimizers and operations on lists of parameters.
+    # FBGEMM fuses the optimizer into the embedding's backward; the scattered rows are the cost.
     Rule("embedding-optimizer", "gather-scatter", function=r"split_embedding|_embedding_\w*codegen"),
     Rule("foreach-copy", "copy-cast", r"\bmulti tensor apply\b", template=r"\bCopy<"),
     # Operations on lists of parameters: optimizer step, gradient clipping, loss scaling.
@@ -240,8 +239,8 @@ RULES: tuple[Rule, ...] = (
         r"|^pointwise_mult_and_sum_complex",
     ),
     Rule("convolution-miopen", "convolution", r"\bigemm (fwd|bwd|wrw)\b"),
-    # -- Tokens that are sampled, and sent to experts.
-    # Draws a token; `TopKTopPSamplingFromProb` only restricts what it draws from.
+    # -- Sampling, and routing of tokens to experts.
+    # Draws a token; `TopKTopPSamplingFromProb` only restricts the candidates.
     Rule("sampling", "random", r"\bsampling from\b|\bspeculative sampling\b|multinomial|\bgumbel\b"),
     Rule(
         "topk",
@@ -299,7 +298,7 @@ RULES: tuple[Rule, ...] = (
         r"|\bmarlin\b|\bmachete\b|\beinsum\b|\bwv split k\b|\b[aw] \d+ [aw] \d+\b(?!.*quant)|\b[bs]gmv\b",
     ),
     Rule("product-of-experts", "gemm", r"^fused moe (kernel|gptq)|\bmoe mm\b|\bfused experts\b"),
-    # A layer and its activation, written by hand in one kernel: what it takes time for is the layer.
+    # A layer and its activation, written by hand in one kernel: the layer takes most of the time.
     Rule(
         "product-and-activation",
         "gemm",
@@ -308,7 +307,7 @@ RULES: tuple[Rule, ...] = (
     Rule("product-symmetric", "gemm", r"\b[sdczh]?(syrkx?|herkx?|trmm|symm|hemm)\b|\b(syr|her) 2 k\b"),
     Rule("product-sparse", "gemm", r"\b(csr|bsr|coo|ell)(mm|mv)\b|\bk?sp(mm|mv)\b|\bsddmm\b"),
     Rule("product-in-template", "gemm", function=_CUTLASS_CARRIER, template=r"(?i)gemm|ReduceSplitK|\bmatmul"),
-    # -- Names that say nothing, by their template arguments.
+    # -- Uninformative names, by their template arguments.
     Rule("scatter-gather", "gather-scatter", r"\bscatter gather\b"),
     Rule("distribution", "random", r"\bdistribution\b"),
     Rule("curand-in-template", "random", template=r"\bcurand|\brng_config\b"),
@@ -343,7 +342,7 @@ RULES: tuple[Rule, ...] = (
     Rule("fft", "other", r"\bfft\b|\b[sd]p radix \d|\bcufft\b|\bbluestein\b"),
     # Images that are decoded or resampled.
     Rule("images", "other", r"\b(up|down|re)sampl|\bgrid sampl|\binterpolat|\bnvjpeg|\bbatch warp\b"),
-    # It rotates; the embedding in its name is no look-up.
+    # A rotation; the embedding in its name is no look-up.
     Rule("rotary", "elementwise", r"\brotary\b|\bm?rope\b"),
     Rule(
         "sort",
@@ -412,22 +411,22 @@ RULES: tuple[Rule, ...] = (
         r"|\bclamp\b|\blerp\b|\btri[ul]\b|\barange\b|\blinspace\b|\bscale ((packed )?tensor|f 32)\b"
         r"|^scal kernel|\btransform kernel$|\bdevice (transform|for)\b|\badjacent difference\b",
     ),
-    # Early Inductor only numbered its kernels; nothing is to be read from that.
+    # Early Inductor only numbered its kernels; the name reveals nothing.
     Rule("triton-unnamed", "triton", r"^triton\b"),
 )
 
 
 @dataclass(frozen=True)
 class KernelClass:
-    """What a kernel's name says."""
+    """The classification of a kernel by its name."""
 
     category: str  #: one of `CATEGORIES`
-    #: where the kernel comes from (`cublas`, `nvjet`, `at-native`, …); None where the name does not show it
+    #: source of the kernel (`cublas`, `nvjet`, `at-native`, …); None where the name does not show it
     library: str | None
     #: format of the operands, one of `kernel_names.PRECISIONS`; None where the name does not reveal it
     precision: str | None
     tensor_cores: bool | None  #: whether tensor cores do the arithmetic; None where the name does not reveal it
-    rule: str | None  #: the rule that decided the category; None for `other` by default
+    rule: str | None  #: the rule that gave the category; None for `other` by default
 
 
 CLASSES = table(
@@ -439,13 +438,13 @@ CLASSES = table(
     "tensor_cores",
 )
 
-#: Names read so far are kept, up to a number that only generated code exceeds.
-_REMEMBERED_NAMES = 65_536
+#: Cache size for names; only generated code exceeds it.
+_NAME_CACHE_SIZE = 65_536
 
 
-@lru_cache(maxsize=_REMEMBERED_NAMES)
+@lru_cache(maxsize=_NAME_CACHE_SIZE)
 def classify(name: str) -> KernelClass:
-    """What a kernel is, judged by its name alone; a short one says too little of PyTorch's kernels."""
+    """The class of a kernel, by its full name; a short name says too little about PyTorch's kernels."""
     parts = split_name(name)
     rule = next((rule for rule in RULES if rule.holds(parts)), None)
     category = OTHER if rule is None else rule.category
@@ -456,9 +455,9 @@ def classify(name: str) -> KernelClass:
 
 
 def classify_names(frame: pl.DataFrame) -> pl.DataFrame:
-    """The class of the kernel of each row: the columns of `CLASSES`, in the order of the rows.
+    """The class of each row's kernel: the columns of `CLASSES`, in the order of the rows.
 
-    Each distinct name is read once; a row costs a look-up of its code.
+    Each distinct name is classified once; a row costs a look-up of its code.
 
     Args:
         frame: has the dictionary-encoded column `full_name`, as `Trace.kernels` does.
@@ -467,14 +466,15 @@ def classify_names(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def categories_of(full_names: pl.Series) -> pl.Series:
-    """The category alone of each of these dictionary-encoded full names, at a quarter of the cost."""
+    """The category of each of these dictionary-encoded full names, at a quarter of the cost of all classes."""
     return class_table(full_names)["category"].gather(full_names.to_physical())
 
 
-@once_a_dictionary
+@once_per_dictionary
 def class_table(full_names: pl.Series) -> pl.DataFrame:
-    """The class of each text of the dictionary, in its order, whether a row has that name or not."""
+    """The class of each text of the dictionary, in its order, whether or not a row has that name."""
     classes = [classify(text) for text in full_names]
     return pl.DataFrame(
-        {column: [getattr(found, column) for found in classes] for column in CLASSES.names}, CLASSES.schema
+        {column: [getattr(kernel_class, column) for kernel_class in classes] for column in CLASSES.names},
+        CLASSES.schema,
     )

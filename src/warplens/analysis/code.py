@@ -1,8 +1,8 @@
-"""Which operator, and which line of the program, the host's CUDA calls come from: waits, copies, allocations, launches.
+"""Places in the program (operator and source line) of the host's CUDA calls: waits, copies, allocations, launches.
 
-A profile holds source lines where Python stacks were recorded (`with_stack=True` of PyTorch's profiler). Of the calls
-that stand one inside the other, the innermost counts that is neither Python's own library nor PyTorch: the line that
-its author can change. Without stacks, the operator and the annotated range of the call itself are named.
+A profile holds source lines where Python stacks were recorded (`with_stack=True` of PyTorch's profiler). Of a call's
+stack, the innermost line that is neither Python's own library nor PyTorch is taken: the line that the program's author
+can change. Without stacks, the operator and the annotated range of the call itself are named.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from warplens.patterns import lazy_pattern
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Int64s, name_categories
 
-#: Kinds of calls (`warplens.analysis.api.ApiKind`) that somebody may want to find in the program.
+#: Kinds of calls (`warplens.analysis.api.ApiKind`) worth locating in the program.
 CALL_KINDS: Final = ("sync", "copy", "allocation", "memset", "launch", "graph-launch")
 
 CODE: Final = table(
@@ -42,14 +42,14 @@ CODE: Final = table(
 
 #: `file.py(88): function`, as PyTorch's profiler writes a Python call.
 _SOURCE_LINE = lazy_pattern(r"^(?P<file>[^<(][^(]*)\(\d+\): ")
-#: The number that tells instances of a class of modules apart.
+#: The number that distinguishes instances of a module class.
 _INSTANCE = lazy_pattern(r"_\d+$")
-#: Packages that a program stands on, not the program.
+#: Framework packages, whose lines are not the program's own.
 _FOUNDATIONS: Final = frozenset({"torch", "numpy", "triton", "nvtx", "torchgen", "functorch"})
 
 
 def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """Where in the program the host's CUDA calls of the window come from, by kind and then by host time.
+    """Places in the program of the window's CUDA calls on the host, by kind and then by host time.
 
     Returns:
         The columns of `CODE`. `share` is that of the host time in calls of the same kind.
@@ -59,113 +59,120 @@ def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
     inside = pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
     calls = calls.filter(inside & pl.col("call").is_in(CALL_KINDS))
     keys = ["call", "operator", "range", "line"]
-    named, which = places_of_calls(timeline, calls)
-    kinds, number = numbered(calls.select("call", place=pl.Series(which)), ("call", "place"))
-    spent = sum_by(number, (calls["end_ns"] - calls["start_ns"]).to_numpy(), kinds.height)
-    counts = np.bincount(number, minlength=kinds.height)
+    places, place_of_call = places_of_calls(timeline, calls)
+    groups, group = numbered(calls.select("call", place=pl.Series(place_of_call)), ("call", "place"))
+    host_ns = sum_by(group, (calls["end_ns"] - calls["start_ns"]).to_numpy(), groups.height)
+    counts = np.bincount(group, minlength=groups.height)
     rows = (
-        named[kinds["place"]]
-        .with_columns(kinds["call"], pl.Series("calls", counts, dtype=pl.Int64), pl.Series("host_ns", spent))
+        places[groups["place"]]
+        .with_columns(groups["call"], pl.Series("calls", counts, dtype=pl.Int64), pl.Series("host_ns", host_ns))
         .group_by(keys)
         .agg(pl.col("calls", "host_ns").sum())
         .cast(dict.fromkeys(keys, pl.String))
     )
     share = ratio(pl.col("host_ns"), pl.col("host_ns").sum().over("call")).alias("share")
-    order = pl.col("call").replace_strict({kind: place for place, kind in enumerate(CALL_KINDS)}, return_dtype=pl.Int64)
+    kind_order = pl.col("call").replace_strict(
+        {kind: rank for rank, kind in enumerate(CALL_KINDS)}, return_dtype=pl.Int64
+    )
     return CODE.conform(
-        rows.with_columns(share).sort(order, "host_ns", *keys[1:], descending=[False, True, False, False, False])
+        rows.with_columns(share).sort(kind_order, "host_ns", *keys[1:], descending=[False, True, False, False, False])
     )
 
 
-#: What names a place in a program, from the inside out; see `Places`.
+#: Columns that name a place in a program; see `places_of_calls`.
 PLACE: Final = ("operator", "range", "module", "line")
 
 
 def places_of_calls(timeline: Timeline, calls: pl.DataFrame) -> tuple[pl.DataFrame, Int64s]:
-    """Where in the program calls of host threads stand: places, the columns `PLACE`, and which of them each call has.
+    """Places in the program of calls on host threads: the distinct places (`PLACE`), and each call's row among them.
 
-    Places are far fewer than calls; two may bear the same names. `operator` is the innermost operator around the call,
+    Places are far fewer than calls; two may have the same names. `operator` is the innermost operator around the call,
     `range` the innermost annotated range, `module` the two innermost modules (`BertOutput.LayerNorm`), `line` the line
     of the program. Null where not known.
 
     Args:
         calls: rows with `process`, `thread` and `start_ns`, such as those of the table `api_calls`.
     """
-    at = tuple(calls[name].to_numpy().astype(np.int64) for name in ("process", "thread", "start_ns"))
-    # A thread without ranges or stacks of its own, such as autograd's, works for the one that waits for it.
-    held = timeline.forest.attribute(*at)[0]
+    position = tuple(calls[name].to_numpy().astype(np.int64) for name in ("process", "thread", "start_ns"))
+    # A thread without ranges or stacks of its own, such as autograd's, works for the thread that waits for it.
+    innermost = timeline.forest.attribute(*position)[0]
     if not timeline.trace.python_functions.height:
-        nothing = np.full(len(held), NO_RANGE)
-        return _named(timeline, held, nothing, nothing)
-    return _named(timeline, held, timeline.python.running(*at), timeline.python.waiting(*at))
+        no_frame = np.full(len(innermost), NO_RANGE)
+        return _distinct_places(timeline, innermost, no_frame, no_frame)
+    return _distinct_places(timeline, innermost, timeline.python.running(*position), timeline.python.waiting(*position))
 
 
 def places_of_work(timeline: Timeline, rows: Int64s) -> tuple[pl.DataFrame, Int64s]:
-    """The same of GPU work: where it was launched, of work of the backward pass where its forward operator ran.
+    """Places in the program of GPU work: its launch, or for the backward pass the call of its forward operator.
 
     Args:
         rows: rows of `Timeline.work`.
     """
-    found = timeline.places
-    return _named(timeline, found.range[rows], found.module[rows], found.function[rows])
+    work_places = timeline.places
+    return _distinct_places(timeline, work_places.range[rows], work_places.module[rows], work_places.function[rows])
 
 
-def _named(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s) -> tuple[pl.DataFrame, Int64s]:
-    """The names of the innermost operators, ranges, modules and lines around these rows of their tables, each once."""
-    rows = pl.DataFrame({"held": held, "module": modules, "function": functions})
-    different, which = numbered(rows, rows.columns)
-    return _names(timeline, *(column.to_numpy() for column in different)), which
+def _distinct_places(
+    timeline: Timeline, range_rows: Int64s, module_rows: Int64s, function_rows: Int64s
+) -> tuple[pl.DataFrame, Int64s]:
+    """The distinct combinations of these rows as names, and each input row's position among them."""
+    rows = pl.DataFrame({"held": range_rows, "module": module_rows, "function": function_rows})
+    distinct, place = numbered(rows, rows.columns)
+    return _place_names(timeline, *(column.to_numpy() for column in distinct)), place
 
 
-def _names(timeline: Timeline, held: Int64s, modules: Int64s, functions: Int64s) -> pl.DataFrame:
-    ranges, functions_table = timeline.trace.ranges, timeline.trace.python_functions
-    operator = is_operator(ranges)
-    parent, own = timeline.forest.parent, np.arange(ranges.height)
+def _place_names(timeline: Timeline, range_rows: Int64s, module_rows: Int64s, function_rows: Int64s) -> pl.DataFrame:
+    ranges, functions = timeline.trace.ranges, timeline.trace.python_functions
+    is_op = is_operator(ranges)
+    parent, all_ranges = timeline.forest.parent, np.arange(ranges.height)
     columns = {
-        "operator": _gathered(ranges["name"], nearest(parent, operator, own), held),
-        "range": _gathered(ranges["name"], nearest(parent, ~operator, own), held, unnumbered_name),
+        "operator": _names_at(ranges["name"], nearest(parent, is_op, all_ranges), range_rows),
+        "range": _names_at(ranges["name"], nearest(parent, ~is_op, all_ranges), range_rows, unnumbered_name),
     }
-    if not functions_table.height:
-        nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(held))
-        return pl.DataFrame({**columns, "module": nothing, "line": nothing})
-    frames, names = timeline.python, functions_table["name"]
-    is_own = np.array([is_own_line(name) for name in name_categories(names)], dtype=np.bool_)
-    own_line = nearest(frames.parent, is_own[names.to_physical().to_numpy()], np.arange(functions_table.height))
-    inner = look_up(frames.enclosing_module, modules)
-    outer = look_up(frames.module_parent, inner)
-    every = np.arange(functions_table.height)
-    pair = pl.DataFrame({
-        "outer": _gathered(names, every, outer, _class_name), "inner": _gathered(names, every, inner, _class_name)
-    })  # fmt: skip
+    if not functions.height:
+        null_text = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(range_rows))
+        return pl.DataFrame({**columns, "module": null_text, "line": null_text})
+    frames, names = timeline.python, functions["name"]
+    is_program = np.array([is_own_line(name) for name in name_categories(names)], dtype=np.bool_)
+    program_line = nearest(frames.parent, is_program[names.to_physical().to_numpy()], np.arange(functions.height))
+    inner_module = look_up(frames.enclosing_module, module_rows)
+    outer_module = look_up(frames.module_parent, inner_module)
+    all_functions = np.arange(functions.height)
+    pair = pl.DataFrame(
+        {
+            "outer": _names_at(names, all_functions, outer_module, _class_name),
+            "inner": _names_at(names, all_functions, inner_module, _class_name),
+        }
+    )
     path = pl.concat_str(pl.col("outer", "inner").cast(pl.String), separator=".", ignore_nulls=True)
-    known = pl.when(pl.col("inner").is_not_null()).then(path).cast(pl.Categorical())
+    module_path = pl.when(pl.col("inner").is_not_null()).then(path).cast(pl.Categorical())
     return pl.DataFrame({
         **columns,
-        "module": pair.unique().with_columns(known.alias("module")).join(
+        "module": pair.unique().with_columns(module_path.alias("module")).join(
             pair, on=["outer", "inner"], how="right", nulls_equal=True, maintain_order="right"
         )["module"],
-        "line": _gathered(names, own_line, functions),
+        "line": _names_at(names, program_line, function_rows),
     })  # fmt: skip
 
 
 def _class_name(name: str) -> str:
-    """`Linear` for `nn.Module: Linear_3`: the number tells instances of a class apart."""
+    """`Linear` for `nn.Module: Linear_3`, without the number of the instance."""
     return _INSTANCE.sub("", module_name(name) or name)
 
 
-def _gathered(names: pl.Series, named: Int64s, rows: Int64s, shown: Callable[[str], str] = str) -> pl.Series:
-    """`names[named[rows]]` as shown, null for `NO_RANGE`; each distinct name, and each row, is looked at once."""
+def _names_at(names: pl.Series, name_row: Int64s, rows: Int64s, shown: Callable[[str], str] = str) -> pl.Series:
+    """`names[name_row[rows]]` as categories after `shown`, null for `NO_RANGE`; distinct names are converted once."""
     texts = pl.Series([shown(text) for text in name_categories(names)], dtype=pl.String).cast(pl.Categorical())
-    if not len(rows) or not (named != NO_RANGE).any():
+    if not len(rows) or not (name_row != NO_RANGE).any():
         return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(rows))
-    codes = np.r_[names.to_physical().to_numpy().astype(np.int64)[named], 0]
-    codes[:-1][named == NO_RANGE] = texts.len()
+    codes = np.r_[names.to_physical().to_numpy().astype(np.int64)[name_row], 0]
+    codes[:-1][name_row == NO_RANGE] = texts.len()
     codes[-1] = texts.len()  # for a row that is `NO_RANGE`
     return pl.concat([texts, pl.Series([None], dtype=pl.Categorical())]).gather(codes[rows])
 
 
 def is_own_line(name: str) -> bool:
-    """Whether a recorded Python call is of the program: a source line outside of Python's library and PyTorch.
+    """Whether a recorded Python call is a line of the program, outside Python's library and PyTorch.
 
     >>> is_own_line("train.py(88): step"), is_own_line("torch/optim/adam.py(953): <genexpr>")
     (True, False)
@@ -175,7 +182,9 @@ def is_own_line(name: str) -> bool:
         return False
     parts = re.split(r"[/\\]", line["file"])
     if "site-packages" in parts or "dist-packages" in parts:
-        parts = parts[max(parts.index(one) for one in ("site-packages", "dist-packages") if one in parts) + 1 :]
+        parts = parts[
+            max(parts.index(folder) for folder in ("site-packages", "dist-packages") if folder in parts) + 1 :
+        ]
     elif any(re.fullmatch(r"python3?(\.\d+)?", part) for part in parts[:-1]):
         return False  # …/lib/python3.12/threading.py
     top = parts[0].removesuffix(".py") if parts else ""

@@ -1,4 +1,4 @@
-"""What tables are made with: the same six statistics in each, groups and amounts of rows, answers that are kept."""
+"""Shared helpers for tables: the six statistics of a spread, grouping and sums by group, and memoized results."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import polars as pl
 
 from warplens.profile.schema import Bools, Int64s
 
-#: A standard deviation is a sum of floats, which each number of threads adds up in an order of its own: what differs
-#: are its last digits, behind these.
+#: A standard deviation is a sum of floats, whose order depends on the number of threads: digits beyond these vary.
 _STDEV_DIGITS: Final = 12
 
 
@@ -24,10 +23,10 @@ def duration_ns() -> pl.Expr:
 
 
 def spread(quantity: pl.Expr, prefix: str = "", unit: str = "ns") -> list[pl.Expr]:
-    """The statistics of an integer quantity within a group, as columns `<prefix>total_<unit>`, `…mean…`, and so on.
+    """Statistics of an integer quantity within a group, as columns `<prefix>total_<unit>`, `…mean…`, and so on.
 
-    Total and extremes are exact integers. The standard deviation is that of a sample (n − 1) and 0 for a single
-    value, which is how `nsys stats` defines it. Nulls do not count; without any value all six are null.
+    Total and extremes are exact integers. The standard deviation is that of a sample (n − 1) and 0 for a single value,
+    as `nsys stats` defines it. Nulls do not count; without any value all six are null.
     """
     deviation = quantity.std(ddof=1).round_sig_figs(_STDEV_DIGITS)
     single = quantity.count() == 1
@@ -42,18 +41,19 @@ def spread(quantity: pl.Expr, prefix: str = "", unit: str = "ns") -> list[pl.Exp
 
 
 def spread_of_counts() -> list[pl.Expr]:
-    """`spread` of `duration_ns`, each of which occurs `calls` times, and `calls` in all; of rows that ascend by it.
+    """`calls` and `spread` of `duration_ns` for rows that each stand for `calls` values, sorted by `duration_ns`.
 
-    Sums, extremes, mean and median are those of the single values exactly; the standard deviation but for rounding.
+    Sums, extremes, mean and median are exactly those of the single values; the standard deviation agrees up to
+    rounding.
     """
-    value, times, calls = pl.col("duration_ns"), pl.col("calls"), pl.col("calls").sum()
-    total = (value * times).sum()
+    value, weights, calls = pl.col("duration_ns"), pl.col("calls"), pl.col("calls").sum()
+    total = (value * weights).sum()
     mean = total / calls
 
-    def at(place: pl.Expr) -> pl.Expr:
-        return value.filter(times.cum_sum() > place).first()
+    def at(rank: pl.Expr) -> pl.Expr:
+        return value.filter(weights.cum_sum() > rank).first()
 
-    squares = (times * (value - mean).pow(2)).sum()
+    squares = (weights * (value - mean).pow(2)).sum()
     return [
         calls.alias("calls"),
         total.alias("total_ns"),
@@ -69,112 +69,112 @@ def spread_of_counts() -> list[pl.Expr]:
 
 
 def ratio(part: pl.Expr, whole: pl.Expr) -> pl.Expr:
-    """`part / whole`; null where the whole is nothing."""
+    """`part / whole`; null where the whole is 0."""
     return pl.when(whole > 0).then(part / whole)
 
 
 def number(value: object) -> float | None:
-    """What a Polars reduction over numbers returned, as a float; None for an empty column."""
+    """The result of a Polars reduction over numbers as a float; None for an empty column."""
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def chosen(rows: pl.DataFrame, which: Bools | pl.Series) -> pl.DataFrame:
-    """The rows for which this holds. Where they lie together, as those of a window mostly do, none is copied."""
-    mask = which.to_numpy() if isinstance(which, pl.Series) else which
+def select_rows(rows: pl.DataFrame, mask_or_series: Bools | pl.Series) -> pl.DataFrame:
+    """The rows for which the mask is True. Contiguous rows, the usual case for a window, are not copied."""
+    mask = mask_or_series.to_numpy() if isinstance(mask_or_series, pl.Series) else mask_or_series
     count = int(np.count_nonzero(mask))
     first = int(np.argmax(mask)) if count else 0
     return rows.slice(first, count) if mask[first : first + count].all() else rows.filter(pl.Series(mask))
 
 
 def all_equal(column: pl.Series, value: int | None = None) -> bool:
-    """Whether all rows hold one value, this one where it is given, and none is null; false where there are no rows."""
+    """Whether all rows hold one value (`value`, if given) and none is null; False where there are no rows."""
     if not column.len() or column.null_count():
         return False
     least = column.min()
     return least == column.max() and value in (None, least)
 
 
-#: Up to so many combinations are counted in a table of all of them; more are told apart by sorting.
+#: Up to this many combinations are counted in a table of all of them; more are distinguished by sorting.
 _FEW: Final = 1 << 22
 
 
-def numbered(pieces: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, Int64s]:
-    """The distinct combinations of these columns, the first that occurs first, and which of them each piece has.
+def numbered(rows: pl.DataFrame, columns: Sequence[str]) -> tuple[pl.DataFrame, Int64s]:
+    """The distinct combinations of these columns, in order of first occurrence, and each row's index among them.
 
-    Columns are few-valued, mostly of one value: their numbers are combined by arithmetic, without a hash of each row.
+    Columns have few values, mostly one: their codes are combined by arithmetic, without a hash of each row.
     """
-    number, count = np.zeros(pieces.height, dtype=np.int64), 1
-    for column in pieces.select(columns).get_columns():
-        mine, distinct = _codes(column)
+    number, count = np.zeros(rows.height, dtype=np.int64), 1
+    for column in rows.select(columns).get_columns():
+        codes, distinct = _codes(column)
         if distinct > 1:
             if count * distinct > _FEW:
-                number, count = _close_together(number)
+                number, count = _dense_ranks(number)
             if count * distinct > _FEW:
-                mine, distinct = _close_together(mine)
+                codes, distinct = _dense_ranks(codes)
             if count == 1:
-                number = mine
+                number = codes
             else:
                 number *= distinct
-                number += mine
+                number += codes
             count *= distinct
     if count == 1:
-        return pieces.select(columns).head(1), number
+        return rows.select(columns).head(1), number
     if count > _FEW:
-        number, count = _close_together(number)
+        number, count = _dense_ranks(number)
     first, number = by_occurrence(number, count)
-    return pieces.select(columns)[first], number
+    return rows.select(columns)[first], number
 
 
 def by_occurrence(number: Int64s, count: int) -> tuple[Int64s, Int64s]:
-    """Numbers below `count` in the order in which they occur: the first row of each, and each row's new number."""
+    """Renumbers codes below `count` in order of occurrence: the first row of each, and each row's new number."""
     first = np.full(count, len(number), dtype=np.int64)
     first[number[::-1]] = np.arange(len(number) - 1, -1, -1)
     present = np.flatnonzero(first < len(number))
     present = present[np.argsort(first[present])]
-    place = np.zeros(count, dtype=np.int64)
-    place[present] = np.arange(len(present))
-    return first[present], place[number]
+    new_number = np.zeros(count, dtype=np.int64)
+    new_number[present] = np.arange(len(present))
+    return first[present], new_number[number]
 
 
 def _codes(column: pl.Series) -> tuple[Int64s, int]:
-    """A number for each value, equal for equal ones and for nulls, and an upper bound of the numbers; made anew."""
-    nothing = np.broadcast_to(np.int64(0), column.len())  # takes no room
+    """A code for each value, one of its own for null, and an upper bound of the codes. The array is a new one."""
+    zeros = np.broadcast_to(np.int64(0), column.len())  # takes no memory
     if column.null_count() == column.len():
-        return nothing, 1
+        return zeros, 1
     if column.dtype == pl.String:
         column = column.cast(pl.Categorical())
     if not (column.dtype == pl.Boolean or column.dtype.is_integer()):
         column = column.to_physical()
     if not (column.dtype == pl.Boolean or column.dtype.is_integer()):
-        return _close_together(column.rank("dense").fill_null(0).to_numpy().astype(np.int64))
+        return _dense_ranks(column.rank("dense").fill_null(0).to_numpy().astype(np.int64))
     if column.dtype == pl.Boolean:
         column = column.cast(pl.UInt8)
     low, high = column.min(), column.max()
     assert isinstance(low, int)
     assert isinstance(high, int)
-    absent = column.is_null().to_numpy() if column.null_count() else None
-    if low == high and absent is None:
-        return nothing, 1
+    null_mask = column.is_null().to_numpy() if column.null_count() else None
+    if low == high and null_mask is None:
+        return zeros, 1
     values = column.fill_null(low).to_numpy().astype(np.int64)
-    values, count = _close_together(values) if high - low >= _FEW else (values - low, high - low + 1)
-    if absent is None:
+    values, count = _dense_ranks(values) if high - low >= _FEW else (values - low, high - low + 1)
+    if null_mask is None:
         return values, count
-    values[absent] = count
+    values[null_mask] = count
     return values, count + 1
 
 
-def _close_together(values: Int64s) -> tuple[Int64s, int]:
-    """The rank of each value among the distinct ones, and how many these are."""
+def _dense_ranks(values: Int64s) -> tuple[Int64s, int]:
+    """The rank of each value among the distinct ones, and the number of distinct values."""
     distinct = pl.Series(values).unique().sort().to_numpy()
     return np.searchsorted(distinct, values).astype(np.int64), len(distinct)
 
 
 class Remembering(Protocol):
-    """What answers are kept with: a timeline, or the facts of a diagnosis."""
+    """An object that stores results of `once`: a timeline, or the facts of a diagnosis."""
 
     @property
     def answers(self) -> dict[tuple[object, ...], Any]:
-        """Of questions asked `once`."""
+        """Results of functions decorated with `once`."""
 
 
 Asked = TypeVar("Asked", bound=Remembering)
@@ -183,10 +183,10 @@ Given = ParamSpec("Given")
 
 
 def once(question: Callable[Concatenate[Asked, Given], Answer]) -> Callable[Concatenate[Asked, Given], Answer]:
-    """Makes a question of a timeline, or of it and a window, remember its answers as long as the timeline lives.
+    """Make a function of a timeline (and further arguments) keep its results as long as the timeline lives.
 
-    Two threads that ask at the same time may both compute the answer, which does no harm. Answers are not to be
-    changed by those who asked.
+    Two threads that call at the same time may both compute the result, which does no harm. Callers must not change
+    results.
     """
 
     @wraps(question)
@@ -201,14 +201,14 @@ def once(question: Callable[Concatenate[Asked, Given], Answer]) -> Callable[Conc
 
 
 def running_sum(values: Bools | Int64s) -> Int64s:
-    """The sum of all values before each place, and behind the last: shape (n + 1,)."""
+    """The sum of all values before each position, and of all values at the end: shape (n + 1,)."""
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
     return sums
 
 
 def sums_between(values: Bools | Int64s, begins: Int64s, ends: Int64s) -> Int64s:
-    """The sum of the values from each begin to before its end; begins and ends ascend, and no part is empty."""
+    """The sum of `values[begin:end]` for each begin and end; both ascend, and no slice is empty."""
     bounds = np.stack((begins, ends), axis=1).reshape(-1)
     if not len(bounds):
         return bounds
@@ -217,36 +217,38 @@ def sums_between(values: Bools | Int64s, begins: Int64s, ends: Int64s) -> Int64s
 
 
 def sum_by(groups: Int64s, amounts: Int64s, count: int) -> Int64s:
-    """The exact sum of the amounts of each group, shape (count,)."""
+    """The exact sum of the amounts in each group, shape (count,)."""
     sums = np.zeros(count, dtype=np.int64)
     np.add.at(sums, groups, amounts)
     return sums
 
 
 def forget(asked: Remembering, *questions: object) -> None:
-    """Gives back the answers to questions asked `once`; asked again, they are found again."""
-    own = {getattr(question, "__wrapped__", None) for question in questions}
-    for key in [key for key in asked.answers if key[0] in own]:
+    """Drop the stored results of these functions decorated with `once`."""
+    functions = {getattr(question, "__wrapped__", None) for question in questions}
+    for key in [key for key in asked.answers if key[0] in functions]:
         del asked.answers[key]
 
 
-#: From this share of rows on, a number for each row takes less room than the numbers of those that have one.
-_MOST: Final = 0.5
+#: From this share of nonzero rows on, a dense array takes less memory than a sparse one.
+_DENSE_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Spent:
-    """Nanoseconds of the rows of a table, most of which have none: of most causes, few pauses have any."""
+    """Nanoseconds per row of a table, stored sparsely: for most idle causes, few gaps have any."""
 
-    rows: Int64s | None  #: shape (n,), ascending, the rows that have any; None for all
-    ns: Int64s  #: shape (n,), of each of them
-    count: int  #: rows of the table
+    rows: Int64s | None  #: shape (n,), ascending, the rows with any; None for all rows
+    ns: Int64s  #: shape (n,), the nanoseconds of each of them
+    count: int  #: number of rows of the table
 
     @classmethod
     def of(cls, whole: Int64s) -> Spent:
-        """From the nanoseconds of each row, which belong to it from then on."""
+        """From the nanoseconds of each row. The array is kept and must not be changed by the caller."""
         rows = np.flatnonzero(whole)
-        return cls(None, whole, len(whole)) if len(rows) > _MOST * len(whole) else cls(rows, whole[rows], len(whole))
+        if len(rows) > _DENSE_SHARE * len(whole):
+            return cls(None, whole, len(whole))
+        return cls(rows, whole[rows], len(whole))
 
     @classmethod
     def none(cls, count: int) -> Spent:
@@ -255,7 +257,7 @@ class Spent:
 
     @cached_property
     def total(self) -> int:
-        """Over all rows."""
+        """Sum over all rows."""
         return int(self.ns.sum())
 
     def __bool__(self) -> bool:
@@ -263,53 +265,53 @@ class Spent:
 
     @property
     def at(self) -> Int64s | slice:
-        """What chooses the rows of `ns` from an array alongside the table."""
+        """Index that selects the rows of `ns` from an array alongside the table."""
         return slice(None) if self.rows is None else self.rows
 
     def whole(self) -> Int64s:
-        """The nanoseconds of each row, shape (count,); not to be changed."""
+        """The nanoseconds of each row, shape (count,). Must not be changed."""
         if self.rows is None:
             return self.ns
-        found = np.zeros(self.count, dtype=np.int64)
-        found[self.rows] = self.ns
-        return found
+        dense = np.zeros(self.count, dtype=np.int64)
+        dense[self.rows] = self.ns
+        return dense
 
     def times(self, share: float | npt.NDArray[np.float64]) -> Spent:
-        """A share of it, the same for all rows or one for each row of the table, rounded down."""
+        """Scaled by a share, one for all rows or one per row of the table, rounded down."""
         part = share if isinstance(share, float) else share[self.at]
         return Spent(self.rows, (self.ns * part).astype(np.int64), self.count)
 
     def share_of(self, whole: Int64s) -> npt.NDArray[np.float64]:
-        """The share of each of these amounts, one for each row of the table; 0 of nothing."""
+        """The share of each of these amounts (one per row of the table); 0 where the amount is 0."""
         shares = np.zeros(self.count)
         shares[self.at] = self.ns / np.maximum(whole[self.at], 1)
         return shares
 
     def where(self, which: Bools) -> Spent:
-        """Of the rows for which this holds, given for each row of the table."""
+        """Limited to the rows where the mask, one entry per row of the table, is True."""
         return Spent(self.rows, np.where(which[self.at], self.ns, 0), self.count)
 
     def plus(self, other: Spent, sign: int = 1) -> Spent:
-        """Both together; the difference with −1 as sign."""
+        """The sum of both; the difference with sign −1."""
         if not other:
             return self
         if self.rows is other.rows:
             return Spent(self.rows, self.ns + sign * other.ns, self.count)
-        found = self.whole().copy()
-        found[other.at] += sign * other.ns
-        return Spent.of(found)
+        dense = self.whole().copy()
+        dense[other.at] += sign * other.ns
+        return Spent.of(dense)
 
     def among(self, part: Int64s) -> Spent:
-        """Of some rows of the table, in ascending order; numbered as they are there."""
+        """The same for some rows of the table, ascending, numbered by their position there."""
         if self.rows is None:
             return Spent(None, self.ns[part], len(part))
         place = np.searchsorted(part, self.rows)
-        mine = np.flatnonzero(np.append(part, -1)[place] == self.rows)
-        return Spent(place[mine], self.ns[mine], len(part))
+        kept = np.flatnonzero(np.append(part, -1)[place] == self.rows)
+        return Spent(place[kept], self.ns[kept], len(part))
 
     @classmethod
     def together(cls, parts: Sequence[Spent]) -> Spent:
-        """Of several tables, one behind the other."""
+        """The tables of all parts, concatenated."""
         if len(parts) == 1:
             return parts[0]
         return cls.of(np.concatenate([np.empty(0, np.int64), *(part.whole() for part in parts)]))

@@ -1,10 +1,9 @@
-"""The pace of the host: what issuing work costs it, where its other time goes, and whether it keeps ahead of the GPU.
+"""The pace of the host: cost of a launch, use of its other time, and whether it keeps ahead of the GPU.
 
 The thread that launches the most is the program's critical resource on the host. Its time in the window is split
-without remainder into launching calls, other calls by what they do, short pauses (the framework, Python) and long ones.
-What a launch costs is the time from one launching call to the next without the time in which something else held the
-thread up. A host that is ahead of the GPU has work queued; one that is behind lets each launch start at once, because
-the GPU was waiting for it.
+without remainder into launching calls, other calls by kind, short pauses (the framework, Python) and long ones. The
+cost of a launch is the time from one launching call to the next, less the time in which something else held the thread
+up. A host that is ahead of the GPU has work queued; behind it, each launch starts at once, because the GPU was waiting.
 """
 
 from __future__ import annotations
@@ -17,35 +16,34 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kind, blocks_host, polls_device
-from warplens.analysis.frames import all_equal, chosen, number, once, running_sum
+from warplens.analysis.frames import all_equal, number, once, running_sum, select_rows
 from warplens.analysis.intervals import Intervals, Owned, clip, measure_before, owned_union, subtract, total, union
 from warplens.analysis.launches import PROMPT_START_NS
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.schema import Bools, Int64s, name_categories
 
-# --- What the launching threads of a process were held up by, instant by instant ---
+# --- States of a process's launching threads over time ---
 #
-# A thread is inside of at most one outermost CUDA call at a time; that call says what holds it: a synchronization, an
-# allocation, a blocking copy, or nothing but the issuing of work. A copy of a few bytes that holds the host is a
-# synchronization (`.item()`): what takes the time is waiting for the work before it. A thread that asks again and
-# again whether an event has come is waiting, too. While the thread is outside of CUDA, the calls of the process's
-# other launching threads count: autograd's thread does not launch while the main one waits in a synchronization. A
-# pause without any call is the ordinary cost of issuing work if it is short, and the host doing something else if it
-# is long.
+# A thread is inside at most one outermost CUDA call at a time; the call gives the state: a synchronization, an
+# allocation, a blocking copy, or issuing work. A copy of a few bytes that blocks the host is a synchronization
+# (`.item()`): the time is spent waiting for the work before it. A thread that polls an event is waiting, too. While the
+# thread is outside CUDA, the calls of the process's other launching threads count: autograd's thread does not launch
+# while the main one waits in a synchronization. A pause without any call is the ordinary cost of issuing work if it is
+# short, and the host doing something else if it is long.
 
 
 #: A pause between two CUDA calls counts as the host doing something else when it is this many times the usual pause
-#: between launches, and at least the given time: eager PyTorch issues work every 3–20 µs, and its slowest operators
-#: (views, dispatch through Python) stay within a few tens of µs. Beyond the upper bound it is no cost of issuing at
-#: all, however slow the host is otherwise.
+#: between launches, and at least the lower bound: eager PyTorch issues work every 3–20 µs, and its slowest operators
+#: (views, dispatch through Python) stay within a few tens of µs. Beyond the upper bound a pause is never a cost of
+#: issuing, however slow the host is otherwise.
 _STALL_FACTOR = 10
 STALL_MIN_NS = 100_000
 STALL_MAX_NS = 1_000_000
 
 #: Causes that a call's own name (or the copy it issues) reveals.
 HOLDING_CAUSES = ("synchronization", "allocation", "blocking-copy")
-#: Their positions from 1, as `HostCalls.cause` and a schedule have them; 0 is a call that issues work.
+#: Their positions from 1, as in `HostCalls.cause` and in a schedule; 0 is a call that issues work.
 SYNCHRONIZATION, ALLOCATION, BLOCKING_COPY = 1, 2, 3
 
 #: A copy up to this size costs the host less than the wait that comes with it: 64 KiB take 3–7 µs over PCIe, and up to
@@ -53,9 +51,9 @@ SYNCHRONIZATION, ALLOCATION, BLOCKING_COPY = 1, 2, 3
 #: synchronization behavior").
 SMALL_COPY_BYTES = 65_536
 
-#: So many questions for an event or a stream in a row, with no other call between them, are a wait. PyTorch's
-#: allocators ask once for each event that they have outstanding, a few in a row at most.
-_POLLS_OF_A_WAIT = 8
+#: This many queries of an event or a stream in a row, with no other call between them, are a wait. PyTorch's allocators
+#: query each outstanding event once, a few in a row at most.
+_POLLS_PER_WAIT = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,13 +61,13 @@ class HostCalls:
     """The CUDA calls of one process's launching threads."""
 
     row: Int64s  #: shape (n,), the rows of the calls in `Trace.api_calls`
-    #: starts, ends, thread: each call's interval and thread; a wait by asking again and again is one interval
+    #: starts, ends, thread: each call's interval and thread; a polling wait is one interval
     starts: Int64s
     ends: Int64s
     thread: Int64s
-    #: the position from 1 in `HOLDING_CAUSES` of what the call holds its thread up with; 0 for calls that issue work
+    #: position from 1 in `HOLDING_CAUSES` of what blocks the thread in the call; 0 for calls that issue work
     cause: npt.NDArray[np.int8]
-    issues: Bools  #: whether GPU work came of the call
+    issues: Bools  #: whether the call issued GPU work
     outermost: Owned  #: the calls of all threads as disjoint pieces, each owned by the call that began first
     profiler: dict[int, Intervals]  #: per thread, when the profiler held it up
 
@@ -84,61 +82,62 @@ class HostCalls:
         if not all_equal(work["process"], process):
             work = work.filter(pl.col("process") == process)
         launching = work["thread"].drop_nulls().unique()
-        selected = ((calls["process"] == process) & calls["thread"].is_in(launching.implode())).to_numpy()
-        cause = np.array([_holding(name) for name in categories], dtype=np.int8)[code]
-        copying, held_by = _copy_calls(timeline, process, cause)
-        cause[copying] = held_by
+        of_launching = ((calls["process"] == process) & calls["thread"].is_in(launching.implode())).to_numpy()
+        cause = np.array([_cause_of_name(name) for name in categories], dtype=np.int8)[code]
+        copying, copy_cause = _copy_calls(timeline, process, cause)
+        cause[copying] = copy_cause
         polls = np.array([polls_device(name) for name in categories], dtype=np.bool_)[code]
         starts, ends, threads = (calls[column].to_numpy() for column in ("start_ns", "end_ns", "thread"))
-        if not selected.all():
-            starts, ends, threads, cause = starts[selected], ends[selected], threads[selected], cause[selected]
-            polls = polls[selected]
-        if np.count_nonzero(polls) >= _POLLS_OF_A_WAIT:
+        if not of_launching.all():
+            starts, ends, threads = starts[of_launching], ends[of_launching], threads[of_launching]
+            cause, polls = cause[of_launching], polls[of_launching]
+        if np.count_nonzero(polls) >= _POLLS_PER_WAIT:
             ends, cause = _polling_as_waits(starts, ends, threads, cause, polls)
-        rows = np.flatnonzero(selected)
+        rows = np.flatnonzero(of_launching)
         profiler = {thread: _profiler(timeline, process, thread) for thread in launching.to_list()}
         issues = np.zeros(len(calls), dtype=np.bool_)
         issues[work["api_row"].drop_nulls().to_numpy()] = True
-        issues = issues if selected.all() else issues[rows]
+        issues = issues if of_launching.all() else issues[rows]
         return HostCalls(rows, starts, ends, threads, cause, issues, owned_union(starts, ends), profiler)
 
     def states(self, thread: int) -> dict[str, Intervals]:
-        """When this thread was held up, as disjoint intervals per cause (`warplens.analysis.timebudget.IDLE_CAUSES`).
+        """The times in which this thread was blocked, as disjoint intervals per cause (`timebudget.IDLE_CAUSES`).
 
-        What no interval covers is the ordinary cost of issuing work: a launching call, or a short pause between calls.
+        Time outside all intervals is the ordinary cost of issuing work: a launching call, or a short pause between
+        calls.
         """
-        own = np.flatnonzero(self.thread == thread)
-        if len(own) == len(self.starts):
-            mine = self.outermost
+        thread_rows = np.flatnonzero(self.thread == thread)
+        if len(thread_rows) == len(self.starts):
+            own_pieces = self.outermost
         else:
-            mine = owned_union(self.starts[own], self.ends[own])
-            mine = Owned(mine.starts, mine.ends, own[mine.owner])
-        pieces = [self._holding_part(mine)]
-        if len(own) < len(self.starts):
-            pieces.append(subtract(self._holding_part(self.outermost), Intervals(mine.starts, mine.ends)))
-        held = self.profiler.get(thread, Intervals.none())
-        pieces = [subtract(piece, held) for piece in pieces]
-        states = {"profiler": held, "host": self.stalls(thread)}
+            own_pieces = owned_union(self.starts[thread_rows], self.ends[thread_rows])
+            own_pieces = Owned(own_pieces.starts, own_pieces.ends, thread_rows[own_pieces.owner])
+        pieces = [self._holding_part(own_pieces)]
+        if len(thread_rows) < len(self.starts):
+            pieces.append(subtract(self._holding_part(self.outermost), Intervals(own_pieces.starts, own_pieces.ends)))
+        profiled = self.profiler.get(thread, Intervals.none())
+        pieces = [subtract(piece, profiled) for piece in pieces]
+        states = {"profiler": profiled, "host": self.stalls(thread)}
         for position, cause in enumerate(HOLDING_CAUSES, start=1):
-            chosen = [(piece, self.cause[piece.owner] == position) for piece in pieces]
-            starts = np.concatenate([piece.starts[mask] for piece, mask in chosen])
-            ends = np.concatenate([piece.ends[mask] for piece, mask in chosen])
+            with_cause = [(piece, self.cause[piece.owner] == position) for piece in pieces]
+            starts = np.concatenate([piece.starts[mask] for piece, mask in with_cause])
+            ends = np.concatenate([piece.ends[mask] for piece, mask in with_cause])
             states[cause] = union(Intervals(starts, ends))
         return states
 
     def _holding_part(self, pieces: Owned) -> Owned:
-        kept = np.flatnonzero(self.cause[pieces.owner])
-        return Owned(pieces.starts[kept], pieces.ends[kept], pieces.owner[kept])
+        holding = np.flatnonzero(self.cause[pieces.owner])
+        return Owned(pieces.starts[holding], pieces.ends[holding], pieces.owner[holding])
 
     def stalls(self, thread: int) -> Intervals:
-        """Pauses of all threads that are far longer than what this thread usually spends outside of calls for a launch.
+        """Pauses of all threads that are far longer than this thread's usual time outside of calls per launch.
 
-        Calls that ask for the state of a stream or an event come several to a launch and say nothing about its pace;
-        nor does a launch after a call that held the host. Where no other is left, all calls have to do.
+        Queries of a stream or an event come several to a launch and say nothing about its pace; nor does a launch after
+        a call that blocked the host. If no other launch is left, all calls are used.
         """
-        mine = self.thread == thread
-        chosen: Int64s | slice = slice(None) if mine.all() else np.flatnonzero(mine)
-        starts, ends, cause, issues = self.starts[chosen], self.ends[chosen], self.cause[chosen], self.issues[chosen]
+        is_own = self.thread == thread
+        rows: Int64s | slice = slice(None) if is_own.all() else np.flatnonzero(is_own)
+        starts, ends, cause, issues = self.starts[rows], self.ends[rows], self.cause[rows], self.issues[rows]
         if (starts[1:] < starts[:-1]).any():
             order = np.argsort(starts, kind="stable")
             starts, ends, cause, issues = starts[order], ends[order], cause[order], issues[order]
@@ -148,26 +147,26 @@ class HostCalls:
         np.subtract(starts, outside, out=outside)
         pauses = np.diff(outside[issuing])
         if len(pauses):
-            held = np.flatnonzero(cause)
-            free = np.ones(len(pauses) + 2, dtype=np.bool_)
-            free[np.searchsorted(issuing, held)] = False  # the pause that ends behind a call that held the host
-            pauses = pauses[free[1:-1]]
+            blocking_calls = np.flatnonzero(cause)
+            unblocked = np.ones(len(pauses) + 2, dtype=np.bool_)
+            unblocked[np.searchsorted(issuing, blocking_calls)] = False  # a pause after a call that blocked the host
+            pauses = pauses[unblocked[1:-1]]
         if not len(pauses):
             pauses = starts[1:] - ends[:-1]
         usual = number(pl.Series(pauses).median()) or 0.0  # in a quarter of the time that NumPy takes
         starts, ends = self.outermost.ends[:-1], self.outermost.starts[1:]
-        long = ends - starts >= min(max(STALL_MIN_NS, _STALL_FACTOR * usual), STALL_MAX_NS)
+        is_stall = ends - starts >= min(max(STALL_MIN_NS, _STALL_FACTOR * usual), STALL_MAX_NS)
         # Before the first and after the last call the host does something else by definition.
         far = np.iinfo(np.int64).max // 4
-        starts = np.r_[np.int64(-far), starts[long], self.outermost.ends[-1:]]
-        ends = np.r_[self.outermost.starts[:1], ends[long], np.int64(far)]
+        starts = np.r_[np.int64(-far), starts[is_stall], self.outermost.ends[-1:]]
+        ends = np.r_[self.outermost.starts[:1], ends[is_stall], np.int64(far)]
         profiled = self.profiler.get(thread, Intervals.none())
         stalls = subtract(Owned(starts, ends, np.arange(len(starts))), profiled)
         return Intervals(stalls.starts, stalls.ends)
 
 
-def _holding(name: str) -> int:
-    """What an API function holds the host up with, as a position from 1 in `HOLDING_CAUSES`; 0 for issuing work."""
+def _cause_of_name(name: str) -> int:
+    """Cause that blocks the host in an API function, as a position from 1 in `HOLDING_CAUSES`; 0 for issuing work."""
     kind = api_kind(name)
     if kind == "copy":
         return BLOCKING_COPY if blocks_host(name) else 0
@@ -175,41 +174,41 @@ def _holding(name: str) -> int:
 
 
 def _copy_calls(timeline: Timeline, process: int, by_name: npt.NDArray[np.int8]) -> tuple[Int64s, npt.NDArray[np.int8]]:
-    """API rows of the copies that were recorded, and what each holds the host up with, given what its name says.
+    """API rows of the recorded copies that block the host, and the cause of each.
 
-    The asynchronous call holds the host as well where the memory is pageable. A small copy to the device does not: it
-    is put aside at once. Any other small copy that holds the host is a wait for the work before it.
+    An asynchronous call blocks the host as well where the memory is pageable. A small copy to the device does not: it
+    is staged at once. Any other small copy that blocks the host is a wait for the work before it.
     """
     copies = timeline.trace.copies
     work = timeline.work.filter(
         (pl.col("kind") == "copy") & (pl.col("process") == process) & pl.col("api_row").is_not_null()
     )
-    moved = copies.select(
+    copy_flags = copies.select(
         (pl.col("bytes") <= SMALL_COPY_BYTES).alias("small"),
         (pl.col("source_memory") == "pageable").fill_null(value=False).alias("from_pageable"),
         (pl.col("destination_memory") == "pageable").fill_null(value=False).alias("to_pageable"),
     )[work["row"]]
-    small, from_pageable, to_pageable = (column.to_numpy() for column in moved.get_columns())
+    small, from_pageable, to_pageable = (column.to_numpy() for column in copy_flags.get_columns())
     rows = work["api_row"].to_numpy()
-    holds = (by_name[rows] == BLOCKING_COPY) | from_pageable | to_pageable
-    put_aside = (by_name[rows] == 0) & ~to_pageable
-    cause = np.where(small, np.where(put_aside, 0, SYNCHRONIZATION), BLOCKING_COPY)
-    return rows[holds], cause[holds].astype(np.int8)
+    blocks = (by_name[rows] == BLOCKING_COPY) | from_pageable | to_pageable
+    staged = (by_name[rows] == 0) & ~to_pageable
+    cause = np.where(small, np.where(staged, 0, SYNCHRONIZATION), BLOCKING_COPY)
+    return rows[blocks], cause[blocks].astype(np.int8)
 
 
 def _polling_as_waits(
     starts: Int64s, ends: Int64s, thread: Int64s, cause: npt.NDArray[np.int8], polls: Bools
 ) -> tuple[Int64s, npt.NDArray[np.int8]]:
-    """The calls' ends and causes with each long row of questions as one wait, the pauses inside it included."""
+    """The calls' ends and causes with each long run of queries as one wait, including the pauses inside it."""
     order = np.lexsort((starts, thread))
-    asks, home = polls[order], thread[order]
-    follows = np.r_[False, asks[1:] & asks[:-1] & (home[1:] == home[:-1])]
-    row = np.cumsum(~follows) - 1
-    of_wait = asks & (np.bincount(row)[row] >= _POLLS_OF_A_WAIT)
+    is_poll, thread_of = polls[order], thread[order]
+    follows = np.r_[False, is_poll[1:] & is_poll[:-1] & (thread_of[1:] == thread_of[:-1])]
+    run = np.cumsum(~follows) - 1
+    in_wait = is_poll & (np.bincount(run)[run] >= _POLLS_PER_WAIT)
     ends, cause = ends.copy(), cause.copy()
-    cause[order[of_wait]] = SYNCHRONIZATION
-    inside = np.flatnonzero(of_wait[:-1] & follows[1:])
-    ends[order[inside]] = np.maximum(ends[order[inside]], starts[order[inside + 1]])
+    cause[order[in_wait]] = SYNCHRONIZATION
+    before_next = np.flatnonzero(in_wait[:-1] & follows[1:])
+    ends[order[before_next]] = np.maximum(ends[order[before_next]], starts[order[before_next + 1]])
     return ends, cause
 
 
@@ -218,21 +217,21 @@ def _profiler(timeline: Timeline, process: int, thread: int) -> Intervals:
     return union(Intervals(overhead["start_ns"].to_numpy(), overhead["end_ns"].to_numpy()))
 
 
-#: What a launching thread's time goes into, in the order of presentation.
+#: Parts of a launching thread's time, in the order of presentation.
 THREAD_PARTS: Final = (
     "launching",  # inside calls that issue work
-    *HOLDING_CAUSES,  # inside calls that hold the thread
+    *HOLDING_CAUSES,  # inside calls that block the thread
     "other-cuda",  # inside other calls
     "profiler",  # blocked by the profiler
     "outside",  # short pauses between calls: the framework, Python
     "stalled",  # long ones
 )
 
-#: A pattern of launches within a step is a layer if it repeats at least so often …
+#: A pattern of launches within a step is a layer if it repeats at least this often …
 _LEAST_LAYERS: Final = 3
-#: … and together makes up this much of the step's launches.
+#: … and together makes up this share of the step's launches.
 _LEAST_LAYER_SHARE: Final = 0.25
-#: Distances that are tried as the length of a layer; each costs one pass over a step.
+#: Number of distances tried as the length of a layer; each costs one pass over a step.
 _MAX_PERIODS: Final = 16
 
 
@@ -240,7 +239,7 @@ _MAX_PERIODS: Final = 16
 class LayerPace:
     """A sequence of launches that repeats within a step, such as the layers of a model."""
 
-    layers: int  #: how often it repeats without interruption, in the step that was looked at
+    layers: int  #: number of uninterrupted repetitions in the step that was examined
     launches: int  #: kernels of one repetition
     host_ns: int  #: median time from the first launch of a layer to that of the next
     gpu_ns: int  #: median time of a layer's kernels on the GPU, summed
@@ -248,19 +247,19 @@ class LayerPace:
 
 @dataclass(frozen=True)
 class HostPace:
-    """What the busiest launching thread did in a window."""
+    """Activity of the busiest launching thread in a window."""
 
     process: int
     thread: int
-    launches: int  #: calls of it that issued work in the window
-    per_second: float  #: those over the window's length
-    #: quartiles of the time from one launching call to the next, without what held the thread up in between; None with
-    #: fewer than two launches
+    launches: int  #: its calls that issued work in the window
+    per_second: float  #: `launches` over the window's length
+    #: quartiles of the time from one launching call to the next, less the time in which the thread was blocked in
+    #: between; None with fewer than two launches
     host_ns_per_launch: tuple[float, float, float] | None
     thread_ns: dict[str, int]  #: the window's length split into `THREAD_PARTS`; the parts sum to it
-    queue_mean: float  #: pieces of work that were launched and had not started, averaged over time
-    queue_max: int  #: the most there were at once
-    queue_empty_share: float  #: share of the window in which there were none
+    queue_mean: float  #: mean number of pieces of work launched but not started, over time
+    queue_max: int  #: maximum of that number
+    queue_empty_share: float  #: share of the window in which it was 0
     lead_median_ns: float  #: median time from the return of a launching call to the begin of its work
     #: share of the work that started less than `PROMPT_START_NS` after its call returned: the GPU was waiting for it,
     #: the host was behind
@@ -273,8 +272,8 @@ class HostPace:
         return self.behind_share < 0.5
 
 
-#: Of `Timeline.work`, what the pace of a thread is told by.
-_OF_WORK: Final = (
+#: Columns of `Timeline.work` that are needed.
+_WORK_COLUMNS: Final = (
     *("kind", "row", "start_ns", "end_ns", "process"),
     *("thread", "api_row", "launch_start_ns", "launch_end_ns"),
 )
@@ -282,7 +281,7 @@ _OF_WORK: Final = (
 
 def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
     """The pace of the thread that launched the most work of the window; None where no launching call was recorded."""
-    work = timeline.work_in(window).select(_OF_WORK)
+    work = timeline.work_in(window).select(_WORK_COLUMNS)
     work = (
         work.drop_nulls(["api_row", "thread"]) if work["thread"].null_count() or work["api_row"].null_count() else work
     )
@@ -298,18 +297,18 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
     calls = timeline.trace.api_calls.select("start_ns", "end_ns")
     issues = np.zeros(calls.height, dtype=np.bool_)
     issues[work["api_row"].to_numpy()] = True
-    issuing = chosen(calls, issues)
+    issuing = select_rows(calls, issues)
     begins = issuing["start_ns"].sort().to_numpy()
-    inside = begins[(begins >= window.start_ns) & (begins < window.end_ns)]
-    mean, most, empty = _queue(work, window)
+    begins_in_window = begins[(begins >= window.start_ns) & (begins < window.end_ns)]
+    mean, most, empty = _queue_statistics(work, window)
     lead = (work["start_ns"] - work["launch_end_ns"]).to_numpy()
     return HostPace(
         process=process,
         thread=thread,
-        launches=len(inside),
-        per_second=len(inside) / window.duration_ns * 1e9,
-        host_ns_per_launch=_cost(begins, states),
-        thread_ns=_split(host, thread, states, issuing, window),
+        launches=len(begins_in_window),
+        per_second=len(begins_in_window) / window.duration_ns * 1e9,
+        host_ns_per_launch=_cost_per_launch(begins, states),
+        thread_ns=_thread_parts(host, thread, states, issuing, window),
         queue_mean=mean,
         queue_max=most,
         queue_empty_share=empty,
@@ -319,76 +318,76 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
     )
 
 
-def _cost(begins: Int64s, states: dict[str, Intervals]) -> tuple[float, float, float] | None:
+def _cost_per_launch(begins: Int64s, states: dict[str, Intervals]) -> tuple[float, float, float] | None:
     if len(begins) < 2:
         return None
-    held = union(
+    blocked = union(
         Intervals(
             np.concatenate([state.starts for state in states.values()]),
             np.concatenate([state.ends for state in states.values()]),
         )
     )
-    low, middle, high = np.percentile(np.diff(begins) - np.diff(measure_before(held, begins)), [25, 50, 75])
+    low, middle, high = np.percentile(np.diff(begins) - np.diff(measure_before(blocked, begins)), [25, 50, 75])
     return float(low), float(middle), float(high)
 
 
-def _split(
+def _thread_parts(
     host: HostCalls, thread: int, states: dict[str, Intervals], issuing: pl.DataFrame, window: Window
 ) -> dict[str, int]:
-    """The window's time of the thread by what it was inside of; the first of these that holds decides."""
-    own = host.thread == thread
-    held = states["profiler"]
-    calls = subtract(owned_union(host.starts[own], host.ends[own]), held)
-    cause = host.cause[own][calls.owner]
-    launches = subtract(owned_union(issuing["start_ns"].to_numpy(), issuing["end_ns"].to_numpy()), held)
-    parts = {name: _clipped(calls, cause == number, window) for number, name in enumerate(HOLDING_CAUSES, start=1)}
-    other = Owned(calls.starts[cause == 0], calls.ends[cause == 0], calls.owner[cause == 0])
-    elsewhere = total(clip(_plain(subtract(other, _plain(launches))), window.start_ns, window.end_ns))
-    parts["other-cuda"] = elsewhere
-    parts["launching"] = _clipped(calls, cause == 0, window) - elsewhere
-    parts["profiler"] = total(clip(held, window.start_ns, window.end_ns))
-    covered = union(Intervals(np.r_[calls.starts, held.starts], np.r_[calls.ends, held.ends]))
+    """The window's time of the thread by part; the first part that applies decides."""
+    is_own = host.thread == thread
+    profiled = states["profiler"]
+    calls = subtract(owned_union(host.starts[is_own], host.ends[is_own]), profiled)
+    cause = host.cause[is_own][calls.owner]
+    launches = subtract(owned_union(issuing["start_ns"].to_numpy(), issuing["end_ns"].to_numpy()), profiled)
+    parts = {name: _time_inside(calls, cause == number, window) for number, name in enumerate(HOLDING_CAUSES, start=1)}
+    between = Owned(calls.starts[cause == 0], calls.ends[cause == 0], calls.owner[cause == 0])
+    other_ns = total(clip(_intervals(subtract(between, _intervals(launches))), window.start_ns, window.end_ns))
+    parts["other-cuda"] = other_ns
+    parts["launching"] = _time_inside(calls, cause == 0, window) - other_ns
+    parts["profiler"] = total(clip(profiled, window.start_ns, window.end_ns))
+    covered = union(Intervals(np.r_[calls.starts, profiled.starts], np.r_[calls.ends, profiled.ends]))
     stalls = states["host"]
     alone = subtract(Owned(stalls.starts, stalls.ends, np.arange(len(stalls.starts))), covered)
-    parts["stalled"] = total(clip(_plain(alone), window.start_ns, window.end_ns))
+    parts["stalled"] = total(clip(_intervals(alone), window.start_ns, window.end_ns))
     parts["outside"] = window.duration_ns - sum(parts.values())
     return {name: parts[name] for name in THREAD_PARTS}
 
 
-def _clipped(pieces: Owned, which: Bools, window: Window) -> int:
-    return total(clip(Intervals(pieces.starts[which], pieces.ends[which]), window.start_ns, window.end_ns))
+def _time_inside(pieces: Owned, mask: Bools, window: Window) -> int:
+    return total(clip(Intervals(pieces.starts[mask], pieces.ends[mask]), window.start_ns, window.end_ns))
 
 
-def _plain(pieces: Owned) -> Intervals:
+def _intervals(pieces: Owned) -> Intervals:
     return Intervals(pieces.starts, pieces.ends)
 
 
 def queue_levels(work: pl.DataFrame) -> tuple[Int64s, Int64s]:
-    """When the number of pieces of work that were launched and had not started changed, and what it was from then on.
+    """The times at which the number of launched but not started pieces of work changed, and the number from then on.
 
     Args:
         work: `launch_end_ns`, none of them null, and `start_ns`. What starts while its call still runs never waits.
     """
     begins = work["start_ns"].to_numpy()
     edges = np.concatenate((np.minimum(work["launch_end_ns"].to_numpy(), begins), begins))
-    change = np.repeat(np.array([1, -1], dtype=np.int64), work.height)
-    order = np.lexsort((-change, edges))
-    return edges[order], np.cumsum(change[order])
+    changes = np.repeat(np.array([1, -1], dtype=np.int64), work.height)
+    order = np.lexsort((-changes, edges))
+    return edges[order], np.cumsum(changes[order])
 
 
-def _queue(work: pl.DataFrame, window: Window) -> tuple[float, int, float]:
+def _queue_statistics(work: pl.DataFrame, window: Window) -> tuple[float, int, float]:
     """Mean and largest number of pieces of work launched but not started, and the share of time with none."""
     edges, depth = queue_levels(work)
     times = np.clip(edges, window.start_ns, window.end_ns)
     length = np.diff(np.r_[times, window.end_ns])
-    leading = int(times[0]) - window.start_ns
-    empty = int(length[depth == 0].sum()) + leading
-    waiting = int((depth * length).sum())
-    return waiting / window.duration_ns, int(depth[length > 0].max(initial=0)), empty / window.duration_ns
+    before_first_ns = int(times[0]) - window.start_ns
+    empty_ns = int(length[depth == 0].sum()) + before_first_ns
+    work_ns = int((depth * length).sum())
+    return work_ns / window.duration_ns, int(depth[length > 0].max(initial=0)), empty_ns / window.duration_ns
 
 
 def _layer(timeline: Timeline, work: pl.DataFrame, window: Window) -> LayerPace | None:
-    """The repeating launches of the step in the middle of the window (of the whole window where it has no steps)."""
+    """The repeating launches of the step in the middle of the window (of the whole window without steps)."""
     if window.steps:
         step = window.steps[len(window.steps) // 2]
         work = work.filter((pl.col("start_ns") >= step.start_ns) & (pl.col("start_ns") < step.end_ns))
@@ -400,8 +399,8 @@ def _layer(timeline: Timeline, work: pl.DataFrame, window: Window) -> LayerPace 
         return None
     rows = slice(begin, begin + layers * period)
     launched = work["launch_start_ns"].to_numpy()[rows][::period]
-    spent = (work["end_ns"] - work["start_ns"]).to_numpy()[rows].reshape(layers, period).sum(axis=1)
-    return LayerPace(layers, period, int(np.median(np.diff(launched))), int(np.median(spent)))
+    layer_ns = (work["end_ns"] - work["start_ns"]).to_numpy()[rows].reshape(layers, period).sum(axis=1)
+    return LayerPace(layers, period, int(np.median(np.diff(launched))), int(np.median(layer_ns)))
 
 
 def _repetition(codes: npt.NDArray[np.generic]) -> tuple[int, int, int]:
@@ -412,17 +411,17 @@ def _repetition(codes: npt.NDArray[np.generic]) -> tuple[int, int, int]:
     order = np.argsort(codes, kind="stable")
     distances = np.diff(order)[codes[order][1:] == codes[order][:-1]]
     lengths, counts = np.unique(distances, return_counts=True)
-    tried = np.sort(lengths[np.argsort(-counts, kind="stable")[:_MAX_PERIODS]]).tolist()
+    periods = np.sort(lengths[np.argsort(-counts, kind="stable")[:_MAX_PERIODS]]).tolist()
     best = (0, 0, 0)
-    for period in tried:
-        same = np.r_[False, codes[period:] == codes[:-period], False]
-        turns = np.flatnonzero(np.diff(same))
+    for period in periods:
+        repeats = np.r_[False, codes[period:] == codes[:-period], False]
+        turns = np.flatnonzero(np.diff(repeats))
         begins, stops = turns[::2], turns[1::2]
         if not len(begins):
             continue
         longest = int(np.argmax(stops - begins))
         begin, stop = int(begins[longest]), int(stops[longest]) + period
-        # Fewer than three kernels are a loop inside of a layer, not the layer.
+        # Fewer than three kernels are a loop inside a layer, not the layer.
         if period >= _LEAST_LAYERS and stop - begin >= _LEAST_LAYERS * period and stop - begin > best[2] - best[1]:
             best = (period, begin, stop)
     return best

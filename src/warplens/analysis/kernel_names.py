@@ -1,4 +1,4 @@
-"""What a kernel's name reveals of its library, the number format of its operands, and the unit that computes."""
+"""What a kernel's name reveals: its library, the number format of its operands, and the arithmetic unit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import NamedTuple
 from warplens.patterns import lazy_pattern
 from warplens.profile.spelling import NameParts
 
-#: In the order of precedence: the library, what the function shows of it, or else the template arguments. cuBLAS and
-#: cuDNN contain kernels of CUTLASS and xmma: for products that family is named, because it tells which implementation
-#: was chosen; cuDNN where its name is there.
+#: In order of precedence: library, pattern of the function, or else pattern of the template arguments. cuBLAS and cuDNN
+#: contain kernels of CUTLASS and xmma: for products that family is named, because it identifies the implementation;
+#: cuDNN where its name appears.
 _LIBRARIES: tuple[tuple[str, str, str], ...] = (
     ("nccl", r"^nccl|^oneRankReduce", ""),
     ("rccl", r"^rccl", ""),
@@ -48,7 +48,7 @@ _LIBRARIES: tuple[tuple[str, str, str], ...] = (
     ("thrust", r"\bthrust::", ""),
     (
         "at-native",
-        # ncu prints PyTorch's kernels without their namespace, and some stand in the unnamed one.
+        # ncu prints PyTorch's kernels without their namespace, and some are in the anonymous one.
         r"^at::|^c10d?::|^(vectorized_|unrolled_)?elementwise_kernel(_with_index|_manual_unroll)?$|^softmax_warp|^cunn_"
         r"|^CatArrayBatchedCopy|^(sb|mb)topk::|^(bitonic|radix)SortKV|^vectorized_(gather|layer_norm)_kernel"
         r"|^_scatter_gather_elementwise|^reduce_kernel$|^index(_elementwise_kernel$|ing_backward|Select)|^compute_cuda_kernel$"
@@ -73,12 +73,12 @@ _LIBRARIES: tuple[tuple[str, str, str], ...] = (
     ("triton", r"^triton_", ""),
 )
 
-#: All libraries that can be told, sorted.
+#: All library names, sorted.
 LIBRARY_NAMES: tuple[str, ...] = tuple(sorted({name for name, _, _ in _LIBRARIES}))
 
 
 def library_of(parts: NameParts) -> str | None:
-    """The library that a kernel's name shows; None where it shows none (hand-written kernels, most Triton ones)."""
+    """The library that a kernel's name shows; None for hand-written kernels and most Triton ones."""
     for name, function, template in _compiled():
         if function.search(parts.function) or (template and template.search(parts.template)):
             return name
@@ -95,16 +95,17 @@ def _compiled() -> tuple[tuple[str, re.Pattern[str], re.Pattern[str] | None], ..
 
 # --- The number format and the execution unit that a kernel's name reveals ---
 #
-# The precision is that of the operands of the arithmetic: what is multiplied, not what is accumulated. Where two
+# The precision is that of the operands of the arithmetic: the multiplied format, not the accumulator's. Where two
 # operands differ (fp4 weights with bf16 activations), it is the wider one, in which the product is computed. A name
-# that does not tell gives None, never a guess: `splitKreduce_kernel<float>` may belong to a product of any format.
+# that does not reveal it gives None, never a guess: `splitKreduce_kernel<float>` may belong to a product of any format.
 # Sources: CUTLASS's documented kernel names (media/docs/cpp/profiler.md), the names in NVIDIA's libraries, and for
 # `nvjet`, which is documented nowhere, what cuBLAS 13 launched for products of known formats on an H200.
 
-#: The formats told apart, from the narrowest to the widest.
+#: All formats, from the narrowest to the widest.
 PRECISIONS = ("fp4", "fp8", "int8", "fp16", "bf16", "tf32", "fp32", "fp64")
 
-#: The categories that multiply matrices. Kernels of the others use no tensor cores, save those that no rule knows.
+#: The categories that multiply matrices. Kernels of other categories use no tensor cores, except those in
+#: `_UNKNOWABLE`.
 PRODUCTS = ("gemm", "attention", "convolution")
 _UNKNOWABLE = ("other", "triton", "recurrence")
 
@@ -117,19 +118,21 @@ class Arithmetic(NamedTuple):
 
 
 def arithmetic_of(parts: NameParts, category: str) -> Arithmetic:
-    """What the name of a kernel of this category reveals of its arithmetic."""
+    """The arithmetic that the name of a kernel of this category reveals."""
     if category in PRODUCTS:
         decoded = (decode(parts) for decode in _DECODERS[category])
-        return next((found for found in decoded if found is not None), None) or _described(parts)
-    precision = _stored(parts.template) or _stored(parts.function) or _stored(_pointed_to(parts))
+        return next((arithmetic for arithmetic in decoded if arithmetic is not None), None) or _by_words(parts)
+    precision = (
+        _storage_format(parts.template) or _storage_format(parts.function) or _storage_format(_pointed_to(parts))
+    )
     return Arithmetic(precision, None if category in _UNKNOWABLE else False)
 
 
 # Spelling -------------------------------------------------------------------------------------------------------------
 
-#: How formats are spelt in types and in names. The bounds keep `Fp8KVCacheDataType`, `f16816` and the type `ue4m3` of
-#: scale factors out.
-_SPELLED = lazy_pattern(
+#: Spellings of formats in types and in names. The bounds exclude `Fp8KVCacheDataType`, `f16816` and the type `ue4m3` of
+#: scale factors.
+_FORMAT_NAMES = lazy_pattern(
     r"""(?P<fp4>(?i:e2m1|(?:nv|mx)?fp4(?![0-9]))|xf4(?![0-9a-z]))
       | (?P<fp8>(?i:(?<!u)e4m3|e5m2|float8|fp8(?!kv|[0-9]))|(?<![A-Za-z0-9])f8(?![0-9]))
       | (?P<int8>(?<![A-Za-z0-9])(?:s8|i8|int8)(?![0-9])|\bsigned\ char\b)
@@ -142,23 +145,23 @@ _SPELLED = lazy_pattern(
     """,
     re.VERBOSE,
 )
-#: Types stand at the front of a name; what follows in a long one is repetition of it.
-_TELLING_LENGTH = 512
+#: Types are at the front of a name; the rest of a long one is repetition.
+_SEARCHED_LENGTH = 512
 _POINTED_TO = lazy_pattern(r"([\w:]+)(?: const)?\s*\*")
 
 
-def _spelled(text: str) -> list[str]:
-    """The formats that a text spells, in the order of their mention."""
-    return [found.lastgroup for found in _SPELLED.finditer(text, 0, _TELLING_LENGTH) if found.lastgroup]
+def _formats_in(text: str) -> list[str]:
+    """The formats named in a text, in order of occurrence."""
+    return [match.lastgroup for match in _FORMAT_NAMES.finditer(text, 0, _SEARCHED_LENGTH) if match.lastgroup]
 
 
-def _stored(text: str) -> str | None:
-    # Bytes are no 8-bit integers here: masks, quantised caches and NCCL's broadcasts are typed as bytes.
-    return _narrowest(format_ for format_ in _spelled(text) if format_ != "int8")
+def _storage_format(text: str) -> str | None:
+    # int8 is ignored here: masks, quantised caches and NCCL's broadcasts are typed as bytes.
+    return _narrowest(format_ for format_ in _formats_in(text) if format_ != "int8")
 
 
 def _pointed_to(parts: NameParts) -> str:
-    return " ".join(_POINTED_TO.findall(parts.parameters, 0, _TELLING_LENGTH))
+    return " ".join(_POINTED_TO.findall(parts.parameters, 0, _SEARCHED_LENGTH))
 
 
 def _narrowest(formats: Iterable[str]) -> str | None:
@@ -170,7 +173,8 @@ def _widest(formats: Iterable[str | None]) -> str | None:
     return max((format_ for format_ in formats if format_), key=PRECISIONS.index, default=None)
 
 
-# Conventions of names: each decoder reads one, and returns None for a name of another one -----------------------------
+# Naming conventions: each decoder reads one, and returns None for names of other conventions
+# ---------------------------
 
 _NVJET = lazy_pattern(r"^nvjet_(?:sm\d+_)?(?P<types>[a-z]{3}|[a-z]{5})_")
 #: nvjet_<A><B><compute><C><D>_…, where three letters stand for A = B and C = D.
@@ -180,8 +184,8 @@ _NVJET_LETTERS = {"o": "fp4", "q": "fp8", "r": "fp8", "i": "int8", "h": "fp16", 
 def _nvjet(parts: NameParts) -> Arithmetic | None:
     if not parts.function.startswith("nvjet"):
         return None
-    found = _NVJET.match(parts.function)
-    operands = "" if found is None else found["types"][0] if len(found["types"]) == 3 else found["types"][:2]
+    parsed = _NVJET.match(parts.function)
+    operands = "" if parsed is None else parsed["types"][0] if len(parsed["types"]) == 3 else parsed["types"][:2]
     return Arithmetic(_widest(_NVJET_LETTERS.get(letter) for letter in operands), True)
 
 
@@ -203,8 +207,8 @@ def _xmma(parts: NameParts) -> Arithmetic | None:
     name = parts.function
     if "xmma_" not in name or "::" in name:
         return None
-    found = _XMMA.search(name[name.index("xmma_") :])
-    formats = [_XMMA_FORMATS.get(found[group]) for group in ("stored", "math")] if found else []
+    match = _XMMA.search(name[name.index("xmma_") :])
+    formats = [_XMMA_FORMATS.get(match[group]) for group in ("stored", "math")] if match else []
     precision = _narrowest(format_ for format_ in formats if format_)
     if re.search(r"_[fhd]fma(_|$)", name):
         return Arithmetic(precision, False)
@@ -230,19 +234,19 @@ def _blas(parts: NameParts) -> Arithmetic | None:
     plain = _UNSHAPED.search(name)
     if plain is None or re.search(r"mma|tensorop", name):
         return None
-    precision = _narrowest(_spelled(name)) or _OF_KIND[plain["kind"]]
-    # A hand-written `hgemm` or `dgemm` may use tensor cores all the same; fp32 has none, unless it says tf32.
-    surely = _ERA.match(name) or "simt" in name or (plain["kind"] == "s" and precision != "tf32")
-    return Arithmetic(precision, False if surely else None)
+    precision = _narrowest(_formats_in(name)) or _OF_KIND[plain["kind"]]
+    # A hand-written `hgemm` or `dgemm` may still use tensor cores; fp32 has none, unless the name says tf32.
+    certain = _ERA.match(name) or "simt" in name or (plain["kind"] == "s" and precision != "tf32")
+    return Arithmetic(precision, False if certain else None)
 
 
 def _format_of_instruction(name: str, shaped: re.Match[str]) -> str | None:
     if (shaped["math"] or "").endswith("xbf16"):
         return "fp32"  # emulated with several bf16 products
-    spelled = _narrowest(_spelled(name))
+    spelled = _narrowest(_formats_in(name))
     if spelled or shaped["kind"] in "hdzi":
         return spelled or _OF_KIND[shaped["kind"]]
-    # Left are s884, s1688 and c1688. With nothing else said they are fp16 on Volta and Turing, whose tensor cores know
+    # s884, s1688 and c1688 remain. Without further hints they are fp16 on Volta and Turing, whose tensor cores support
     # no other floating format; since Ampere m16n8k8 is TF32.
     era = _ERA.match(name)
     if (era and era["name"] in ("volta", "turing")) or re.search(r"_7[05]_", name):
@@ -269,9 +273,9 @@ def _tensile(parts: NameParts) -> Arithmetic | None:
     # Cijk_<layouts>_<types>_…: MI16x16x1 names the matrix instruction, TT4_4 the tile of a thread that has none.
     if "Cijk_" not in parts.function:
         return None
-    found = _TENSILE.match(parts.function)
+    name_match = _TENSILE.match(parts.function)
     matrix = True if re.search(r"_MI\d", parts.function) else False if re.search(r"_TT\d", parts.function) else None
-    return Arithmetic(_TENSILE_FORMATS[found["type"]] if found else None, matrix)
+    return Arithmetic(_TENSILE_FORMATS[name_match["type"]] if name_match else None, matrix)
 
 
 _OPERAND = r"(?:Mx)?(?:E\dm\d|Bfloat16|Fp16)"
@@ -282,9 +286,9 @@ _TRITON_PRODUCT = lazy_pattern(r"^_?(?:p_)?matmul_ogs_\w+?_[a-z]+\d\w*?x(?P<a>\w
 def _generated(parts: NameParts) -> Arithmetic | None:
     """TensorRT-LLM's `bmm_<C>_<A><B>_<sum>_…`, Triton's `matmul_ogs_<layouts>_<C>x<A>x<B>_…`."""
     for pattern, tensor_cores in ((_TRTLLM_PRODUCT, True), (_TRITON_PRODUCT, None)):
-        found = pattern.match(parts.function)
-        if found is not None:
-            return Arithmetic(_widest(_narrowest(_spelled(found[side] or "")) for side in "ab"), tensor_cores)
+        name_match = pattern.match(parts.function)
+        if name_match is not None:
+            return Arithmetic(_widest(_narrowest(_formats_in(name_match[side] or "")) for side in "ab"), tensor_cores)
     return None
 
 
@@ -312,13 +316,13 @@ def _mma_atom(parts: NameParts) -> Arithmetic | None:
 
 
 def _around_product(parts: NameParts) -> Arithmetic | None:
-    """The passes after a product: sums over its parts, epilogues. fp32 partial sums do not tell what was multiplied."""
+    """Passes after a product: sums over its parts, epilogues. fp32 partial sums do not reveal the operands' format."""
     is_carrier = parts.function.endswith(("Kernel", "Kernel2"))
     if not re.search(r"(?i)split_?k_?reduc|reduce_?split_?k|epilogue::impl", parts.function) and not (
         is_carrier and "ReduceSplitK" in parts.template
     ):
         return None
-    precision = _narrowest(_spelled(parts.template))
+    precision = _narrowest(_formats_in(parts.template))
     return Arithmetic(None if precision in ("fp32", "tf32") else precision, False)
 
 
@@ -345,10 +349,10 @@ def _attention(parts: NameParts) -> Arithmetic | None:
         return Arithmetic(_query_format(parts), int(memory_efficient["architecture"]) >= since)
     if name.startswith("cudnn_generated"):
         # `f16` stands for either 16-bit format: cuDNN launches the same name for fp16 and for bf16.
-        return Arithmetic(_narrowest(set(_spelled(name)) - {"fp16"}), True if "mma" in name else None)
+        return Arithmetic(_narrowest(set(_formats_in(name)) - {"fp16"}), True if "mma" in name else None)
     trtllm = _FMHA_TRTLLM.match(name)
     if trtllm is not None:
-        return Arithmetic(_narrowest(_spelled(trtllm["query"])), True)
+        return Arithmetic(_narrowest(_formats_in(trtllm["query"])), True)
     if _FLASH.search(name) or _FLASH.search(parts.template):
         return Arithmetic(_query_format(parts), True)
     if _ONE_QUERY.search(name):
@@ -357,8 +361,8 @@ def _attention(parts: NameParts) -> Arithmetic | None:
 
 
 def _query_format(parts: NameParts) -> str | None:
-    # The query's type comes first; a key and value cache may be narrower, statistics and scales are fp32 anyway.
-    formats = _spelled(parts.function) or _spelled(parts.template)
+    # The query's type comes first; a key-value cache may be narrower, and statistics and scales are always fp32.
+    formats = _formats_in(parts.function) or _formats_in(parts.template)
     return next((format_ for format_ in formats if format_ not in ("fp32", "fp64")), formats[0] if formats else None)
 
 
@@ -374,14 +378,14 @@ _ON_TENSOR_CORES = lazy_pattern(
 )
 
 
-def _described(parts: NameParts) -> Arithmetic:
-    """What the types and words of a product's name say, where no convention is known."""
+def _by_words(parts: NameParts) -> Arithmetic:
+    """Arithmetic from the types and words of a product's name, where no convention is known."""
     # A function names its operands first (`fp8_fp4_gemm`); a template may begin with the type of the sum.
-    precision = next(iter(_spelled(parts.function)), None) or _narrowest(_spelled(parts.template))
+    precision = next(iter(_formats_in(parts.function)), None) or _narrowest(_formats_in(parts.template))
     if _ON_VECTOR_UNITS.search(parts.function) or _SIMT.search(parts.template):
         return Arithmetic(precision, False)
-    says_so = _ON_TENSOR_CORES.search(parts.function) or _ON_TENSOR_CORES.search(parts.template)
-    return Arithmetic(precision, True if says_so else None)
+    named = _ON_TENSOR_CORES.search(parts.function) or _ON_TENSOR_CORES.search(parts.template)
+    return Arithmetic(precision, True if named else None)
 
 
 _DECODERS: dict[str, tuple[Callable[[NameParts], Arithmetic | None], ...]] = {

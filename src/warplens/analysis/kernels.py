@@ -1,4 +1,4 @@
-"""Which kernels the GPU time went to: by name, by kind of work, by what multiplied the matrices; copies and fills."""
+"""GPU time of kernels by name, category and matrix unit; memory copies and fills."""
 
 from __future__ import annotations
 
@@ -65,54 +65,56 @@ def kernel_statistics(timeline: Timeline, window: Window, by: str = "name") -> p
 
 
 def statistics_of(kernels: pl.DataFrame, by: str = "name") -> pl.DataFrame:
-    """`kernel_statistics` of a frame that has the columns of `Trace.kernels`.
+    """`kernel_statistics` of a frame with the columns of `Trace.kernels`.
 
     A short name can stand for several full names (`elementwise_kernel` does any arithmetic). Its `full_name` is then
-    null, and it is classed by the full name that has most of its time.
+    null, and its class is that of the full name with most of its time.
     """
-    kernels, spent = kernels.with_columns(duration_ns().alias("duration_ns")), pl.col("duration_ns")
-    return _grouped(kernels, by, [pl.len().alias("calls"), *spread(spent)], spent)
+    kernels, duration = kernels.with_columns(duration_ns().alias("duration_ns")), pl.col("duration_ns")
+    return _grouped(kernels, by, [pl.len().alias("calls"), *spread(duration)], duration)
 
 
 def statistics_of_counts(counts: pl.DataFrame, by: str = "name") -> pl.DataFrame:
-    """`kernel_statistics` of kernels that were counted: their names, `by`, `duration_ns`, and how many `calls` of each.
+    """`kernel_statistics` of distinct kernels with counts: their names, `by`, `duration_ns`, and the number of `calls`.
 
-    The standard deviation is that of `statistics_of` but for rounding, everything else exactly.
+    The standard deviation agrees with `statistics_of` up to rounding, everything else exactly.
     """
     counts = counts.sort("duration_ns")
     return _grouped(counts, by, spread_of_counts(), pl.col("duration_ns") * pl.col("calls"))
 
 
-def _grouped(kernels: pl.DataFrame, by: str, statistics: list[pl.Expr], spent: pl.Expr) -> pl.DataFrame:
+def _grouped(kernels: pl.DataFrame, by: str, statistics: list[pl.Expr], duration: pl.Expr) -> pl.DataFrame:
     if by not in GROUPINGS:
         raise UsageError(f"kernels cannot be grouped by {by!r}; choose one of {', '.join(GROUPINGS)}")
     if by in CLASSES.names:
         kernels = kernels.with_columns(classify_names(kernels).get_column(by))
-    variety = [] if by in _NAMES else [pl.col("full_name").n_unique().alias("kernels")]
-    groups = kernels.group_by(by).agg(*statistics, *variety)
+    distinct_kernels = [] if by in _NAMES else [pl.col("full_name").n_unique().alias("kernels")]
+    groups = kernels.group_by(by).agg(*statistics, *distinct_kernels)
     groups = groups.with_columns(ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"))
     if by in _NAMES:
-        named = KERNELS.conform(groups.join(_classed(kernels, by, spent), on=by))
-        return named.sort("total_ns", *_NAMES, descending=[True, False, False])
-    numbers = KERNEL_GROUPS.conform(groups)
+        by_name = KERNELS.conform(groups.join(_classed(kernels, by, duration), on=by))
+        return by_name.sort("total_ns", *_NAMES, descending=[True, False, False])
+    by_class = KERNEL_GROUPS.conform(groups)
     label = groups[by].cast(pl.String) if isinstance(groups.schema[by], pl.Enum) else groups[by]
-    return numbers.insert_column(0, label).sort("total_ns", by, descending=[True, False], nulls_last=True)
+    return by_class.insert_column(0, label).sort("total_ns", by, descending=[True, False], nulls_last=True)
 
 
-def _classed(kernels: pl.DataFrame, by: str, spent: pl.Expr) -> pl.DataFrame:
+def _classed(kernels: pl.DataFrame, by: str, duration: pl.Expr) -> pl.DataFrame:
     """For each distinct `by`, which is one of the two names, the other name and the class."""
-    variants = kernels.group_by("full_name").agg(pl.col("name").first(), spent.sum().alias("variant_ns"))
+    variants = kernels.group_by("full_name").agg(pl.col("name").first(), duration.sum().alias("variant_ns"))
     variants = variants.with_columns(classify_names(variants).get_columns())
     if by == "full_name":
         return variants.drop("variant_ns")
-    only = pl.when(pl.len() == 1).then(pl.col("full_name").first())
-    main = variants.sort("variant_ns", pl.col("full_name").cast(pl.String), descending=[True, False])
-    return main.group_by("name", maintain_order=True).agg(pl.col(*CLASSES.names).first(), only.alias("full_name"))
+    full_name = pl.when(pl.len() == 1).then(pl.col("full_name").first())
+    by_time = variants.sort("variant_ns", pl.col("full_name").cast(pl.String), descending=[True, False])
+    return by_time.group_by("name", maintain_order=True).agg(
+        pl.col(*CLASSES.names).first(), full_name.alias("full_name")
+    )
 
 
 @dataclass(frozen=True)
 class CategoryCoverage:
-    """How much of the kernel time has a name that tells."""
+    """Share of the kernel time whose names reveal a category and a precision."""
 
     total_ns: int  #: summed duration of the kernels counted
     categorised_ns: int  #: that of kernels whose category is not `other`
@@ -130,7 +132,7 @@ class CategoryCoverage:
 
 
 def category_coverage(classed: pl.DataFrame) -> CategoryCoverage:
-    """How much of the kernel time has a name that reveals a category, and a precision.
+    """Shares of the kernel time whose names reveal a category and a precision.
 
     Args:
         classed: `total_ns`, `category` and `precision` of each distinct kernel (`time_by_class`).
@@ -144,18 +146,18 @@ def category_coverage(classed: pl.DataFrame) -> CategoryCoverage:
 
 @dataclass(frozen=True)
 class TensorCoreUse:
-    """What multiplied the matrices, as far as kernel names reveal it."""
+    """Time of matrix products by execution unit, as far as kernel names reveal it."""
 
     total_ns: int  #: summed duration of the kernels counted
-    product_ns: int  #: that of the kernels that multiply matrices (`kernel_names.PRODUCTS`); the sum of the next three
-    #: tensor_core_ns, vector_ns, unknown_ns: of those, on tensor cores, on vector units, and where the name is silent
+    product_ns: int  #: time of matrix products (`kernel_names.PRODUCTS`); the sum of the next three
+    #: time of products on tensor cores, on vector units, and where the name does not tell
     tensor_core_ns: int
     vector_ns: int
     unknown_ns: int
 
 
 def tensor_core_use(classed: pl.DataFrame) -> TensorCoreUse:
-    """How much of the time of matrix products is spent on tensor cores.
+    """Share of the time of matrix products spent on tensor cores.
 
     Args:
         classed: `total_ns`, `category` and `tensor_cores` of each distinct kernel (`time_by_class`).
@@ -181,7 +183,7 @@ def _time(classed: pl.DataFrame, condition: pl.Expr) -> int:
     return int(classed.filter(condition)["total_ns"].sum())
 
 
-# --- Memory copies and fills: how often, how long, how much, how fast, and between which kinds of memory ---
+# --- Memory copies and fills: counts, times, sizes, bandwidth, and the kinds of memory on both sides ---
 
 CopyGrouping = Literal["memory", "direction"]
 
@@ -214,12 +216,12 @@ _GROUPS: Final[dict[str, list[str]]] = {
 
 
 def copy_statistics(timeline: Timeline, window: Window, by: CopyGrouping = "memory") -> pl.DataFrame:
-    """Times, sizes and bandwidth of the copies and memsets of the window, the most time first.
+    """Times, sizes and bandwidth of the copies and memsets of the window, largest total time first.
 
-    With `by="direction"` the rows, times and sizes are those of `nsys stats -r cuda_gpu_mem_time_sum` and
-    `-r cuda_gpu_mem_size_sum`, where `host-to-device` is called `[CUDA memcpy Host-to-Device]` and a memset
-    `[CUDA memset]`. Bandwidth is bytes over the time in which any of the group's operations runs on a device, so that
-    two copies that share a link are not counted as two links.
+    With `by="direction"` the rows, times and sizes are those of `nsys stats -r cuda_gpu_mem_time_sum` and `-r
+    cuda_gpu_mem_size_sum`, where `host-to-device` is called `[CUDA memcpy Host-to-Device]` and a memset `[CUDA
+    memset]`. Bandwidth is bytes over the time in which any of the group's operations runs on a device, so that two
+    copies that share a link are not counted as two links.
 
     Args:
         by: `memory` (direction and the kinds of memory on both sides) or `direction` (memory columns are null).
@@ -231,19 +233,21 @@ def copy_statistics(timeline: Timeline, window: Window, by: CopyGrouping = "memo
         raise UsageError(f"copies cannot be grouped by {by!r}; use {', '.join(_GROUPS)}")
     keys = _GROUPS[by]
     # The two tables are grouped one by one: the categories of their names differ, and text is slow to group by.
-    nothing = pl.lit(None, dtype=pl.String)
+    null_text = pl.lit(None, dtype=pl.String)
     fills = timeline.memsets_in(window).with_columns(
-        direction=nothing, source_memory=nothing, destination_memory=pl.col("memory")
+        direction=null_text, source_memory=null_text, destination_memory=pl.col("memory")
     )
     parts = []
     for kind, moves in (("copy", timeline.copies_in(window)), ("memset", fills)):
-        told = moves.with_columns(kind=pl.lit(kind, dtype=_KIND))
-        busy = busy_by(told, [*keys, "device"]).group_by(keys).agg(pl.col("busy_ns").sum())
-        sums = told.group_by(keys).agg(
+        operations = moves.with_columns(kind=pl.lit(kind, dtype=_KIND))
+        busy = busy_by(operations, [*keys, "device"]).group_by(keys).agg(pl.col("busy_ns").sum())
+        sums = operations.group_by(keys).agg(
             pl.len().alias("calls"), *spread(duration_ns()), *spread(pl.col("bytes"), unit="bytes")
         )
-        named = (pl.col(key).cast(pl.String) if key in keys else nothing.alias(key) for key in _GROUPS["memory"][1:])
-        parts.append(sums.join(busy, on=keys, nulls_equal=True).with_columns(named))
+        text_columns = (
+            pl.col(key).cast(pl.String) if key in keys else null_text.alias(key) for key in _GROUPS["memory"][1:]
+        )
+        parts.append(sums.join(busy, on=keys, nulls_equal=True).with_columns(text_columns))
     statistics = pl.concat(parts)
     statistics = statistics.with_columns(
         ratio(pl.col("total_ns"), pl.col("total_ns").sum()).alias("share"),

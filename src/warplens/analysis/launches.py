@@ -1,9 +1,9 @@
-"""Launches: what it cost the host to start kernels, and how long they then waited for the GPU.
+"""Launches: the host's cost of starting kernels, and how long the kernels then waited for the GPU.
 
 The three phases of a launch follow `nsys stats -r cuda_kern_exec_sum`: *API time* is the duration of the launching
 call, *queue time* runs from the end of that call to the begin of the kernel, *kernel time* is the kernel itself. A
-kernel may start before its call returns; such a launch has no queue time. The whole runs from the begin of the call to
-the end of the kernel or of the call, whichever is later; it is not the sum of the three.
+kernel may start before its call returns; such a launch has no queue time. The whole time runs from the begin of the
+call to the end of the kernel or of the call, whichever is later; it is not the sum of the three.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.frames import all_equal, chosen, duration_ns, number, once, spread
+from warplens.analysis.frames import all_equal, duration_ns, number, once, select_rows, spread
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import KERNEL_NAME, spread_columns, table
 from warplens.profile.schema import Bools, Column
 
-#: A kernel that starts sooner than this after its launching call returned found the GPU with nothing else to do. In
-#: captures from A100, H100, H200 and RTX 5000 the delays of kernels launched onto an idle GPU gather below
-#: 4 µs, and hardly any lies between 4 and 6 µs, where those that queued behind other work begin.
+#: A kernel that starts within this time of its launching call's return found the GPU idle. In captures from A100, H100,
+#: H200 and RTX 5000 the delays of kernels launched onto an idle GPU gather below 4 µs, and hardly any lies between 4
+#: and 6 µs, where those that queued behind other work begin.
 PROMPT_START_NS: Final = 5_000
 
 LAUNCHES: Final = table(
@@ -49,7 +49,7 @@ LAUNCHES: Final = table(
 
 @dataclass(frozen=True)
 class CountPerStep:
-    """How many of something each step holds."""
+    """Number of kernels, or of other work, in each step."""
 
     steps: int
     min: int
@@ -64,7 +64,7 @@ class CountPerStep:
 
 @dataclass(frozen=True)
 class LaunchSummary:
-    """How the kernels of a window were launched. What cannot be known from the profile is None."""
+    """How the kernels of a window were launched; None for what the profile does not show."""
 
     launches: int  #: kernels that were launched one by one
     matched: int  #: … of which the launching API call was recorded
@@ -74,17 +74,16 @@ class LaunchSummary:
     per_second: float | None  #: `launches` divided by the length of the window
     thread: tuple[int, int] | None  #: process and thread id of the thread that launched the most
     thread_share: float | None  #: its share of the matched launches
-    #: median time between the begins of two successive launching calls on that thread: what one launch costs the
-    #: program, Python, dispatch and waiting for room in the queue included
+    #: median time between the begins of two successive launching calls on that thread: the program's cost of one
+    #: launch, including Python, dispatch and waiting for room in the queue
     interval_median_ns: float | None
     api_total_ns: int  #: time inside the launching calls, summed over all threads
     #: api_mean_ns, api_median_ns: time inside one launching call
     api_mean_ns: float | None
     api_median_ns: float | None
     queue_median_ns: float | None  #: median of kernel begin − end of call; negative where most kernels start before it
-    #: share of the launches whose kernel runs shorter than `interval_median_ns`: the host does not issue such kernels
-    #: as fast as the GPU finishes them. Only together with a high `prompt_share` does this mean that the launches hold
-    #: the GPU up.
+    #: share of the launches whose kernel runs shorter than `interval_median_ns`: the GPU finishes such kernels faster
+    #: than the host issues them. Only together with a high `prompt_share` does this mean that launches hold the GPU up.
     shorter_than_interval_share: float | None
     #: share of the matched launches that started less than `PROMPT_START_NS` after their call returned: the GPU had
     #: been waiting for them
@@ -95,12 +94,12 @@ class LaunchSummary:
 
 
 def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("name", "api")) -> pl.DataFrame:
-    """API, queue, kernel and whole time of the launches in each group, the most GPU time first.
+    """API, queue, kernel and whole time of the launches in each group, most GPU time first.
 
-    With `by=("process", "thread", "device", "full_name", "api")` the rows are those of
-    `nsys stats -r cuda_kern_exec_sum`; kernels without a recorded launching call, which that report leaves out, stand
-    in rows whose `api` is null. Kernels replayed by a CUDA graph share one call: keep `api` among the keys to have them
-    in rows of their own.
+    With `by=("process", "thread", "device", "full_name", "api")` the rows are those of `nsys stats -r
+    cuda_kern_exec_sum`; kernels without a recorded launching call, which that report leaves out, are in rows whose
+    `api` is null. Kernels replayed by a CUDA graph share one call: keep `api` among the keys to have them in rows of
+    their own.
 
     Args:
         window: the part of it that counts; a kernel belongs to it by its begin on the GPU.
@@ -112,7 +111,7 @@ def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("
     Raises:
         UsageError: `by` is empty or names something else.
     """
-    declared = LAUNCHES.by(*by)
+    result_table = LAUNCHES.by(*by)
     queue = pl.col("start_ns") - pl.col("launch_end_ns")
     phases = {
         "api": pl.col("launch_end_ns") - pl.col("launch_start_ns"),
@@ -131,24 +130,24 @@ def launch_statistics(timeline: Timeline, window: Window, by: Sequence[str] = ("
             *(column for phase in phases for column in spread(pl.col(f"{phase}_ns"), f"{phase}_")),
         )
     )
-    return declared.conform(statistics).sort(["kernel_total_ns", *by], descending=[True, *(False for _ in by)])
+    return result_table.conform(statistics).sort(["kernel_total_ns", *by], descending=[True, *(False for _ in by)])
 
 
 def matched_launches(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """The kernels of the window that were launched one by one by a recorded call: their times and those of the call."""
-    everything = _kernel_launches(timeline, window, *_TIMES, "process", "thread", "graph_launched", "api_row")
-    return everything.filter(~pl.col("graph_launched") & pl.col("api_row").is_not_null())
+    """The kernels of the window launched one by one by a recorded call: their times and those of the call."""
+    kernels = _kernel_launches(timeline, window, *_TIMES, "process", "thread", "graph_launched", "api_row")
+    return kernels.filter(~pl.col("graph_launched") & pl.col("api_row").is_not_null())
 
 
 @once
 def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
-    """How many kernels were launched, by whom, at what rate, and whether the GPU was waiting for them."""
-    told = (*_TIMES[:2], "launch_end_ns", "process", "thread", "graph_launched", "api_row")
-    everything = _kernel_launches(timeline, window, *told)
-    launches = everything.filter(~pl.col("graph_launched")) if everything["graph_launched"].any() else everything
+    """Number and rate of kernel launches, the launching thread, and whether the GPU was waiting for them."""
+    columns = (*_TIMES[:2], "launch_end_ns", "process", "thread", "graph_launched", "api_row")
+    kernels = _kernel_launches(timeline, window, *columns)
+    launches = kernels.filter(~pl.col("graph_launched")) if kernels["graph_launched"].any() else kernels
     matched = launches.filter(pl.col("api_row").is_not_null()) if launches["api_row"].null_count() else launches
     calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread")
-    calls = chosen(calls, _occurring(matched["api_row"], calls.height))
+    calls = select_rows(calls, _mask_of(matched["api_row"], calls.height))
     api_ns = calls["end_ns"] - calls["start_ns"]
     queue_ns = matched["start_ns"] - matched["launch_end_ns"]
     thread, interval_ns = _busiest_thread(calls)
@@ -172,16 +171,16 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
         shorter_than_interval_share=number((kernel_ns < interval_ns).mean()) if interval_ns is not None else None,
         prompt_share=number((queue_ns < PROMPT_START_NS).mean()),
         graph_launches=graph_calls.height + unknown_graphs,
-        graph_kernels=everything.height - launches.height,
+        graph_kernels=kernels.height - launches.height,
         graph_api_total_ns=int((graph_calls["end_ns"] - graph_calls["start_ns"]).sum()),
     )
 
 
 def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
-    """How many of these pieces of work begin in each step of the window; None without steps.
+    """Number of these pieces of work that begin in each step of the window; None without steps.
 
-    Where several processes worked, those of the one with the most GPU time are counted: steps are the repetitions of
-    one process, and the others need not keep in time with it.
+    Where several processes worked, only the one with the most GPU time counts: steps are the repetitions of one
+    process, and the others need not keep in time with it.
 
     Args:
         work: columns `process`, `start_ns`, `end_ns`, the begins in ascending order.
@@ -198,31 +197,31 @@ def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
 _TIMES: Final = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
 
 
-def _kernel_launches(timeline: Timeline, window: Window, *wanted: str | pl.Expr) -> pl.DataFrame:
-    """What is wanted of the kernels of the window: columns of `Timeline.work`, expressions of these, what is looked up.
+def _kernel_launches(timeline: Timeline, window: Window, *columns: str | pl.Expr) -> pl.DataFrame:
+    """The requested columns of the window's kernels: columns of `Timeline.work`, expressions, or looked-up columns.
 
-    Column by column, so that nothing else of a million rows is copied because a copy or a fill lies between them.
+    Built column by column, so that a copy or a fill between the kernels does not cause other columns to be copied.
     """
     work = timeline.work_in(window)
-    which = (work["kind"] == "kernel").to_numpy()
+    is_kernel = (work["kind"] == "kernel").to_numpy()
 
     def of_kernels(column: str | pl.Expr) -> pl.Series:
-        return chosen(work.select(column), which).to_series()
+        return select_rows(work.select(column), is_kernel).to_series()
 
-    made = {
+    looked_up = {
         "name": lambda: timeline.trace.kernels["name"].gather(of_kernels("row")),
         "full_name": lambda: timeline.trace.kernels["full_name"].gather(of_kernels("row")),
         "api": lambda: timeline.trace.api_calls["name"].gather(of_kernels("api_row")).alias("api"),
-        "graph_launched": lambda: _graph_launched(timeline, chosen(work.select("row", "api_row"), which)),
+        "graph_launched": lambda: _graph_launched(timeline, select_rows(work.select("row", "api_row"), is_kernel)),
     }
     return pl.DataFrame([
-        made[column]() if isinstance(column, str) and column in made else of_kernels(column) for column in wanted
+        looked_up[name]() if isinstance(name, str) and name in looked_up else of_kernels(name) for name in columns
     ])  # fmt: skip
 
 
 def _graph_launched(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
-    """Whether each kernel was replayed from a graph: it carries a node, or a graph-launching call started it."""
-    # Asked for as an expression, a column that was not recorded takes no room.
+    """Whether each kernel was replayed from a graph: it has a graph node, or its call is a graph launch."""
+    # As an expression, a column that was not recorded takes no memory.
     has_node = timeline.trace.kernels.select(pl.col("graph_node").is_not_null()).to_series()
     by_graph = api_kinds(timeline.trace.api_calls["name"]) == "graph-launch"
     if not has_node.any() and not by_graph.any():
@@ -232,7 +231,7 @@ def _graph_launched(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
 
 
 def _graph_calls(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int]:
-    """The calls of the graph launches that put work into the window, and how many launches have no recorded call."""
+    """Calls of the graph launches that put work into the window, and the number of launches without a recorded call."""
     work = timeline.work_in(window).select("kind", "api_row")
     by_graph = api_kinds(timeline.trace.api_calls["name"]) == "graph-launch"
     if not by_graph.any() and not (work["kind"] == "graph").any():
@@ -240,14 +239,14 @@ def _graph_calls(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, int]
     started = by_graph.gather(work["api_row"]).fill_null(False)
     launched = work.filter((pl.col("kind") == "graph") | started)["api_row"]
     calls = timeline.trace.api_calls
-    return chosen(calls, _occurring(launched.drop_nulls(), calls.height)), launched.null_count()
+    return select_rows(calls, _mask_of(launched.drop_nulls(), calls.height)), launched.null_count()
 
 
-def _occurring(rows: pl.Series, count: int) -> Bools:
-    """Of so many rows, which are among these."""
-    seen = np.zeros(count, dtype=np.bool_)
-    seen[rows.to_numpy()] = True
-    return seen
+def _mask_of(rows: pl.Series, count: int) -> Bools:
+    """A mask of `count` rows that is True at these rows."""
+    mask = np.zeros(count, dtype=np.bool_)
+    mask[rows.to_numpy()] = True
+    return mask
 
 
 @once

@@ -1,4 +1,4 @@
-"""How far two implementations are apart in what they compute: absolute, relative, and in units of the last place.
+"""Numeric differences of two implementations: absolute, relative, and in units of the last place.
 
 Differences are taken in float64. A unit in the last place (ULP) is one step to the next number that the coarser of the
 two formats can hold; both values are rounded to it first. Elements that are not finite in either are counted and left
@@ -19,10 +19,10 @@ from warplens.errors import MissingDataError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 
-#: Bits of the fraction, by which formats are coarser or finer.
+#: Fraction bits of each format; fewer are coarser.
 FORMATS: Final = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
 
-#: Least differences in ULPs of the classes of the histogram: equal, neighbours, and then by factors.
+#: Lower bounds, in ULPs, of the classes of the histogram: equal, neighbours, and then by factors.
 ULP_CLASSES: Final = (0, 1, 2, 4, 16, 256)
 
 NUMERICS: Final = table(
@@ -65,43 +65,42 @@ ATTENTION_ERRORS: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """Numbers as a program saved them."""
+    """A tensor saved by a program."""
 
     values: npt.NDArray[Any]  #: bfloat16 as float32, which holds them exactly
     dtype: str  #: a key of `FORMATS`
 
 
 def numeric_differences(a: Mapping[str, Tensor], b: Mapping[str, Tensor], pair: str) -> pl.DataFrame:
-    """Each tensor that both have, in the order of the first; see `NUMERICS`.
+    """Differences of each tensor in both files, in the order of the first; see `NUMERICS`.
 
     Args:
-        a: the first, by name.
-        b: the other.
-        pair: what is held against what, for people.
+        a, b: the tensors by name.
+        pair: description of the comparison, for people.
 
     Raises:
         MissingDataError: no tensor of one is in the other, or one has another shape there.
     """
     if not (shared := [name for name in a if name in b]):
-        held = (
+        tensor_names = (
             ", ".join([*tensors][:3]) + (f" and {len(tensors) - 3} more" * (len(tensors) > 3)) for tensors in (a, b)
         )
-        raise MissingDataError(f"{pair}: no tensor has the same name in both; there are {', and '.join(held)}")
+        raise MissingDataError(f"{pair}: no tensor has the same name in both; there are {', and '.join(tensor_names)}")
     rows = []
     for name in shared:
-        one, other = a[name], b[name]
-        if one.values.shape != other.values.shape:
-            raise MissingDataError(f"{pair}: {name} is of shape {one.values.shape} and of {other.values.shape}")
-        rows.append({"pair": pair, "tensor": name, **_row(one, other)})
+        before, after = a[name], b[name]
+        if before.values.shape != after.values.shape:
+            raise MissingDataError(f"{pair}: {name} is of shape {before.values.shape} and of {after.values.shape}")
+        rows.append({"pair": pair, "tensor": name, **_row(before, after)})
     return NUMERICS.conform(pl.DataFrame(rows, schema=NUMERICS.schema))
 
 
-def _row(one: Tensor, other: Tensor) -> dict[str, Any]:
-    coarser = min((one.dtype, other.dtype), key=lambda name: FORMATS[name])
-    first, second = one.values.ravel(), other.values.ravel()
+def _row(before: Tensor, after: Tensor) -> dict[str, Any]:
+    coarser = min((before.dtype, after.dtype), key=lambda name: FORMATS[name])
+    first, second = before.values.ravel(), after.values.ravel()
     finite = np.isfinite(first) & np.isfinite(second)
     row = {
-        "shape": "×".join(map(str, one.values.shape)) or "scalar",
+        "shape": "×".join(map(str, before.values.shape)) or "scalar",
         "ulp_format": coarser,
         "elements": first.size,
         "not_finite": int(first.size - np.isfinite(first).sum()),
@@ -110,18 +109,18 @@ def _row(one: Tensor, other: Tensor) -> dict[str, Any]:
     if not finite.any():
         return row | {f"ulp_{least}": 0 for least in ULP_CLASSES}
     first, second = first[finite], second[finite]
-    exact, difference = second.astype(np.float64), first.astype(np.float64) - second.astype(np.float64)
-    size, norm = np.abs(difference), float(np.linalg.norm(exact))
-    nonzero = exact != 0
+    reference, difference = second.astype(np.float64), first.astype(np.float64) - second.astype(np.float64)
+    magnitude, norm = np.abs(difference), float(np.linalg.norm(reference))
+    nonzero = reference != 0
     ulps = ulp_distance(first, second, coarser)
-    places = np.searchsorted(np.asarray(ULP_CLASSES, dtype=np.uint64), ulps, side="right") - 1
-    counts = np.bincount(places, minlength=len(ULP_CLASSES))
+    classes = np.searchsorted(np.asarray(ULP_CLASSES, dtype=np.uint64), ulps, side="right") - 1
+    counts = np.bincount(classes, minlength=len(ULP_CLASSES))
     return row | {
-        "identical_share": float((size == 0).mean()),
-        "max_abs": float(size.max()),
-        "mean_abs": float(size.mean()),
+        "identical_share": float((magnitude == 0).mean()),
+        "max_abs": float(magnitude.max()),
+        "mean_abs": float(magnitude.mean()),
         "relative": float(np.linalg.norm(difference)) / norm if norm else None,
-        "max_relative": float((size[nonzero] / np.abs(exact[nonzero])).max()) if nonzero.any() else None,
+        "max_relative": float((magnitude[nonzero] / np.abs(reference[nonzero])).max()) if nonzero.any() else None,
         "ulp_median": float(np.median(ulps)),
         "ulp_max": float(ulps.max()),
         **{f"ulp_{least}": int(count) for least, count in zip(ULP_CLASSES, counts, strict=True)},
@@ -129,7 +128,7 @@ def _row(one: Tensor, other: Tensor) -> dict[str, Any]:
 
 
 def ulp_distance(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint64]:
-    """Numbers of a format from one value to the other, of finite values rounded to it. Zeros of either sign are equal.
+    """Number of steps of a format between two finite values rounded to it. Zeros of either sign are equal.
 
     Args:
         a, b: values of any format.
@@ -140,11 +139,11 @@ def ulp_distance(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: str) -> npt.ND
 
 
 def _ordered(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint64]:
-    """The place of each value among all values of the format: bits of sign and magnitude as one ascending number."""
+    """The rank of each value among all values of the format: sign and magnitude bits as one ascending number."""
     if dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
-        half, place = np.uint64(0x7FFF), np.uint64(16)
-        bits, width = (bits + half + ((bits >> place) & np.uint64(1))) >> place, 16  # to the nearest, ties to even
+        half, shift = np.uint64(0x7FFF), np.uint64(16)
+        bits, width = (bits + half + ((bits >> shift) & np.uint64(1))) >> shift, 16  # round to nearest, ties to even
     else:
         rounded = values.astype(dtype)
         width = rounded.dtype.itemsize * 8

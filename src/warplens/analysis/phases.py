@@ -1,11 +1,11 @@
-"""Forward, backward, optimizer: which part of a training step GPU work belongs to, from the names of its ranges.
+"""Phases of a training step (forward, backward, optimizer) of GPU work, from the names of its ranges.
 
 Work belongs to the phase of its *outermost* range that is named after one: a forward pass recomputed inside the
 backward pass (activation checkpointing) is backward work. Backward kernels are launched by another thread than the one
-that holds `backward` open; they arrive there by the waiting-thread rule and are counted as inferred.
+that holds `backward` open; the waiting-thread rule attributes them to it, and they count as inferred.
 
-Profiles with a framework's operators name the backward pass in any case (autograd's engine). Where nobody annotated the
-forward pass, the operators that lead to a backward pass make it up, and their work counts as inferred, too.
+Profiles with a framework's operators name the backward pass in any case (autograd's engine). Where the forward pass was
+not annotated, the operators that lead to a backward pass make it up, and their work counts as inferred, too.
 """
 
 from __future__ import annotations
@@ -49,29 +49,32 @@ def phase_of_work(timeline: Timeline) -> pl.Series:
 
 @once
 def _phases(timeline: Timeline) -> tuple[pl.Series, Bools]:
-    """The phase of each row of `Timeline.work`, and whether that was inferred; worked out once.
+    """The phase of each row of `Timeline.work`, and whether it was inferred; computed once.
 
-    It was where another thread than the launching one holds the range that is named after the phase, however many
-    ranges of its own the launching thread has, and where no range is named after it.
+    It was inferred where another thread than the launching one holds the range named after the phase, even if the
+    launching thread has ranges of its own, and where no range is named after it.
     """
     ranges, work = timeline.trace.ranges, timeline.work
     phases = pl.Series("phase", [NO_PHASE, *PHASES], dtype=PHASE)
     if not ranges.height:
         return phases.gather(np.zeros(work.height, np.int64)), np.zeros(work.height, dtype=np.bool_)
     numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
-    named = name_labels(ranges["name"], lambda name: numbers[phase_of_name(name)])
+    phase_number = name_labels(ranges["name"], lambda name: numbers[phase_of_name(name)])
     # The outermost range that is named after a phase, and from it the phase.
-    outermost = timeline.forest.outermost_match(np.where(named > 0, np.arange(1, len(named) + 1), 0)) - 1
-    labels = np.where(outermost >= 0, named[outermost], numbers[NO_PHASE])
-    unnamed = np.zeros(len(labels), dtype=np.bool_)
+    outermost = timeline.forest.outermost_match(np.where(phase_number > 0, np.arange(1, len(phase_number) + 1), 0)) - 1
+    labels = np.where(outermost >= 0, phase_number[outermost], numbers[NO_PHASE])
+    inferred_forward = np.zeros(len(labels), dtype=np.bool_)
     if not (labels == numbers["forward"]).any():
-        unnamed = (labels == numbers[NO_PHASE]) & forward_pass(timeline)
-        labels = np.where(unnamed, numbers["forward"], labels)
-    held = work["range"].fill_null(NO_RANGE).to_numpy()
-    anchor = look_up(outermost, held)
-    elsewhere = ranges["thread"].to_numpy()[anchor] != work["thread"].fill_null(NO_RANGE).to_numpy()
-    inferred = np.where(anchor >= 0, elsewhere, work["inferred"].to_numpy()) | np.r_[unnamed, False][held]
-    return phases.gather(np.r_[labels, 0][held]), inferred
+        inferred_forward = (labels == numbers[NO_PHASE]) & forward_pass(timeline)
+        labels = np.where(inferred_forward, numbers["forward"], labels)
+    innermost = work["range"].fill_null(NO_RANGE).to_numpy()
+    phase_range = look_up(outermost, innermost)
+    other_thread = ranges["thread"].to_numpy()[phase_range] != work["thread"].fill_null(NO_RANGE).to_numpy()
+    inferred = (
+        np.where(phase_range >= 0, other_thread, work["inferred"].to_numpy())
+        | np.r_[inferred_forward, False][innermost]
+    )
+    return phases.gather(np.r_[labels, 0][innermost]), inferred
 
 
 def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -103,8 +106,8 @@ def phase_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     inside = work.with_columns(pl.col("start_ns", "end_ns").clip(window.start_ns, window.end_ns))
     busy = busy_by(inside, ["phase", "device"]).group_by("phase").agg(pl.col("busy_ns").sum())
     share = pl.col("gpu_ns") / max(1, int(sums["gpu_ns"].sum()))
-    named = sums.join(busy, on="phase").with_columns(pl.col("phase").cast(pl.String), share=share)
-    return PHASE_TIMES.conform(named.sort(pl.col("phase").replace_strict(order)))
+    with_share = sums.join(busy, on="phase").with_columns(pl.col("phase").cast(pl.String), share=share)
+    return PHASE_TIMES.conform(with_share.sort(pl.col("phase").replace_strict(order)))
 
 
 def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
@@ -114,10 +117,8 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
     rows = timeline.work_rows_in(window)
     work = timeline.work.select("start_ns", "end_ns")[rows]
     numbers, starts, ends = window.step_edges
-    # Work is in order of time: a step is a stretch of it.
-    begun = work["start_ns"].to_numpy()
-    first = np.searchsorted(begun, starts)
-    count = np.maximum(np.minimum(np.searchsorted(begun, ends), np.r_[first[1:], len(begun)]) - first, 0)
+    first, stop = _step_slices(work["start_ns"].to_numpy(), starts, ends)
+    count = stop - first
     place = np.repeat(np.arange(len(starts)), count)
     inside = np.repeat(first - np.cumsum(count) + count, count) + np.arange(len(place))
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()[inside]
@@ -127,6 +128,13 @@ def phase_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
     sums = sum_by(code * len(starts) + place, duration, phases * len(starts)).reshape(phases, len(starts))
     columns = {f"{name}_ns": sums[number] for number, name in enumerate(PHASE.categories)}
     return pl.DataFrame({"step": numbers, "wall_ns": ends - starts, **columns}, schema=PHASES_BY_STEP.schema)
+
+
+def _step_slices(work_starts: Int64s, starts: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+    """First row and stop row of the work that begins in each step; work is in time order."""
+    first = np.searchsorted(work_starts, starts)
+    stop = np.minimum(np.searchsorted(work_starts, ends), np.r_[first[1:], len(work_starts)])
+    return first, np.maximum(stop, first)
 
 
 STEPS: Final = table(
@@ -153,10 +161,7 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     for device in work["device"].unique().sort():
         running = timeline.busy(device)
         busy = np.maximum(busy, measure_before(running, ends) - measure_before(running, starts))
-    # Work is in order of time: a step is a stretch of it.
-    begun = work["start_ns"].to_numpy()
-    first = np.searchsorted(begun, starts)
-    stop = np.maximum(np.minimum(np.searchsorted(begun, ends), np.r_[first[1:], len(begun)]), first)
+    first, stop = _step_slices(work["start_ns"].to_numpy(), starts, ends)
 
     def count(name: str) -> Int64s:
         before = running_sum((work["kind"] == name).to_numpy())
@@ -181,53 +186,53 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
     )
     if timeline.trace.has_device_work:
         return rows
-    # What the GPU did is not known: steps are those of ranges on the host.
-    return rows.with_columns(pl.lit(None, STEPS.schema[name]).alias(name) for name in _OF_THE_GPU)
+    # GPU figures are unknown: the steps are ranges on the host.
+    return rows.with_columns(pl.lit(None, STEPS.schema[name]).alias(name) for name in _GPU_COLUMNS)
 
 
-_OF_THE_GPU: Final = ("busy_ns", "idle_ns", "busy_share", "gpu_ns", "kernels", "copies", "graph_launches")
+_GPU_COLUMNS: Final = ("busy_ns", "idle_ns", "busy_share", "gpu_ns", "kernels", "copies", "graph_launches")
 
 
-# --- The forward pass of a training step that nobody annotated, from the backward pass that it leads to ---
+# --- The forward pass of a training step without annotation, inferred from its backward pass ---
 #
 # Between one backward pass and the next, the operators whose gradients the latter computes mark the forward pass: it
-# lasts from the first of them to the last on their thread. Besides, an operator that bears a sequence number without
-# being backward work ran with gradients enabled, which the optimizer and other bookkeeping do not.
+# lasts from the first of them to the last on their thread. Also, an operator with a sequence number that is not
+# backward work ran with gradients enabled, which the optimizer and other bookkeeping do not.
 
 
 def forward_pass(timeline: Timeline) -> Bools:
-    """For each row of `Trace.ranges` whether it lies in a forward pass that is inferred in this way.
+    """For each row of `Trace.ranges`, whether it lies in an inferred forward pass.
 
     Nothing is inferred where no backward operator is linked to a forward one: then the profile holds no training.
     """
     ranges = timeline.trace.ranges
-    found = np.zeros(ranges.height, dtype=np.bool_)
+    in_forward = np.zeros(ranges.height, dtype=np.bool_)
     if not timeline.has_operators:
-        return found
+        return in_forward
     links, tree = timeline.autograd, timeline.operators
     backward = np.flatnonzero(links.forward_of != NO_RANGE)
     forward = links.forward_of[backward]
     backward, forward = backward[~links.in_backward[forward]], forward[~links.in_backward[forward]]
     if not len(forward):
-        return found
+        return in_forward
     start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
     process, thread = (ranges[column].to_numpy().astype(np.int64) for column in ("process", "thread"))
     outermost = tree.forest.outermost_match(np.where(tree.is_operator, np.arange(1, len(start) + 1), 0)) - 1
     places, place = numbered(ranges.select("process", "thread")[forward], ("process", "thread"))
     for number, (pid, tid) in enumerate(places.iter_rows()):
-        mine = place == number
-        leads = np.zeros(len(start), dtype=np.bool_)
-        leads[outermost[forward[mine]]] = True
-        roots = np.flatnonzero(leads)
-        begins = np.sort(start[backward[mine]])
+        on_thread = place == number
+        is_root = np.zeros(len(start), dtype=np.bool_)
+        is_root[outermost[forward[on_thread]]] = True
+        roots = np.flatnonzero(is_root)
+        backward_starts = np.sort(start[backward[on_thread]])
         roots = roots[np.argsort(start[roots], kind="stable")]
-        # Forward operators with the same number of backward ones before them belong to one pass.
-        cuts = np.flatnonzero(np.diff(np.searchsorted(begins, start[roots]))) + 1
+        # Forward operators preceded by the same number of backward operators belong to one pass.
+        cuts = np.flatnonzero(np.diff(np.searchsorted(backward_starts, start[roots]))) + 1
         firsts, lasts = np.r_[0, cuts], np.r_[cuts, len(roots)] - 1
-        here = np.flatnonzero((process == pid) & (thread == tid))
-        span = np.searchsorted(start[roots[firsts]], start[here], side="right") - 1
-        inside = (span >= 0) & (end[here] <= end[roots[lasts]][np.maximum(span, 0)])
-        found[here[inside]] = True
+        rows_on_thread = np.flatnonzero((process == pid) & (thread == tid))
+        span = np.searchsorted(start[roots[firsts]], start[rows_on_thread], side="right") - 1
+        inside = (span >= 0) & (end[rows_on_thread] <= end[roots[lasts]][np.maximum(span, 0)])
+        in_forward[rows_on_thread[inside]] = True
     with_gradients = (pl.col("sequence") >= 0) & ~(pl.col("forward_thread").fill_null(0) > 0)
-    found[timeline.trace.operators.filter(with_gradients)["range"].to_numpy()] = True
-    return found & ~links.in_backward
+    in_forward[timeline.trace.operators.filter(with_gradients)["range"].to_numpy()] = True
+    return in_forward & ~links.in_backward

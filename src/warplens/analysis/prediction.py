@@ -1,10 +1,9 @@
-"""How long a step would take if one thing were different: modelled times, with the model's own error beside them.
+"""Predicted step times under a change: model results, with the model's own error.
 
-The window's schedule (`warplens.analysis.recorder`) is replayed once unchanged, which says how far the model can be
-trusted, and once for each change that touches something in it. A change alters what the host does: it drops waits,
-pauses or the cost of calls. The work itself stays as it was measured; only copies that leave pageable memory become
-faster. What then does not overlap follows from the replay: removing one cause uncovers the next, so the gains of two
-changes do not add up.
+The window's schedule (`warplens.analysis.recorder`) is replayed once unchanged, which shows how far the model can be
+trusted, and once for each change that affects it. A change alters the host's part: it removes waits, pauses or the cost
+of calls. GPU work keeps its measured duration; only copies that leave pageable memory become faster. The overlap that
+results follows from the replay: removing one cause uncovers the next, so the gains of two changes do not add up.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ from warplens.errors import UsageError
 from warplens.profile import Device
 from warplens.profile.schema import Bools, Int64s
 
-# --- What-ifs ---
-#
-# A change drops waits, pauses or the cost of calls. The work itself stays as it was measured; only copies that leave
-# pageable memory become faster. What is saved in the end follows from the replay of the changed schedule.
+# --- Changes to a schedule ---
 
 
 Change = Literal[
@@ -51,7 +47,7 @@ Change = Literal[
     "no-host-stall",
 ]
 
-#: Change → what is different, in one sentence for people.
+#: Change → description, in one sentence for people.
 CHANGES: Final[dict[Change, str]] = {
     "free-launches": "issuing and starting work costs nothing; waits, allocations, blocking copies and stalls stay",
     "cuda-graph": "what a step launches between two waits of the host is launched by one CUDA graph",
@@ -62,9 +58,9 @@ CHANGES: Final[dict[Change, str]] = {
     "no-host-stall": "the host's long pauses outside of CUDA do not happen (input prefetched, work moved elsewhere)",
 }
 
-#: What is left of a call that neither waits nor allocates: a call into the driver that finds its work done.
+#: Remaining duration of a call that no longer waits or allocates: a call into the driver that finds its work done.
 _SHORT_CALL_NS: Final = 2_000
-#: Copies from this size on show the rate of the link; smaller ones its latency.
+#: Copies from this size on show the rate of the link; smaller ones show its latency.
 _RATE_BYTES: Final = 1 << 20
 #: Pinned copies over PCIe x16 by the GPU's compute capability, where the window holds none: generation 5 from Hopper
 #: on (55 GB/s measured on the H200), 4 for Ampere and Ada, 3 before. Bytes per nanosecond.
@@ -76,17 +72,17 @@ _WORK_STAYS: Final = "the work itself takes as long as measured"
 
 @dataclass(frozen=True, eq=False)
 class Changed:
-    """A changed schedule, and what must hold for it to come true."""
+    """A changed schedule and its assumptions."""
 
     schedule: Schedule
     assumptions: tuple[str, ...]
 
 
 def apply(changes: Sequence[str], recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
-    """The schedule under these changes together; None where there is nothing that they could alter."""
+    """The schedule under these changes together; None where they would alter nothing."""
     assumptions: dict[str, None] = {}
     altered = False
-    # A graph takes in what is left of the calls; so it comes after the changes that remove some.
+    # A graph captures the remaining calls, so it comes after the changes that remove some.
     for change in sorted(changes, key=lambda change: change == "cuda-graph"):
         if (changed := _APPLY[change](recorded, devices)) is not None:
             recorded, altered = replace(recorded, schedule=changed.schedule), True
@@ -96,27 +92,27 @@ def apply(changes: Sequence[str], recorded: RecordedSchedule, devices: Sequence[
 
 def _free_launches(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
     schedule = recorded.schedule
-    free = (recorded.cause == 0) & (schedule.waits_for < 0)
-    if not (free & recorded.issues).any():
+    is_issuing = (recorded.cause == 0) & (schedule.waits_for < 0)
+    if not (is_issuing & recorded.issues).any():
         return None
-    held = np.where(free, 0, schedule.held_ns)
+    held = np.where(is_issuing, 0, schedule.held_ns)
     pause = recorded.lasting_stall_ns
     pause[0] = schedule.pause_ns[0]
     changed = replace(
         schedule,
         held_ns=held,
         pause_ns=pause,
-        offset_ns=np.where(free[schedule.call], 0, schedule.offset_ns),
+        offset_ns=np.where(is_issuing[schedule.call], 0, schedule.offset_ns),
         gap_ns=np.minimum(schedule.gap_ns, 0),
     )
     return Changed(changed, (_WORK_STAYS, "a bound, not a remedy: no program issues work at no cost"))
 
 
 def _cuda_graph(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
-    found = as_graphs(recorded)
-    if found is None:
+    graphs_schedule = as_graphs(recorded)
+    if graphs_schedule is None:
         return None
-    schedule, launches, graphs = found
+    schedule, launches, graphs = graphs_schedule
     steps = len(recorded.window.steps)
     if steps:
         scope = f"{launches / steps:,.0f} launches per step become {_count(graphs / steps)}"
@@ -136,13 +132,13 @@ def _cuda_graph(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | No
 def _no_synchronization(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
     schedule = recorded.schedule
     waits = (recorded.cause == SYNCHRONIZATION) & (schedule.waits_for >= 0)
-    # Where the program marks its steps, a wait for the whole device at their end is how it is meant to be.
-    kept = _ends_step(recorded) & recorded.whole_device & recorded.marked
-    dropped = waits & ~kept & ~_after_copy(recorded)
+    # Where the program marks its steps, a wait for the whole device at their end is intended.
+    ends_step = _ends_step(recorded) & recorded.whole_device & recorded.marked
+    dropped = waits & ~ends_step & ~_after_copy(recorded)
     if not dropped.any():
         return None
     assumptions = [_WORK_STAYS, "nothing that the host does next depends on the values that it waited for"]
-    if (waits & kept).any():
+    if (waits & ends_step).any():
         assumptions.append("the wait for the whole device at the end of each step stays")
     return Changed(_without_waits(recorded, dropped), tuple(assumptions))
 
@@ -153,25 +149,25 @@ def _async_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Chan
     if not blocking.any():
         return None
     changed = _without_waits(recorded, blocking | _after_copy(recorded))
-    duration, notes = schedule.duration_ns.copy(), []
-    slow = blocking[schedule.call] & (recorded.bytes > 0)
-    for direction in np.unique(recorded.direction.to_numpy()[slow].astype(str)):
+    duration, rate_notes = schedule.duration_ns.copy(), []
+    pageable = blocking[schedule.call] & (recorded.bytes > 0)
+    for direction in np.unique(recorded.direction.to_numpy()[pageable].astype(str)):
         of_kind = (recorded.direction == direction).fill_null(value=False).to_numpy()
-        rows = np.flatnonzero(slow & of_kind)
-        like = of_kind & recorded.pinned & (recorded.bytes >= _RATE_BYTES) & (schedule.duration_ns > 0)
-        if like.any():
-            rate = float(np.median(recorded.bytes[like] / schedule.duration_ns[like]))
-            notes.append(f"{direction} copies run at {rate:.0f} GB/s, as pinned copies of this window do")
+        rows = np.flatnonzero(pageable & of_kind)
+        pinned_examples = of_kind & recorded.pinned & (recorded.bytes >= _RATE_BYTES) & (schedule.duration_ns > 0)
+        if pinned_examples.any():
+            rate = float(np.median(recorded.bytes[pinned_examples] / schedule.duration_ns[pinned_examples]))
+            rate_notes.append(f"{direction} copies run at {rate:.0f} GB/s, as pinned copies of this window do")
         else:
             rate = _link_rate(devices, recorded.device)
-            notes.append(
+            rate_notes.append(
                 f"{direction} copies run at {rate:.0f} GB/s, as usual for this generation of GPU over PCIe x16"
             )
         duration[rows] = np.minimum(duration[rows], np.round(recorded.bytes[rows] / rate).astype(np.int64))
     return Changed(
         replace(changed, duration_ns=duration),
         (
-            *notes,
+            *rate_notes,
             "copies stay in order with the kernels of their stream; on one of their own they could hide behind kernels",
             "what is copied to the host is read only after a later wait",
         ),
@@ -185,19 +181,19 @@ def _overlapped_copies(recorded: RecordedSchedule, devices: Sequence[Device]) ->
     pinned = _async_copies(recorded, devices)
     schedule = recorded.schedule if pinned is None else pinned.schedule
     schedule = _without_waits(replace(recorded, schedule=schedule), _after_copy(recorded))
-    _, own = np.unique(recorded.direction.filter(pl.Series(large)).to_numpy().astype(str), return_inverse=True)
+    _, direction_of = np.unique(recorded.direction.filter(pl.Series(large)).to_numpy().astype(str), return_inverse=True)
     stream = schedule.stream.copy()
-    stream[large] = len(schedule.ready_ns) + own
-    added = np.full(int(own.max()) + 1, recorded.window.start_ns, dtype=np.int64)
-    tied = large | (large[schedule.after] & (schedule.after >= 0))
-    after = np.where(tied, -1, schedule.after)
-    _await_link(recorded.last_work, large, own, schedule.duration_ns, after)
+    stream[large] = len(schedule.ready_ns) + direction_of
+    ready_times = np.full(int(direction_of.max()) + 1, recorded.window.start_ns, dtype=np.int64)
+    independent = large | (large[schedule.after] & (schedule.after >= 0))
+    after = np.where(independent, -1, schedule.after)
+    _await_link(recorded.last_work, large, direction_of, schedule.duration_ns, after)
     changed = replace(
         schedule,
         stream=stream,
         after=after,
-        after_gap_ns=np.where(tied, 0, schedule.after_gap_ns),
-        ready_ns=np.r_[schedule.ready_ns, added],
+        after_gap_ns=np.where(independent, 0, schedule.after_gap_ns),
+        ready_ns=np.r_[schedule.ready_ns, ready_times],
     )
     rates = () if pinned is None else tuple(text for text in pinned.assumptions if "GB/s" in text)
     return Changed(
@@ -206,9 +202,9 @@ def _overlapped_copies(recorded: RecordedSchedule, devices: Sequence[Device]) ->
 
 
 def _await_link(last: int, large: Bools, direction: Int64s, duration: Int64s, after: Int64s) -> None:
-    """Lets the begin of the next step (`last`, which ends the window) wait for the copies of the busier direction.
+    """Make the begin of the next step (`last`, which ends the window) wait for the copies of the busier direction.
 
-    Copies that run ahead of their steps hide behind kernels, but the link moves no more in a step than it can.
+    Copies that run ahead of their steps hide behind kernels, but the link still limits how much a step can move.
 
     Args:
         large: which work is such a copy; `direction` and its time are those of the copies in order.
@@ -219,8 +215,8 @@ def _await_link(last: int, large: Bools, direction: Int64s, duration: Int64s, af
     copies = np.flatnonzero(large)
     inside = copies < last
     if inside.any():
-        spent = np.bincount(direction[inside], duration[copies[inside]])
-        after[last] = copies[inside & (direction == int(np.argmax(spent)))][-1]
+        ns_by_direction = np.bincount(direction[inside], duration[copies[inside]])
+        after[last] = copies[inside & (direction == int(np.argmax(ns_by_direction)))][-1]
 
 
 def _cached_allocation(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | None:
@@ -228,7 +224,7 @@ def _cached_allocation(recorded: RecordedSchedule, _: Sequence[Device]) -> Chang
     allocates = recorded.cause == ALLOCATION
     if not allocates.any():
         return None
-    # Memory from a cache is no call at all.
+    # Memory from a cache needs no call.
     changed = replace(
         schedule,
         held_ns=np.where(allocates, 0, schedule.held_ns),
@@ -242,11 +238,13 @@ def _no_host_stall(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed |
     schedule = recorded.schedule
     if not recorded.stall_ns.any():
         return None
-    usual = schedule.pause_ns[recorded.stall_ns == 0]
-    rest = int(np.median(usual)) if len(usual) else 0
+    ordinary_pauses = schedule.pause_ns[recorded.stall_ns == 0]
+    ordinary_pause = int(np.median(ordinary_pauses)) if len(ordinary_pauses) else 0
     stalled = recorded.stall_ns > 0
     pause = np.where(
-        stalled, schedule.pause_ns - recorded.stall_ns + np.minimum(rest, recorded.stall_ns), schedule.pause_ns
+        stalled,
+        schedule.pause_ns - recorded.stall_ns + np.minimum(ordinary_pause, recorded.stall_ns),
+        schedule.pause_ns,
     )
     return Changed(
         replace(schedule, pause_ns=pause),
@@ -265,23 +263,23 @@ _APPLY: Final[dict[str, Callable[[RecordedSchedule, Sequence[Device]], Changed |
 }
 
 
-def _without_waits(recorded: RecordedSchedule, which: Bools) -> Schedule:
+def _without_waits(recorded: RecordedSchedule, calls: Bools) -> Schedule:
     """The schedule in which these calls neither wait nor take longer than a short call."""
     schedule = recorded.schedule
-    held = np.where(which, np.minimum(schedule.held_ns, _SHORT_CALL_NS), schedule.held_ns)
-    # A call that held the host issued its work somewhere inside; a short one issues it as other calls do.
-    offset = np.where(which[schedule.call], held[schedule.call] + DEFAULT_LATENCY_NS, schedule.offset_ns)
+    held = np.where(calls, np.minimum(schedule.held_ns, _SHORT_CALL_NS), schedule.held_ns)
+    # A call that blocked the host issued its work somewhere inside; a short one issues it like other calls.
+    offset = np.where(calls[schedule.call], held[schedule.call] + DEFAULT_LATENCY_NS, schedule.offset_ns)
     return replace(
         schedule,
         held_ns=held,
-        waits_for=np.where(which, -1, schedule.waits_for),
-        return_ns=np.where(which, 0, schedule.return_ns),
+        waits_for=np.where(calls, -1, schedule.waits_for),
+        return_ns=np.where(calls, 0, schedule.return_ns),
         offset_ns=np.minimum(offset, schedule.offset_ns),
     )
 
 
 def _ends_step(recorded: RecordedSchedule) -> Bools:
-    """Which calls come after the last work of a step and before the first of the next."""
+    """Mask of the calls after the last work of a step and before the first of the next."""
     issues = np.flatnonzero(recorded.issues)
     following = np.searchsorted(issues, np.arange(len(recorded.step)), side="left")
     last = following == len(issues)
@@ -291,7 +289,7 @@ def _ends_step(recorded: RecordedSchedule) -> Bools:
 
 
 def _after_copy(recorded: RecordedSchedule) -> Bools:
-    """Which waits only complete the large copy to or from the host that was issued by the call before them."""
+    """Mask of the waits that only complete the large copy to or from the host issued by the call before them."""
     schedule, large = recorded.schedule, _large_copies(recorded)
     copies = np.zeros(len(schedule.pause_ns), dtype=np.bool_)
     copies[schedule.call[large]] = True
@@ -300,7 +298,7 @@ def _after_copy(recorded: RecordedSchedule) -> Bools:
 
 
 def _large_copies(recorded: RecordedSchedule) -> Bools:
-    """Which pieces of work are copies between host and device whose time is that of the transfer."""
+    """Mask of the copies between host and device whose duration is that of the transfer."""
     between = recorded.direction.is_in(["host-to-device", "device-to-host"]).fill_null(value=False).to_numpy()
     large: Bools = between & (recorded.bytes > SMALL_COPY_BYTES)
     return large
@@ -316,33 +314,33 @@ def _count(graphs: float) -> str:
     return "1 graph" if round(graphs) == 1 else f"{graphs:,.0f} graphs"
 
 
-# --- How long a step would take if one thing were different ---
+# --- Predictions ---
 
-#: Smaller effects cannot be told from the error of the model and the spread of the steps.
+#: Smaller effects are within the error of the model and the spread of the steps.
 _LEAST_EFFECT: Final = 0.005
-#: From its error on unchanged schedules: what the replay cannot reproduce it cannot predict.
+#: Limits of the error on the unchanged schedule: the replay cannot predict what it cannot reproduce.
 _HIGH_CONFIDENCE_ERROR, _MEDIUM_CONFIDENCE_ERROR, LARGEST_ERROR = 0.03, 0.10, 0.25
 
-#: Of longer windows, so much work in whole steps from their middle is replayed: hundreds of steps of most programs, of
-#: which each is much like the next.
+#: Of longer windows, this much work in whole steps from their middle is replayed: hundreds of steps of most programs,
+#: each much like the next.
 _REPLAYED_WORK: Final = 60_000
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The modelled effect of one change on the time of a step. Never to be shown as a measurement."""
+    """The modelled effect of changes on the time of a step. Never to be shown as a measurement."""
 
-    change: str  #: what is different, one of `CHANGES`, or several of them joined by commas
+    change: str  #: one of `CHANGES`, or several of them joined by commas
     measured_ns: int  #: wall time of a step (of the window where no steps were found)
     predicted_ns: int  #: the same under the change
     speedup: float  #: `measured_ns / predicted_ns`
-    model_error: float  #: how far the replay of the unchanged schedule is from the measurement, as a share of it
+    model_error: float  #: relative difference between the replay of the unchanged schedule and the measurement
     how: str  #: one sentence for people
-    assumptions: tuple[str, ...]  #: what must hold for the prediction to come true
+    assumptions: tuple[str, ...]  #: conditions for the prediction to come true
 
     @property
     def confidence(self) -> Literal["high", "medium", "low"]:
-        """How far the model can be trusted for this program, by how well it reproduces what was measured."""
+        """Confidence in the model for this program, by how well it reproduces the measurement."""
         if self.model_error <= _HIGH_CONFIDENCE_ERROR:
             return "high"
         return "medium" if self.model_error <= _MEDIUM_CONFIDENCE_ERROR else "low"
@@ -357,21 +355,21 @@ def predictions(
 ) -> tuple[Prediction, ...]:
     """The modelled step time under each change that would make the window faster, the fastest first.
 
-    Where several processes or devices worked, they speak of the one with the most work. None are made without API
-    calls, for a single range, or where the replay of the unchanged schedule is more than a quarter off.
+    Where several processes or devices worked, predictions are about the one with the most work. There are none without
+    API calls, for a single range, or where the replay of the unchanged schedule is more than a quarter off.
 
     Args:
-        step_ns: what a step takes without a profiler, where it was timed; predictions then speak of the program
-            without a profiler (`warplens.analysis.recorder`), else of the profiled one.
-        together: changes that are made at once, as one more prediction; its `change` names them joined by commas.
-            Gains do not add up: what one change uncovers, another may remove.
+        step_ns: duration of a step without a profiler, where it was timed; predictions are then about the program
+            without a profiler (`warplens.analysis.recorder`), else about the profiled one.
+        together: changes made at once, as one more prediction; its `change` names them joined by commas. Gains do not
+            add up: one change may remove a cost that another uncovers.
 
     Raises:
         UsageError: there is no change of such a name.
     """
     if unknown := [change for change in together if change not in CHANGES]:
         raise UsageError(f"there is no change {unknown[0]!r} to predict; choose among {', '.join(CHANGES)}")
-    whole, window = window, excerpt(timeline, window)
+    full_window, window = window, excerpt(timeline, window)
     recorded = recorded_schedule(timeline, window)
     if recorded is None or window.duration_ns <= 0:
         return ()
@@ -381,18 +379,18 @@ def predictions(
     error = abs(unchanged - measured) / measured
     if error > LARGEST_ERROR:
         return ()
-    assumed: tuple[str, ...] = ()
+    common_assumptions: tuple[str, ...] = ()
     if step_ns is not None:
         measured = round(step_ns * steps)
         recorded = without_profiler(recorded, measured)
         unchanged = replayed_ns(recorded)
-        assumed = ("without a profiler only the host is faster",)
-    if window is not whole:
+        common_assumptions = ("without a profiler only the host is faster",)
+    if window is not full_window:
         first, last = window.steps[0].index, window.steps[-1].index
-        assumed += (f"modelled on steps {first}–{last}; the others are like them",)
-    found = []
-    asked = dict.fromkeys([*((change,) for change in CHANGES), *((tuple(together),) if together else ())])
-    for changes in asked:
+        common_assumptions += (f"modelled on steps {first}–{last}; the others are like them",)
+    results = []
+    change_sets = dict.fromkeys([*((change,) for change in CHANGES), *((tuple(together),) if together else ())])
+    for changes in change_sets:
         changed = apply(changes, recorded, timeline.trace.capture.devices)
         if changed is None:
             continue
@@ -401,7 +399,7 @@ def predictions(
             predicted = round(predicted * measured / unchanged)  # the GPU itself was faster without the profiler
         if predicted >= min(unchanged * (1 - _LEAST_EFFECT), measured):
             continue
-        found.append(
+        results.append(
             Prediction(
                 change=",".join(changes),
                 measured_ns=measured // steps,
@@ -409,18 +407,18 @@ def predictions(
                 speedup=measured / max(predicted, 1),
                 model_error=error,
                 how="; ".join(CHANGES[change] for change in changes),
-                assumptions=(*changed.assumptions, *assumed),
+                assumptions=(*changed.assumptions, *common_assumptions),
             )
         )
-    return tuple(sorted(found, key=lambda prediction: prediction.predicted_ns))
+    return tuple(sorted(results, key=lambda prediction: prediction.predicted_ns))
 
 
 def excerpt(timeline: Timeline, window: Window) -> Window:
-    """The window, or whole steps from its middle where it holds more work than is worth replaying."""
+    """The window, or whole steps from its middle where it holds too much work to replay."""
     work = timeline.work_in(window).height
-    kept = max(1, len(window.steps) * _REPLAYED_WORK // max(work, 1))
-    if kept >= len(window.steps) or work <= _REPLAYED_WORK:
+    kept_steps = max(1, len(window.steps) * _REPLAYED_WORK // max(work, 1))
+    if kept_steps >= len(window.steps) or work <= _REPLAYED_WORK:
         return window
-    first = (len(window.steps) - kept) // 2
-    steps = window.steps[first : first + kept]
+    first = (len(window.steps) - kept_steps) // 2
+    steps = window.steps[first : first + kept_steps]
     return replace(window, start_ns=steps[0].start_ns, end_ns=steps[-1].end_ns, steps=steps)

@@ -1,4 +1,4 @@
-"""Quality notes: what a profile cannot tell, and what makes its numbers doubtful. Every report opens with them."""
+"""Quality notes: missing data in a profile and reasons to doubt its numbers. Every report opens with them."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ from warplens.profile.trace import worst_first
 
 # --- Training steps that did not finish ---
 #
-# What gives them away, in the GPU work of the step: * it runs a forward pass and hardly anything besides: no backward
-# pass, under that name or without a name, or the begin of one and no optimizer; * its optimizer range holds no GPU
-# work, because optimizers skip parameters that got no gradient; * it is shorter than the shortest forward pass of the
-# profile; * an allocation failed in it for lack of memory, and no backward pass followed.
+# Signs of it:
+# * the step runs a forward pass and hardly anything else on the GPU: no backward pass, under that name or without a
+#   name, or the begin of one and no optimizer;
+# * its optimizer range holds no GPU work, because optimizers skip parameters that got no gradient;
+# * it is shorter than the shortest forward pass of the profile;
+# * an allocation failed in it for lack of memory, and no backward pass followed.
 
-#: A backward pass costs about twice its forward pass (two matrix products for each of the forward's). Less than this
-#: part of it is what a loss or a memory fill leaves behind, not a backward pass.
+#: A backward pass costs about twice its forward pass (two matrix products for each of the forward's). GPU time below
+#: this share of it is a loss or a memory fill, not a backward pass.
 _BACKWARD_OF_FORWARD: Final = 0.1
 
 #: With gradient accumulation only every second, fourth, … step updates the weights: a step without optimizer work is
-#: conspicuous only where more than this share of the steps has some.
+#: suspicious only where more than this share of the steps has some.
 _USUAL: Final = 0.5
 
 
 @dataclass(frozen=True)
 class AbortedStep:
-    """A training step that cannot stand for the workload."""
+    """A training step that did not finish and does not represent the workload."""
 
     step: Step  #: the step; the whole window, with index 0, where the profile has no steps
     reasons: tuple[str, ...]  #: sentences for people, at least one
@@ -52,95 +54,96 @@ class AbortedStep:
 def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]:
     """The steps of the window that began to train and did not finish, with the reasons.
 
-    Only profiles whose ranges name a backward pass or an optimizer can tell. Where no steps were found, the window as a
-    whole is judged, if it names a backward pass: compilers and libraries have ranges called after optimizers, too.
+    This needs ranges that name a backward pass or an optimizer. Where no steps were found, the window as a whole is
+    judged, if it names a backward pass: compilers and libraries have ranges named after optimizers, too.
     """
     begins, shortest_forward_ns = _phase_ranges(timeline)
     if not len(begins["backward"]) and not (window.steps and len(begins["optimizer"])):
         return ()
-    window = replace(window, range_name=None)  # a step is judged by all of its work, whichever part is asked about
+    window = replace(window, range_name=None)  # a step is judged by all of its work, not only that of the range
     steps = window.steps or (Step(0, window.start_ns, window.end_ns),)
-    gpu = phase_steps(timeline, replace(window, steps=steps))
+    phase_times = phase_steps(timeline, replace(window, steps=steps))
     all_steps = timeline.steps.steps or steps
-    of_profile = gpu
+    all_phase_times = phase_times
     if all_steps != steps:
-        of_profile = phase_steps(timeline, replace(window, kind="all", steps=all_steps))
-    updates_usually = bool((of_profile["optimizer_ns"] > 0).mean() > _USUAL)  # type: ignore[operator]
+        all_phase_times = phase_steps(timeline, replace(window, kind="all", steps=all_steps))
+    updates_usually = bool((all_phase_times["optimizer_ns"] > 0).mean() > _USUAL)  # type: ignore[operator]
     usual_update = updates_usually and len(begins["optimizer"]) > 0
     begins[_OUT_OF_MEMORY] = out_of_memory_ns(timeline)
-    edges = np.array([(step.start_ns, step.end_ns) for step in steps], dtype=np.int64)
-    held = {what: np.diff(np.searchsorted(when, edges), axis=1)[:, 0] > 0 for what, when in begins.items()}
-    found = []
-    for place, (step, row) in enumerate(zip(steps, gpu.iter_rows(named=True), strict=True)):
-        reasons = [*_reasons(row, {what for what, begun in held.items() if begun[place]}, usual_update)]
+    step_edges = np.array([(step.start_ns, step.end_ns) for step in steps], dtype=np.int64)
+    happens_in = {part: np.diff(np.searchsorted(when, step_edges), axis=1)[:, 0] > 0 for part, when in begins.items()}
+    aborted = []
+    for row_number, (step, times) in enumerate(zip(steps, phase_times.iter_rows(named=True), strict=True)):
+        reasons = [*_reasons(times, {part for part, begun in happens_in.items() if begun[row_number]}, usual_update)]
         if shortest_forward_ns is not None and step.duration_ns < shortest_forward_ns:
             reasons.append("it is shorter than the shortest forward pass of the profile")
         if reasons:
-            found.append(AbortedStep(step, tuple(reasons)))
-    return tuple(found)
+            aborted.append(AbortedStep(step, tuple(reasons)))
+    return tuple(aborted)
 
 
 def out_of_memory_ns(timeline: Timeline) -> Int64s:
-    """When calls that ask for memory failed for lack of it, in order of time."""
+    """Sorted times at which allocations failed for lack of memory."""
     calls = timeline.trace.api_calls
     failed = (api_kinds(calls["name"]) == "allocation") & (calls["return_value"] == OUT_OF_MEMORY)
     return np.sort(calls["start_ns"].filter(failed).to_numpy())
 
 
-#: What a step may hold besides ranges named after phases: operators inside a range of the optimizer (it ran, on the
-#: host where it has no work on the GPU), and allocations that failed.
+#: Events of a step besides ranges named after phases: operators inside a range of the optimizer (it ran, on the host
+#: where it has no work on the GPU), and failed allocations.
 _ON_HOST: Final = "operators of the optimizer"
 _OUT_OF_MEMORY: Final = "out of memory"
 
 
-def _reasons(gpu: dict[str, int], holds: set[str], usual_update: bool) -> Iterator[str]:
-    """Why a step is not whole, by the GPU time of its phases and what begins in it."""
-    forward, backward, optimizer, unnamed = (gpu[f"{phase}_ns"] for phase in (*PHASES, "none"))
-    # A step between training steps that neither has nor announces backward and optimizer work evaluates.
-    if backward or optimizer or holds & {"backward", "optimizer"}:
-        # What follows the backward pass did not fail, and ran: a forward pass may do what needs no gradient.
-        followed = optimizer > 0 and _OUT_OF_MEMORY not in holds
-        if forward and not (backward and followed) and backward + unnamed < _BACKWARD_OF_FORWARD * forward:
+def _reasons(phase_times: dict[str, int], events: set[str], usual_update: bool) -> Iterator[str]:
+    """Why a step is incomplete, from the GPU time of its phases and the events in it."""
+    forward, backward, optimizer, outside = (phase_times[f"{phase}_ns"] for phase in (*PHASES, "none"))
+    # A step between training steps without backward and optimizer work, and without their ranges, is an evaluation.
+    if backward or optimizer or events & {"backward", "optimizer"}:
+        # Where the work after the backward pass ran and did not fail, a forward pass without gradients is not
+        # suspicious.
+        completed = optimizer > 0 and _OUT_OF_MEMORY not in events
+        if forward and not (backward and completed) and backward + outside < _BACKWARD_OF_FORWARD * forward:
             began = f"its backward pass stopped after {100 * backward / forward:.0f} % of the forward pass's GPU time"
             yield began if backward else "it has a forward pass, but no backward work on the GPU"
-        on_host = _ON_HOST in holds and _OUT_OF_MEMORY not in holds  # its parameters are kept there
-        if not optimizer and not on_host and ("optimizer" in holds or usual_update):
+        on_host = _ON_HOST in events and _OUT_OF_MEMORY not in events  # the parameters are kept on the host
+        if not optimizer and not on_host and ("optimizer" in events or usual_update):
             yield "its optimizer has no work on the GPU"
-    elif forward and _OUT_OF_MEMORY in holds:
+    elif forward and _OUT_OF_MEMORY in events:
         yield "an allocation failed in it, and no backward pass followed"
 
 
 def _phase_ranges(timeline: Timeline) -> tuple[dict[str, Int64s], int | None]:
-    """Begins of the outermost ranges named after each phase and of operators of the optimizer; the shortest forward."""
+    """Begins of each phase's outermost ranges and of the optimizer's operators; the shortest forward range."""
     ranges = timeline.trace.ranges
-    number = {phase: position for position, phase in enumerate(PHASES, start=1)}
-    label = name_labels(ranges["name"], lambda name: number.get(phase_of_name(name), 0))
-    # The entry at the end answers for "no parent".
-    above = np.r_[label, 0][ranges["parent"].fill_null(NO_RANGE).to_numpy()]
-    inside = (label > 0) & (above == label)
+    phase_numbers = {phase: position for position, phase in enumerate(PHASES, start=1)}
+    label = name_labels(ranges["name"], lambda name: phase_numbers.get(phase_of_name(name), 0))
+    # The last entry stands for "no parent".
+    parent_label = np.r_[label, 0][ranges["parent"].fill_null(NO_RANGE).to_numpy()]
+    nested = (label > 0) & (parent_label == label)
     starts, ends = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
-    begins = {phase: np.sort(starts[(label == code) & ~inside]) for phase, code in number.items()}
-    operators = (ranges["kind"] == "cpu-op").to_numpy() & (above == number["optimizer"])
-    lasting = (ends - starts)[(label == number["forward"]) & ~inside & (ends > starts)]
-    return {**begins, _ON_HOST: np.sort(starts[operators])}, int(lasting.min()) if len(lasting) else None
+    begins = {phase: np.sort(starts[(label == code) & ~nested]) for phase, code in phase_numbers.items()}
+    operators = (ranges["kind"] == "cpu-op").to_numpy() & (parent_label == phase_numbers["optimizer"])
+    lengths = (ends - starts)[(label == phase_numbers["forward"]) & ~nested & (ends > starts)]
+    return {**begins, _ON_HOST: np.sort(starts[operators])}, int(lengths.min()) if len(lengths) else None
 
 
-#: Migrations for this share of a window are what a finding costs that is raised.
+#: From this share of a window on, migrations cost as much as a finding that is raised.
 _MIGRATION_SHARE: Final = 0.02
 
 #: Every launch has its API call in a complete capture; a few at the edges of the recording may miss theirs.
 _COMPLETE_LAUNCH_SHARE: Final = 0.99
 
-#: No work begins before its launch: a few that seem to are the last digit of a clock, more are two clocks.
+#: No work begins before its launch: a few that seem to are within clock resolution; more mean that the clocks differ.
 _EARLY_SHARE: Final = 0.01
 
 #: Work outside all ranges is normal around a loop; beyond this share of the GPU time, tables by range mislead.
 _OUTSIDE_RANGES_SHARE: Final = 0.05
 
-#: Ranges that leave out more than this say little about the program.
+#: Ranges that leave out more than this share say little about the program.
 _MOSTLY: Final = 0.5
 
-#: A median of three is the least that one disturbed step cannot move to itself.
+#: A median of three is the smallest that one disturbed step cannot determine.
 _STEPS_FOR_SPREAD: Final = 3
 
 #: Repetitions of one workload run the same kernels; beyond this difference the steps are not comparable (other sequence
@@ -150,21 +153,21 @@ _SAME_KERNELS_SHARE: Final = 0.05
 #: Below this share of the busy time, hidden graph interiors change no ranking.
 _HIDDEN_SHARE: Final = 0.01
 
-#: Profilers cost some percent of host time in any case; beyond this the host side of the budget is the profiler's.
+#: Profilers always cost some percent of host time; beyond this share the host side of the budget is the profiler's.
 _OVERHEAD_SHARE: Final = 0.05
 
 #: The largest part of the GPU time that may stay without a category before "other" hides an answer.
 _UNCLASSIFIED_SHARE: Final = 0.05
 
 
-#: Less of the backward pass linked to forward operators than this is worth knowing.
+#: Below this linked share of the backward pass a note is given.
 _LINKED_SHARE: Final = 0.95
 
 
 def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
-    """What the reader noticed and what the analyses can tell about the window, worst first.
+    """Notes of the reader and of the analyses about the window, worst first.
 
-    A profile in which nothing is doubtful gives no notes.
+    A profile without any doubt gives no notes.
     """
     found: list[Note] = []
     if timeline.trace.has_device_work:
@@ -180,25 +183,27 @@ def quality_notes(timeline: Timeline, window: Window) -> tuple[Note, ...]:
             _contents,
         ):
             found.extend(check(timeline, window))
-    # An analysis knows more about a matter that the reader noticed, too: what it means for the window.
+    # An analysis knows more about a problem that the reader noticed, too: its effect on the window.
     codes = {note.code for note in found}
-    noticed = [note for note in timeline.trace.capture.notes if note.code not in codes]
-    return worst_first([*noticed, *found])
+    reader_notes = [note for note in timeline.trace.capture.notes if note.code not in codes]
+    return worst_first([*reader_notes, *found])
 
 
 def _aborted(timeline: Timeline, window: Window) -> Iterator[Note]:
     if any(note.level is NoteLevel.BLOCKING for note in timeline.trace.capture.notes):
         return  # where kernels were lost, a step that lacks some proves nothing about the program
-    found = aborted_steps(timeline, window)
-    if not found:
+    unfinished = aborted_steps(timeline, window)
+    if not unfinished:
         return
-    every = len(found) >= len(window.steps)
-    reasons = "; ".join(dict.fromkeys(reason for aborted in found for reason in aborted.reasons))
-    which = "The only step" if every and len(found) == 1 else f"{len(found)} of {len(window.steps)} steps"
+    all_steps = len(unfinished) >= len(window.steps)
+    reasons = "; ".join(dict.fromkeys(reason for step in unfinished for reason in step.reasons))
+    subject = (
+        "The only step" if all_steps and len(unfinished) == 1 else f"{len(unfinished)} of {len(window.steps)} steps"
+    )
     yield Note(
         "aborted-step",
-        NoteLevel.BLOCKING if every else NoteLevel.WARNING,
-        f"{which} did not finish ({reasons}): their times are not those of a training step.",
+        NoteLevel.BLOCKING if all_steps else NoteLevel.WARNING,
+        f"{subject} did not finish ({reasons}): their times are not those of a training step.",
         "Look for an out-of-memory error in the program's output, and repeat with a smaller batch or context",
     )
 
@@ -229,19 +234,21 @@ def _hidden_graphs(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 
 def _migrates(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
-    """Which work is a migration of pages of managed memory."""
+    """Mask of the work that is a page migration of managed memory."""
     directions = timeline.trace.copies["direction"].cast(pl.String)
-    unified = directions.str.starts_with("unified-").fill_null(value=False)
-    if not unified.any():
+    is_migration = directions.str.starts_with("unified-").fill_null(value=False)
+    if not is_migration.any():
         return pl.repeat(False, work.height, dtype=pl.Boolean, eager=True)
-    of_copy = unified.gather(pl.select(pl.when(work["kind"] == "copy").then(work["row"]).otherwise(0)).to_series())
-    return (work["kind"] == "copy") & of_copy
+    migrates = is_migration.gather(
+        pl.select(pl.when(work["kind"] == "copy").then(work["row"]).otherwise(0)).to_series()
+    )
+    return (work["kind"] == "copy") & migrates
 
 
-def _of_managed_memory(timeline: Timeline, migrations: pl.DataFrame, window: Window) -> Note:
+def _managed_memory_note(timeline: Timeline, migrations: pl.DataFrame, window: Window) -> Note:
     moved = int(timeline.trace.copies["bytes"].gather(migrations["row"]).sum())
-    spent = total(union(Intervals(migrations["start_ns"].to_numpy(), migrations["end_ns"].to_numpy())))
-    share = spent / max(window.duration_ns, 1)
+    migration_ns = total(union(Intervals(migrations["start_ns"].to_numpy(), migrations["end_ns"].to_numpy())))
+    share = migration_ns / max(window.duration_ns, 1)
     return Note(
         "managed-memory",
         NoteLevel.WARNING if share > _MIGRATION_SHARE else NoteLevel.INFO,
@@ -256,10 +263,10 @@ def _launches(timeline: Timeline, window: Window) -> Iterator[Note]:
     work = timeline.work_in(window)
     migrates = _migrates(timeline, work)
     if migrates.any():
-        yield _of_managed_memory(timeline, work.filter(migrates), window)
-        # No call launches them: host or GPU ask for a page when they touch it.
+        yield _managed_memory_note(timeline, work.filter(migrates), window)
+        # No call launches them: host or GPU request a page when they touch it.
         work = work.filter(~migrates)
-    known = 1 - work["api_row"].null_count() / max(work.height, 1)
+    known_share = 1 - work["api_row"].null_count() / max(work.height, 1)
     if work.height and not timeline.trace.api_calls.height:
         yield Note(
             "no-api-calls",
@@ -267,23 +274,23 @@ def _launches(timeline: Timeline, window: Window) -> Iterator[Note]:
             "No CUDA API calls were recorded: what launched the work, and why the GPU was idle, is unknown.",
             timeline.trace.capture.recorder.remedies.get("no-api-calls"),
         )
-    elif known < _COMPLETE_LAUNCH_SHARE:
+    elif known_share < _COMPLETE_LAUNCH_SHARE:
         yield Note(
             "unknown-launches",
             NoteLevel.WARNING,
-            f"The launching API call, and with it range and idle cause, is known for only {100 * known:.1f} % of "
+            f"The launching API call, and with it range and idle cause, is known for only {100 * known_share:.1f} % of "
             "the GPU work.",
             "Record from the program's start, and look for dropped events in the profiler's messages",
         )
-    early = (work["launch_start_ns"] - work["start_ns"]).drop_nulls()
-    before = early.filter(early > 0)
-    if before.len() > _EARLY_SHARE * early.len():
-        most = max(int(before.max()), 0)  # type: ignore[arg-type]
+    lead_ns = (work["launch_start_ns"] - work["start_ns"]).drop_nulls()
+    early = lead_ns.filter(lead_ns > 0)
+    if early.len() > _EARLY_SHARE * lead_ns.len():
+        largest_ns = max(int(early.max()), 0)  # type: ignore[arg-type]
         yield Note(
             "clocks-apart",
             NoteLevel.WARNING,
-            f"{100 * before.len() / early.len():.1f} % of the GPU work begins before the call that launched it, by up "
-            f"to {most / 1e3:,.1f} µs: the clocks of host and GPU disagree, and queue times, waits and idle "
+            f"{100 * early.len() / lead_ns.len():.1f} % of the GPU work begins before the call that launched it, by up "
+            f"to {largest_ns / 1e3:,.1f} µs: the clocks of host and GPU disagree, and queue times, waits and idle "
             "causes are wrong by as much.",
             "Record again, for a shorter time, and do not change the machine's clock meanwhile",
         )
@@ -301,7 +308,7 @@ def _ranges(timeline: Timeline, window: Window) -> Iterator[Note]:
     coverage = range_coverage(timeline, window)
     if not coverage.total_ns:
         return
-    # Work whose launch is not in the profile lies in no range that is known of; `_launches` tells of it.
+    # Work whose launch is not in the profile lies in no known range; `_launches` reports it.
     work = timeline.work_in(window)
     unlaunched = int((work["end_ns"] - work["start_ns"]).filter(work["api_row"].is_null()).sum())
     outside = (coverage.unattributed_ns - unlaunched) / coverage.total_ns
@@ -344,7 +351,7 @@ def _backward(timeline: Timeline, window: Window) -> Iterator[Note]:
 def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
     count = len(window.steps)
     if not count:
-        # Whoever asked for all of the profile, or for a part of it, knows that it is not cut into steps.
+        # A user who asked for all of the profile, or for an explicit part, knows that it is not divided into steps.
         asked_for = window.kind in ("all", "explicit")
         yield Note(
             "no-steps",
@@ -373,8 +380,8 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:
     overhead = timeline.trace.profiler_overhead
-    spent = total(union(clip(Intervals.of(overhead), window.start_ns, window.end_ns)))
-    share = spent / window.duration_ns if window.duration_ns > 0 else 0.0
+    overhead_ns = total(union(clip(Intervals.of(overhead), window.start_ns, window.end_ns)))
+    share = overhead_ns / window.duration_ns if window.duration_ns > 0 else 0.0
     if share > _OVERHEAD_SHARE:
         yield Note(
             "profiler-overhead",

@@ -1,9 +1,9 @@
 """Device-projected ranges: the GPU time of an annotated range is the time of the work launched inside it.
 
 A range's own duration on the host says when work was *launched*, not when or how long it ran. Here each piece of GPU
-work belongs to the innermost range of `warplens.analysis.trees`; a range's inclusive time adds that of everything
-inside it, its exclusive time does not. Both are sums of the work's durations; `span_ns` is from the first start to the
-last end (NVIDIA's "projected" time, idle time included).
+work belongs to the innermost range of `warplens.analysis.trees`. A range's inclusive time adds that of everything
+inside it, its exclusive time does not. Both are sums of the work's durations; `span_ns` runs from the first start to
+the last end (NVIDIA's "projected" time, idle time included).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from warplens.analysis.frames import chosen, running_sum, sum_by
+from warplens.analysis.frames import running_sum, select_rows, sum_by
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, depth_first, is_operator, name_paths, nearest
@@ -67,29 +67,29 @@ RANGES = table(
     host_ns="summed duration of the ranges on the host",
 )
 
-#: Columns that speak of GPU work.
-_OF_WORK = ("gpu_ns", "gpu_exclusive_ns", "inferred_ns", "span_ns", "ops", "kernels", "share")
+#: Columns about GPU work.
+_WORK_COLUMNS = ("gpu_ns", "gpu_exclusive_ns", "inferred_ns", "span_ns", "ops", "kernels", "share")
 
-#: Where there is no least or greatest time.
-_NEVER: dict[np.ufunc, int] = {np.minimum: np.iinfo(np.int64).max, np.maximum: np.iinfo(np.int64).min}
+#: Identity elements for minimum and maximum.
+_IDENTITY: dict[np.ufunc, int] = {np.minimum: np.iinfo(np.int64).max, np.maximum: np.iinfo(np.int64).min}
 
 # PyTorch's emit_nvtx appends running numbers and shapes to operator names; they make every instance a name of its own.
 _RUNNING_NUMBERS = lazy_pattern(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
 
 
-#: The number of a step or call behind its name, and that of a layer within a path.
+#: The number of a step or call after its name, and that of a layer within a path.
 _TRAILING_NUMBER = lazy_pattern(r"[#_ :=.-]+\d+$")
 _LAYER = lazy_pattern(r"\.\d+\.")
 
 _PROFILER_STEP = lazy_pattern(r"^ProfilerStep#\d+$")
 
-#: Names read so far are kept, up to a number that only recorded operators with running numbers exceed.
-_REMEMBERED_NAMES = 65_536
+#: Cache size for names; only operators recorded with running numbers exceed it.
+_NAME_CACHE_SIZE = 65_536
 
 
 @dataclass(frozen=True)
 class RangeCoverage:
-    """How much of the GPU work's summed duration belongs to ranges, and by which rule."""
+    """Summed duration of the GPU work attributed to ranges, by rule."""
 
     total_ns: int
     same_thread_ns: int  #: attributed to a range on the launching thread
@@ -120,9 +120,9 @@ def plain_range_name(name: str) -> str:
     return _PROFILER_STEP.sub("ProfilerStep#N", _RUNNING_NUMBERS.sub("", name))
 
 
-@lru_cache(maxsize=_REMEMBERED_NAMES)
+@lru_cache(maxsize=_NAME_CACHE_SIZE)
 def unnumbered_name(name: str) -> str:
-    """The name without what tells steps, calls and layers apart, so that all of them are one place.
+    """The name without the numbers of steps, calls and layers, which then count as one place.
 
     >>> [unnumbered_name(name) for name in ("ProfilerStep#4", "aten::mm, op_id = 7", "step 12", "layers.3.mlp")]
     ['ProfilerStep', 'aten::mm', 'step', 'layers.*.mlp']
@@ -131,7 +131,7 @@ def unnumbered_name(name: str) -> str:
 
 
 def range_coverage(timeline: Timeline, window: Window, *, operators: bool = True) -> RangeCoverage:
-    """How much of the window's GPU work belongs to ranges; without `operators`, to the annotations alone."""
+    """Share of the window's GPU work that belongs to ranges; without `operators`, to the annotations alone."""
     work = _work_of(timeline, window, operators)
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()
     attributed = work["range"].is_not_null().to_numpy()
@@ -142,24 +142,25 @@ def range_coverage(timeline: Timeline, window: Window, *, operators: bool = True
 
 
 def _work_of(timeline: Timeline, window: Window, operators: bool) -> pl.DataFrame:
-    """The window's work; without operators, that of an operator belongs to the annotation around it."""
+    """The window's work. Without `operators`, work of an operator is attributed to the annotation around it."""
     work = timeline.work_in(window)
     annotated = ~is_operator(timeline.trace.ranges)
     if operators or annotated.all():
         return work
-    held = nearest(timeline.forest.parent, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
-    # An operator of another thread lies in what a waiting thread holds open.
-    holder = np.r_[timeline.trace.ranges["thread"].to_numpy(), np.int32(-1)][held]
-    lent = (held != NO_RANGE) & (holder != work["thread"].fill_null(-1).to_numpy())
+    annotation = nearest(timeline.forest.parent, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
+    # An operator of another thread lies in the range that a waiting thread holds open.
+    annotation_thread = np.r_[timeline.trace.ranges["thread"].to_numpy(), np.int32(-1)][annotation]
+    other_thread = (annotation != NO_RANGE) & (annotation_thread != work["thread"].fill_null(-1).to_numpy())
     return work.with_columns(
-        pl.Series("range", held).replace(NO_RANGE, None), pl.Series("inferred", work["inferred"].to_numpy() | lent)
+        pl.Series("range", annotation).replace(NO_RANGE, None),
+        pl.Series("inferred", work["inferred"].to_numpy() | other_thread),
     )
 
 
 def range_instances(timeline: Timeline, window: Window, *, operators: bool = True) -> pl.DataFrame:
     """Every range with GPU work in the window, or begun in it (`INSTANCES`), in the order of `Trace.ranges`.
 
-    Without `operators`, those that a framework's profiler recorded are left out; their work stays in the annotations
+    Without `operators`, ranges recorded by a framework's profiler are left out; their work counts in the annotations
     around them.
     """
     ranges = timeline.trace.ranges
@@ -167,46 +168,49 @@ def range_instances(timeline: Timeline, window: Window, *, operators: bool = Tru
         return INSTANCES.empty()
     forest = timeline.forest
     work = _work_of(timeline, window, operators)
-    attributed = chosen(work.select("range", "start_ns", "end_ns", "inferred", "kind"), work["range"].is_not_null())
-    own = _directly(attributed, ranges.height)
-    own_kernels, own_inferred = (
-        _directly(attributed.filter(which), ranges.height) for which in (pl.col("kind") == "kernel", pl.col("inferred"))
+    attributed = select_rows(
+        work.select("range", "start_ns", "end_ns", "inferred", "kind"), work["range"].is_not_null()
     )
-    held = _contained(ranges, work)
+    direct = _directly(attributed, ranges.height)
+    direct_kernels, direct_inferred = (
+        _directly(attributed.filter(condition), ranges.height)
+        for condition in (pl.col("kind") == "kernel", pl.col("inferred"))
+    )
+    contained = _contained(ranges, work)
     parent, listed = forest.parent, np.ones(ranges.height, dtype=np.bool_)
     if not operators:
         listed = ~is_operator(ranges)
         parent = nearest(parent, listed, parent)
-    gpu = forest.inclusive(own.duration)
-    ops = forest.inclusive(own.ops)
-    # What two crossing ranges share belongs to both, which no tree can say: there, containment in time counts.
-    # So does the time that outermost ranges of other threads bring into a range, at any depth.
-    linked = np.flatnonzero(forest.parent_inferred)
-    lent = sum_by(forest.parent[linked], held.duration[linked], ranges.height)
-    inferred = forest.inclusive(own_inferred.duration + lent)
-    gpu = np.where(forest.crossing, held.duration + inferred, gpu)
-    ops = np.where(forest.crossing, np.maximum(ops, held.ops), ops)
-    first = np.minimum(forest.earliest(own.first), held.first)
-    last = np.maximum(forest.latest(own.last), held.last)
+    gpu_ns = forest.inclusive(direct.duration)
+    ops = forest.inclusive(direct.ops)
+    # Work shared by two crossing ranges belongs to both, which no tree can express: there, containment in time counts.
+    # So does the time that outermost ranges of other threads add to a range, at any depth.
+    crossing_threads = np.flatnonzero(forest.parent_inferred)
+    lent = sum_by(forest.parent[crossing_threads], contained.duration[crossing_threads], ranges.height)
+    inferred = forest.inclusive(direct_inferred.duration + lent)
+    gpu_ns = np.where(forest.crossing, contained.duration + inferred, gpu_ns)
+    ops = np.where(forest.crossing, np.maximum(ops, contained.ops), ops)
+    first = np.minimum(forest.earliest(direct.first), contained.first)
+    last = np.maximum(forest.latest(direct.last), contained.last)
     selected = (ops > 0) & listed
     if window.range_name is None:
-        begun = ranges["start_ns"].to_numpy()
-        selected |= listed & ((window.kind == "all") | ((begun >= window.start_ns) & (begun < window.end_ns)))
+        starts = ranges["start_ns"].to_numpy()
+        selected |= listed & ((window.kind == "all") | ((starts >= window.start_ns) & (starts < window.end_ns)))
     return pl.DataFrame(
         {
             "row": np.arange(ranges.height),
             "parent": parent,
             "host_ns": ranges["end_ns"] - ranges["start_ns"],
-            "gpu_ns": gpu,
-            "gpu_exclusive_ns": own.duration,
-            "inferred_ns": gpu - held.duration,
+            "gpu_ns": gpu_ns,
+            "gpu_exclusive_ns": direct.duration,
+            "inferred_ns": gpu_ns - contained.duration,
             "first_ns": np.where(ops > 0, first, 0),
             "last_ns": np.where(ops > 0, last, 0),
             "span_ns": np.where(ops > 0, last - first, 0),
             "ops": ops,
-            "kernels": forest.inclusive(own_kernels.ops),
-            "same_thread_ops": held.ops,
-            "same_thread_span_ns": np.where(held.ops > 0, held.last - held.first, 0),
+            "kernels": forest.inclusive(direct_kernels.ops),
+            "same_thread_ops": contained.ops,
+            "same_thread_span_ns": np.where(contained.ops > 0, contained.last - contained.first, 0),
         },
         schema=INSTANCES.schema,
     ).filter(pl.Series(selected))
@@ -261,7 +265,7 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree", *, op
         table = table.sort(["gpu_ns", "host_ns", "name"], descending=[True, True, False])
     if timeline.work.height:
         return table
-    return table.with_columns(pl.lit(None).alias(name) for name in _OF_WORK).pipe(RANGES.conform)
+    return table.with_columns(pl.lit(None).alias(name) for name in _WORK_COLUMNS).pipe(RANGES.conform)
 
 
 def projected_spans(timeline: Timeline, rows: Int64s, device: int | None = None) -> Intervals:
@@ -276,18 +280,18 @@ def projected_spans(timeline: Timeline, rows: Int64s, device: int | None = None)
     outermost = np.r_[timeline.forest.outermost_match(label), 0]
     work = timeline.work
     instance = outermost[work["range"].fill_null(NO_RANGE).to_numpy()]
-    mine = instance > 0
+    selected = instance > 0
     if device is not None:
-        mine &= (work["device"] == device).to_numpy()
-    place = instance[mine] - 1
-    first = _extreme(place, work["start_ns"].to_numpy()[mine], len(rows), np.minimum)
-    last = _extreme(place, work["end_ns"].to_numpy()[mine], len(rows), np.maximum)
-    found = last > first
-    return Intervals(first[found], last[found])
+        selected &= (work["device"] == device).to_numpy()
+    instance_row = instance[selected] - 1
+    first = _extreme(instance_row, work["start_ns"].to_numpy()[selected], len(rows), np.minimum)
+    last = _extreme(instance_row, work["end_ns"].to_numpy()[selected], len(rows), np.maximum)
+    not_empty = last > first
+    return Intervals(first[not_empty], last[not_empty])
 
 
 class _Work(NamedTuple):
-    """Per range: how many pieces of work belong to it in some sense, their duration, first begin and last end."""
+    """Per range, in one sense of belonging: number of pieces of work, their duration, first begin and last end."""
 
     ops: Int64s
     duration: Int64s
@@ -296,34 +300,34 @@ class _Work(NamedTuple):
 
 
 def _directly(work: pl.DataFrame, count: int) -> _Work:
-    """Per range: the work that belongs to it directly, not to a range inside it."""
+    """Per range, the work that belongs to it directly, not to a range inside it."""
     owner, start, end = (work[column].to_numpy() for column in ("range", "start_ns", "end_ns"))
     first, last = _extreme(owner, start, count, np.minimum), _extreme(owner, end, count, np.maximum)
     return _Work(np.bincount(owner, minlength=count), sum_by(owner, end - start, count), first, last)
 
 
 def _contained(ranges: pl.DataFrame, work: pl.DataFrame) -> _Work:
-    """Per range: the work launched on its own thread while it was open, whatever else was open."""
+    """Per range, the work launched on its own thread while it was open, regardless of other ranges."""
     ops, duration = np.zeros((2, ranges.height), dtype=np.int64)
-    first, last = (np.full(ranges.height, _NEVER[function]) for function in (np.minimum, np.maximum))
+    first, last = (np.full(ranges.height, _IDENTITY[function]) for function in (np.minimum, np.maximum))
     launched = work.select("process", "thread", "launch_start_ns", "start_ns", "end_ns")
-    launched = chosen(launched, launched["thread"].is_not_null())
+    launched = select_rows(launched, launched["thread"].is_not_null())
     threads = ranges.select("process", "thread").unique().rows()
     for process, thread in threads:
-        here = (pl.col("process") == process) & (pl.col("thread") == thread)
-        mine = chosen(launched, launched.select(here).to_series())
-        if not mine.height:
+        on_thread = (pl.col("process") == process) & (pl.col("thread") == thread)
+        launches = select_rows(launched, launched.select(on_thread).to_series())
+        if not launches.height:
             continue
-        if not mine["launch_start_ns"].is_sorted():
-            mine = mine.sort("launch_start_ns", maintain_order=True)
-        rows = np.flatnonzero(ranges.select(here).to_series().to_numpy())
-        when = mine["launch_start_ns"].to_numpy()
-        low = np.searchsorted(when, ranges["start_ns"].to_numpy()[rows], side="left")
-        high = np.searchsorted(when, ranges["end_ns"].to_numpy()[rows], side="left")
+        if not launches["launch_start_ns"].is_sorted():
+            launches = launches.sort("launch_start_ns", maintain_order=True)
+        rows = np.flatnonzero(ranges.select(on_thread).to_series().to_numpy())
+        launch_times = launches["launch_start_ns"].to_numpy()
+        low = np.searchsorted(launch_times, ranges["start_ns"].to_numpy()[rows], side="left")
+        high = np.searchsorted(launch_times, ranges["end_ns"].to_numpy()[rows], side="left")
         rows, low, high = rows[high > low], low[high > low], high[high > low]
         if not len(rows):
             continue
-        start, end = mine["start_ns"].to_numpy(), mine["end_ns"].to_numpy()
+        start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
         before = running_sum(end - start)
         ops[rows] = high - low
         duration[rows] = before[high] - before[low]
@@ -342,6 +346,6 @@ def _reduce_slices(values: Int64s, low: Int64s, high: Int64s, function: np.ufunc
 
 
 def _extreme(groups: Int64s, values: Int64s, count: int, function: np.ufunc) -> Int64s:
-    best = np.full(count, _NEVER[function], dtype=np.int64)
+    best = np.full(count, _IDENTITY[function], dtype=np.int64)
     function.at(best, groups, values)
     return best

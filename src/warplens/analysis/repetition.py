@@ -1,9 +1,9 @@
-"""Repetition in a sequence of launches, and what marks a step: which of the things that repeat are steps, and how sure.
+"""Repetition in a sequence of launches, and the evidence for which repetitions are steps.
 
-Without annotated ranges a program's steps show only in what repeats. Layers repeat, too. What tells the two apart is
-where the program pauses: a step ends where the host reads back, waits, or prepares the next input, so that the pauses
-between steps stand out from those inside. Where nothing stands out, a repetition is called a guess. Surer marks are
-passes of the optimizer, requests to the data loader, ranges of warm-up, phases and modules.
+Without annotated ranges a program's steps show only in what repeats. Layers repeat, too. The two are told apart by
+pauses: a step ends where the host reads back, waits, or prepares the next input, so that the pauses between steps stand
+out from those inside. Without such evidence, a repetition is only a guess. Stronger evidence comes from passes of the
+optimizer, requests to the data loader, ranges of warm-up, phases and modules.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from warplens.profile.schema import Bools, Int64s, name_labels
 
 #: Fewer repetitions than this are no evidence of a loop.
 MIN_REPEATS = 3
-#: How many launches must agree for two places of the sequence to be candidates for the same point of a step.
+#: Number of launches that must agree for two places of the sequence to be candidates for the same point of a step.
 _ANCHOR_LENGTH = 8
 #: Candidate periods that are tried; each costs one pass over the sequence.
 _MAX_CANDIDATES = 64
@@ -33,13 +33,13 @@ _STANDING_OUT_SHARE = 0.75
 _OTHERS_QUANTILE = 0.98
 #: …and if they are this much longer than most others, not merely the upper end of the same noise.
 _STANDING_OUT_FACTOR = 1.5
-#: A rhythm that random pauses would show more often than this is none.
+#: A rhythm that random pauses would show with more than this probability does not count.
 _BY_CHANCE = 1e-4
 #: Pauses this much longer than the others are of another kind (a read-back, an input pipeline), and need fewer turns.
 _FAR_FACTOR = 5.0
 _FAR_BY_CHANCE = 0.005
-#: Pauses are of two kinds if the gap between them is this many times as wide as either kind: a handful of random ones
-#: that fall into two groups, and one of them into each turn, hardly ever leaves such a gap.
+#: Pauses are of two kinds if the gap between the kinds is this many times as wide as either kind: a handful of random
+#: pauses that fall into two groups, with one of the larger ones in each turn, hardly ever leaves such a gap.
 _KINDS_APART = 2.0
 #: A distance this many times as large as the next smaller one is of another kind.
 _NOT_CLOSE = 2.0
@@ -67,7 +67,7 @@ def longest_repetition(codes: Int64s) -> tuple[int, int, int]:
 
 
 def repetitions_per_step(pauses: Int64s) -> tuple[int, int]:
-    """How many repetitions make a step, and how many precede the first whole step, from the pauses between them.
+    """Number of repetitions in a step, and of those before the first whole step, from the pauses between them.
 
     Rhythms may be nested (layer, micro-batch, step): the coarsest that stands out counts.
 
@@ -75,7 +75,7 @@ def repetitions_per_step(pauses: Int64s) -> tuple[int, int]:
         pauses: before each repetition but the first, in any unit of time.
 
     Returns:
-        (1, 0) where no coarser rhythm stands out: a repetition is a step then, or nothing tells.
+        (1, 0) where no coarser rhythm stands out: then a repetition is a step, or there is no evidence.
     """
     length, before = 1, 0
     while True:
@@ -86,56 +86,55 @@ def repetitions_per_step(pauses: Int64s) -> tuple[int, int]:
 
 
 def _coarser(pauses: Int64s) -> tuple[int, int]:
-    """The shortest rhythm whose pauses stand out: its length, and what precedes its first whole turn."""
+    """The shortest rhythm whose pauses stand out: its length, and the repetitions before its first whole turn."""
     count = len(pauses)
     lengths = range(2, min(count + 1, _MAX_REPEATS) // MIN_REPEATS + 1)
     for length in lengths:
-        whole = count // length
-        table = pauses[: whole * length].reshape(whole, length)
+        turns = count // length
+        table = pauses[: turns * length].reshape(turns, length)
         column = int(np.argmax(np.median(table, axis=0)))
         # That the longest pauses lie in one column could be chance: of all ways to choose them, `length` are columns.
-        by_chance = len(lengths) * length / comb(whole * length, whole)
-        marked, others = table[:, column], np.delete(table, column, axis=1).ravel()
-        far = float(np.median(marked)) > _FAR_FACTOR * max(float(np.quantile(others, 0.9)), 1.0)
-        if by_chance < (_FAR_BY_CHANCE if far else _BY_CHANCE) and stand_out(marked, others):
+        chance = len(lengths) * length / comb(turns * length, turns)
+        marked, other_pauses = table[:, column], np.delete(table, column, axis=1).ravel()
+        is_far = float(np.median(marked)) > _FAR_FACTOR * max(float(np.quantile(other_pauses, 0.9)), 1.0)
+        if chance < (_FAR_BY_CHANCE if is_far else _BY_CHANCE) and stand_out(marked, other_pauses):
             return length, (column + 1) % length
-        if whole >= MIN_REPEATS and _two_kinds(marked, others):
+        if turns >= MIN_REPEATS and _two_kinds(marked, other_pauses):
             return length, (column + 1) % length
     return 1, 0
 
 
-def _two_kinds(marked: Int64s, others: Int64s) -> bool:
-    """Whether these pauses are of two kinds: a gap between them that is wide beside what either kind varies."""
-    varies = max(int(np.ptp(marked)), int(np.ptp(others)), 1)
-    return int(marked.min()) - int(others.max()) > _KINDS_APART * varies
+def _two_kinds(marked: Int64s, other_pauses: Int64s) -> bool:
+    """Whether the gap between the two groups of pauses is wide compared with the variation within either."""
+    variation = max(int(np.ptp(marked)), int(np.ptp(other_pauses)), 1)
+    return int(marked.min()) - int(other_pauses.max()) > _KINDS_APART * variation
 
 
 def is_structured(codes: Int64s, period: int) -> bool:
-    """Whether one turn looks like a step: parts that repeat inside it (layers), and parts that it has once.
+    """Whether one turn looks like a step: it has parts that repeat inside it (layers), and parts that occur once.
 
-    A layer has no layers inside. Few launches can look like anything.
+    A layer contains no layers. Few launches can look like anything.
     """
     _, counts = np.unique(codes[:period], return_counts=True)
     return period >= LEAST_STRUCTURE and bool(counts.max() >= MIN_REPEATS) and bool((counts == 1).any())
 
 
 def largest_drop(distances: Int64s) -> int:
-    """The largest of the small distances between places: where, in order of size, the next is most times as large.
+    """The largest of the small distances between places: in sorted order, the one before the largest relative increase.
 
-    Places next to each other are close, whether there are any or not; all are where no distance is twice as large as
-    the one before it.
+    A distance of 1 always counts as small; all distances are small where none is twice as large as the one before it.
     """
     sizes = np.sort(np.r_[1, distances])
     ratios = sizes[1:] / sizes[:-1]
     return int(sizes[np.argmax(ratios)] if len(ratios) and ratios.max() >= _NOT_CLOSE else sizes[-1])
 
 
-def stand_out(pauses: Int64s, others: Int64s) -> bool:
+def stand_out(pauses: Int64s, other_pauses: Int64s) -> bool:
     """Whether these pauses are longer than the others by more than chance."""
-    if not len(others):
+    if not len(other_pauses):
         return False
-    limit = float(np.quantile(others, _OTHERS_QUANTILE))
-    usual = max(float(np.quantile(others, 0.9)), 1.0)
+    limit = float(np.quantile(other_pauses, _OTHERS_QUANTILE))
+    usual = max(float(np.quantile(other_pauses, 0.9)), 1.0)
     exceeding = float(np.mean(pauses > limit))
     return exceeding >= _STANDING_OUT_SHARE and float(np.median(pauses)) > _STANDING_OUT_FACTOR * usual
 
@@ -148,8 +147,8 @@ def _candidate_periods(codes: Int64s) -> list[int]:
     windows = np.lib.stride_tricks.sliding_window_view(codes, length)
     # Anchors spread over the sequence: the end (steady state) first, then places before it.
     for anchor in np.unique(np.linspace(len(windows) // 2, len(windows) - 1, 8).astype(np.int64)):
-        same = np.flatnonzero((windows == windows[anchor]).all(axis=1))
-        distances = np.unique(np.abs(same[same != anchor] - anchor))
+        matches = np.flatnonzero((windows == windows[anchor]).all(axis=1))
+        distances = np.unique(np.abs(matches[matches != anchor] - anchor))
         periods.update(int(d) for d in distances[: _MAX_CANDIDATES // 4])
     # Rarely repeated launches (the loss, the optimizer) give the step's own period among few distances.
     periods.update(_distances_of_rarest(codes))
@@ -158,7 +157,7 @@ def _candidate_periods(codes: Int64s) -> list[int]:
 
 
 def _distances_of_rarest(codes: Int64s) -> set[int]:
-    """Distances between repetitions of the launches that repeat least often, once or twice a step."""
+    """Distances between the launches that repeat least often, once or twice per step."""
     _, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
     order = np.argsort(counts, kind="stable")
     repeated = order[counts[order] >= MIN_REPEATS][: _MAX_CANDIDATES // 4]
@@ -168,8 +167,8 @@ def _distances_of_rarest(codes: Int64s) -> set[int]:
         gaps = np.diff(places)
         common, frequency = np.unique(gaps, return_counts=True)
         distances.update(common[np.argsort(-frequency, kind="stable")[:2]].tolist())
-        pairs = np.unique(places[2:] - places[:-2])
-        distances.update(pairs[:2].tolist())
+        double_gaps = np.unique(places[2:] - places[:-2])
+        distances.update(double_gaps[:2].tolist())
     return distances
 
 
@@ -186,8 +185,8 @@ def _longest_run(equal: npt.NDArray[np.bool_]) -> tuple[int, int]:
 #: Steps and passes launch about the same amount of work: within this share of the median.
 ALIKE_TOLERANCE = 0.1
 
-#: Of two steps one may be slow, but not so many times as long as the other.
-_UNLIKE = 3
+#: Of two steps one may be slower than the other, but not by this factor.
+_UNLIKE_FACTOR = 3
 
 #: A rhythm of waits and copies must hold for this share of the turns.
 MOST_TURNS = 0.8
@@ -206,7 +205,7 @@ def optimizer_ends(trace: Trace, calls: pl.DataFrame) -> Int64s:
         rarest = named["name"].value_counts(sort=True)["name"][-1]
         ends = named.filter(pl.col("name") == rarest)["end_ns"].sort().to_numpy()
         return np.unique(np.searchsorted(calls["launch_start_ns"].to_numpy(), ends) - 1).clip(0)
-    places = np.flatnonzero(_optimizing(trace, calls))
+    places = np.flatnonzero(_launches_optimizer(trace, calls))
     if not len(places):
         return places
     # Its launches lie close together; forward and backward pass make the distances from one pass to the next.
@@ -215,8 +214,8 @@ def optimizer_ends(trace: Trace, calls: pl.DataFrame) -> Int64s:
     return last_of_each
 
 
-def _optimizing(trace: Trace, calls: pl.DataFrame) -> Bools:
-    """Which calls launch a kernel of an optimizer."""
+def _launches_optimizer(trace: Trace, calls: pl.DataFrame) -> Bools:
+    """Mask of the calls that launch an optimizer kernel."""
     kernel = (calls["kind"] == "kernel").to_numpy()
     optimizing = np.zeros(calls.height, dtype=np.bool_)
     if trace.kernels.height:
@@ -226,25 +225,28 @@ def _optimizing(trace: Trace, calls: pl.DataFrame) -> Bools:
 
 
 def alike(calls: pl.DataFrame, trace: Trace, passes: Int64s) -> bool:
-    """Whether the passes of the optimizer are alike, but for the first and last, which a recording may cut.
+    """Whether the optimizer's passes are alike, except the first and last, which a recording may cut.
 
     Parts of one pass that lie far apart, such as those for weights and for norms, are not.
     """
-    apart = np.diff(calls["start_ns"].to_numpy()[passes])
-    if len(apart) < MIN_REPEATS and apart.max() > _UNLIKE * apart.min():
+    distances = np.diff(calls["start_ns"].to_numpy()[passes])
+    if len(distances) < MIN_REPEATS and distances.max() > _UNLIKE_FACTOR * distances.min():
         return False
-    before = np.r_[0, np.cumsum(_optimizing(trace, calls))]
-    launched = np.diff(before[np.r_[0, passes + 1]])[1:-1]
-    usual = float(np.median(launched)) if len(launched) else 0.0
-    return usual == 0 or float(np.mean(np.abs(launched - usual) <= ALIKE_TOLERANCE * usual)) >= MOST_TURNS
+    launched_before = np.r_[0, np.cumsum(_launches_optimizer(trace, calls))]
+    launches_per_pass = np.diff(launched_before[np.r_[0, passes + 1]])[1:-1]
+    usual_launches = float(np.median(launches_per_pass)) if len(launches_per_pass) else 0.0
+    return (
+        usual_launches == 0
+        or float(np.mean(np.abs(launches_per_pass - usual_launches) <= ALIKE_TOLERANCE * usual_launches)) >= MOST_TURNS
+    )
 
 
 def batches(trace: Trace, calls: pl.DataFrame) -> Int64s:
     """The place in the sequence of the first launch after each request for a batch."""
-    asked = _annotated(trace, _NEXT_BATCH)["start_ns"].sort().to_numpy()
-    if not len(asked) or calls["launch_start_ns"].null_count():
+    request_times = _annotated(trace, _NEXT_BATCH)["start_ns"].sort().to_numpy()
+    if not len(request_times) or calls["launch_start_ns"].null_count():
         return np.empty(0, dtype=np.int64)
-    places = np.unique(np.searchsorted(calls["launch_start_ns"].to_numpy(), asked))
+    places = np.unique(np.searchsorted(calls["launch_start_ns"].to_numpy(), request_times))
     return places[places < calls.height]
 
 
@@ -255,29 +257,29 @@ def _annotated(trace: Trace, prefix: str) -> pl.DataFrame:
 
 
 def launched_in_warmup(calls: pl.DataFrame, trace: Trace, forest: RangeForest) -> Bools:
-    """Which launches a range called "warm-up" holds."""
-    held = np.r_[forest.outermost_match(warmup_labels(trace.ranges)) > 0, False]
-    inside: Bools = held[calls["range"].fill_null(NO_RANGE).to_numpy()]
-    return inside
+    """Mask of the launches inside a range named "warm-up"."""
+    in_warmup = np.r_[forest.outermost_match(warmup_labels(trace.ranges)) > 0, False]
+    launched: Bools = in_warmup[calls["range"].fill_null(NO_RANGE).to_numpy()]
+    return launched
 
 
 def warmup_labels(ranges: pl.DataFrame) -> Int64s:
-    """1 for each range that is called "warm-up", 0 for others."""
+    """1 for each range named "warm-up", 0 for others."""
     return name_labels(ranges["name"], is_warmup_name)
 
 
 def inside_one_part(launches: pl.DataFrame, trace: Trace, forest: RangeForest) -> bool:
-    """Whether one range called after a phase holds all these launches: then they repeat by layer, not by step."""
+    """Whether one range named after a phase holds all these launches: then they repeat by layer, not by step."""
     if not trace.ranges.height:
         return False
-    part = name_labels(trace.ranges["name"], lambda name: phase_of_name(name) != NO_PHASE)
-    number = part * np.arange(1, trace.ranges.height + 1)
-    held = np.r_[forest.outermost_match(number), 0][launches["range"].fill_null(NO_RANGE).to_numpy()]
-    return bool(held[0] > 0 and np.all(held == held[0]))
+    is_phase = name_labels(trace.ranges["name"], lambda name: phase_of_name(name) != NO_PHASE)
+    number = is_phase * np.arange(1, trace.ranges.height + 1)
+    phase_range = np.r_[forest.outermost_match(number), 0][launches["range"].fill_null(NO_RANGE).to_numpy()]
+    return bool(phase_range[0] > 0 and np.all(phase_range == phase_range[0]))
 
 
 def inside_one_module(launches: pl.DataFrame, trace: Trace) -> bool:
-    """Whether one call of a `torch.nn` module launched all of this: then its layers repeat."""
+    """Whether one call of a `torch.nn` module launched all of these: then its layers repeat."""
     if not trace.python_functions.height or launches["launch_start_ns"].null_count():
         return False
     from warplens.analysis.operators.places import python_frames
@@ -288,5 +290,5 @@ def inside_one_module(launches: pl.DataFrame, trace: Trace) -> bool:
     )
     number = np.where(frames.is_module, np.arange(1, len(frames.is_module) + 1), 0)
     outermost = np.r_[Forest.of(frames.parent).outermost_match(number), 0]
-    held = outermost[frames.running(process, thread, when)]
-    return bool(held[0] > 0 and np.all(held == held[0]))
+    module_call = outermost[frames.running(process, thread, when)]
+    return bool(module_call[0] > 0 and np.all(module_call == module_call[0]))

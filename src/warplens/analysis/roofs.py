@@ -1,13 +1,13 @@
-"""Practical roofs: how long well-shaped work of a kind takes on a GPU, beside what the data sheet promises.
+"""Practical roofs: the time of well-shaped work of a kind on a GPU, beside the data sheet's peaks.
 
-A data sheet's peaks are reached by nothing. What a kernel can be held against is the time that the best kernels of its
+No kernel reaches the peaks of a data sheet. The practical roof of a kernel is the time that the best kernels of its
 kind take for as much work of about this shape:
 
     time = max(FLOPs / practical FLOP rate, bytes / practical bandwidth), and never less than the shortest kernel
 
 Rates come from a table measured on a GPU of that name (`data/roofs`, made by `benchmarks.roofs.measure`): the
 well-shaped entries that are nearest in size, so that small work has a lower roof. For any other GPU they are the data
-sheet's peaks times the stated factors of `STATED`, which the table of the H200 gives.
+sheet's peaks times the stated factors of `STATED`, which are taken from the table of the H200.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import Any, Final
 from warplens.profile import Device
 from warplens.profile.peaks import Peaks, peaks_of
 
-#: Formats that tensor cores multiply; the first one that a GPU has is what its products are made for.
+#: 16-bit formats of tensor cores; the first one that a GPU supports is its native format for products.
 NARROW: Final = ("bf16", "fp16")
 
-#: Shares of the data sheet's peak that well-shaped kernels reach at large sizes, where no table was measured.
+#: Shares of the data sheet's peak reached by well-shaped kernels at large sizes, where no table was measured.
 STATED: Final = {
     "gemm": 0.75,  # large products by cuBLAS: 0.7–0.8 at the clock that the power limit leaves
     "vector": 0.80,  # fp32 products on the vector units
@@ -44,12 +44,12 @@ STATED: Final = {
     "optimizer": 0.80,
 }
 
-#: No kernel takes less: CUPTI shows 0.75–0.93 µs for the smallest ones on an H200.
+#: The shortest kernels: CUPTI shows 0.75–0.93 µs for the smallest ones on an H200.
 SHORTEST_NS: Final = 900.0
-#: Time that a kernel takes on top of size ÷ rate where only a rate is known: filling and draining the GPU.
+#: Time that a kernel takes in addition to size ÷ rate where only a rate is known: filling and draining the GPU.
 _RAMP_NS: Final = 2_000.0
 
-#: Entries whose rate is taken together: the nearest in size.
+#: Number of nearest entries (by size) whose rates are combined.
 _NEIGHBOURS: Final = 3
 
 #: Kinds of the table by family of work.
@@ -65,27 +65,27 @@ _MEMORY_KINDS: Final = {
 }
 
 
-#: Kinds whose operations are different things: no sort is as fast as a scan.
-_ITS_OWN: Final = ("sort",)
-#: Bytes of a number.
+#: Kinds whose operations have different roofs: no sort is as fast as a scan.
+_PER_OPERATION_KINDS: Final = ("sort",)
+#: Bytes of an element.
 ITEM: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 
 @dataclass(frozen=True)
 class Task:
-    """One piece of work that a kernel, or the kernels of one operator, had to do."""
+    """The work of one kernel, or of the kernels of one operator."""
 
     family: str  #: kind of work, as `warplens.analysis.work` names families
-    #: flops, bytes: the least that it takes; 0 for what does not count, None for what is not known
+    #: flops, bytes: the minimum required; 0 for what does not apply, None for unknown
     flops: float | None
     bytes: float | None
     dtype: str | None = None  #: format of the operands (`bf16`, `tf32`, `fp32`, …); None where it is not known
     tensor_cores: bool | None = None
     backward: bool = False  #: whether it computes gradients (attention and convolution differ there)
-    #: which one of its family, as the table calls it, where it has rates for several; None for any
+    #: operation within its family, as the table names it, where it has separate rates; None for any
     operation: str | None = None
-    #: what is known of the shape: `m`, `n`, `k`, `b` of products; `s`, `d`, `causal` of attention; `in`, `out`, `side`,
-    #: `kernel`, `groups`, `b` of convolutions; `mask` where attention reads one
+    #: known sizes: `m`, `n`, `k`, `b` of products; `s`, `d`, `causal` of attention; `in`, `out`, `side`, `kernel`,
+    #: `groups`, `b` of convolutions; `mask` where attention reads one
     sizes: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -96,7 +96,7 @@ class Roofs:
     gpu: str
     peaks: Peaks
     table: tuple[Mapping[str, Any], ...]  #: measured entries; empty where none were measured on a GPU of that name
-    source: str  #: one sentence for people on where the practical roofs come from
+    source: str  #: source of the practical roofs, one sentence for people
 
     @property
     def measured(self) -> bool:
@@ -105,23 +105,23 @@ class Roofs:
 
     @cached_property
     def narrow(self) -> str | None:
-        """The 16-bit format that the GPU's tensor cores are made for; None where it has none."""
+        """The native 16-bit format of the GPU's tensor cores; None without one."""
         return next((name for name in NARROW if name in self.peaks.flops_per_s), None)
 
     def time_ns(self, task: Task) -> float | None:
-        """The time of this work at its practical roof, for its own size; None where neither side is known."""
+        """Time of this work at its practical roof, for its own size; None where both sides are unknown."""
         times = [self._compute_ns(task, large=False), self._memory_ns(task, large=False)]
         known = [time for time in times if time is not None]
         return max(*known, SHORTEST_NS) if known else None
 
     def large_ns(self, task: Task) -> float | None:
-        """Its time if it were part of larger work of its kind: no ramp, no kernel that is too small for the GPU."""
+        """Its time as part of larger work of its kind: without ramp, and without kernels too small for the GPU."""
         times = [self._compute_ns(task, large=True), self._memory_ns(task, large=True)]
         known = [time for time in times if time is not None]
         return max(known) if known else None
 
     def theoretical_ns(self, task: Task) -> float | None:
-        """Its time at the data sheet's peaks; None where neither side is known."""
+        """Its time at the data sheet's peaks; None where both sides are unknown."""
         rate = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
         times = []
         if task.flops and rate:
@@ -131,14 +131,15 @@ class Roofs:
         return max(times) if times else None
 
     def unaligned_share(self, dtype: str | None, *, legacy: bool = False) -> float | None:
-        """How fast products are whose sizes tensor cores do not like, as a share of well-shaped ones.
+        """Rate of products with sizes unsuitable for tensor cores, as a share of the rate of well-shaped ones.
 
-        Odd sizes fall back to kernels of an older generation (`legacy`), even ones to those of the one after it.
+        Odd sizes fall back to kernels of an older generation (`legacy`), even ones to those of the generation after it.
         """
         large = [entry for entry in self._entries("gemm", dtype) if entry["m"] >= _LARGE]
-        shaped = [float(entry["rate"]) for entry in large if _well_shaped(entry)]
-        others = [float(entry["rate"]) for entry in large if not _well_shaped(entry) and _is_legacy(entry) == legacy]
-        return min(1.0, median(others) / max(shaped)) if shaped and others else None
+        aligned_rates = [float(entry["rate"]) for entry in large if _well_shaped(entry)]
+        same_api = (entry for entry in large if bool(entry.get("legacy")) == legacy)
+        unaligned = [float(entry["rate"]) for entry in same_api if not _well_shaped(entry)]
+        return min(1.0, median(unaligned) / max(aligned_rates)) if aligned_rates and unaligned else None
 
     def _compute_ns(self, task: Task, *, large: bool) -> float | None:
         if not task.flops or task.family not in ("gemm", "convolution", "attention"):
@@ -150,10 +151,11 @@ class Roofs:
         return task.flops / rate * 1e9 + mask + (0.0 if large or self.measured else _RAMP_NS)
 
     def _mask_ns(self, task: Task) -> float:
-        """Reading a mask: an element for each score, once more for each head and sequence that share it.
+        """Time to read a mask: one element per score, once more for each head and sequence that share it.
 
-        From the cache, which is taken to be no faster than a long pass over memory. On an H200 that makes attention
-        with a head size of 64 reach 0.54 of what it does without; cuDNN's and PyTorch's kernels were seen at 0.54–0.64.
+        The mask is read from the cache, which is assumed to be no faster than a long pass over memory. On an H200
+        attention with a head size of 64 then reaches 0.54 of its rate without a mask; cuDNN's and PyTorch's kernels
+        were measured at 0.54–0.64.
         """
         sizes = task.sizes
         if not sizes.get("mask"):
@@ -187,8 +189,9 @@ class Roofs:
             return None
         kind = _MEMORY_KINDS.get(task.family, "elementwise")
         curve = self._curves.get(kind)
-        if curve and task.operation is not None and (kind in _ITS_OWN or not large):
-            # Others of its kind, with fewer accesses, say what a better way to do it would take.
+        if curve and task.operation is not None and (kind in _PER_OPERATION_KINDS or not large):
+            # For large work the best operation of the kind is the limit: it shows what a better implementation would
+            # take.
             curve = self._curves.get(f"{kind} {task.operation}", curve)
         if not curve:
             name = {"norm": "rows", "softmax": "rows", "reduction": "rows"}.get(kind, kind)
@@ -203,30 +206,30 @@ class Roofs:
 
     @cached_property
     def _by_kind(self) -> Mapping[tuple[str, str | None], Sequence[Mapping[str, Any]]]:
-        found: dict[tuple[str, str | None], list[Mapping[str, Any]]] = {}
+        entries: dict[tuple[str, str | None], list[Mapping[str, Any]]] = {}
         for entry in self.table:
             if entry["unit"] == "TFLOP/s":
-                found.setdefault((entry["kind"], entry["dtype"]), []).append(entry)
-        return found
+                entries.setdefault((entry["kind"], entry["dtype"]), []).append(entry)
+        return entries
 
     @cached_property
     def _curves(self) -> Mapping[str, Sequence[tuple[float, float]]]:
-        """By kind, and by kind and operation: bytes and the best bandwidth reached at about that size, rising."""
+        """By kind, and by kind and operation: ascending sizes in bytes, and the best bandwidth at about each size."""
         best: dict[str, dict[int, tuple[float, float]]] = {}
         for entry in self.table:
             if entry["unit"] == "GB/s" and "dtype" in entry:
                 rate = float(entry["rate"]) * 1e9
                 size = rate * float(entry["us"]) / 1e6
-                step = round(math.log2(size))
+                size_class = round(math.log2(size))
                 for key in (entry["kind"], f"{entry['kind']} {entry['op']}"):
                     sizes = best.setdefault(key, {})
-                    if rate > sizes.get(step, (0.0, 0.0))[1]:
-                        sizes[step] = (size, rate)
+                    if rate > sizes.get(size_class, (0.0, 0.0))[1]:
+                        sizes[size_class] = (size, rate)
         return {kind: _rising(sizes) for kind, sizes in best.items()}
 
 
 def _rising(sizes: Mapping[int, tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """The sizes in order; what a smaller one reaches, a larger one reaches as well."""
+    """The sizes in order; a larger size reaches at least the bandwidth of a smaller one."""
     curve, reached = [], 0.0
     for _, (size, rate) in sorted(sizes.items()):
         reached = max(reached, rate)
@@ -234,9 +237,9 @@ def _rising(sizes: Mapping[int, tuple[float, float]]) -> Sequence[tuple[float, f
     return curve
 
 
-#: Products with at least so many rows are large.
+#: Products with at least this many rows are large.
 _LARGE: Final = 1024
-#: Sizes that tensor cores like are multiples of so many elements (16 bytes).
+#: Sizes suitable for tensor cores are multiples of this many elements (16 bytes).
 ALIGNED: Final = {"fp8": 16, "int8": 16, "bf16": 8, "fp16": 8, "tf32": 4}
 
 
@@ -244,44 +247,40 @@ def _well_shaped(entry: Mapping[str, Any]) -> bool:
     multiple = ALIGNED.get(entry["dtype"], 1)
     if entry["kind"] == "attention":
         return int(entry["d"]) % 8 == 0
-    # The number of rows does not matter to the fast kernels, only what lies along memory does.
+    # The number of rows does not matter to the fast kernels, only the sizes contiguous in memory.
     return all(int(entry[size]) % multiple == 0 for size in ("n", "k") if size in entry)
 
 
-def _is_legacy(entry: Mapping[str, Any]) -> bool:
-    return bool(entry.get("legacy"))
-
-
 def _nearby_rate(entries: Sequence[Mapping[str, Any]], task: Task) -> float:
-    """The rate of the nearest entries, the nearer the more it counts; of equally near ones the best."""
+    """The rate of the nearest entries, weighted by nearness; of equally near ones the best."""
     best: dict[float, float] = {}
     for entry in entries:
-        away = round(_DISTANCES[task.family](entry, task.sizes), 3)
-        best[away] = max(best.get(away, 0.0), float(entry["rate"]))
+        distance = round(_DISTANCES[task.family](entry, task.sizes), 3)
+        best[distance] = max(best.get(distance, 0.0), float(entry["rate"]))
     nearest = sorted(best.items())[:_NEIGHBOURS]
-    weights = [1 / (away + 0.1) ** 2 for away, _ in nearest]
+    weights = [1 / (distance + 0.1) ** 2 for distance, _ in nearest]
     return sum(weight * rate for weight, (_, rate) in zip(weights, nearest, strict=True)) / sum(weights)
 
 
-def _apart(first: float, second: float) -> float:
+def _log_distance(first: float, second: float) -> float:
     return abs(math.log2(max(first, 1) / max(second, 1)))
 
 
 def _product_distance(entry: Mapping[str, Any], sizes: Mapping[str, float]) -> float:
     m, n, k = (sizes.get(name, 1) for name in "mnk")
-    batch = _apart(entry.get("b", 1), sizes.get("b", 1)) / 2
-    straight = _apart(entry["m"], m) + _apart(entry["n"], n)
-    turned = _apart(entry["m"], n) + _apart(entry["n"], m)
-    return min(straight, turned) + _apart(entry["k"], k) + batch
+    batch = _log_distance(entry.get("b", 1), sizes.get("b", 1)) / 2
+    same_layout = _log_distance(entry["m"], m) + _log_distance(entry["n"], n)
+    transposed = _log_distance(entry["m"], n) + _log_distance(entry["n"], m)
+    return min(same_layout, transposed) + _log_distance(entry["k"], k) + batch
 
 
 def _attention_distance(entry: Mapping[str, Any], sizes: Mapping[str, float]) -> float:
     causal = 0.0 if bool(entry["causal"]) == bool(sizes.get("causal", 0)) else 4.0
-    return _apart(entry["s"], sizes.get("s", 1)) + 3 * _apart(entry["d"], sizes.get("d", 1)) + causal
+    return _log_distance(entry["s"], sizes.get("s", 1)) + 3 * _log_distance(entry["d"], sizes.get("d", 1)) + causal
 
 
 def _convolution_distance(entry: Mapping[str, Any], sizes: Mapping[str, float]) -> float:
-    return sum(_apart(entry[name], sizes.get(name, 1)) for name in ("b", "in", "out", "side", "kernel"))
+    return sum(_log_distance(entry[name], sizes.get(name, 1)) for name in ("b", "in", "out", "side", "kernel"))
 
 
 _DISTANCES: Final[Mapping[str, Callable[[Mapping[str, Any], Mapping[str, float]], float]]] = {
@@ -292,10 +291,10 @@ _DISTANCES: Final[Mapping[str, Callable[[Mapping[str, Any], Mapping[str, float]]
 
 
 def _time_on(curve: Sequence[tuple[float, float]], size: float) -> float:
-    """Time of one pass over so many bytes, between the two nearest sizes of the curve."""
+    """Time of one pass over this many bytes, interpolated between the two nearest sizes of the curve."""
     times = [(bytes_, bytes_ / rate * 1e9) for bytes_, rate in curve]
     if size <= times[0][0]:
-        # Below the smallest one: a straight line to the shortest kernel.
+        # Below the smallest size: a straight line to the shortest kernel.
         first, time = times[0]
         return SHORTEST_NS + (time - SHORTEST_NS) * size / first if time > SHORTEST_NS else SHORTEST_NS
     for (low, fast), (high, slow) in pairwise(times):
@@ -305,7 +304,7 @@ def _time_on(curve: Sequence[tuple[float, float]], size: float) -> float:
 
 
 def roofs_of(device: Device | None) -> Roofs | None:
-    """The roofs of a GPU; None where nothing about it is known."""
+    """The roofs of a GPU; None where its peaks are unknown."""
     peaks = peaks_of(device)
     if device is None or peaks is None:
         return None
@@ -319,8 +318,8 @@ def roofs_of(device: Device | None) -> Roofs | None:
 
 @cache
 def _tables() -> tuple[tuple[re.Pattern[str], Mapping[str, Any]], ...]:
-    """The measured tables of the package with the names of the GPUs that they hold for."""
+    """The measured tables of the package with patterns of the GPU names that they hold for."""
     stored = files("warplens").joinpath("data", "roofs.json.xz")
     tables = json.loads(lzma.decompress(stored.read_bytes())) if stored.is_file() else []
-    # An NVL card of the same chip has other clocks and bandwidth: the table holds for the very name.
+    # An NVL card of the same chip has other clocks and bandwidth: a table holds only for its exact name.
     return tuple((re.compile(rf"^{re.escape(table['gpu'])}$"), table) for table in tables)

@@ -1,16 +1,16 @@
-"""Steps from what a program launches, where nobody marked them.
+"""Steps from the sequence of launches, where no ranges mark them.
 
 A program's rhythms are nested: tokens or layers in micro-batches in steps in epochs. Which of them is the step is
 judged by evidence, the strongest first:
 
-1. the optimizer: whatever lies between the ends of two of its passes is a step, even if no two steps launch alike;
+1. the optimizer: the work between the ends of two of its passes is a step, even if no two steps launch alike;
 2. a data loader that is asked for the next batch;
 3. a stretch in which the sequence of launches equals itself (`warplens.analysis.repetition`). Its turns are steps if
    they are launches of CUDA graphs, or are built as steps are (layers, and work done once). They may be parts of a step
    if something happens only once in several turns: a longer pause, a wait, a copy.
 
-Turns without an optimizer, beside one that runs elsewhere, are parts of a step, and are not taken for one. Where
-nothing tells, the turns are given and called a guess.
+Turns without an optimizer, beside one that runs elsewhere, are parts of a step, and are not taken for one. Without
+evidence, the turns are returned with low confidence.
 """
 
 from __future__ import annotations
@@ -47,66 +47,66 @@ from warplens.profile.schema import Bools, Int64s, name_categories
 
 #: The repeating stretch must hold this share of the GPU time, or it is only a part of the program.
 _MIN_SEQUENCE_SHARE = 0.5
-#: …and this share before its turns are called steps for their build alone: a step's layers leave more to its other
+#: …and this share before its turns count as steps for their structure alone: a step's layers leave more to its other
 #: parts (embedding, head, loss, optimizer), while start-up and warm-up are short beside a loop worth recording.
-_MOST_OF_IT = 0.8
-#: Two turns are a repetition only if they are all there is.
-_ALL_OF_IT = 0.95
+_STRUCTURED_SHARE = 0.8
+#: Two turns are a repetition only if they make up this share of the launches.
+_TWO_TURNS_SHARE = 0.95
 
 #: Steps launch about the same amount of work: half of them are alike (`ALIKE_TOLERANCE`).
 _ALIKE_SHARE = 0.5
 
-#: More turns than this without any copy or wait may be those of a loop inside of a step, as a sampler's, that works
+#: More turns than this without any copy or wait may be those of a loop inside a step, such as a sampler's, that works
 #: on its own results; recordings of steps without either hold ten as a rule, or fewer.
-_MOST_ALONE = 10
+_MOST_WITHOUT_WAITS = 10
 
-#: Calls in which the host waits for the GPU, or copies: once in a step, where a step has any.
+#: Calls that wait for the GPU, or copy: a step with any has them once.
 _WAITS = lazy_pattern(r"^(cuda|cu|hip)((Device|Stream|Event|Ctx)Synchronize|Memcpy)")
-#: Further calls that make a rhythm.
+#: Further calls that show a rhythm.
 _ALLOCATES = lazy_pattern(r"^(cuda|cu|hip)(Malloc|MemAlloc|Free|MemFree)")
-#: Kernels that choose a token: a turn with one is a token of a text, and what is generated in one go is unknown.
-_CHOOSES = lazy_pattern(r"argmax|multinomial|\bsampl(e|ing)", re.IGNORECASE)
-#: Kernels that only training runs.
+#: Kernels that choose a token: a turn with one is one token of a text, and how much is generated per step is unknown.
+_SAMPLES_TOKEN = lazy_pattern(r"argmax|multinomial|\bsampl(e|ing)", re.IGNORECASE)
+#: Kernels that occur only in training.
 _BACKWARD = lazy_pattern(r"backward|bwd|[dw]grad|grad_(input|weight)|gradient", re.IGNORECASE)
 
 
-_REPEATS = "the repeating kernel sequence"
+_SEQUENCE = "the repeating kernel sequence"
 
-#: An odd number by which codes are spread over all bits, so that sums of some tell them apart.
+#: An odd multiplier that spreads codes over all bits, so that sums of different codes differ.
 _MIX = 0x9E3779B1
 
 
-#: How certain it is that repetitions are steps: marked as such, or shown by what a program does once a step; built like
-#: steps; or nothing but that they repeat.
+#: Certainty that repetitions are steps. High: marked as such, or shown by something a program does once per step.
+#: Medium: built like steps. Low: they only repeat.
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 
 
 @dataclass(frozen=True)
 class Rhythm:
-    """Something that repeats, and may be the step."""
+    """Something that repeats and may be the step."""
 
-    what: str  #: repeats, for people
+    what: str  #: description of what repeats, for people
     count: int
     pace_ns: int | None  #: median time from one start to the next; None for a single one
     launches: int  #: median number of launches in each
-    confidence: Confidence  #: how sure it is that these are the steps
+    confidence: Confidence  #: confidence that these are the steps
     why: str
     chosen: bool = False  #: whether they were taken for the steps
 
 
-class Found(NamedTuple):
+class StepCandidates(NamedTuple):
     """Candidate steps."""
 
-    #: starts, ends: of each
+    #: starts, ends: of each step
     starts: Int64s
     ends: Int64s
-    counts: Int64s  #: launches of each
+    counts: Int64s  #: launches in each
     named_warmup: Bools  #: which are called warm-up
-    name: str | None  #: of their ranges, numbers replaced by `N`; None where launches showed them
-    #: where the GPU work of each ends, if a step ends where the next one begins: then the last one ends with its work,
-    #: because nothing shows how long its successor would have waited. None if ranges end them.
+    name: str | None  #: name of their ranges, numbers replaced by `N`; None for steps from launches
+    #: ends of each step's GPU work, if a step ends where the next one begins: then the last one ends with its work,
+    #: because the pause after it is unknown. None if ranges end them.
     work_ends: Int64s | None = None
-    origin: str = ""  #: what showed them, for people, where no range did
+    origin: str = ""  #: evidence for people, for steps not from ranges
     rhythms: tuple[Rhythm, ...] = ()  #: everything that repeats, the steps among them
 
 
@@ -121,7 +121,7 @@ class _Turns:
     stop: int
 
     def grouped(self, length: int, before: int) -> _Turns:
-        """Each `length` of these turns as one, but for those before the first whole one."""
+        """Groups of `length` turns as one each, without the turns before the first complete group."""
         period, begin = length * self.period, self.begin + before * self.period
         return _Turns(self.trace, self.calls, period, begin, begin + (self.stop - begin) // period * period)
 
@@ -131,11 +131,10 @@ class _Turns:
 
     @property
     def cuts(self) -> Int64s:
-        """Where each begins, and where the last ends."""
+        """Begin of each turn, and the end of the last."""
         return self.begin + self.period * np.arange(self.repeats + 1)
 
     def holding(self, places: Int64s) -> Int64s:
-        """How many of these places of the sequence lie in each turn."""
         inside = places[(places >= self.begin) & (places < self.stop)]
         return np.bincount((inside - self.begin) // self.period, minlength=self.repeats)
 
@@ -143,52 +142,53 @@ class _Turns:
     def is_structured(self) -> bool:
         """Whether a turn is built like a step."""
         first = self.calls[self.begin : self.begin + self.period]
-        return is_structured(_told_apart(self.trace, first), self.period)
+        return is_structured(_codes_with_grids(self.trace, first), self.period)
 
     @cached_property
     def marks(self) -> tuple[Int64s, Int64s, Int64s]:
-        """How many waits and copies each turn has, a code of what else but launches it calls, and waits at its end."""
-        number, code, behind = np.zeros((3, self.repeats), dtype=np.int64)
+        """Per turn: number of waits and copies, a code of its other calls, and the number of waits at its end."""
+        wait_count, code, waits_at_end = np.zeros((3, self.repeats), dtype=np.int64)
         if self.calls["launch_start_ns"].null_count() or not self.trace.api_calls.height:
-            return number, code, behind
+            return wait_count, code, waits_at_end
         names = name_categories(self.trace.api_calls["name"])
         waits = np.array([_WAITS.search(text) is not None for text in names], dtype=np.bool_)
-        others = np.array([_ALLOCATES.search(text) is not None for text in names], dtype=np.bool_)
-        api = self.trace.api_calls.filter(pl.col("process") == self.calls["process"][0])
-        kind, when = api["name"].to_physical().to_numpy().astype(np.int64), api["start_ns"].to_numpy()
+        allocates = np.array([_ALLOCATES.search(text) is not None for text in names], dtype=np.bool_)
+        calls_of_process = self.trace.api_calls.filter(pl.col("process") == self.calls["process"][0])
+        call_name = calls_of_process["name"].to_physical().to_numpy().astype(np.int64)
+        call_times = calls_of_process["start_ns"].to_numpy()
         launches = self.calls["launch_start_ns"].to_numpy()[self.begin : self.stop]
-        place = np.searchsorted(launches, when, side="right") - 1
-        turn = place // self.period
-        inside = (turn >= 0) & (waits | others)[kind]
-        np.add.at(code, turn[inside], (kind[inside] + 1) * _MIX)
-        inside &= waits[kind]
-        np.add.at(number, turn[inside], 1)
-        np.add.at(behind, turn[inside & (place % self.period == self.period - 1)], 1)
-        return number, np.unique(code, return_inverse=True)[1].reshape(-1).astype(np.int64), behind
+        position = np.searchsorted(launches, call_times, side="right") - 1
+        turn = position // self.period
+        inside = (turn >= 0) & (waits | allocates)[call_name]
+        np.add.at(code, turn[inside], (call_name[inside] + 1) * _MIX)
+        inside &= waits[call_name]
+        np.add.at(wait_count, turn[inside], 1)
+        np.add.at(waits_at_end, turn[inside & (position % self.period == self.period - 1)], 1)
+        return wait_count, np.unique(code, return_inverse=True)[1].reshape(-1).astype(np.int64), waits_at_end
 
     @cached_property
     def whole(self) -> _Turns:
-        """The steps that these are parts of, where something shows them; else these."""
+        """The steps that these turns are parts of, where there is evidence; else the turns themselves."""
         return _whole_steps(self)
 
     @cached_property
     def confidence(self) -> tuple[Confidence, str]:
-        """How certain it is that these are steps, and what says so."""
+        """Confidence that these are steps, and the reason."""
         return _confidence(self)
 
     @property
     def marked(self) -> int:
-        """How many turns have a wait or a copy."""
+        """Number of turns with a wait or copy."""
         return int((self.marks[0] > 0).sum())
 
     @property
     def ended(self) -> int:
-        """How many turns have one behind their last launch."""
+        """Number of turns with one after their last launch."""
         return int((self.marks[2] > 0).sum())
 
 
-def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> Found | None:
-    """The steps that the launches show; None where they show none. Arguments as those of `find_steps`."""
+def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepCandidates | None:
+    """The steps shown by the launches; None where there are none. Arguments as for `find_steps`."""
     calls = _by_call(_launch_sequence(trace, work, ("kernel", "graph")))
     if calls.height < MIN_REPEATS:
         return None
@@ -196,84 +196,84 @@ def steps_from_sequence(trace: Trace, work: pl.DataFrame, forest: RangeForest) -
     turns = _repetition(trace, work, forest, calls)
     repeating = () if turns is None else _turn_rhythms(turns)
     if len(passes):
-        once = "the optimizer runs once in each"
+        reason = "the optimizer runs once in each"
         if turns is not None and turns.calls is calls and (turns.holding(passes) == 1).all():
-            return _found(calls, turns.cuts, trace, forest, _REPEATS, once, "high", repeating)
-        cuts = _between(passes)
+            return _candidates(calls, turns.cuts, trace, forest, _SEQUENCE, reason, "high", repeating)
+        cuts = _step_bounds(passes)
         if cuts is None:
             return None
-        # Of two passes nothing shows that they are alike: a recording cut at both ends may hold two parts of one.
-        sure: Confidence = "high" if len(passes) > 2 and alike(calls, trace, passes) else "low"
-        return _found(calls, cuts, trace, forest, "the passes of the optimizer", once, sure, repeating)
-    loaded = batches(trace, calls)
-    if len(loaded) > 1:
-        cuts = np.r_[loaded, calls.height]
-        asked = "a batch is asked for once in each"
-        return _found(calls, cuts, trace, forest, "the requests to the data loader", asked, "high", repeating)
+        # Two passes cannot be shown to be alike: a recording cut at both ends may hold two parts of one.
+        certainty: Confidence = "high" if len(passes) > 2 and alike(calls, trace, passes) else "low"
+        return _candidates(calls, cuts, trace, forest, "the passes of the optimizer", reason, certainty, repeating)
+    batch_starts = batches(trace, calls)
+    if len(batch_starts) > 1:
+        cuts = np.r_[batch_starts, calls.height]
+        cause = "a batch is asked for once in each"
+        return _candidates(calls, cuts, trace, forest, "the requests to the data loader", cause, "high", repeating)
     if turns is None:
         return None
-    whole = turns.whole
-    if whole.repeats < 2:
+    steps = turns.whole
+    if steps.repeats < 2:
         return None
-    parts = whole.period // turns.period
-    origin = f"{_REPEATS}, {parts} turns in each" if parts > 1 else _REPEATS
-    confidence, why = whole.confidence
-    return _found(whole.calls, whole.cuts, trace, forest, origin, why, confidence, repeating)
+    parts = steps.period // turns.period
+    origin = f"{_SEQUENCE}, {parts} turns in each" if parts > 1 else _SEQUENCE
+    confidence, evidence = steps.confidence
+    return _candidates(steps.calls, steps.cuts, trace, forest, origin, evidence, confidence, repeating)
 
 
 def _turn_rhythms(turns: _Turns) -> tuple[Rhythm, ...]:
-    """The turns, their coarser rhythm where something shows one, and the parts that repeat inside of a turn."""
-    found = []
-    whole = turns.whole
-    for each in (whole, turns) if whole.period > turns.period and whole.repeats > 1 else (turns,):
-        confidence, why = each.confidence
-        parts = each.period // turns.period
-        name = f"{parts} turns of the kernel sequence" if parts > 1 else "turns of the kernel sequence"
-        found.append(_rhythm(each.calls, each.cuts, name, confidence, why))
+    """Rhythms of the turns, of the steps they form if there is evidence, and of the parts that repeat inside a turn."""
+    rhythms = []
+    steps = turns.whole
+    for candidate in (steps, turns) if steps.period > turns.period and steps.repeats > 1 else (turns,):
+        confidence, reason = candidate.confidence
+        parts = candidate.period // turns.period
+        description = f"{parts} turns of the kernel sequence" if parts > 1 else "turns of the kernel sequence"
+        rhythms.append(_rhythm(candidate.calls, candidate.cuts, description, confidence, reason))
     period, begin, stop = longest_repetition(turns.calls["code"].to_numpy()[turns.begin : turns.begin + turns.period])
     if period and (repeats := (stop - begin) // period) >= MIN_REPEATS:
         cuts = turns.begin + begin + period * np.arange(repeats + 1)
-        inner = _rhythm(turns.calls, cuts, "parts of a turn, such as layers", "low", "they repeat inside of each turn")
-        found.append(replace(inner, count=repeats * turns.repeats))
-    return tuple(found)
+        part = _rhythm(turns.calls, cuts, "parts of a turn, such as layers", "low", "they repeat inside of each turn")
+        rhythms.append(replace(part, count=repeats * turns.repeats))
+    return tuple(rhythms)
 
 
 def _rhythm(
-    calls: pl.DataFrame, cuts: Int64s, what: str, confidence: Confidence, why: str, *, chosen: bool = False
+    calls: pl.DataFrame, cuts: Int64s, origin: str, confidence: Confidence, reason: str, *, chosen: bool = False
 ) -> Rhythm:
     firsts = calls["start_ns"].to_numpy()[cuts[:-1]]
     pace = int(np.median(np.diff(np.sort(firsts)))) if len(firsts) > 1 else None
-    return Rhythm(what, len(firsts), pace, int(np.median(np.diff(cuts))), confidence, why, chosen)
+    return Rhythm(origin, len(firsts), pace, int(np.median(np.diff(cuts))), confidence, reason, chosen)
 
 
-def _between(lasts: Int64s) -> Int64s | None:
-    """Where steps begin, and the last ends, that end with these places; None where they are not alike, or too few.
+def _step_bounds(lasts: Int64s) -> Int64s | None:
+    """Begins of the steps that end at these places, and the last end; None where they are too few or not alike.
 
-    What precedes the first of them may be a whole step behind a start, or the rest of one: it gets the launches that
-    the others have.
+    The launches before the first place may include a whole step after a start, or only the rest of one: that step gets
+    the usual number of launches.
     """
     sizes = np.diff(lasts)
     if not len(sizes):
         return None
-    usual = int(np.median(sizes))
-    if np.mean(np.abs(sizes - usual) <= ALIKE_TOLERANCE * usual) < _ALIKE_SHARE:
+    usual_size = int(np.median(sizes))
+    if np.mean(np.abs(sizes - usual_size) <= ALIKE_TOLERANCE * usual_size) < _ALIKE_SHARE:
         return None
-    whole = int(lasts[0]) + 1 >= (1 - ALIKE_TOLERANCE) * usual
-    cuts: Int64s = np.r_[max(int(lasts[0]) + 1 - usual, 0), lasts + 1] if whole else lasts + 1
+    first_complete = int(lasts[0]) + 1 >= (1 - ALIKE_TOLERANCE) * usual_size
+    cuts: Int64s = np.r_[max(int(lasts[0]) + 1 - usual_size, 0), lasts + 1] if first_complete else lasts + 1
     return cuts if len(cuts) > 2 else None
 
 
 def _repetition(trace: Trace, work: pl.DataFrame, forest: RangeForest, calls: pl.DataFrame) -> _Turns | None:
-    """The turns of the first view of the launches that shows any.
+    """The turns of the first view of the launches that shows a repetition.
 
-    By kernels; where these tell little, kernels told apart by their grids; then with copies and fills.
+    Views: kernels by name; kernels by name and grid; with copies and fills.
     """
     for view in _views(trace, work, calls):
         period, begin, stop = longest_repetition(view["code"].to_numpy())
         if period == 0 or _share(view, begin, stop) < _MIN_SEQUENCE_SHARE:
             continue
         repeats = (stop - begin) // period
-        if repeats < MIN_REPEATS and (repeats < 2 or stop - begin < _ALL_OF_IT * view.height):
+        if repeats < MIN_REPEATS and (repeats < 2 or stop - begin < _TWO_TURNS_SHARE * view.height):
             continue
         if inside_one_part(view[begin:stop], trace, forest) or inside_one_module(view[begin:stop], trace):
             return None
@@ -283,37 +283,37 @@ def _repetition(trace: Trace, work: pl.DataFrame, forest: RangeForest, calls: pl
 
 
 def _share(calls: pl.DataFrame, begin: int, stop: int) -> float:
-    """Of the GPU time of all calls that of these."""
+    """Share of the GPU time of all calls that lies in these."""
     busy = calls["busy_ns"].to_numpy()
     return float(busy[begin:stop].sum()) / max(float(busy.sum()), 1.0)
 
 
 def _views(trace: Trace, work: pl.DataFrame, calls: pl.DataFrame) -> Iterator[pl.DataFrame]:
     yield calls
-    yield calls.with_columns(pl.Series("code", _told_apart(trace, calls)))
+    yield calls.with_columns(pl.Series("code", _codes_with_grids(trace, calls)))
     if work["kind"].is_in(["copy", "memset"]).any():
         yield _by_call(_launch_sequence(trace, work, ("kernel", "graph", "copy", "memset")))
 
 
-def _told_apart(trace: Trace, calls: pl.DataFrame) -> Int64s:
-    """Codes of the calls in which kernels of other grids are others."""
+def _codes_with_grids(trace: Trace, calls: pl.DataFrame) -> Int64s:
+    """Codes of the calls that also distinguish kernels by their grids."""
     kernel = (calls["kind"] == "kernel").to_numpy()
     rows = calls["row"].to_numpy()[kernel]
     code: Int64s = calls["code"].to_numpy().copy()
     for axis in ("grid_x", "grid_y", "grid_z"):
         size = trace.kernels[axis].fill_null(0).to_numpy().astype(np.int64)
-        code[kernel] = (code[kernel] << 7) + code[kernel] + size[rows] * _MIX  # wrapping sums tell them apart
+        code[kernel] = (code[kernel] << 7) + code[kernel] + size[rows] * _MIX  # wrapping sums are distinct enough
     return np.unique(code, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
 def _whole_steps(turns: _Turns) -> _Turns:
-    """The steps of which the turns are parts (layers, tokens, micro-batches), where something shows them."""
-    number, code, _ = turns.marks
+    """The steps that the turns (layers, tokens, micro-batches) are parts of, where there is evidence."""
+    wait_count, code, _ = turns.marks
     length, first, stop = longest_repetition(code)
     if length > 1 and stop - first >= max(MOST_TURNS * turns.repeats, 2 * length):
-        # What happens once in several parts (a wait, a read-back) ends the last of them.
-        return turns.grouped(length, (first + int(np.argmax(number[first : first + length])) + 1) % length)
-    for pauses in _rhythms(turns.calls, turns.cuts[1:-1]):
+        # An event that occurs once in several parts (a wait, a read-back) ends the last of them.
+        return turns.grouped(length, (first + int(np.argmax(wait_count[first : first + length])) + 1) % length)
+    for pauses in _pauses_before(turns.calls, turns.cuts[1:-1]):
         length, before = repetitions_per_step(pauses)
         if length > 1:
             return turns.grouped(length, before)
@@ -321,64 +321,68 @@ def _whole_steps(turns: _Turns) -> _Turns:
 
 
 def _confidence(turns: _Turns) -> tuple[Confidence, str]:
-    """How certain it is that turns without an optimizer are steps, and what says so."""
-    inside = turns.calls[turns.begin : turns.stop]
-    # A graph that is launched again and again is what its program repeats; one among other launches may be a token's.
-    if turns.period == 1 and inside.height < _ALL_OF_IT * turns.calls.height:
+    """Confidence that turns without an optimizer are steps, and the reason."""
+    repeated = turns.calls[turns.begin : turns.stop]
+    # A graph that is launched repeatedly is the program's loop; one among other launches may be a token's.
+    if turns.period == 1 and repeated.height < _TWO_TURNS_SHARE * turns.calls.height:
         return "low", "each is a single launch, and there are others beside them"
-    if (inside["launches"] > 1).any() or (inside["kind"] == "graph").any():
+    if (repeated["launches"] > 1).any() or (repeated["kind"] == "graph").any():
         return "high", "CUDA graphs are what a program repeats"
-    launched = inside[: turns.period].filter(pl.col("kind") == "kernel")["row"]
-    kernels = turns.trace.kernels["full_name"].gather(launched).cast(pl.String).to_list()
+    kernel_rows = repeated[: turns.period].filter(pl.col("kind") == "kernel")["row"]
+    kernels = turns.trace.kernels["full_name"].gather(kernel_rows).cast(pl.String).to_list()
     names = set(kernels)
-    marked, apart = turns.marked >= turns.repeats - 1, _pauses_between(turns)
-    chosen = sum(_CHOOSES.search(name) is not None for name in kernels) if _choose(names) else 0
-    if chosen == 1 or (chosen and turns.marked < turns.repeats):
+    has_waits, pauses_after = turns.marked >= turns.repeats - 1, _pauses_between(turns)
+    token_choices = sum(_SAMPLES_TOKEN.search(name) is not None for name in kernels) if _choose(names) else 0
+    if token_choices == 1 or (token_choices and turns.marked < turns.repeats):
         return "low", "each chooses a token: one of a text"
-    if chosen:
+    if token_choices:
         return "medium", "each is a text of several tokens that the host waits for"
     if turns.repeats < MIN_REPEATS and not any(_BACKWARD.search(name) for name in names):
-        if turns.marked == turns.repeats and apart and turns.period >= LEAST_STRUCTURE:
+        if turns.marked == turns.repeats and pauses_after and turns.period >= LEAST_STRUCTURE:
             return "medium", "two are all there is, each with a wait or copy, and a pause between them"
         return "low", "there are only two"
-    if turns.is_structured and _share(turns.calls, turns.begin, turns.stop) >= _MOST_OF_IT:
+    if turns.is_structured and _share(turns.calls, turns.begin, turns.stop) >= _STRUCTURED_SHARE:
         if turns.ended >= turns.repeats - 1:
             return "high", "each has parts that repeat and parts that it has once, and a wait or copy behind them"
-        if turns.marked > 1:  # as passes over parts of a batch do, whose results the step hands on at its end
+        if turns.marked > 1:  # as in passes over parts of a batch, whose results the step uses at its end
             return "low", "waits and copies lie inside of each, and none between them"
-        if turns.repeats > _MOST_ALONE and turns.marked <= 1:
+        if turns.repeats > _MOST_WITHOUT_WAITS and turns.marked <= 1:
             return "low", "so many in a row take nothing in and give nothing out, as a sampler's do"
         return "medium", "each has parts that repeat and parts that it has once"
-    if turns.period >= LEAST_STRUCTURE and marked and apart:
+    if turns.period >= LEAST_STRUCTURE and has_waits and pauses_after:
         return "high", "each has a wait or copy, followed by a pause"
     return "low", "the only sign is that they repeat"
 
 
 def _choose(names: set[str]) -> bool:
-    return any(_CHOOSES.search(name) for name in names)
+    return any(_SAMPLES_TOKEN.search(name) for name in names)
 
 
-def _found(
+def _candidates(
     calls: pl.DataFrame,
     cuts: Int64s,
     trace: Trace,
     forest: RangeForest,
     origin: str,
-    why: str,
+    reason: str,
     confidence: Confidence,
     repeating: tuple[Rhythm, ...],
-) -> Found | None:
+) -> StepCandidates | None:
     """Steps that begin with the first GPU work of these stretches of the sequence."""
-    part, edges = calls[int(cuts[0]) : int(cuts[-1])], cuts[:-1] - cuts[0]
-    firsts = np.minimum.reduceat(part["start_ns"].to_numpy(), edges)
+    steps_part, step_edges = calls[int(cuts[0]) : int(cuts[-1])], cuts[:-1] - cuts[0]
+    firsts = np.minimum.reduceat(steps_part["start_ns"].to_numpy(), step_edges)
     if np.any(np.diff(firsts) <= 0):
         return None
-    lasts = np.maximum.reduceat(part["end_ns"].to_numpy(), edges)
-    counts = np.add.reduceat(part["launches"].to_numpy(), edges)
-    warm = np.add.reduceat(launched_in_warmup(part, trace, forest).astype(np.int64), edges) > np.diff(cuts) // 2
-    taken = _rhythm(calls, cuts, origin.removeprefix("the "), confidence, why, chosen=True)
-    others = (each for each in repeating if (each.count, each.launches) != (taken.count, taken.launches))
-    return Found(firsts, np.r_[firsts[1:], lasts[-1]], counts, warm, None, lasts, origin, (taken, *others))
+    lasts = np.maximum.reduceat(steps_part["end_ns"].to_numpy(), step_edges)
+    counts = np.add.reduceat(steps_part["launches"].to_numpy(), step_edges)
+    is_warmup = (
+        np.add.reduceat(launched_in_warmup(steps_part, trace, forest).astype(np.int64), step_edges) > np.diff(cuts) // 2
+    )
+    best = _rhythm(calls, cuts, origin.removeprefix("the "), confidence, reason, chosen=True)
+    other_rhythms = (rhythm for rhythm in repeating if (rhythm.count, rhythm.launches) != (best.count, best.launches))
+    return StepCandidates(
+        firsts, np.r_[firsts[1:], lasts[-1]], counts, is_warmup, None, lasts, origin, (best, *other_rhythms)
+    )
 
 
 def _launch_sequence(trace: Trace, work: pl.DataFrame, kinds: tuple[str, ...]) -> pl.DataFrame:
@@ -400,20 +404,23 @@ def _launch_sequence(trace: Trace, work: pl.DataFrame, kinds: tuple[str, ...]) -
     }
     codes = np.empty(ops.height, dtype=np.int64)
     for kind in kinds:
-        mine = (ops["kind"] == kind).to_numpy()
-        codes[mine] = code_of[kind][ops["row"].to_numpy()[mine]]
-    # Launch order is the program's order; streams may run it in another one. What was launched before the recording
-    # began came before what follows it on its stream; the GPU's own times are far behind those of a host that is ahead.
-    when = pl.col("launch_start_ns")
+        of_kind = (ops["kind"] == kind).to_numpy()
+        codes[of_kind] = code_of[kind][ops["row"].to_numpy()[of_kind]]
+    # Launch order is the program's order; streams may run it in another one. Work launched before the recording began
+    # came before the work that follows it on its stream. The GPU's own times are far behind those of a host that is
+    # ahead.
+    launch_time = pl.col("launch_start_ns")
     if 0 < ops["launch_start_ns"].null_count() < ops.height:
-        when = when.fill_null(strategy="backward").fill_null(strategy="forward").over("stream", order_by="start_ns")
+        launch_time = (
+            launch_time.fill_null(strategy="backward").fill_null(strategy="forward").over("stream", order_by="start_ns")
+        )
     return ops.with_columns(pl.Series("code", codes)).sort(
-        pl.coalesce(when, "start_ns"), "start_ns", maintain_order=True
+        pl.coalesce(launch_time, "start_ns"), "start_ns", maintain_order=True
     )
 
 
 def _by_call(sequence: pl.DataFrame) -> pl.DataFrame:
-    """The sequence with all work of one call (the nodes of a CUDA graph) as one row: no step ends inside of a call."""
+    """The sequence with all work of one call (nodes of a CUDA graph) as one row: no step ends inside a call."""
     call = sequence["api_row"].fill_null(-1).to_numpy()
     first = np.flatnonzero(np.r_[True, (call[1:] != call[:-1]) | (call[1:] < 0)])[: sequence.height]
     busy = (sequence["end_ns"] - sequence["start_ns"]).to_numpy()
@@ -422,7 +429,7 @@ def _by_call(sequence: pl.DataFrame) -> pl.DataFrame:
     code = sequence["code"].to_numpy()
     if len(first) < sequence.height:
         place = np.arange(sequence.height) - np.repeat(first, np.diff(np.r_[first, sequence.height]))
-        # Calls are alike if they run the same work in the same order; wrapping sums tell orders apart well enough.
+        # Calls are equal if they run the same work in the same order; wrapping sums distinguish orders well enough.
         code = np.add.reduceat((code + 1) * (2 * place + 1), first)
     return sequence[first].with_columns(
         pl.Series("code", code),
@@ -434,27 +441,27 @@ def _by_call(sequence: pl.DataFrame) -> pl.DataFrame:
 
 
 def _pauses_between(turns: _Turns) -> bool:
-    """Whether the GPU, or the host, pauses after each turn longer than inside of one."""
-    pauses = _rhythms(turns.calls, np.arange(turns.begin + 1, turns.stop))
+    """Whether the GPU or the host pauses longer after each turn than inside one."""
+    pauses = _pauses_before(turns.calls, np.arange(turns.begin + 1, turns.stop))
     ends = np.zeros(turns.stop - turns.begin - 1, dtype=np.bool_)
     ends[turns.period - 1 :: turns.period] = True
     return any(stand_out(pause[ends], pause[~ends]) for pause in pauses)
 
 
-def _rhythms(calls: pl.DataFrame, places: Int64s) -> list[Int64s]:
-    """What precedes each of these calls: the time since the host's last launch, if known, and the GPU's idle time."""
+def _pauses_before(calls: pl.DataFrame, places: Int64s) -> list[Int64s]:
+    """Pauses before each of these calls: time since the host's last launch, if known, and the GPU's idle time."""
     reach = np.maximum.accumulate(calls["end_ns"].to_numpy())
-    rhythms = [np.maximum(calls["start_ns"].to_numpy()[places] - reach[places - 1], 0)]
+    pauses = [np.maximum(calls["start_ns"].to_numpy()[places] - reach[places - 1], 0)]
     if not calls["launch_start_ns"].null_count():
         launch = calls["launch_start_ns"].to_numpy()
-        rhythms.insert(0, launch[places] - launch[places - 1])
-    return rhythms
+        pauses.insert(0, launch[places] - launch[places - 1])
+    return pauses
 
 
 def _largest_gap_offset(start: Int64s, end: Int64s, begin: int, stop: int, period: int) -> int:
-    """Where in the period a step begins: after the largest typical pause, since steps are where programs wait.
+    """Offset in the period at which a step begins: after the largest typical pause, since programs wait between steps.
 
-    Only places that do not cost a whole repetition are considered; a stretch of whole periods begins with a step.
+    Only offsets that do not cost a whole repetition are considered; a stretch of whole periods begins with a step.
     """
     repeats, rest = divmod(stop - begin, period)
     reach = np.maximum.accumulate(end)

@@ -1,8 +1,8 @@
-"""Streams: what each of them did, how many kernels ran at once, and what copies hid behind kernels.
+"""Streams: the work of each, kernels that run concurrently, and copies overlapped by kernels.
 
-Unlike the other tables, these speak of time inside the window: work that reaches over an edge counts with the part that
-lies inside, so that the times of a device sum to the window exactly. A CUDA graph that was traced as a whole counts as
-one kernel: the GPU was busy, with what is hidden.
+Unlike other tables, these count time inside the window: work that reaches over an edge counts with its part inside, so
+that the times of a device sum to the window exactly. A CUDA graph traced as a whole counts as one kernel: the GPU was
+busy, but its content is hidden.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.frames import chosen, duration_ns, numbered, once, ratio, spread
+from warplens.analysis.frames import duration_ns, numbered, once, ratio, select_rows, spread
 from warplens.analysis.intervals import Intervals, clip, total, union, without
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
@@ -58,21 +58,21 @@ OVERLAPS: Final = table(
 
 
 def work_inside(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """All work that runs in the window, cut at its edges: columns of `Timeline.work` without those of the launch."""
+    """All work that runs in the window, clipped to it: columns of `Timeline.work` without those of the launch."""
     work = timeline.work.select("kind", "row", "start_ns", "end_ns", "device", "stream", "process", "api_row")
     if window.range_name is not None:
         work = work.filter(pl.Series(timeline.in_range(window.range_name)))
-    work = chosen(work, (work["start_ns"] < window.end_ns) & (work["end_ns"] > window.start_ns))
+    work = select_rows(work, (work["start_ns"] < window.end_ns) & (work["end_ns"] > window.start_ns))
     # Few rows reach beyond an edge, mostly none.
-    cut = [
+    clipped = [
         column
-        for column, beyond in (
+        for column, reaches_over in (
             (pl.col("start_ns").clip(lower_bound=window.start_ns), work["start_ns"] < window.start_ns),
             (pl.col("end_ns").clip(upper_bound=window.end_ns), work["end_ns"] > window.end_ns),
         )
-        if beyond.any()
+        if reaches_over.any()
     ]
-    return work.with_columns(cut) if cut else work
+    return work.with_columns(clipped) if clipped else work
 
 
 def busy_ns(work: pl.DataFrame) -> int:
@@ -82,34 +82,34 @@ def busy_ns(work: pl.DataFrame) -> int:
 
 def busy_by(work: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """`busy_ns` of each group: the time in which at least one of its pieces of work ran."""
-    heads, number = numbered(work, keys)
-    order = np.argsort(number, kind="stable") if heads.height > 1 else np.arange(work.height)
+    heads, group = numbered(work, keys)
+    order = np.argsort(group, kind="stable") if heads.height > 1 else np.arange(work.height)
     starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
-    edges = np.searchsorted(number[order], np.arange(1, heads.height))
-    groups = np.split(order, edges) if heads.height else []
-    spent = [total(union(Intervals(starts[rows], ends[rows]))) for rows in groups]
-    return heads.with_columns(pl.Series("busy_ns", spent, pl.Int64))
+    cuts = np.searchsorted(group[order], np.arange(1, heads.height))
+    rows_by_group = np.split(order, cuts) if heads.height else []
+    busy = [total(union(Intervals(starts[rows], ends[rows]))) for rows in rows_by_group]
+    return heads.with_columns(pl.Series("busy_ns", busy, pl.Int64))
 
 
-#: By kind of work the column that counts it.
-_COUNT_OF: Final = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graphs"}
+#: Count column of each kind of work.
+_COUNT_COLUMNS: Final = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graphs"}
 
 
 @once
 def stream_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """What each stream did inside the window and how much of it the stream was busy, the busiest first.
+    """Work and busy time of each stream inside the window, the busiest first.
 
     Returns:
         `STREAMS`.
     """
     keys = ["device", "process", "stream"]
     work = work_inside(timeline, window)
-    heads, number = numbered(work, keys)
+    streams, stream = numbered(work, keys)
     kinds = name_categories(work["kind"])
-    rows = number * kinds.len() + work["kind"].to_physical().to_numpy()
-    counts = np.bincount(rows, minlength=heads.height * kinds.len()).reshape(heads.height, kinds.len())
+    rows = stream * kinds.len() + work["kind"].to_physical().to_numpy()
+    counts = np.bincount(rows, minlength=streams.height * kinds.len()).reshape(streams.height, kinds.len())
     statistics = busy_by(work, keys).with_columns(
-        *(pl.Series(_COUNT_OF[kind], counts[:, code], dtype=pl.Int64) for code, kind in enumerate(kinds)),
+        *(pl.Series(_COUNT_COLUMNS[kind], counts[:, code], dtype=pl.Int64) for code, kind in enumerate(kinds)),
         ratio(pl.col("busy_ns"), pl.lit(window.duration_ns)).alias("share"),
     )
     return STREAMS.conform(statistics).sort(["busy_ns", *keys], descending=[True, False, False, False])
@@ -117,7 +117,7 @@ def stream_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
 
 @once
 def concurrency(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """For how long none, one, two, … kernels ran at once on each device that did any work in the window.
+    """Time with none, one, two, … concurrent kernels, for each device that worked in the window.
 
     Returns:
         `CONCURRENCY`, by device and ascending number; numbers that never occurred are left out.
@@ -126,9 +126,9 @@ def concurrency(timeline: Timeline, window: Window) -> pl.DataFrame:
     parts = []
     for device in work["device"].unique().sort():
         kernels = _intervals(work, (pl.col("device") == device) & _is_compute())
-        spent = _levels(kernels, window)
+        time_by_level = _levels(kernels, window)
         parts.append(
-            pl.DataFrame({"kernels_at_once": np.arange(len(spent)), "time_ns": spent})
+            pl.DataFrame({"kernels_at_once": np.arange(len(time_by_level)), "time_ns": time_by_level})
             .filter(pl.col("time_ns") > 0)
             .with_columns(
                 pl.lit(device).alias("device"),
@@ -140,7 +140,7 @@ def concurrency(timeline: Timeline, window: Window) -> pl.DataFrame:
 
 
 def copy_overlap(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """How much of the copies and memsets ran while kernels did, for each device that did any work in the window.
+    """Overlap of copies and memsets with kernels, for each device that worked in the window.
 
     Returns:
         `OVERLAPS`, by device.
@@ -160,15 +160,15 @@ def _is_compute() -> pl.Expr:
     return pl.col("kind").is_in(["kernel", "graph"])
 
 
-def _intervals(work: pl.DataFrame, which: pl.Expr) -> Intervals:
-    """The intervals of the pieces of work for which the condition holds."""
-    return Intervals.of(chosen(work.select("start_ns", "end_ns"), work.select(which).to_series()))
+def _intervals(work: pl.DataFrame, condition: pl.Expr) -> Intervals:
+    """The intervals of the work that satisfies the condition."""
+    return Intervals.of(select_rows(work.select("start_ns", "end_ns"), work.select(condition).to_series()))
 
 
 def _levels(running: Intervals, window: Window) -> Int64s:
-    """For how long none, one, two, … of the intervals, in order of their begins, were open, inside the window."""
+    """Time inside the window with none, one, two, … of the intervals open. Intervals are sorted by begin."""
     starts, ends = running
-    # What runs alone needs no place among the edges of others: mostly nearly all.
+    # Intervals that overlap no other one, mostly nearly all, are summed without sorting their edges.
     shared = np.zeros(len(starts), dtype=np.bool_)
     shared[1:] = starts[1:] < np.maximum.accumulate(ends)[:-1]
     shared[:-1] |= starts[1:] < ends[:-1]
@@ -182,17 +182,17 @@ def _levels(running: Intervals, window: Window) -> Int64s:
     change[len(starts) : -2] = -1
     order = np.argsort(edges, kind="stable")
     level = np.cumsum(change[order], dtype=np.int32)[:-1]
-    # Whole nanoseconds far below 2⁵³, which floating point adds up exactly.
-    spent = np.bincount(level, weights=np.diff(edges[order]), minlength=2).astype(np.int64)
-    spent[:2] += (-alone, alone)
-    return spent
+    # Whole nanoseconds far below 2⁵³ add up exactly in floating point.
+    ns_by_level = np.bincount(level, weights=np.diff(edges[order]), minlength=2).astype(np.int64)
+    ns_by_level[:2] += (-alone, alone)
+    return ns_by_level
 
 
 # --- CUDA graphs ---
 #
-# A profile shows a graph in one of two ways. With node tracing each kernel, copy and memset of a launch is recorded
-# by itself, and all other analyses see it. With graph tracing a launch is one interval and its inside is hidden: the
-# GPU was busy, with unknown work.
+# A profile records a graph in one of two ways. With node tracing each kernel, copy and memset of a launch is recorded
+# by itself, and all other analyses see it. With graph tracing a launch is one interval with hidden content: the GPU was
+# busy, with unknown work.
 
 _TRACED: Final = pl.Enum(["whole", "nodes"])
 
@@ -230,16 +230,21 @@ class GraphSummary:
 
 
 def graph_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """How often each graph was launched and how long a launch took on the GPU, the most time first.
+    """Number of launches of each graph and their duration on the GPU, largest total time first.
 
     Returns:
         `GRAPHS`; no rows where no graph was launched.
     """
-    nothing = pl.lit(None, dtype=pl.Int64)
-    whole = timeline.graphs_in(window).select(
-        pl.lit("whole", dtype=_TRACED).alias("traced"), "device", "graph", nothing.alias("nodes"), "start_ns", "end_ns"
+    null_count = pl.lit(None, dtype=pl.Int64)
+    whole_graphs = timeline.graphs_in(window).select(
+        pl.lit("whole", dtype=_TRACED).alias("traced"),
+        "device",
+        "graph",
+        null_count.alias("nodes"),
+        "start_ns",
+        "end_ns",
     )
-    launches = pl.concat([whole, _node_launches(_nodes(timeline, timeline.work_in(window)))])
+    launches = pl.concat([whole_graphs, _node_launches(_nodes(timeline, timeline.work_in(window)))])
     statistics = launches.group_by("traced", "device", "graph").agg(
         pl.len().alias("launches"), pl.col("nodes").mean().alias("nodes_per_launch"), *spread(duration_ns())
     )
@@ -250,7 +255,7 @@ def graph_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
 
 @once
 def graph_summary(timeline: Timeline, window: Window) -> GraphSummary:
-    """How many graphs were launched, how much of the GPU's busy time is theirs, and how much of it stays hidden.
+    """Number of graph launches, their share of the GPU's busy time, and the hidden part of it.
 
     Launches and nodes belong to the window by their begin; times are those inside it.
     """
@@ -274,7 +279,7 @@ def graph_summary(timeline: Timeline, window: Window) -> GraphSummary:
 
 
 def _node_launches(nodes: pl.DataFrame) -> pl.DataFrame:
-    """One row a launch and device. All nodes of a launch carry the correlation id of the call that launched them."""
+    """One row per launch and device. All nodes of a launch carry the correlation id of the launching call."""
     return (
         nodes.group_by("process", "correlation", "device")
         .agg(
@@ -288,16 +293,16 @@ def _node_launches(nodes: pl.DataFrame) -> pl.DataFrame:
 
 
 def _nodes(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
-    """The pieces of work that graphs replayed one by one.
+    """The work that graphs replayed node by node.
 
-    With what joins those of one launch (`correlation`), and the id of their node where it is recorded (`node`).
+    Adds the launch's `correlation`, and the id of the `node` where it is recorded.
     """
     trace = timeline.trace
     tables: dict[str, pl.DataFrame] = {kind: getattr(trace, WORK_KINDS[kind]) for kind in ("kernel", "copy", "memset")}
-    launching = api_kinds(trace.api_calls["name"]) == "graph-launch"
-    if not launching.any() and all(table["graph_node"].null_count() == table.height for table in tables.values()):
-        nothing = pl.lit(None, dtype=pl.Int64)
-        return work.clear().with_columns(nothing.alias("correlation"), nothing.alias("node"))
+    is_graph_launch = api_kinds(trace.api_calls["name"]) == "graph-launch"
+    if not is_graph_launch.any() and all(table["graph_node"].null_count() == table.height for table in tables.values()):
+        null_id = pl.lit(None, dtype=pl.Int64)
+        return work.clear().with_columns(null_id.alias("correlation"), null_id.alias("node"))
     by_kind = pl.concat(
         [
             part.with_columns(timeline.correlations(part), table["graph_node"].gather(part["row"]).alias("node"))
@@ -305,20 +310,19 @@ def _nodes(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
             for part in [work.filter(pl.col("kind") == kind)]
         ]
     )
-    started = launching.gather(by_kind["api_row"]).fill_null(value=False)
-    return by_kind.filter(started | pl.col("node").is_not_null())
+    by_graph_launch = is_graph_launch.gather(by_kind["api_row"]).fill_null(value=False)
+    return by_kind.filter(by_graph_launch | pl.col("node").is_not_null())
 
 
 # --- Streams that take turns ---
 #
-# A kernel that was queued, whose stream had nothing left to do, and that began only when a kernel of another stream
-# ended, waited for it. Why is recorded for event waits alone; that a kernel left no room follows from its grid, and the
-# legacy default stream's turns with blocking streams (CUDA C++ Programming Guide, "Default Stream") from the kinds of
-# both. What is left over may be one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS), registers or shared memory that were
-# used up, or a kernel that another kernel launched: the profile does not tell.
+# A kernel that was queued on an idle stream and began only when a kernel of another stream ended waited for it. The
+# reason is recorded for event waits only. That a kernel filled the GPU follows from its grid; that the legacy default
+# stream takes turns with blocking streams (CUDA C++ Programming Guide, "Default Stream") from the kinds of both. The
+# rest may be one hardware queue (CUDA_DEVICE_MAX_CONNECTIONS), exhausted registers or shared memory, or a kernel that
+# another kernel launched: the profile does not show it.
 
-#: A kernel that begins this soon after the end of another can have waited for it: the latency of a start, and of an
-#: event between streams.
+#: A kernel that begins within this time of another's end may have waited for it: a start's latency, and an event's.
 _NEXT_NS: Final = 10_000
 
 #: Why a kernel waited for one of another stream.
@@ -340,32 +344,32 @@ STREAM_TURNS: Final = table(
 
 @once
 def stream_turns(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """How often, and why, queued kernels of a stream began only when a kernel of another stream ended.
+    """Queued kernels of a stream that began only when a kernel of another stream ended, by reason.
 
     Returns:
         `STREAM_TURNS`; no rows where streams ran at once, or there is one.
     """
-    work = timeline.work_in(window).select(_OF_TURNS)
-    work = chosen(work, work.select(_is_compute() & pl.col("launch_end_ns").is_not_null()).to_series())
-    found = [pl.DataFrame(schema=_TURN)]
-    keys, number = numbered(work, ("device", "process"))
-    for place, (device, process) in enumerate(keys.iter_rows()):
-        part = work if keys.height == 1 else work.filter(pl.Series(number == place))
-        if part["stream"].n_unique() > 1:
-            found.append(_turns_of(timeline, part, device, process))
-    grouped = pl.concat(found).group_by("why").agg(pl.len().cast(pl.Int64).alias("turns"), pl.col("at_once_ns").sum())
+    work = timeline.work_in(window).select(_TURN_COLUMNS)
+    work = select_rows(work, work.select(_is_compute() & pl.col("launch_end_ns").is_not_null()).to_series())
+    turns = [pl.DataFrame(schema=_TURN)]
+    keys, group = numbered(work, ("device", "process"))
+    for group_row, (device, process) in enumerate(keys.iter_rows()):
+        kernels = work if keys.height == 1 else work.filter(pl.Series(group == group_row))
+        if kernels["stream"].n_unique() > 1:
+            turns.append(_turns_of(timeline, kernels, device, process))
+    grouped = pl.concat(turns).group_by("why").agg(pl.len().cast(pl.Int64).alias("turns"), pl.col("at_once_ns").sum())
     return STREAM_TURNS.conform(grouped).sort("at_once_ns", "why", descending=[True, False])
 
 
 _TURN: Final = {"why": pl.String, "at_once_ns": pl.Int64}
-_OF_TURNS: Final = (
+_TURN_COLUMNS: Final = (
     *("kind", "row", "start_ns", "end_ns", "device", "process", "stream"),
     *("launch_start_ns", "launch_end_ns"),
 )
 
 
 def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int) -> pl.DataFrame:
-    """Why each kernel of a process on a GPU waited for another stream's, and how much of both could overlap.
+    """The reason why each kernel of a process on a GPU waited for another stream's, and the possible overlap of both.
 
     Args:
         work: the kernels in order of their begins, as `Timeline.work` has them.
@@ -373,47 +377,49 @@ def _turns_of(timeline: Timeline, work: pl.DataFrame, device: int, process: int)
     starts, ends = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
     stream, launched = work["stream"].to_numpy(), work["launch_start_ns"].to_numpy()
     ready = work["launch_end_ns"].to_numpy().copy()
-    last = np.full(len(starts), -1)  # the kernel of another stream that ended last before each began
-    told_to_wait = np.zeros(len(starts), dtype=np.bool_)
+    predecessor = np.full(len(starts), -1)  # the kernel of another stream that ended last before each began
+    waits_for_event = np.zeros(len(starts), dtype=np.bool_)
     waits = timeline.trace.synchronizations.filter(
         (pl.col("kind").cast(pl.String) == "stream-wait-event") & (pl.col("process") == process)
     ).sort("start_ns")
-    for own in np.unique(stream):
-        mine = np.flatnonzero(stream == own)
-        ready[mine[1:]] = np.maximum(ready[mine[1:]], ends[mine[:-1]])
-        told = waits["start_ns"].filter(waits["stream"] == own).to_numpy()
-        if len(told):
-            told_to_wait[mine] = np.diff(np.searchsorted(told, launched[mine]), prepend=0) > 0
-        others = np.flatnonzero(stream != own)
-        others = others[np.argsort(ends[others], kind="stable")]
-        place = np.searchsorted(ends[others], starts[mine], side="right") - 1
-        last[mine] = np.where(place >= 0, others[np.maximum(place, 0)], -1)
-    behind = np.flatnonzero(last >= 0)
-    before = last[behind]
-    held = ends[before] - np.maximum(ready[behind], starts[before])
-    # What ran beside a kernel for half of its time or more was no turn: it began at once.
-    turn = (starts[behind] - ends[before] <= _NEXT_NS) & (2 * held >= ends[before] - starts[before]) & (held > 0)
-    behind, before, held = behind[turn], before[turn], held[turn]
-    at_once = np.minimum(held, ends[behind] - starts[behind])
+    for current in np.unique(stream):
+        rows = np.flatnonzero(stream == current)
+        ready[rows[1:]] = np.maximum(ready[rows[1:]], ends[rows[:-1]])
+        event_waits = waits["start_ns"].filter(waits["stream"] == current).to_numpy()
+        if len(event_waits):
+            waits_for_event[rows] = np.diff(np.searchsorted(event_waits, launched[rows]), prepend=0) > 0
+        elsewhere = np.flatnonzero(stream != current)
+        elsewhere = elsewhere[np.argsort(ends[elsewhere], kind="stable")]
+        place = np.searchsorted(ends[elsewhere], starts[rows], side="right") - 1
+        predecessor[rows] = np.where(place >= 0, elsewhere[np.maximum(place, 0)], -1)
+    later = np.flatnonzero(predecessor >= 0)
+    earlier = predecessor[later]
+    delay_ns = ends[earlier] - np.maximum(ready[later], starts[earlier])
+    # A kernel that could run beside the other for half of the other's time did not wait for it.
+    is_turn = (
+        (starts[later] - ends[earlier] <= _NEXT_NS) & (2 * delay_ns >= ends[earlier] - starts[earlier]) & (delay_ns > 0)
+    )
+    later, earlier, delay_ns = later[is_turn], earlier[is_turn], delay_ns[is_turn]
+    overlap_ns = np.minimum(delay_ns, ends[later] - starts[later])
     kinds = timeline.trace.capture.stream_kinds
     legacy, blocking = (
-        [number for owner, number, kind in kinds if owner == process and kind == wanted]
-        for wanted in ("legacy-default", "blocking")
+        [number for owner, number, kind in kinds if owner == process and kind == stream_kind]
+        for stream_kind in ("legacy-default", "blocking")
     )
-    by_default = np.zeros(len(behind), dtype=np.bool_)
-    for mine, other in ((behind, before), (before, behind)):
-        by_default |= np.isin(stream[mine], legacy) & np.isin(stream[other], blocking)
-    full = _fills_gpu(timeline, work.select("kind", "row")[before], device)
-    why = np.select([told_to_wait[behind], full, by_default], ["event", "full", "default-stream"], "unknown")
-    return pl.DataFrame({"why": why.astype(str), "at_once_ns": at_once}, schema=_TURN)
+    default_stream = np.zeros(len(later), dtype=np.bool_)
+    for rows, partners in ((later, earlier), (earlier, later)):
+        default_stream |= np.isin(stream[rows], legacy) & np.isin(stream[partners], blocking)
+    full = _fills_gpu(timeline, work.select("kind", "row")[earlier], device)
+    cause = np.select([waits_for_event[later], full, default_stream], ["event", "full", "default-stream"], "unknown")
+    return pl.DataFrame({"why": cause.astype(str), "at_once_ns": overlap_ns}, schema=_TURN)
 
 
 def _fills_gpu(timeline: Timeline, work: pl.DataFrame, device: int) -> npt.NDArray[np.bool_]:
-    """Whether each kernel had a block for every multiprocessor; where grids are not known, as if it had."""
-    known = timeline.trace.capture.device(device)
+    """Whether each kernel had a block for every multiprocessor; True where the grid is unknown."""
+    gpu = timeline.trace.capture.device(device)
     full = np.ones(work.height, dtype=np.bool_)
     kernels = np.flatnonzero((work["kind"] == "kernel").to_numpy())
     kinds, of_kernel = timeline.launch_kinds
     blocks = kinds["blocks"].gather(of_kernel[work["row"].to_numpy()[kernels]])
-    full[kernels] = (blocks >= ((known and known.sm_count) or 1)).fill_null(value=True).to_numpy()
+    full[kernels] = (blocks >= ((gpu and gpu.sm_count) or 1)).fill_null(value=True).to_numpy()
     return full

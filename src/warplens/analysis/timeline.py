@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from warplens.analysis.frames import chosen, numbered, once
+from warplens.analysis.frames import numbered, once, select_rows
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator, range_forest
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 
 _LAUNCH_COLUMNS = ("launch_start_ns", "launch_end_ns", "thread", "range", "inferred")
 
-#: A direct look-up table from correlation id to API call is used while it stays this many times as long as the calls.
+#: A direct look-up table from correlation id to API call is used while it is at most this many times as long as the
+#: calls.
 _LOOKUP_SPARSITY = 16
 
-#: What tells one kind of launch from another.
+#: Columns that identify a kind of launch.
 _LAUNCH: Final = ("name", "full_name", "blocks", "threads")
 
 
 class LaunchKinds(NamedTuple):
-    """What kernels were launched as: millions of them are of a few hundred kinds, of which rules ask once each."""
+    """Distinct kernel launches by name and size: millions of kernels are of a few hundred kinds."""
 
-    #: a row a kind, the first that occurs first: `name` and `full_name`, dictionary-encoded as in `Trace.kernels`,
+    #: one row per kind, in order of first occurrence: `name` and `full_name`, dictionary-encoded as in `Trace.kernels`,
     #: `blocks` of the grid and `threads` of a block, null where they were not recorded
     table: pl.DataFrame
-    of_kernel: npt.NDArray[np.int32]  #: of each row of `Trace.kernels` its row in `table`
+    of_kernel: npt.NDArray[np.int32]  #: for each row of `Trace.kernels` its row in `table`
 
 
 class Timeline:
@@ -53,7 +54,7 @@ class Timeline:
         if not isinstance(trace, Trace):
             raise TypeError(f"Timeline takes a Trace (warplens.read gives one), not {type(trace).__name__}")
         self.trace = trace
-        self.answers: dict[tuple[object, ...], Any] = {}  # of questions asked `once`
+        self.answers: dict[tuple[object, ...], Any] = {}  # results of functions decorated with `once`
         self._inside_name: dict[str, Bools] = {}
 
     def __repr__(self) -> str:
@@ -64,15 +65,15 @@ class Timeline:
         """All GPU work, one row per kernel, copy, memset and whole-graph launch, in order of its begin.
 
         Columns: `kind`, `row` (in the table of that kind), `start_ns`, `end_ns`, `device`, `stream`, `process`; of the
-        launching API call `api_row`, `launch_start_ns`, `launch_end_ns`, `thread`; and `range`
-        (row of the innermost range it is attributed to) with `inferred` (by the waiting-thread rule). Nulls stand
-        where there is no such call or range.
+        launching API call `api_row`, `launch_start_ns`, `launch_end_ns`, `thread`; and `range` (row of the innermost
+        range it is attributed to) with `inferred` (by the waiting-thread rule). Null where there is no such call or
+        range.
         """
         tables: list[pl.DataFrame] = [getattr(self.trace, table) for table in WORK_KINDS.values()]
         counts = [table.height for table in tables]
-        begun = pl.concat([table["start_ns"] for table in tables])
+        starts = pl.concat([table["start_ns"] for table in tables])
         # The tables are nearly sorted runs, on which a stable sort takes one pass.
-        order = np.argsort(begun.to_numpy(), kind="stable")
+        order = np.argsort(starts.to_numpy(), kind="stable")
 
         def in_order(name: str, order: Int64s = order) -> pl.Series:
             return pl.concat([table[name] for table in tables]).gather(order)
@@ -88,42 +89,42 @@ class Timeline:
         )
         calls = self.trace.api_calls
         api_row = self._api_rows(work["process"].to_numpy(), in_order("correlation"))
-        known = api_row >= 0
-        launching = _nullable(api_row, "api_row")
+        has_call = api_row >= 0
+        api_row_or_null = _nullable(api_row, "api_row")
         work = work.with_columns(
-            launching,
-            calls["start_ns"].gather(launching).alias("launch_start_ns"),
-            calls["end_ns"].gather(launching).alias("launch_end_ns"),
-            calls["thread"].gather(launching).alias("thread"),
+            api_row_or_null,
+            calls["start_ns"].gather(api_row_or_null).alias("launch_start_ns"),
+            calls["end_ns"].gather(api_row_or_null).alias("launch_end_ns"),
+            calls["thread"].gather(api_row_or_null).alias("thread"),
         )
-        found = np.full(work.height, NO_RANGE, dtype=np.int64)
+        range_rows = np.full(work.height, NO_RANGE, dtype=np.int64)
         inferred = np.zeros(work.height, dtype=np.bool_)
         if self.trace.ranges.height:
-            rows = np.flatnonzero(known)
-            found[rows], inferred[rows] = self.forest.attribute(
+            rows = np.flatnonzero(has_call)
+            range_rows[rows], inferred[rows] = self.forest.attribute(
                 work["process"].to_numpy()[rows].astype(np.int64),
                 calls["thread"].to_numpy()[api_row[rows]].astype(np.int64),
                 calls["start_ns"].to_numpy()[api_row[rows]],
             )
-        return work.with_columns(_nullable(found, "range"), pl.Series("inferred", inferred))
+        return work.with_columns(_nullable(range_rows, "range"), pl.Series("inferred", inferred))
 
     def correlations(self, work: pl.DataFrame) -> pl.Series:
-        """What joins each of these rows of `work` to its launching call; null where that was not recorded."""
-        numbered = work.select("kind", "row").with_row_index("place")
+        """The correlation id of each of these rows of `work`; null where it was not recorded."""
+        placed = work.select("kind", "row").with_row_index("place")
         parts = [
-            mine.select("place", getattr(self.trace, table)["correlation"].gather(mine["row"]))
+            of_kind.select("place", getattr(self.trace, table)["correlation"].gather(of_kind["row"]))
             for kind, table in WORK_KINDS.items()
-            for mine in [numbered.filter(pl.col("kind") == kind)]
+            for of_kind in [placed.filter(pl.col("kind") == kind)]
         ]
         return pl.concat(parts).sort("place")["correlation"]
 
     @cached_property
     def launch_kinds(self) -> LaunchKinds:
-        """The kinds of launches, by name and by the size of the grid and its blocks."""
+        """The kinds of launches, by name, grid size and block size."""
         kernels = self.trace.kernels
         sizes = [
-            size if kernels[side].null_count() < kernels.height else pl.lit(None, dtype=pl.Int64).alias(name)
-            for side, name, size in (("grid_x", "blocks", GRID_BLOCKS), ("block_x", "threads", BLOCK_THREADS))
+            size if kernels[axis].null_count() < kernels.height else pl.lit(None, dtype=pl.Int64).alias(name)
+            for axis, name, size in (("grid_x", "blocks", GRID_BLOCKS), ("block_x", "threads", BLOCK_THREADS))
         ]
         table, kind = numbered(kernels.select("name", "full_name", *sizes), _LAUNCH)
         return LaunchKinds(table, kind.astype(np.int32))
@@ -135,7 +136,7 @@ class Timeline:
 
     @cached_property
     def has_operators(self) -> bool:
-        """Whether the profile holds a framework's operators."""
+        """Whether the profile holds operators of a framework."""
         return bool(is_operator(self.trace.ranges).any())
 
     @cached_property
@@ -147,7 +148,7 @@ class Timeline:
 
     @cached_property
     def autograd(self) -> AutogradLinks:
-        """Which forward operator each backward operator belongs to."""
+        """The forward operator of each backward operator."""
         from warplens.analysis.operators.places import autograd_links
 
         return autograd_links(self.trace, self.operators)
@@ -168,7 +169,7 @@ class Timeline:
 
     @cached_property
     def steps(self) -> StepSearch:
-        """The repetitions of the workload, and which of them are steady."""
+        """The steps of the workload, and which of them are steady."""
         return find_steps(self.trace, self.work, self.forest)
 
     def window(self, spec: str = "steady", range_name: str | None = None) -> Window:
@@ -223,11 +224,11 @@ class Timeline:
 
     def in_range(self, name: str) -> Bools:
         """For each row of `work`, whether it was launched inside a range of this name, at any depth."""
-        found: Bools = self.lies_in(name)[self.work["range"].fill_null(NO_RANGE).to_numpy()]
-        return found
+        inside: Bools = self.lies_in(name)[self.work["range"].fill_null(NO_RANGE).to_numpy()]
+        return inside
 
     def lies_in(self, name: str) -> Bools:
-        """For each range whether it has this name or lies in one that has; the last entry answers for "no range"."""
+        """For each range, whether it or an enclosing range has this name; the last entry stands for "no range"."""
         if name not in self._inside_name:
             label = np.zeros(self.trace.ranges.height, dtype=np.int64)
             label[self.range_rows(name)] = 1
@@ -241,11 +242,11 @@ class Timeline:
         return self.work[self.work_rows_in(window)]
 
     def work_rows_in(self, window: Window) -> slice | Int64s:
-        """The positions of those rows in `work`, to index arrays alongside it."""
+        """The positions in `work` of the rows of `work_in`, to index arrays alongside it."""
         start, end = 0, self.work.height
         if window.kind != "all":
-            begun = self.work["start_ns"].to_numpy()
-            start, end = (int(np.searchsorted(begun, edge)) for edge in (window.start_ns, window.end_ns))
+            starts = self.work["start_ns"].to_numpy()
+            start, end = (int(np.searchsorted(starts, edge)) for edge in (window.start_ns, window.end_ns))
         if window.range_name is None:
             return slice(start, end)
         return start + np.flatnonzero(self.in_range(window.range_name)[start:end])
@@ -257,23 +258,23 @@ class Timeline:
         return work if work["device"].n_unique() == 1 else work.filter(pl.col("device") == device)
 
     def rows_on(self, device: int, which: Bools | None = None) -> Int64s:
-        """The positions in `work` of the rows of `work_on(device)`, or of those of them for which this holds."""
+        """The positions in `work` of the rows of `work_on(device)`, or of those that the mask `which` selects."""
         if self.work_on(device).height == self.work.height:
             return np.arange(self.work.height) if which is None else np.flatnonzero(which)
-        mine = np.flatnonzero((self.work["device"] == device).to_numpy())
-        return mine if which is None else mine[which]
+        rows = np.flatnonzero((self.work["device"] == device).to_numpy())
+        return rows if which is None else rows[which]
 
     @once
     def busy(self, device: int) -> Intervals:
-        """When the device was doing anything, over the whole profile, as disjoint intervals."""
+        """Disjoint intervals in which the device was busy, over the whole profile."""
         work = self.work_on(device)
         return union(Intervals(work["start_ns"].to_numpy(), work["end_ns"].to_numpy()))
 
     def kernels_in(self, window: Window, *, launches: bool = True) -> pl.DataFrame:
         """The kernels of the window: all columns of the table, and with `launches` the launch columns of `work`."""
-        begun = self.trace.kernels["start_ns"]
-        if not launches and window.range_name is None and begun.is_sorted():
-            start, end = begun.search_sorted(pl.Series([window.start_ns, window.end_ns]))
+        starts = self.trace.kernels["start_ns"]
+        if not launches and window.range_name is None and starts.is_sorted():
+            start, end = starts.search_sorted(pl.Series([window.start_ns, window.end_ns]))
             return self.trace.kernels if window.kind == "all" else self.trace.kernels.slice(start, end - start)
         return self._table_in(window, "kernel")
 
@@ -305,7 +306,7 @@ class Timeline:
         return self._inside_range(window.range_name, waits, pl.Series(threads[api_row]))
 
     def lie_in_range(self, window: Window, calls: pl.DataFrame) -> Bools:
-        """Which of these intervals of host threads begin inside the window's range; all where it has none.
+        """Whether each of these intervals of host threads begins inside the window's range; all True where it has none.
 
         Args:
             window: the window, whose times do not count here.
@@ -315,36 +316,36 @@ class Timeline:
             return np.ones(calls.height, dtype=np.bool_)
         if calls is self.trace.ranges:
             return self.lies_in(window.range_name)[:-1]
-        return self._lying_in(window.range_name, calls, calls["thread"])
+        return self._in_range_mask(window.range_name, calls, calls["thread"])
 
     def _table_in(self, window: Window, kind: str) -> pl.DataFrame:
         work = self.work.select("kind", "row", *_LAUNCH_COLUMNS)[self.work_rows_in(window)]
-        selected = work.filter(pl.col("kind") == kind)
+        of_kind = work.filter(pl.col("kind") == kind)
         table: pl.DataFrame = getattr(self.trace, WORK_KINDS[kind])
-        rows = selected["row"]
+        rows = of_kind["row"]
         # The tables are nearly always in order of time, so that a window is a slice of them: no row is copied.
         consecutive = rows.len() > 0 and bool((rows.diff().drop_nulls() == 1).all())
-        picked = table.slice(rows[0], rows.len()) if consecutive else table[rows]
-        return picked.with_columns(selected.select(_LAUNCH_COLUMNS).get_columns())
+        table_rows = table.slice(rows[0], rows.len()) if consecutive else table[rows]
+        return table_rows.with_columns(of_kind.select(_LAUNCH_COLUMNS).get_columns())
 
     def _host_rows_in(self, window: Window, calls: pl.DataFrame) -> pl.DataFrame:
         if window.kind != "all":
-            calls = chosen(calls, (calls["start_ns"] >= window.start_ns) & (calls["start_ns"] < window.end_ns))
+            calls = select_rows(calls, (calls["start_ns"] >= window.start_ns) & (calls["start_ns"] < window.end_ns))
         if window.range_name is None or not calls.height:
             return calls
         return self._inside_range(window.range_name, calls, calls["thread"])
 
     def _inside_range(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> pl.DataFrame:
-        return calls.filter(pl.Series(self._lying_in(name, calls, thread)))
+        return calls.filter(pl.Series(self._in_range_mask(name, calls, thread)))
 
-    def _lying_in(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> Bools:
-        found, _ = self.forest.attribute(
+    def _in_range_mask(self, name: str, calls: pl.DataFrame, thread: pl.Series) -> Bools:
+        range_rows, _ = self.forest.attribute(
             calls["process"].to_numpy().astype(np.int64),
             thread.to_numpy().astype(np.int64),
             calls["start_ns"].to_numpy(),
         )
-        lying: Bools = self.lies_in(name)[found]
-        return lying
+        inside: Bools = self.lies_in(name)[range_rows]
+        return inside
 
     def _steady_window(self) -> Window:
         search = self.steps
@@ -363,24 +364,24 @@ class Timeline:
         return start, end
 
     def _api_rows(self, process: npt.NDArray[np.int32], correlation: pl.Series) -> Int64s:
-        """The row of the API call with the same process and correlation id; the outermost of several; −1 for none."""
-        wanted = correlation.fill_null(-1).to_numpy()
-        rows = np.full(len(wanted), -1, dtype=np.int64)
+        """The row of the API call with the same process and correlation id, the outermost of several; −1 for none."""
+        ids_wanted = correlation.fill_null(-1).to_numpy()
+        rows = np.full(len(ids_wanted), -1, dtype=np.int64)
         for pid, (ids, api_rows) in self._calls_by_process.items():
-            mine = np.flatnonzero((process == pid) & (wanted >= 0))
-            rows[mine] = _look_up(ids, api_rows, wanted[mine])
+            of_process = np.flatnonzero((process == pid) & (ids_wanted >= 0))
+            rows[of_process] = _look_up(ids, api_rows, ids_wanted[of_process])
         return rows
 
     @cached_property
     def _calls_by_process(self) -> dict[int, tuple[Int64s, Int64s | None]]:
-        """Correlation ids of each process in ascending order, with the row of the call that began first.
+        """Ascending correlation ids of each process, and the row of the first call with each id.
 
-        None stands for rows that are the places of the ids, as in most profiles of one process.
+        None instead of rows means that each id's position is its row, as in most profiles of one process.
         """
         calls = self.trace.api_calls
         process = calls["process"].to_numpy()
         correlation = calls["correlation"].to_numpy()
-        begun = calls["start_ns"].to_numpy()
+        starts = calls["start_ns"].to_numpy()
         result: dict[int, tuple[Int64s, Int64s | None]] = {}
         pids = calls["process"].unique().sort().to_list()
         if len(pids) == 1 and _strictly_ascending(correlation):
@@ -389,7 +390,7 @@ class Timeline:
             rows = np.flatnonzero(process == pid)
             ids = correlation[rows]
             if not _strictly_ascending(ids):
-                order = np.lexsort((begun[rows], ids))
+                order = np.lexsort((starts[rows], ids))
                 ids, rows = ids[order], rows[order]
                 first = np.r_[True, ids[1:] != ids[:-1]]
                 ids, rows = ids[first], rows[first]
@@ -397,19 +398,19 @@ class Timeline:
         return result
 
 
-def _look_up(ids: Int64s, rows: Int64s | None, wanted: Int64s) -> Int64s:
+def _look_up(ids: Int64s, rows: Int64s | None, ids_wanted: Int64s) -> Int64s:
     """`rows[i]`, or `i` without rows, where `ids[i]` equals the wanted id, else −1; `ids` ascend strictly."""
     rows = np.arange(len(ids)) if rows is None else rows
-    if not len(ids) or not len(wanted):
-        return np.full(len(wanted), -1, dtype=np.int64)
+    if not len(ids) or not len(ids_wanted):
+        return np.full(len(ids_wanted), -1, dtype=np.int64)
     low, high = int(ids[0]), int(ids[-1])
     if high - low < _LOOKUP_SPARSITY * len(ids):
         table = np.full(high - low + 2, -1, dtype=np.int64)
         table[ids - low] = rows
-        inside = (wanted >= low) & (wanted <= high)
-        return table[np.where(inside, wanted - low, high - low + 1)]
-    position = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    return np.where(ids[position] == wanted, rows[position], -1)
+        in_table = (ids_wanted >= low) & (ids_wanted <= high)
+        return table[np.where(in_table, ids_wanted - low, high - low + 1)]
+    position = np.minimum(np.searchsorted(ids, ids_wanted), len(ids) - 1)
+    return np.where(ids[position] == ids_wanted, rows[position], -1)
 
 
 def _strictly_ascending(values: Int64s) -> bool:

@@ -1,6 +1,6 @@
-"""Ranges as a forest: who encloses whom, sums along its paths without a loop over nodes, and what work belongs to.
+"""Ranges as a forest: enclosing ranges, sums along paths without a loop over nodes, and attribution of GPU work.
 
-Which annotated range a piece of GPU work belongs to is told by two rules, in this order:
+A piece of GPU work belongs to an annotated range by two rules, in this order:
 
 1. *Same thread*: the innermost range that is open on the launching thread when the launching API call begins.
 2. *Waiting thread*: work launched from a thread that has no range of its own open, while another thread of the process
@@ -9,9 +9,9 @@ Which annotated range a piece of GPU work belongs to is told by two rules, in th
    parent to the outermost ranges of the launching thread, so that their time counts in the waiting thread's ranges.
 
 Where several threads hold ranges open, the one whose outermost ranges cover the most host time is asked first (the
-training loop's own thread spans the step, its helpers do not), and links only ever lead from a thread with less cover
-to one with more, so that no range can become its own ancestor. A framework's operators (ranges of kind `cpu-op`) lend
-nothing: a thread that runs an operator is at work, not waiting for another one; only what a person annotated is.
+training loop's own thread spans the step, its helpers do not), and links only lead from a thread with less cover to one
+with more, so that no range can become its own ancestor. A framework's operators (ranges of kind `cpu-op`) are never
+lent: a thread that runs an operator is working, not waiting for another one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Forest:
 
     @classmethod
     def of(cls, parent: Int64s) -> Forest:
-        """The forest of these links, which must not form a circle."""
+        """The forest of these links, which must not form a cycle."""
         return cls(parent, levels_of(parent))
 
     def inclusive(self, exclusive: Int64s) -> Int64s:
-        """Adds each node's own amount to all of its ancestors; exact integers, one pass per level.
+        """Add each node's own amount to all of its ancestors; exact integers, one pass per level.
 
         Args:
             exclusive: shape (n,), the amount that belongs to each node directly.
@@ -61,34 +61,32 @@ class Forest:
         return self._upwards(values, np.maximum)
 
     def outermost_match(self, label: Int64s) -> Int64s:
-        """For each node the label (> 0) of its outermost labelled ancestor or itself; 0 where none is labelled."""
-        result = label.astype(np.int64, copy=True)
-        for rows in self._levels:
-            parents = self.parent[rows]
-            inherited = np.where(parents != NO_RANGE, result[np.maximum(parents, 0)], 0)
-            result[rows] = np.where(inherited > 0, inherited, result[rows])
-        return result
+        """For each node the label (> 0) of its outermost labelled ancestor or itself; 0 for none."""
+        return self._inherit(label, lambda own, inherited: np.where(inherited > 0, inherited, own))
 
     def innermost_match(self, label: Int64s) -> Int64s:
-        """For each node the label (> 0) of its innermost labelled ancestor or itself; 0 where none is labelled."""
+        """For each node the label (> 0) of its innermost labelled ancestor or itself; 0 for none."""
+        return self._inherit(label, lambda own, inherited: np.where(own > 0, own, inherited))
+
+    def _inherit(self, label: Int64s, choose: Callable[[Int64s, Int64s], Int64s]) -> Int64s:
         result = label.astype(np.int64, copy=True)
         for rows in self._levels:
             parents = self.parent[rows]
             inherited = np.where(parents != NO_RANGE, result[np.maximum(parents, 0)], 0)
-            result[rows] = np.where(result[rows] > 0, result[rows], inherited)
+            result[rows] = choose(result[rows], inherited)
         return result
 
     def repeats(self, label: Int64s) -> Bools:
-        """Whether an ancestor of each node bears the node's own label: such a node is part of its label already."""
-        found = np.zeros(len(label), dtype=np.bool_)
+        """Whether an ancestor of each node has the node's own label, which already includes the node then."""
+        repeated = np.zeros(len(label), dtype=np.bool_)
         pending = np.flatnonzero(self.parent != NO_RANGE)
         above = self.parent[pending]
         while len(pending):
-            same = label[above] == label[pending]
-            found[pending[same]] = True
-            climbs = ~same & (self.parent[above] != NO_RANGE)
+            is_same = label[above] == label[pending]
+            repeated[pending[is_same]] = True
+            climbs = ~is_same & (self.parent[above] != NO_RANGE)
             pending, above = pending[climbs], self.parent[above[climbs]]
-        return found
+        return repeated
 
     @cached_property
     def _levels(self) -> list[Int64s]:
@@ -123,33 +121,33 @@ def levels_of(parent: Int64s) -> Int64s:
 
 
 def look_up(values: Int64s, rows: Int64s) -> Int64s:
-    """`values[rows]`; `NO_RANGE` for what is `NO_RANGE`."""
-    found: Int64s = np.r_[values, NO_RANGE][rows]
-    return found
+    """`values[rows]`, with `NO_RANGE` for rows that are `NO_RANGE`."""
+    values_at_rows: Int64s = np.r_[values, NO_RANGE][rows]
+    return values_at_rows
 
 
-def nearest(parent: Int64s, wanted: Bools, start: Int64s) -> Int64s:
-    """For each node of `start` itself or its nearest ancestor that is wanted; `NO_RANGE` where there is none.
+def nearest(parent: Int64s, selected: Bools, start: Int64s) -> Int64s:
+    """For each node of `start`, itself or its nearest selected ancestor; `NO_RANGE` for none.
 
     Args:
         parent: shape (n,), each node's parent; `NO_RANGE` for a root.
-        wanted: shape (n,), which nodes may be found.
-        start: shape (m,), the nodes to begin with; `NO_RANGE` stays what it is.
+        selected: shape (n,), which nodes may be found.
+        start: shape (m,), the nodes to begin with; `NO_RANGE` stays `NO_RANGE`.
     """
     if len(start) > len(parent):
-        every: Int64s = np.r_[nearest(parent, wanted, np.arange(len(parent))), NO_RANGE]
-        return every[start]
-    found = start.copy()
-    pending = np.flatnonzero(found != NO_RANGE)
+        nearest_of_all: Int64s = np.r_[nearest(parent, selected, np.arange(len(parent))), NO_RANGE]
+        return nearest_of_all[start]
+    result = start.copy()
+    pending = np.flatnonzero(result != NO_RANGE)
     while len(pending):
-        pending = pending[~wanted[found[pending]]]
-        found[pending] = parent[found[pending]]
-        pending = pending[found[pending] != NO_RANGE]
-    return found
+        pending = pending[~selected[result[pending]]]
+        result[pending] = parent[result[pending]]
+        pending = pending[result[pending] != NO_RANGE]
+    return result
 
 
 class NamePaths(NamedTuple):
-    """Each node's path, and for each path the one above it (`NO_RANGE` for none), its name's code and its depth."""
+    """The path of each node; for each path its parent path (`NO_RANGE` for none), its name's code, and its depth."""
 
     path: Int64s
     parent: Int64s
@@ -158,7 +156,7 @@ class NamePaths(NamedTuple):
 
 
 def name_paths(code: Int64s, rows: Int64s, parent_row: Int64s) -> NamePaths:
-    """Groups nodes by the names on the way to them.
+    """Groups nodes by their path of names.
 
     Args:
         code: shape (n,), number of each node's name; all nodes, selected or not.
@@ -167,13 +165,13 @@ def name_paths(code: Int64s, rows: Int64s, parent_row: Int64s) -> NamePaths:
     """
     position = np.full(len(code), NO_RANGE, dtype=np.int64)
     position[rows] = np.arange(len(rows))
-    # An ancestor that is not among the rows is no ancestor in their tree.
+    # Ancestors outside `rows` do not count.
     parent = np.where(parent_row != NO_RANGE, position[np.maximum(parent_row, 0)], NO_RANGE)
     group = np.full(len(rows), NO_RANGE, dtype=np.int64)
     parents: list[Int64s] = []
     codes: list[Int64s] = []
     depths: list[Int64s] = []
-    used = 0
+    path_count = 0
     distinct_codes = int(code.max(initial=0)) + 1
     pending = np.flatnonzero(parent == NO_RANGE)
     level = 0
@@ -181,35 +179,35 @@ def name_paths(code: Int64s, rows: Int64s, parent_row: Int64s) -> NamePaths:
     while len(pending):
         above = np.where(parent[pending] != NO_RANGE, group[np.maximum(parent[pending], 0)], NO_RANGE)
         pairs, inverse = np.unique((above + 1) * distinct_codes + code[rows[pending]], return_inverse=True)
-        group[pending] = used + inverse.reshape(-1)
+        group[pending] = path_count + inverse.reshape(-1)
         parents.append(pairs // distinct_codes - 1)
         codes.append(pairs % distinct_codes)
         depths.append(np.full(len(pairs), level, dtype=np.int64))
-        used += len(pairs)
+        path_count += len(pairs)
         level += 1
         pending = children(pending)
-    if not used:
+    if not path_count:
         return NamePaths(group, *(np.empty(0, dtype=np.int64) for _ in range(3)))
     return NamePaths(group, np.concatenate(parents), np.concatenate(codes), np.concatenate(depths))
 
 
 def _children(parent: Int64s) -> Callable[[Int64s], Int64s]:
-    """A look-up of all rows whose parent is among the given ones."""
+    """A function that returns all rows whose parent is among its argument."""
     order = np.argsort(parent, kind="stable")
     ordered = parent[order]
 
-    def of(rows: Int64s) -> Int64s:
+    def children_of(rows: Int64s) -> Int64s:
         low, high = np.searchsorted(ordered, rows, "left"), np.searchsorted(ordered, rows, "right")
         lengths = high - low
         offsets = np.repeat(low - np.r_[0, np.cumsum(lengths)[:-1]], lengths)
-        picked: Int64s = order[offsets + np.arange(int(lengths.sum()))]
-        return picked
+        children: Int64s = order[offsets + np.arange(int(lengths.sum()))]
+        return children
 
-    return of
+    return children_of
 
 
 def depth_first(table: pl.DataFrame, most: str, then: str, last: str) -> pl.DataFrame:
-    """Rows (`id` from 0, `parent`, …) in tree order: parents before their children, siblings by three columns.
+    """Rows (`id` from 0, `parent`, …) in tree order: parents before their children, siblings sorted by three columns.
 
     Args:
         table: the rows, by `id`.
@@ -217,15 +215,15 @@ def depth_first(table: pl.DataFrame, most: str, then: str, last: str) -> pl.Data
         last: column, the smallest value first.
     """
     ranked = table.sort([most, then, last], descending=[True, True, False], maintain_order=True)
-    below: dict[int | None, list[int]] = {}
-    for row, above in zip(ranked["id"].to_list(), ranked["parent"].to_list(), strict=True):
-        below.setdefault(above, []).append(row)
+    children_by_parent: dict[int | None, list[int]] = {}
+    for row, parent in zip(ranked["id"].to_list(), ranked["parent"].to_list(), strict=True):
+        children_by_parent.setdefault(parent, []).append(row)
     order: list[int] = []
-    stack = list(reversed(below.get(None, [])))
+    stack = list(reversed(children_by_parent.get(None, [])))
     while stack:
         row = stack.pop()
         order.append(row)
-        stack.extend(reversed(below.get(row, [])))
+        stack.extend(reversed(children_by_parent.get(row, [])))
     return table[order]
 
 
@@ -249,8 +247,8 @@ class _OpenRanges(NamedTuple):
     def at(self, when: Int64s) -> Int64s:
         if not self.times.size:
             return np.full(when.shape, NO_RANGE)
-        found: Int64s = np.r_[NO_RANGE, self.innermost][edges_until(self.times, when)]
-        return found
+        open_range: Int64s = np.r_[NO_RANGE, self.innermost][edges_until(self.times, when)]
+        return open_range
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +266,7 @@ class RangeForest(Forest):
     crossing: Bools
     _threads: dict[tuple[int, int], _OpenRanges]
     _lenders: dict[tuple[int, int], _OpenRanges]
-    _asked_first: dict[int, list[tuple[int, int]]]
+    _lender_order: dict[int, list[tuple[int, int]]]
 
     def attribute(self, process: Int64s, thread: Int64s, when: Int64s) -> tuple[Int64s, Bools]:
         """The range of each launch, and whether it was inferred.
@@ -276,39 +274,39 @@ class RangeForest(Forest):
         Args:
             process, thread, when: shape (m,), the launching thread and the time at which its API call began.
         """
-        found = np.full(len(when), NO_RANGE, dtype=np.int64)
+        result = np.full(len(when), NO_RANGE, dtype=np.int64)
         inferred = np.zeros(len(when), dtype=np.bool_)
         for launcher, rows in _rows_by_thread(process, thread):
             if launcher in self._threads:
-                own = self._threads[launcher].at(when if len(rows) == len(when) else when[rows])
+                own_range = self._threads[launcher].at(when if len(rows) == len(when) else when[rows])
                 if len(rows) == len(when):
-                    found = own
+                    result = own_range
                 else:
-                    found[rows] = own
-                rows = rows[own == NO_RANGE]  # noqa: PLW2901  # only these may be another thread's
+                    result[rows] = own_range
+                rows = rows[own_range == NO_RANGE]  # noqa: PLW2901  # only these may belong to another thread
             waiting = self._waiting(launcher, when[rows])
-            found[rows], inferred[rows] = waiting, waiting != NO_RANGE
-        return found, inferred
+            result[rows], inferred[rows] = waiting, waiting != NO_RANGE
+        return result, inferred
 
     def open_on(self, process: Int64s, thread: Int64s, when: Int64s) -> Int64s:
         """The innermost range that each thread itself holds open at that time; `NO_RANGE` for none."""
-        found = np.full(len(when), NO_RANGE, dtype=np.int64)
+        result = np.full(len(when), NO_RANGE, dtype=np.int64)
         for holder, rows in _rows_by_thread(process, thread):
             if holder in self._threads:
-                found[rows] = self._threads[holder].at(when[rows])
-        return found
+                result[rows] = self._threads[holder].at(when[rows])
+        return result
 
     def _waiting(self, launcher: tuple[int, int], when: Int64s) -> Int64s:
-        found = np.full(len(when), NO_RANGE, dtype=np.int64)
-        for thread in self._asked_first.get(launcher[0], ()):
+        result = np.full(len(when), NO_RANGE, dtype=np.int64)
+        for thread in self._lender_order.get(launcher[0], ()):
             if thread == launcher:
                 break  # only threads with more cover than the launcher may lend it a range
-            found = np.where(found == NO_RANGE, self._lenders[thread].at(when), found)
-        return found
+            result = np.where(result == NO_RANGE, self._lenders[thread].at(when), result)
+        return result
 
 
 def is_operator(ranges: pl.DataFrame) -> Bools:
-    """Which rows of the table `ranges` are a framework's operators."""
+    """Mask of the rows of the table `ranges` that are operators of a framework."""
     kinds = ranges["kind"]
     if OPERATOR_KIND not in name_categories(kinds):
         return np.zeros(ranges.height, dtype=np.bool_)
@@ -340,42 +338,42 @@ def range_forest(ranges: pl.DataFrame) -> RangeForest:
         annotated = rows[lends[rows]]
         if not len(annotated):
             continue
-        same = len(annotated) == len(rows)
-        lenders[key] = threads[key] if same else _open_ranges(start, end, depth, lending_parent, annotated)[0]
+        all_annotated = len(annotated) == len(rows)
+        lenders[key] = threads[key] if all_annotated else _open_ranges(start, end, depth, lending_parent, annotated)[0]
         roots = annotated[lending_parent[annotated] == NO_RANGE]
         cover[key] = total(union(Intervals(start[roots], end[roots])))
-    asked_first: dict[int, list[tuple[int, int]]] = {}
+    lender_order: dict[int, list[tuple[int, int]]] = {}
     for key in sorted(lenders, key=lambda item: (-cover[item], item)):
-        asked_first.setdefault(key[0], []).append(key)
+        lender_order.setdefault(key[0], []).append(key)
 
-    linked = parent.copy()
+    linked_parent = parent.copy()
     inferred = np.zeros(len(parent), dtype=np.bool_)
     forest = RangeForest(
-        linked, np.zeros(len(parent), dtype=np.int64), inferred, crossing, threads, lenders, asked_first
+        linked_parent, np.zeros(len(parent), dtype=np.int64), inferred, crossing, threads, lenders, lender_order
     )
     for key, rows in _rows_by_thread(process, thread):
         roots = rows[parent[rows] == NO_RANGE]
-        lent = forest._waiting(key, start[roots])
-        encloses = (lent != NO_RANGE) & (end[np.maximum(lent, 0)] >= end[roots])
-        linked[roots[encloses]] = lent[encloses]
+        waiting_range = forest._waiting(key, start[roots])
+        encloses = (waiting_range != NO_RANGE) & (end[np.maximum(waiting_range, 0)] >= end[roots])
+        linked_parent[roots[encloses]] = waiting_range[encloses]
         inferred[roots[encloses]] = True
-    return RangeForest(linked, levels_of(linked), inferred, crossing, threads, lenders, asked_first)
+    return RangeForest(linked_parent, levels_of(linked_parent), inferred, crossing, threads, lenders, lender_order)
 
 
 def _open_ranges(start: Int64s, end: Int64s, depth: Int64s, parent: Int64s, rows: Int64s) -> tuple[_OpenRanges, Bools]:
-    """The step function of one thread's ranges, and which of them cross another."""
-    lasting = rows[end[rows] > start[rows]]  # an empty range holds nothing open
-    times = np.concatenate((end[lasting], start[lasting]))
-    opened = np.concatenate((parent[lasting], lasting))
-    is_start = np.repeat(np.array([0, 1]), len(lasting))
+    """The step function of one thread's ranges, and which of them cross another one."""
+    not_empty = rows[end[rows] > start[rows]]  # an empty range is never open
+    times = np.concatenate((end[not_empty], start[not_empty]))
+    opened = np.concatenate((parent[not_empty], not_empty))
+    is_start = np.repeat(np.array([0, 1]), len(not_empty))
     # At equal times ranges close from the inside out before others open from the outside in.
-    within = np.concatenate((-depth[lasting], depth[lasting]))
-    order = np.lexsort((within, is_start, times))
+    nesting = np.concatenate((-depth[not_empty], depth[not_empty]))
+    order = np.lexsort((nesting, is_start, times))
     if not _any_crossing(start, end, parent, rows):
         return _OpenRanges(times[order], opened[order]), np.zeros(len(rows), dtype=np.bool_)
     crossing = nest(start[rows], end[rows], np.zeros(len(rows), dtype=np.int64)).crossing
-    both = np.concatenate((lasting, lasting))
-    return _open_ranges_with_crossings(both[order], is_start[order], times[order]), crossing
+    row_of_edge = np.concatenate((not_empty, not_empty))
+    return _open_ranges_with_crossings(row_of_edge[order], is_start[order], times[order]), crossing
 
 
 def _any_crossing(start: Int64s, end: Int64s, parent: Int64s, rows: Int64s) -> bool:
@@ -386,7 +384,7 @@ def _any_crossing(start: Int64s, end: Int64s, parent: Int64s, rows: Int64s) -> b
 
 
 def _open_ranges_with_crossings(rows: Int64s, is_start: Int64s, times: Int64s) -> _OpenRanges:
-    """The range opened last among those still open, for start-end ranges that need not nest."""
+    """The last opened of the ranges still open, for ranges that need not nest."""
     opened: dict[int, None] = {}  # insertion order is opening order
     innermost = np.empty(len(rows), dtype=np.int64)
     for position, (row, starts) in enumerate(zip(rows.tolist(), is_start.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""The stated part of a profile that numbers speak of, and how it is written on a command line."""
+"""The window: the part of a profile that numbers refer to, its steps, and the meaning of range names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIME = lazy_pattern(r"^\s*(?P<number>[+-]?\d+(?:\.\d+)?)\s*(?P<unit>ns|us|µs|m
 
 @dataclass(frozen=True)
 class Step:
-    """One repetition of the workload. `index` counts from 1 over all steps found, left-out ones included."""
+    """One repetition of the workload. `index` counts from 1 over all steps found, including those left out."""
 
     index: int
     start_ns: int
@@ -88,20 +88,20 @@ def _time_ns(part: str, text: str) -> int:
     match = _TIME.match(part)
     if match is None:
         raise UsageError(f"window {text!r}: {part!r} is not a time (use ns, us, ms or s, for example 250ms)")
-    whole, _, fraction = match["number"].partition(".")
+    integer_part, _, fraction = match["number"].partition(".")
     unit = _UNITS_NS[match["unit"]]
-    sign = -1 if whole.startswith("-") else 1
+    sign = -1 if integer_part.startswith("-") else 1
     # Decimal digits are scaled as integers: 0.1 s must be 100,000,000 ns exactly.
-    return int(whole) * unit + sign * (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
+    return int(integer_part) * unit + sign * (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
 
 
 #: Phases in the order of a training step.
 PHASES: Final = ("forward", "backward", "optimizer")
 
-#: Label of what belongs to none of them.
+#: Label of work that belongs to none of them.
 NO_PHASE: Final = "none"
 
-#: Autograd's engine runs each node of the backward graph inside an operator whose name begins so.
+#: Name prefix of the operators in which autograd's engine runs each node of the backward graph.
 AUTOGRAD_ENGINE: Final = "autograd::engine::evaluate_function"
 
 _WORDS = {
@@ -120,7 +120,7 @@ _FRAMEWORK = lazy_pattern(
     r"## Call CompiledFxGraph|Torch-Compiled Region|CompiledFunction"
     r"|Optimizer\.|enumerate\(DataLoader\)#|nccl:|DistributedDataParallel\."
     r"|(?:Xla\w*|Thunk|TSL|GpuMetrics)(?::|$)"
-    # Calls of NVIDIA's libraries, which mark themselves.
+    # Calls of NVIDIA's libraries, which annotate themselves.
     r"|(?:cub|thrust)::|cu(?:blas|dnn|sparse|solver|fft|rand)\w*$|nccl[A-Z]\w*$"
 )
 #: XLA's own ranges: around each program that it runs (`XlaModule:#hlo_module=jit_step,program_id=7#`), around each part
@@ -144,7 +144,7 @@ def generic_names(names: pl.Series) -> tuple[list[str], Int64s]:
 
 
 def is_step_name(name: str) -> bool:
-    """Whether a name, its numbers replaced by `N`, says that the range is one repetition of the workload."""
+    """Whether a name, with numbers replaced by `N`, marks a range as one repetition of the workload."""
     return _STEP.match(name.strip()) is not None
 
 
@@ -156,24 +156,24 @@ def is_framework_name(name: str) -> bool:
 def xla_program(name: str) -> str | None:
     """The program (`jit_train_step`) whose run XLA marked with a range of this name; None for all other ranges.
 
-    Each program that XLA compiled has a number of its own; candidates that it tries out while it compiles have none.
+    Each program that XLA compiled has a number; candidates that it tries out while compiling have none.
     """
     match = _XLA_PROGRAM.match(name)
     return match["module"] if match is not None else None
 
 
 def is_warmup_name(name: str) -> bool:
-    """Whether a name says that what it holds is not the workload yet."""
+    """Whether a name marks a range as warm-up."""
     return _WARMUP.search(name) is not None
 
 
 def phase_of_name(name: str) -> str:
-    """The phase that a range's name speaks of; `none` where it names no phase, or more than one."""
+    """The phase that a range's name refers to; `none` where it names no phase, or more than one."""
     if name.startswith(AUTOGRAD_ENGINE):
         return "backward"  # whatever the node is called (`torch::autograd::AccumulateGrad`, `AddmmBackward0`)
     if "::" in name or _XLA.match(name) is not None:
         return NO_PHASE  # an operator (`flash_attn::_flash_attn_forward`), which the backward pass may call as well
     # Camel case and underscores separate words: `OptimizerStep`, `forward_pass`.
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ")
-    named = [phase for phase, pattern in _WORDS.items() if pattern.search(spaced)]
-    return named[0] if len(named) == 1 else NO_PHASE
+    phases = [phase for phase, pattern in _WORDS.items() if pattern.search(spaced)]
+    return phases[0] if len(phases) == 1 else NO_PHASE

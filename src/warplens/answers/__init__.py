@@ -1,11 +1,11 @@
-"""What Python asks of Warplens: a function a question; a profile goes in, a typed answer comes out.
+"""The Python interface: one function per question, which takes a profile and returns a typed answer.
 
 A profile is a path, a folder, `demo:NAME`, a `Trace`, a `Timeline`, or a `torch.profiler.profile` after its `with`
-block. An answer (`results`) is immutable, has `.frame`, `.to_dict()`, `.save()`, and shows itself in a notebook.
-Anything that is no profile is refused at the call (`given`).
+block; anything else raises at the call (`inputs`). An answer (`results`) is immutable, has `.frame`, `.to_dict()` and
+`.save()`, and displays itself in a notebook.
 
-Lives here: what both the command line and Python ask with. May import: `warplens.report`, `warplens.ranks` and what
-they know. Everything is imported by the question that needs it.
+The command line uses the same functions. May import: `warplens.report`, `warplens.ranks` and what they may import.
+Each function imports what it needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from warplens.analysis.ranks.across import RanksResult
     from warplens.analysis.timeline import Timeline
-    from warplens.answers.given import Counters, Profile, Selection
+    from warplens.answers.inputs import Counters, Profile, Selection
     from warplens.answers.results import (
         BudgetAnswer,
         ComparisonAnswer,
@@ -44,22 +44,22 @@ def read(
     launch_configuration: bool = True,
     gpu: str | None = None,
 ) -> Trace:
-    """The trace in a profile: a file (also compressed), a folder that holds one, `demo:NAME`, or a live profiler.
+    """Read a profile: a file (also compressed), a folder with one, `demo:NAME`, or a live profiler.
 
     Args:
-        profile: where it is; a `Trace` is given back as it is.
-        progress: is told in a few words, now and then, what is being done.
+        profile: the profile; a `Trace` is returned unchanged.
+        progress: receives the current activity in a few words.
         launch_configuration: whether to read grids, blocks, registers and shared memory of kernels. Without them the
             columns are null, and a large file is read a third faster.
-        gpu: the name of the GPU that it was recorded on (`H100 PCIe`, `MI300X`), for a profile that does not say; its
-            data sheet then gives the roofs. All functions here take the trace that comes back.
+        gpu: name of the GPU that it was recorded on (`H100 PCIe`, `MI300X`), for a profile that does not contain it.
+            Its data sheet gives the roofs. All functions here accept the returned trace.
 
     Raises:
-        TypeError: it is nothing that holds a profile.
-        UnreadableInputError: the file is missing, damaged, or not a profile that this version can read.
-        UsageError: a folder holds several, or no data sheet of that GPU is known.
+        TypeError: it is not a profile.
+        UnreadableInputError: the file is missing, damaged, or not readable by this version.
+        UsageError: a folder has several profiles, or the data sheet of the GPU is not known.
     """
-    from warplens.answers.given import is_path, only_profile, timeline_of
+    from warplens.answers.inputs import is_path, only_profile, timeline_of
     from warplens.profile.peaks import with_gpu
     from warplens.readers import read as read_file
 
@@ -77,39 +77,39 @@ def diagnose(
     range_name: str | None = None,
     counters: Counters | None = None,
 ) -> DiagnosisAnswer | RunAnswer:
-    """What limits the program, what to do about it, how much that brings, and what would refute it.
+    """What limits the program, what to do about it, the expected gain, and what would refute it.
 
     Args:
-        profile: what to judge; several profiles, or a folder with them, must be the ranks of one run.
+        profile: a profile; or several, or a folder of them, which must be the ranks of one run.
         window: `steady` (its steps without warm-up), `all`, or a span such as `1.5s:2s`.
-        range_name: only what was launched inside ranges of this name.
-        counters: a report of Nsight Compute on the same program, for what happens inside kernels.
+        range_name: only work launched inside ranges of this name.
+        counters: a report of Nsight Compute on the same program, for findings inside kernels.
 
     Raises:
-        TypeError: it is nothing that holds a profile.
-        UsageError: the window lies outside of it, there is no such range, or several profiles are not of one run.
+        TypeError: it is not a profile.
+        UsageError: the window lies outside of the profile, there is no such range, or several profiles are not of one
+            run.
         UnreadableInputError: a file cannot be read.
     """
-    from warplens.answers.given import counters_of, one_of
+    from warplens.answers.inputs import counters_of, one_of
 
-    if (one := one_of(profile, "diagnose")) is None:
+    if (single := one_of(profile, "diagnose")) is None:
         if range_name is not None or counters is not None:
             raise UsageError("warplens.diagnose(): range_name and counters are about one profile: name it")
         return _diagnose_run(profile, window)
-    profile = one
     report = None if counters is None else counters_of(counters, "diagnose")
-    return diagnose_selection(_selected(profile, "diagnose", window, range_name), report)
+    return diagnose_selection(_selected(single, "diagnose", window, range_name), report)
 
 
 def diagnose_selection(
     selection: Selection, counters: KernelCounters | None = None, together: Sequence[str] = ()
 ) -> DiagnosisAnswer:
-    """The same of a window that is at hand.
+    """`diagnose` for a selected window.
 
     Args:
         selection: profile and window.
         counters: a report of hardware counters on the same program.
-        together: changes to predict made at once, besides the single ones.
+        together: changes to predict together, in addition to single ones.
     """
     from dataclasses import replace
 
@@ -123,28 +123,28 @@ def diagnose_selection(
 
     timeline, window = selection.timeline, selection.window
     budgets = time_budgets(timeline, window)
-    pace = host_pace(timeline, window)  # of the calls that causes of pauses were found with, which a diagnosis forgets
-    found = diagnose_window(timeline, window, counters, notes=selection.notes, budgets=budgets)
+    pace = host_pace(timeline, window)  # before the diagnosis, which drops the cached calls that it uses
+    diagnosis = diagnose_window(timeline, window, counters, notes=selection.notes, budgets=budgets)
     if together:
         modelled = predictions(timeline, window, together=list(together))
-        asked = tuple(item for item in modelled if item.change == ",".join(together))
-        found = replace(found, predictions=tuple(dict.fromkeys([*asked, *found.predictions])))
+        combined = tuple(prediction for prediction in modelled if prediction.change == ",".join(together))
+        diagnosis = replace(diagnosis, predictions=tuple(dict.fromkeys([*combined, *diagnosis.predictions])))
     return DiagnosisAnswer(
         command="diagnose",
         source=selection.source,
-        frame=findings_frame(found).drop("gain", "at_most"),
-        facts=(*pace_lines(pace, steps=bool(window.steps)), *coverage_lines(found)),
-        notes=found.notes,
-        tables=diagnosis_tables(found)[1:],
-        data=lambda: {"window": window_data(window), **diagnosis_data(found), "pace": pace},
-        diagnosis=found,
+        frame=findings_frame(diagnosis).drop("gain", "at_most"),
+        facts=(*pace_lines(pace, steps=bool(window.steps)), *coverage_lines(diagnosis)),
+        notes=diagnosis.notes,
+        tables=diagnosis_tables(diagnosis)[1:],
+        data=lambda: {"window": window_data(window), **diagnosis_data(diagnosis), "pace": pace},
+        diagnosis=diagnosis,
         timeline=timeline,
         window=window,
     )
 
 
 def _diagnose_run(profiles: Profile | Sequence[Profile], window: str) -> RunAnswer:
-    from warplens.answers.given import are_paths, paths_of, timelines_of
+    from warplens.answers.inputs import are_paths, paths_of, timelines_of
     from warplens.ranks import NotOneRunError, diagnose_ranks, one_run
 
     if are_paths(profiles):
@@ -152,34 +152,34 @@ def _diagnose_run(profiles: Profile | Sequence[Profile], window: str) -> RunAnsw
         return run_answer(run.diagnosis, run.sources, run.problems)
     timelines = timelines_of(profiles, "diagnose")
     sources = tuple(timeline.trace.capture.source for timeline in timelines)
-    found = one_run(timelines, lambda timeline: timeline.window(window))
-    if found is None:
+    diagnosis = one_run(timelines, lambda timeline: timeline.window(window))
+    if diagnosis is None:
         raise NotOneRunError(sources)
-    return run_answer(found, sources)
+    return run_answer(diagnosis, sources)
 
 
-def run_answer(found: RunDiagnosis, sources: tuple[str, ...], problems: tuple[str, ...] = ()) -> RunAnswer:
+def run_answer(diagnosis: RunDiagnosis, sources: tuple[str, ...], problems: tuple[str, ...] = ()) -> RunAnswer:
     """The answer on the ranks of a run.
 
     Args:
-        found: its diagnosis.
+        diagnosis: of the run.
         sources: the names of the files that were used.
-        problems: why others were not, one line each.
+        problems: errors of the others, one line each.
     """
     from warplens.answers.results import RunAnswer
     from warplens.report.ranks import answer, facts, wait_table
     from warplens.report.run import by_itself_table, run_data, run_frame
 
-    result = found.run.result
+    result = diagnosis.run.result
     return RunAnswer(
         command="diagnose",
         source=sources,
-        frame=run_frame(found),
+        frame=run_frame(diagnosis),
         facts=(*facts(result), answer(result)),
-        notes=found.notes,
-        tables=(by_itself_table(found), wait_table(result)),
-        data=lambda: run_data(found),
-        diagnosis=found,
+        notes=diagnosis.notes,
+        tables=(by_itself_table(diagnosis), wait_table(result)),
+        data=lambda: run_data(diagnosis),
+        diagnosis=diagnosis,
         problems=problems,
     )
 
@@ -190,11 +190,11 @@ def report(
     """Everything about one or several profiles; `save("report.html")` writes the report.
 
     Args:
-        profiles: what to report on; a folder stands for all profiles in it. The ranks of one run are judged together.
-        window, range_name: as of `diagnose`, of each profile.
+        profiles: the profiles; a folder means all profiles in it. The ranks of one run are also diagnosed together.
+        window, range_name: as for `diagnose`, for each profile.
 
     Raises:
-        TypeError: something given holds no profile.
+        TypeError: an argument is not a profile.
         UsageError: a window lies outside of its profile, or there is no such range.
         UnreadableInputError: a file cannot be read.
     """
@@ -202,41 +202,39 @@ def report(
 
     import polars as pl
 
-    from warplens.answers.given import selected, timelines_of
+    from warplens.answers.inputs import selected, timelines_of
     from warplens.answers.results import ReportAnswer
     from warplens.ranks import one_run
     from warplens.report.overview.numbers import examine
     from warplens.report.write import report_data
 
     selections = [selected(timeline, window, range_name) for timeline in timelines_of(profiles, "report")]
-    found = tuple(map(diagnose_selection, selections))
-    several = len(selections) > 1 and range_name is None
-    run = one_run([each.timeline for each in selections], lambda each: each.window(window)) if several else None
+    diagnosed = tuple(map(diagnose_selection, selections))
+    run = None
+    if len(selections) > 1 and range_name is None:
+        run = one_run([selection.timeline for selection in selections], lambda timeline: timeline.window(window))
     sources = tuple(selection.source for selection in selections)
 
     @cache
     def examined() -> list[Any]:
-        return [
-            examine(each.timeline, each.window, diagnosis=own.diagnosis)
-            for each, own in zip(selections, found, strict=True)
-        ]
+        return [examine(answer.timeline, answer.window, diagnosis=answer.diagnosis) for answer in diagnosed]
 
     def document() -> Any:
-        from warplens.report.overview.document import report_document  # charts cost half a second to import
+        from warplens.report.overview.document import report_document  # charts take half a second to import
 
         return report_document(examined(), run)
 
     rows = [
         {
-            "source": each.sources[0],
-            "verdict": each.verdict,
-            "severity": each.findings[0].severity,
-            "expected": each.findings[0].expected,
-            "bound": each.findings[0].bound,
-            "wall_ns": each.window.duration_ns,
-            "steps": len(each.window.steps),
+            "source": answer.sources[0],
+            "verdict": answer.verdict,
+            "severity": answer.findings[0].severity,
+            "expected": answer.findings[0].expected,
+            "bound": answer.findings[0].bound,
+            "wall_ns": answer.window.duration_ns,
+            "steps": len(answer.window.steps),
         }
-        for each in found
+        for answer in diagnosed
     ]
     schema = {"source": pl.String, "verdict": pl.String, "severity": pl.String, "expected": pl.Float64}
     schema |= {"bound": pl.Float64, "wall_ns": pl.Int64, "steps": pl.Int64}
@@ -244,11 +242,11 @@ def report(
         command="report",
         source=sources,
         frame=pl.DataFrame(rows, schema=schema),
-        facts=(*(() if run is None else (run.headline,)), *(each.headline for each in found)),
+        facts=(*(() if run is None else (run.headline,)), *(answer.headline for answer in diagnosed)),
         notes=tuple(note for selection in selections for note in selection.notes),
         tables=(),
         data=lambda: report_data(examined(), run),
-        profiles=found,
+        profiles=diagnosed,
         run=None if run is None else run_answer(run, sources),
         _report=document,
     )
@@ -267,19 +265,19 @@ def compare(
     """Why a variant is slower or faster than its baseline, and how certain that is.
 
     Args:
-        baseline, variant: a profile each; a folder or a sequence stands for repeats, which alone are independent.
-        window, range_name: as of `diagnose`, of each profile.
-        margin: differences of this share and less do not matter.
-        level: how often an interval misses the truth: 0.05 for 95 % confidence.
-        fail_on: a share by which the variant may be slower; `.numbers.regression` says whether it is, decided.
+        baseline, variant: a profile each; a folder or a sequence means repeats. Only repeats are independent samples.
+        window, range_name: as for `diagnose`, for each profile.
+        margin: differences of at most this share count as none.
+        level: probability that an interval misses the true value: 0.05 for 95 % confidence.
+        fail_on: largest acceptable slow-down, a share; the result is in `.numbers.regression`.
 
     Raises:
-        TypeError: something given holds no profile.
+        TypeError: an argument is not a profile.
         UsageError: a window lies outside of its profile, or there is no such range.
         MissingDataError: a side takes no time.
         UnreadableInputError: a file cannot be read.
     """
-    from warplens.answers.given import both_sides, timelines_of, trace_side
+    from warplens.answers.inputs import both_sides, timelines_of, trace_side
     from warplens.report.comparison.numbers import compare_steps
 
     before, after = (timelines_of(side, "compare") for side in (baseline, variant))
@@ -291,7 +289,7 @@ def compare(
 
 
 def comparison_answer(numbers: StepNumbers, sides: tuple[TraceFiles, TraceFiles]) -> ComparisonAnswer:
-    """The answer on two sides that have been compared."""
+    """The answer on two compared sides."""
     from warplens.answers.results import ComparisonAnswer
     from warplens.report.comparison.numbers import step_data, step_head
     from warplens.report.comparison.steps import kernel_table, part_table
@@ -324,11 +322,11 @@ def headroom(
     """From the measured step time down to this GPU's limit, in parts that add up exactly.
 
     Args:
-        profile, window, range_name: as of `diagnose`.
-        program: a PyTorch trace of the same program with shapes; equal kernels tell the work of this profile's.
+        profile, window, range_name: as for `diagnose`.
+        program: a PyTorch trace of the same program with shapes, from which the work of equal kernels is known.
         counters: a report of Nsight Compute on the same program; its measurements replace models.
     """
-    from warplens.answers.given import counters_of, timeline_of
+    from warplens.answers.inputs import counters_of, timeline_of
 
     return headroom_selection(
         _selected(profile, "headroom", window, range_name),
@@ -340,28 +338,32 @@ def headroom(
 def headroom_selection(
     selection: Selection, program: Timeline | None = None, counters: KernelCounters | None = None
 ) -> HeadroomAnswer:
-    """The same of a window that is at hand; a trace and a report that tell the work of its kernels."""
+    """`headroom` for a selected window, with a trace and a counter report that give the work of its kernels."""
     from warplens.analysis.headroom import headrooms
     from warplens.answers.results import HeadroomAnswer
     from warplens.report.headroom import device_data, facts, groups_table, headroom_rows, parts_table
     from warplens.report.jsonout import window_data
 
-    found = headrooms(selection.timeline, selection.window, program=program, counters=counters)
-    rows = headroom_rows(found)
+    devices = headrooms(selection.timeline, selection.window, program=program, counters=counters)
+    rows = headroom_rows(devices)
     return HeadroomAnswer(
         command="headroom",
         source=selection.source,
         frame=rows,
-        facts=tuple(sentence for one in found for sentence in facts(one)),
+        facts=tuple(sentence for device in devices for sentence in facts(device)),
         notes=selection.notes,
-        tables=tuple(table for one in found for table in (parts_table(one), groups_table(one))),
-        data=lambda: {"window": window_data(selection.window), "devices": list(map(device_data, found)), "rows": rows},
-        devices=tuple(found),
+        tables=tuple(table for device in devices for table in (parts_table(device), groups_table(device))),
+        data=lambda: {
+            "window": window_data(selection.window),
+            "devices": list(map(device_data, devices)),
+            "rows": rows,
+        },
+        devices=tuple(devices),
     )
 
 
 def budget(profile: Profile, *, window: str = "steady", range_name: str | None = None) -> BudgetAnswer:
-    """Where the time went, in parts that add up to it exactly. Arguments as of `diagnose`."""
+    """Where the time went, in parts that add up to it exactly. Arguments as for `diagnose`."""
     from warplens.analysis.timebudget import time_budgets
     from warplens.answers.results import BudgetAnswer
     from warplens.report.questions.time import budget as question
@@ -372,42 +374,42 @@ def budget(profile: Profile, *, window: str = "steady", range_name: str | None =
 
 
 def kernels(profile: Profile, *, by: str = "", window: str = "steady", range_name: str | None = None) -> TableAnswer:
-    """GPU kernels: launches, duration, share of the kernel time. `by` as of `warplens kernels --by`."""
+    """GPU kernels: launches, duration, share of the kernel time. `by` as in `warplens kernels --by`."""
     from warplens.report.questions.gpu import kernels as question
 
     return _table_answer(question, profile, window, range_name, by)
 
 
 def operators(profile: Profile, *, by: str = "", window: str = "steady", range_name: str | None = None) -> TableAnswer:
-    """PyTorch operators and modules: host time, GPU time, backward pass. `by` as of `warplens operators --by`."""
+    """PyTorch operators and modules: host time, GPU time, backward pass. `by` as in `warplens operators --by`."""
     from warplens.report.questions.operators import operators as question
 
     return _table_answer(question, profile, window, range_name, by)
 
 
 def ranges(profile: Profile, *, by: str = "", window: str = "steady", range_name: str | None = None) -> TableAnswer:
-    """Annotated ranges: GPU time of the work launched inside. `by` as of `warplens ranges --by`."""
+    """Annotated ranges: GPU time of the work launched inside. `by` as in `warplens ranges --by`."""
     from warplens.report.questions.gpu import ranges as question
 
     return _table_answer(question, profile, window, range_name, by)
 
 
 def ranks(profiles: Profile | Sequence[Profile], *, window: str = "steady", workers: int = 1) -> RanksAnswer:
-    """The ranks of one distributed run: overlap, collectives, stragglers, waits; `.findings` say what limits the run.
+    """The ranks of one distributed run: overlap, collectives, stragglers, waits; `.findings` is its diagnosis.
 
     Args:
-        profiles: those of one run; a folder stands for all in it, and a file with several GPUs holds several ranks.
-        window: as of `diagnose`.
-        workers: processes that read files. Above one, a script must guard its start (`if __name__ == "__main__":`).
+        profiles: those of one run; a folder means all in it, and a file with several GPUs has several ranks.
+        window: as for `diagnose`.
+        workers: processes that read files. Above one, a script needs `if __name__ == "__main__":`.
 
     Raises:
-        TypeError: something given holds no profile.
+        TypeError: an argument is not a profile.
         UsageError: the profiles are not of one run, or none of them can be used.
         UnreadableInputError: there is no such file.
     """
     from warplens.analysis.ranks.across import across_ranks
     from warplens.analysis.ranks.summary import summarize
-    from warplens.answers.given import are_paths, paths_of, timelines_of
+    from warplens.answers.inputs import are_paths, paths_of, timelines_of
     from warplens.ranks import analyse_ranks
 
     def diagnosed() -> RunAnswer:
@@ -417,8 +419,8 @@ def ranks(profiles: Profile | Sequence[Profile], *, window: str = "steady", work
         run = analyse_ranks(paths_of(profiles), window, workers=workers)
         return ranks_answer(run.result, run.sources, run.problems, diagnosed)
     traces = [timeline.trace for timeline in timelines_of(profiles, "ranks")]
-    summaries = [(summary, place) for place, trace in enumerate(traces) for summary in summarize(trace, window)]
-    result = across_ranks([summary for summary, _ in summaries], [place for _, place in summaries])
+    summaries = [(summary, file) for file, trace in enumerate(traces) for summary in summarize(trace, window)]
+    result = across_ranks([summary for summary, _ in summaries], [file for _, file in summaries])
     return ranks_answer(result, tuple(trace.capture.source for trace in traces), diagnose=diagnosed)
 
 
@@ -428,13 +430,13 @@ def ranks_answer(
     problems: tuple[str, ...] = (),
     diagnose: Callable[[], RunAnswer] | None = None,
 ) -> RanksAnswer:
-    """The answer on ranks that were held against each other.
+    """The answer on the ranks of a run.
 
     Args:
-        result: everything across them.
+        result: the analysis across ranks.
         sources: the names of the files that were used.
-        problems: why others were not, one line each.
-        diagnose: says what limits the run.
+        problems: errors of the others, one line each.
+        diagnose: diagnoses the run, when its findings are requested.
     """
     from warplens.answers.results import RanksAnswer
     from warplens.report.ranks import answer, facts, limiting_notes, rank_rows, ranks_data, terminal_tables
@@ -458,7 +460,7 @@ def counters(report: Counters, *, by: str = "group", metrics: Sequence[str] = ()
 
     Args:
         report: a `.ncu-rep` file, its CSV, `demo:NAME`, or `KernelCounters`.
-        by: what makes a row, as of `warplens counters --by`.
+        by: grouping, as in `warplens counters --by`.
         metrics: further metrics to show.
 
     Raises:
@@ -466,28 +468,28 @@ def counters(report: Counters, *, by: str = "group", metrics: Sequence[str] = ()
         UnreadableInputError: it cannot be read.
     """
     from warplens.analysis.counters.coverage import counter_notes
-    from warplens.answers.given import counters_of
+    from warplens.answers.inputs import counters_of
     from warplens.answers.results import TableAnswer
     from warplens.report.counters.numbers import COUNTER_KEYS, summarised
 
     _check_grouping("counters", by, COUNTER_KEYS)
-    counted = counters_of(report, "counters")
-    rows, shown = summarised(counted, by, list(metrics))
+    kernel_counters = counters_of(report, "counters")
+    rows, shown = summarised(kernel_counters, by, list(metrics))
     return TableAnswer(
         command="counters",
-        source=(counted.capture.source,),
+        source=(kernel_counters.capture.source,),
         frame=rows,
         facts=(),
-        notes=tuple(counter_notes(counted)),
+        notes=tuple(counter_notes(kernel_counters)),
         tables=(shown,),
         data=lambda: {"by": by, "rows": rows},
     )
 
 
-def _selected(profile: Profile, asked: str, window: str, range_name: str | None) -> Selection:
-    from warplens.answers.given import selected, timeline_of
+def _selected(profile: Profile, function: str, window: str, range_name: str | None) -> Selection:
+    from warplens.answers.inputs import selected, timeline_of
 
-    return selected(timeline_of(profile, asked), window, range_name)
+    return selected(timeline_of(profile, function), window, range_name)
 
 
 def _table_answer(question: Question, profile: Profile, window: str, range_name: str | None, by: str) -> TableAnswer:
@@ -498,30 +500,30 @@ def _table_answer(question: Question, profile: Profile, window: str, range_name:
 
 
 def _table(question: Question, selection: Selection, by: str = "") -> dict[str, Any]:
-    """What an answer holds that a question gives."""
+    """The fields of a `TableAnswer` to a question."""
     from warplens.report.jsonout import window_data
 
     name = question.ask.__name__
-    asked: dict[str, Any] = dict.fromkeys(question.flags, False)
+    arguments: dict[str, Any] = dict.fromkeys(question.flags, False)
     if question.by:
-        asked["by"] = by or question.default
-        _check_grouping(name, asked["by"], question.by, several=question.several)
-    found: Found = question.ask(selection.timeline, selection.window, **asked)
+        arguments["by"] = by or question.default
+        _check_grouping(name, arguments["by"], question.by, several=question.several)
+    result: Found = question.ask(selection.timeline, selection.window, **arguments)
     return {
         "command": name,
         "source": selection.source,
-        "frame": found.rows,
-        "facts": tuple(found.facts),
+        "frame": result.rows,
+        "facts": tuple(result.facts),
         "notes": selection.notes,
-        "tables": found.tables,
-        "data": lambda: {"window": window_data(selection.window), **found.data, "rows": found.rows},
+        "tables": result.tables,
+        "data": lambda: {"window": window_data(selection.window), **result.data, "rows": result.rows},
     }
 
 
-def _check_grouping(asked: str, by: str, words: Sequence[str], *, several: bool = False) -> None:
+def _check_grouping(function: str, by: str, words: Sequence[str], *, several: bool = False) -> None:
     for word in by.split(",") if several else [by]:
         if word not in words:
-            raise UsageError(f"warplens.{asked}(by={by!r}): {word!r} is not one of {', '.join(words)}")
+            raise UsageError(f"warplens.{function}(by={by!r}): {word!r} is not one of {', '.join(words)}")
 
 
 def _side_name(timelines: Sequence[Any], role: str) -> str:

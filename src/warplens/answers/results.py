@@ -1,4 +1,4 @@
-"""Answers as values: typed and immutable, each with `.frame`, `.to_dict()`, `.save()`, a short repr and a card."""
+"""The types of answers: immutable, with `.frame`, `.to_dict()`, `.save()`, a short repr and a card for notebooks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from warplens.report.comparison.numbers import StepNumbers
     from warplens.report.document import Document, Table
 
-#: Rows of a table that `print` shows; `.frame` has all.
+#: Rows of a table in `str(answer)`; `.frame` has all.
 _PRINTED_ROWS: Final = 10
 
 _SUFFIXES: Final = (".json", ".csv", ".parquet", ".html", ".md")
@@ -38,17 +38,17 @@ _SUFFIXES: Final = (".json", ".csv", ".parquet", ".html", ".md")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Answer:
-    """What was asked and found. `print` shows it, a notebook displays it as a card.
+    """An answer. `print` shows it as text, a notebook as a card.
 
     Attributes:
-        command: the command that answers the same; it names the schema of the JSON.
-        source: the name of the file, without folders; several where the question is about several.
-        frame: one row a part of the answer; exact, times in nanoseconds, sizes in bytes.
-        facts: sentences that belong to it, coverage among them.
-        notes: what limits it.
-        tables: what people see of it.
-        data: makes `to_dict`, with frames and dataclasses as they are.
-        problems: profiles that could not be used, and why; () where all could.
+        command: the equivalent command, which names the schema of the JSON.
+        source: file name without folders; a tuple if the question is about several files.
+        frame: one row per part of the answer, exact; times in nanoseconds, sizes in bytes.
+        facts: sentences to display with it, coverage among them.
+        notes: limits of the answer.
+        tables: tables for display.
+        data: makes the data of `to_dict`, with frames and dataclasses not yet converted.
+        problems: errors of profiles that could not be used; () if all could.
     """
 
     command: str
@@ -66,26 +66,26 @@ class Answer:
         return (self.source,) if isinstance(self.source, str) else self.source
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer in plain values: `data` of the JSON that the command prints."""
+        """The answer as plain values: `data` of the JSON that the command prints."""
         data: dict[str, Any] = json.loads(self.to_json())["data"]
         return data
 
     def to_json(self) -> bytes:
-        """The object that the command prints with `--format json`."""
+        """The JSON that the command prints with `--format json`."""
         from warplens.report.jsonout import envelope
 
         return envelope(self.command, self.source, self.data(), [*self.notes, *self.problems])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the answer to a file; its suffix says as what. CSV and Parquet hold `frame`, the others all of it.
+        """Write the answer to a file in the format of its suffix; CSV and Parquet hold `frame`, others all of it.
 
-        A file that is there is replaced. The charts of a Markdown file lie beside it, in `images`.
+        An existing file is replaced. The charts of a Markdown file are written beside it, to `images`.
 
         Returns:
             The file.
 
         Raises:
-            UsageError: an answer is not written as that, or there is no such folder.
+            UsageError: the suffix is not supported, or the folder does not exist.
         """
         target = Path(path)
         suffix = target.suffix.lower()
@@ -117,7 +117,7 @@ class Answer:
         )
 
     def _summary(self) -> str:
-        """The answer in a few words, for the repr."""
+        """A few words on the answer, for the repr."""
         rows = self.frame.height
         return f"{rows:,} row{'' if rows == 1 else 's'}"
 
@@ -147,7 +147,7 @@ class TableAnswer(Answer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BudgetAnswer(Answer):
-    """Where the time went; `budgets` has one `TimeBudget` a GPU."""
+    """Where the time went; `budgets` has one `TimeBudget` per GPU."""
 
     budgets: tuple[TimeBudget, ...]
 
@@ -159,17 +159,17 @@ class BudgetAnswer(Answer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadroomAnswer(Answer):
-    """From the measured step down to the limit of the machine; `devices` has one `Headroom` a GPU."""
+    """From the measured step time down to the limit of the GPU; `devices` has one `Headroom` per GPU."""
 
     devices: tuple[Headroom, ...]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class VerdictAnswer(Answer):
-    """What limits a program; `frame` has a row a finding.
+    """What limits a program; `frame` has one row per finding.
 
     Attributes:
-        diagnosis: all of it.
+        diagnosis: the complete diagnosis.
         lines: the answer in five lines.
     """
 
@@ -177,7 +177,7 @@ class VerdictAnswer(Answer):
 
     @property
     def verdict(self) -> str:
-        """Id of the main limiter."""
+        """The id of the main limiter."""
         return self.diagnosis.verdict
 
     @property
@@ -187,7 +187,7 @@ class VerdictAnswer(Answer):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The causes of lost time: the verdict's first, the others worst first."""
+        """The causes of lost time: the verdict first, then the others, worst first."""
         return self.diagnosis.findings
 
     @property
@@ -212,7 +212,7 @@ class VerdictAnswer(Answer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DiagnosisAnswer(VerdictAnswer):
-    """What limits the program of one profile; `timeline` and `window` are what it speaks of."""
+    """What limits the program of one profile, with its `timeline` and `window`."""
 
     diagnosis: Diagnosis
     timeline: Timeline
@@ -238,13 +238,13 @@ class DiagnosisAnswer(VerdictAnswer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunAnswer(VerdictAnswer):
-    """What limits a run of several ranks; in `frame` the findings of the run have no rank, those of a rank have one."""
+    """What limits a run of several ranks; in `frame` the rank of findings of the whole run is null."""
 
     diagnosis: RunDiagnosis
 
     @property
     def ranks(self) -> dict[int, Diagnosis]:
-        """The diagnosis of each rank by itself."""
+        """The diagnosis of each rank."""
         return self.diagnosis.ranks
 
     def _document(self) -> Document:
@@ -260,11 +260,11 @@ class RunAnswer(VerdictAnswer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReportAnswer(Answer):
-    """Everything about one or several profiles; `frame` has a row a profile. `save` writes the report.
+    """Everything about one or several profiles; `frame` has one row per profile. `save` writes the report.
 
     Attributes:
-        profiles: the diagnosis of each.
-        run: that of the run that they are the ranks of; None where they are not.
+        profiles: the diagnosis of each profile.
+        run: the diagnosis of their run, if they are the ranks of one.
     """
 
     profiles: tuple[DiagnosisAnswer, ...]
@@ -275,30 +275,30 @@ class ReportAnswer(Answer):
         return self._report()
 
     def _summary(self) -> str:
-        return ", ".join(found.verdict for found in self.profiles) if self.run is None else self.run._summary()
+        return ", ".join(profile.verdict for profile in self.profiles) if self.run is None else self.run._summary()
 
     def __str__(self) -> str:
         run = () if self.run is None else (str(self.run),)
-        return "\n\n".join((*run, *(f"{found.sources[0]}\n{found}" for found in self.profiles)))
+        return "\n\n".join((*run, *(f"{profile.sources[0]}\n{profile}" for profile in self.profiles)))
 
     def _repr_html_(self) -> str:
         run = "" if self.run is None else self.run._repr_html_()
-        return run + "".join(found._repr_html_() for found in self.profiles)
+        return run + "".join(profile._repr_html_() for profile in self.profiles)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ComparisonAnswer(Answer):
-    """Why a variant differs from its baseline; `frame` has the parts of the difference of a step's wall time.
+    """Why a variant differs from its baseline; `frame` has the parts of the difference in wall time per step.
 
     Attributes:
-        numbers: everything that was computed.
+        numbers: all results of the comparison.
     """
 
     numbers: StepNumbers
 
     @property
     def verdict(self) -> str:
-        """`faster`, `slower`, `same` or `undecided`: that of the variant."""
+        """`faster`, `slower`, `same` or `undecided`, for the variant."""
         return self.numbers.comparison.verdict
 
     @property
@@ -319,10 +319,10 @@ class ComparisonAnswer(Answer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RanksAnswer(Answer):
-    """The ranks of one run; `frame` has a row a rank.
+    """The ranks of one run; `frame` has one row per rank.
 
     Attributes:
-        result: everything across ranks.
+        result: the analysis across ranks.
     """
 
     result: RanksResult
@@ -330,9 +330,9 @@ class RanksAnswer(Answer):
 
     @cached_property
     def run(self) -> RunAnswer | None:
-        """What limits the run, as `warplens.diagnose` says it; None where nothing tells that this is one run.
+        """The diagnosis of the run, as by `warplens.diagnose`; None if it is not recognisable as one run.
 
-        Computed when first asked for: each rank is diagnosed for it.
+        Computed on first access, since it needs a diagnosis of each rank.
         """
         try:
             return self._diagnose() if self._diagnose is not None else None
@@ -341,7 +341,7 @@ class RanksAnswer(Answer):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the run, the verdict first; () where nothing tells that this is one run."""
+        """The findings of the run, the verdict first; () if it is not recognisable as one run."""
         return self.run.findings if self.run is not None else ()
 
     @property

@@ -1,9 +1,10 @@
-"""The command line: parses, calls the library, renders. No analysis lives here.
+"""The command line: parses arguments, calls the library, and prints the result. It contains no analysis.
 
-Lives here: `main` (the program), `catalogue` (the commands, known without importing them), `edge` (every way a run
-can end, and standard error), `options` (arguments and options, declared in a line each), `answer` (from a path to the
-part of a profile that is asked about, and from an answer to each of the four formats), and `commands`.
+Modules: `main` (the program), `catalogue` (the list of commands, without importing them), `edge` (exit codes, errors
+and standard error), `memory` (`--memory`), `options` (shared arguments and options), `reading` (reads the paths of
+commands on several files), `answer` (selects the window of a profile, and prints an answer in each format), and
+`commands`.
 
-A question with a table as the answer is written in `warplens.report.questions` and gets a line in
-`catalogue.COMMANDS`; any other command is a function of its name in a module of `commands`, and such a line.
+A command that prints one table of a profile is a question in `warplens.report.questions`; any other command is a
+function of its name in a module of `commands`. Both have a line in `catalogue.COMMANDS`.
 """

@@ -1,14 +1,14 @@
-"""From a path to the window in question, and from an answer to standard output in each of the four formats."""
+"""Selects the window of a profile by path, and prints answers in each of the four formats."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from warplens.analysis.timeline import Timeline
-from warplens.answers.given import Selection, only_profile, selected
+from warplens.answers.inputs import Selection, only_profile, selected
 from warplens.cli.edge import State, answering, note, one_line, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT, TABLE, share_that_fits
 from warplens.cli.options import TABLE_ROWS, Format
@@ -30,15 +30,15 @@ _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.
 
 
 def head(selection: Selection) -> list[str]:
-    """The file with its recorder, and the window."""
+    """The first lines of an answer: the file with its recorder, and the window."""
     window = selection.window
-    inside = f", work launched inside {window.range_name!r}" if window.range_name is not None else ""
-    length = f"{fmt.duration(window.duration_ns)}, {window.how}{inside}"
-    return [recorded_by(selection.timeline.trace.capture), f"window: {length}"]
+    of_range = f", work launched inside {window.range_name!r}" if window.range_name is not None else ""
+    description = f"{fmt.duration(window.duration_ns)}, {window.how}{of_range}"
+    return [recorded_by(selection.timeline.trace.capture), f"window: {description}"]
 
 
 def select(path: Path, window: str, range_name: str | None, *, launch_configuration: bool = False) -> Selection:
-    """Read the one profile that the path names or holds, and find the window in it.
+    """Read one profile and find the window in it.
 
     Args:
         path: a profile, or a folder that holds exactly one.
@@ -62,18 +62,16 @@ def select(path: Path, window: str, range_name: str | None, *, launch_configurat
 
 
 def recorded_by(capture: Capture, *, devices: bool = False) -> str:
-    """A file in one line: its name, the tool that wrote it, and with `devices` the GPUs."""
-    gpus = ", ".join(dict.fromkeys(device.name for device in capture.devices)) if devices else ""
-    parts = (capture.source, f"{capture.tool} {capture.tool_version or ''}".strip(), gpus)
+    """A file in one line: its name, the tool that recorded it, and with `devices` the GPUs."""
+    parts = (capture.source, fmt.recorded_with(capture), fmt.gpu_names(capture) if devices else "")
     return " · ".join(part for part in parts if part)
 
 
 def checked_folder(folder: Path) -> Path:
-    """The folder, if files can be written to it; it need not exist.
+    """The folder, if files can be written to it; it need not exist. Checked before minutes of analysis.
 
     Raises:
-        UsageError: it is a file or named like one, or it may not be written to. Better told now than after minutes of
-            analysis.
+        UsageError: it is a file or named like one, or it is not writable.
     """
     from warplens.report.write import form_named
 
@@ -90,23 +88,27 @@ def checked_folder(folder: Path) -> Path:
 
 
 def checked_target(output: Path, inputs: Iterable[Path] = ()) -> Path:
-    """The same of a document that is written to a folder, or to one file where its suffix names the form.
+    """The folder or single file (by its suffix) for documents, if it can be written.
 
     Raises:
-        UsageError: it is one of the files that are read, too.
+        UsageError: it is not writable, or one of the input files.
     """
     from warplens.report.write import form_named
 
     if form_named(output) is None:
         return checked_folder(output)
-    if output.exists() and any(each.exists() and output.samefile(each) for each in inputs):
+    if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
         raise UsageError(f"{output.name} is read, and would be written over: name another with --output")
     checked_folder(output.parent)
     return output
 
 
 def checked_file(output: Path) -> Path:
-    """The file, if its folder exists: better told now than after an hour of measuring."""
+    """The file, if its folder exists. Checked before an hour of measuring.
+
+    Raises:
+        UsageError: it is a folder, or its folder does not exist.
+    """
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise UsageError(f"{output.name}: the output must be a file in a folder that exists")
     return output
@@ -114,28 +116,28 @@ def checked_file(output: Path) -> Path:
 
 @dataclass(frozen=True)
 class Part:
-    """What an answer says of one source, for people."""
+    """The displayed content of an answer about one source."""
 
-    head: Sequence[str] = ()  #: what is answered, a line each; the first is the heading in Markdown
+    head: Sequence[str] = ()  #: lines on source and window; the first is the heading in Markdown
     verdict: Sequence[str] = ()
     lines: Sequence[str] = ()  #: further sentences
-    notes: Sequence[str] = ()  #: what limits the answer (`note_lines`)
-    entries: Sequence[tuple[str, str]] = ()  #: passages that are laid out already: for a terminal, and as Markdown
-    tables: Sequence[Table] = ()  #: with the limits that they are shown with
+    notes: Sequence[str] = ()  #: limits of the answer (`note_lines`)
+    entries: Sequence[tuple[str, str]] = ()  #: preformatted passages: for a terminal, and as Markdown
+    tables: Sequence[Table] = ()  #: with their limits for display
     closing: Sequence[str] = ()  #: sentences below the tables
     command: str | None = None  #: a command line to copy, at the end
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found."""
+    """The answer of a command, for all formats."""
 
-    command: str  #: its name, which names the JSON schema as well
-    source: str | Sequence[str] | None  #: where it comes from: names of files without folders
-    parts: Sequence[Part]  #: the same for people; several where there are several sources
-    rows: pl.DataFrame  #: what CSV holds, exact
+    command: str  #: name of the command and of the JSON schema
+    source: str | Sequence[str] | None  #: file names without folders
+    parts: Sequence[Part]  #: the displayed content, one part per source
+    rows: pl.DataFrame  #: exact rows for CSV
     data: Callable[[], Mapping[str, Any]]  #: makes `data` of the JSON, exact
-    warnings: Sequence[Note | str] = field(default=())  #: what limits the answer, for the JSON
+    warnings: Sequence[Note | str] = ()  #: limits of the answer, for the JSON
 
     def json(self) -> bytes:
         """The answer as one JSON object."""
@@ -144,43 +146,43 @@ class Answer:
         return envelope(self.command, self.source, self.data(), self.warnings)
 
 
-def answered(found: FromPython, part: Part, most: int | None) -> Answer:
-    """What Python answers as the answer of its command.
+def answered(answer: FromPython, part: Part, most: int | None) -> Answer:
+    """The answer of the Python interface as the answer of its command.
 
     Args:
-        found: the answer.
-        part: what is said beside its notes and tables.
+        answer: of the Python interface.
+        part: displayed content, to which notes and tables are added.
         most: rows to print, None for all.
     """
-    rows = found.frame if most is None else found.frame.head(most)
-    part = replace(part, notes=note_lines(found.notes), tables=limited(found.tables, most))
-    source = found.source if isinstance(found.source, str) else list(found.source)
-    return Answer(found.command, source, [part], rows, found.data, [*found.notes, *found.problems])
+    rows = answer.frame if most is None else answer.frame.head(most)
+    part = replace(part, notes=note_lines(answer.notes), tables=limited(answer.tables, most))
+    source = answer.source if isinstance(answer.source, str) else list(answer.source)
+    return Answer(answer.command, source, [part], rows, answer.data, [*answer.notes, *answer.problems])
 
 
 def most_rows(form: Format, limit: int | None) -> int | None:
-    """How many rows to print, None for all: `limit`, 0 being all, or where there is none what suits the format."""
+    """The number of rows to print, None for all: `limit` (0 for all), or the default of the format."""
     if limit is None:
         limit = TABLE_ROWS if form in (Format.TABLE, Format.MD) else 0
     return limit or None
 
 
 def limited(tables: Iterable[Table], most: int | None) -> tuple[Table, ...]:
-    """The tables with so many rows; one without a limit of its own is shown whole, for its rows add up to something."""
+    """The tables limited to this number of rows, except those without a limit, whose rows add up to a total."""
     return tuple(table if table.limit is None else replace(table, limit=most) for table in tables)
 
 
 def note_lines(notes: Iterable[Note], *, all_of_them: bool = False) -> list[str]:
-    """Notes that limit an answer, a line each; what is merely good to know stands in reports, or `all_of_them`."""
+    """Notes that limit an answer, one line each; notes of level INFO only with `all_of_them`."""
     return [
-        f"{_TAGS[item.level]}: {item.text}" + (f" ({item.remedy})" if item.remedy else "")
-        for item in notes
-        if all_of_them or item.level is not NoteLevel.INFO
+        f"{_TAGS[note.level]}: {note.text}" + (f" ({note.remedy})" if note.remedy else "")
+        for note in notes
+        if all_of_them or note.level is not NoteLevel.INFO
     ]
 
 
 def emit(answer: Answer, form: Format) -> None:
-    """Print the answer to standard output; notes go to standard error, unless the format has a place for them."""
+    """Print the answer to standard output; notes go to standard error if the format cannot hold them."""
     if form is Format.JSON:
         print_json(answer.json())
     elif form is Format.CSV:
@@ -195,7 +197,7 @@ def emit(answer: Answer, form: Format) -> None:
 
 
 def give(answer: Answer, form: Format, target: Path | None, document: Callable[[], Document]) -> None:
-    """Print the answer, or write it as a document and JSON to the folder, or the one file, that the user named."""
+    """Print the answer, or write it as a document and JSON to the target, a folder or one file."""
     if target is None:
         emit(answer, form)
         return
@@ -207,14 +209,14 @@ def give(answer: Answer, form: Format, target: Path | None, document: Callable[[
 
 
 def print_json(text: bytes) -> None:
-    """One JSON object and nothing else."""
+    """Print one JSON object and nothing else."""
     with answering() as stdout:
         stdout.flush()
         stdout.buffer.write(text + b"\n")
 
 
 def print_lines(lines: Iterable[object]) -> None:
-    """Lines of an answer, such as the files that were written."""
+    """Print lines of an answer, such as the files that were written."""
     from warplens.report.terminal import print_prose
 
     with answering() as stdout:

@@ -1,4 +1,4 @@
-"""The commands, as `warplens --help` lists them. Kept apart from their modules, so that the list costs no imports."""
+"""The commands, as listed by `warplens --help`. Separate from their modules, so that the list needs no imports."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any, Final
 class Command:
     """One command of the program."""
 
-    name: str  #: what the user types; also the name of the function that carries it out
-    #: the module of `warplens.cli.commands` that has the function; or, of a command that prints a table, the topic
-    #: (`questions.gpu`) in `warplens.report` where its question stands
+    name: str  #: name of the command and of its function
+    #: the module of `warplens.cli.commands` with the function; for a command that prints a table, the module of its
+    #: question in `warplens.report` (`questions.gpu`)
     module: str
-    section: str  #: heading that it stands under in the list
-    summary: str  #: what it does; the first line of the function's docstring says the same
-    parts: tuple[str, ...] = ()  #: names of its subcommands; the function of `run` of `sweep` is called `sweep_run`
+    section: str  #: its heading in the list
+    summary: str  #: equal to the first line of the function's docstring
+    parts: tuple[str, ...] = ()  #: names of its subcommands; the function of `sweep run` is `sweep_run`
 
     def subcommands(self) -> dict[str, Callable[..., Any]]:
-        """The functions of its subcommands by name."""
+        """The functions of its subcommands, by name."""
         module = import_module(f"warplens.cli.commands.{self.module}")
         return {part: getattr(module, f"{self.name}_{part}".replace("-", "_")) for part in self.parts}
 
     def function(self) -> Callable[..., Any]:
-        """The function that carries the command out. This imports its module, and none of other commands."""
+        """The function of the command; imports its module only."""
         if self.module.startswith("questions."):
             from warplens.cli.commands.tables import command_of
 
@@ -35,10 +35,10 @@ class Command:
         return function
 
 
-#: By heading, the name of each command, its module, and what it does.
+#: Module and summary of each command, by heading and name.
 _LISTED: Final = {
     "Reports": {
-        "answer": ("door", "The answer in a few lines; `warplens PATH…` does the same."),
+        "answer": ("answer", "The answer in a few lines; `warplens PATH…` does the same."),
         "demo": ("report", "Report on the profiles that come with Warplens; no GPU needed."),
         "report": ("report", "Report on your profiles: where the GPU time went, and why."),
         "diagnose": ("diagnose", "What limits the program, what to do about it, and how to verify the change."),
@@ -64,7 +64,7 @@ _LISTED: Final = {
         "roofline": ("counters", "Roofline: how far each kernel is from the peaks of its GPU."),
     },
     "Many ranks of one run": {
-        "ranks": ("handing", "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
+        "ranks": ("ranks", "Ranks of a distributed run: overlap, collectives, stragglers, waits."),
     },
     "Measurements on this machine": {
         "bench": ("bench", "Measure reference workloads: a language model, token reduction, attention."),
@@ -76,11 +76,11 @@ _LISTED: Final = {
         "doctor": ("collect", "What this machine can record, and how to fix what it cannot."),
     },
     "Other programs": {
-        "export": ("handing", "Export a profile to other programs: Perfetto, Parquet, CSV."),
+        "export": ("files", "Export a profile to other programs: Perfetto, Parquet, CSV."),
     },
     "Before you share a profile": {
-        "scrub": ("handing", "Copy a profile without anything that identifies people or machines."),
-        "cache": ("handing", "Show or clear the cache of converted Nsight Systems reports."),
+        "scrub": ("files", "Copy a profile without anything that identifies people or machines."),
+        "cache": ("files", "Show or clear the cache of converted Nsight Systems reports."),
     },
 }
 

@@ -1,4 +1,4 @@
-"""The edge of the program: standard error, exit codes, and memory. Standard output belongs to the answer alone."""
+"""Standard error, exit codes, and reuse of freed memory. Standard output is only for answers."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ import typer
 
 from warplens.errors import UsageError, WarplensError
 
-#: Work that takes less than this is over before a person wonders.
+#: Progress is shown for work that takes longer than this.
 _SILENT_S: Final = 1.0
 
 _REDRAW_S: Final = 0.2
 
-#: Characters of an error: some lines of a terminal. Names that it quotes may be of any length.
+#: Characters of an error message, some lines of a terminal; names that it quotes may be longer.
 _LONGEST_ERROR: Final = 500
 
-# Names in a profile are whatever its program wrote; an escape sequence in one must not reach the terminal.
+# Names in a profile can contain anything; escape sequences in them must not reach the terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 class State:
-    """What the options of the program itself ask for."""
+    """Values of the options that all commands share."""
 
     quiet = False
     memory: int | None = None  # bytes
-    gpu: str | None = None  # what the profiles were recorded on, where they do not say
+    gpu: str | None = None  # name of the GPU for profiles that do not contain it
 
 
 def start_afresh() -> None:
-    """Forget what the options of a former run in this process asked for."""
+    """Reset the shared options, which an earlier run in this process may have set."""
     State.quiet, State.memory, State.gpu = False, None, None
 
 
@@ -57,29 +57,29 @@ def one_line(text: object) -> str:
 
 
 def complain(text: object) -> None:
-    """Why the run failed: exactly one line, `error: …`; a long one without its middle, for what to do stands last."""
+    """Print an error as exactly one line, `error: …`. A long one loses its middle, since the remedy is at the end."""
     line = one_line(text)
     if len(line) > _LONGEST_ERROR:
         line = f"{line[: _LONGEST_ERROR // 2]} … {line[-_LONGEST_ERROR // 2 :]}"
     _write(f"error: {line}\n")
 
 
-def end_with(problems: Iterable[object], what: str) -> None:
-    """Say which files could not be read, and end so; nothing where all were.
+def end_with(problems: Iterable[object], noun: str) -> None:
+    """Report files that could not be read, and exit with `UNUSABLE` if there are any.
 
     Args:
-        what: of the other profiles there is nevertheless: `report`, `answer`.
+        problems: one message per file.
+        noun: the result for the other profiles: `report` or `answer`.
     """
-    code = DONE
+    problems = list(problems)
     for problem in problems:
-        complain(f"{problem} (the {what} is on the other profiles)")
-        code = UNUSABLE
-    if code:
-        raise typer.Exit(code)
+        complain(f"{problem} (the {noun} is on the other profiles)")
+    if problems:
+        raise typer.Exit(UNUSABLE)
 
 
 def note(text: object) -> None:
-    """Something to know beside the answer: one line, wrapped on a terminal; not shown with `--quiet`."""
+    """Print a note to standard error: one line, wrapped on a terminal; nothing with `--quiet`."""
     if State.quiet:
         return
     line = one_line(text)
@@ -92,13 +92,13 @@ def note(text: object) -> None:
 
 @contextmanager
 def progress(activity: str) -> Iterator[Callable[[str], None]]:
-    """Say what is going on if it takes longer than a second; nothing unless standard error is a terminal.
+    """Show the activity if it takes longer than `_SILENT_S` and standard error is a terminal.
 
     Args:
-        activity: what is going on, e.g. `reading profile.sqlite`.
+        activity: e.g. `reading profile.sqlite`.
 
     Yields:
-        A function that changes what is said.
+        A function that changes the activity.
     """
     if State.quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
@@ -109,16 +109,16 @@ def progress(activity: str) -> Iterator[Callable[[str], None]]:
     try:
         yield line.change
     finally:
-        line.over.set()
+        line.done.set()
         thread.join()
 
 
 class _StatusLine:
-    """One line on the terminal that is drawn over itself until the work is over, and then removed."""
+    """One line on the terminal that is redrawn until the work is done, and then removed."""
 
     def __init__(self, activity: str) -> None:
         self.activity = activity
-        self.over = threading.Event()
+        self.done = threading.Event()
 
     def change(self, activity: str) -> None:
         self.activity = activity
@@ -127,7 +127,7 @@ class _StatusLine:
         began = time.monotonic()
         width = 0
         wait = _SILENT_S
-        while not self.over.wait(wait):
+        while not self.done.wait(wait):
             wait = _REDRAW_S
             text = f"{one_line(self.activity)} … {time.monotonic() - began:.0f} s"
             _write("\r" + text.ljust(width))
@@ -137,7 +137,7 @@ class _StatusLine:
 
 
 def _write(text: str) -> None:
-    # What cannot be said (a closed terminal, a character that its encoding lacks) must not turn into another failure.
+    # A closed terminal, or a character that its encoding lacks, must not cause another failure.
     stream = sys.stderr
     if stream is not None:
         encoding = stream.encoding or "utf-8"
@@ -146,18 +146,18 @@ def _write(text: str) -> None:
             stream.flush()
 
 
-# --- Every way a run can end: an exit code, and on failure one line on standard error ---------------------------------
+# --- Exit codes; on failure there is also one line on standard error --------------------------------------------------
 #
 # | code | meaning |
 # |---|---|
 # | 0 | done |
-# | 1 | a gate failed (for example a comparison above its limit), or what was to be run (a side of a sweep) |
+# | 1 | a gate failed (for example a comparison above its limit), or a program that was to be run (a side of a sweep) |
 # | 2 | wrong usage, or an input or output file that cannot be used |
 # | 70 | a bug in Warplens (`EX_SOFTWARE` of BSD's sysexits.h) |
 # | 130 | interrupted (Ctrl-C), as a shell reports it: 128 + SIGINT |
 # | 143 | terminated (`kill`, a scheduler's time limit): 128 + SIGTERM |
 #
-# Whoever reads the output may stop reading (`… | head`): that is no failure, and ends quietly with 0.
+# If the reader of the output stops reading (`… | head`), the run ends quietly with 0.
 
 
 DONE: Final = 0
@@ -167,21 +167,21 @@ DEFECT: Final = 70
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
-#: More threads than processors of any machine; Polars makes as many as it is told.
+#: More threads than any machine has processors; Polars creates any number that is set.
 _MOST_THREADS: Final = 4096
 
-#: What Typer raises for wrong usage. Its base has a public name in no version of Typer, but this heir has in all.
+#: Typer's base class of usage errors. It has no public name, but its subclass has one in all versions.
 _WRONG_USAGE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
 
 @contextmanager
 def answering() -> Iterator[TextIO]:
-    """Standard output, for writing an answer to it; all of it has been written at the end.
+    """Standard output, for writing an answer; flushed at the end.
 
-    Whoever reads it may stop (`… | head`), or it was closed from the begin. Then the rest of the answer goes nowhere,
-    and the run ends as it would have: a gate that fails still fails.
+    If it is closed, from the start or by its reader (`… | head`), the rest of the answer is discarded, and the run ends
+    with its usual exit code: a gate that fails still fails.
     """
-    if sys.stdout is None:  # closed by whoever started us
+    if sys.stdout is None:  # closed by the parent process
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  for as long as the program runs
     try:
         yield sys.stdout
@@ -191,17 +191,17 @@ def answering() -> Iterator[TextIO]:
 
 
 def guarded(run: Callable[[], Any], *, debug: bool) -> int:
-    """Carry a run out; whatever happens becomes an exit code.
+    """Execute a run and turn every outcome into an exit code.
 
     Args:
-        run: what to do. A returned number is the exit code.
+        run: returns an exit code or anything else for success.
         debug: print the traceback of a failure before its line.
     """
     start_afresh()
     try:
         check_environment()
         code = run()
-        if code == INTERRUPTED:  # new versions of Typer turn Ctrl-C into this
+        if code == INTERRUPTED:  # newer versions of Typer return this for Ctrl-C
             complain("interrupted")
         return code if isinstance(code, int) else DONE
     except (KeyboardInterrupt, typer.Abort):
@@ -213,8 +213,8 @@ def guarded(run: Callable[[], Any], *, debug: bool) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return DONE
-    except BaseException as error:  # every failure ends as one line, defects of our own included
-        # Libraries in Rust derive their panics from no `Exception`.
+    except BaseException as error:  # every failure ends as one line, including bugs of Warplens
+        # Panics of Rust libraries are not derived from `Exception`.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if debug:
@@ -225,14 +225,14 @@ def guarded(run: Callable[[], Any], *, debug: bool) -> int:
 
 
 class TerminatedError(BaseException):
-    """The process is asked to end (SIGTERM). Like `KeyboardInterrupt` no `Exception`, so that all is put in order."""
+    """SIGTERM was received. Not an `Exception`, like `KeyboardInterrupt`, so that only clean-up code runs."""
 
 
 def end_in_order() -> None:
-    """Let SIGTERM remove temporary files and half-written ones, too, and not only Ctrl-C."""
+    """Make SIGTERM raise `TerminatedError`, so that temporary and partial files are removed as after Ctrl-C."""
 
     def terminate(*_: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what follows puts things in order
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
         raise TerminatedError
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
@@ -240,10 +240,10 @@ def end_in_order() -> None:
 
 
 def check_environment() -> None:
-    """Refuses settings of libraries with which they would fail later, in words of their own.
+    """Check environment variables with which libraries would fail later with messages of their own.
 
     Raises:
-        UsageError: says which variable, and what it may be.
+        UsageError: names the variable and its allowed values.
     """
     threads = os.environ.get("POLARS_MAX_THREADS", "1")
     if not (threads.isascii() and threads.isdigit() and 0 < int(threads[:9]) <= _MOST_THREADS):
@@ -252,7 +252,7 @@ def check_environment() -> None:
         )
 
 
-#: What the loader of libraries and the starter of threads say where the memory that the process may map is used up.
+#: Messages of the dynamic loader and of thread creation when the address space of the process is used up.
 _NO_MEMORY: Final = ("failed to map segment from shared object", "cannot allocate memory", "can't start new thread")
 
 
@@ -262,15 +262,15 @@ def _verdict(error: BaseException) -> tuple[int, str]:
     if isinstance(error, WarplensError):
         return UNUSABLE, str(error)
     if isinstance(error, OSError) and error.strerror:
-        where = f"{os.path.basename(os.fsdecode(error.filename))}: " if error.filename else ""  # noqa: PTH119
-        return UNUSABLE, f"{where}{error.strerror}"
-    if isinstance(error, MemoryError) or any(said in str(error) for said in _NO_MEMORY):
+        file = f"{os.path.basename(os.fsdecode(error.filename))}: " if error.filename else ""  # noqa: PTH119
+        return UNUSABLE, f"{file}{error.strerror}"
+    if isinstance(error, MemoryError) or any(message in str(error) for message in _NO_MEMORY):
         return UNUSABLE, "there is not enough memory for this profile. Use a machine with more"
-    what = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
-    return DEFECT, f"{what}. This is a bug in Warplens: please run again with --debug and report the output"
+    description = f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
+    return DEFECT, f"{description}. This is a bug in Warplens: please run again with --debug and report the output"
 
 
-#: What the library that checks values says before the words that are meant for people.
+#: Prefixes of messages by Pydantic.
 _LIBRARY_WORDS: Final = re.compile(r"Value error, |Input (?=should be )")
 
 
@@ -283,17 +283,17 @@ def _usage_text(error: Any) -> str:
 
 
 def _silence_stdout() -> None:
-    """Keep the interpreter from complaining, on its way out, that it cannot flush."""
-    # There may be no stream at all, or one without a descriptor, as in tests.
+    """Redirect standard output to the null device, so that the interpreter does not fail to flush it at exit."""
+    # There may be no stream at all, or one without a descriptor (in tests).
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-#: Below this size of input nothing is gained. Exports hold about 130 bytes a kernel.
+#: Smaller inputs do not benefit. Exports have about 130 bytes per kernel.
 _LARGE_BYTES: Final = 32 * 1024**2
 
-# From <malloc.h> of glibc: blocks up to this size come from the heap instead of fresh pages, and the heap is not given
-# back while the program runs; all threads share one heap, or each would keep its own.
+# Parameters of mallopt, from <malloc.h> of glibc. Blocks up to the given size are taken from the heap instead of fresh
+# pages, the heap is not returned while the program runs, and all threads share one heap instead of one each.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -301,11 +301,11 @@ _LARGEST_REUSED_BLOCK: Final = 1 << 30
 
 
 def reuse_freed_memory(paths: Iterable[Path]) -> None:
-    """Let arrays be made in memory that earlier ones have left, where the input is large and the C library is glibc.
+    """Make glibc reuse freed memory for new arrays if the input is large.
 
-    glibc gives every freed block above 32 MB at the latest back to the system, and the next one of that size costs a
-    page fault for each 4 KB again: at a million kernels a quarter of all processor time. A command ends soon after its
-    analysis, so that there is nobody to give memory back to. Elsewhere (musl, macOS, Windows) nothing changes.
+    By default glibc returns freed blocks of 32 MB or more to the system at once, and the next block of that size takes
+    a page fault per 4 KB: for a million kernels a quarter of all processor time. A command ends soon after its
+    analysis, so memory need not be returned. With other C libraries (musl, macOS, Windows) nothing changes.
     """
     if sum(path.stat().st_size for path in paths if path.is_file()) < _LARGE_BYTES:
         return

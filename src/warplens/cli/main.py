@@ -1,4 +1,4 @@
-"""The program `warplens`: its options, and commands that are imported when they run, so that `--help` costs nothing."""
+"""The program `warplens`: its options, and lazy loading of commands, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from warplens.cli.catalogue import COMMANDS, Command
 from warplens.cli.edge import TERMINATED, State, TerminatedError, answering, be_quiet, complain, end_in_order, guarded
 from warplens.errors import UsageError
 
-# Typer brings its own copy of Click in some versions and uses the installed one in others; the classes of contexts and
-# commands have no public name that fits both, hence `Any` below.
+# Some versions of Typer include a copy of Click and others use the installed one; the classes of contexts and commands
+# have no public name that fits both, hence `Any` below.
 
 _SHARED_FLAGS = ("quiet", "debug", "memory", "gpu")
 
-#: The same as they are typed, and those that end the program by themselves.
+#: The shared options as typed, without and with a value, and options that end the program by themselves.
 _SHARED_WORDS = ("--quiet", "-q", "--debug")
 _TAKE_A_VALUE = ("--memory", "--gpu")
 _OWN_WORDS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
-#: Options whose value is a name and no path.
+#: Options whose value is the name of a range, not a path.
 _NAMES_A_RANGE = ("--range", "-r")
 
-#: What names a profile that comes with Warplens begins with; the same as `warplens.readers.shipped.PREFIX`, whose
-#: module is imported only where there is such a name.
+#: Prefix of the names of shipped profiles, equal to `warplens.readers.shipped.PREFIX`, whose module is imported only if
+#: such a name occurs.
 _SHIPPED = "demo:"
 
 
 def register(app: typer.Typer) -> None:
-    """Make every command of the catalogue known to the program by name and summary only."""
+    """Register every command of the catalogue by name and summary, without importing it."""
     for command in COMMANDS.values():
         app.command(command.name, help=command.summary)(_placeholder)
 
 
 class _PlainValues:
-    """A command whose arguments and options take plain values as they are, and whose help calls them by their names.
+    """A command that converts plain values itself, and whose help shows arguments by name.
 
-    Typer checks values with Pydantic, whose import takes longer than many a question here. It is asked for what is not
-    plain, errors among it. Versions of Typer that do not have this hook work as they always did.
+    Typer converts values with Pydantic, whose import takes longer than many a command here. It is used only for values
+    that are not plain, and for errors. Versions of Typer without this hook are not affected.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its arguments and options, `--help` included."""
+        """The arguments and options, including `--help`."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             if param.param_type_name == "argument":
@@ -64,7 +64,7 @@ class _PlainValues:
 
 
 def _call_by_name(argument: Any) -> None:
-    """Let usage and help say `PATH`, and `PATH…` of several, where Typer says `{PATH}` and `PATH <path>`."""
+    """Make usage and help show `PATH`, or `PATH…` for several, instead of Typer's `{PATH}` and `PATH <path>`."""
     name = argument.metavar or argument.name.upper()
     if argument.nargs == -1 and "…" not in name:
         name += "…"
@@ -75,10 +75,10 @@ def _call_by_name(argument: Any) -> None:
 
 
 class _Conversion:
-    """What the values of one parameter are converted with; `typers` makes Typer's own, when it is needed."""
+    """Converts the values of one parameter, by Typer's own conversion if they are not plain."""
 
-    def __init__(self, typers: Callable[[], Any]) -> None:
-        self._typers = typers
+    def __init__(self, typer_conversion: Callable[[], Any]) -> None:
+        self._typer_conversion = typer_conversion
 
     def __call__(self) -> _Conversion:
         return self
@@ -92,17 +92,17 @@ class _Conversion:
             if not several:
                 return _plain(value, kind)
             if not isinstance(value, str):
-                return [_plain(each, kind) for each in value]
+                return [_plain(item, kind) for item in value]
         except LookupError:
             pass
-        return self._typers().coerce(value, param=param, ctx=ctx)
+        return self._typer_conversion().coerce(value, param=param, ctx=ctx)
 
 
 def _plain(value: Any, kind: Any) -> Any:
-    """The value of a text as this kind, if it can be nothing else.
+    """The value converted to this type, if the conversion is trivial.
 
     Raises:
-        LookupError: it takes more than that, or has a fault.
+        LookupError: it is not, or the value is invalid.
     """
     if kind is str and isinstance(value, str):
         return value
@@ -122,22 +122,22 @@ class _PlainGroup(_PlainValues, TyperGroup):
 
 
 class LazyGroup(_PlainGroup):
-    """Lists commands from the catalogue, imports the one that is called, and ends every run through `edge.guarded`."""
+    """Lists commands from the catalogue, imports the one that is called, and executes runs by `edge.guarded`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments name, imported, with the flags that it shares with the program itself."""
-        name, placeholder, rest = super().resolve_command(ctx, _meant(args))
+        """Import the command that the arguments name, and add the shared options to it."""
+        name, placeholder, rest = super().resolve_command(ctx, _with_answer_command(args))
         if name is None or placeholder is None:
             return name, placeholder, rest
         command = _load(COMMANDS[name])
         rest = _subcommand_first(rest, COMMANDS[name].parts)
         shared = [param for param in self.params if param.name in _SHARED_FLAGS]
-        for each in (command, *getattr(command, "commands", {}).values()):
-            own = {option for param in each.params for option in param.opts}
-            # collect has its own --memory; only answers about single profiles ask for roofs.
-            reads = "--window" in own and name != "ranks"
-            each.params.extend(p for p in shared if own.isdisjoint(p.opts) and (reads or p.name != "gpu"))
-        if State.gpu is not None and name == "ranks":  # behind its name the option is unknown already
+        for subcommand in (command, *getattr(command, "commands", {}).values()):
+            own = {option for param in subcommand.params for option in param.opts}
+            # collect has its own --memory; only answers about single profiles use roofs.
+            uses_roofs = "--window" in own and name != "ranks"
+            subcommand.params.extend(p for p in shared if own.isdisjoint(p.opts) and (uses_roofs or p.name != "gpu"))
+        if State.gpu is not None and name == "ranks":  # after the command's name, the option is unknown anyway
             raise UsageError("ranks has no --gpu: no answer about ranks depends on the GPU's name. Leave it out")
         return name, command, rest
 
@@ -149,16 +149,15 @@ class LazyGroup(_PlainGroup):
 
     def main(self, args: Any = None, prog_name: str | None = None, *rest: Any, **extra: Any) -> Any:
         """Run the program and exit; see `edge` for the exit codes."""
-        given = list(sys.argv[1:] if args is None else args)
-        extra["standalone_mode"] = False  # errors come through, instead of being printed by Typer
+        words = _with_command(list(sys.argv[1:] if args is None else args))
+        extra["standalone_mode"] = False  # errors are raised, instead of being printed by Typer
         run = super().main
         name = prog_name or "warplens"
-        given = _with_command(given)
-        sys.exit(guarded(lambda: run(with_shipped_profiles(given), name, *rest, **extra), debug="--debug" in given))
+        sys.exit(guarded(lambda: run(with_shipped_profiles(words), name, *rest, **extra), debug="--debug" in words))
 
 
 def _with_command(words: list[str]) -> list[str]:
-    """The words of a line with the command that goes without saying, where options stand before the paths."""
+    """The command line with `answer` added, if options of it precede its paths."""
     if words == ["help"]:
         return ["--help"]
     rest = iter(words)
@@ -183,8 +182,8 @@ def _is_path(word: str) -> bool:
     )
 
 
-def _meant(words: list[str]) -> list[str]:
-    """The words of a command: paths without one are a question for the answer, `help NAME` is `NAME --help`."""
+def _with_answer_command(words: list[str]) -> list[str]:
+    """The command line with `answer` added before a path, and `help NAME` replaced by `NAME --help`."""
     first = words[0]
     if first in COMMANDS:
         return words
@@ -194,9 +193,9 @@ def _meant(words: list[str]) -> list[str]:
 
 
 def _subcommand_first(words: list[str], parts: tuple[str, ...]) -> list[str]:
-    """The words with the subcommand in front, before which options may stand."""
-    place = next((place for place, word in enumerate(words) if word in parts), 0)
-    return [*words[place : place + 1], *words[:place], *words[place + 1 :]]
+    """The words with the subcommand moved to the front, since options may precede it."""
+    index = next((index for index, word in enumerate(words) if word in parts), 0)
+    return [*words[index : index + 1], *words[:index], *words[index + 1 :]]
 
 
 def _placeholder() -> None:
@@ -215,22 +214,22 @@ def _load(command: Command) -> Any:
 
 
 def with_shipped_profiles(words: Sequence[str]) -> list[str]:
-    """The words of a command line with paths for `demo:NAME`, which names a profile that comes with Warplens.
+    """The command line with `demo:NAME`, the name of a shipped profile, replaced by its path.
 
-    What follows `--` is another program's command line; a range may have any name.
+    The words after `--` are another program's command line and not replaced, nor are names of ranges.
 
     Raises:
-        UsageError: nothing of that name comes with Warplens.
+        UsageError: there is no shipped file of that name.
     """
     own = list(words[: words.index("--")] if "--" in words else words)
-    for place, word in enumerate(own):
-        option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        if value == _SHIPPED and own[:place] in ([], ["answer"]):
-            continue  # which lists them
-        if value.startswith(_SHIPPED) and {option, own[place - 1] if place else ""}.isdisjoint(_NAMES_A_RANGE):
+    for index, word in enumerate(own):
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if value == _SHIPPED and own[:index] in ([], ["answer"]):
+            continue  # `answer demo:` lists the shipped profiles
+        if value.startswith(_SHIPPED) and {option, own[index - 1] if index else ""}.isdisjoint(_NAMES_A_RANGE):
             from warplens.readers.shipped import located
 
-            own[place] = f"{option}{sign}{located(value)}"
+            own[index] = f"{option}{equals}{located(value)}"
     return [*own, *words[len(own) :]]
 
 
@@ -250,7 +249,7 @@ app = typer.Typer(
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
-    # Plain help: drawing it with Rich would more than double the time until it stands there.
+    # Plain help: with Rich, it would take more than twice as long.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -321,33 +320,33 @@ def warplens(
 
 
 def run() -> None:
-    """Carry out what the command line says. Exits with one of the codes of `warplens.cli.edge`."""
+    """Execute the command line, and exit with one of the codes of `warplens.cli.edge`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Files and programs get UTF-8 under every locale; a terminal that cannot show µ gets a question mark.
+            # Files and programs get UTF-8 under every locale; a terminal without µ gets a question mark.
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
     app()
 
 
-#: When the collector looks for circles of objects: a short process makes few, and with Python's own thresholds it
-#: spends a tenth of the time of a report looking. The peak of memory stays the same.
-_RARELY: Final = (50_000, 20, 100)
+#: Thresholds of the garbage collector. A short process makes few reference cycles, and with Python's own thresholds
+#: the collector takes a tenth of the time of a report. Peak memory is the same.
+_GC_THRESHOLDS: Final = (50_000, 20, 100)
 
 
 def script() -> NoReturn:
-    """`run`, and then the end of the process at once: taking a million rows apart for nobody takes a tenth of a second.
+    """`run`, and then end the process at once: freeing the objects of a million rows takes 0.1 s.
 
-    Everything is written by then: answers are flushed as they are given, files are closed by those who wrote them.
-    Under a profiler the process ends in the usual way, for profilers write what they have at its end.
+    By then everything is written: answers are flushed, and files are closed. Under `warplens collect` the process ends
+    in the usual way, since profilers write their results at exit.
     """
     code: object = 0
-    gc.set_threshold(*_RARELY)
+    gc.set_threshold(*_GC_THRESHOLDS)
     end_in_order()
     try:
         run()
-    except SystemExit as leaving:
-        code = leaving.code
-    except TerminatedError:  # between two of the steps that see to it themselves
+    except SystemExit as request:
+        code = request.code
+    except TerminatedError:  # outside of `guarded`
         complain("terminated")
         code = TERMINATED
     for stream in (sys.stdout, sys.stderr):

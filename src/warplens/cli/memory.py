@@ -1,4 +1,4 @@
-"""How much memory a run may take, and what it says of a profile that needs more."""
+"""The memory limit of a run (`--memory`), and the share of a large profile that fits in it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from warplens.report.text import data_size
 
 
 class Peak(NamedTuple):
-    """What a kind of answer takes at its peak: bytes for each event of the profile, besides `_FIXED_BYTES`."""
+    """Peak memory of a kind of answer, in bytes per event of the profile, besides `_FIXED_BYTES`."""
 
-    work: int  #: a kernel, copy or fill
-    searched: int  #: the same where calls or ranges were not recorded, so that steps are sought in the kernels
+    work: int  #: per kernel, copy or fill
+    searched: int  #: the same if calls or ranges were not recorded, so that steps are searched in the kernels
     ranges: int
-    others: int  #: an API call, or another event
+    others: int  #: per API call or other event
 
     def bytes_of(self, events: Mapping[str, int]) -> int:
-        """Of a profile with so many rows in each table of the trace."""
+        """Peak memory in bytes for a profile with this number of rows in each table of the trace."""
         from warplens.profile.trace import WORK_TABLES
 
         work = self.work if events.get("ranges") and events.get("api_calls") else self.searched
-        each = dict.fromkeys(WORK_TABLES, work) | {"ranges": self.ranges}
-        return _FIXED_BYTES + sum(rows * each.get(table, self.others) for table, rows in events.items())
+        bytes_per_row = dict.fromkeys(WORK_TABLES, work) | {"ranges": self.ranges}
+        return _FIXED_BYTES + sum(rows * bytes_per_row.get(table, self.others) for table, rows in events.items())
 
 
-#: Of a table, and of a verdict or a report. Measured on exports of 0.1, 1 and 10 M kernels, that of 1 M also without
-#: its calls, ranges or kernels (docs/explanation/speed.md). From 1 M events on they say 5 % less to 6 % more than was
-#: taken.
+#: Peaks of a table, and of a diagnosis or a report. Measured on exports of 0.1, 1 and 10 M kernels; for 1 M also
+#: without calls, ranges or kernels (docs/explanation/speed.md). From 1 M events on, the model is between 5 % below and
+#: 6 % above the measured peak.
 TABLE: Final = Peak(work=230, searched=490, ranges=200, others=60)
 REPORT: Final = Peak(work=440, searched=620, ranges=300, others=150)
 
-#: Of Python, its libraries and our own modules.
+#: Memory of Python, its libraries and Warplens' own modules.
 _FIXED_BYTES: Final = 170_000_000
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -44,26 +44,26 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNOREC
 
 
 def parse_size(text: str) -> int:
-    """The bytes that a size such as `2GB`, `500MB` or `1.5GiB` names.
+    """A size such as `2GB`, `500MB` or `1.5GiB` in bytes.
 
     Raises:
-        UsageError: it names none.
+        UsageError: it is not a size.
     """
-    found = _SIZE.fullmatch(text)
-    if found is None or not float(found[1]):
+    match = _SIZE.fullmatch(text)
+    if match is None or not float(match[1]):
         raise UsageError(f"{text!r} is not an amount of memory: write it as 2GB or 500MB")
-    unit = found[2].upper()
+    unit = match[2].upper()
     binary = 1024 ** "KMGT".find(unit) * 1024 if unit else 1
-    return int(float(found[1]) * (binary if found[3] else _UNITS[unit]))
+    return int(float(match[1]) * (binary if match[3] else _UNITS[unit]))
 
 
 def limit_to(size: str) -> None:
-    """Take the value of `--memory` for this run."""
+    """Set the value of `--memory` for this run."""
     edge.State.memory = parse_size(size)
 
 
 def limit_bytes() -> int | None:
-    """What `--memory` allows, else half of what is free; None where the system does not tell."""
+    """The memory limit in bytes: `--memory`, or half of the free memory; None if that is not known."""
     if edge.State.memory is not None:
         return edge.State.memory
     free = _free_bytes()
@@ -71,26 +71,26 @@ def limit_bytes() -> int | None:
 
 
 def _free_bytes() -> int | None:
-    """Memory that this process could still get: of the machine, and of the container that it runs in."""
-    found = []
+    """Available memory of the machine, or of the container if that is less."""
+    available = []
     try:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
+        available += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
     except (OSError, ValueError):
         if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-            found.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+            available.append(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     try:
-        most, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii")) for name in ("max", "current"))
-        found.append(max(most - used, 0))
-    except (OSError, ValueError):  # no such group, or one without a limit
+        maximum, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii")) for name in ("max", "current"))
+        available.append(max(maximum - used, 0))
+    except (OSError, ValueError):  # no such control group, or one without a limit
         pass
-    return min(found, default=None)
+    return min(available, default=None)
 
 
 def needed_beyond_limit(profile: Path, peak: Peak) -> int | None:
-    """The bytes that reading this profile whole may take, if that is more than is allowed; None if it is not.
+    """The bytes needed for the whole profile if they exceed the limit, else None.
 
-    Only SQLite exports can tell; others are read as they are.
+    Only known for SQLite exports; other files are read without a check.
     """
     from warplens.readers import events_in
 
@@ -103,15 +103,15 @@ def needed_beyond_limit(profile: Path, peak: Peak) -> int | None:
 
 
 def share_that_fits(profile: Path, peak: Peak, *, steady: bool) -> float:
-    """The share of a profile that can be read with the memory that is allowed, from its middle; 1 for all of it.
+    """The share of a profile, around its middle, that fits in the memory limit; 1 for all of it.
 
     Args:
         profile: the file.
-        peak: what the answer takes.
-        steady: whether steps are asked about, which a part of them answers for as well; else all of it is needed.
+        peak: memory model of the answer.
+        steady: whether the answer is about steady steps, for which a part of the profile suffices.
 
     Raises:
-        UsageError: all of it is needed, or too little would fit; says how much it takes, and what can be done.
+        UsageError: the whole profile is needed, or too little of it would fit.
     """
     needed, limit = needed_beyond_limit(profile, peak), limit_bytes() or 0
     if needed is None:
@@ -125,11 +125,11 @@ def share_that_fits(profile: Path, peak: Peak, *, steady: bool) -> float:
     )
 
 
-#: A part takes at most what is allowed: the share is that of GPU work, of which other events need not be as many.
+#: Safety margin: the share counts GPU work, and the part may have a larger share of the other events.
 _SAFE_SHARE: Final = 0.9
-#: Rows that are read and left out again, some hundred thousand at a time.
+#: Memory for rows that are read and discarded, some hundred thousand at a time.
 _READING_BYTES: Final = 60_000_000
-#: Less of a recording says too little about the rest.
+#: A smaller share of a recording is not representative.
 _LEAST_SHARE: Final = 0.02
 
 _ADVICE: Final = (

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, declared once, so that they behave the same everywhere."""
+"""Arguments and options shared by several commands, so that they behave the same everywhere."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import typer
 
 from warplens.analysis.window import parse_span
 
-#: Rows of a table for people, unless `--limit` says otherwise: as many as a terminal shows at once.
+#: Default of `--limit` for `table` and `md`: about as many rows as a terminal shows.
 TABLE_ROWS: Final = 20
 
 
 class Format(str, Enum):
-    """What a table can be printed as."""
+    """Output formats of a table."""
 
     TABLE = "table"
     JSON = "json"
@@ -25,7 +25,7 @@ class Format(str, Enum):
 
 
 class RunOrReport(str, Enum):
-    """Which half to do of what measures first and reports then."""
+    """The parts of a command that measures and then reports."""
 
     RUN = "run"
     REPORT = "report"
@@ -36,7 +36,7 @@ def _complete_windows(incomplete: str) -> list[str]:
 
 
 def _checked_window(spec: str) -> str:
-    """Refuse a window that cannot be read now, not after a large profile was."""
+    """Check a window before a large profile is read."""
     if spec not in ("steady", "all"):
         parse_span(spec)
     return spec
@@ -97,18 +97,18 @@ def argument(metavar: str, meaning: str) -> Any:
 
 
 def option(metavar: str, meaning: str, *names: str, **more: Any) -> Any:
-    """An option with a value, named after its parameter unless told otherwise; its default goes without saying."""
+    """An option with a value, named after its parameter unless `names` are given; its default is not shown."""
     return typer.Option(*names, metavar=metavar, help=meaning, **{"show_default": False, **more})
 
 
 def documents_option(name: str) -> Any:
-    """The `--output` of a command that prints its answer unless it is told to write it."""
+    """The `--output` of a command that otherwise prints its answer."""
     meaning = f"Write {name}.html, .md and .json to this folder, or the one FILE named so, instead of printing."
     return option("DIR", meaning, "--output", "-o")
 
 
 def share_in(text: str) -> float | None:
-    """The share that a percentage names (`5%`), at least 0 and finite; None for any other text."""
+    """A percentage (`5%`) as a share, at least 0 and finite; None for any other text."""
     number, sign, rest = text.strip().partition("%")
     try:
         share = float(number) / 100
@@ -118,10 +118,10 @@ def share_in(text: str) -> float | None:
 
 
 def given_share(text: str) -> float:
-    """The share that the value of an option names, as a percentage (`5%`) or by itself (`0.05`); below 1.
+    """The share below 1 given as a percentage (`5%`) or a number (`0.05`).
 
     Raises:
-        BadParameter: it is neither.
+        BadParameter: the text is neither.
     """
     share = share_in(text)
     if share is None:
@@ -135,7 +135,7 @@ def given_share(text: str) -> float:
 
 
 def share_option(meaning: str) -> Any:
-    """An option whose value is a share, which `given_share` reads, checked before any profile is read."""
+    """An option for a share, as read by `given_share`; checked before any profile is read."""
 
     def check(text: str) -> str:
         given_share(text)
@@ -153,8 +153,10 @@ def words_option(*names: str, words: Sequence[str], meaning: str, several: bool 
     """An option whose value is one of these words, checked before any profile is read.
 
     Args:
-        names: of the option (`--by`).
-        several: whether more than one may be given, separated by commas.
+        names: names of the option (`--by`).
+        words: allowed values.
+        meaning: help text.
+        several: whether several values may be given, separated by commas.
     """
 
     def complete(incomplete: str) -> list[str]:
@@ -174,11 +176,11 @@ def group_by(*keys: str, several: bool = False) -> Any:
 
 def _only(words: Sequence[str], several: bool) -> Callable[[str], str]:
     def checked(value: str) -> str:
-        given = value.split(",") if several else [value]
-        for word in given:
+        chosen = value.split(",") if several else [value]
+        for word in chosen:
             if word not in words:
                 raise typer.BadParameter(f"{word!r} is not one of {', '.join(words)}")
-        if len(set(given)) < len(given):
+        if len(set(chosen)) < len(chosen):
             raise typer.BadParameter(f"{value!r} names something twice")
         return value
 

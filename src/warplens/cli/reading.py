@@ -1,10 +1,10 @@
-"""What the paths of a command hold, read: profiles, their grid, the run that they are the ranks of, counters beside."""
+"""Reads the paths of a command: profiles, counter reports, the grid of profiles, and the run that they are ranks of."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from warplens.report.overview.numbers import Numbers
     from warplens.studies.grid.cells import CellName, Unplaced
 
-#: From so many models × contexts on, profiles are a grid without the user saying so.
+#: With at least this many combinations of model and context, profiles form a grid without further options.
 _CELLS_OF_A_GRID: Final = 2
 
-#: Of larger files (half a million kernels) grids and blocks are not read: they cost a third more time, for the one
-#: question whether kernels fill the GPU. The verdict says that it was not asked, and `warplens diagnose` asks it.
-_ALL_OF_IT_BYTES: Final = 64 << 20
+#: For larger files (half a million kernels) launch configurations are not read: they take a third more time, and only
+#: serve to check whether kernels fill the GPU. The diagnosis lists this as not checked; `warplens diagnose` checks it.
+_LAUNCH_CONFIGURATION_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Profiles:
-    """The profiles that could be read, in the order given, and what was wrong with the others."""
+    """The profiles that could be read, in the order given, and the errors of the others."""
 
     paths: tuple[Path, ...] = ()
     timelines: tuple[Timeline, ...] = ()
@@ -46,105 +46,110 @@ class Profiles:
 
 @dataclass(frozen=True)
 class GridRequest:
-    """What the user said about a grid of models × contexts: cells of profiles, by name, times, sequences in a batch."""
+    """Options about a grid of models × contexts."""
 
-    cells: Mapping[str, CellName]
-    timings: pl.DataFrame | None = None
-    batch: int | None = None
+    cells: Mapping[str, CellName]  #: by name of the profile
+    timings: pl.DataFrame | None = None  #: times that the programs measured themselves
+    batch: int | None = None  #: sequences in a batch
 
     @property
     def is_explicit(self) -> bool:
-        """Whether anything was said at all, so that no grid would be a disappointment."""
+        """Whether any option was given, so that it is an error if there is no grid."""
         return bool(self.cells) or self.timings is not None or self.batch is not None
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Which profile is of which cell, by its path, and the profiles that are of none."""
+    """The cells of a grid that profiles belong to."""
 
-    named: Mapping[str, CellName]
-    unplaced: tuple[Unplaced, ...]
+    named: Mapping[str, CellName]  #: by path of the profile
+    unplaced: tuple[Unplaced, ...]  #: profiles without a cell
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What the paths of a command hold, read."""
+    """The contents of the paths of a command."""
 
     profiles: Profiles
-    window: Callable[[Timeline], Window]  #: the part of each that is asked about
+    window: Callable[[Timeline], Window]  #: finds the requested window of a profile
     counters: Sequence[KernelCounters]  #: reports of hardware counters
-    #: for each profile the reports of counters beside it; () without such reports
-    joined: tuple[tuple[Joined, ...], ...]
-    cells: Cells | None  #: the grid that the profiles are of; None where they are of none
-    unreadable: tuple[UnreadableInputError, ...]  #: why files could not be read
+    joined: tuple[tuple[Joined, ...], ...]  #: for each profile its counter reports; () if there are none
+    cells: Cells | None  #: the grid of the profiles, if they form one
+    unreadable: tuple[UnreadableInputError, ...]  #: errors of all files that could not be read
 
     @property
     def counted(self) -> KernelCounters | None:
-        """The counters that the diagnosis rests on: the only report of them, beside the only profile."""
+        """The counters for the diagnosis, if there is exactly one report and one profile."""
         return self.counters[0] if len(self.counters) == len(self.profiles.timelines) == 1 else None
 
     @cached_property
     def counter_numbers(self) -> list[CounterNumbers]:
-        """Every analysis of the reports of counters, with the traces beside them."""
+        """Every analysis of the counter reports, joined with the traces."""
         from warplens.report.counters.numbers import examine_counters
 
-        joined = [item for beside in self.joined for item in beside]
+        all_joined = list(chain.from_iterable(self.joined))
         with progress("analysing counters"):
             return [
-                examine_counters(report, [item for item in joined if item.source == report.capture.source])
+                examine_counters(report, [joined for joined in all_joined if joined.source == report.capture.source])
                 for report in self.counters
             ]
 
 
 def read_all(paths: Sequence[Path], window: str, range_name: str | None, grid: GridRequest | None = None) -> Reading:
-    """Read what these files and folders hold.
+    """Read these files and all files of these folders.
 
     Raises:
         UnreadableInputError: nothing could be read.
-        UsageError: a window lies outside of a profile, there is no such range, or no grid where one was asked for.
+        UsageError: a window lies outside of a profile, there is no such range, or a requested grid does not exist.
     """
     grid = grid or GridRequest({})
-    found, counter_paths = discover_both(paths)
-    cells = find_cells(found, grid) if found or grid.is_explicit else None
-    counters, no_counters = _read_counter_reports(counter_paths)
-    if not found and not counters:
-        raise no_counters[0]
-    steady = window == "steady" and range_name is None
-    profiles = read_profiles(found, launch_configuration=bool(counters), steady=steady) if found else Profiles()
+    trace_paths, counter_paths = discover_both(paths)
+    cells = find_cells(trace_paths, grid) if trace_paths or grid.is_explicit else None
+    counters, unreadable_counters = _read_counter_reports(counter_paths)
+    if not trace_paths and not counters:
+        raise unreadable_counters[0]
+    profiles = Profiles()
+    if trace_paths:
+        steady = window == "steady" and range_name is None
+        profiles = read_profiles(trace_paths, launch_configuration=bool(counters), steady=steady)
     if not profiles.timelines and not counters:
         raise profiles.unreadable[0]
-    part = _window(window, range_name)
+    window_of = _window(window, range_name)
     for timeline in profiles.timelines:
-        part(timeline)
-    joined = _join_all(profiles, counters, part)
-    return Reading(profiles, part, counters, joined, cells, (*profiles.unreadable, *no_counters))
+        window_of(timeline)
+    joined = _join_all(profiles, counters, window_of)
+    return Reading(profiles, window_of, counters, joined, cells, (*profiles.unreadable, *unreadable_counters))
 
 
-def examined(reading: Reading, found: Sequence[Diagnosis] = ()) -> list[Numbers]:
-    """Every analysis of every profile, with the counters beside it.
+def examined(reading: Reading, diagnoses: Sequence[Diagnosis] = ()) -> list[Numbers]:
+    """Every analysis of every profile, joined with counters.
 
     Args:
-        found: the diagnosis of each, where they are known already.
+        reading: the profiles.
+        diagnoses: the diagnosis of each profile, if they are computed already.
     """
     from warplens.report.overview.numbers import examine
 
     with progress("analysing") as tell:
         numbers = []
-        for timeline, known in zip_longest(reading.profiles.timelines, found):
+        for timeline, diagnosis in zip_longest(reading.profiles.timelines, diagnoses):
             tell(f"analysing {timeline.trace.capture.source}")
-            numbers.append(examine(timeline, reading.window(timeline), counters=reading.counted, diagnosis=known))
+            numbers.append(examine(timeline, reading.window(timeline), counters=reading.counted, diagnosis=diagnosis))
         if reading.joined:
-            numbers = [replace(each, joined=tuple(own)) for each, own in zip(numbers, reading.joined, strict=True)]
+            numbers = [
+                replace(profile, joined=joined_reports)
+                for profile, joined_reports in zip(numbers, reading.joined, strict=True)
+            ]
         return numbers
 
 
 def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, steady: bool = False) -> Profiles:
-    """Read them all; one that cannot be read does not stop the others.
+    """Read all profiles; one that cannot be read does not stop the others.
 
     Args:
-        steady: whether the one profile is asked about its steady steps, a part of which does where memory is short.
-        launch_configuration: whether to read grids and blocks of large files, too, because kernels are found by them
-            in reports of counters.
+        paths: files.
+        launch_configuration: whether to read grids and blocks of large files, too, to match kernels with counters.
+        steady: whether only steady steps are needed, so that a part of a single profile suffices if memory is short.
     """
     shares = [share_that_fits(path, REPORT, steady=steady and len(paths) == 1) for path in paths]
     reuse_freed_memory(paths)
@@ -152,9 +157,15 @@ def read_profiles(paths: Sequence[Path], *, launch_configuration: bool = False, 
     with progress("reading") as tell:
         for number, (path, share) in enumerate(zip(paths, shares, strict=True), start=1):
             tell(f"reading {path.name}" + (f" ({number} of {len(paths)})" if len(paths) > 1 else ""))
-            grids = launch_configuration or not path.is_file() or path.stat().st_size <= _ALL_OF_IT_BYTES
+            small = not path.is_file() or path.stat().st_size <= _LAUNCH_CONFIGURATION_BYTES
             try:
-                trace = read(path, progress=tell, launch_configuration=grids, share=share, gpu=State.gpu)
+                trace = read(
+                    path,
+                    progress=tell,
+                    launch_configuration=launch_configuration or small,
+                    share=share,
+                    gpu=State.gpu,
+                )
                 timelines.append(Timeline(trace))
                 read_paths.append(path)
             except UnreadableInputError as error:
@@ -191,26 +202,23 @@ def _window(spec: str, range_name: str | None) -> Callable[[Timeline], Window]:
 def _join_all(
     profiles: Profiles, counters: Sequence[KernelCounters], window: Callable[[Timeline], Window]
 ) -> tuple[tuple[Joined, ...], ...]:
-    """For each profile the reports of counters beside it.
-
-    Of several profiles only those that have a kernel in common with a report: the others are of other programs.
-    """
+    """For each profile its counter reports; of several profiles, only reports that have a kernel in common with it."""
     if not counters:
         return ()
     from warplens.report.counters.numbers import join_counters
 
     with progress("joining counters and traces"):
-        everything = tuple(
+        by_profile = tuple(
             tuple(join_counters(report, timeline, window(timeline)) for report in counters)
             for timeline in profiles.timelines
         )
-    if len(everything) == 1:
-        return everything
-    return tuple(tuple(item for item in beside if item.matches) for beside in everything)
+    if len(by_profile) == 1:
+        return by_profile
+    return tuple(tuple(joined for joined in reports if joined.matches) for reports in by_profile)
 
 
 def run_in(reading: Reading) -> RunDiagnosis | None:
-    """The diagnosis of the run that these profiles are the ranks of; None where they are not."""
+    """The diagnosis of the run, if the profiles are the ranks of one."""
     if len(reading.profiles.timelines) < 2:
         return None
     from warplens.ranks import one_run
@@ -219,15 +227,15 @@ def run_in(reading: Reading) -> RunDiagnosis | None:
         return one_run(reading.profiles.timelines, reading.window)
 
 
-#: Files of a run that are reported on one by one: as many as a page tells (`overview.document.MOST_PARTS`, which is
-#: not imported before something is drawn). Analysing and drawing one takes some tenths of a second.
+#: Files of a run with a report of their own, equal to `overview.document.MOST_PARTS`, which is imported only for
+#: drawing. Analysing and drawing a file takes some tenths of a second.
 _IN_FULL: Final = 24
 
 
-def told_in_full(reading: Reading, run: RunDiagnosis | None) -> tuple[Reading, RunDiagnosis | None]:
-    """Of a run of very many files those that are told one by one: the late rank, and those of the lowest numbers.
+def limited_to_full_reports(reading: Reading, run: RunDiagnosis | None) -> tuple[Reading, RunDiagnosis | None]:
+    """Limit a run of many files to `_IN_FULL` files for single reports: the late rank's and those of the lowest ranks.
 
-    What the ranks cost each other, and the row of each, rests on all of them; a note says which are left out.
+    The diagnosis of the run still covers all of them. A note says that files are left out.
     """
     if run is None or len(reading.profiles.timelines) <= _IN_FULL:
         return reading, run
@@ -236,7 +244,7 @@ def told_in_full(reading: Reading, run: RunDiagnosis | None) -> tuple[Reading, R
     late = straggler(run.run.result.waits)
     ranks = sorted(run.origin, key=lambda rank: (rank != late, rank))
     kept = sorted(dict.fromkeys(run.origin[rank][0] for rank in ranks[:_IN_FULL]))
-    places = {file: place for place, file in enumerate(kept)}
+    new_index = {file: index for index, file in enumerate(kept)}
     profiles = reading.profiles
     note(
         f"{len(kept)} of {len(profiles.timelines)} files are told one by one: the late rank's and those of the lowest "
@@ -247,23 +255,23 @@ def told_in_full(reading: Reading, run: RunDiagnosis | None) -> tuple[Reading, R
         paths=tuple(profiles.paths[file] for file in kept),
         timelines=tuple(profiles.timelines[file] for file in kept),
     )
-    origin = {rank: (places[file], place) for rank, (file, place) in run.origin.items() if file in places}
+    origin = {rank: (new_index[file], part) for rank, (file, part) in run.origin.items() if file in new_index}
     joined = tuple(reading.joined[file] for file in kept) if reading.joined else ()
     return replace(reading, profiles=shown, joined=joined), replace(run, origin=origin)
 
 
 def find_cells(paths: Sequence[Path], request: GridRequest) -> Cells | None:
-    """The cells that these profiles are of; None where they form no grid and the user did not speak of one.
+    """The grid cells of these profiles; None if they form no grid and none was requested.
 
     Raises:
-        UsageError: the user spoke of a grid, but no profile is of a cell; or a named cell is of no profile.
+        UsageError: a grid was requested, but no profile has a cell; or a named profile does not exist.
     """
     from warplens.studies.grid.cells import assign_cells
 
     cells, unplaced = assign_cells(map(str, paths), request.cells)
     if request.is_explicit and not cells:
         raise UsageError(f"no profile is of a cell of a grid. {unplaced[0].source}: {unplaced[0].reason}")
-    places = {(cell.model, cell.context) for cell in cells.values()}
-    if not request.is_explicit and len(places) < _CELLS_OF_A_GRID:
+    combinations = {(cell.model, cell.context) for cell in cells.values()}
+    if not request.is_explicit and len(combinations) < _CELLS_OF_A_GRID:
         return None
     return Cells(cells, unplaced)

@@ -1,10 +1,10 @@
-"""Recording profiles on a machine with a GPU: finding the tools, building their commands, running them; the doctor.
+"""Recording of profiles on a machine with a GPU: finds the tools, builds and runs their commands, checks the machine.
 
-`commands` and `compute` (the commands of nsys, torch.profiler and ncu for a version: pure functions), `machine` (what
-is installed; the only door to the machine), `recording` (commands started, and what they leave; `capture` for users'
-own programs), `torch_run` (runs in the program's interpreter), `doctor`. Nothing here imports torch when it is
-imported.
+Modules: `commands` and `compute` (pure functions that build the commands of nsys, torch.profiler and ncu by version),
+`machine` (installed tools; the only access to the machine), `recording` (runs commands and keeps the manifest;
+`capture` for users' own programs), `torch_run` (runs in the interpreter of the program), `doctor` (the checks).
+Importing them does not import torch.
 
 May import readers, analysis, profile and errors. A new tool gets a module of its own, with a table of its options and
-the version from which each of them exists.
+the version since which each exists.
 """

@@ -1,9 +1,8 @@
-"""Commands of Nsight Systems and of PyTorch's profiler, and what may be asked of the tools by name.
+"""Commands of Nsight Systems and PyTorch's profiler; named presets of counters, kinds of kernels, further recordings.
 
-By name: presets of counters, kinds of kernels, more to trace. The presets follow the five configurations that guides
-to Nsight Compute run one after the other: throughput, memory, occupancy, instructions, cache. Each takes `SpeedOfLight`
-and `LaunchStats` besides, without which nothing can be said of what bounds a kernel. Commands of Nsight Compute stand
-in `compute`.
+The presets are the five configurations that guides to Nsight Compute run one after the other: throughput, memory,
+occupancy, instructions, cache. Each includes `SpeedOfLight` and `LaunchStats`, which are needed for the bound of a
+kernel. Commands of Nsight Compute are in `compute`.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class Preset:
 
     what: str
     sections: tuple[str, ...]
-    passes: int  #: of a launch, as an H200 took them (Nsight Compute 2025.3); accesses by instruction take many
-    metrics: tuple[str, ...] = ()  #: beside those of the sections
-    cache_control: str = "all"  #: `all` empties caches before each pass; `none` leaves them as the program has them
+    passes: int  #: per launch, measured on an H200 (Nsight Compute 2025.3); memory tables by instruction need many
+    metrics: tuple[str, ...] = ()  #: in addition to those of the sections
+    cache_control: str = "all"  #: `all` flushes caches before each pass; `none` leaves them as in the program
 
 
-#: Metrics and sections are those of Nsight Compute 2024.1 on GH100; a test asks ncu for each of them.
+#: Metrics and sections of Nsight Compute 2024.1 on GH100; a test queries ncu for each of them.
 PRESETS: Final = {
     "throughput": Preset(
         "rates against their peaks, and the place under the roofs",
@@ -46,12 +45,12 @@ PRESETS: Final = {
         35,
         tuple(
             name
-            for way in _GLOBAL
+            for operation in _GLOBAL
             for name in (
-                f"l1tex__t_requests_pipe_lsu_{way}.sum",
-                f"l1tex__t_sectors_pipe_lsu_{way}.sum",
-                f"l1tex__average_t_sectors_per_request_pipe_lsu_{way}.ratio",
-                f"smsp__sass_average_data_bytes_per_sector_{way}.ratio",
+                f"l1tex__t_requests_pipe_lsu_{operation}.sum",
+                f"l1tex__t_sectors_pipe_lsu_{operation}.sum",
+                f"l1tex__average_t_sectors_per_request_pipe_lsu_{operation}.ratio",
+                f"smsp__sass_average_data_bytes_per_sector_{operation}.ratio",
             )
         ),
     ),
@@ -66,7 +65,7 @@ PRESETS: Final = {
         20,
         ("smsp__thread_inst_executed_per_inst_executed.ratio", "sm__inst_executed.sum"),
     ),
-    # Caches as the program has them: emptied ones would be what is measured, and not the program.
+    # Caches are not flushed, since hit rates are to be those of the program.
     "cache": Preset(
         "hits in L1 and L2 with the caches as the program leaves them",
         (*_ALWAYS, "MemoryWorkloadAnalysis"),
@@ -79,11 +78,11 @@ PRESETS: Final = {
     ),
 }
 
-#: Sections of ncu's sets, which tell about how many passes they take.
+#: Number of sections in ncu's sets, to estimate passes.
 SETS: Final = {"basic": 4, "detailed": 9, "full": 15, "roofline": 7, "nvlink": 3, "pmsampling": 2}
 
-#: Kinds of kernels, as expressions over the names that ncu calls `function`: those of cuBLAS, CUTLASS, cuDNN, PyTorch,
-#: and of the sorts, gathers and sums that a reduction of tokens adds.
+#: Kinds of kernels, as regular expressions for ncu's `function` names: of cuBLAS, CUTLASS, cuDNN and PyTorch, and of
+#: the sorts, gathers and sums of token reduction.
 TARGETS: Final = {
     "gemm": "gemm|gemv|xmma|nvjet|wmma|splitK",
     "attention": "softmax|[Ss]oftMax|flash|fmha|[Aa]ttention",
@@ -94,10 +93,10 @@ TARGETS: Final = {
 
 
 def kernel_pattern(targets: Sequence[str], patterns: Sequence[str]) -> str | None:
-    """One expression for kinds of kernels and expressions of the user's; None where there are none.
+    """One regular expression for kinds of kernels and the user's expressions; None if there are none.
 
     Raises:
-        UsageError: a kind that nobody knows, or an expression that is none.
+        UsageError: an unknown kind, or an invalid expression.
     """
     if unknown := [name for name in targets if name not in TARGETS]:
         raise UsageError(f"--target takes {', '.join(TARGETS)}, not {unknown[0]!r}")
@@ -113,15 +112,15 @@ def kernel_pattern(targets: Sequence[str], patterns: Sequence[str]) -> str | Non
 
 @dataclass(frozen=True)
 class Addition:
-    """Something more for nsys to record."""
+    """An additional recording of nsys."""
 
     what: str
-    since: tuple[int, ...]  #: the version from which its option means this
-    trace: str | None = None  #: a word for `--trace`
+    since: tuple[int, ...]  #: the version since which its option has this meaning
+    trace: str | None = None  #: word to add to `--trace`
     options: tuple[str, ...] = ()  #: further words
 
 
-#: All are in `nsys profile --help` of 2023.4. That release and 2023.1 brought the two of Python ("Release Notes").
+#: All are in `nsys profile --help` of 2023.4. The two for Python were added in 2023.1 and 2023.4 ("Release Notes").
 ADDITIONS: Final = {
     "osrt": Addition("calls of the operating system's runtime library", (2022, 1), "osrt"),
     "cudnn": Addition("calls of cuDNN", (2022, 1), "cudnn"),
@@ -139,22 +138,22 @@ ADDITIONS: Final = {
     "gpu-metrics": Addition("the GPU's units, sampled", (2022, 1), None, ("--gpu-metrics-device=all",)),
 }
 
-#: From 2024.4 the option has another name.
+#: Since this version, `--gpu-metrics-device` is called `--gpu-metrics-devices`.
 _GPU_METRICS_RENAMED: Final = (2024, 4)
 
-#: Call stacks at CUDA calls are taken by the sampler of the CPU.
+#: Additions that need CPU sampling: call stacks at CUDA calls are recorded by the CPU sampler.
 _NEEDS_SAMPLES: Final = frozenset({"python-cuda"})
 
 
 def added_words(tool: Tool, names: Sequence[str]) -> tuple[str, list[str]]:
-    """What further recordings add to the command: the end of the value of `--trace`, and options.
+    """The words that additional recordings need: the end of the value of `--trace`, and options.
 
     Args:
         tool: the installed Nsight Systems.
-        names: of `ADDITIONS`.
+        names: keys of `ADDITIONS`.
 
     Raises:
-        UsageError: a name that nobody knows, or this version has no such option.
+        UsageError: a name is unknown, or this version has no such option.
     """
     if unknown := [name for name in names if name not in ADDITIONS]:
         raise UsageError(f"--also takes {', '.join(ADDITIONS)}, not {unknown[0]!r}")
@@ -165,28 +164,23 @@ def added_words(tool: Tool, names: Sequence[str]) -> tuple[str, list[str]]:
     trace = "".join(f",{ADDITIONS[name].trace}" for name in names if ADDITIONS[name].trace)
     options = [option for name in names for option in ADDITIONS[name].options]
     if not any(option.startswith("--sample=") for option in options):
-        sampled = "process-tree" if _NEEDS_SAMPLES & set(names) else "none"
-        options = [f"--sample={sampled}", "--cpuctxsw=none", *options]
+        sampling = "process-tree" if _NEEDS_SAMPLES & set(names) else "none"
+        options = [f"--sample={sampling}", "--cpuctxsw=none", *options]
     if tool.version >= _GPU_METRICS_RENAMED:
         options = [option.replace("--gpu-metrics-device=", "--gpu-metrics-devices=") for option in options]
     return trace, options
 
 
-#: Older ones write other files (.qdrep), and --capture-range-end and --cuda-graph-trace came one by one.
+#: Older versions write other files (.qdrep), and lack --capture-range-end or --cuda-graph-trace.
 NSYS_OLDEST: Final = (2022, 1)
 
 
 @dataclass(frozen=True)
 class Capture:
-    """Which part of the run is recorded.
+    """The part of the run to record."""
 
-    Attributes:
-        kind: `all`; `cuda-profiler`: from cudaProfilerStart to cudaProfilerStop; `nvtx`: the first range of a name.
-        range_name: of that range.
-    """
-
-    kind: str = "all"
-    range_name: str | None = None
+    kind: str = "all"  #: `all`; `cuda-profiler` (cudaProfilerStart to -Stop); `nvtx` (the first range of a name)
+    range_name: str | None = None  #: for `nvtx`
 
 
 def parse_capture(text: str) -> Capture:
@@ -205,27 +199,30 @@ def parse_capture(text: str) -> Capture:
 
 @dataclass(frozen=True)
 class Recording:
-    """What to record."""
+    """Options of a recording by Nsight Systems."""
 
-    capture: Capture = Capture()  #: which part of the run
-    #: `node`: each kernel of a CUDA graph; `graph`: each graph as one interval, which disturbs it less
-    graphs: str = "node"
-    memory: bool = False  #: whether to record allocations, which costs time
-    force: bool = False  #: replace a report of the same name
-    also: tuple[str, ...] = ()  #: what to record besides, names of `ADDITIONS`
+    capture: Capture = Capture()  #: part of the run
+    graphs: str = (
+        "node"  #: `node`: each kernel of a CUDA graph; `graph`: each graph as one interval, with less overhead
+    )
+    memory: bool = False  #: whether to record allocations, which adds overhead
+    force: bool = False  #: whether to replace a report of the same name
+    also: tuple[str, ...] = ()  #: additional recordings, keys of `ADDITIONS`
 
 
 def record_command(tool: Tool, recording: Recording, report: str, program: Sequence[str]) -> list[str]:
     """The words of the command that records a program.
 
-    CPU samples and context switches are left out unless asked for: no analysis here needs them, and they slow the host.
+    CPU samples and context switches are recorded only on request: no analysis needs them, and they slow the host.
 
     Args:
         tool: the installed Nsight Systems.
+        recording: what to record.
         report: the file to write, without its suffix.
+        program: words of the command line of the program.
 
     Raises:
-        UsageError: this version is too old, or cannot record what is asked for besides.
+        UsageError: this version is too old, or lacks an additional recording.
     """
     if tool.version < NSYS_OLDEST:
         oldest = ".".join(map(str, NSYS_OLDEST))
@@ -250,24 +247,24 @@ def _nsys_scope(capture: Capture) -> list[str]:
         "--capture-range=nvtx",
         "--capture-range-end=stop",
         f"--nvtx-capture={name}",
-        # By itself nsys compares registered strings only; PyTorch's ranges have none.
+        # By default nsys compares registered strings only, which PyTorch's ranges do not use.
         "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
     ]
 
 
 def export_command(tool: Tool, report: str, *, force: bool = False) -> list[str]:
-    """The words of the command that turns a report into SQLite.
+    """The words of the command that exports a report to SQLite.
 
     Args:
         tool: the installed Nsight Systems.
-        report: the same as for `record_command`.
-        force: replace a file of the same name.
+        report: as for `record_command`.
+        force: whether to replace a file of the same name.
     """
     overwrite = f"--force-overwrite={'true' if force else 'false'}"
     return [tool.path, "export", "--type=sqlite", overwrite, f"--output={report}.sqlite", f"{report}.nsys-rep"]
 
 
-#: Runs by itself in the program's own interpreter, which need not have Warplens.
+#: A stand-alone script for the program's interpreter, which need not have Warplens.
 _WRAPPER: Final = Path(__file__).with_name("torch_run.py")
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:\.exe)?")
@@ -281,11 +278,11 @@ _VERSION_PROGRAM: Final = "from importlib.metadata import version; print('torch=
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which steps are recorded, where the program says `warplens.step()` at the end of each."""
+    """The steps to record in a program that calls `warplens.step()` at the end of each."""
 
-    wait: int = 2  #: steps before the profiler is switched on
-    warmup: int = 1  #: steps with the profiler on whose record is thrown away
-    active: int = 3  #: steps that are recorded
+    wait: int = 2  #: steps before the profiler is started
+    warmup: int = 1  #: steps with the profiler whose record is discarded
+    active: int = 3  #: steps to record
 
 
 def wrapped_command(
@@ -306,41 +303,41 @@ def wrapped_command(
         schedule: the steps to record; None for the whole program.
         shapes: whether to record the shapes of operators' inputs.
         memory: whether to record allocations.
-        stacks: whether to record Python's frames.
-        modules: whether to record the modules of scripted models that operators belong to.
+        stacks: whether to record Python stacks.
+        modules: whether to record the modules of scripted models.
 
     Raises:
-        UsageError: it is no Python program.
+        UsageError: it is not a Python program with a script or module.
     """
     if not program or not _PYTHON.fullmatch(Path(program[0]).name):
         raise UsageError("collect torch runs Python programs: collect torch -- python SCRIPT, or python -m MODULE")
-    at = _end_of_options(program)
-    if at >= len(program) or program[at] in ("-c", "-"):
+    end = _end_of_options(program)
+    if end >= len(program) or program[end] in ("-c", "-"):
         raise UsageError("collect torch needs a script or -m MODULE to run, not code on the command line")
     options = ["--trace", trace]
     if schedule is not None:
         options += ["--schedule", f"{schedule.wait},{schedule.warmup},{schedule.active}"]
     wanted = {"--shapes": shapes, "--memory": memory, "--stacks": stacks, "--modules": modules}
     options += [name for name, is_wanted in wanted.items() if is_wanted]
-    return [*program[:at], str(_WRAPPER), *options, "--", *program[at:]]
+    return [*program[:end], str(_WRAPPER), *options, "--", *program[end:]]
 
 
 def torch_version(system: System, program: Sequence[str]) -> str:
-    """The version of PyTorch that the program's interpreter has, without importing it.
+    """The version of PyTorch in the program's interpreter, without importing it.
 
     Raises:
-        UsageError: it has none, or is no interpreter.
+        UsageError: PyTorch is not installed there, or it is not an interpreter.
     """
     answer = system.run([*program[: _end_of_options(program)], "-c", _VERSION_PROGRAM])
-    found = re.search(r"^torch=(\S+)", answer.text, re.MULTILINE) if answer else None
-    if found is None:
+    match = re.search(r"^torch=(\S+)", answer.text, re.MULTILINE) if answer else None
+    if match is None:
         raise UsageError(f"{Path(program[0]).name} has no PyTorch: install torch there, or name another Python")
-    return found[1]
+    return match[1]
 
 
 def _end_of_options(program: Sequence[str]) -> int:
-    """Where the interpreter's own options end and what it is to run begins."""
-    at = 1
-    while at < len(program) and program[at].startswith("-") and program[at] not in ("-m", "-c", "-"):
-        at += 2 if program[at] in _WITH_VALUE else 1
-    return at
+    """The index of the first word after the interpreter's own options."""
+    index = 1
+    while index < len(program) and program[index].startswith("-") and program[index] not in ("-m", "-c", "-"):
+        index += 2 if program[index] in _WITH_VALUE else 1
+    return index

@@ -1,7 +1,7 @@
-"""Commands of Nsight Compute in two phases: a light pass over everything, then the kernels that matter in depth.
+"""Commands of Nsight Compute in two phases: a light pass over all kernels, then a detailed one over the important ones.
 
-ncu runs a kernel once for each pass, with its memory saved and restored between them, so a run may take a hundred times
-as long as the program does. What is asked for has to be little, and its price known before.
+ncu runs a kernel once per pass, and saves and restores its memory in between, so a run may take a hundred times as long
+as the program. Collections are therefore small, and their cost is estimated beforehand.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from warplens.collect.commands import SETS, Capture
 from warplens.collect.machine import Tool
 from warplens.errors import UsageError
 
-if TYPE_CHECKING:  # a machine that records need not have what reads a profile
+if TYPE_CHECKING:  # a recording machine may lack the libraries that read profiles
     import polars as pl
 
     from warplens.analysis.timeline import Timeline
     from warplens.analysis.window import Window
 
-#: From which version of Nsight Compute all options mean what is meant here: that of `-k regex:` (`nextrun.OPTIONS`).
+#: Oldest version of Nsight Compute with all options used here, the newest being `-k regex:` (`nextrun.OPTIONS`).
 OLDEST: Final = (2021, 1, 1)
 
-#: From which version launches can be counted for each launch configuration apart ("Release Notes", 2022.4).
+#: Since this version, launches can be counted per launch configuration ("Release Notes", 2022.4).
 PER_CONFIGURATION: Final = (2022, 4)
 
-#: Enough to say of every kernel what bounds it.
+#: Sections of the light pass, which give the bound of a kernel.
 LIGHT: Final = ("SpeedOfLight", "LaunchStats", "Occupancy")
 
-#: Why it is bound there: traffic through the caches, what warps wait for, what is executed.
+#: Sections of the targeted pass, which explain the bound: memory traffic, warp stalls, instructions.
 TARGETED: Final = (
     *LIGHT,
     "ComputeWorkloadAnalysis",
@@ -41,34 +41,35 @@ TARGETED: Final = (
     "InstructionStats",
 )
 
-#: An A10G took 9 passes for three sections, an H200 19 for six.
+#: Rough estimate: an A10G took 9 passes for three sections, an H200 19 for six.
 _PASSES_PER_SECTION: Final = 3
 
-#: Metrics named beside sections that share a pass: counters of one unit are few. Rough, as is the above.
+#: Rough estimate of the single metrics that share a pass: a unit has few counters.
 _METRICS_PER_PASS: Final = 4
 
-#: What a pass costs beside the kernel, in seconds: from little memory to save and restore, to gigabytes of it. Rough.
+#: Rough estimate of the overhead of a pass in seconds: with little memory to save and restore, and with gigabytes.
 _PASS_S: Final = (0.005, 0.05)
 
-#: Kernels that together take this much of the time are worth a closer look; the rest could gain less than it costs.
-_MATTERING_SHARE: Final = 0.8
+#: The targeted pass covers the kernels that together take this share of the time, and at most this many; the others
+#: could gain less than profiling them costs.
+_IMPORTANT_SHARE: Final = 0.8
 _MOST_KERNELS: Final = 8
 
-#: Launches of each kernel in depth: the first and another, which shows whether they are alike.
-_EACH: Final = 2
+#: Launches of each kernel in the targeted pass: the first, and another to check that they are alike.
+_LAUNCHES_PER_KERNEL: Final = 2
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which launches to profile."""
+    """The launches to profile."""
 
     names: tuple[str, ...] = ()  #: of kernels, as ncu's `function` base has them; () for all
-    skip: int = 0  #: launches of these names before the first
-    launches: int | None = None  #: how many; None without a limit
-    busy_ns: int | None = None  #: time of these launches without a profiler, where a trace tells
-    share: float | None = None  #: of the kernel time, what these names take
-    pattern: str | None = None  #: of these names, found anywhere in them; with it, `names` are only told to people
-    each: bool = False
+    skip: int = 0  #: launches of these kernels to skip
+    launches: int | None = None  #: number of launches; None without a limit
+    busy_ns: int | None = None  #: time of these launches without a profiler, if known from a trace
+    share: float | None = None  #: share of the kernel time of these kernels
+    pattern: str | None = None  #: regular expression for the kernels; if set, `names` are only displayed
+    each: bool = False  #: whether to count launches per launch configuration
 
 
 @dataclass(frozen=True)
@@ -76,27 +77,24 @@ class Profiling:
     """How to profile."""
 
     sections: tuple[str, ...] = LIGHT
-    #: `kernel`, or `application` where memory saved and restored between passes would not fit
-    replay_mode: str = "kernel"
-    #: `none` leaves the clocks as they are in real runs; `base` locks them: alike, but slower
-    clock_control: str = "none"
-    cache_control: str = "all"  #: `all` empties caches before each pass; `none` leaves them as the program has them
-    force: bool = False  #: replace a report of the same name
+    replay_mode: str = "kernel"  #: `kernel`, or `application` if memory saved between passes would not fit
+    clock_control: str = "none"  #: `none`: clocks as in real runs; `base`: locked, which is reproducible, but slower
+    cache_control: str = "all"  #: `all` flushes caches before each pass; `none` leaves them as in the program
+    force: bool = False  #: whether to replace a report of the same name
     metrics: tuple[str, ...] = ()
-    set_name: str | None = None  #: a set of sections that ncu knows by a name
-    #: of a launch, where they were measured; else they are estimated by the sections and metrics
-    passes: int | None = None
+    set_name: str | None = None  #: a set of sections by ncu's name
+    passes: int | None = None  #: measured passes per launch; None to estimate them from sections and metrics
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a phase will take, by a model."""
+    """Estimated cost of a phase."""
 
-    launches: int | None  #: that are profiled; None where nobody knows
-    passes_each: int  #: of a launch
-    passes: int | None  #: of all
-    least_s: float | None  #: seconds that they add, if a pass is cheap
-    most_s: float | None  #: the same, if it saves and restores much memory
+    launches: int | None  #: launches to profile; None if unknown
+    passes_each: int  #: per launch
+    passes: int | None  #: of all launches
+    least_s: float | None  #: added seconds if a pass is cheap
+    most_s: float | None  #: added seconds if a pass saves and restores much memory
 
 
 def profile_command(
@@ -106,8 +104,11 @@ def profile_command(
 
     Args:
         tool: the installed Nsight Compute.
-        capture: inside which part of the run.
+        profiling: what to measure, and how.
+        selection: the launches to profile.
+        capture: part of the run.
         report: the file to write, without its suffix.
+        program: words of the command line of the program.
 
     Raises:
         UsageError: this version is too old, or the range's name cannot be written as a filter.
@@ -121,7 +122,7 @@ def profile_command(
     elif selection.names:
         words += ["-k", f"regex:^({'|'.join(re.escape(name) for name in selection.names)})$"]
     words += _scope(capture)
-    if selection.skip and capture.kind == "all":  # inside a capture, counting begins with it
+    if selection.skip and capture.kind == "all":  # in a capture, ncu counts launches from its begin
         words += ["--launch-skip", str(selection.skip)]
     if selection.launches is not None:
         words += ["--launch-count", str(selection.launches)]
@@ -136,7 +137,7 @@ def profile_command(
     return [*words, "--export", report, *program]
 
 
-#: Signs that a filter of ncu reads as its own; there is no way to write them that all versions share.
+#: Characters with a meaning in ncu's filters; no way to escape them works in all versions.
 _UNWRITABLE = frozenset("@,[]/*?+\\")
 
 
@@ -148,35 +149,37 @@ def _scope(capture: Capture) -> list[str]:
     name = str(capture.range_name)
     if _UNWRITABLE & set(name):
         raise UsageError(f"ncu cannot filter by a range called {name!r}: give it a name of letters, digits and _")
-    # The slash is for ranges that are pushed and popped, as those of PyTorch are.
+    # The slash selects push/pop ranges, such as those of PyTorch.
     return ["--nvtx", "--nvtx-include", f"{name}/"]
 
 
 def cost(profiling: Profiling, selection: Selection) -> Cost:
-    """Passes and time that a phase will take, by the number of sections; without that of the program itself."""
+    """The estimated passes of a phase and the time that they add to the program's own."""
     sections = len(profiling.sections)
     if profiling.set_name:
         sections += SETS.get(profiling.set_name, max(SETS.values()))
     estimated = _PASSES_PER_SECTION * sections + -(-len(profiling.metrics) // _METRICS_PER_PASS)
-    each = profiling.passes or estimated
+    passes_each = profiling.passes or estimated
     if selection.launches is None:
-        return Cost(None, each, None, None, None)
-    passes = each * selection.launches
-    busy_s = (selection.busy_ns or 0) * each / 1e9
-    return Cost(selection.launches, each, passes, *(busy_s + passes * pass_s for pass_s in _PASS_S))
+        return Cost(None, passes_each, None, None, None)
+    passes = passes_each * selection.launches
+    busy_s = (selection.busy_ns or 0) * passes_each / 1e9
+    return Cost(selection.launches, passes_each, passes, *(busy_s + passes * pass_s for pass_s in _PASS_S))
 
 
 def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = None) -> tuple[Selection, Selection]:
-    """What to profile, by a trace of the same program: every launch of one steady step; and the kernels that matter.
+    """The launches to profile, from a trace of the same program.
 
     Args:
-        pattern: the kernels that are meant; without it, those that take most of the time.
+        timeline: the trace.
+        window: the steady steps.
+        pattern: regular expression of the important kernels; None for those that take most of the time.
 
     Returns:
-        For the light phase and for the targeted one.
+        For the light phase all launches of one step; for the targeted phase the important kernels.
 
     Raises:
-        UsageError: the window holds no kernels, or none that are meant.
+        UsageError: the window has no kernels, or none that match the pattern.
     """
     import polars as pl
 
@@ -193,51 +196,52 @@ def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = 
     before = kernels.filter(pl.col("at") < part.start_ns)
     everything = Selection((), before.height, step.height, int(step["duration_ns"].sum()))
     if pattern is None:
-        matter = _that_matter(step)
+        important = _important(step)
     else:
-        found, longest = re.compile(pattern), _by_time(step)["name"]
-        matter = tuple(name for name in longest if found.search(name))
-        if not matter:
-            listed = ", ".join(longest.head(3))
+        compiled, by_time = re.compile(pattern), _by_time(step)["name"]
+        important = tuple(name for name in by_time if compiled.search(name))
+        if not important:
+            listed = ", ".join(by_time.head(3))
             raise UsageError(f"{source}: no kernel of a step is called like {pattern!r}; its longest are {listed}")
-    skip = before.filter(pl.col("name").is_in(matter)).height
-    return everything, replace(_enough_of(step, matter), skip=skip, pattern=pattern)
+    skip = before.filter(pl.col("name").is_in(important)).height
+    return everything, replace(_enough_of(step, important), skip=skip, pattern=pattern)
 
 
 def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
-    """The kernels that matter among the launches of a light report, and how many launches to take for enough of each.
+    """The important kernels among the launches of a light report.
 
     Args:
-        names: of each launch, in the order of the launches.
+        names: kernel name of each launch, in launch order.
+        durations_ns: duration of each launch.
     """
     import polars as pl
 
     schema = {"name": pl.String, "duration_ns": pl.Int64}
     launches = pl.DataFrame({"name": names, "duration_ns": durations_ns}, schema=schema)
-    return _enough_of(launches, _that_matter(launches))
+    return _enough_of(launches, _important(launches))
 
 
 def _by_time(launches: pl.DataFrame) -> pl.DataFrame:
-    """Each kernel with its time, the longest first."""
+    """Kernels with their time, longest first."""
     import polars as pl
 
     sums = launches.group_by("name").agg(pl.col("duration_ns").sum())
     return sums.sort("duration_ns", "name", descending=[True, False])
 
 
-def _that_matter(launches: pl.DataFrame) -> tuple[str, ...]:
-    """The kernels that take most of the time."""
+def _important(launches: pl.DataFrame) -> tuple[str, ...]:
+    """The kernels that together take `_IMPORTANT_SHARE` of the time, at most `_MOST_KERNELS`."""
     sums = _by_time(launches)
     before = sums["duration_ns"].cum_sum() - sums["duration_ns"]
-    return tuple(sums.filter(before < _MATTERING_SHARE * int(sums["duration_ns"].sum())).head(_MOST_KERNELS)["name"])
+    return tuple(sums.filter(before < _IMPORTANT_SHARE * int(sums["duration_ns"].sum())).head(_MOST_KERNELS)["name"])
 
 
 def _enough_of(launches: pl.DataFrame, names: tuple[str, ...]) -> Selection:
-    """Launches until each of these kernels has come twice, or as often as it does."""
+    """The first launches of these kernels, up to the one at which each has `_LAUNCHES_PER_KERNEL` launches, or all."""
     import polars as pl
 
-    chosen = launches.filter(pl.col("name").is_in(names)).with_row_index("place")
-    wanted = chosen.filter(pl.int_range(pl.len()).over("name") < _EACH)["place"]
+    chosen = launches.filter(pl.col("name").is_in(names)).with_row_index("index")
+    wanted = chosen.filter(pl.int_range(pl.len()).over("name") < _LAUNCHES_PER_KERNEL)["index"]
     count = int(wanted[-1]) + 1 if wanted.len() else 0
     time, total = int(chosen["duration_ns"].sum()), int(launches["duration_ns"].sum())
     busy_ns = int(chosen["duration_ns"].head(count).sum())

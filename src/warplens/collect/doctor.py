@@ -1,9 +1,10 @@
-"""What this machine can collect, and how to mend what it cannot. Tells of no host, user or environment."""
+"""Checks what this machine can record, and how to fix what it cannot. Reports no host, user or environment."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,29 +25,30 @@ from warplens.collect.machine import (
 from warplens.collect.recording import COUNTERS_FIX, IMPORTER_FIX
 from warplens.errors import UsageError
 
-#: From harmless to what prevents something.
+#: Statuses of checks, from harmless to preventing a recording.
 STATUSES: Final = ("ok", "unknown", "warning", "problem")
 
 _GIB: Final = 1 << 30
 
-#: A profile of some steps takes hundreds of MB, and its export as much again.
+#: A profile of some steps takes hundreds of MB, and its export the same.
 _LEAST_FREE_BYTES: Final = 5 * _GIB
 
-#: From this share in use on, what else runs on the GPU is likely to disturb or to fill it.
+#: With more of the memory in use than this share, other programs are likely to disturb measurements or fill the GPU.
 _BUSY_SHARE: Final = 0.1
 
-#: nsys refuses to sample the CPU above it; what Warplens asks for does not need that.
+#: Highest perf_event_paranoid with which nsys samples the CPU; Warplens' default recordings need no samples.
 _HIGHEST_PARANOIA: Final = 2
 
-#: Numbers in `linux/capability.h`. NVIDIA's page on ERR_NVGPUCTRPERM names both capabilities, the second from R565 on.
+#: Capabilities that allow reading counters (numbers of `linux/capability.h`), by NVIDIA's page on ERR_NVGPUCTRPERM: the
+#: second since driver R565.
 _CAP_SYS_ADMIN: Final = 21
 _CAP_PERFMON: Final = 38
 _PERFMON_SINCE: Final = (565,)
 
-#: Nsight Compute supports GPUs from Volta on, version 2020.1 and later.
+#: Nsight Compute 2020.1 and later supports GPUs since Volta.
 _LEAST_CAPABILITY: Final = (7, 0)
 
-#: Imported in a process of its own: an import may take long, or end the interpreter.
+#: Torch is imported in a separate process, since the import may take long, or crash the interpreter.
 _TORCH_PROGRAM: Final = (
     "import json, torch\n"
     "cuda = torch.cuda.is_available()\n"
@@ -57,7 +59,7 @@ _TORCH_PROGRAM: Final = (
 )
 _TORCH_PATIENCE_S: Final = 120.0
 
-#: What a user may require, and the checks that must hold no problem for it.
+#: Abilities that `--require` accepts, and the checks that must pass for each.
 ABILITIES: Final = {
     "gpu": ("gpu",),
     "torch": ("torch",),
@@ -68,34 +70,29 @@ ABILITIES: Final = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str  #: of the check; stable, for scripts
     status: str  #: one of `STATUSES`
     found: str
-    fix: str | None = None  #: what to do about it; None where nothing needs doing
+    fix: str | None = None  #: how to fix it, if necessary
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks, and what can be collected.
+    """All checks, and what can be recorded."""
 
-    Attributes:
-        checks: in the order of looking.
-        can: for each ability whether nothing stands against it.
-        works: what works anyhow, one sentence.
-    """
-
-    checks: tuple[Check, ...]
-    can: dict[str, bool]
-    works: str
+    checks: tuple[Check, ...]  #: in the order of execution
+    can: dict[str, bool]  #: for each of `ABILITIES` whether it works
+    works: str  #: one sentence on what works in any case
 
 
 def examine_machine(system: System, python: str | None = None) -> Diagnosis:
-    """Look at everything that collecting needs.
+    """Check everything that recording needs.
 
     Args:
-        python: the interpreter of the programs to be profiled; the first of the search path unless stated.
+        system: the machine.
+        python: the interpreter of the programs to be profiled; by default the first on the search path.
     """
     driver = ask_driver(system)
     torch = _ask_torch(system, python)
@@ -111,20 +108,21 @@ def examine_machine(system: System, python: str | None = None) -> Diagnosis:
     checks += _check_use(driver)
     checks.append(_check_disk(system))
     status = {check.name: check.status for check in checks}
-    can = {name: all(status[needed] in ("ok", "warning") for needed in wanted) for name, wanted in ABILITIES.items()}
-    # Whether counters may be read is often not to be known before they are.
+    can = {name: all(status[check] in ("ok", "warning") for check in needed) for name, needed in ABILITIES.items()}
+    # Permission to read counters is often unknown until they are read, so "unknown" does not prevent ncu.
     can["ncu"] = all(status[name] in ("ok", "warning") for name in ("gpu", "ncu")) and status["counters"] != "problem"
     return Diagnosis(tuple(checks), can, _works(can))
 
 
 def missing(diagnosis: Diagnosis, required: str) -> list[str]:
-    """Which of the required abilities this machine lacks.
+    """The required abilities that this machine lacks.
 
     Args:
-        required: names of abilities, joined by commas.
+        diagnosis: of the machine.
+        required: names of abilities, separated by commas.
 
     Raises:
-        UsageError: a name of no ability.
+        UsageError: a name is not in `ABILITIES`.
     """
     names = [name.strip() for name in required.split(",")]
     if unknown := [name for name in names if name not in ABILITIES]:
@@ -134,12 +132,12 @@ def missing(diagnosis: Diagnosis, required: str) -> list[str]:
 
 def _works(can: dict[str, bool]) -> str:
     anywhere = "Reading, reporting on, comparing and scrubbing profiles works here, as everywhere"
-    able = {"nsys": "collect nsys", "ncu": "collect ncu", "torch": "collect torch"}
-    found = [command for name, command in able.items() if can[name]]
+    command_of = {"nsys": "collect nsys", "ncu": "collect ncu", "torch": "collect torch"}
+    commands = [command for name, command in command_of.items() if can[name]]
     if can["gpu"]:
         return (
-            f"{anywhere}; {', '.join(found)} can record this GPU"
-            if found
+            f"{anywhere}; {', '.join(commands)} can record this GPU"
+            if commands
             else f"{anywhere}; nothing can be recorded yet"
         )
     if can["torch"]:
@@ -172,11 +170,10 @@ def _check_gpu(driver: Driver | None, *, is_wsl: bool, is_contained: bool) -> Ch
 
 
 def _described(driver: Driver) -> list[str]:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for gpu in driver.gpus:
         memory = f", {gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else ""
-        text = f"{gpu.name} (compute capability {gpu.compute_capability or 'unknown'}{memory})"
-        counts[text] = counts.get(text, 0) + 1
+        counts[f"{gpu.name} (compute capability {gpu.compute_capability or 'unknown'}{memory})"] += 1
     return [text if count == 1 else f"{count} × {text}" for text, count in counts.items()]
 
 
@@ -190,15 +187,15 @@ def _check_toolkit(system: System) -> Check:
 
 
 def _ask_torch(system: System, python: str | None) -> dict[str, Any] | str | None:
-    """What PyTorch says of itself; a text where it cannot be imported; None where there is no such interpreter."""
+    """Facts about PyTorch; a text if it cannot be imported; None if there is no such interpreter."""
     interpreter = python or system.which("python") or system.which("python3") or system.python()
     answer = system.run([interpreter, "-c", _TORCH_PROGRAM], _TORCH_PATIENCE_S)
     if answer is None:
         return None
     for line in answer.text.splitlines():
         if line.startswith("WARPLENS "):
-            told: dict[str, Any] = json.loads(line.removeprefix("WARPLENS "))
-            return told
+            facts: dict[str, Any] = json.loads(line.removeprefix("WARPLENS "))
+            return facts
     if answer.code is None:
         return f"importing it took more than {_TORCH_PATIENCE_S:.0f} s"
     lines = answer.text.strip().splitlines()
@@ -212,7 +209,7 @@ def _check_torch(torch: dict[str, Any] | str | None, driver: Driver | None) -> C
         if "No module named 'torch'" in torch:
             fix = "install torch into the Python of your programs, or name another with --python"
             return Check("torch", "problem", "PyTorch is not installed in this Python", fix)
-        # The text of an import error holds folders, which hold names of people.
+        # The text of an import error can contain paths with user names.
         kind = torch.partition(":")[0] if ":" in torch else torch
         fix = "run 'python -c \"import torch\"' and reinstall torch"
         return Check("torch", "problem", f"PyTorch cannot be imported: {kind}", fix)
@@ -232,22 +229,22 @@ def _check_torch(torch: dict[str, Any] | str | None, driver: Driver | None) -> C
 
 
 def _check_visible(torch: dict[str, Any] | str | None, driver: Driver | None) -> list[Check]:
-    """Whether programs use the GPU that the user has in mind."""
+    """Checks that PyTorch sees all GPUs, numbers them as nvidia-smi does, and has kernels for them."""
     if not isinstance(torch, dict) or not torch["available"] or driver is None or not driver.gpus:
         return []
     checks = []
-    seen, there = torch["names"], [gpu.name for gpu in driver.gpus]
-    if len(seen) < len(there):
-        found = f"PyTorch sees {len(seen)} of {len(there)} GPUs"
+    seen, installed = torch["names"], [gpu.name for gpu in driver.gpus]
+    if len(seen) < len(installed):
+        found = f"PyTorch sees {len(seen)} of {len(installed)} GPUs"
         checks.append(Check("visible", "warning", found, "unset CUDA_VISIBLE_DEVICES if the others are wanted, too"))
-    elif len(set(there)) > 1 and seen[0] != there[0]:
-        found = f"cuda:0 is {seen[0]} for PyTorch, but {there[0]} for nvidia-smi"
+    elif len(set(installed)) > 1 and seen[0] != installed[0]:
+        found = f"cuda:0 is {seen[0]} for PyTorch, but {installed[0]} for nvidia-smi"
         checks.append(
             Check("visible", "warning", found, "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the same numbers in both")
         )
     capability = _numbers(driver.gpus[0].compute_capability or "")
     built = [_numbers(f"{code[:-1]}.{code[-1]}") for arch in torch["arch"] if (code := re.sub(r"\D", "", arch))]
-    if capability and built and len(seen) == len(there) and capability[0] > max(built)[0]:
+    if capability and built and len(seen) == len(installed) and capability[0] > max(built)[0]:
         found = f"this PyTorch has no kernels for compute capability {driver.gpus[0].compute_capability}"
         checks.append(Check("architecture", "problem", found, "install a newer torch, built for this GPU"))
     return checks
@@ -262,7 +259,7 @@ def _check_tool(
     lacking: Sequence[str] = (),
 ) -> Check:
     if tool is None:
-        # Without a GPU there is nothing that it could record.
+        # Without a GPU the tool would have nothing to record.
         status = "problem" if driver is not None and driver.gpus else "warning"
         if named_by_variable(name, system):
             found = f"what ${name.upper()} names does not answer as {TITLES[name]}"
@@ -274,14 +271,14 @@ def _check_tool(
     if lacking:
         found = f"{tool.title} records, but cannot make a report: its importer lacks {', '.join(lacking)}"
         return Check(name, "problem", found, IMPORTER_FIX)
-    where = "" if tool.on_path else "; not on the search path, but collect finds it"
+    location = "" if tool.on_path else "; not on the search path, but collect finds it"
     if named_by_variable(name, system):
-        where = f"; named by ${name.upper()}"
-    return Check(name, "ok", tool.title + where)
+        location = f"; named by ${name.upper()}"
+    return Check(name, "ok", tool.title + location)
 
 
 def _check_counters(system: System, driver: Driver | None, *, is_wsl: bool, is_contained: bool) -> Check:
-    """Whether this user may read GPU counters (ERR_NVGPUCTRPERM)."""
+    """Checks whether this user may read GPU counters (ERR_NVGPUCTRPERM)."""
     if driver is None or not driver.gpus:
         return Check("counters", "unknown", "without a GPU there are no counters")
     if is_wsl:
@@ -303,14 +300,14 @@ def _check_counters(system: System, driver: Driver | None, *, is_wsl: bool, is_c
 
 
 def _is_privileged(system: System, driver: Driver) -> bool:
-    held = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", system.read("/proc/self/status") or "", re.MULTILINE)
-    if held is None:
+    effective = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", system.read("/proc/self/status") or "", re.MULTILINE)
+    if effective is None:
         return False
-    capabilities = int(held[1], 16)
-    suffices = [_CAP_SYS_ADMIN]
+    capabilities = int(effective[1], 16)
+    sufficient = [_CAP_SYS_ADMIN]
     if _numbers(driver.version or "") >= _PERFMON_SINCE:
-        suffices.append(_CAP_PERFMON)
-    return any(capabilities >> number & 1 for number in suffices)
+        sufficient.append(_CAP_PERFMON)
+    return any(capabilities >> number & 1 for number in sufficient)
 
 
 def _is_wsl(system: System) -> bool:
@@ -343,13 +340,13 @@ def _check_surroundings(system: System, *, is_wsl: bool, is_contained: bool) -> 
 
 
 def _check_use(driver: Driver | None) -> list[Check]:
-    """MIG, free memory, and other programs on the GPUs."""
+    """Checks MIG, free memory, and other programs on the GPUs."""
     if driver is None or not driver.gpus:
         return []
     checks = []
     if any(gpu.mig for gpu in driver.gpus):
-        whole = "profile on a whole GPU to see its full bandwidth; on an instance use ncu with --clock-control none"
-        checks.append(Check("mig", "warning", "a GPU is divided (MIG): programs see a part of it", whole))
+        mig_fix = "profile on a whole GPU to see its full bandwidth; on an instance use ncu with --clock-control none"
+        checks.append(Check("mig", "warning", "a GPU is divided (MIG): programs see a part of it", mig_fix))
     used = [
         (gpu.used_bytes / gpu.memory_bytes, gpu)
         for gpu in driver.gpus

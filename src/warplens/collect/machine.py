@@ -1,4 +1,4 @@
-"""The machine as the doctor sees it: files and programs, the GPUs and their driver, and where profilers hide."""
+"""Access to the machine: files and programs, the GPUs and their driver, and installed profilers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MIB: Final = 1 << 20
 
 _FIELDS: Final = ("name", "driver_version", "compute_cap", "memory.total", "memory.used", "mig.mode.current")
 
-#: On WSL2 it is not on the search path of every shell.
+#: Candidates for nvidia-smi; on WSL2 it is not on the search path of every shell.
 _PLACES: Final = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 
 
@@ -30,7 +30,7 @@ class Gpu:
     """One GPU."""
 
     name: str
-    compute_capability: str | None  #: such as 9.0; None where the driver does not tell
+    compute_capability: str | None  #: such as 9.0; None if unknown
     memory_bytes: int | None
     used_bytes: int | None
     mig: bool  #: whether it is divided into instances
@@ -42,12 +42,12 @@ class Driver:
 
     version: str | None
     gpus: tuple[Gpu, ...]  #: in the order of the PCI bus
-    processes: int | None  #: that compute on a GPU now; None where it does not tell
-    problem: str | None = None  #: what nvidia-smi complained about; then there are no GPUs
+    processes: int | None  #: number of processes that use a GPU; None if unknown
+    problem: str | None = None  #: error message of nvidia-smi; then there are no GPUs
 
 
 def ask_driver(system: System) -> Driver | None:
-    """The driver and its GPUs; None where there is no nvidia-smi."""
+    """The driver and its GPUs; None if there is no nvidia-smi."""
     for program in _PLACES:
         answer = system.run([program, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"])
         if answer is None:
@@ -55,8 +55,8 @@ def ask_driver(system: System) -> Driver | None:
         rows = [[cell.strip() for cell in line.split(",")] for line in answer.text.splitlines()]
         rows = [row for row in rows if len(row) == len(_FIELDS)]
         if answer.code != 0 or not rows:
-            said = answer.text.strip().splitlines()
-            return Driver(None, (), None, said[0] if said else "nvidia-smi gave no answer")
+            lines = answer.text.strip().splitlines()
+            return Driver(None, (), None, lines[0] if lines else "nvidia-smi gave no answer")
         apps = system.run([program, "--query-compute-apps=used_memory", "--format=csv,noheader,nounits"])
         processes = len(apps.text.split("\n")) - 1 if apps and apps.code == 0 else None
         return Driver(rows[0][1], tuple(_gpu(row) for row in rows), processes)
@@ -74,27 +74,27 @@ def _gpu(row: list[str]) -> Gpu:
     )
 
 
-# --- The machine as the doctor and the finder of tools see it: files, programs and their output, and nothing else ----
-# Everything goes through `System`, so that recorded machines can stand in for this one.
+# --- Access to files and programs -------------------------------------------------------------------------------------
+# All access goes through `System`, so that tests can replace it by recorded machines.
 
 
-#: A query of a tool that takes longer is stuck: a GPU that fell off the bus keeps nvidia-smi waiting for ever.
+#: Time limit for queries of a tool; nvidia-smi hangs if a GPU has fallen off the bus.
 _PATIENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a program answered."""
+    """The result of a program."""
 
-    code: int | None  #: its exit code; None where it had to be stopped
+    code: int | None  #: its exit code; None after a timeout
     text: str  #: standard output, then standard error
 
 
 class System:
-    """What can be asked of a machine: of the one that this runs on. Recorded ones answer the same questions."""
+    """Queries of the machine that this runs on; tests use recorded machines with the same methods."""
 
     def read(self, path: str) -> str | None:
-        """A text file; None where there is none that may be read."""
+        """The content of a text file; None if it cannot be read."""
         try:
             return Path(path).read_text("utf-8", errors="replace")
         except OSError:
@@ -105,7 +105,7 @@ class System:
         return Path(path).exists()
 
     def run(self, command: Sequence[str], patience_s: float = _PATIENCE_S) -> Output | None:
-        """What a program prints; None where there is no such program."""
+        """Run a program; None if it does not exist."""
         try:
             done = subprocess.run(  # noqa: S603  a list of words, no shell
                 list(command), capture_output=True, stdin=subprocess.DEVNULL, timeout=patience_s, check=False
@@ -117,7 +117,7 @@ class System:
         return Output(done.returncode, (done.stdout + done.stderr).decode("utf-8", "replace"))
 
     def which(self, program: str) -> str | None:
-        """Where a program of the search path lies."""
+        """The path of a program on the search path."""
         return shutil.which(program)
 
     def matching(self, pattern: str) -> list[str]:
@@ -125,11 +125,11 @@ class System:
         return sorted(path for path in glob.glob(pattern) if os.access(path, os.X_OK) and not Path(path).is_dir())  # noqa: PTH207
 
     def variable(self, name: str) -> str | None:
-        """An environment variable. Its value is for looking things up, never for showing."""
+        """The value of an environment variable, which must never be displayed."""
         return os.environ.get(name)
 
     def free_bytes(self, folder: str) -> int | None:
-        """Free space for files in a folder."""
+        """Free disk space of a folder."""
         try:
             return shutil.disk_usage(folder).free
         except OSError:
@@ -152,10 +152,10 @@ HOW_TO_GET: Final = {
 #: Variables that name the program to use, the first that is set.
 VARIABLES: Final = {"nsys": ("WARPLENS_NSYS", "NSYS"), "ncu": ("WARPLENS_NCU", "NCU")}
 
-#: Versions of both are written year.number[.number…]; other numbers in the output are years of a copyright, or builds.
+#: Matches versions of both tools, year.number[.number…], but not copyright years or build numbers.
 _VERSION = re.compile(r"\b[Vv]ersion:?\s+(\d{4}(?:\.\d+){1,3})")
 
-#: Below a folder of a toolkit or of a package; the first that matches counts. Nsight Compute brings an nsys of its own.
+#: Patterns below the folder of a toolkit, in order of preference. Nsight Compute includes an nsys of its own.
 _BELOW: Final = {
     "nsys": (
         "bin/nsys",
@@ -189,25 +189,25 @@ class Tool:
 
     name: str  #: `nsys` or `ncu`
     path: str
-    version: Version  #: as numbers, to compare
-    on_path: bool = False  #: whether its name alone starts it
+    version: Version
+    on_path: bool = False  #: whether it is on the search path
 
     @property
     def title(self) -> str:
-        """Name and version for people."""
+        """Name and version for display."""
         return f"{TITLES[self.name]} {'.'.join(map(str, self.version))}"
 
 
 def parse_version(text: str) -> Version | None:
-    """The version in what `--version` of nsys or ncu prints; None where there is none."""
-    found = _VERSION.search(text)
-    return tuple(map(int, found[1].split("."))) if found else None
+    """The version in the output of `--version` of nsys or ncu; None if there is none."""
+    match = _VERSION.search(text)
+    return tuple(map(int, match[1].split("."))) if match else None
 
 
 def places(name: str, system: System) -> Iterator[tuple[str, bool]]:
-    """Where a profiler lies on this machine, the likeliest first; and whether the search path finds it."""
-    if found := system.which(name):
-        yield found, True
+    """Candidate paths of a profiler, the most likely first, each with whether it is on the search path."""
+    if on_path := system.which(name):
+        yield on_path, True
     toolkits = [folder for variable in ("CUDA_HOME", "CUDA_PATH") if (folder := system.variable(variable))]
     for folder in (*toolkits, "/usr/local/cuda", "/usr/local/cuda-*"):
         for below in _BELOW[name]:
@@ -219,11 +219,12 @@ def places(name: str, system: System) -> Iterator[tuple[str, bool]]:
 
 
 def find_tool(name: str, system: System, given: str | None = None) -> Tool | None:
-    """The profiler to use: the first that answers with its version; None where there is none.
+    """The first profiler that prints its version; None if there is none.
 
     Args:
         name: `nsys` or `ncu`.
-        given: the program that the user named; then no other counts. What `$NSYS` or `$NCU` names is given, too.
+        system: the machine.
+        given: the program named by the user; if None, that of `$NSYS` or `$NCU`. If either is set, no other is tried.
     """
     given = given or named_by_variable(name, system)
     candidates = [(given, False)] if given else places(name, system)
@@ -240,18 +241,18 @@ def find_tool(name: str, system: System, given: str | None = None) -> Tool | Non
 
 
 def named_by_variable(name: str, system: System) -> str | None:
-    """The program that a variable of the environment names."""
-    return next((found for variable in VARIABLES[name] if (found := system.variable(variable))), None)
+    """The program named by an environment variable, if one is set."""
+    return next((program for variable in VARIABLES[name] if (program := system.variable(variable))), None)
 
 
-#: Where the importer lies, from the folder of nsys: in an installation of its own, and inside Nsight Compute.
+#: Paths of the importer relative to the folder of nsys: in a separate installation, and inside Nsight Compute.
 _IMPORTERS: Final = ("../host-linux-*/QdstrmImporter", "QdstrmImporter", "../../host/linux-desktop-*/QdstrmImporter")
 
 
 def missing_libraries(tool: Tool, system: System) -> list[str]:
-    """Shared libraries that the importer of nsys needs, and that are not there: without them a recording stays raw.
+    """Missing shared libraries of the importer of nsys, without which a recording cannot be converted to a report.
 
-    Empty where the importer or `ldd` cannot be asked.
+    Empty if the importer or `ldd` is not found.
     """
     folders = dict.fromkeys(posixpath.dirname(path) for path in (tool.path, posixpath.realpath(tool.path)))
     for folder, below in itertools.product(folders, _IMPORTERS):
@@ -263,17 +264,17 @@ def missing_libraries(tool: Tool, system: System) -> list[str]:
 
 
 def needed_tool(name: str, system: System, given: str | None = None) -> Tool:
-    """The same, where nothing goes without it.
+    """`find_tool` for a tool that is required.
 
     Raises:
-        UsageError: it is not there; the message says how to get it.
+        UsageError: it is not found; the message says how to install it.
     """
     if tool := find_tool(name, system, given):
         return tool
     if given:
         raise UsageError(f"--tool: that program does not answer as {TITLES[name]} ({name} --version)")
     if named_by_variable(name, system):
-        variable = next(each for each in VARIABLES[name] if system.variable(each))
+        variable = next(variable for variable in VARIABLES[name] if system.variable(variable))
         raise UsageError(f"${variable} names a program that does not answer as {TITLES[name]} ({name} --version)")
     raise UsageError(f"{name} ({TITLES[name]}) was not found on this machine: {HOW_TO_GET[name]}")
 

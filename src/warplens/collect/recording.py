@@ -1,4 +1,4 @@
-"""Starts commands and recognises why they fail; keeps a manifest; `capture` records inside a user's own program."""
+"""Runs commands and recognises their failures; keeps a manifest; `capture` records inside a user's own program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from warplens.writing import write_whole
 MANIFEST: Final = "manifest.json"
 SCHEMA: Final = "warplens.collection/1"
 
-#: Everything before the last separator of what looks like a path, wherever it stands in a word.
+#: Matches the folders of anything that looks like a path, anywhere in a word.
 _FOLDERS = re.compile(
     r"(?:~|\.{0,2}|(?<![A-Za-z])[A-Za-z]:)?[/\\](?:[^\s/\\=,:;'\"]+[/\\])*|(?:[^\s/\\=,:;'\"]+[/\\])+"
 )
@@ -36,10 +36,7 @@ _REMOVED: Final = "[removed]"
 
 
 def without_paths(command: Sequence[str]) -> list[str]:
-    """The words of a command without folders, and without values of options that sound secret.
-
-    Of a path, the last name remains; the program itself keeps its name alone.
-    """
+    """The words of a command, with paths reduced to their last name and values of possibly secret options removed."""
     words: list[str] = []
     hide_next = False
     for word in command:
@@ -55,11 +52,11 @@ def without_paths(command: Sequence[str]) -> list[str]:
 
 
 def _bare(word: str) -> str:
-    # A filter of kernel names or a range may hold a slash that separates no folders.
+    # A slash in a filter of kernel names or in a range name does not separate folders.
     if word.startswith(("regex:", "--nvtx-capture=")) or (word.endswith("/") and "/" not in word[:-1]):
         return word
     option, equals, value = word.rpartition("=")
-    if _ROOTED.match(value):  # all of it is one path, blanks included
+    if _ROOTED.match(value):  # the whole value is one path, which may contain spaces
         return f"{option}{equals}{re.split(_SEPARATOR, value.rstrip(_SEPARATORS))[-1]}"
     return ADDRESSES.sub(_REMOVED.encode(), _FOLDERS.sub("", word).encode()).decode()
 
@@ -67,15 +64,15 @@ def _bare(word: str) -> str:
 def add_run(
     folder: Path, *, tool: str, version: str, commands: Sequence[Sequence[str]], files: Sequence[Path], exit_code: int
 ) -> Path:
-    """Add a run to the folder's manifest; one of the same files is replaced.
+    """Add a run to the folder's manifest, replacing runs with the same files.
 
     Args:
-        folder: that the files lie in.
-        tool: that recorded them.
+        folder: folder of the files.
+        tool: name of the recording tool.
         version: of the tool.
-        commands: that were run; folders are left out.
-        files: that came of it, with their sizes.
-        exit_code: of the last command.
+        commands: the commands that were run; folders are removed from them.
+        files: the files that they wrote.
+        exit_code: of the run.
     """
     path = folder / MANIFEST
     runs = _runs(path)
@@ -94,7 +91,7 @@ def add_run(
 
 
 def _runs(path: Path) -> list[dict[str, Any]]:
-    """The runs of a manifest that is there; none where it is no manifest of ours."""
+    """The runs of an existing manifest; empty if there is none of this schema."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -104,7 +101,7 @@ def _runs(path: Path) -> list[dict[str, Any]]:
     return [run for run in content.get("runs", ()) if isinstance(run, dict)]
 
 
-#: Lines that are kept of a program's output, to be shown where it fails.
+#: Last lines of a program's output that are kept, for error messages.
 _TAIL: Final = 12
 
 COUNTERS_FIX: Final = (
@@ -118,7 +115,7 @@ IMPORTER_FIX: Final = (
     " report), or take the .qdstrm file to a machine that has them: nsys import, or QdstrmImporter"
 )
 
-#: What a line of a tool's output holds, and what that means.
+#: Texts in the output of tools, and the meaning of each.
 KNOWN_FAILURES: Final = (
     ("ERR_NVGPUCTRPERM", COUNTERS_FIX),
     (
@@ -153,26 +150,26 @@ KNOWN_FAILURES: Final = (
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How a command ended."""
+class CommandResult:
+    """The result of a command."""
 
     code: int  #: its exit code
     tail: tuple[str, ...]  #: its last lines
-    failure: str | None = None  #: what went wrong, where a line said it
+    failure: str | None = None  #: the cause of a failure, if recognised
 
 
 def known_failure(line: str) -> str | None:
-    """What a line of a tool's output means, where it tells of a failure that has a fix."""
-    return next((meaning for sign, meaning in KNOWN_FAILURES if sign in line), None)
+    """The meaning of a line of a tool's output, if it is one of `KNOWN_FAILURES`."""
+    return next((meaning for text, meaning in KNOWN_FAILURES if text in line), None)
 
 
-def run_command(command: Sequence[str], variables: Mapping[str, str], tell: Callable[[str], None]) -> Ran:
+def run_command(command: Sequence[str], variables: Mapping[str, str], tell: Callable[[str], None]) -> CommandResult:
     """Run a command, without a shell.
 
     Args:
         command: its words.
-        variables: of its environment, beside ours.
-        tell: gets each line that it prints, at once.
+        variables: environment variables in addition to those of this process.
+        tell: receives each line of output immediately.
 
     Raises:
         UsageError: there is no such program.
@@ -198,13 +195,13 @@ def run_command(command: Sequence[str], variables: Mapping[str, str], tell: Call
             if text:
                 tail.append(text)
             failure = failure or known_failure(text)
-    return Ran(process.returncode, tuple(tail), failure)
+    return CommandResult(process.returncode, tuple(tail), failure)
 
 
-#: Set by `warplens collect` for the program that it runs: which tool is recording it.
+#: Environment variable that `warplens collect` sets for the program, with the name of the recording tool.
 COLLECTING: Final = "WARPLENS_COLLECT"
 
-#: NVTX range round what is captured: `--capture nvtx:warplens_capture` records it, too.
+#: NVTX range around the captured part, which `--capture nvtx:warplens_capture` records, too.
 RANGE: Final = "warplens_capture"
 
 #: See `torch_run`, which registers the profiler that it started.
@@ -212,12 +209,11 @@ _ACTIVE_PROFILER: Final = "_warplens_active_profiler"
 
 
 class capture(ContextDecorator):  # noqa: N801  used like a function
-    """Record what is inside: a context manager and a decorator.
+    """Record the enclosed code: a context manager and a decorator.
 
-    By itself it records with torch.profiler and writes a trace that `warplens report` reads; on a GPU, all work is
-    finished before and after. In a program that was started by `warplens collect nsys` or `ncu` it starts and stops
-    that tool instead (cudaProfilerStart, cudaProfilerStop) and writes nothing; under `warplens collect torch` it is a
-    range.
+    By default it records with torch.profiler and writes a trace for `warplens report`; the GPU is synchronized before
+    and after. In a program started by `warplens collect nsys` or `ncu` it starts and stops that tool instead
+    (cudaProfilerStart, cudaProfilerStop) and writes nothing; under `warplens collect torch` it is a range.
 
     >>> with warplens.capture("trace.json") as recording:       # doctest: +SKIP
     ...     for batch in batches:
@@ -225,13 +221,13 @@ class capture(ContextDecorator):  # noqa: N801  used like a function
     ...         recording.step()
 
     Args:
-        path: the trace to write, `.json` or `.json.gz`; one that is there is replaced.
-        wait: steps before the profiler is switched on. With `active`, the program has to call `step()` after each step.
-        warmup: steps whose record is thrown away.
-        active: steps to record; None for everything inside.
+        path: the trace to write, `.json` or `.json.gz`; an existing one is replaced.
+        wait: steps before the profiler is started. With `active`, the program must call `step()` after each step.
+        warmup: steps whose record is discarded.
+        active: steps to record; None for everything.
         shapes: record the shapes of operators' inputs.
         memory: record allocations.
-        stacks: record Python's frames; slow.
+        stacks: record Python stacks; slow.
     """
 
     def __init__(
@@ -260,13 +256,13 @@ class capture(ContextDecorator):  # noqa: N801  used like a function
         self._written = False
 
     def _recreate_cm(self) -> capture:
-        """A recording of its own for every call of a decorated function."""
+        """A separate recording for every call of a decorated function."""
         fresh = object.__new__(capture)
         fresh.__dict__.update(self.__dict__)
         return fresh
 
     def __enter__(self) -> capture:
-        """Start to record."""
+        """Start recording."""
         torch = _torch()
         self._tool, self._written = os.environ.get(COLLECTING), False
         _finish(torch)
@@ -288,9 +284,9 @@ class capture(ContextDecorator):  # noqa: N801  used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop, and write the trace."""
+        """Stop recording, and write the trace."""
         torch = _torch()
-        if error is None:  # after a failure the GPU may be beyond waiting for
+        if error is None:  # after a failure, synchronization may fail or hang
             _finish(torch)
         if self._profiler is not None:
             self._profiler.stop()
@@ -305,7 +301,7 @@ class capture(ContextDecorator):  # noqa: N801  used like a function
             torch.cuda.profiler.stop()
 
     def step(self) -> None:
-        """A step ends here."""
+        """Mark the end of a step."""
         if self._profiler is None:
             step()
         elif self._steps[2] is not None:
@@ -318,14 +314,14 @@ class capture(ContextDecorator):  # noqa: N801  used like a function
 
 
 def step() -> None:
-    """A step of the program ends here: tells a `warplens collect torch` that records steps; else it does nothing."""
+    """Mark the end of a step for `warplens collect torch --steps`; otherwise it does nothing."""
     if (active := sys.modules.get(_ACTIVE_PROFILER)) is not None:
         active.step()
 
 
 def _torch() -> Any:
     try:
-        return import_module("torch")  # `import warplens` has to stay light
+        return import_module("torch")  # imported here, since `import warplens` must be fast
     except ImportError:
         raise UsageError("capture records with torch.profiler, and PyTorch is not installed in this Python") from None
 

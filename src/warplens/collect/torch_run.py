@@ -1,10 +1,10 @@
-"""Runs a Python program under torch.profiler. Started by its path, in the program's interpreter: imports no Warplens.
+"""Runs a Python program under torch.profiler. A script for the program's interpreter, so it does not import Warplens.
 
     python torch_run.py --trace FILE [--schedule WAIT,WARMUP,ACTIVE] [--shapes] [--memory] [--stacks] [--modules]
         -- SCRIPT|-m MODULE [ARG …]
 
-With a schedule, the program ends each step with `warplens.step()`; without one, all of it is recorded. A program that
-ends by `os._exit` leaves its trace as well.
+With a schedule, the program calls `warplens.step()` at the end of each step; without one, all of it is recorded. The
+trace is also written if the program ends by `os._exit`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-#: Under this name `warplens.step` looks for the profiler that is running.
+#: Name of the module in `sys.modules` through which `warplens.step` finds the running profiler.
 ACTIVE_PROFILER = "_warplens_active_profiler"
 
 _NOTHING = (
@@ -28,10 +28,10 @@ _NOTHING = (
 
 
 def main(words: list[str]) -> int:
-    """Run the program; its exit code, or 3 where no step was recorded."""
+    """Run the program and return its exit code, or 3 if no step was recorded."""
     options, program = _parse(words)
-    torch: Any = import_module("torch")  # what is wrong with the options is said first
-    sys.path.pop(0)  # the folder of this file, which is no affair of the program
+    torch: Any = import_module("torch")  # after the options have been checked
+    sys.path.pop(0)  # the folder of this file, which the program must not import from
     recorded = _Recorded(options.trace)
     schedule = None
     if options.schedule:
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
     module.step = profiler.step if schedule else _nothing  # type: ignore[attr-defined]
     sys.modules[ACTIVE_PROFILER] = module
     code = 0
-    end_at_once, own = os._exit, os.getpid()
+    end_at_once, own_pid = os._exit, os.getpid()
 
     def finish() -> None:
         if torch.cuda.is_available():
@@ -57,8 +57,8 @@ def main(words: list[str]) -> int:
         profiler.stop()
 
     def end(status: int) -> None:
-        """What the program takes for `os._exit`, which would leave nothing; children of a fork end as they asked."""
-        if os.getpid() == own:
+        """Replaces `os._exit`, to write the trace first; forked children end without it."""
+        if os.getpid() == own_pid:
             finish()
             if not recorded.done:
                 sys.stderr.write(_NOTHING)
@@ -69,10 +69,10 @@ def main(words: list[str]) -> int:
     profiler.start()
     try:
         _run(program)
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        if isinstance(leaving.code, str):
-            sys.stderr.write(f"{leaving.code}\n")
+    except SystemExit as request:
+        code = request.code if isinstance(request.code, int) else int(request.code is not None)
+        if isinstance(request.code, str):
+            sys.stderr.write(f"{request.code}\n")
     finally:
         os._exit = end_at_once
         finish()
@@ -83,7 +83,7 @@ def main(words: list[str]) -> int:
 
 
 class _Recorded:
-    """Writes the trace when the profiler has it."""
+    """Writes the trace when the profiler has finished it, once."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -96,7 +96,7 @@ class _Recorded:
 
 
 def _nothing() -> None:
-    """A step, where all of the program is recorded."""
+    """`step` without a schedule."""
 
 
 def _parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:

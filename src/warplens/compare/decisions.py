@@ -1,4 +1,4 @@
-"""What is decided about two sides: the interval of their ratio, a verdict, the noise floor, a regression."""
+"""Decisions on two sides: the interval of their ratio, the verdict, the noise floor, and the regression gate."""
 
 from __future__ import annotations
 
@@ -28,20 +28,16 @@ from warplens.profile.schema import Float64s
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval.
+    """A confidence interval."""
 
-    Attributes:
-        low, high: its ends. Where the data show no variation at all (one duration a side): 0 and infinity.
-        level: how often such an interval misses the truth: 0.05 for 95 % confidence.
-    """
-
+    #: low, high: its ends; 0 and infinity if the data show no variation (one duration per side)
     low: float
     estimate: float
     high: float
-    level: float
+    level: float  #: probability that such an interval misses the true value: 0.05 for 95 % confidence
 
     def within(self, margin: float) -> bool:
-        """Whether all of it, as a ratio, is as close to 1 as this share: for 0.02, between 1/1.02 and 1.02."""
+        """Whether the whole interval of a ratio lies between 1 / (1 + margin) and 1 + margin."""
         return self.low >= 1 / (1 + margin) and self.high <= 1 + margin
 
     @property
@@ -55,9 +51,10 @@ def ratio_interval(baseline: Samples, variant: Samples, *, level: float = 0.05, 
 
     Args:
         baseline: durations before the change.
-        variant: durations after it. If both are `paired` and have equally many blocks, they are compared turn by turn.
-        level: how often the interval may miss the truth; 0.05 asks for 95 % confidence.
-        seed: of the resampling; the same data with the same seed give the same interval.
+        variant: durations after it. If both are `paired` with the same number of blocks, they are compared turn by
+            turn.
+        level: probability that the interval misses the true value; 0.05 for 95 % confidence.
+        seed: of the resampling; the same data and seed give the same interval.
 
     Raises:
         UsageError: the level is not between 0 and 1.
@@ -66,18 +63,18 @@ def ratio_interval(baseline: Samples, variant: Samples, *, level: float = 0.05, 
     return interval_of(shift_between(baseline, variant, level=level, seed=seed))
 
 
-#: The logarithm of the greatest number; two durations a side of very different length reach beyond it.
+#: The logarithm of the largest float; the interval of two very different durations per side can exceed it.
 _MOST_LOGARITHM: Final = math.log(sys.float_info.max)
 
 
 def interval_of(shift: Shift) -> Interval:
-    """A shift of logarithms as a ratio."""
+    """The interval of a ratio, from a shift of logarithms."""
     low, high = (math.exp(end) if end < _MOST_LOGARITHM else math.inf for end in shift.interval)
     return Interval(low=low, estimate=math.exp(shift.estimate), high=high, level=shift.level)
 
 
 def check_level(level: float) -> None:
-    """Refuses a level that is no probability of missing.
+    """Check that a level is a probability.
 
     Raises:
         UsageError: it is not between 0 and 1.
@@ -86,46 +83,56 @@ def check_level(level: float) -> None:
         raise UsageError(f"a level of {level:g} is not a probability: 0.05 asks for intervals of 95 % confidence")
 
 
-#: What a comparison can come to.
+#: Verdicts of a comparison.
 Verdict: TypeAlias = Literal["faster", "slower", "same", "undecided"]
 VERDICTS: Final[tuple[str, ...]] = get_args(Verdict)
 
 
-#: How often the comparison, repeated with as many blocks as were said to be needed, decides.
+#: Probability that a comparison with the needed number of blocks decides.
 POWER: Final = 0.8
-#: A variance from few blocks is uncertain, and blocks that were planned with one that is too small do not decide: it
-#: is taken as large as this confidence allows (Browne, Statistics in Medicine 14 (1995), 1933–1940).
+#: The variance of few blocks is uncertain, and planning with too small a variance gives too few blocks. Its upper bound
+#: of this confidence is used instead (Browne, Statistics in Medicine 14 (1995), 1933–1940).
 _VARIANCE_CONFIDENCE: Final = 0.8
-#: A trend that chance shows in one of a hundred cases will be there again, and no number of blocks takes it away.
-#: Lesser ones widen the interval of the blocks at hand, and are expected to be gone from more of them.
+#: Trends of at most this p-value are expected to persist with any number of blocks. Weaker ones widen the interval of
+#: the present blocks, and are expected to vanish with more blocks.
 _CLEAR_TREND: Final = 0.01
-#: Nobody repeats more often than this.
+#: Larger numbers of repeats are not feasible.
 _MOST: Final = 100_000
 
 
 def needed_units(shift: Shift, margin: float) -> int | None:
-    """Units that each side needs, in all, for a verdict other than undecided; None if no number of them would do.
+    """The total number of units per side needed for a verdict other than undecided; None if no number suffices.
 
-    It is the smaller one of two: those that show a difference, and those that put the whole interval within the
-    margin. A difference that was observed beyond the margin may be smaller in truth: it is taken one standard error
-    nearer, though not nearer than the margin. What a clear drift may have made stays, however many units there are.
+    The smaller of two numbers: of units that show a difference, and of units for which the whole interval is within the
+    margin. An observed difference beyond the margin may overestimate the true one, so it is reduced by one standard
+    error, but not below the margin. The effect of a clear drift does not decrease with the number of units.
 
     Args:
-        margin: the share below which differences do not matter.
+        shift: from the units at hand.
+        margin: the share up to which differences count as none.
     """
     if not shift.freedom:
         return None
-    limit, observed = math.log1p(margin), abs(shift.estimate)
-    drift = max([0.0, *(abs(seen.shift) for seen in shift.trends if seen and seen.significance < _CLEAR_TREND)])
-    sought = max(min(observed, limit), observed - shift.error, observed / 2)
+    limit, distance = math.log1p(margin), abs(shift.estimate)
+    drift = max(
+        [
+            0.0,
+            *(
+                abs(found_trend.shift)
+                for found_trend in shift.trends
+                if found_trend and found_trend.significance < _CLEAR_TREND
+            ),
+        ]
+    )
+    assumed = max(min(distance, limit), distance - shift.error, distance / 2)
     variance = shift.variance * variance_limit(shift.freedom, _VARIANCE_CONFIDENCE)
 
     def decides(count: int) -> bool:
         error = math.sqrt(variance / count)
         freedom = max(shift.freedom * count / shift.count, 1.0)
-        differs, _ = power(sought - drift, limit, error, freedom, shift.level)
-        _, same = power(observed, limit - drift, error, freedom, shift.level)
-        return same >= POWER or (sought > drift and differs >= POWER)
+        differs, _ = power(assumed - drift, limit, error, freedom, shift.level)
+        _, same = power(distance, limit - drift, error, freedom, shift.level)
+        return same >= POWER or (assumed > drift and differs >= POWER)
 
     low, high = shift.fewest, shift.fewest + 1
     while not decides(high):
@@ -138,51 +145,49 @@ def needed_units(shift: Shift, margin: float) -> int | None:
     return high
 
 
-#: Draws of halves; their 95th percentile is then uncertain by a few per cent of itself. Of very long sides fewer are
-#: drawn: as many as this many numbers allow, but a hundred.
+#: Random splits into halves, for a 95th percentile with an error of a few per cent. For very long sides there are
+#: fewer: at most `_DRAWN_NUMBERS` values in all, but at least 100 splits.
 _SPLITS: Final = 1000
 _DRAWN_NUMBERS: Final = 2_000_000
-#: Halves need two units each.
+#: Units needed for a split: each half needs two.
 _SPLIT_FROM: Final = 4
-#: The share of draws that stays below the floor.
+#: The quantile of the splits' differences that is the noise floor.
 _QUANTILE: Final = 0.95
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """What a side shows when it is compared with itself."""
+    """The difference of a side from itself."""
 
-    #: two sides as long as this one, of the same program, differ by up to this share in 95 of 100 cases, as far as
-    #: halves drawn at random tell; None if there are fewer than four blocks (or steps of an only block)
+    #: two sides of this length and the same program differ by at most this share in 95 of 100 cases, estimated from
+    #: random halves; None with fewer than four blocks (or steps, if there is one block)
     share: float | None
-    #: by which share times move over the length of the side: above 0 if they rise; 0 unless the order of the units
-    #: shows a trend that is too clear for chance
+    #: relative change of the times over the length of the side, positive if they rise; 0 without a significant trend
     drift: float
-    significance: float | None  #: how often chance alone would show a trend as clear; None with fewer than five units
-    splits: int  #: how often halves were drawn
-    #: what was drawn: `blocks`, `turns` (both sides of a turn exchanged at random), or `steps` of an only block
+    significance: float | None  #: p-value of the trend; None with fewer than five units
+    splits: int  #: number of random splits
+    #: the units of the splits: `blocks`, `turns` (the sides of a turn exchanged at random), or `steps` of one block
     of: Literal["blocks", "turns", "steps"]
 
 
 def noise_floor(samples: Samples, *, seed: int = 0) -> NoiseFloor:
-    """How much a side differs from itself: halves of it, drawn at random, against each other; and its trend.
+    """The noise floor of a side, from the differences of random halves, and its trend.
 
-    Halves are shorter than the side, so that they differ more than two whole sides would: their difference is scaled
-    by the root of the lengths.
+    Halves differ more than whole sides since they are shorter; their difference is scaled by the root of the lengths.
     """
     values = units(samples)
-    seen = trend(values)
+    side_trend = trend(values)
     return NoiseFloor(
         share=_share(_halves(values, seed)),
-        drift=math.expm1(seen.shift) if seen and seen.matters else 0.0,
-        significance=seen.significance if seen else None,
+        drift=math.expm1(side_trend.shift) if side_trend and side_trend.matters else 0.0,
+        significance=side_trend.significance if side_trend else None,
         splits=_splits(values.size),
         of="blocks" if len(samples.blocks) > 1 else "steps",
     )
 
 
 def floor_between(baseline: Samples, variant: Samples, *, seed: int = 0) -> NoiseFloor:
-    """The floor of a comparison: of both sides together, or, taken in turns, with the sides of each turn exchanged."""
+    """The noise floor of a comparison: of both sides, or for turns, with the sides of each turn exchanged at random."""
     if in_turns(baseline, variant):
         differences = units(variant) - units(baseline)
         enough = differences.size >= _SPLIT_FROM
@@ -191,7 +196,7 @@ def floor_between(baseline: Samples, variant: Samples, *, seed: int = 0) -> Nois
     floors = noise_floor(baseline, seed=seed), noise_floor(variant, seed=seed)
     shares = [floor.share for floor in floors if floor.share is not None]
     return NoiseFloor(
-        # Each side brings half of the variance of the difference.
+        # Each side contributes half of the variance of the difference.
         share=_share(math.sqrt(sum(math.log1p(share) ** 2 for share in shares) / 2)) if len(shares) == 2 else None,
         drift=max((floor.drift for floor in floors), key=abs),
         significance=min(
@@ -212,7 +217,7 @@ def _share(logarithm: float | None) -> float | None:
 
 
 def _halves(values: Float64s, seed: int) -> float | None:
-    """95th percentile of how far random halves lie apart, as if each were as long as the whole."""
+    """The 95th percentile of the difference of random halves, scaled to halves as long as the side."""
     count = values.size
     if count < _SPLIT_FROM:
         return None
@@ -226,52 +231,52 @@ def _halves(values: Float64s, seed: int) -> float | None:
 
 
 def _exchanged(differences: Float64s, seed: int) -> float:
-    """95th percentile of the centre of turns whose sides were exchanged at random, the true difference taken out."""
+    """The 95th percentile of the centre of turns with randomly exchanged sides, without the observed difference."""
     trimmed = cut(differences.size)
-    own, _ = centres_and_variances(differences, trimmed)
+    observed, _ = centres_and_variances(differences, trimmed)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (_splits(differences.size), differences.size))
-    centre, _ = centres_and_variances(signs * (differences - own), trimmed)
+    centre, _ = centres_and_variances(signs * (differences - observed), trimmed)
     return float(np.quantile(np.abs(centre), _QUANTILE))
 
 
-#: From here on, how much less dependent units tell is worth a sentence.
+#: Dependence of units from which on it is reported.
 _NOTABLE_DEPENDENCE: Final = 2.0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which of two sides takes longer, and how sure that is."""
+    """The comparison of two sides, with its certainty."""
 
     ratio: Interval  #: time of the variant / time of the baseline: above 1, the variant is slower
     #: `same` if the whole interval lies within the margin, even if it excludes 1; `faster` or `slower` if the interval
     #: excludes 1 and the ratio is beyond the noise floor; otherwise `undecided`
     verdict: Verdict
-    noise: NoiseFloor  #: how much a side differs from itself
-    #: how many blocks each side needs, in all, to be decided in four of five repetitions; of single runs, how many
-    #: steps (see `unit`); None if it is decided, or if no number of them would do
+    noise: NoiseFloor
+    #: total blocks per side (see `unit`) for a decision with probability `POWER`; None if it is decided, or if no
+    #: number suffices
     needed_blocks: int | None
-    #: baseline_ns, variant_ns: median of the blocks' medians of each side. Their quotient is close to `ratio` without
-    #: being it: that is the ratio of trimmed means.
+    #: baseline_ns, variant_ns: median of the blocks' medians of each side. Their quotient differs slightly from
+    #: `ratio`, which is a ratio of trimmed means.
     baseline_ns: float
     variant_ns: float
-    how: str  #: one sentence for people: what was compared, and how
-    doubts: tuple[str, ...]  #: sentences on what the figures cannot show
-    margin: float = 0.02  #: differences of this share and less do not matter
-    #: what `needed_blocks` counts: `blocks`, or `steps` where each side has a single block
-    unit: Literal["blocks", "steps"] = "blocks"
+    how: str  #: the method in one sentence
+    doubts: tuple[str, ...]  #: sentences on the limits of the figures
+    margin: float = 0.02  #: differences of at most this share count as none
+    unit: Literal["blocks", "steps"] = "blocks"  #: unit of `needed_blocks`: `steps` if each side has a single block
 
 
 def compare(
     baseline: Samples, variant: Samples, *, margin: float = 0.02, level: float = 0.05, seed: int = 0
 ) -> Comparison:
-    """Whether the variant is faster or slower than the baseline, the same, or whether that is undecided.
+    """Whether the variant is faster, slower, the same, or undecided.
 
     Args:
         baseline: durations before the change.
-        variant: durations after it. If both are `paired` and have equally many blocks, they are compared turn by turn.
-        margin: a share; differences up to it do not matter.
-        level: how often a difference may be called one, or the interval miss the truth, by chance.
-        seed: of all resampling; the same data with the same seed give the same comparison.
+        variant: durations after it. If both are `paired` with the same number of blocks, they are compared turn by
+            turn.
+        margin: differences of at most this share count as none.
+        level: probability of a false difference, and that the interval misses the true value.
+        seed: of all resampling; the same data and seed give the same comparison.
 
     Raises:
         UsageError: the level is not between 0 and 1, or the margin is negative.
@@ -309,16 +314,16 @@ def _verdict(ratio: Interval, noise: NoiseFloor, margin: float) -> Verdict:
 def _how(baseline: Samples, variant: Samples, shift: Shift) -> str:
     blocks = len(baseline.blocks), len(variant.blocks)
     if shift.paired:
-        of = f"the medians of {blocks[0]} turns, each turn's two sides against each other"
+        compared = f"the medians of {blocks[0]} turns, each turn's two sides against each other"
     else:
-        of = f"{_counted(baseline)} against {_counted(variant)}"
+        compared = f"{_counted(baseline)} against {_counted(variant)}"
     confidence = f"{100 * (1 - shift.level):g} % interval"
     if not shift.freedom:
-        return f"{of}; no {confidence}, for they show no variation"
-    by = "Student's t"
+        return f"{compared}; no {confidence}, for they show no variation"
+    method = "Student's t"
     if shift.resampled:
-        by = "the studentised bootstrap" if 1 in blocks else "the studentised bootstrap of whole blocks"
-    return f"{of}; {confidence} of the ratio of trimmed means by {by}"
+        method = "the studentised bootstrap" if 1 in blocks else "the studentised bootstrap of whole blocks"
+    return f"{compared}; {confidence} of the ratio of trimmed means by {method}"
 
 
 def _counted(side: Samples) -> str:
@@ -327,8 +332,8 @@ def _counted(side: Samples) -> str:
     return f"the medians of {len(side.blocks)} blocks"
 
 
-#: Of a ratio that went through logarithms.
-_ROUNDED: Final = 1e-12
+#: Relative rounding error of a ratio computed through logarithms.
+_ROUNDING: Final = 1e-12
 
 
 def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) -> list[str]:
@@ -356,32 +361,30 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) 
         )
     names = "the baseline", "the variant", "both sides"
     doubts.extend(
-        f"Times of {name} {'rise' if seen.shift > 0 else 'fall'} by {100 * abs(math.expm1(seen.shift)):.2g} % "
+        f"Times of {name} {'rise' if found.shift > 0 else 'fall'} by {100 * abs(math.expm1(found.shift)):.2g} % "
         "in the order in which they were taken: the interval reaches as much further, for that may go on"
-        for name, seen in zip(names, shift.trends, strict=True)
-        if seen and seen.matters and (name != "both sides" or not any(s and s.matters for s in shift.trends[:2]))
+        for name, found in zip(names, shift.trends, strict=True)
+        if found and found.matters and (name != "both sides" or not any(t and t.matters for t in shift.trends[:2]))
     )
     if shift.dependence >= _NOTABLE_DEPENDENCE:
         units = "turns" if shift.paired else "steps" if single else "blocks"
-        alone = round(max(shift.count / shift.dependence, 1))
+        independent = round(max(shift.count / shift.dependence, 1))
         doubts.append(
             f"Successive {units} resemble each other: {shift.count} of them tell as much as "
-            f"{alone} independent {'one' if alone == 1 else 'ones'}"
+            f"{independent} independent {'one' if independent == 1 else 'ones'}"
         )
     means = float(variant.values.mean() / baseline.values.mean())
-    # Logarithms and back, a ratio is known to its last digits only.
-    if shift.freedom and not ratio.low * (1 - _ROUNDED) <= means <= ratio.high * (1 + _ROUNDED):
+    if shift.freedom and not ratio.low * (1 - _ROUNDING) <= means <= ratio.high * (1 + _ROUNDING):
         doubts.append(f"The ratio of the means is {means:.3g}, outside the interval: a few steps are far from typical")
     return doubts
 
 
 @dataclass(frozen=True)
 class Regression:
-    """Answer to "is the variant slower by more than this?"."""
+    """Whether the variant is slower by more than a limit; undecided if neither `found` nor `excluded`."""
 
-    found: bool  #: it is decided that it is: the whole interval lies above the limit
-    #: it is decided that it is not: the whole interval lies at or below the limit. If neither, undecided.
-    excluded: bool
+    found: bool  #: the whole interval lies above the limit
+    excluded: bool  #: the whole interval lies at or below the limit
     fail_on: float  #: the limit, a share: 0.05 for 5 %
     sentence: str
 
@@ -389,33 +392,33 @@ class Regression:
 def regression(comparison: Comparison, fail_on: float) -> Regression:
     """Whether the variant is slower by more than a limit.
 
-    It is a regression if the low end of the ratio's interval lies above 1 + `fail_on`. An estimate beyond the limit
-    whose interval reaches across it is no decision, and none stops a build: that would fail on noise. The margin of the
-    comparison plays no part: with a limit of 0, any slowdown that is decided is a regression.
+    It is a regression if the low end of the ratio's interval lies above 1 + `fail_on`. If the interval includes the
+    limit, it is undecided and no failure, since a build would otherwise fail on noise. The margin of the comparison is
+    not used: with a limit of 0, any certain slowdown is a regression.
 
     Args:
-        comparison: what `compare` found.
+        comparison: of `compare`.
         fail_on: the limit, a share: 0.05 for 5 %.
 
     Raises:
-        UsageError: the limit is negative or no number.
+        UsageError: the limit is negative or not finite.
     """
     if not 0 <= fail_on < math.inf:
         raise UsageError(f"a limit of {fail_on:g} is none: 0.05 stands for a slowdown of 5 %")
     ratio, limit = comparison.ratio, 1 + fail_on
     found, excluded = ratio.low > limit, ratio.high <= limit
     if found:
-        says = f"slower by more than {100 * fail_on:g} %: at least {_percent(ratio.low)}"
+        sentence = f"slower by more than {100 * fail_on:g} %: at least {_percent(ratio.low)}"
     elif excluded:
-        says = f"not slower by more than {100 * fail_on:g} %: {_percent(ratio.high)} at most"
+        sentence = f"not slower by more than {100 * fail_on:g} %: {_percent(ratio.high)} at most"
     elif math.isinf(ratio.high):
-        says = f"undecided whether slower by more than {100 * fail_on:g} %: the data show no variation to judge by"
+        sentence = f"undecided whether slower by more than {100 * fail_on:g} %: the data show no variation to judge by"
     else:
-        says = (
+        sentence = (
             f"undecided whether slower by more than {100 * fail_on:g} %: between {_percent(ratio.low)} and "
             f"{_percent(ratio.high)}; more repeats narrow that"
         )
-    return Regression(found, excluded, fail_on, says)
+    return Regression(found, excluded, fail_on, sentence)
 
 
 def _percent(ratio: float) -> str:

@@ -1,4 +1,4 @@
-"""The wall time of a step on two sides, split into parts that add up to their difference, and its cause."""
+"""The difference in wall time per step of two sides, split into parts that add up to it, and its cause."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from warplens.profile import Note
 from warplens.profile.columns import PART_GROUPS, column, table
 from warplens.profile.schema import Column
 
-# A side's parts are those of its time budget (`warplens.analysis.timebudget`): GPU work by category, CUDA graphs whose
-# inside is hidden, exposed communication, exposed copies, and idle time by cause. They are integers that sum to the
-# time that was split; over the number of steps they are fractions, and stay fractions here.
+# The parts of a side are those of its time budget (`warplens.analysis.timebudget`): GPU work by category, CUDA graphs
+# whose inside is hidden, exposed communication, exposed copies, and idle time by cause. They are integers that sum to
+# the time that was split; divided by the number of steps they are exact fractions.
 #
-# A step's wall time runs from its begin to the next one's. The time inside of n steps is divided by n, the time between
-# them by n − 1, because nobody knows what followed the last one. Where several devices worked, a part is its mean over
-# the devices: each of them has the same wall time to fill.
+# The wall time of a step is from its begin to that of the next one. The time inside of n steps is divided by n, the
+# time between them by n − 1, because the time after the last one is unknown. With several devices, a part is its mean
+# over the devices, which all have the same wall time.
 
 
 PARTS: Final = table(
@@ -49,7 +49,7 @@ class PartChange:
 
     group: str  #: one of `PART_GROUPS`
     part: str  #: a kernel category, a copy's direction, a cause of idle time, …
-    #: baseline_ns, variant_ns: the time of it; 0 where a side has none
+    #: baseline_ns, variant_ns: its time; 0 if a side lacks it
     baseline_ns: Fraction
     variant_ns: Fraction
 
@@ -63,24 +63,24 @@ class PartChange:
 class SideWall:
     """One side's wall time per step."""
 
-    wall_ns: Fraction  #: from a step's begin to the next one's; without steps, the window's length
-    between_ns: Fraction  #: the part of it between a step's end and the next one's begin
+    wall_ns: Fraction  #: from the begin of a step to that of the next; without steps, the length of the window
+    between_ns: Fraction  #: the part of it between the end of a step and the begin of the next
     busy_ns: Fraction  #: the part of it in which the GPU worked
     parts: dict[tuple[str, str], Fraction]  #: (group, part) → time; they sum to `wall_ns`
 
     @property
     def idle_ns(self) -> Fraction:
-        """The part of the wall time in which the GPU did nothing."""
+        """The part of the wall time in which the GPU was idle."""
         return self.wall_ns - self.busy_ns
 
 
 @dataclass(frozen=True)
 class WallSplit:
-    """The wall time per step of both sides and what its difference is made of."""
+    """The wall time per step of both sides, and the parts of its difference."""
 
     baseline: SideWall
     variant: SideWall
-    parts: tuple[PartChange, ...]  #: every part that a side has, by group, the largest change first
+    parts: tuple[PartChange, ...]  #: the parts of either side, by group, the largest change first
 
     @property
     def change_ns(self) -> Fraction:
@@ -89,14 +89,14 @@ class WallSplit:
 
     @property
     def ratio(self) -> float | None:
-        """Variant over baseline: above 1 the variant is slower; None where the baseline took no time."""
+        """Variant over baseline: above 1 the variant is slower; None if the baseline took no time."""
         return float(self.variant.wall_ns / self.baseline.wall_ns) if self.baseline.wall_ns else None
 
     @property
     def gpu_change_share(self) -> float | None:
-        """Change of the time in which the GPU computed, over the baseline's; None where that computed nothing.
+        """Relative change of the time in which the GPU computed; None if it is 0 in the baseline.
 
-        Concurrent kernels count once, and the inside of CUDA graphs counts as a whole.
+        Concurrent kernels count once, and CUDA graphs with hidden kernels as a whole.
         """
         before = sum((part.baseline_ns for part in self.parts if part.group in _COMPUTING), _ZERO)
         change = sum((part.change_ns for part in self.parts if part.group in _COMPUTING), _ZERO)
@@ -104,7 +104,7 @@ class WallSplit:
 
     @property
     def residual_ns(self) -> Fraction:
-        """What the parts leave unexplained of the change: always 0."""
+        """The change minus the sum of the changes of the parts: always 0."""
         return self.change_ns - sum((part.change_ns for part in self.parts), _ZERO)
 
     def change_of(self, group: str, *parts: str) -> Fraction:
@@ -133,7 +133,7 @@ class WallSplit:
 
 
 def wall_split(baseline: Side, variant: Side) -> WallSplit:
-    """The wall time of a step on both sides, and its difference by parts."""
+    """The wall time per step of both sides, and its difference by parts."""
     before, after = side_wall(baseline), side_wall(variant)
     changes = [
         PartChange(*key, before.parts.get(key, _ZERO), after.parts.get(key, _ZERO))
@@ -145,7 +145,7 @@ def wall_split(baseline: Side, variant: Side) -> WallSplit:
 
 
 def side_wall(side: Side) -> SideWall:
-    """The wall time of one side's step and its parts."""
+    """The wall time per step of one side, and its parts."""
     if side.window.range_name is not None:
         return _side_wall(((time_budgets(side.timeline, side.window), side.repeats),), _ZERO)
     steps = budgets_within(side.timeline, side.window, side.step_times)
@@ -159,17 +159,17 @@ def side_wall(side: Side) -> SideWall:
     return _side_wall(((steps, side.repeats), (of_gaps, between)), Fraction(gaps, between))
 
 
-def _side_wall(counted: tuple[tuple[tuple[TimeBudget, ...], int], ...], between_ns: Fraction) -> SideWall:
-    """The sum of budgets, each over its number of repetitions and its number of devices."""
+def _side_wall(budgets_and_repeats: tuple[tuple[tuple[TimeBudget, ...], int], ...], between_ns: Fraction) -> SideWall:
+    """The sum of budgets, each divided by its number of repetitions and of devices."""
     parts: dict[tuple[str, str], Fraction] = {}
     wall = busy = _ZERO
-    for budgets, repeats in counted:
+    for budgets, repeats in budgets_and_repeats:
         for budget in budgets:
-            over = repeats * len(budgets)
-            wall += Fraction(budget.duration_ns, over)
-            busy += Fraction(budget.busy_ns, over)
+            divisor = repeats * len(budgets)
+            wall += Fraction(budget.duration_ns, divisor)
+            busy += Fraction(budget.busy_ns, divisor)
             for group, part, time_ns in budget.parts.select("group", "part", "time_ns").iter_rows():
-                parts[group, part] = parts.get((group, part), _ZERO) + Fraction(time_ns, over)
+                parts[group, part] = parts.get((group, part), _ZERO) + Fraction(time_ns, divisor)
     return SideWall(wall, between_ns, busy, parts)
 
 
@@ -180,23 +180,23 @@ def _without_gpu_work(side: Side) -> SideWall:
 
 @dataclass(frozen=True, eq=False)
 class StepDifference:
-    """Two sides held against each other, per step. Changes are variant minus baseline."""
+    """The comparison of two sides, per step. Changes are variant minus baseline."""
 
     baseline: Side
     variant: Side
     wall: WallSplit  #: the wall time split into parts whose changes add up to its change exactly
     kernels: KernelChanges  #: kernels kept, changed, added and removed
     ranges: pl.DataFrame  #: GPU work by annotated range (`RANGE_CHANGES`)
-    merged_ranges: pl.DataFrame  #: the same, where names that differ in their numbers only are one (`block_N`)
-    phases: pl.DataFrame  #: GPU work by phase of a training step (`PHASE_CHANGES`); empty where no name tells
+    merged_ranges: pl.DataFrame  #: `ranges` with names that differ only in numbers merged (`block_N`)
+    phases: pl.DataFrame  #: GPU work by phase of a training step (`PHASE_CHANGES`); empty if there are no phases
     transfers: pl.DataFrame  #: copies, fills and communication (`TRANSFER_CHANGES`)
-    launches: LaunchChange  #: launches, what each costs the host, and what limits each side
-    work: WorkChange  #: floating-point operations, where known
-    notes: tuple[Note, ...]  #: what makes the two hard to compare, the gravest first
+    launches: LaunchChange  #: launches, their cost on the host, and the bound of each side
+    work: WorkChange  #: floating-point operations, if known
+    notes: tuple[Note, ...]  #: limits of the comparison, the most severe first
 
     @property
     def per(self) -> str:
-        """What numbers are per: `step`, or `window` where neither side has steps."""
+        """The unit of the numbers: `step`, or `window` if neither side has steps."""
         return "step" if self.baseline.has_steps or self.variant.has_steps else "window"
 
 
@@ -204,8 +204,8 @@ def step_difference(baseline: Side, variant: Side, *, flops: tuple[float, float]
     """Why the variant's step takes longer or shorter than the baseline's.
 
     Args:
-        baseline, variant: the two profiles with the parts of them that count.
-        flops: floating-point operations of a step of each side, where they are known from elsewhere.
+        baseline, variant: the sides.
+        flops: floating-point operations per step of each side, if known from elsewhere.
     """
     wall = wall_split(baseline, variant)
     kernels = kernel_changes(baseline, variant)
@@ -225,14 +225,13 @@ def step_difference(baseline: Side, variant: Side, *, flops: tuple[float, float]
 
 
 # --- The cause of a wall difference ----------------------------------------------------------------------------------
-# The parts of the wall time are put together to contributions, one for each thing that can be done about it. GPU work
-# and waiting for launches are not independent of each other: where the host cannot issue work as fast as the GPU
-# finishes it, a GPU with less work waits for the same launches, and what work saves comes back as idle time. Where that
-# is so, the two are one contribution, the host's launch rate; what is left of the two is what the host takes longer, or
-# shorter.
+# The parts of the wall time are grouped into contributions by what could be done about them. GPU work and waiting for
+# launches are not independent: if the host issues work more slowly than the GPU finishes it, a GPU with less work waits
+# for the same launches, and the saved work becomes idle time. In that case the two are one contribution, the host's
+# launch rate; their sum is the change of the time that the host takes.
 
 
-#: Cause → what it means. `idle: …` names one cause of `analysis.timebudget.IDLE_CAUSES`.
+#: Meaning of each cause. `idle: …` names one cause of `analysis.timebudget.IDLE_CAUSES`.
 CAUSES: Final = {
     "no-difference": "the wall times per step are the same within the margin",
     "host-issue-bound": "the host's launch rate limits the step: the time to launch the work changed",
@@ -242,51 +241,49 @@ CAUSES: Final = {
     "idle: …": "the GPU is idle for a different time, for this cause",
 }
 
-#: Idle causes that are told as one: what a drained GPU costs beyond the wait itself is the wait's cost, too.
+#: Idle causes that are merged: refilling the queue after a synchronization is part of its cost.
 _JOINED: Final = {"refill": "synchronization"}
 
-#: A change of the wall time below this share of the baseline's is called none: repeated profiles of one program differ
-#: by as much.
+#: Changes of the wall time of at most this share count as none: repeated profiles of one program differ by as much.
 SAME_MARGIN: Final = 0.02
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """One kind of time."""
+    """The contribution of one cause to the change of the wall time."""
 
     cause: str  #: a key of `CAUSES`, or `idle: <cause>`
     change_ns: float  #: variant minus baseline, per step; contributions sum to the change of the wall time
-    share: float | None  #: `change_ns` over that change; None where it is zero
+    share: float | None  #: share of the change of the wall time; None if that is zero
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why the step takes another time."""
+    """The cause of the change of the step time."""
 
-    cause: str  #: of the largest contribution that goes the way of the whole change; `no-difference` within the margin
+    cause: str  #: of the largest contribution in the direction of the change; `no-difference` within the margin
     direction: Literal["slower", "faster", "same"]  #: of the variant against the baseline
-    share: float | None  #: how much of the change the cause makes up: above 1 where something else works against it
+    share: float | None  #: share of the change due to the cause; above 1 if other contributions oppose it
     change_ns: float  #: change of the wall time per step
     ratio: float | None  #: wall time of the variant over that of the baseline
-    #: change of the time in which the GPU computed, of the baseline's (−0.46: it fell by 46 %)
-    gpu_change_share: float | None
-    launches_change: float | None  #: kernels per step that the variant has more; None where CUDA graphs hide some
-    calls_change: float  #: launching calls per step that the variant has more
-    host_ns_per_launch: float | None  #: mean cost of a launching call to the host, on the side that is slower
-    added_ns_per_launch: float | None  #: that of the kernels that only this side launches; None where it has none
-    #: added_cost_ns, pace_cost_ns: host time per step of kernels that only one side launches, and that the others take
-    #: more
+    gpu_change_share: float | None  #: relative change of the time in which the GPU computed (−0.46: 46 % less)
+    launches_change: float | None  #: change of kernels per step; None if CUDA graphs hide some
+    calls_change: float  #: change of launching calls per step
+    host_ns_per_launch: float | None  #: mean cost of a launching call on the host, on the slower side
+    added_ns_per_launch: float | None  #: the same for kernels that only this side launches; None if there are none
+    #: added_cost_ns, pace_cost_ns: change of the host time per step due to kernels that only one side launches, and due
+    #: to the other launches
     added_cost_ns: float | None
     pace_cost_ns: float | None
-    flops_ratio: float | None  #: variant over baseline; None where unknown
-    #: baseline_bound, variant_bound: what limits each side (`host.BOUNDS`)
+    flops_ratio: float | None  #: variant over baseline; None if unknown
+    #: baseline_bound, variant_bound: bound of each side (`host.BOUNDS`)
     baseline_bound: str
     variant_bound: str
-    contributions: tuple[Contribution, ...]  #: all of them, the largest first
+    contributions: tuple[Contribution, ...]  #: the largest first
 
     @property
     def is_paradox(self) -> bool:
-        """Whether the GPU got less to do and the step no faster, or more to do and the step no slower."""
+        """Whether the GPU has less work but the step is not faster, or more work but the step is not slower."""
         if self.gpu_change_share is None or self.ratio is None or abs(self.gpu_change_share) <= SAME_MARGIN:
             return False
         return (self.ratio - 1) * self.gpu_change_share <= 0 or self.direction == "same"
@@ -302,8 +299,8 @@ def explanation(difference: StepDifference) -> Explanation:
         if amount
     )
     direction = _direction(difference)
-    agreeing = [found for found in contributions if found.share is not None and found.share > 0]
-    main = agreeing[0] if agreeing and direction != "same" else None
+    agreeing = (part for part in contributions if part.share is not None and part.share > 0)
+    main = next(agreeing, None) if direction != "same" else None
     launches = difference.launches
     slower = launches.variant if change >= 0 else launches.baseline
     return Explanation(
@@ -334,7 +331,7 @@ def _direction(difference: StepDifference) -> Literal["slower", "faster", "same"
 
 
 def _amounts(difference: StepDifference) -> dict[str, Fraction]:
-    """The change of each kind of time; they sum to the change of the wall time."""
+    """The change of the wall time by cause."""
     wall = difference.wall
     gpu_work = wall.change_of("compute") + wall.change_of("graph")
     issuing = wall.change_of("idle", *ISSUE_CAUSES)
@@ -352,5 +349,5 @@ def _amounts(difference: StepDifference) -> dict[str, Fraction]:
 
 
 def _absorbed(gpu_work: Fraction, issuing: Fraction, change: Fraction) -> bool:
-    """Whether the change of GPU work came back, all of it or more, as waiting for launches."""
+    """Whether a change of GPU work is cancelled, or more than cancelled, by waiting for launches."""
     return gpu_work * issuing < 0 and abs(issuing) >= abs(gpu_work) and gpu_work * change <= 0

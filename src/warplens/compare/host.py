@@ -1,4 +1,4 @@
-"""The two sides of a comparison, launches per step, what each costs the host, and what limits a side."""
+"""The two sides of a comparison, their launches per step, the cost of a launch on the host, and the bound of a side."""
 
 from __future__ import annotations
 
@@ -25,40 +25,39 @@ if TYPE_CHECKING:
     from warplens.compare.work import KernelChanges
 
 
-#: Idle time in which the host was issuing the next work, or the GPU about to start it: it goes away where the host
-#: issues faster, or less.
+#: Causes of idle time in which the host was issuing the next work, or the GPU about to start it. It decreases if the
+#: host issues faster, or fewer launches.
 ISSUE_CAUSES: Final = ("launch", "graph-launch", "start-latency")
 
-#: Idle time in which the host did something else than to issue work.
+#: Causes of idle time in which the host did not issue work.
 HOST_CAUSES: Final = ("synchronization", "refill", "allocation", "blocking-copy", "host", "profiler")
 
 _REST: Final = tuple(cause for cause in IDLE_CAUSES if cause not in (*ISSUE_CAUSES, *HOST_CAUSES))
 
-#: What limits a step: `gpu` (it works nearly all the time), `host-issue` (it waits for launches), `host` (it waits
-#: while the host does something else), `waiting` (for other work, or nobody knows), `none` (no GPU work at all).
+#: Bounds of a step: `gpu` (the GPU is busy nearly all the time), `host-issue` (it waits for launches), `host` (it waits
+#: while the host does something else), `waiting` (it waits for other work or an unknown reason), `none` (no GPU work).
 BOUNDS: Final = ("gpu", "host-issue", "host", "waiting", "none")
 
-#: A GPU that is idle for less of the time is busy as far as a step's limit goes: a profiler alone adds idle time, and a
-#: cause of a fifth of the wall time is the least that could make a step much faster.
+#: Below this idle share a step is bound by the GPU: the profiler itself adds idle time, and removing less than a fifth
+#: of the wall time would not make a step much faster.
 _IDLE_SHARE: Final = 0.20
 
 
 @dataclass(frozen=True)
 class SideLaunches:
-    """How one side's step is launched. Counts are per step."""
+    """The launches of one side, per step."""
 
-    kernels: float  #: kernels that run, those of graphs included; `graph_kernels` those that a graph replays
-    graph_kernels: float
-    #: whether CUDA graphs were traced as a whole: then there are more kernels, nobody knows how many
-    hides_kernels: bool
-    #: calls on the host that issue GPU work (kernels, copies, fills, graphs), of all threads; 0 where no calls were
+    kernels: float  #: kernels, including those of graphs
+    graph_kernels: float  #: kernels replayed by graphs
+    hides_kernels: bool  #: whether CUDA graphs were traced as a whole, so that their kernels are not counted
+    #: calls on the host that issue GPU work (kernels, copies, fills, graphs), of all threads; 0 if no calls were
     #: recorded
     calls: float
-    #: what those calls cost the host: themselves and the program's work before each. Threads of a process that take
-    #: turns share the time between their calls, and none is counted twice. None where no calls were recorded.
+    #: host time of those calls and of the program's work before each. Threads of a process that take turns share the
+    #: time between their calls, so that no time counts twice. None if no calls were recorded.
     issue_ns: float | None
-    graph_launches: float  #: … of which launch a CUDA graph
-    pace: HostPace | None  #: what the busiest launching thread did; None where no launching call was recorded
+    graph_launches: float  #: calls that launch a CUDA graph
+    pace: HostPace | None  #: of the busiest launching thread; None if no launching call was recorded
     #: busy_share, issue_share, host_share, waiting_share: shares of the wall time in which the GPU worked, waited for
     #: the host to issue work, waited while the host did something else, and waited for other work or for reasons
     #: unknown; they add up to 1
@@ -70,17 +69,17 @@ class SideLaunches:
 
     @property
     def host_ns_per_launch(self) -> float | None:
-        """Mean cost of a launching call to the host."""
+        """Mean cost of a launching call on the host."""
         return self.issue_ns / self.calls if self.issue_ns is not None and self.calls else None
 
     @property
     def queue_empty_share(self) -> float | None:
-        """Share of the time in which nothing was launched that had not started."""
+        """Share of the time in which the queue was empty: all launched work had started."""
         return self.pace.queue_empty_share if self.pace else None
 
     @property
     def behind_share(self) -> float | None:
-        """Share of the work that found the GPU waiting for it."""
+        """Share of the work for which the GPU was already waiting."""
         return self.pace.behind_share if self.pace else None
 
 
@@ -88,78 +87,80 @@ class SideLaunches:
 class LaunchChange:
     """The launches of both sides.
 
-    The change of the host's time for launching is split without remainder into that of launches that only one side has,
-    and that of the launches of both.
+    The change of the host time for launching is split exactly into that of launches on one side only and that of
+    launches on both sides.
     """
 
     baseline: SideLaunches
     variant: SideLaunches
-    #: added_host_ns, removed_host_ns: what the kernels that only the variant launches cost its host per step, and what
-    #: those that only the baseline launches cost its own; None where no calls were recorded
+    #: added_host_ns, removed_host_ns: host time per step of the kernels that only the variant, and only the baseline,
+    #: launches; None if no calls were recorded
     added_host_ns: float | None
     removed_host_ns: float | None
-    #: added, removed: their number per step
+    #: added, removed: number of those launches per step
     added: float
     removed: float
 
     @property
     def kernels_change(self) -> float | None:
-        """Kernels that the variant's step has more; None where CUDA graphs hide some."""
+        """Change of kernels per step; None if CUDA graphs hide some."""
         if self.baseline.hides_kernels or self.variant.hides_kernels:
             return None
         return self.variant.kernels - self.baseline.kernels
 
     @property
     def calls_change(self) -> float:
-        """Launching calls that the variant's step has more."""
+        """Change of launching calls per step."""
         return self.variant.calls - self.baseline.calls
 
     @property
     def issue_change_ns(self) -> float | None:
-        """Host time per step that the variant's launches take more."""
+        """Change of the host time of launches per step."""
         if self.baseline.issue_ns is None or self.variant.issue_ns is None:
             return None
         return self.variant.issue_ns - self.baseline.issue_ns
 
     @property
     def added_cost_ns(self) -> float | None:
-        """Host time per step of the kernels that only the variant launches, less that of those that it spares."""
+        """Host time per step of added launches minus that of removed launches."""
         if self.added_host_ns is None or self.removed_host_ns is None:
             return None
         return self.added_host_ns - self.removed_host_ns
 
     @property
     def pace_cost_ns(self) -> float | None:
-        """Host time per step that the other launches take more (negative: less)."""
+        """Change of the host time per step of the launches on both sides."""
         change, added = self.issue_change_ns, self.added_cost_ns
         return None if change is None or added is None else change - added
 
     @property
     def added_ns_per_launch(self) -> float | None:
-        """Mean host time of a kernel launch that only the variant has; None where it has none."""
+        """Mean host time of an added kernel launch; None if there are none."""
         return self.added_host_ns / self.added if self.added_host_ns is not None and self.added else None
 
     @property
     def removed_ns_per_launch(self) -> float | None:
-        """Mean host time of a kernel launch that only the baseline has; None where it has none."""
+        """Mean host time of a removed kernel launch; None if there are none."""
         return self.removed_host_ns / self.removed if self.removed_host_ns is not None and self.removed else None
 
 
 def launch_change(
     baseline: Side, variant: Side, walls: tuple[SideWall, SideWall], kernels: KernelChanges
 ) -> LaunchChange:
-    """How both sides' steps are launched.
+    """The launches of both sides.
 
     Args:
-        walls: their wall times, as `side_wall` splits them.
+        baseline, variant: the sides.
+        walls: their wall times, split by `side_wall`.
+        kernels: their kernels, matched.
     """
     sides = _side(baseline, walls[0]), _side(variant, walls[1])
     added, removed = (kernels.table.filter(pl.col("change") == change) for change in ("added", "removed"))
-    known = all(side.issue_ns is not None for side in sides)
+    calls_known = all(side.issue_ns is not None for side in sides)
     return LaunchChange(
         *sides,
-        added_host_ns=float(added["variant_host_ns_per_step"].sum()) if known else None,
-        removed_host_ns=float(removed["baseline_host_ns_per_step"].sum()) if known else None,
+        added_host_ns=float(added["variant_host_ns_per_step"].sum()) if calls_known else None,
+        removed_host_ns=float(removed["baseline_host_ns_per_step"].sum()) if calls_known else None,
         added=float(added["variant_launches_per_step"].sum()),
         removed=float(removed["baseline_launches_per_step"].sum()),
     )
@@ -171,13 +172,13 @@ def _side(side: Side, wall: SideWall) -> SideLaunches:
     is_graph = api_kinds(side.timeline.trace.api_calls["name"]) == "graph-launch"
     calls = work["api_row"].drop_nulls().unique()
     by_graph = is_graph.gather(kernels["api_row"]).fill_null(value=False)
-    node = side.timeline.trace.kernels["graph_node"].gather(kernels["row"]).is_not_null()
+    is_node = side.timeline.trace.kernels["graph_node"].gather(kernels["row"]).is_not_null()
     issuing = side.issue_ns
     shares = [_share(wall, causes) for causes in (ISSUE_CAUSES, HOST_CAUSES, _REST)]
     busy = float(wall.busy_ns / wall.wall_ns) if wall.wall_ns else 0.0
     return SideLaunches(
         kernels=kernels.height / side.repeats,
-        graph_kernels=int((by_graph | node).sum()) / side.repeats,
+        graph_kernels=int((by_graph | is_node).sum()) / side.repeats,
         hides_kernels=bool((work["kind"] == "graph").any()),
         calls=calls.len() / side.repeats,
         issue_ns=None if issuing is None else int(issuing.sum()) / side.repeats,
@@ -192,14 +193,14 @@ def _side(side: Side, wall: SideWall) -> SideLaunches:
 
 
 def _pace(side: Side) -> HostPace | None:
-    """The host's pace from the first step's begin to the last one's end."""
+    """The host's pace from the begin of the first step to the end of the last one."""
     starts, ends = side.step_times
     return host_pace(side.timeline, replace(side.window, start_ns=int(starts[0]), end_ns=int(ends[-1])))
 
 
 def _share(wall: SideWall, causes: tuple[str, ...]) -> float:
-    spent = sum(time for (group, part), time in wall.parts.items() if group == "idle" and part in causes)
-    return float(spent / wall.wall_ns) if wall.wall_ns else 0.0
+    idle = sum(time_ns for (group, part), time_ns in wall.parts.items() if group == "idle" and part in causes)
+    return float(idle / wall.wall_ns) if wall.wall_ns else 0.0
 
 
 def _bound(has_work: bool, shares: list[float]) -> str:
@@ -210,33 +211,33 @@ def _bound(has_work: bool, shares: list[float]) -> str:
     return ("host-issue", "host", "waiting")[shares.index(max(shares))]
 
 
-# --- What each launch cost the host: the time from the launch before it, less what else held the thread up -----------
-# A launch's cost ends with the end of its call and begins with the end of the call before it that launched something:
-# the program's own work for this launch (Python, the framework's dispatch) and the call. Where threads take turns, as
-# the backward pass does with the rest of a step, that is the call before it of any thread of the process: while one
-# launches, the other waits for it. Time in a synchronization, an allocation, a blocking copy, the profiler or a long
-# pause is no cost of launching, nor is what the program did before the part that counts.
+# --- The cost of each launch on the host ------------------------------------------------------------------------------
+# The cost of a launch is the time from the end of the launching call before it to the end of its own call: the
+# program's work for this launch (Python, the framework's dispatch) and the call. The call before it may be of any
+# thread of the process: if threads take turns, as for the backward pass, one waits while the other launches. Time in a
+# synchronization, an allocation, a blocking copy, the profiler or a long pause is not part of the cost, nor is time
+# before the window.
 
 
 def issue_times(timeline: Timeline, work: pl.DataFrame, since_ns: int | None = None) -> Int64s | None:
-    """For each of these rows of `Timeline.work` the nanoseconds, from `since_ns` on, that launching it cost the host.
+    """The cost of launching each of these rows of `Timeline.work` on the host, in ns, from `since_ns` on.
 
-    What one call launches together (the nodes of a CUDA graph) costs once: its first row has the call's cost, the
-    others have 0, and so has work without a recorded call. None where no launching call was recorded at all.
+    If one call launches several rows (the nodes of a CUDA graph), the first row has the cost of the call and the others
+    have 0. Work without a recorded call has 0. None if no launching call was recorded at all.
     """
     rows = work["api_row"].fill_null(-1).to_numpy()
-    known = np.flatnonzero(rows >= 0)
-    if not len(known):
+    with_call = np.flatnonzero(rows >= 0)
+    if not len(with_call):
         return None
     costs = _cost_of_calls(timeline, since_ns)
-    _, first = np.unique(rows[known], return_index=True)
+    _, first = np.unique(rows[with_call], return_index=True)
     times = np.zeros(len(rows), dtype=np.int64)
-    times[known[first]] = costs[rows[known[first]]]
+    times[with_call[first]] = costs[rows[with_call[first]]]
     return times
 
 
 def _cost_of_calls(timeline: Timeline, since_ns: int | None) -> Int64s:
-    """For each row of `Trace.api_calls` its cost, 0 where it launched nothing."""
+    """The cost of each row of `Trace.api_calls`; 0 if it launched nothing."""
     calls = timeline.trace.api_calls
     costs = np.zeros(calls.height, dtype=np.int64)
     launched = timeline.work.select("process", "thread", "api_row", "launch_start_ns", "launch_end_ns").drop_nulls()
@@ -251,25 +252,26 @@ def _cost_of_calls(timeline: Timeline, since_ns: int | None) -> Int64s:
         since = np.r_[begin[:1], end[:-1]]
         if since_ns is not None:
             since = np.maximum(since, np.minimum(begin, since_ns))
-        for mine in (thread == one for one in np.unique(thread)):
-            states = host.states(int(thread[mine][0])).values()
-            held = union(
+        for thread_id in np.unique(thread).tolist():
+            of_thread = thread == thread_id
+            states = host.states(thread_id).values()
+            excluded = union(
                 Intervals(
                     np.concatenate([state.starts for state in states]), np.concatenate([state.ends for state in states])
                 )
             )
-            inside = measure_before(held, end[mine]) - measure_before(held, since[mine])
-            costs[row[mine]] = end[mine] - since[mine] - inside
+            excluded_ns = measure_before(excluded, end[of_thread]) - measure_before(excluded, since[of_thread])
+            costs[row[of_thread]] = end[of_thread] - since[of_thread] - excluded_ns
     return costs
 
 
-# --- One side of a comparison: a profile, the part of it that counts, and how its work divides into steps ------------
-# Everything is told per step, so that profiles with different numbers of steps can be held against each other. A window
-# without steps counts as one repetition.
+# --- One side of a comparison: a profile, its window, and the steps of its work --------------------------------------
+# All numbers are per step, so that profiles with different numbers of steps can be compared. A window without steps
+# counts as one repetition.
 
 
-#: Where steps leave more of the window's time than this between them, a step lasts until the next one begins: what the
-#: program does in between (loading data, logging) is part of every repetition.
+#: If more than this share of the window lies between steps, a step lasts until the next one begins: what the program
+#: does in between (loading data, logging) is part of every repetition.
 _GAP_SHARE: Final = 0.01
 
 
@@ -277,18 +279,18 @@ _GAP_SHARE: Final = 0.01
 class Side:
     """One of the two profiles that are compared."""
 
-    name: str  #: what people call it (`baseline`, a file's name)
+    name: str  #: display name (`baseline`, or the name of the file)
     timeline: Timeline
-    window: Window  #: the part of it that counts, from `timeline.window(...)`
+    window: Window  #: from `timeline.window(...)`
 
     @property
     def has_steps(self) -> bool:
-        """Whether numbers are per step; else they are per window."""
+        """Whether numbers are per step rather than per window."""
         return bool(self.window.steps)
 
     @property
     def repeats(self) -> int:
-        """How many repetitions the window holds: its steps, or itself."""
+        """The number of repetitions: the steps of the window, or 1."""
         return max(len(self.window.steps), 1)
 
     @cached_property
@@ -301,7 +303,7 @@ class Side:
 
     @cached_property
     def gaps(self) -> Intervals:
-        """The time from each step's end to the next step's begin, where there is any."""
+        """The times between the end of a step and the begin of the next."""
         steps = union(self.step_times)
         if not len(steps.starts):
             return Intervals.none()
@@ -309,27 +311,27 @@ class Side:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether the time between steps is worth counting."""
+        """Whether the time between steps counts as part of the steps."""
         return total(self.gaps) > _GAP_SHARE * max(self.window.duration_ns, 1)
 
     @cached_property
     def work_rows(self) -> Int64s:
-        """The rows of `Timeline.work` that begin in the window's steps; all of the window's without steps."""
+        """The rows of `Timeline.work` that begin in the window's steps, or in the window if it has no steps."""
         return self._rows_and_steps[0]
 
     @cached_property
     def step_of_work(self) -> Int64s:
-        """For each of `work_rows` the position of its step among the window's steps; 0 without steps."""
+        """For each of `work_rows` the index of its step among the window's steps; 0 without steps."""
         return self._rows_and_steps[1]
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """Those rows."""
+        """The rows `work_rows` of `Timeline.work`."""
         return self.timeline.work[self.work_rows]
 
     @cached_property
     def issue_ns(self) -> Int64s | None:
-        """For each row of `work` what launching it cost the host; None where no launching call was recorded."""
+        """For each row of `work` the cost of its launch on the host (`issue_times`)."""
         return issue_times(self.timeline, self.work, self.window.start_ns)
 
     @cached_property
@@ -339,25 +341,25 @@ class Side:
             return rows, np.zeros(len(rows), dtype=np.int64)
         begun = self.timeline.work["start_ns"].to_numpy()[rows]
         starts, ends = self.step_times
-        place = np.searchsorted(starts, begun, side="right") - 1
-        inside = (place >= 0) & (begun < ends[np.maximum(place, 0)])
-        return rows[inside], place[inside]
+        step = np.searchsorted(starts, begun, side="right") - 1
+        inside = (step >= 0) & (begun < ends[np.maximum(step, 0)])
+        return rows[inside], step[inside]
 
 
 def step_samples(side: Side) -> Samples:
-    """How long each step of the window took, as one block.
+    """The duration of each step of the window, as one block.
 
-    A step lasts from its begin to its end. Where the program does much between steps, it lasts until the next one
-    begins, and the last one, of which nobody knows what followed, is left out if others remain. A window without steps
-    gives one duration, its length. Of a range, a step's time is that of the range's spans on the GPU that begin with
-    the step, as its parts are; steps in which it takes none are left out.
+    A step lasts from its begin to its end. If there is much time between steps (`has_gaps`), it lasts until the next
+    one begins, and the last step, whose end is then unknown, is left out if there are others. A window without steps
+    gives one duration, its length. For a range, the duration of a step is the time of the range's spans on the GPU
+    until the next step begins; steps without any are left out.
 
     Raises:
         UsageError: the window has no length, or its range takes no time.
     """
     if side.window.range_name is not None:
-        spent = _range_times(side, side.window.range_name)
-        return Samples.of([spent[spent > 0]])
+        times = _range_times(side, side.window.range_name)
+        return Samples.of([times[times > 0]])
     starts, ends = side.step_times
     if side.has_gaps and len(starts) > 1:
         return Samples.of([np.diff(starts)])
@@ -365,15 +367,15 @@ def step_samples(side: Side) -> Samples:
 
 
 def _range_times(side: Side, name: str) -> npt.NDArray[np.float64]:
-    """For each step the summed spans of a range until the next one begins; their mean over the devices."""
+    """For each step the summed spans of a range until the next step begins, as a mean over the devices (ns)."""
     timeline, window = side.timeline, side.window
     edges = np.r_[window.start_ns, side.step_times.starts[1:], window.end_ns]
     rows = timeline.range_rows(name)
-    spent = []
+    by_device = []
     for device in timeline.work_in(window)["device"].unique().sort():
         spans = union(clip(projected_spans(timeline, rows, device), window.start_ns, window.end_ns))
-        spent.append(np.diff(measure_before(spans, edges)))
-    if not spent:
+        by_device.append(np.diff(measure_before(spans, edges)))
+    if not by_device:
         return np.zeros(side.repeats)
-    times: npt.NDArray[np.float64] = np.mean(spent, axis=0)
+    times: npt.NDArray[np.float64] = np.mean(by_device, axis=0)
     return times

@@ -1,4 +1,4 @@
-"""Which of many kernels differ: of a hundred, five do at the 5 % level although nothing was changed."""
+"""Tests which of many kernels differ, corrected for multiple testing: of 100 unchanged kernels, 5 differ at 5 %."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ DIFFERENCES: Final = table(
 
 
 def adjusted(p_values: Sequence[float] | Float64s) -> Float64s:
-    """P-values adjusted for their number: of what lies at or below q, at most the share q is there by chance.
+    """P-values adjusted for their number: of those at or below q, at most the share q is false discoveries.
 
-    NaN stands for "not tested": it stays, and does not count.
+    NaN means "not tested", is kept, and does not count.
 
-    Source: Benjamini and Hochberg, Controlling the false discovery rate, J. R. Stat. Soc. B 57 (1995), 289–300; it
-    holds for kernels of one run, which are slow together (positive dependence: Benjamini and Yekutieli, Ann. Statist.
-    29 (2001), 1165–1188).
+    Source: Benjamini and Hochberg, Controlling the false discovery rate, J. R. Stat. Soc. B 57 (1995), 289–300. It is
+    valid for kernels of one run, whose times are positively dependent: Benjamini and Yekutieli, Ann. Statist. 29
+    (2001), 1165–1188.
     """
     values = np.asarray(p_values, dtype=np.float64)
-    known = np.flatnonzero(~np.isnan(values))
+    tested = np.flatnonzero(~np.isnan(values))
     result = np.full(values.size, np.nan)
-    if known.size:
-        order = known[np.argsort(values[known], kind="stable")]
-        scaled = values[order] * known.size / np.arange(1, known.size + 1)
+    if tested.size:
+        order = tested[np.argsort(values[tested], kind="stable")]
+        scaled = values[order] * tested.size / np.arange(1, tested.size + 1)
         result[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
     return result
 
@@ -57,27 +57,27 @@ def many_differences(
     margin: float = 0.02,
     level: float = 0.05,
 ) -> pl.DataFrame:
-    """Which of many kernels (or ranges, or categories) take longer or shorter.
+    """Tests which of many kernels (or ranges, or categories) take more or less time.
 
-    Means of a step, not trimmed ones as of the whole step: their differences add up to that of the whole. Welch's t,
-    in which neighbouring steps that resemble each other count as fewer (`dependence`).
+    Uses plain means per step, whose differences add up to that of the step, in contrast to the trimmed means of whole
+    steps; and Welch's t-test with the number of steps reduced by their autocorrelation (`dependence`).
 
     Args:
-        baseline: time in nanoseconds, a row a step, a column a kernel; 0 where a step does not run it.
-        variant: the same columns; rows may be more or fewer.
-        baseline_blocks: which block (file, process, round) each row belongs to: rows of one block count as one.
-            None if all are successive steps of one run.
-        variant_blocks: the same of the variant.
-        margin: differences up to this share of the kernel's time are `same` where the interval lies within.
-        level: share of chance findings among the kernels called faster or slower, at most.
+        baseline: time in ns, one row per step, one column per kernel; 0 if a step does not run it.
+        variant: the same columns; the number of rows may differ.
+        baseline_blocks: the block (file, process, round) of each row; rows of one block count as one. None if all are
+            successive steps of one run.
+        variant_blocks: the same for the variant.
+        margin: differences are `same` if their interval is within this share of the kernel's time.
+        level: maximum share of false discoveries among the kernels called faster or slower.
 
     Returns:
-        `DIFFERENCES`, a row a column. `faster` and `slower`: the adjusted p-value is at most the level and the
+        `DIFFERENCES`, one row per column. `faster` and `slower`: the adjusted p-value is at most the level and the
         interval is not within the margin. Intervals are those of Benjamini and Yekutieli (J. Am. Stat. Assoc. 100
-        (2005), 71–81): at most the share `level` of those that were chosen miss.
+        (2005), 71–81): at most the share `level` of the intervals of discoveries misses the true value.
 
     Raises:
-        UsageError: the matrices do not have the same columns, a side has no step, or blocks are not one a row.
+        UsageError: the matrices have different columns, a side has no step, or there is not one block per row.
     """
     check_level(level)
     before, after = _matrix(baseline, baseline_blocks), _matrix(variant, variant_blocks)
@@ -91,10 +91,10 @@ def many_differences(
     p_values = _p_values(change)
     corrected = adjusted(p_values)
     discoveries = int((corrected <= level).sum())
-    # With no discovery, the widest: as many chances as there are columns.
-    reach = _reach(change, level * max(discoveries, 1) / max(before.shape[1], 1))
+    # Without a discovery the intervals are the widest, corrected for all columns.
+    half_width = _half_width(change, level * max(discoveries, 1) / max(before.shape[1], 1))
     means = before.mean(axis=0), after.mean(axis=0)
-    low, high = change.difference - reach, change.difference + reach
+    low, high = change.difference - half_width, change.difference + half_width
     bounds = means[0] * (1 / (1 + margin) - 1), means[0] * margin
     within = (low >= bounds[0]) & (high <= bounds[1])
     different = (corrected <= level) & ~within
@@ -118,7 +118,7 @@ def many_differences(
 
 
 class _Change(NamedTuple):
-    """Differences of means, a value a column: their standard errors and degrees of freedom (0: none known)."""
+    """Differences of means, one per column, with standard errors and degrees of freedom (0: unknown)."""
 
     difference: Float64s
     error: Float64s
@@ -126,7 +126,7 @@ class _Change(NamedTuple):
 
 
 def _matrix(times: npt.ArrayLike, blocks: Sequence[int] | Int64s | None) -> Float64s:
-    """Rows that vary independently: steps, or the means of blocks."""
+    """The independent rows: steps, or the means of blocks."""
     rows = np.asarray(times, dtype=np.float64)
     if rows.ndim != 2 or not rows.shape[0]:
         raise UsageError("there is nothing to compare: a side needs a row for each step and a column for each kernel")
@@ -154,15 +154,15 @@ def _change(before: Float64s, after: Float64s, factor: Float64s) -> _Change:
 
 
 def _p_values(change: _Change) -> Float64s:
-    """NaN where nothing repeats; times that never vary differ surely or not at all."""
+    """P-values; NaN without repeats, and 0 or 1 for times that do not vary."""
     if not change.freedom.all():
         return np.full(change.difference.size, np.nan)
-    still = change.error == 0
-    places = np.divide(change.difference, change.error, out=np.zeros(still.size), where=~still)
-    return np.where(still, np.where(change.difference == 0, 1.0, 0.0), two_sided(places, change.freedom))
+    constant = change.error == 0
+    t = np.divide(change.difference, change.error, out=np.zeros(constant.size), where=~constant)
+    return np.where(constant, np.where(change.difference == 0, 1.0, 0.0), two_sided(t, change.freedom))
 
 
-def _reach(change: _Change, level: float) -> Float64s:
+def _half_width(change: _Change, level: float) -> Float64s:
     if not change.freedom.all():
         return np.full(change.difference.size, np.inf)
     return t_quantile(level, change.freedom) * change.error

@@ -1,8 +1,8 @@
-"""Where in the program GPU work was launched: the names of the annotated ranges around it, below the step's own.
+"""GPU work by place in the program: the path of annotated ranges around its launch, below the range of the step.
 
-The two sides' ranges are matched by these names. What stands outside of a step (an epoch, a profiler's numbered step)
-and the step's own range tell nothing about a place in the program, and are left out; so are a framework's operators,
-which only one of the two tools may have recorded.
+The ranges of two sides are matched by these paths. Ranges around a step (an epoch, a profiler's numbered step) and the
+step's own range do not identify a place in the program, and are left out, as are operators of a framework, which only
+one of the two tools may have recorded.
 """
 
 from __future__ import annotations
@@ -35,25 +35,24 @@ if TYPE_CHECKING:
 
 Path: TypeAlias = tuple[str, ...]
 
-#: Stands between the names of a path as text.
+#: Separates the names of a path as text.
 SEPARATOR: Final = " / "
 
 
 @dataclass(frozen=True, eq=False)
 class RangePaths:
-    """The places of one profile."""
+    """The paths of ranges of one profile."""
 
-    #: the distinct paths; the first is the empty one, of work outside all ranges but the step's
-    paths: tuple[Path, ...]
-    number: Int64s  #: for each row of `Trace.ranges` the position of its path; the last entry answers for "no range"
+    paths: tuple[Path, ...]  #: the distinct paths; the first is empty, for work outside all ranges but the step's
+    number: Int64s  #: for each row of `Trace.ranges` the index of its path; the last entry is for "no range"
 
     @property
     def merged(self) -> tuple[Path, ...]:
-        """For each path the one with its numbers replaced by `N`, so that the layers of a model are one place."""
+        """The paths with numbers replaced by `N`, so that the layers of a model are one place."""
         return tuple(tuple(generic_name(name) for name in path) for path in self.paths)
 
     def of_work(self, work: pl.DataFrame) -> Int64s:
-        """The position of the path of each row of GPU work."""
+        """The index of the path of each row of GPU work."""
         numbers: Int64s = self.number[work["range"].fill_null(NO_RANGE).to_numpy()]
         return numbers
 
@@ -70,17 +69,16 @@ def range_paths(timeline: Timeline) -> RangePaths:
     code = np.array([position[text] for text in texts], dtype=np.int64)[ranges["name"].to_physical().to_numpy()]
     annotated = ~is_operator(ranges)
     parent = nearest(timeline.forest.parent, annotated, timeline.forest.parent)
-    found = name_paths(code, np.flatnonzero(annotated), parent[annotated])
-    # A path stands behind the one above it.
-    full: list[Path] = []
-    for above, name in zip(found.parent.tolist(), found.code.tolist(), strict=True):
+    tree = name_paths(code, np.flatnonzero(annotated), parent[annotated])
+    full: list[Path] = []  # parents precede their children
+    for above, name in zip(tree.parent.tolist(), tree.code.tolist(), strict=True):
         full.append((*(full[above] if above != NO_RANGE else ()), distinct[name]))
     paths: dict[Path, int] = {(): 0}
     numbers = np.array([paths.setdefault(_below_step(path, step_name), len(paths)) for path in full], dtype=np.int64)
     number = np.zeros(ranges.height + 1, dtype=np.int64)
-    number[np.flatnonzero(annotated)] = numbers[found.path]
-    held = nearest(timeline.forest.parent, annotated, np.arange(ranges.height))
-    number[:-1] = number[held]  # an operator's work belongs to the annotation around it
+    number[np.flatnonzero(annotated)] = numbers[tree.path]
+    annotation = nearest(timeline.forest.parent, annotated, np.arange(ranges.height))
+    number[:-1] = number[annotation]  # work of an operator belongs to the annotation around it
     return RangePaths(tuple(paths), number)
 
 
@@ -95,8 +93,8 @@ def _below_step(path: Path, step_name: str | None) -> Path:
 
 SIDES: Final = ("baseline", "variant")
 
-#: Summed durations of the GPU work of all steps (`_ns`, exact) and per step. `own` is without what lies in ranges
-#: inside; own times sum to the side's GPU time. A range that a side does not have has no work there.
+#: Summed durations of the GPU work of all steps (`_ns`, exact) and per step. `own` excludes inner ranges; own times sum
+#: to the GPU time of the side. A range that a side lacks has 0.
 RANGE_CHANGES: Final = table(
     "comparison: ranges",
     "One path of ranges below the step; the first row is the step. `warplens compare`; `data.ranges.rows`.",
@@ -126,38 +124,37 @@ PHASE_CHANGES: Final = table(
 def range_changes(baseline: Side, variant: Side, *, merged: bool = False) -> pl.DataFrame:
     """GPU time and kernels of each annotated range on both sides (`RANGE_CHANGES`), matched by path of names.
 
-    `in` is `both`, `baseline` or `variant`: which sides have work there.
-
     Args:
-        merged: whether names that differ in their numbers only are one (`block_3` and `block_4` are `block_N`).
+        baseline, variant: the sides.
+        merged: whether to merge names that differ only in numbers (`block_3` and `block_4` are `block_N`).
     """
-    own = [_own(side, merged) for side in (baseline, variant)]
-    paths = dict.fromkeys(prefix for found in own for path in found for prefix in _prefixes(path))
+    own_times = [_own(side, merged) for side in (baseline, variant)]
+    paths = dict.fromkeys(prefix for by_path in own_times for path in by_path for prefix in _prefixes(path))
     total: dict[Path, list[int]] = {path: [0, 0, 0, 0] for path in paths}
-    for number, found in enumerate(own):
-        for path, (spent, kernels) in found.items():
+    for side, by_path in enumerate(own_times):
+        for path, (time_ns, kernels) in by_path.items():
             for prefix in _prefixes(path):
-                total[prefix][number] += spent
-                total[prefix][number + 2] += kernels
+                total[prefix][side] += time_ns
+                total[prefix][side + 2] += kernels
     repeats = (baseline.repeats, variant.repeats)
     rows = []
     for path in _tree_order(total, repeats):
-        both, launched = total[path][:2], total[path][2:]
-        alone = [found.get(path, (0, 0))[0] for found in own]
-        present = [bool(both[number] or launched[number]) for number in (0, 1)]
+        total_ns, launched = total[path][:2], total[path][2:]
+        own_ns = [by_path.get(path, (0, 0))[0] for by_path in own_times]
+        present = [bool(total_ns[side] or launched[side]) for side in (0, 1)]
         rows.append(
             {
                 "path": SEPARATOR.join(path),
                 "name": path[-1] if path else "",
                 "depth": len(path),
                 "in": "both" if all(present) else "variant" if present[1] else "baseline",
-                **_by_side("ns", both),
-                **_by_side("own_ns", alone),
+                **_by_side("ns", total_ns),
+                **_by_side("own_ns", own_ns),
                 **_by_side("kernels", launched),
-                **_by_side("ns_per_step", [both[number] / repeats[number] for number in (0, 1)]),
-                "change_ns_per_step": _change(both, repeats),
-                "own_change_ns_per_step": _change(alone, repeats),
-                **_by_side("kernels_per_step", [launched[number] / repeats[number] for number in (0, 1)]),
+                **_by_side("ns_per_step", [total_ns[side] / repeats[side] for side in (0, 1)]),
+                "change_ns_per_step": _change(total_ns, repeats),
+                "own_change_ns_per_step": _change(own_ns, repeats),
+                **_by_side("kernels_per_step", [launched[side] / repeats[side] for side in (0, 1)]),
             }
         )
     return pl.DataFrame(rows, schema=RANGE_CHANGES.schema)
@@ -166,49 +163,49 @@ def range_changes(baseline: Side, variant: Side, *, merged: bool = False) -> pl.
 def phase_changes(baseline: Side, variant: Side) -> pl.DataFrame:
     """GPU time of forward, backward and optimizer on both sides (`PHASE_CHANGES`).
 
-    Empty where the names of neither side tell phases.
+    Empty if neither side has work in a phase.
     """
-    spent = [_by_phase(side) for side in (baseline, variant)]
+    times = [_by_phase(side) for side in (baseline, variant)]
     repeats = (baseline.repeats, variant.repeats)
-    if not any(found[phase] for found in spent for phase in PHASES):
+    if not any(by_phase[phase] for by_phase in times for phase in PHASES):
         return PHASE_CHANGES.empty()
     rows = []
     for phase in (*PHASES, NO_PHASE):
-        both = [found[phase] for found in spent]
-        if any(both):
-            per_step = [both[number] / repeats[number] for number in (0, 1)]
+        time_ns = [by_phase[phase] for by_phase in times]
+        if any(time_ns):
+            per_step = [time_ns[side] / repeats[side] for side in (0, 1)]
             rows.append(
                 {
                     "phase": phase,
-                    **_by_side("ns", both),
+                    **_by_side("ns", time_ns),
                     **_by_side("ns_per_step", per_step),
-                    "change_ns_per_step": _change(both, repeats),
+                    "change_ns_per_step": _change(time_ns, repeats),
                 }
             )
     return PHASE_CHANGES.conform(pl.DataFrame(rows))
 
 
 def _own(side: Side, merged: bool) -> dict[Path, tuple[int, int]]:
-    """For each path the summed duration and the kernels of the work directly in it."""
+    """Summed duration and number of kernels of the work directly in each path."""
     places = range_paths(side.timeline)
     number = places.of_work(side.work)
-    spent = sum_by(number, (side.work["end_ns"] - side.work["start_ns"]).to_numpy(), len(places.paths))
+    times = sum_by(number, (side.work["end_ns"] - side.work["start_ns"]).to_numpy(), len(places.paths))
     kernels = np.bincount(number[(side.work["kind"] == "kernel").to_numpy()], minlength=len(places.paths))
-    pieces = np.bincount(number, minlength=len(places.paths))
-    found: dict[Path, tuple[int, int]] = {(): (0, 0)}
+    items = np.bincount(number, minlength=len(places.paths))
+    by_path: dict[Path, tuple[int, int]] = {(): (0, 0)}
     for row, path in enumerate(places.merged if merged else places.paths):
-        if pieces[row]:
-            time_ns, count = found.get(path, (0, 0))
-            found[path] = (time_ns + int(spent[row]), count + int(kernels[row]))
-    return found
+        if items[row]:
+            time_ns, count = by_path.get(path, (0, 0))
+            by_path[path] = (time_ns + int(times[row]), count + int(kernels[row]))
+    return by_path
 
 
 def _by_phase(side: Side) -> dict[str, int]:
     phases = phase_of_work(side.timeline)[side.work_rows]
     names = name_categories(phases).to_list()
-    spent = (side.work["end_ns"] - side.work["start_ns"]).to_numpy()
-    sums = sum_by(phases.to_physical().to_numpy().astype(np.int64), spent, len(names))
-    return {name: int(amount) for name, amount in zip(names, sums, strict=True)}
+    durations = (side.work["end_ns"] - side.work["start_ns"]).to_numpy()
+    sums = sum_by(phases.to_physical().to_numpy().astype(np.int64), durations, len(names))
+    return {name: int(time_ns) for name, time_ns in zip(names, sums, strict=True)}
 
 
 def _prefixes(path: Path) -> list[Path]:
@@ -229,28 +226,28 @@ def _by_side(column: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _change(totals: list[int], repeats: tuple[int, int]) -> float:
-    # One division of exact integers, so that equal sides differ by exactly nothing.
+    # One division of exact integers, so that the difference of equal sides is exactly 0.
     return (totals[1] * repeats[0] - totals[0] * repeats[1]) / (repeats[0] * repeats[1])
 
 
-#: Fewer steps than this have no spread that could tell a difference from noise.
+#: Steps needed to estimate their spread.
 _STEPS_FOR_SPREAD: Final = 3
 
-#: Work between steps below this share of the GPU time changes nothing.
+#: Work between steps below this share of the GPU time is not reported.
 _BETWEEN_SHARE: Final = 0.01
 
-#: Graphs that hide less of the busy time than this hide no answer.
+#: Hidden kernels of graphs below this share of the busy time are not reported.
 _HIDDEN_SHARE: Final = 0.01
 
-#: Where less than this of the kernels' time found its counterpart by name, the two run different programs.
+#: If less than this share of the kernel time is matched by name, the sides run different programs.
 _MATCHED_SHARE: Final = 0.5
 
-#: Repetitions of one workload that launch other numbers of kernels are not alike.
+#: Steps are unequal if their number of kernels differs by more than this share of the median.
 _SAME_KERNELS_SHARE: Final = 0.05
 
 
 def comparability_notes(baseline: Side, variant: Side, wall: WallSplit, kernels: KernelChanges) -> tuple[Note, ...]:
-    """What to know before comparing the two sides, the gravest first."""
+    """Notes on the comparability of two sides, the most severe first."""
     notes = [
         *_without_work(baseline, variant),
         *_aborted(baseline, variant),
@@ -279,8 +276,10 @@ def _aborted(*sides: Side) -> Iterator[Note]:
         aborted = aborted_steps(side.timeline, side.window)
         if aborted:
             reason = aborted[0].reasons[0]
-            text = f"{side.name}: {len(aborted)} of {side.repeats} steps did not finish ({reason}); a step that stops "
-            text += "early looks fast"
+            text = (
+                f"{side.name}: {len(aborted)} of {side.repeats} steps did not finish ({reason}); a step that stops "
+                "early looks fast"
+            )
             yield Note("aborted-steps", NoteLevel.BLOCKING, text, "Compare windows whose steps finished")
 
 
@@ -295,12 +294,16 @@ def _environment(baseline: Side, variant: Side) -> Iterator[Note]:
         text = f"{known.name} ran on {', '.join(names[0] or names[1])}; {unknown.name} does not name its GPU"
         yield Note("unknown-gpu", NoteLevel.WARNING, text)
     if before.tool != after.tool:
-        text = f"The profilers differ ({before.tool} and {after.tool}): each adds a different time to a launch, so the "
-        text += "times of the host and idle times do not compare"
+        text = (
+            f"The profilers differ ({before.tool} and {after.tool}): each adds a different time to a launch, so the "
+            "times of the host and idle times do not compare"
+        )
         yield Note("different-tool", NoteLevel.WARNING, text, "Record both sides with the same tool and options")
     elif before.tool_version != after.tool_version:
-        text = f"{before.tool} has version {before.tool_version or 'unknown'} on one side and "
-        text += f"{after.tool_version or 'unknown'} on the other"
+        text = (
+            f"{before.tool} has version {before.tool_version or 'unknown'} on one side and "
+            f"{after.tool_version or 'unknown'} on the other"
+        )
         yield Note("different-tool-version", NoteLevel.INFO, text)
     missing = sorted({"api_calls", "ranges"} & (before.recorded ^ after.recorded))
     if missing:
@@ -309,7 +312,7 @@ def _environment(baseline: Side, variant: Side) -> Iterator[Note]:
 
 
 def _same_recording(baseline: Side, variant: Side) -> Iterator[Note]:
-    # No two runs agree in the nanosecond at which each piece of work began and ended.
+    # Two runs never agree in the begin and end of all work to the nanosecond.
     times = [side.work.select("start_ns", "end_ns") for side in (baseline, variant)]
     if times[0].height and times[0].equals(times[1]):
         text = "Both sides are one recording: it is compared with itself"
@@ -319,8 +322,10 @@ def _same_recording(baseline: Side, variant: Side) -> Iterator[Note]:
 def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:
     without = [side.name for side in (baseline, variant) if not side.has_steps]
     if len(without) == 2:
-        text = "Neither window is divided into steps: numbers are per window, which compare only if both sides did the "
-        text += "same number of repetitions"
+        text = (
+            "Neither window is divided into steps: numbers are per window, which compare only if both sides did the "
+            "same number of repetitions"
+        )
         yield Note("no-steps", NoteLevel.WARNING, text, "Annotate steps, or choose windows of the same work")
     elif without:
         text = f"{without[0]} is not divided into steps: its whole window stands against one step of the other side"
@@ -329,8 +334,10 @@ def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:
     else:
         guessed = [side.name for side in (baseline, variant) if side.timeline.steps.source == "sequence"]
         if guessed:
-            text = f"The steps of {' and '.join(guessed)} are the shortest sequence of kernels that repeats, which may "
-            text += "be a part of a step, or several; the other side's may be another part"
+            text = (
+                f"The steps of {' and '.join(guessed)} are the shortest sequence of kernels that repeats, which may "
+                "be a part of a step, or several; the other side's may be another part"
+            )
             yield Note("guessed-steps", NoteLevel.WARNING, text, "Annotate steps on both sides")
         if baseline.repeats != variant.repeats:
             text = f"{baseline.repeats} and {variant.repeats} steps: numbers are means per step"
@@ -340,8 +347,10 @@ def _repetitions(baseline: Side, variant: Side) -> Iterator[Note]:
             text = f"Too few steps to know their spread ({', '.join(few)})"
             yield Note("few-steps", NoteLevel.WARNING, text, f"Record {_STEPS_FOR_SPREAD} steps or more, after warm-up")
     if baseline.window.range_name != variant.window.range_name:
-        text = f"One side counts {baseline.window.range_name or 'all work'}, the other "
-        text += f"{variant.window.range_name or 'all work'}"
+        text = (
+            f"One side counts {baseline.window.range_name or 'all work'}, the other "
+            f"{variant.window.range_name or 'all work'}"
+        )
         yield Note("different-ranges", NoteLevel.WARNING, text)
 
 
@@ -349,8 +358,10 @@ def _hidden(*sides: Side) -> Iterator[Note]:
     for side in sides:
         graphs = graph_summary(side.timeline, side.window)
         if graphs.whole_launches and (graphs.hidden_share or 0.0) > _HIDDEN_SHARE:
-            text = f"{side.name}: {100 * (graphs.hidden_share or 0.0):.0f} % of the GPU's busy time is inside CUDA "
-            text += "graphs that were traced as a whole: their kernels are missing from it, not removed"
+            text = (
+                f"{side.name}: {100 * (graphs.hidden_share or 0.0):.0f} % of the GPU's busy time is inside CUDA "
+                "graphs that were traced as a whole: their kernels are missing from it, not removed"
+            )
             yield Note("hidden-graphs", NoteLevel.WARNING, text, "Record with --cuda-graph-trace=node")
 
 
@@ -360,14 +371,18 @@ def _alike(baseline: Side, variant: Side, kernels: KernelChanges) -> Iterator[No
             continue
         counts = np.bincount(side.step_of_work, minlength=side.repeats)
         if counts.max() - counts.min() > _SAME_KERNELS_SHARE * max(float(np.median(counts)), 1.0):
-            text = f"{side.name}: its steps launch {counts.min()} to {counts.max()} pieces of work; a mean step "
-            text += "represents none of them"
+            text = (
+                f"{side.name}: its steps launch {counts.min()} to {counts.max()} pieces of work; a mean step "
+                "represents none of them"
+            )
             yield Note("unequal-steps", NoteLevel.WARNING, text, "Choose a window of equal steps")
     matched = kernels.matched_share
     hidden = any((side.work["kind"] == "graph").any() for side in (baseline, variant))
     if matched is not None and matched < _MATCHED_SHARE and not hidden:
-        text = f"Only {100 * matched:.0f} % of the kernels' time has a counterpart on the other side: the two run "
-        text += "different programs, or other libraries"
+        text = (
+            f"Only {100 * matched:.0f} % of the kernels' time has a counterpart on the other side: the two run "
+            "different programs, or other libraries"
+        )
         yield Note("few-matches", NoteLevel.WARNING, text)
 
 
@@ -376,16 +391,18 @@ def _profiled(*sides: Side) -> Iterator[Note]:
     if tools:
         text = (
             f"Times are those under the profiler ({', '.join(tools)}), which adds to every launch: a step that waits "
+            "for launches is slower here than without it, and its GPU idle for longer"
         )
-        text += "for launches is slower here than without it, and its GPU idle for longer"
         yield Note("profiled-times", NoteLevel.INFO, text, "Time both sides without a profiler: warplens bench")
 
 
 def _devices(baseline: Side, variant: Side) -> Iterator[Note]:
     counts = [side.work["device"].n_unique() for side in (baseline, variant)]
     if max(counts) > 1:
-        text = f"The number of devices that work ran on is {counts[0]} and {counts[1]}: parts of the wall time are "
-        text += "means over the devices, kernels and ranges sums"
+        text = (
+            f"The number of devices that work ran on is {counts[0]} and {counts[1]}: parts of the wall time are "
+            "means over the devices, kernels and ranges sums"
+        )
         yield Note("several-devices", NoteLevel.INFO if counts[0] == counts[1] else NoteLevel.WARNING, text)
 
 
@@ -393,8 +410,10 @@ def _between(baseline: Side, variant: Side, wall: WallSplit) -> Iterator[Note]:
     for side, of_side in ((baseline, wall.baseline), (variant, wall.variant)):
         if side.has_gaps:
             share = float(of_side.between_ns / of_side.wall_ns)
-            text = f"{side.name}: {100 * share:.1f} % of the wall time lies between the end of a step and the next "
-            text += "one's begin, and counts"
+            text = (
+                f"{side.name}: {100 * share:.1f} % of the wall time lies between the end of a step and the next "
+                "one's begin, and counts"
+            )
             yield Note("time-between-steps", NoteLevel.INFO, text)
         work = side.timeline.work_in(side.window)
         total = int((work["end_ns"] - work["start_ns"]).sum())
@@ -402,6 +421,6 @@ def _between(baseline: Side, variant: Side, wall: WallSplit) -> Iterator[Note]:
         if outside > _BETWEEN_SHARE * max(total, 1):
             text = (
                 f"{side.name}: {100 * outside / total:.1f} % of the GPU work's time begins outside of the steps, and "
+                "is in no table of kernels and ranges"
             )
-            text += "is in no table of kernels and ranges"
             yield Note("work-between-steps", NoteLevel.INFO, text)

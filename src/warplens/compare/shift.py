@@ -1,8 +1,8 @@
-"""The durations of two sides, where their centres lie on the scale of logarithms, and how far apart those are.
+"""The durations of two sides, their centres on a logarithmic scale, and the difference of the centres with its error.
 
-What is averaged are units: the median of each block, or, where there is one block only, its steps. On the scale of
-logarithms a ratio is a difference, and exchanging the sides changes its sign alone. The error of that difference allows
-for what the order of the units tells: neighbours that resemble each other, and times that drift.
+Centres are of units: the medians of blocks, or the steps of a single block. On a logarithmic scale a ratio is a
+difference, and exchanging the sides only changes its sign. The error of the difference accounts for correlation of
+neighbouring units and for drift.
 """
 
 from __future__ import annotations
@@ -24,16 +24,12 @@ from warplens.profile.schema import Float64s
 class Samples:
     """Durations of one side of a comparison, in nanoseconds.
 
-    A block is what one start of a program, one file or one turn among others gave. Durations of a block share what
-    happened on the machine meanwhile (clocks, placement, neighbours), so that they resemble each other more than they
-    do those of another block: only blocks are independent of each other.
+    A block is the durations of one start of a program, one file, or one turn. They share the state of the machine at
+    that time (clocks, placement, other programs), and are therefore correlated: only blocks are independent.
     """
 
-    #: one array a block, in the order in which they were taken; each holds at least one duration, above zero
-    blocks: tuple[Float64s, ...]
-    #: whether block i of this side was taken next to block i of the other side (in turns), so that the two share what
-    #: happened then
-    paired: bool = False
+    blocks: tuple[Float64s, ...]  #: one array per block, in order of measurement; positive and not empty
+    paired: bool = False  #: whether block i was measured next to block i of the other side (in turns)
 
     def __post_init__(self) -> None:
         if not self.blocks or any(block.ndim != 1 or not block.size for block in self.blocks):
@@ -43,12 +39,12 @@ class Samples:
 
     @classmethod
     def of(cls, blocks: Iterable[Sequence[float] | npt.NDArray[np.generic]], paired: bool = False) -> Samples:
-        """Samples of any sequences of numbers."""
+        """Samples from any sequences of numbers."""
         return cls(tuple(np.asarray(block, dtype=np.float64) for block in blocks), paired)
 
     @property
     def count(self) -> int:
-        """Durations in all blocks."""
+        """Number of durations in all blocks."""
         return sum(block.size for block in self.blocks)
 
     @property
@@ -58,14 +54,14 @@ class Samples:
 
     @property
     def median_ns(self) -> float:
-        """Median of the blocks' medians: each block has one vote, however many durations it holds."""
+        """Median of the blocks' medians, so that all blocks have equal weight."""
         return float(np.median([np.median(block) for block in self.blocks]))
 
 
-#: Share of the units that is left out at each end. One round in ten that a neighbour on the machine made half as slow
-#: again is ordinary: it makes the interval of a mean five times wider, and that of a trimmed mean hardly at all.
+#: Share of the units that is trimmed at each end. It is common that one round in ten is 1.5 times slower because of
+#: another program: the interval of a mean then is five times wider, that of a trimmed mean nearly the same.
 TRIMMED_SHARE: Final = 0.2
-#: With fewer units none can be spared.
+#: With fewer units none are trimmed.
 TRIMMED_FROM: Final = 5
 
 
@@ -74,18 +70,18 @@ class Location:
     """The centre of some units."""
 
     centre: float  #: their trimmed mean; a logarithm of nanoseconds, or of a ratio
-    variance: float  #: of the centre, as if the units were independent; infinite for a single unit
+    variance: float  #: of the centre, assuming independent units; infinite for a single unit
     freedom: float  #: degrees of freedom of the variance; 0 for a single unit
-    count: int  #: units
+    count: int  #: number of units
 
     @property
     def spread(self) -> float:
-        """Variance of a unit: what `count` of them leave in the centre, times `count`."""
+        """Variance of one unit."""
         return self.variance * self.count
 
 
 def units(samples: Samples) -> Float64s:
-    """Logarithms of what varies independently: the blocks' medians, or the steps of an only block, in their order."""
+    """The units: logarithms of the blocks' medians, or of the steps of a single block, in order of measurement."""
     if len(samples.blocks) == 1:
         return np.asarray(np.log(samples.blocks[0]), dtype=np.float64)
     return np.asarray(np.log(block_medians(samples)), dtype=np.float64)
@@ -99,7 +95,7 @@ def block_medians(samples: Samples) -> Float64s:
 
 
 def cut(*counts: int) -> float:
-    """Share to leave out at each end of every side: the same on both, or they would be centres of different kinds."""
+    """The share to trim at each end, for sides of these numbers of units; equal, so that centres are comparable."""
     return TRIMMED_SHARE if min(counts) >= TRIMMED_FROM else 0.0
 
 
@@ -112,104 +108,106 @@ def location(values: Float64s, trimmed: float) -> Location:
     if count == 1:
         return Location(float(values[0]), math.inf, 0.0, 1)
     centres, variances = centres_and_variances(values, trimmed)
-    # Units that agree to the nanosecond but for the outliers would claim to know their centre exactly.
+    # If all but the outliers are equal, the winsorised variance is 0, which would understate the error.
     variance = float(variances) or float(values.var(ddof=1)) / count
     return Location(float(centres), variance, count - 2 * int(trimmed * count) - 1, count)
 
 
 def centres_and_variances(values: Float64s, trimmed: float) -> tuple[Float64s, Float64s]:
-    """Trimmed means and their variances along the last axis, which holds at least two values."""
+    """Trimmed means and their variances along the last axis, which has at least two values."""
     count = values.shape[-1]
-    gone = int(trimmed * count)
-    kept = count - 2 * gone
+    cut_off = int(trimmed * count)
+    kept = count - 2 * cut_off
     ordered = np.sort(values, axis=-1)
-    core = ordered[..., gone : count - gone]
+    core = ordered[..., cut_off : count - cut_off]
     centre = core.mean(axis=-1)
     ends = core[..., 0], core[..., -1]
-    winsorised = (core.sum(axis=-1) + gone * (ends[0] + ends[1])) / count
+    winsorised = (core.sum(axis=-1) + cut_off * (ends[0] + ends[1])) / count
     squares = ((core - winsorised[..., None]) ** 2).sum(axis=-1)
-    squares += gone * ((ends[0] - winsorised) ** 2 + (ends[1] - winsorised) ** 2)
-    # Equal values differ from their own mean by its rounding, which is no variance: clocks that tick in microseconds
-    # give many equal durations, and a resample of nothing else would lie 10^14 standard errors away.
+    squares += cut_off * ((ends[0] - winsorised) ** 2 + (ends[1] - winsorised) ** 2)
+    # The variance of equal values is set to 0, since rounding of their mean gives a tiny one. Clocks with microsecond
+    # ticks give many equal durations, and a resample of only these would be 10^14 standard errors away.
     return centre, np.where(ends[0] == ends[1], 0.0, squares / (kept * (kept - 1)))
 
 
-#: Nodes of the mean over χ² in `power`: exact to 1e-6 from one degree of freedom on.
+#: Quadrature of the mean over χ² in `power`; its error is below 1e-6 from one degree of freedom on.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(128)
 
 
 def two_sided(t: npt.ArrayLike, freedom: npt.ArrayLike) -> Float64s:
-    """How often Student's |T| with so many degrees of freedom is at least |t|."""
+    """The two-sided p-value of Student's t with these degrees of freedom."""
     from scipy import special
 
     return np.asarray(2 * special.stdtr(freedom, -np.abs(t)), dtype=np.float64)
 
 
 def t_quantile(level: npt.ArrayLike, freedom: npt.ArrayLike) -> Float64s:
-    """What Student's |T| exceeds in this share of all cases: 1.96 for 0.05 and many degrees of freedom."""
+    """The value that Student's |T| exceeds with probability `level`: 1.96 for 0.05 and many degrees of freedom."""
     from scipy import special
 
     return np.asarray(-special.stdtrit(freedom, np.minimum(level, 1.0) / 2), dtype=np.float64)
 
 
 def power(difference: float, limit: float, error: float, freedom: float, level: float) -> tuple[float, float]:
-    """How often an interval of this level excludes zero, and how often all of it lies within ±limit.
+    """The probabilities that an interval of this level excludes zero, and that it lies within ±limit.
 
-    The interval reaches c·s to either side of an estimate whose error is normal, and s/error is the root of χ²/f: both
-    are means over χ², taken at the nodes of a quadrature over its quantiles. That is the non-central t distribution and
-    the two one-sided tests (Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987), 657–680). SciPy has the first alone, and
-    NaN for its far tail, with 14 degrees of freedom from 12 standard errors on.
+    The interval is an estimate with normal error ± c·s, where (s/error)² is χ²/f: both probabilities are means over χ²,
+    computed by a quadrature over its quantiles. They are the power of the t-test (non-central t distribution) and of
+    the two one-sided tests (Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987), 657–680). SciPy only has the first, and
+    returns NaN for its far tail, e.g. with 14 degrees of freedom from 12 standard errors on.
 
     Args:
-        difference: the true one, and `limit`, on the scale of the error.
-        error: standard error of the estimate; 0 for one that is known.
+        difference: the true difference.
+        limit: of equivalence, on the same scale as `difference` and `error`.
+        error: standard error of the estimate; 0 if it is exact.
         freedom: degrees of freedom of the error.
+        level: probability that the interval misses the true value.
     """
     from scipy import special
 
     if error <= 0:
         return 1.0, float(difference < limit)
     shares = (_NODES + 1) / 2
-    reach = t_quantile(level, freedom) * np.sqrt(special.chdtri(freedom, 1 - shares) / freedom)
-    place, most = abs(difference) / error, limit / error
-    excludes = special.ndtr(place - reach) + special.ndtr(-place - reach)
-    within = np.maximum(special.ndtr(most - reach - place) - special.ndtr(reach - most - place), 0.0)
+    half_width = t_quantile(level, freedom) * np.sqrt(special.chdtri(freedom, 1 - shares) / freedom)
+    distance, bound = abs(difference) / error, limit / error
+    excludes = special.ndtr(distance - half_width) + special.ndtr(-distance - half_width)
+    within = np.maximum(special.ndtr(bound - half_width - distance) - special.ndtr(half_width - bound - distance), 0.0)
     return float(excludes @ _WEIGHTS) / 2, float(within @ _WEIGHTS) / 2
 
 
 def variance_limit(freedom: float, confidence: float) -> float:
-    """By what factor a variance, estimated with so many degrees of freedom, may be too small at this confidence."""
+    """The factor of the upper confidence bound of a variance that was estimated with these degrees of freedom."""
     from scipy import special
 
     return float(freedom / special.chdtri(freedom, confidence))
 
 
-# Steps of one run, and runs one after another on one machine, are no independent draws: clocks, heat and neighbours
-# change slowly. An interval that ignores it claims too much: in simulated runs whose steps correlate by 0.7 with the
-# next, an interval for independent steps misses the truth in 38 of 100 cases instead of in 5.
+# Steps of one run, and successive runs on one machine, are not independent: clocks, temperature and other programs
+# change slowly. An interval that ignores this is too narrow: in simulated runs whose neighbouring steps have a
+# correlation of 0.7, an interval for independent steps misses the true value in 38 of 100 cases instead of 5.
 
 
-#: Fewer units show no correlation and no trend that chance could not.
+#: With fewer units, correlation and trends are not significant.
 ORDER_FROM: Final = 5
-#: A correlation beyond this cannot be told from a drift in the few units that there are.
+#: Larger correlations cannot be distinguished from a drift with the usual number of units.
 _MOST_CORRELATION: Final = 0.9
-#: A trend counts if chance alone would show one as clear in fewer than one of twenty cases.
+#: Largest p-value of a significant trend.
 _TREND_SIGNIFICANCE: Final = 0.05
-#: Kendall's test looks at every pair: a trend over more units shows as well in the medians of groups of them.
+#: Most units for Kendall's test, which compares all pairs; more units are replaced by medians of groups.
 _TREND_UP_TO: Final = 400
 
 
 def dependence(*sides: Float64s) -> Float64s:
-    """By what factor the variance of a centre is larger than if its units were independent; at least 1.
+    """The factor by which correlation of units increases the variance of a centre; at least 1.
 
-    That of a series whose correlation ρ decays geometrically: (1 + ρ)/(1 − ρ). ρ is the lag-1 correlation of ranks,
-    so that one outlier does not hide it, pooled over the sides. A short series underestimates ρ by about (1 + 4ρ)/n
-    (Marriott and Pope, Biometrika 41 (1954), 390–402); half of that is given back: all of it would make ρ so uncertain
-    that intervals from ten steps become twice as wide, and half is what keeps them honest in simulations
+    For a series whose correlation ρ decays geometrically it is (1 + ρ)/(1 − ρ). ρ is the lag-1 correlation of ranks,
+    which is robust to outliers, pooled over the sides. A short series underestimates ρ by about (1 + 4ρ)/n (Marriott
+    and Pope, Biometrika 41 (1954), 390–402). Half of this bias is corrected: the full correction makes intervals from
+    ten steps twice as wide, and half gives the nominal coverage in simulations
     (docs/explanation/comparison-statistics.md).
 
     Args:
-        sides: units in their order along the first axis; further axes are other series, answered one by one.
+        sides: units in order along the first axis; further axes are separate series.
     """
     long = [side for side in sides if len(side) > 1]
     if not long:
@@ -229,23 +227,23 @@ def _lag_one(side: Float64s) -> Float64s:
 
 @dataclass(frozen=True)
 class Trend:
-    """Whether the units of one or both sides rise or fall in their order."""
+    """The trend of the units of one or both sides over their order."""
 
-    significance: float  #: how often chance alone would show a trend as clear, in either direction
-    shift: float  #: how far the centre would move over the length of the side if the trend is a line; a logarithm
+    significance: float  #: two-sided p-value
+    shift: float  #: change of the centre over the length of the side for a linear trend; a logarithm
 
     @property
     def matters(self) -> bool:
-        """Whether it is too clear for chance."""
+        """Whether the trend is significant."""
         return self.significance < _TREND_SIGNIFICANCE
 
 
 def trend(*sides: Float64s) -> Trend | None:
-    """The trend of one side, or the one that several have in common; None with fewer than five units.
+    """The trend of one side, or the common trend of several; None with fewer than five units.
 
-    Whether there is one: Kendall's test, summed over the sides as over seasons (Hirsch and Slack, Water Resources
-    Research 20 (1984), 727–732). How far it goes: a line that moves the second half of a side by d against the first
-    moves the next side as long, taken right after it, by 2·d.
+    Significance: Kendall's test, summed over the sides as over seasons (Hirsch and Slack, Water Resources Research 20
+    (1984), 727–732). Shift: a linear trend with a difference of d between the halves of a side changes the centre of an
+    equally long side, measured directly after it, by 2·d.
     """
     long = [values for values in sides if values.size >= ORDER_FROM]
     if not long:
@@ -266,7 +264,7 @@ def trend(*sides: Float64s) -> Trend | None:
 
 
 def _condensed(values: Float64s) -> Float64s:
-    """The medians of successive groups, where there are more values than pairs of them can be looked at."""
+    """The medians of successive groups if there are more than `_TREND_UP_TO` values, else the values."""
     size = -(-values.size // _TREND_UP_TO)
     if size == 1:
         return values
@@ -275,88 +273,87 @@ def _condensed(values: Float64s) -> Float64s:
 
 
 def _centre(values: Float64s) -> float:
-    gone = int(cut(values.size) * values.size)
-    return float(np.sort(values)[gone : values.size - gone].mean())
+    cut_off = int(cut(values.size) * values.size)
+    return float(np.sort(values)[cut_off : values.size - cut_off].mean())
 
 
-#: Resamples of the bootstrap; a quantile at 5 % of so many is uncertain by half a per cent of the samples.
+#: Resamples of the bootstrap; the error of a 5 % quantile then is half a per cent of the samples.
 RESAMPLES: Final = 1999
-#: With fewer units a side, so many resamples repeat one another, and their quantiles say little: Student's t is used.
+#: With fewer units per side, many resamples are equal, and their quantiles are unreliable: only Student's t is used.
 RESAMPLED_FROM: Final = 8
-#: With more units than this, both agree to a per cent, and resampling takes memory for nothing.
+#: With more units, bootstrap and Student's t agree to a per cent, and resampling would only take memory.
 RESAMPLED_UP_TO: Final = 200
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The logarithm of variant / baseline, and how sure it is."""
+    """The logarithm of variant / baseline, and its error."""
 
     estimate: float  #: trimmed mean of the variant's units − that of the baseline's; in turns, of their differences
-    #: its standard error, dependence of neighbours included; infinite if the data show no variation at all
-    error: float
+    error: float  #: its standard error, including the dependence of neighbours; infinite if there is no variation
     freedom: float  #: degrees of freedom of the error; 0 if it is infinite
-    critical: float  #: standard errors from the estimate to either end of the interval
-    level: float  #: how often the interval misses
-    #: how much of the shift, either way, a drift may have made: which side was measured first is not known
-    drift: float
-    variance: float  #: of a single unit of each side together: with n units a side, the squared error is this / n
-    count: int  #: units of the smaller side; where one side is a single run, blocks of the other
-    fewest: int  #: what each side has at least: `count`, or the 1 of a single run
+    critical: float  #: half width of the interval in standard errors
+    level: float  #: probability that the interval misses the true value
+    drift: float  #: largest shift that a drift may have caused, in either direction, as the order of sides is unknown
+    variance: (
+        float  #: sum of the variances of one unit of each side: with n units per side, the squared error is this / n
+    )
+    count: int  #: units of the smaller side; if one side is a single run, blocks of the other
+    fewest: int  #: smallest number of units of a side: `count`, or 1 for a single run
     paired: bool  #: whether the sides were compared turn by turn
-    resampled: bool  #: whether the bootstrap had a say in `critical`
-    dependence: float  #: see `dependence`; 1 if units are as good as independent
-    #: the trends of the baseline, the variant and both, as far as they can be seen; empty in turns
-    trends: tuple[Trend | None, Trend | None, Trend | None]
+    resampled: bool  #: whether the bootstrap was used for `critical`
+    dependence: float  #: see `dependence`; 1 for independent units
+    trends: tuple[Trend | None, Trend | None, Trend | None]  #: of the baseline, the variant and both; None in turns
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Ends of the interval: what chance may have done, and beyond it what a drift may have done."""
+        """The ends of the interval, widened by the drift."""
         if not self.freedom:
             return -math.inf, math.inf
-        reach = self.critical * self.error + self.drift
-        return self.estimate - reach, self.estimate + reach
+        half_width = self.critical * self.error + self.drift
+        return self.estimate - half_width, self.estimate + half_width
 
 
 def in_turns(baseline: Samples, variant: Samples) -> bool:
-    """Whether block i of one side was taken next to block i of the other."""
+    """Whether the sides were measured in turns: block i of one side next to block i of the other."""
     return baseline.paired and variant.paired and len(baseline.blocks) == len(variant.blocks) > 1
 
 
 def shift_between(baseline: Samples, variant: Samples, *, level: float, seed: int) -> Shift:
     """The shift from the baseline to the variant.
 
-    The error is that of the trimmed mean (Yuen, 1974), with Welch's degrees of freedom for two sides, enlarged by the
-    dependence of neighbours. How many of it the interval reaches is the larger one of Student's t and of the
-    studentised bootstrap of whole units (Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections
-    3.8 and 5.2; Hall, Ann. Statist. 16 (1988), 927–953): blocks are drawn, steps within them are not drawn again.
+    The error is that of the trimmed mean (Yuen, 1974), with Welch's degrees of freedom for two sides, increased by the
+    dependence of neighbours. The critical value is the larger one of Student's t and of the studentised bootstrap of
+    whole units (Davison and Hinkley, Bootstrap Methods and their Application, 1997, sections 3.8 and 5.2; Hall, Ann.
+    Statist. 16 (1988), 927–953): blocks are resampled, but not the steps within them.
     """
     before, after = units(baseline), units(variant)
     if in_turns(baseline, variant):
         return _paired(after - before, level, seed)
     trimmed = cut(before.size, after.size)
-    one, other = location(before, trimmed), location(after, trimmed)
+    first, second = location(before, trimmed), location(after, trimmed)
     single = len(baseline.blocks) == 1, len(variant.blocks) == 1
     factor = 1.0
     if any(single) or min(before.size, after.size) >= ORDER_FROM:
         factor = float(dependence(before, after))
-    one, other = _dependent(one, factor), _dependent(other, factor)
+    first, second = _dependent(first, factor), _dependent(second, factor)
     if single == (True, False):
-        one = _as_variable_as(one, other)
+        first = _as_variable_as(first, second)
     elif single == (False, True):
-        other = _as_variable_as(other, one)
-    error, freedom = _welch(one, other)
+        second = _as_variable_as(second, first)
+    error, freedom = _welch(first, second)
     critical, resampled = _critical((before, after), trimmed, freedom, level, seed)
     trends = trend(before), trend(after), trend(before, after)
     return Shift(
-        estimate=other.centre - one.centre,
+        estimate=second.centre - first.centre,
         error=error,
         freedom=freedom,
         critical=critical,
         level=level,
-        drift=max((abs(seen.shift) for seen in trends if seen and seen.matters), default=0.0),
-        variance=one.spread + other.spread,
-        count=max(one.count, other.count) if any(single) and not all(single) else min(one.count, other.count),
-        fewest=min(one.count, other.count),
+        drift=max((abs(found.shift) for found in trends if found and found.matters), default=0.0),
+        variance=first.spread + second.spread,
+        count=max(first.count, second.count) if any(single) and not all(single) else min(first.count, second.count),
+        fewest=min(first.count, second.count),
         paired=False,
         resampled=resampled,
         dependence=factor,
@@ -367,18 +364,18 @@ def shift_between(baseline: Samples, variant: Samples, *, level: float, seed: in
 def _paired(differences: Float64s, level: float, seed: int) -> Shift:
     trimmed = cut(differences.size)
     factor = float(dependence(differences)) if differences.size >= ORDER_FROM else 1.0
-    middle = _dependent(location(differences, trimmed), factor)
-    critical, resampled = _critical((differences,), trimmed, middle.freedom, level, seed)
+    centre = _dependent(location(differences, trimmed), factor)
+    critical, resampled = _critical((differences,), trimmed, centre.freedom, level, seed)
     return Shift(
-        estimate=middle.centre,
-        error=math.sqrt(middle.variance),
-        freedom=middle.freedom,
+        estimate=centre.centre,
+        error=math.sqrt(centre.variance),
+        freedom=centre.freedom,
         critical=critical,
         level=level,
         drift=0.0,
-        variance=middle.spread,
-        count=middle.count,
-        fewest=middle.count,
+        variance=centre.spread,
+        count=centre.count,
+        fewest=centre.count,
         paired=True,
         resampled=resampled,
         dependence=factor,
@@ -387,33 +384,33 @@ def _paired(differences: Float64s, level: float, seed: int) -> Shift:
 
 
 def _dependent(side: Location, factor: float) -> Location:
-    """The side with as much less information as its units resemble each other."""
+    """The location with variance and degrees of freedom corrected for the dependence of its units."""
     freedom = max(side.freedom / factor, 1.0) if side.freedom else 0.0
     return Location(side.centre, side.variance * factor, freedom, side.count)
 
 
 def _as_variable_as(run: Location, runs: Location) -> Location:
-    """A side of a single run as one block, given at least the variation between runs that the other side shows."""
+    """A single run as one block, with at least the variance between the runs of the other side."""
     if run.freedom and run.variance >= runs.spread:
         return Location(run.centre, run.variance, run.freedom, 1)
     return Location(run.centre, runs.spread, runs.freedom, 1)
 
 
-def _welch(one: Location, other: Location) -> tuple[float, float]:
-    """Standard error of a difference and its degrees of freedom (Welch, Biometrika 34 (1947), 28–35)."""
-    if not (one.freedom and other.freedom):
+def _welch(first: Location, second: Location) -> tuple[float, float]:
+    """The standard error of a difference and its degrees of freedom (Welch, Biometrika 34 (1947), 28–35)."""
+    if not (first.freedom and second.freedom):
         return math.inf, 0.0
-    total = one.variance + other.variance
+    total = first.variance + second.variance
     if not total:
-        return 0.0, one.freedom + other.freedom
-    shares = one.variance / total, other.variance / total
-    return math.sqrt(total), 1 / (shares[0] ** 2 / one.freedom + shares[1] ** 2 / other.freedom)
+        return 0.0, first.freedom + second.freedom
+    shares = first.variance / total, second.variance / total
+    return math.sqrt(total), 1 / (shares[0] ** 2 / first.freedom + shares[1] ** 2 / second.freedom)
 
 
 def _critical(
     sides: tuple[Float64s, ...], trimmed: float, freedom: float, level: float, seed: int
 ) -> tuple[float, bool]:
-    """Standard errors to the end of the interval, and whether units were resampled to find it."""
+    """The half width of the interval in standard errors, and whether the bootstrap was used for it."""
     if not freedom:
         return math.inf, False
     student = float(t_quantile(level, freedom))

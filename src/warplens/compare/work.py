@@ -48,31 +48,31 @@ KERNEL_CHANGES: Final = table(
     ),
 )
 
-#: Stages whose matches are the same kernel with the same work.
+#: Stages that match the same kernel with the same launch size.
 _SAME_KERNEL: Final = ("name, range, shape", "name, shape")
 
 
 @dataclass(frozen=True, eq=False)
 class SideKernels:
-    """The kernels of a side's steps: for each its row of `KernelChanges.table`, its step and its duration."""
+    """The kernels of a side's steps."""
 
-    row: Int64s
+    row: Int64s  #: row of each kernel in `KernelChanges.table`
     step: Int64s
-    time_ns: Int64s
-    steps: int  #: over how many steps
+    time_ns: Int64s  #: duration
+    steps: int  #: number of steps
 
     @property
     def ns_per_step(self) -> float:
-        """Summed duration of the kernels of a step."""
+        """Total duration of the kernels per step."""
         return int(self.time_ns.sum()) / self.steps
 
     @property
     def launches_per_step(self) -> float:
-        """Kernels of a step."""
+        """Kernels per step."""
         return len(self.row) / self.steps
 
     def matrix(self, rows: int) -> Float64s:
-        """The time of each row of the table in each step: shape (steps, rows)."""
+        """The time of each row of the table in each step, shape (steps, rows)."""
         sums: Float64s = np.bincount(
             self.step * rows + self.row, weights=self.time_ns.astype(np.float64), minlength=self.steps * rows
         ).astype(np.float64)
@@ -89,12 +89,12 @@ class KernelChanges:
 
     @property
     def ns_per_step(self) -> tuple[float, float]:
-        """Summed duration of the kernels of a step on each side."""
+        """Total duration of the kernels per step on each side."""
         return self.baseline.ns_per_step, self.variant.ns_per_step
 
     @property
     def launches_per_step(self) -> tuple[float, float]:
-        """Kernels of a step on each side."""
+        """Kernels per step on each side."""
         return self.baseline.launches_per_step, self.variant.launches_per_step
 
     @property
@@ -109,39 +109,39 @@ class KernelChanges:
     def count(self, change: str) -> float:
         """Launches per step that are `kept`, `changed`, `added` or `removed`.
 
-        Of matched ones, those of the side with more (a launch may be missing from some steps).
+        For matched launches, the larger of both sides counts, since a launch may be missing in some steps.
         """
         chosen = self.table.filter(pl.col("change") == change)
         return float(chosen.select(pl.max_horizontal("^.*_launches_per_step$")).to_series().sum())
 
     def samples(self) -> tuple[Float64s, Float64s]:
-        """The time of each row of the table in each step: shape (steps, rows) of the baseline and of the variant."""
+        """The time of each row of the table in each step, shape (steps, rows), of the baseline and of the variant."""
         return self.baseline.matrix(self.table.height), self.variant.matrix(self.table.height)
 
 
 def kernel_changes(baseline: Side, variant: Side) -> KernelChanges:
-    """Matches the kernels of a step of both sides by name, range, grid, block and order."""
-    # A profiler spells names in one way, whichever of its files they stand in.
+    """Match the kernels of a step of both sides by name, range, grid, block and order."""
+    # Names of different recorders are spelled differently.
     respelled = baseline.timeline.trace.capture.recorder != variant.timeline.trace.capture.recorder
     slots = slots_of(baseline, respelled=respelled), slots_of(variant, respelled=respelled)
     matched = _matched(match_slots(*slots), slots)
     table = _grouped(_summed(matched, slots), slots[0].steps, slots[1].steps)
     rows = table.select("row", "members").explode("members").sort("members")["row"].to_numpy().astype(np.int64)
     of_slot = rows[matched["member"].to_numpy()]
-    cut = len(slots[0].kind)
+    split = len(slots[0].kind)
     return KernelChanges(
         KERNEL_CHANGES.conform(table),
         *(
             SideKernels(row[side.slot], side.step, side.time_ns, side.steps)
-            for side, row in zip(slots, (of_slot[:cut], of_slot[cut:]), strict=True)
+            for side, row in zip(slots, (of_slot[:split], of_slot[split:]), strict=True)
         ),
     )
 
 
 def _matched(matching: Matching, slots: tuple[Slots, Slots]) -> pl.DataFrame:
-    """One row a slot, those of the baseline first: the stage that matched it (−1: none), and its kind on each side.
+    """One row per slot, those of the baseline first: its stage (−1: not matched), and its kind on each side.
 
-    `member` numbers the distinct combinations of these three.
+    `member` is the index of the distinct combination of these three.
     """
     pairs, frames = (matching.baseline, matching.variant), []
     for own, other in ((0, 1), (1, 0)):
@@ -149,16 +149,16 @@ def _matched(matching: Matching, slots: tuple[Slots, Slots]) -> pl.DataFrame:
         stage[pairs[own]], partner[pairs[own]] = matching.stage, slots[other].kind[pairs[other]]
         kinds = {SIDES[own]: slots[own].kind, SIDES[other]: partner}
         frames.append(pl.DataFrame({"matched_by": stage, **{name: kinds[name] for name in SIDES}}))
-    found = pl.concat(frames)
-    return found.with_columns(member=pl.struct("matched_by", *SIDES).rank("dense").cast(pl.Int64) - 1)
+    rows = pl.concat(frames)
+    return rows.with_columns(member=pl.struct("matched_by", *SIDES).rank("dense").cast(pl.Int64) - 1)
 
 
 def _summed(matched: pl.DataFrame, slots: tuple[Slots, Slots]) -> pl.DataFrame:
-    """One row a combination: what it is on each side, and the sums of its slots."""
-    found = matched.unique("member").sort("member").with_columns(pl.col("matched_by", *SIDES).replace(-1, None))
-    cut, count = len(slots[0].kind), found.height
-    numbers = matched["member"].to_numpy()
-    for side, number, name in zip(slots, (numbers[:cut], numbers[cut:]), SIDES, strict=True):
+    """One row per combination of `_matched`: its kernel on each side, and the sums of its slots."""
+    combinations = matched.unique("member").sort("member").with_columns(pl.col("matched_by", *SIDES).replace(-1, None))
+    split, count = len(slots[0].kind), combinations.height
+    members = matched["member"].to_numpy()
+    for side, member_of_slot, name in zip(slots, (members[:split], members[split:]), SIDES, strict=True):
         places = pl.Series([SEPARATOR.join(path) for path in side.places.merged], dtype=pl.String)
         kinds = side.kinds.select(
             "full_name",
@@ -169,23 +169,21 @@ def _summed(matched: pl.DataFrame, slots: tuple[Slots, Slots]) -> pl.DataFrame:
             block=pl.concat_str(LAUNCH_SIZE[3:], separator="×"),
         )
         sums = {
-            "launches": sum_by(number, side.launches, count),
-            "ns": sum_by(number, side.total_ns, count),
-            "host_ns": sum_by(number, side.host_ns, count) if side.knows_host else [None] * count,
+            "launches": sum_by(member_of_slot, side.launches, count),
+            "ns": sum_by(member_of_slot, side.total_ns, count),
+            "host_ns": sum_by(member_of_slot, side.host_ns, count) if side.knows_host else [None] * count,
         }
-        found = found.with_columns(
-            *(kinds[column].gather(found[name]).alias(f"{name}_{column}") for column in kinds.columns),
+        combinations = combinations.with_columns(
+            *(kinds[column].gather(combinations[name]).alias(f"{name}_{column}") for column in kinds.columns),
             *(pl.Series(f"{name}_{column}", values, dtype=pl.Int64) for column, values in sums.items()),
         )
-    return found
+    return combinations
 
 
 def _grouped(combinations: pl.DataFrame, before: int, after: int) -> pl.DataFrame:
-    """The combinations summed up by what they match; `row` numbers the rows, `members` lists their combinations."""
-    keys = [
-        "matched_by", "baseline_full_name", "variant_full_name", "baseline_range", "variant_range",
-    ]  # fmt: skip
-    only = [
+    """The combinations summed by stage, names and ranges, with their `row` number and the list of their `members`."""
+    keys = ["matched_by", "baseline_full_name", "variant_full_name", "baseline_range", "variant_range"]
+    unique_sizes = [
         pl.when(pl.col(column).n_unique() == 1).then(pl.col(column).first()).alias(column)
         for side in SIDES
         for column in (f"{side}_grid", f"{side}_block")
@@ -194,7 +192,7 @@ def _grouped(combinations: pl.DataFrame, before: int, after: int) -> pl.DataFram
     grouped = combinations.group_by(keys, maintain_order=True).agg(
         pl.coalesce("variant_name", "baseline_name").first().alias("name"),
         pl.coalesce("variant_category", "baseline_category").first().alias("category"),
-        *only,
+        *unique_sizes,
         *(pl.col(f"{side}_{column}").sum() for side in SIDES for column in ("launches", "ns")),
         *(pl.when(pl.col(column).count() > 0).then(pl.col(column).sum()).alias(column) for column in host),
         pl.col("member").alias("members"),
@@ -215,7 +213,7 @@ def _grouped(combinations: pl.DataFrame, before: int, after: int) -> pl.DataFram
     ]
 
     def difference(column: str) -> pl.Expr:
-        # One division of exact integers, so that equal sides differ by exactly nothing.
+        # One division of exact integers, so that the difference of equal sides is exactly 0.
         return (pl.col(f"variant_{column}") * before - pl.col(f"baseline_{column}") * after) / (before * after)
 
     stages = pl.Series(MATCHES, dtype=pl.Enum(MATCHES))
@@ -232,19 +230,18 @@ def _grouped(combinations: pl.DataFrame, before: int, after: int) -> pl.DataFram
     )
 
 
-#: A model that covers less of the GPU time than this leaves out too much of the work for a ratio of the two sides.
+#: Least share of the GPU time with modelled work for a meaningful ratio of the two sides.
 _COVERED_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True)
 class WorkChange:
-    """The work of a step on both sides. What is not known is None."""
+    """The work of a step on both sides; None if unknown."""
 
-    #: baseline_flops, variant_flops: floating-point operations of a step (a multiply-add counts as two)
+    #: baseline_flops, variant_flops: floating-point operations per step (a multiply-add counts as two)
     baseline_flops: float | None
     variant_flops: float | None
-    #: `given` (by the caller, from a measurement), `modelled` (from the shapes of the profiles' operators)
-    source: Literal["given", "modelled"] | None
+    source: Literal["given", "modelled"] | None  #: given by the caller, or modelled from shapes of operators
     #: baseline_coverage_share, variant_coverage_share: share of the GPU time whose operators have a model
     baseline_coverage_share: float | None = None
     variant_coverage_share: float | None = None
@@ -261,7 +258,8 @@ def work_change(baseline: Side, variant: Side, flops: tuple[float, float] | None
     """The floating-point operations of a step on both sides.
 
     Args:
-        flops: those of a step, where they were measured or counted otherwise; they go before modelled ones.
+        baseline, variant: the sides.
+        flops: operations per step of each side if known from elsewhere, to use instead of modelled ones.
     """
     if flops is not None:
         return WorkChange(flops[0], flops[1], "given")
@@ -312,6 +310,7 @@ def transfer_changes(baseline: Side, variant: Side, wall: WallSplit) -> pl.DataF
     """Copies, fills and communication per step (`TRANSFER_CHANGES`), the largest change of exposed time first.
 
     Args:
+        baseline, variant: the sides.
         wall: their wall times, split.
     """
     tables = [
@@ -321,7 +320,7 @@ def transfer_changes(baseline: Side, variant: Side, wall: WallSplit) -> pl.DataF
         for side, of_side, name in zip((baseline, variant), (wall.baseline, wall.variant), SIDES, strict=True)
     ]
     both = tables[0].join(tables[1], on=["group", "part"], how="full", coalesce=True)
-    # What a side does not have, it has none of; only the bytes of communication are unknown.
+    # Values missing on a side are 0; only the bytes of communication are unknown.
     both = both.with_columns(
         pl.col("^.*_(count_per_step|ns_per_step|exposed)$").fill_null(0.0),
         pl.when(pl.col("group") == "copy").then(pl.col("^.*_bytes_per_step$").fill_null(0.0)),
@@ -360,7 +359,7 @@ def _transfers(side: Side, wall: SideWall) -> pl.DataFrame:
             pl.lit(None, dtype=pl.Int64).alias("bytes"),
         )
     )
-    found = (
+    transfers = (
         pl.concat([copies, memsets, communication])
         .group_by("group", "part")
         .agg(
@@ -370,5 +369,7 @@ def _transfers(side: Side, wall: SideWall) -> pl.DataFrame:
         )
     )
     exposed = [(*key, float(time)) for key, time in wall.parts.items() if key[0] in ("copy", _COMMUNICATION)]
-    spent = pl.DataFrame(exposed, schema={"group": pl.String, "part": pl.String, "exposed": pl.Float64}, orient="row")
-    return found.join(spent, on=["group", "part"], how="full", coalesce=True)
+    exposed_times = pl.DataFrame(
+        exposed, schema={"group": pl.String, "part": pl.String, "exposed": pl.Float64}, orient="row"
+    )
+    return transfers.join(exposed_times, on=["group", "part"], how="full", coalesce=True)

@@ -1,4 +1,4 @@
-"""`diagnose_run`: what limits a run of several ranks, each of which was diagnosed by itself."""
+"""`diagnose_run`: the diagnosis of a run of several ranks, each of which was diagnosed by itself."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.verdict import gain_text
 from warplens.profile import Note
 
-#: The rules that ask what ranks cost each other.
+#: The rules on costs between ranks.
 _RULES: Final = (Straggler(), UnbucketedCommunication(), PipelineBubble())
 
 
 @dataclass(frozen=True, eq=False)
 class RunDiagnosis:
-    """What limits a run, and what to do about it."""
+    """The limits of a run, and what to do about them."""
 
     verdict: str  #: id of the main limiter; the first finding has it
     headline: str  #: one or two sentences for people
-    headline_share: float | None  #: the share of a rank's window that it gives; null where it gives none
-    #: the verdict; then what ranks cost each other and what all of them have alike, the worst first
+    headline_share: float | None  #: the share of a rank's window in the headline; None if it has none
+    #: the verdict; then costs between ranks and causes that all ranks share, the worst first
     findings: tuple[Finding, ...]
     ranks: dict[int, Diagnosis]  #: the diagnosis of each rank by itself
     run: Run  #: the ranks side by side
-    #: for each rank whose file is told by itself the number of that, and its place among the ranks of it
+    #: rank → number of its file, and its position among the ranks of that file
     origin: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What limits the answers across ranks."""
+        """Gaps in the data across ranks."""
         return self.run.result.notes
 
     def finding(self, id_: str) -> Finding | None:
@@ -48,11 +48,11 @@ class RunDiagnosis:
 
 
 def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Thresholds = DEFAULTS) -> RunDiagnosis:
-    """What limits the run: what its ranks cost each other, or what limits all of them alike.
+    """The main limit of a run: a cost between ranks, or a cause that all ranks share.
 
-    A run is as fast as its slowest rank: a cause that all ranks have brings what it brings on the one where that is
-    least, and one that only some have is told of those. The verdict is what brings the most. What ranks cost each other
-    comes before a cause of which it is the reason: waiting for each other, launches of small collectives.
+    A run is as fast as its slowest rank: the gain of a cause that all ranks share is the least gain of any rank, and a
+    cause of some ranks is reported for those. The verdict has the largest gain. Costs between ranks come before a cause
+    that they explain: waiting for each other, launches of small collectives.
 
     Args:
         run: the ranks side by side.
@@ -61,9 +61,9 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
     """
     between = [found for rule in _RULES if (found := rule.across(run, thresholds)) is not None]
     between.sort(key=_order)
-    # What ranks wait for each other stands in each of them as communication with nothing to compute.
-    told = {found.id for found in between} | ({ExposedCommunication.id} if between else set())
-    alike = _alike(ranks, told)
+    # Each rank shows waiting for other ranks as exposed communication.
+    reported = {found.id for found in between} | ({ExposedCommunication.id} if between else set())
+    alike = _alike(ranks, reported)
     usual, count = Counter(diagnosis.verdict for diagnosis in ranks.values()).most_common(1)[0]
     if count < len(ranks) and alike:
         own, of, example = alike[0], "every rank", None
@@ -73,7 +73,9 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
             key=lambda diagnosis: weight(diagnosis.findings[0]),
         )
         own, of = example.findings[0], "every rank" if count == len(ranks) else f"{count} of {len(ranks)} ranks"
-    if between and (not _costs(own) or own.id in told or _makes(between[0], own) or _order(between[0]) < _order(own)):
+    if between and (
+        not _costs(own) or own.id in reported or _makes(between[0], own) or _order(between[0]) < _order(own)
+    ):
         first, *rest = between
         headline, share = f"{first.title}; {gain_text(first)} {first.gained}.", None
     else:
@@ -92,10 +94,10 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
 
 
 def _makes(between: Finding, own: Finding) -> bool:
-    """Whether what ranks cost each other is a reason of what limits each of them.
+    """Whether a cost between ranks explains the limit of each rank.
 
-    Each small collective, and what stands between two, is a launch of the host. A host that is late because it issues
-    its work slower than the others has the same cause as they, and is no reason of theirs.
+    Each small collective, and work between two of them, is a launch of the host. A rank that is late because its host
+    launches slowly has the same limit as the others, and does not explain theirs.
     """
     return between.id == UnbucketedCommunication.id and own.id == LaunchOverhead.id
 
@@ -104,12 +106,12 @@ def _order(finding: Finding) -> tuple[int, float, str]:
     return SEVERITIES.index(finding.severity), -weight(finding), finding.id
 
 
-def _costs(found: Finding) -> bool:
-    return found.gain is not None and found.id != IncompleteProfile.id and not rule(found.id).describes
+def _costs(finding: Finding) -> bool:
+    return finding.gain is not None and finding.id != IncompleteProfile.id and not rule(finding.id).describes
 
 
-def _alike(ranks: Mapping[int, Diagnosis], told: set[str]) -> list[Finding]:
-    """The causes that every rank has, but for those told already, each as on the rank where it brings least."""
+def _alike(ranks: Mapping[int, Diagnosis], reported: set[str]) -> list[Finding]:
+    """The causes that all ranks share and that are not reported yet, each with the least gain of any rank."""
     by_rank = [{found.id: found for found in diagnosis.findings if _costs(found)} for diagnosis in ranks.values()]
-    shared = set.intersection(*map(set, by_rank)) - told
+    shared = set.intersection(*map(set, by_rank)) - reported
     return sorted((min((found[id_] for found in by_rank), key=weight) for id_ in shared), key=_order)

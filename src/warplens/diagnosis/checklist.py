@@ -1,8 +1,8 @@
-"""The optimisation checklist: what guides ask of memory, arithmetic, algorithm, configuration and faults, item by item.
+"""The optimisation checklist: items of optimisation guides on memory, arithmetic, algorithm, configuration and faults.
 
-Nothing is analysed here. An item is answered from findings, from the launches of a window and from hardware counters,
-as far as they were recorded; where none of them tells, the answer is that, with the command that would. "In order"
-says that what was looked at has no fault worth 2 % of its time, and never more than `seen_share` of it was looked at.
+Items are answered from findings, launches of the window and hardware counters, as far as recorded; otherwise the answer
+is `cannot tell`, with a command that would answer it. `in order` means no fault worth 2 % of the examined time, which
+is `seen_share` of the kernel time.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ CHECKLIST: Final = table(
     Column("then", pl.String, "what to do next: what to mend first, or the command that would tell", nullable=True),
 )
 
-#: What costs less than this of the time looked at is no fault: what no finding is raised for.
+#: Least share of the examined time that a fault costs, as for findings.
 _LEAST_SHARE: Final = DEFAULTS.raise_ceiling - 1
 
-#: An answer from counters of less of the kernel time than this says little about the rest (`counters_share`).
+#: Least share of the kernel time with counters for an answer (`counters_share`).
 _ENOUGH_SHARE: Final = DEFAULTS.counters_share
 
-#: Sectors of which less than half is used are wasted traffic by any measure; 32 bytes move.
+#: Half of a sector of 32 bytes, which always moves as a whole: using less is wasted traffic by any measure.
 _USED_BYTES: Final = 16.0
 
-#: A rolled loop of eight instructions and a branch spends a ninth of its instructions on branches; so does one that was
-#: not unrolled around a load and a product. Above a tenth, critical loops are short.
+#: Above this share of branches, critical loops are short: a loop of eight instructions and a branch, such as one around
+#: a load and a product that was not unrolled, has a ninth.
 _BRANCH_SHARE: Final = 0.1
 
-#: Instructions by which threads of a warp exchange values: shuffles, votes, matches, reductions and matrix fragments.
+#: Instructions that exchange values in a warp: shuffles, votes, matches, reductions and matrix fragments.
 _WARP_OPCODES: Final = ("SHFL", "REDUX", "VOTE", "VOTEU", "MATCH", "MOVM", "CREDUX")
 
 #: Kernels that combine values of several threads.
@@ -77,7 +77,7 @@ _RUN_NSYS: Final = "warplens collect nsys -- python your_program.py"
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known of one item."""
+    """The answer to one item."""
 
     state: State
     evidence: Mapping[str, float] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """What the answers rest on: a window of a trace with its diagnosis, a report of counters, or both."""
+    """Data for the answers: a window of a trace with its diagnosis, a report of counters, or both."""
 
     timeline: Timeline | None = None
     window: Window | None = None
@@ -97,22 +97,22 @@ class Checked:
 
     @cached_property
     def facts(self) -> pl.DataFrame:
-        """All that counters tell of each group of launches that has a duration, and `total_ns`."""
+        """Values by counters of each group of launches that has a duration, and `total_ns`."""
         if self.counters is None:
             return pl.DataFrame({"total_ns": []}, schema={"total_ns": pl.Float64})
-        taken = group_launches(self.counters)
-        launched = taken.counters.launches.select("launch", pl.col("name").cast(pl.String), BLOCK_THREADS)
-        frame = kernel_facts(taken.counters).with_columns(taken.groups["total_ns"]).join(launched, "launch", "left")
-        faults = kernel_faults(taken.counters).select("launch", "fault", "gain_share")
+        groups = group_launches(self.counters)
+        launched = groups.counters.launches.select("launch", pl.col("name").cast(pl.String), BLOCK_THREADS)
+        frame = kernel_facts(groups.counters).with_columns(groups.groups["total_ns"]).join(launched, "launch", "left")
+        faults = kernel_faults(groups.counters).select("launch", "fault", "gain_share")
         wide = faults.pivot("fault", index="launch", values="gain_share", aggregate_function="max")
         mix = instruction_mix(self.counters)
-        of_group = pl.DataFrame({"launch": self.counters.launches["launch"], "group": taken.of_launch})
-        summed = mix.join(of_group, on="launch").group_by(launch="group").agg(_of_mix())
+        of_launch = pl.DataFrame({"launch": self.counters.launches["launch"], "group": groups.of_launch})
+        mix_of_groups = mix.join(of_launch, on="launch").group_by(launch="group").agg(_mix_shares())
         frame = frame.join(wide.rename(lambda name: name if name == "launch" else f"fault {name}"), "launch", "left")
-        return frame.join(summed, on="launch", how="left").filter(pl.col("total_ns") > 0)
+        return frame.join(mix_of_groups, on="launch", how="left").filter(pl.col("total_ns") > 0)
 
     def measured(self, *names: str) -> tuple[pl.DataFrame, float]:
-        """The groups of which all of these were counted, and their share of the profiled time."""
+        """The groups with all of these values, and their share of the profiled time."""
         if not self.facts.height or any(name not in self.facts.columns for name in names):
             return self.facts.clear(), 0.0
         known = self.facts.drop_nulls(list(names))
@@ -137,10 +137,11 @@ class Checked:
     @cached_property
     def devices(self) -> dict[int, Device]:
         """The GPUs that the trace names, by ordinal."""
-        return {} if self.timeline is None else {each.ordinal: each for each in self.timeline.trace.capture.devices}
+        devices = () if self.timeline is None else self.timeline.trace.capture.devices
+        return {device.ordinal: device for device in devices}
 
     def launched(self, *names: str) -> tuple[pl.DataFrame, float]:
-        """The kernels of which all of these were recorded, and their share of the kernel time."""
+        """The kernels with all of these recorded, and their share of the kernel time."""
         if not self.launches.height or not self.launches["ns"].sum():
             return self.launches.clear(), 0.0
         known = self.launches.drop_nulls(list(names))
@@ -151,25 +152,23 @@ class Checked:
         return () if self.diagnosis is None else tuple(id_ for id_ in ids if self.diagnosis.finding(id_) is not None)
 
 
-def _of_mix() -> list[pl.Expr]:
-    """From the opcodes of a group's launches: shares of branches, of exchanges inside a warp, and of calls."""
-    root, every = pl.col("opcode").str.split(".").list.first(), pl.col("instructions").sum()
+def _mix_shares() -> list[pl.Expr]:
+    """Shares of branches, of exchanges inside a warp, and of calls among the instructions of a group's launches."""
+    root, total = pl.col("opcode").str.split(".").list.first(), pl.col("instructions").sum()
     parts = {"branch": ("BRA", "BRX", "JMP"), "exchange": _WARP_OPCODES, "call": ("CALL",)}
     return [
-        (pl.col("instructions").filter(root.is_in(names)).sum() / every).alias(f"{name}_share")
-        for name, names in parts.items()
+        (pl.col("instructions").filter(root.is_in(opcodes)).sum() / total).alias(f"{name}_share")
+        for name, opcodes in parts.items()
     ]
 
 
-def _weighted(frame: pl.DataFrame, what: str | pl.Expr, weight: str = "total_ns") -> float:
-    """The mean over the time; 0 of nothing."""
-    value = pl.col(what) if isinstance(what, str) else what
+def _weighted(frame: pl.DataFrame, value: str | pl.Expr, weight: str = "total_ns") -> float:
+    """The mean weighted by time; 0 without rows."""
     total = float(frame[weight].sum())
-    return (
-        float(frame.select((value.cast(pl.Float64).fill_null(0.0) * pl.col(weight)).sum()).item()) / total
-        if total
-        else 0.0
-    )
+    if not total:
+        return 0.0
+    expression = pl.col(value) if isinstance(value, str) else value
+    return float(frame.select((expression.cast(pl.Float64).fill_null(0.0) * pl.col(weight)).sum()).item()) / total
 
 
 def _unknown(preset: str, **evidence: float) -> Answer:
@@ -179,33 +178,31 @@ def _unknown(preset: str, **evidence: float) -> Answer:
 def _by_fault(
     checked: Checked, faults: Sequence[str], needed: Sequence[str], preset: str, then: str, **shown: str
 ) -> Answer:
-    """An item that faults of kernels answer (`analysis.counters.bounds`): what they cost at most of the time."""
+    """An item answered by the largest possible cost of kernel faults (`analysis.counters.bounds`)."""
     known, seen = checked.measured(*needed)
     if not seen:
         return _unknown(preset)
     costs = [f"fault {fault}" for fault in faults if f"fault {fault}" in known.columns]
     lost = _weighted(known, pl.max_horizontal(costs)) if costs else 0.0
-    numbers = {name: _weighted(known, of) for name, of in shown.items()}
-    evidence = {"lost_at_most_share": lost, **numbers}
+    evidence = {"lost_at_most_share": lost, **{name: _weighted(known, value) for name, value in shown.items()}}
     if lost >= _LEAST_SHARE:
         return Answer("to mend", evidence, "counters", seen, then)
-    return _enough("in order", evidence, seen, preset)
+    return _in_order(evidence, seen, preset)
 
 
-def _enough(state: State, evidence: Mapping[str, float], seen: float, preset: str) -> Answer:
-    """An answer from counters, unless they speak of too little."""
+def _in_order(evidence: Mapping[str, float], seen: float, preset: str) -> Answer:
+    """`in order` from counters, or `cannot tell` if they cover too little of the time."""
     if seen < _ENOUGH_SHARE:
         return Answer("cannot tell", evidence, "counters", seen, _NCU.format(preset))
-    return Answer(state, evidence, "counters", seen)
+    return Answer("in order", evidence, "counters", seen)
 
 
 def _see(found: Sequence[str]) -> str:
-    """Where to read on, for an item that findings answer."""
     return f"see {', '.join(found)} among the findings"
 
 
 def _by_findings(checked: Checked, ids: Sequence[str], evidence: Mapping[str, float]) -> Answer | None:
-    """An item that findings of the window answer; None where there is no diagnosis."""
+    """An item answered by findings of the window; None without a diagnosis."""
     if checked.diagnosis is None or not checked.launches.height:
         return None
     if found := checked.found(*ids):
@@ -221,27 +218,27 @@ def _coalesced(checked: Checked) -> Answer:
 
 def _shared_memory(checked: Checked) -> Answer:
     known, seen = checked.measured("streaming", "memory_share", "shared_wavefronts")
-    launched, told = checked.launched("shared_bytes")
-    uses = (
-        {"kernel_time_with_shared_memory_share": _weighted(launched, pl.col("shared_bytes") > 0, "ns")} if told else {}
-    )
+    launched, recorded = checked.launched("shared_bytes")
+    evidence = {}
+    if recorded:
+        evidence["kernel_time_with_shared_memory_share"] = _weighted(launched, pl.col("shared_bytes") > 0, "ns")
     if not seen:
-        return _unknown("memory", **uses)
-    # Data that is read again, by kernels that wait for memory and keep nothing in shared memory.
+        return _unknown("memory", **evidence)
+    # Kernels that are limited by memory, read data again and use no shared memory.
     again = ~pl.col("streaming") & (pl.col("memory_share") >= LOW_SHARE) & (pl.col("shared_wavefronts") == 0)
-    evidence = {**uses, "reads_again_without_it_share": _weighted(known, again)}
+    evidence["reads_again_without_it_share"] = _weighted(known, again)
     if evidence["reads_again_without_it_share"] >= _LEAST_SHARE:
         return Answer("to mend", evidence, "counters", seen, "keep what a block reads more than once in shared memory")
-    return _enough("in order", evidence, seen, "memory")
+    return _in_order(evidence, seen, "memory")
 
 
 def _banks(checked: Checked) -> Answer:
     known, seen = checked.measured("shared_wavefronts")
-    launched, told = checked.launched("shared_bytes")
+    launched, recorded = checked.launched("shared_bytes")
     if seen and not known["shared_wavefronts"].sum():
         return Answer("not applicable", {"shared_memory_passes_count": 0}, "counters", seen)
-    if not seen and told and not launched["shared_bytes"].sum():
-        return Answer("not applicable", {"shared_memory_bytes": 0}, "launches", told)
+    if not seen and recorded and not launched["shared_bytes"].sum():
+        return Answer("not applicable", {"shared_memory_bytes": 0}, "launches", recorded)
     then = "pad or swizzle the tiles in shared memory"
     conflicts = {"conflicts_of_passes_share": "shared_conflict_share"}
     return _by_fault(checked, ["bank-conflicts"], ["shared_wavefronts"], "memory", then, **conflicts)
@@ -260,7 +257,7 @@ def _transactions(checked: Checked) -> Answer:
         return Answer(
             "to mend", evidence, "counters", seen, "load vectors of 16 aligned bytes; keep registers from spilling"
         )
-    return _enough("in order", evidence, seen, "memory")
+    return _in_order(evidence, seen, "memory")
 
 
 def _occupancy(checked: Checked) -> Answer:
@@ -276,12 +273,12 @@ def _occupancy(checked: Checked) -> Answer:
 
 
 def _warp_primitives(checked: Checked) -> Answer:
-    every, _ = checked.measured()
-    if every.height and "exchange_share" in every.columns:
-        every = every.with_columns(category=categories_of(every["name"].cast(pl.Enum(every["name"].unique()))))
-        reducing = every.filter(pl.col("category").cast(pl.String).is_in(_REDUCING))
+    groups = checked.facts
+    if groups.height and "exchange_share" in groups.columns:
+        groups = groups.with_columns(category=categories_of(groups["name"].cast(pl.Enum(groups["name"].unique()))))
+        reducing = groups.filter(pl.col("category").cast(pl.String).is_in(_REDUCING))
         if reducing.height and (known := reducing.drop_nulls("exchange_share")).height:
-            seen = float(known["total_ns"].sum()) / float(every["total_ns"].sum())
+            seen = float(known["total_ns"].sum()) / float(groups["total_ns"].sum())
             without = _weighted(known, pl.col("exchange_share") == 0)
             evidence = {"reducing_kernels_share": seen, "of_these_without_exchange_share": without}
             if without * seen >= _LEAST_SHARE:
@@ -289,9 +286,9 @@ def _warp_primitives(checked: Checked) -> Answer:
                     "to mend", evidence, "counters", seen, "reduce inside a warp with __shfl_sync, then a block"
                 )
             return Answer("in order", evidence, "counters", seen)
-    launched, told = checked.launched("category")
-    if told and not launched["category"].is_in(_REDUCING).any():
-        return Answer("not applicable", {"reducing_kernels_count": 0}, "launches", told)
+    launched, recorded = checked.launched("category")
+    if recorded and not launched["category"].is_in(_REDUCING).any():
+        return Answer("not applicable", {"reducing_kernels_count": 0}, "launches", recorded)
     return _unknown("instructions")
 
 
@@ -315,7 +312,7 @@ def _unrolled(checked: Checked) -> Answer:
     evidence["kernels_above_a_tenth_share"] = _weighted(known, short)
     if _weighted(known.filter(pl.col("compute_share") >= LOW_SHARE), short) >= _LEAST_SHARE:
         return Answer("to mend", evidence, "counters", seen, "unroll the inner loop (#pragma unroll; tl.static_range)")
-    return _enough("in order", evidence, seen, "instructions")
+    return _in_order(evidence, seen, "instructions")
 
 
 _FUSING: Final = (
@@ -325,8 +322,8 @@ _FUSING: Final = (
 
 
 def _fusion(checked: Checked) -> Answer:
-    launched, told = checked.launched("ns")
-    if not told:
+    launched, recorded = checked.launched("ns")
+    if not recorded:
         return Answer("cannot tell", then=_RUN_NSYS)
     passes = launched.filter(pl.col("category").is_in([*_REDUCING, "elementwise", "copy-cast"]))
     steps = max(1, len(checked.window.steps)) if checked.window else 1
@@ -361,13 +358,13 @@ def _reuse(checked: Checked) -> Answer:
     known, seen = checked.measured("dram_share", "compute_share", "streaming")
     if not seen:
         return _unknown("memory")
-    # What reads each byte once reuses all that it can; only another algorithm or a fusion would save traffic.
+    # Kernels that read each byte once have nothing to reuse; only another algorithm or fusion would save traffic.
     bound = (pl.col("dram_share") >= LOW_SHARE) & (pl.col("compute_share") < LOW_SHARE)
     again = {"reads_again_while_bound_by_dram_share": _weighted(known, bound & ~pl.col("streaming"))}
     evidence = {"bound_by_dram_share": _weighted(known, bound), **again}
     if evidence["reads_again_while_bound_by_dram_share"] >= _LEAST_SHARE:
         return Answer("to mend", evidence, "counters", seen, "fuse passes over the same data, or take larger tiles")
-    return _enough("in order", evidence, seen, "memory")
+    return _in_order(evidence, seen, "memory")
 
 
 def _whole_warps(checked: Checked) -> Answer:
@@ -414,17 +411,17 @@ def _resources(checked: Checked) -> Answer:
     evidence["lost_at_most_share"] = _weighted(known, pl.max_horizontal(costs)) if costs else 0.0
     if evidence["lost_at_most_share"] >= _LEAST_SHARE:
         return Answer("to mend", evidence, "counters", seen, "__launch_bounds__, smaller tiles, fewer stages")
-    return _enough("in order", evidence, seen, "occupancy")
+    return _in_order(evidence, seen, "occupancy")
 
 
 def _flags(checked: Checked) -> Answer:
-    # No profile holds the compiler's options. What it was built for stands in the program itself.
+    # No profile has the compiler's options, but the binary has the GPUs that it was compiled for.
     return Answer(
         "cannot tell", then="cuobjdump --list-elf your_extension.so  # the GPUs that its code was compiled for"
     )
 
 
-#: What to do about streams that take turns, by why they do.
+#: Reason why streams take turns → what to do.
 _TURNS_THEN: Final = {
     "default-stream": "use non-blocking streams: torch.cuda.Stream(), cudaStreamNonBlocking, nvcc --default-stream "
     "per-thread",
@@ -456,7 +453,7 @@ def _at_once(checked: Checked) -> Answer:
     evidence = {"streams_with_kernels_count": float(streams.height), "kernels_at_once_ns": float(int(together))}
     turns = stream_turns(checked.timeline, checked.window)
     evidence |= {f"turns_by_{row['why'].replace('-', '_')}_count": row["turns"] for row in turns.to_dicts()}
-    # However streams take turns, the busiest of them alone takes as long as it does.
+    # The busiest stream alone takes its busy time, so no more than the rest can be saved.
     busy = [int(busy_ns) for busy_ns in streams["busy_ns"]]
     most = sum(busy) - max(busy)
     lost = {row["why"]: min(row["at_once_ns"], most) / checked.window.duration_ns for row in turns.to_dicts()}
@@ -464,14 +461,14 @@ def _at_once(checked: Checked) -> Answer:
         evidence["lost_at_most_share"] = share
         return Answer("to mend", evidence, "launches", 1.0, _TURNS_THEN["default-stream"])
     for why in ("event", "unknown"):
-        # Whether the data that passes between them needs the wait, or a resource ran out, is not recorded.
+        # The profile does not record if data passes between the streams, or if a resource ran out.
         if lost.get(why, 0.0) >= _LEAST_SHARE:
             return Answer("cannot tell", evidence, "launches", 1.0, _TURNS_THEN[why])
     return Answer("in order", evidence, "launches", 1.0)
 
 
 def _allocation(checked: Checked) -> Answer:
-    # Memory is allocated inside a kernel by a call of a function of the driver: without any call there is none.
+    # Kernels allocate memory by calling a function of the driver: without any call there is no allocation.
     known, seen = checked.measured("call_share")
     if not seen:
         return _unknown("instructions")
@@ -480,11 +477,11 @@ def _allocation(checked: Checked) -> Answer:
     if calling:
         then = "cuobjdump -sass your_extension.so | grep -E 'CALL.*(malloc|free)'  # calls alone do not tell of what"
         return Answer("cannot tell", evidence, "counters", seen, then)
-    return _enough("in order", evidence, seen, "instructions")
+    return _in_order(evidence, seen, "instructions")
 
 
 def _numerics(checked: Checked) -> Answer:
-    # A profile holds no values.
+    # A profile has no values.
     return Answer("cannot tell", then="warplens numerics OUTPUT.npy REFERENCE.npy  # NaN, infinities, error in ULPs")
 
 
@@ -518,10 +515,10 @@ def checklist(
     diagnosis: Diagnosis | None = None,
     counters: KernelCounters | None = None,
 ) -> dict[str, tuple[str, str, Answer]]:
-    """The answer to every item, by its name, with what it is about and what should hold.
+    """Item name → its group, what should hold, and the answer.
 
     Args:
-        timeline, window, diagnosis: a trace, its window, and what was found in it; None where there is none.
+        timeline, window, diagnosis: a trace, its window and its diagnosis; None without a trace.
         counters: a report of Nsight Compute on the same program.
     """
     checked = Checked(timeline, window, diagnosis, counters)

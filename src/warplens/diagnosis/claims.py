@@ -1,7 +1,7 @@
-"""Who owns which nanosecond: the window's time divided among the causes, so that none is counted twice.
+"""The window's time divided among the causes, so that no nanosecond is counted twice.
 
-A pause belongs to causes by what the host did in it; a piece of work to the one cause that could take most of its time.
-What nothing claims is either needed or not explained.
+A pause belongs to causes by the host's activity during it; a piece of work to the one cause that could remove most of
+its time. Time without a claim is either needed or unexplained.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from warplens.profile.schema import Float64s, Int64s
 
 Codes = npt.NDArray[np.int8]
 
-#: Stands for no cause among positions.
+#: Position of no cause.
 _NO_CAUSE: Final = -1
 
 #: Idle causes of work that the host had not issued yet.
@@ -35,20 +35,20 @@ _LAUNCH: Final = ("launch", "graph-launch")
 class Claims:
     """The time of a window by cause."""
 
-    gaps: dict[str, Spent]  #: for each finding's id the nanoseconds of each pause
-    issuing_ns: dict[str, int]  #: for each id, of its idle time that in which the host issued work
-    #: for each id, of its idle time what was not seen but follows from the host's pace without the cause
+    gaps: dict[str, Spent]  #: finding id → claimed nanoseconds of each pause
+    issuing_ns: dict[str, int]  #: finding id → part of its idle time in which the host issued work
+    #: finding id → part of its idle time that is modelled, from the host's pace without the cause
     moved_ns: dict[str, int]
     causes: tuple[str, ...]  #: the ids of all findings
-    work: Codes  #: for each piece of work the position in `causes` of the finding that claims a part of it; −1 for none
-    work_ns: Int64s  #: how much of it, shape (pieces of work,)
+    work: Codes  #: position in `causes` of the finding that claims each piece of work; −1 for none
+    work_ns: Int64s  #: claimed nanoseconds of each piece of work
 
     def idle_ns(self, id_: str) -> int:
         """Idle time that this cause claims."""
         return self.pauses(id_).total
 
     def busy_ns(self, id_: str) -> int:
-        """Busy time that it claims."""
+        """Busy time that this cause claims."""
         return int(self._busy_ns[self.causes.index(id_) + 1])
 
     @cached_property
@@ -58,63 +58,62 @@ class Claims:
         return sums.astype(np.int64)
 
     def seen_idle_ns(self, id_: str) -> int:
-        """Idle time that the profile shows with this cause, without what was only modelled."""
+        """Idle time that the profile shows with this cause, without modelled time."""
         return max(self.idle_ns(id_) - self.moved_ns.get(id_, 0), 0)
 
     def seen_ns(self, id_: str) -> int:
-        """What it claims less what was only modelled: time that the profile shows with this cause."""
+        """Time that the profile shows with this cause, without modelled time."""
         return max(self.total_ns(id_) - self.moved_ns.get(id_, 0), 0)
 
     def total_ns(self, id_: str) -> int:
-        """Both."""
+        """Idle and busy time that this cause claims."""
         return self.idle_ns(id_) + self.busy_ns(id_)
 
     def pieces(self, id_: str) -> Spent:
-        """What it claims of the pieces of work of which it claims anything."""
+        """Claimed time of the pieces of work that it claims."""
         rows = np.flatnonzero(self.work == self.causes.index(id_))
         return Spent(rows, self.work_ns[rows], len(self.work))
 
     def pauses(self, id_: str) -> Spent:
-        """What it claims of pauses."""
+        """Claimed time of the pauses that it claims."""
         return self.gaps[id_] if id_ in self.gaps else Spent.none(self.gaps["launch-overhead"].count)
 
     def of_work(self, id_: str) -> pl.Series:
-        """What it claims of each piece of work."""
+        """Claimed time of each piece of work."""
         return pl.Series("claimed_ns", self.pieces(id_).whole())
 
     def of_gaps(self, id_: str) -> pl.Series:
-        """What it claims of each pause."""
+        """Claimed time of each pause."""
         return pl.Series("claimed_ns", self.pauses(id_).whole())
 
 
 def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
-    """Divide the wall time of a window, or of a phase of it, among the causes that these rules know."""
+    """Divides the wall time of a window, or of a phase of it, among the causes that these rules know."""
     causes = tuple(rule.id for rule in rules)
-    plain, issuing, moved = _gap_claims(facts, is_unfused(facts))
-    gone = {rule.id: share for rule in rules if (share := rule.claim_gaps(facts)) is not None}
-    gaps, issuing = _with_structure(facts, gone, plain, issuing)
+    by_host, issuing, moved = _gap_claims(facts, is_unfused(facts))
+    gap_shares = {rule.id: share for rule in rules if (share := rule.claim_gaps(facts)) is not None}
+    gaps, issuing = _with_structure(facts, gap_shares, by_host, issuing)
     work, share = _work_claims(facts, rules)
     own = facts.program.own_ns
     for position, rule in enumerate(rules):
-        if rule.id in gone:
-            # Pauses before other work are claimed because the host would be ahead: that is modelled.
-            after = facts.program.gap_next
-            seen = np.append(work == position, False)[after]
-            moved[rule.id] = gaps[rule.id].where(~seen).total
-    taken = np.zeros(len(own), dtype=np.int64)
+        if rule.id in gap_shares:
+            # Pauses before other work are modelled claims: without the cause, the host would be ahead.
+            before_claimed = np.append(work == position, False)[facts.program.gap_next]
+            moved[rule.id] = gaps[rule.id].where(~before_claimed).total
+    work_ns = np.zeros(len(own), dtype=np.int64)
     rows = np.flatnonzero(share)
-    taken[rows] = np.minimum((own[rows] * share[rows]).astype(np.int64), own[rows])
-    return Claims(gaps, issuing, moved, causes, work, taken)
+    work_ns[rows] = np.minimum((own[rows] * share[rows]).astype(np.int64), own[rows])
+    return Claims(gaps, issuing, moved, causes, work, work_ns)
 
 
 def _with_structure(
     facts: Facts, shares: Mapping[str, Float64s], gaps: dict[str, Spent], issuing: dict[str, int]
 ) -> tuple[dict[str, Spent], dict[str, int]]:
-    """The pauses of work that should not be there at all go to what put it there, whatever the host did in them."""
+    """Gives these shares of all pauses to structural causes, whatever the host did during the pauses."""
     for id_, share in shares.items():
         taken = {name: spent.times(share) for name, spent in gaps.items() if spent}
-        gone = {name: float(part.total) / gaps[name].total for name, part in taken.items()}
-        moved = {name: int(issuing.get(name, 0) * part) for name, part in gone.items()}
+        taken_share = {name: float(part.total) / gaps[name].total for name, part in taken.items()}
+        moved = {name: int(issuing.get(name, 0) * part) for name, part in taken_share.items()}
         gaps = {name: spent.plus(taken[name], -1) if name in taken else spent for name, spent in gaps.items()}
         issuing = {name: issuing.get(name, 0) - moved.get(name, 0) for name in gaps}
         gaps[id_] = reduce(Spent.plus, taken.values(), gaps.get(id_, Spent.none(facts.gaps.height)))
@@ -123,13 +122,13 @@ def _with_structure(
 
 
 def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Float64s]:
-    """For each piece of work the position of the rule that claims a part of its time (−1: none), and that share."""
+    """Position of the rule that claims each piece of work (−1: none), and the claimed share of its time."""
     claimant = np.full(facts.work.height, _NO_CAUSE, dtype=np.int8)
     share = np.zeros(facts.work.height)
     for precedence in PRECEDENCES:
         rivals = share
         if precedence == "structure":
-            # What single kernels let one infer yields to structure, but for their format.
+            # Claims inferred from single kernels yield to structure, except those on their format.
             formats = [position for position, rule in enumerate(rules) if rule.id == "precision"]
             rivals = np.where(np.isin(claimant, formats), share, 0.0)
         for position, rule in enumerate(rules):
@@ -145,7 +144,7 @@ def _work_claims(facts: Facts, rules: Sequence[Rule]) -> tuple[Codes, Float64s]:
 
 
 def _gap_claims(facts: Facts, unfused: bool) -> tuple[dict[str, Spent], dict[str, int], dict[str, int]]:
-    """The time of each pause by cause, how much of it is that of issuing work, and how much of it is modelled."""
+    """The time of each pause by cause; by cause, the part in which the host issued work; and the modelled part."""
     nothing, causes = Spent.none(facts.gaps.height), facts.causes
     launch, copying = reduce(Spent.plus, (causes[name] for name in _LAUNCH)), causes["blocking-copy"]
     reading_back = Spent(copying.rows, np.minimum(copying.ns, _inside(facts, copying)), copying.count)
@@ -177,47 +176,47 @@ def _inside(facts: Facts, spent: Spent) -> Int64s:
 
 
 def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Spent) -> dict[str, Spent]:
-    """The part of the launch idle that is there only because something kept the host from running ahead, by cause.
+    """The part of the launch idle time that exists only because a cause kept the host from running ahead, by cause.
 
-    Without its waits, allocations and pauses the host would need its time for issuing alone, and the window the longer
-    of that and the GPU's work (D. Lazowska et al., "Quantitative System Performance", 1984, ch. 5: the busier resource
-    bounds the whole). What they cost beyond the pauses right behind them is taken from the launches, in proportion to
-    the host's time in each, and at most that. All times are those without the profiler's share. One wait at the end of
-    a step is none inside of it: it costs what stands behind it, and no more.
+    Without its waits, allocations and stalls, the host would need only its issuing time, and the window the longer of
+    that and the GPU's work (D. Lazowska et al., "Quantitative System Performance", 1984, ch. 5: the busier resource
+    bounds the whole). Their cost beyond the pauses right after them is taken from the launch idle time, in proportion
+    to the host's time in each cause, and at most that time. All times exclude the profiler's share. A single wait at
+    the end of a step costs only the pause right after it.
     """
-    held = _held_ns(facts, own_ns)
-    total, share = launch.total, facts.timeline.trace.capture.recorder.unprofiled_share
-    if not total or not held or facts.work["device"].n_unique() > 1:
+    blocked = _blocked_ns(facts, own_ns)
+    launch_ns, share = launch.total, facts.timeline.trace.capture.recorder.unprofiled_share
+    if not launch_ns or not blocked or facts.work["device"].n_unique() > 1:
         return {}
     if facts.phase is not None or facts.window.range_name is not None:
-        return {}  # the host's time is known of the whole window alone
-    waited = facts.host.waited_ns if "host-sync" in held else 0  # not part of what the host needed
-    issuing = max(facts.host_needed_ns + waited - sum(held.values()), 0)
+        return {}  # the host's time is only known for the whole window
+    waited = facts.host.waited_ns if "host-sync" in blocked else 0  # `host_needed_ns` does not include it
+    issuing = max(facts.host_needed_ns + waited - sum(blocked.values()), 0)
     without = max(share * issuing, facts.busy_ns)
-    refill = facts.idle("refill")
-    own = sum(own_ns[name] for name in held) - (1 - share) * (refill if "host-sync" in held else 0)
+    refill = facts.idle("refill") if "host-sync" in blocked else 0
+    own = sum(own_ns[name] for name in blocked) - (1 - share) * refill
     extra = facts.wall_ns - facts.added_ns - without - own
-    # Nothing gives back more time than the host spent in it.
-    left = {name: max(time - own_ns[name], 0) for name, time in held.items()}
+    # No cause can return more time than the host spent in it.
+    left = {name: max(time - own_ns[name], 0) for name, time in blocked.items()}
     if "host-sync" in left and share * issuing < facts.busy_ns:
-        # A host that would be ahead but for its waits: under the profiler, which slows it, they look shorter than they
-        # are. Each costs at most the launches until the host is ahead again.
+        # Without its waits, the host would be ahead. The profiler slows it down, so that the waits look too short. Each
+        # wait costs at most the launches until the host is ahead again.
         interval = facts.host.launches.interval_median_ns or 0.0
         behind = facts.host.waits * facts.thresholds.launches_behind_wait * interval
-        left["host-sync"] = max(left["host-sync"], min(int(share * behind), int(share * total)))
-    whole = sum(left.values())
-    if not whole:
+        left["host-sync"] = max(left["host-sync"], min(int(share * behind), int(share * launch_ns)))
+    total = sum(left.values())
+    if not total:
         return {}
-    part = min(max(extra, 0.0), share * total, whole) / (share * total)
-    return {name: launch.times(part * time / whole) for name, time in left.items() if time}
+    part = min(max(extra, 0.0), share * launch_ns, total) / (share * launch_ns)
+    return {name: launch.times(part * time / total) for name, time in left.items() if time}
 
 
-def _held_ns(facts: Facts, own_ns: dict[str, int]) -> dict[str, int]:
-    """Host time in calls and pauses without which it could have issued work, of the causes that occur in the steps."""
+def _blocked_ns(facts: Facts, own_ns: dict[str, int]) -> dict[str, int]:
+    """Host time by cause in which it could not issue work, for causes that occur inside the steps."""
     host, limits = facts.host, facts.thresholds
-    held = {"host-stall": own_ns["host-stall"]}
+    blocked = {"host-stall": own_ns["host-stall"]}
     if facts.waits_inside:
-        held["host-sync"] = host.blocked_ns + host.waited_ns
+        blocked["host-sync"] = host.blocked_ns + host.waited_ns
     if host.allocations >= limits.allocations_per_step * facts.steps:
-        held["allocator-churn"] = host.allocation_ns
-    return {name: time for name, time in held.items() if time}
+        blocked["allocator-churn"] = host.allocation_ns
+    return {name: time for name, time in blocked.items() if time}

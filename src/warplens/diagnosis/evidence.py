@@ -1,4 +1,4 @@
-"""What the launching threads of a window did: how often and how long they waited for the GPU, and how they launched."""
+"""Evidence for several rules: the load of launching threads, the work of optimizers, and verdicts of counters."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from warplens.profile.counters import KernelCounters
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What the launching threads of a window did: how often and how long they waited for the GPU, and how they launched.
+# --- Host load: waits and launches of the launching threads ----------------------------------------------------------
 
 
-#: A launching call takes 2–10 µs. One that takes longer than this waits for room in the queue of launches, which holds
-#: about a thousand: the host is ahead of the GPU, and not at work.
+#: A launching call takes 2–10 µs. A longer call than this waits for a free place in the launch queue, which holds about
+#: a thousand launches: the host is ahead of the GPU and waits.
 _QUEUE_FULL_NS: Final = 100_000
 
 
@@ -42,25 +41,25 @@ class HostLoad:
     """The host's side of a window. Only threads that launch GPU work count."""
 
     launches: LaunchSummary  #: how the kernels were launched
-    waits: int  #: calls that held a thread until the GPU was done: synchronizations and synchronous copies
-    waited_ns: int  #: time of the window in which a thread was inside of a call that waits, and a GPU worked
-    #: per process, when that was so, in the whole profile. A call that waits for a GPU without work does something
+    waits: int  #: calls that blocked a thread until the GPU was done: synchronizations and synchronous copies
+    waited_ns: int  #: time of the window in which a thread was inside a waiting call and a GPU worked
+    #: the same intervals over the whole profile, by process. A waiting call during which no GPU works does something
     #: else, such as loading code.
     waiting: dict[int, Intervals]
-    #: time inside the window's calls that wait for the GPU by their name, or read a few bytes back, and in which no GPU
-    #: worked: what goes away with the calls, beside the waiting
+    #: time of the window inside waiting calls and read-backs in which no GPU worked; it goes away with these calls
     blocked_ns: int
     readbacks: int  #: copies of a few bytes to the host
-    readback_calls: Intervals  #: when the calls that issued those held their threads
-    allocations: int  #: calls that obtain or release memory; `allocation_ns` their time
-    allocation_ns: int
+    readback_calls: Intervals  #: intervals of the calls that issued the read-backs
+    allocations: int  #: calls that allocate or free memory
+    allocation_ns: int  #: time of these calls
 
 
 def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLoad:
-    """What the launching threads did.
+    """The load of the launching threads.
 
     Args:
-        window: the part of it that counts; a call belongs to it by its begin.
+        timeline: the profile.
+        window: its analysed part; calls belong to it by their start.
         readback_bytes: up to this size, a copy to the host is a read-back.
     """
     work = timeline.work_in(window)
@@ -90,24 +89,24 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
 
 
 def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:
-    """Time in these calls that is not waiting for a busy GPU."""
+    """Time in these calls without waiting for a busy GPU."""
     blocked = 0
     for process, intervals in waiting.items():
         inside = union(Intervals.of(calls.filter(pl.col("process") == process)))
-        blocked += total(inside) - total(_both(inside, intervals))
+        blocked += total(inside) - total(_intersection(inside, intervals))
     return blocked
 
 
 def needed_ns(host: HostLoad, work: pl.DataFrame, parts: npt.NDArray[np.int32]) -> int:
-    """Host time that it took to issue this work: from the first launch to the last of each part, less the waits.
+    """Host time to issue this work: from the first to the last launch of each part, less the waits.
 
-    However fast the GPU gets, the work cannot be done sooner. Where several GPUs worked, each counts for itself, as in
-    the wall time that this is compared with.
+    No GPU, however fast, could finish the work sooner. Several GPUs count separately, as they do in the wall time with
+    which this is compared.
 
     Args:
-        host: when threads waited for the GPU.
-        work: columns `device`, `process`, `launch_start_ns`, `launch_end_ns`; nulls where the launch is not known.
-        parts: shape (rows,), what is counted from a first to a last launch of its own: a step of a phase, or 0 for all.
+        host: with the intervals in which threads waited for the GPU.
+        work: columns `device`, `process`, `launch_start_ns`, `launch_end_ns`; null if the launch is unknown.
+        parts: shape (rows,), the part of each piece, such as its step; 0 to count all work from first to last launch.
     """
     keys, times = ["device", "process", "part"], ["launch_start_ns", "launch_end_ns"]
     launched = work.select(*keys[:2], *times).with_columns(part=pl.Series(parts))
@@ -120,22 +119,22 @@ def needed_ns(host: HostLoad, work: pl.DataFrame, parts: npt.NDArray[np.int32]) 
     spans = spans.with_columns(begin=pl.Series(first), end=pl.Series(last))
     needed = 0
     for process in spans["process"].unique().sort():
-        mine = spans.filter(pl.col("process") == process)
-        begins, ends = mine["begin"].to_numpy(), mine["end"].to_numpy()
+        of_process = spans.filter(pl.col("process") == process)
+        begins, ends = of_process["begin"].to_numpy(), of_process["end"].to_numpy()
         waiting = host.waiting.get(process, Intervals.none())
         needed += int((ends - begins - measure_before(waiting, ends) + measure_before(waiting, begins)).sum())
     return needed
 
 
 def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> dict[int, Intervals]:
-    """Per process, when one of these threads was inside of a call that waits while one of these devices worked."""
+    """By process, the intervals in which one of these threads was in a waiting call and one of these devices worked."""
     calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "correlation", "name")
     kind = api_kinds(calls["name"])
     long = (calls["end_ns"] - calls["start_ns"]) > _QUEUE_FULL_NS
     queue_full = kind.is_in(["launch", "graph-launch", "copy", "memset"]) & long
     pageable = (pl.col("source_memory") == "pageable") | (pl.col("destination_memory") == "pageable")
     staged = timeline.trace.copies.filter(pageable.fill_null(value=False)).select("process", "correlation")
-    found = pl.concat(
+    waits = pl.concat(
         [
             calls.filter(pl.Series(rows_named(calls["name"], blocks_host)) | queue_full),
             calls.filter(kind == "copy").join(staged, on=["process", "correlation"], how="semi"),
@@ -146,13 +145,13 @@ def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> d
         union(Intervals(*(np.concatenate(edges) for edges in zip(*busy, strict=True)))) if busy else Intervals.none()
     )
     return {
-        process: _both(union(Intervals.of(found.filter(pl.col("process") == process))), working)
+        process: _intersection(union(Intervals.of(waits.filter(pl.col("process") == process))), working)
         for process in threads["process"].unique().sort()
     }
 
 
-def _both(first: Intervals, second: Intervals) -> Intervals:
-    """The time that two disjoint sets have in common."""
+def _intersection(first: Intervals, second: Intervals) -> Intervals:
+    """The intersection of two sets of disjoint intervals."""
     if not len(first.starts):
         return first
     pieces = Owned(*first, np.zeros(len(first.starts), dtype=np.int64))
@@ -160,26 +159,28 @@ def _both(first: Intervals, second: Intervals) -> Intervals:
     return Intervals(common.starts, common.ends)
 
 
-#: Only the update of a parameter by a quotient (Adam and its kin) runs PyTorch's `addcdiv` on a single tensor: once for
-#: each parameter.
+# --- Optimizers: updates and loops over parameters -------------------------------------------------------------------
+
+#: Only updates of a parameter by a quotient (Adam and similar) run PyTorch's `addcdiv` on a single tensor, once per
+#: parameter.
 _UPDATE: Final = "addcdiv"
 
-#: Fewer in a step may be anything.
+#: Fewer updates in a step may be anything.
 _LEAST_UPDATES: Final = 16
 
-#: Adam written out launches 8 to 16 kernels a parameter. Where updates are rarer than that among the launches between
-#: the first and the last, something else lies between them.
+#: Least share of updates among the launches from the first to the last: Adam without fusion launches 8 to 16 kernels
+#: per parameter. Below this, other work lies between the updates.
 _LEAST_DENSITY: Final = 1 / 24
 
 
 def updates(timeline: Timeline) -> npt.NDArray[np.bool_]:
-    """For each kernel whether it updates one parameter tensor."""
+    """Whether each kernel updates one parameter tensor."""
     names = timeline.trace.kernels["full_name"]
     return rows_named(names, lambda name: _UPDATE in name and "multi_tensor" not in name)
 
 
 def mark_optimizers(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
-    """For each row of `Timeline.work` whether it lies between the first and the last update of a step of the window."""
+    """Whether each row of `Timeline.work` lies between the first and the last update of a step of the window."""
     work = timeline.work
     marked = np.zeros(work.height, dtype=np.bool_)
     is_update = np.zeros(work.height, dtype=np.bool_)
@@ -188,9 +189,9 @@ def mark_optimizers(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]
         return marked
     is_update[kernel] = updates(timeline)[work["row"].to_numpy()[kernel]]
     places = np.flatnonzero(is_update)
-    begun = work["start_ns"].to_numpy()
+    starts = work["start_ns"].to_numpy()
     for step in window.steps:
-        inside = places[(begun[places] >= step.start_ns) & (begun[places] < step.end_ns)]
+        inside = places[(starts[places] >= step.start_ns) & (starts[places] < step.end_ns)]
         if len(inside) >= _LEAST_UPDATES and len(inside) >= _LEAST_DENSITY * (inside[-1] - inside[0]):
             marked[inside[0] : inside[-1] + 1] = True
     return marked
@@ -199,100 +200,105 @@ def mark_optimizers(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]
 #: Kernels that an optimizer written with tensor operations launches.
 _SINGLE_TENSOR: Final = ("elementwise", "copy-cast", "reduction")
 
-#: In a row, and without a product between them, so many kernels on one tensor each are a loop over the parameters: what
-#: lies between two layers is a tenth of that.
+#: Least kernels of a loop over parameters, in a row, on one tensor each and without a product between them: between two
+#: layers lies a tenth of that.
 _LEAST_LOOP: Final = 100
 
-#: Kernels of `torch._foreach_*`; an optimizer that is written with them has this many operations.
+#: Kernels of `torch._foreach_*`.
 _ON_LISTS: Final = lazy_pattern(r"multi_tensor_apply_kernel(?!.*Fused)|lpnorm_cleanup")
+#: Least different operations on lists of an optimizer.
 _LEAST_OPERATIONS: Final = 5
 
-#: Parameters come in several sizes. Of a network with batch norms two in three are vectors, of one with narrow
-#: convolutions three in four launches have the commonest size; a loop over classes or samples has hardly another.
+#: Most launches of one size among those over parameters, which have several sizes. With batch norms, two in three
+#: parameters are vectors; with narrow convolutions, three in four launches have the commonest size. Loops over classes
+#: or samples have hardly any other size.
 _MOST_ALIKE: Final = 0.85
 
-#: A loop over words, samples or turns runs the same few kernels each time.
+#: Most kernels in a turn of a loop over words, samples or the like.
 _LONGEST_TURN: Final = 8
-_OF_ONE_SIZE: Final = 0.25
+#: Least share of kernels in such a loop whose name runs on a single size.
+_ONE_SIZE_SHARE: Final = 0.25
 
 
 def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
-    """For each row of `Timeline.work` whether it is of a loop over parameters, such as a moving average of weights.
+    """Whether each row of `Timeline.work` belongs to a loop over parameters, such as a moving average of weights.
 
-    Programs without products have no parameters to speak of. Loops over classes or samples, in a loss for example, work
-    on tensors of one size, or turn by turn on the same few.
+    Programs without products hardly have parameters. Loops over classes or samples, for example in a loss, work on
+    tensors of one size, or on the same few sizes in each turn.
     """
     work = timeline.work
     marked = np.zeros(work.height, dtype=np.bool_)
-    begun = work["start_ns"].to_numpy()
-    rows = np.flatnonzero((begun >= window.start_ns) & (begun < window.end_ns))
-    kernel = (work["kind"] == "kernel").to_numpy()[rows]
-    if kernel.sum() < _LEAST_LOOP:
+    starts = work["start_ns"].to_numpy()
+    rows = np.flatnonzero((starts >= window.start_ns) & (starts < window.end_ns))
+    is_kernel = (work["kind"] == "kernel").to_numpy()[rows]
+    if is_kernel.sum() < _LEAST_LOOP:
         return marked
     labels = categories_of(timeline.trace.kernels["full_name"])
-    place = np.where(kernel, work["row"].to_numpy()[rows], 0)
-    is_product, of_one = (kernel & labels.is_in(names).to_numpy()[place] for names in (PRODUCTS, _SINGLE_TENSOR))
+    kernels = np.where(is_kernel, work["row"].to_numpy()[rows], 0)
+    is_product, in_loop = (
+        is_kernel & labels.is_in(categories).to_numpy()[kernels] for categories in (PRODUCTS, _SINGLE_TENSOR)
+    )
     if not is_product.any():
         return marked
-    lists = kernel & _of_a_list_each(timeline, place, _LEAST_LOOP * max(len(window.steps), 1))
-    if lists.any():
-        # Norms of a list are put together by a kernel, and copied to where they are kept.
-        of_one |= lists | ~kernel
+    on_lists = is_kernel & _on_single_lists(timeline, kernels, _LEAST_LOOP * max(len(window.steps), 1))
+    if on_lists.any():
+        # Norms of a list are combined by another kernel and copied to their place.
+        in_loop |= on_lists | ~is_kernel
     steps = np.array([step.start_ns for step in window.steps], dtype=np.int64)
-    step = np.searchsorted(steps, begun[rows], side="right")
-    edges = np.flatnonzero(np.r_[True, (of_one[1:] != of_one[:-1]) | (step[1:] != step[:-1])])
+    step = np.searchsorted(steps, starts[rows], side="right")
+    edges = np.flatnonzero(np.r_[True, (in_loop[1:] != in_loop[:-1]) | (step[1:] != step[:-1])])
     lengths = np.diff(np.r_[edges, len(rows)])
-    long = of_one[edges] & (lengths >= _LEAST_LOOP)
+    is_loop = in_loop[edges] & (lengths >= _LEAST_LOOP)
     kinds, kind = timeline.launch_kinds
-    # In elementwise work they follow the size of the tensor. 0 where the grid is unknown.
+    # The threads of elementwise kernels follow the size of the tensor. 0 if the grid is unknown.
     threads = kinds.select((pl.col("blocks") * pl.col("threads")).fill_null(0)).to_series().to_numpy()
     names = timeline.trace.kernels["full_name"].to_physical().to_numpy()
-    for run in np.flatnonzero(long):
-        of_run = place[edges[run] : edges[run] + lengths[run]]
-        listed = lists[edges[run] : edges[run] + lengths[run]]
-        sizes = threads[kind[of_run]]
+    for run in np.flatnonzero(is_loop):
+        of_run = slice(edges[run], edges[run] + lengths[run])
+        sizes, listed = threads[kind[kernels[of_run]]], on_lists[of_run]
         if listed.any():
-            # A block of a list goes over 65,536 numbers: most parameters have one.
-            long[run] = len(np.unique(sizes[listed])) > 1
+            # A block of a list goes over 65,536 numbers, so that most parameters have one block.
+            is_loop[run] = len(np.unique(sizes[listed])) > 1
         elif sizes.any():
             alike = np.unique(sizes, return_counts=True)[1].max() > _MOST_ALIKE * len(sizes)
-            long[run] = not (alike or _takes_turns(names[of_run], sizes))
-    marked[rows] = np.repeat(long, lengths)
+            is_loop[run] = not (alike or _takes_turns(names[kernels[of_run]], sizes))
+    marked[rows] = np.repeat(is_loop, lengths)
     return marked
 
 
-def _of_a_list_each(timeline: Timeline, rows: Int64s, least: int) -> npt.NDArray[np.bool_]:
-    """Which of these kernels go over lists of tensors, and are so many that each list holds one.
+def _on_single_lists(timeline: Timeline, kernels: Int64s, least: int) -> npt.NDArray[np.bool_]:
+    """Which of these kernels go over lists of tensors, if they are so many that each list has a single tensor.
 
     Clipping by norm has two such operations. An optimizer has more, and a finding of its own.
     """
     names = timeline.trace.kernels["full_name"]
-    lists = rows_named(names, lambda name: _ON_LISTS.search(name) is not None)[rows]
-    few = len(np.unique(names.to_physical().to_numpy()[rows[lists]])) < _LEAST_OPERATIONS
-    return lists & bool(few and lists.sum() >= least)
+    on_lists = rows_named(names, lambda name: _ON_LISTS.search(name) is not None)[kernels]
+    few = len(np.unique(names.to_physical().to_numpy()[kernels[on_lists]])) < _LEAST_OPERATIONS
+    return on_lists & bool(few and on_lists.sum() >= least)
 
 
 def _takes_turns(names: npt.NDArray[np.uint32], sizes: Int64s) -> bool:
-    """Whether a row of kernels repeats after a few of them, and some of these run on one size alone.
+    """Whether a sequence of kernels repeats after a few of them, and enough of these run on one size only.
 
-    It is not over parameters then: what is done to one is done to all, whatever their sizes.
+    It is then no loop over parameters, which would run the same kernels on all sizes.
     """
-    turns = any(
+    repeats = any(
         np.mean((names[turn:] == names[:-turn]) & (sizes[turn:] == sizes[:-turn])) >= _MOST_ALIKE
         for turn in range(1, _LONGEST_TURN + 1)
     )
-    if not turns:
+    if not repeats:
         return False
     kernels = pl.DataFrame({"name": names, "size": sizes}).group_by("name").agg(pl.len(), pl.col("size").n_unique())
-    return int(kernels.filter(pl.col("size") == 1)["len"].sum()) >= _OF_ONE_SIZE * len(names)
+    return int(kernels.filter(pl.col("size") == 1)["len"].sum()) >= _ONE_SIZE_SHARE * len(names)
 
 
 def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
-    """When calls of the window load code.
+    """Intervals in which calls of the window load code.
 
     Args:
-        slow_launches: also launching calls of a millisecond and more. The first launch of a kernel loads it (CUDA
-            Programming Guide, "Lazy Loading"); no other launch onto an idle GPU lasts that long.
+        facts: the window.
+        slow_launches: include launching calls of a millisecond and more. The first launch of a kernel loads it (CUDA
+            Programming Guide, "Lazy Loading"); no other launch onto an idle GPU takes that long.
     """
     calls = facts.timeline.api_calls_in(facts.window)
     starts, ends = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
@@ -306,27 +312,30 @@ def code_loading(facts: Facts, *, slow_launches: bool = False) -> Intervals:
 class OptimizerWork:
     """The kernels of the optimizer in a window."""
 
-    launches: int  #: all of them
-    single_tensor: int  #: … of which each works on one tensor
-    updates: int  #: parameter tensors, counted by the kernel that each of them needs once; 0 where no kernel tells
+    launches: int  #: all kernels
+    single_tensor: int  #: kernels on one tensor each
+    updates: int  #: parameter tensors, counted by a kernel that each of them needs once; 0 if no kernel shows it
 
 
 @once
 def optimizer_work(facts: Facts) -> OptimizerWork:
-    """The kernels that were launched by the optimizer, or that its kernels enclose."""
-    mine = facts.work.select("phase", "kind", "label", "row").filter(
+    """The kernels that were launched by the optimizer, or lie between its kernels."""
+    kernels = facts.work.select("phase", "kind", "label", "row").filter(
         (pl.col("phase") == "optimizer") & (pl.col("kind") == "kernel")
     )
-    of_one = mine["label"].is_in(_SINGLE_TENSOR)
+    single_tensor = int(kernels["label"].is_in(_SINGLE_TENSOR).sum())
     is_update = pl.Series(updates(facts.timeline))
-    return OptimizerWork(mine.height, int(of_one.sum()), int(is_update.gather(mine["row"]).sum()))
+    return OptimizerWork(kernels.height, single_tensor, int(is_update.gather(kernels["row"]).sum()))
 
 
 def is_unfused(facts: Facts) -> bool:
-    """Whether it launches many kernels a step, and most of them on one tensor each."""
-    found, limits = optimizer_work(facts), facts.thresholds
-    many = found.launches >= limits.optimizer_launches_per_step * facts.steps
-    return many and found.single_tensor > limits.optimizer_single_tensor_share * found.launches
+    """Whether the optimizer launches many kernels per step, most of them on one tensor each."""
+    optimizer, limits = optimizer_work(facts), facts.thresholds
+    many = optimizer.launches >= limits.optimizer_launches_per_step * facts.steps
+    return many and optimizer.single_tensor > limits.optimizer_single_tensor_share * optimizer.launches
+
+
+# --- Counters: verdicts of a report on kernels -----------------------------------------------------------------------
 
 
 COUNTED: Final = table(
@@ -353,13 +362,13 @@ _LAUNCHED_AS: Final = ("name", *(f"{what}_{axis}" for what in ("grid", "block") 
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """The verdicts of a counter report on kernels, to be looked up by name, grid and block."""
+    """The verdicts of a counter report on kernels, by name, grid and block."""
 
     source: str  #: the report's file name
-    kernels: pl.DataFrame  #: one row a name, grid and block: these as texts, and `COUNTED`
+    kernels: pl.DataFrame  #: one row per name, grid and block (as texts), with `COUNTED`
 
     def of(self, kernels: pl.DataFrame) -> pl.DataFrame:
-        """What the report says of each of these rows of `Trace.kernels` (`COUNTED`)."""
+        """The report's verdict on each of these rows of `Trace.kernels` (`COUNTED`)."""
         from warplens.analysis.counters.groups import SIZES
 
         named = kernels.select(pl.col("name").cast(pl.String), *SIZES)
@@ -367,7 +376,7 @@ class Counted:
 
 
 def counted(report: KernelCounters) -> Counted:
-    """The verdicts of one report. Of several instances of one template with the same grid, the first stands for all."""
+    """The verdicts of one report. Of several instances of one template with the same grid, the first one counts."""
     from warplens.analysis.counters.bounds import kernel_bounds
     from warplens.analysis.counters.groups import SIZES, group_launches
 

@@ -1,9 +1,8 @@
-"""What the rules look at: every piece of GPU work with the wall time that it owns, and every pause with its causes.
+"""Input of the rules: every piece of GPU work with the wall time that it owns, and every pause with its causes.
 
-Work and pauses together are the window, to the nanosecond: a piece of work owns the time in which it alone decides
-whether the GPU is busy (the precedence is that of `warplens.analysis.timebudget`), and a pause belongs to the work that
-ended it. So any selection of both, such as a phase of a training step, has a wall time of its own, and the selections
-add up.
+Work and pauses add up to the window, to the nanosecond. A piece of work owns the time in which it alone decides whether
+the GPU is busy (with the precedence of `warplens.analysis.timebudget`); a pause belongs to the work that ended it.
+Therefore any selection of both, such as a phase of a training step, has a wall time, and disjoint selections add up.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s, Table, name_categories
 from warplens.profile.trace import WORK_KINDS
 
-#: What work other than kernels is labelled with; a copy of another direction is `other`.
+#: Labels of work other than kernels; a copy of another direction is `other`.
 _OTHER_LABELS: Final = (
     *("host-to-device", "device-to-host", "device-to-device", "peer-to-peer", "host-to-host"),
     *("memset", "graph"),
@@ -77,18 +76,19 @@ GAPS: Final = table(
     column("phase", dtype=_PHASE),
 )
 
-_OF_WORK: Final = (
+#: Columns of `Timeline.work` that `WORK` takes over.
+_TAKEN_OVER: Final = (
     *("kind", "row", "start_ns", "end_ns", "device", "stream", "process"),
     *("launch_start_ns", "launch_end_ns", "range"),
 )
 
-#: Products with a vector read each number of the matrix once: no arithmetic unit makes them faster.
+#: Products with a vector read each number of the matrix once, so no arithmetic unit makes them faster.
 _VECTOR_PRODUCT: Final = lazy_pattern(r"gemv|dot_kernel|\bger_", re.IGNORECASE)
 
 _START_LATENCY: Final = "start-latency"
 
-#: Causes with which the host was late; the GPU's own latency after such a pause is theirs as well, for work that had
-#: been queued in time would have hidden it.
+#: Causes of a late host. The GPU's own latency after such a pause counts to them as well: work queued in time would
+#: have hidden it.
 _LATE: Final[tuple[str, ...]] = (
     "launch",
     "graph-launch",
@@ -102,115 +102,114 @@ _LATE: Final[tuple[str, ...]] = (
 
 @dataclass(eq=False)
 class Facts:
-    """The window as the rules see it. It changes once, by `hand_over_to_phases`, at the end."""
+    """The window as the rules see it. It changes once, at the end, by `hand_over_to_phases`."""
 
-    #: timeline, window: the profile and the part of it that is judged
+    #: timeline, window: the profile and the analysed part of it
     timeline: Timeline
     window: Window
     work: pl.DataFrame  #: `WORK`
     gaps: pl.DataFrame  #: `GAPS`
-    causes: Mapping[str, Spent]  #: of each cause of `IDLE_CAUSES`, the time of each pause
-    host: HostLoad  #: what the launching threads did
+    causes: Mapping[str, Spent]  #: cause of `IDLE_CAUSES` → its time in each pause
+    host: HostLoad  #: activity of the launching threads
     devices: tuple[Device, ...] = ()  #: the GPUs that worked, as far as the profile describes them
     predictions: Mapping[str, Prediction] = field(default_factory=dict)  #: modelled step times, by change
     thresholds: Thresholds = DEFAULTS  #: the limits that rules compare with
-    phase: str | None = None  #: the phase that these are the facts of; None for the whole window
-    attributed_share: float | None = None  #: of the idle time of the whole window, with a recorded cause
-    notes: tuple[Note, ...] = ()  #: what the profile cannot tell
-    #: the headroom of each GPU over the whole window, computed when it is first asked for
+    phase: str | None = None  #: the phase that these facts describe; None for the whole window
+    attributed_share: float | None = None  #: share of the idle time of the whole window with a recorded cause
+    notes: tuple[Note, ...] = ()  #: gaps in what the profile recorded
+    #: the headroom of each GPU over the whole window, computed on first use
     headrooms: Callable[[], Sequence[Headroom]] = tuple
     budgets: tuple[TimeBudget, ...] = ()  #: the time budgets of the whole window
-    whole: Facts | None = None  #: the facts of the whole window, where these are those of a phase
-    #: part, gap_part: the rows of its `work` and of its `gaps` that are those of the phase
+    whole: Facts | None = None  #: for a phase, the facts of the whole window
+    #: part, gap_part: for a phase, its rows in `whole.work` and `whole.gaps`
     part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     gap_part: Int64s = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
-    #: of questions asked `once`, such as patterns that several parts of a rule ask for
+    #: cached answers of functions marked `once` or `remembered`
     answers: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def busy_ns(self) -> int:
-        """Time in which GPUs worked."""
+        """Time during which GPUs worked."""
         return int(self.work["own_ns"].sum())
 
     @cached_property
     def idle_ns(self) -> int:
-        """Time in which they did not."""
+        """Time during which GPUs were idle."""
         return int((self.gaps["end_ns"] - self.gaps["start_ns"]).sum())
 
     @property
     def wall_ns(self) -> int:
-        """Both: the window's length times the number of GPUs that worked in it, or the part of that of a phase."""
+        """Busy plus idle time: the window's length times the number of GPUs that worked, or a phase's part of that."""
         return self.busy_ns + self.idle_ns
 
     @property
     def busy_share(self) -> float:
-        """Of the wall time."""
+        """Busy time over wall time."""
         return self.busy_ns / self.wall_ns if self.wall_ns else 0.0
 
     @cached_property
     def at_roof(self) -> pl.DataFrame:
-        """What each row of `work` had to do, and its time at the roofs (`PIECES`); null for links, which have none.
+        """Operations, bytes and time at the roofs of each row of `work` (`PIECES`); null for links, which have no roof.
 
-        Counters that saw a kernel near the peak of a pipe or of memory are surer than what its work would take.
+        Counters that measured a kernel near the peak of a pipe or of memory take precedence over its modelled work.
         """
         if self.whole is not None:
             return self.whole.at_roof[self.part]
-        pieces = [each.pieces for each in self.headrooms()]
-        unknown = PIECES.empty().clear(self.work.height)
-        found = pl.concat(pieces, rechunk=len(pieces) > 1) if pieces else unknown
+        parts = [headroom.pieces for headroom in self.headrooms()]
+        pieces = pl.concat(parts, rechunk=len(parts) > 1) if parts else PIECES.empty().clear(self.work.height)
         near = self.work["bound_share"] >= self.thresholds.roof_share
         if not near.any():
-            return found
-        return found.with_columns(
+            return pieces
+        return pieces.with_columns(
             pl.when(near).then("owned_ns").otherwise("roof_ns").alias("roof_ns"),
             pl.when(near).then(pl.lit("counters", dtype=SOURCE)).otherwise("known").alias("known"),
         )
 
     @cached_property
     def known_work_share(self) -> float:
-        """Of the busy time, that of work whose operations and bytes are known, as `warplens headroom` has it."""
+        """Share of the busy time of work whose operations and bytes are known, as in `warplens headroom`."""
         known = self.at_roof.select(pl.col("owned_ns").filter(pl.col("known") != "none").sum()).item()
         return int(known) / self.busy_ns if self.busy_ns else 0.0
 
     @cached_property
     def above_roof_share(self) -> float:
-        """Of the wall time, what work takes above its practical roof; that of unknown work counts as none."""
+        """Share of the wall time that work takes above its practical roof; unknown work counts as none."""
         above = self.at_roof.select((pl.col("owned_ns") - pl.col("roof_ns")).sum()).item()
-        # Where all work is at its roof, what is left of the sum is rounding, of either sign.
+        # If all work is at its roof, the sum is a rounding error of either sign.
         return max(0.0, float(above)) / self.wall_ns if self.wall_ns else 0.0
 
     @cached_property
     def to_roof_share(self) -> float:
-        """The headroom to the practical roof, of the wall time: the same and idle time, links included."""
+        """Headroom to the practical roof over wall time: `above_roof_share`, idle time and links."""
         return 1 - float(self.at_roof["roof_ns"].sum()) / self.wall_ns if self.wall_ns else 0.0
 
     @property
     def steps(self) -> int:
-        """Repetitions in the window; 1 where it has none, so that a quantity per step is one per window."""
+        """Steps in the window; 1 if it has none, so that quantities per step are quantities per window."""
         return max(1, len(self.window.steps))
 
     @property
     def sure(self) -> bool:
-        """Whether the window consists of several steps, whose numbers can be trusted to be those of the workload."""
+        """Whether the window has several steps, so that its numbers are typical of the workload."""
         return len(self.window.steps) > 1
 
     def idle(self, *causes: str) -> int:
-        """Idle time of these causes; one that this version does not know has none."""
+        """Idle time of these causes; 0 for unknown causes."""
         return sum(self.causes[cause].total for cause in causes if cause in self.causes)
 
     @cached_property
     def host_needed_ns(self) -> int:
-        """Host time that it took to issue the work, without the time in which it waited for a busy GPU."""
+        """Host time to issue the work, without waits for a busy GPU."""
         apart = self.phase is not None or self.window.range_name is not None
         step = self.program.step if apart else np.zeros(self.work.height, dtype=np.int32)
         needed = needed_ns(self.host, self.work, step)
         return min(needed, self.wall_ns)
 
     def unprofiled_ns(self, saved_ns: int = 0) -> int:
-        """The window without a profiler, if the GPU's work took that much less.
+        """Duration of the window without a profiler, if the GPU's work took `saved_ns` less.
 
-        Host and GPU work side by side, and the longer of the two sets the pace; pauses in which the host does not issue
-        work come on top.
+        Host and GPU work in parallel, and the slower one sets the pace. Pauses during which the host does not issue
+        work are added.
         """
         host = int(self.unprofiled_host_ns)
         other = max(self.idle_ns - self.idle(*ISSUING, "submission", "profiler"), 0)
@@ -218,22 +217,22 @@ class Facts:
 
     @property
     def unprofiled_share(self) -> float:
-        """Of the time that the host takes to issue work under this profiler, what it takes without."""
+        """The host's time to issue work without this profiler, over that with it."""
         return self.timeline.trace.capture.recorder.unprofiled_share
 
     @property
     def unprofiled_host_ns(self) -> float:
-        """What the host would take to issue the work without a profiler; below `busy_ns`, it is ahead of the GPU."""
+        """Host time to issue the work without a profiler; below `busy_ns`, the host is ahead of the GPU."""
         return self.unprofiled_share * self.host_needed_ns
 
     @property
     def added_ns(self) -> int:
-        """Idle time that the profiler added by making launches slower, and by holding the host."""
+        """Idle time that the profiler added by slowing down launches and by blocking the host."""
         return int((1 - self.unprofiled_share) * self.idle(*ISSUING)) + self.idle("profiler")
 
     @cached_property
     def pace(self) -> Pace | None:
-        """The schedule of the window at the pace of the host without a profiler; None where it cannot be replayed."""
+        """The schedule of the window at the host's pace without a profiler; None if it cannot be replayed."""
         if self.phase is not None or self.work["device"].n_unique() > 1 or self.window.range_name is not None:
             return None
         return Pace.of(self.timeline, self.window)
@@ -247,32 +246,32 @@ class Facts:
         stalls: float = 1.0,
         elsewhere: bool = False,
     ) -> Gain | None:
-        """What changes bring without a profiler, by a replay; None where there is none.
+        """Gain of changes without a profiler, by a replay; None if the window cannot be replayed.
 
         Args:
             changes: of `prediction.CHANGES`, made together.
-            time: of each piece of work, the share that goes away.
-            calls: of each, the share of the host's time for issuing it that goes away.
-            kept: of what is saved, the share that is expected to stay.
-            stalls: of what the host does beside issuing that work, the share that goes away like its calls.
-            elsewhere: whether what it does beside issuing other work gets less with the number of launches: it goes
-                over the results, the graph and the parameters of what is launched.
+            time: share of the time of each piece of work that goes away.
+            calls: share of the host's time for issuing each piece that goes away.
+            kept: share of the saved time that is expected to stay.
+            stalls: share of the host's other time before that work that goes away like its calls.
+            elsewhere: whether the host's other time before other work shrinks with the number of launches, because it
+                is spent on the results, the graph and the parameters of what is launched.
         """
         if self.pace is None:
             return None
         if time is None and calls is None:
             return self.pace.gain(*changes, kept=kept)
 
-        at = self.replayed_rows
+        rows = self.replayed_rows
 
-        def of_schedule(mine: Float64s | None) -> Float64s:
-            return np.zeros(len(at)) if mine is None or not len(mine) else np.where(at >= 0, mine[at], 0.0)
+        def of_schedule(shares: Float64s | None) -> Float64s:
+            return np.zeros(len(rows)) if shares is None or not len(shares) else np.where(rows >= 0, shares[rows], 0.0)
 
         return self.pace.gain(*changes, less=Less(of_schedule(time), of_schedule(calls), stalls, elsewhere), kept=kept)
 
     @cached_property
     def replayed_rows(self) -> Int64s:
-        """Of each piece of work of the schedule that is replayed its row in `work`; −1 for none."""
+        """Row in `work` of each piece of the replayed schedule; −1 for none."""
         if self.pace is None:
             return np.empty(0, dtype=np.int64)
         rows, wanted = self.rows, self.pace.usual.work_row  # of one GPU, so that they ascend
@@ -283,23 +282,23 @@ class Facts:
 
     @cached_property
     def copies(self) -> pl.DataFrame:
-        """The copies among `work`, which are far fewer."""
+        """The copies among `work`."""
         columns = ("label", "start_ns", "end_ns", "bytes", "pageable")
         return self.work.select(columns)[np.flatnonzero(self.program.having("kind", "copy"))]
 
     @cached_property
     def program(self) -> Program:
-        """The kernels in order, with what their names and grids tell."""
+        """The work in stream order, with the properties that names and grids of kernels reveal."""
         return Program(self)
 
     @property
     def of_nvidia(self) -> bool:
-        """Whether the recorder's GPUs are measured by NVIDIA's tools."""
+        """Whether counters of the recorded GPUs come from Nsight Compute."""
         return self.timeline.trace.capture.recorder.counters == "ncu"
 
     @cached_property
     def trains(self) -> bool:
-        """Whether ranges, operators or the names of kernels tell of a backward pass or an optimizer."""
+        """Whether ranges, operators or kernel names show a backward pass or an optimizer."""
         if self.whole is not None:
             return self.whole.trains
         phases = self.work["phase"].is_in(["backward", "optimizer"]).any()
@@ -308,7 +307,7 @@ class Facts:
 
     @cached_property
     def compiled(self) -> bool:
-        """Whether a compiler has generated most of what is no product: it cannot be compiled once more."""
+        """Whether a compiler generated most of the work that is no product: compiling it again would gain nothing."""
         program = self.program
         generated = program.marked("generated")
         others = generated | program.labelled(*PASSES)
@@ -316,25 +315,26 @@ class Facts:
 
     @cached_property
     def graphed(self) -> bool:
-        """Whether most of its kernels are launched by CUDA graphs already."""
-        hidden = self.own_ns_having("kind", "graph")
-        if hidden > self.thresholds.dominant_share * self.busy_ns:
+        """Whether CUDA graphs launch most of the kernels already: several kernels then share one launching call."""
+        graph_ns = self.own_ns_having("kind", "graph")
+        if graph_ns > self.thresholds.dominant_share * self.busy_ns:
             return True
         launched = self.work.select("process", "launch_start_ns").filter(self.work["kind"] == "kernel").drop_nulls()
-        together = 0
+        is_one_process = all_equal(launched["process"])
+        sharing = 0
         for process in launched["process"].unique():
-            one = all_equal(launched["process"])
-            begun = (launched if one else launched.filter(pl.col("process") == process))["launch_start_ns"].to_numpy()
-            begun = begun if (begun[1:] >= begun[:-1]).all() else np.sort(begun)
-            same = begun[1:] == begun[:-1]
-            together += int((np.r_[same, False] | np.r_[False, same]).sum())
-        return launched.height > 0 and together > self.thresholds.dominant_share * launched.height
+            of_process = launched if is_one_process else launched.filter(pl.col("process") == process)
+            starts = of_process["launch_start_ns"].to_numpy()
+            starts = starts if (starts[1:] >= starts[:-1]).all() else np.sort(starts)
+            same = starts[1:] == starts[:-1]
+            sharing += int((np.r_[same, False] | np.r_[False, same]).sum())
+        return launched.height > 0 and sharing > self.thresholds.dominant_share * launched.height
 
     @cached_property
     def waits_inside(self) -> bool:
-        """Whether the host waits inside of the steps, and not only at their ends.
+        """Whether the host waits inside the steps, and not only at their ends.
 
-        Steps that no range names may be anything that repeats, a layer for example: a wait in each of them is one
+        Steps that no range names may be anything that repeats, such as a layer: a wait in each of them counts as one
         inside.
         """
         named = self.timeline.steps.source == "range" and len(self.window.steps) > 0
@@ -343,30 +343,30 @@ class Facts:
 
     @property
     def waits_crowded(self) -> bool:
-        """Whether the host waits inside of the steps after every few launches, so that it never gets ahead."""
+        """Whether the host waits inside the steps after every few launches, so that it never gets ahead."""
         limits, waits = self.thresholds, self.host.waits
         crowded = self.work.height <= 2 * limits.launches_behind_wait * waits
         return self.waits_inside and crowded and waits >= limits.launches_behind_wait * self.steps
 
     @property
     def rows(self) -> Int64s:
-        """Of each row of `work` its row in `Timeline.work`; found anew each time, for few ask and it is large."""
+        """Row in `Timeline.work` of each row of `work`. Not cached: it is large and rarely needed."""
         if self.whole is not None:
             return self.whole.rows[self.part]
-        parts = [_rows(self.timeline, each) for each in self.budgets]
+        parts = [_rows(self.timeline, budget) for budget in self.budgets]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
     def own_ns(self, which: pl.Expr) -> int:
-        """Wall time owned by the work for which this holds."""
+        """Wall time owned by the work for which an expression over `WORK` holds."""
         return int(self.work.select(pl.col("own_ns").filter(which).sum()).item())
 
     @once
     def own_ns_having(self, column: str, *values: str) -> int:
-        """Wall time owned by the work that has one of these values in a column that is an enumeration."""
+        """Wall time owned by the work with one of these values in an enumeration column."""
         return int(self.program.own_ns[np.flatnonzero(self.program.having(column, *values))].sum())
 
     def forget(self) -> None:
-        """Gives back the memory of what rules found in the window; asked again, they would look again."""
+        """Frees cached answers; they are computed again if needed."""
         self.answers.clear()
         for name in ("pace", "replayed_rows", "copies"):
             vars(self).pop(name, None)
@@ -379,12 +379,13 @@ class Facts:
     def hand_over_to_phases(self) -> list[Facts]:
         """The facts of each phase that has any time: its work, and the pauses that it ended.
 
-        Rows are handed over, not copied, so that those of a million kernels are there once: from then on the window
-        has only the columns that phases ask of the whole.
+        Rows are moved, not copied, so that those of a million kernels exist once. Afterwards the window has only the
+        columns that phases read from the whole.
         """
         phases = [phase for phase in PHASES if self.wall_of_phase(phase)]
         rows, pauses = (
-            [np.flatnonzero((each["phase"] == phase).to_numpy()) for phase in phases] for each in (self.work, self.gaps)
+            [np.flatnonzero((frame["phase"] == phase).to_numpy()) for phase in phases]
+            for frame in (self.work, self.gaps)
         )
         parts = [
             replace(
@@ -402,17 +403,17 @@ class Facts:
         ]
         work, kept = self.work, ("kind", "own_ns", "phase", "label", "precision", "bound_share")
         self.program.give_up()
-        for each in (self, *parts):
-            each.work = work.select(kept)
+        for facts in (self, *parts):
+            facts.work = work.select(kept)
         self.gaps, self.causes = self.gaps.select("start_ns", "end_ns", "phase"), {}
-        columns: list[list[pl.DataFrame]] = [[] for _ in parts]
-        places = [pl.Series(part, dtype=pl.UInt32) for part in rows]
-        for name in work.columns:  # one after the other, so that none is there twice
+        columns_of_parts: list[list[pl.DataFrame]] = [[] for _ in parts]
+        rows_of_parts = [pl.Series(part, dtype=pl.UInt32) for part in rows]
+        for name in work.columns:  # one column at a time, so that only one exists twice
             column, work = work.select(name), work.drop(name)
-            for mine, part in zip(columns, places, strict=True):
-                mine.append(column[part])
-        for each, mine in zip(parts, columns, strict=True):
-            each.work = pl.concat(mine, how="horizontal")
+            for columns, part in zip(columns_of_parts, rows_of_parts, strict=True):
+                columns.append(column[part])
+        for facts, columns in zip(parts, columns_of_parts, strict=True):
+            facts.work = pl.concat(columns, how="horizontal")
         return parts
 
 
@@ -425,16 +426,16 @@ def gather(
     notes: Sequence[Note] = (),
     headrooms: Callable[[], Sequence[Headroom]] = tuple,
 ) -> Facts:
-    """Everything that the rules need to know of the window."""
+    """The facts of a window, for the rules."""
     budgets = time_budgets(timeline, window) if budgets is None else budgets
-    # First what leaves much behind, in whose place the rest is made.
+    # These come first because they free much memory, which the rest then reuses.
     host, phases = host_load(timeline, window, thresholds.readback_bytes), _phases(timeline, window)
-    work = _in_one_piece([_work(timeline, budget, phases, counted) for budget in budgets], WORK)
-    gaps = _in_one_piece([_gaps(timeline, budget, phases) for budget in budgets], GAPS)
+    work = _contiguous([_work(timeline, budget, phases, counted) for budget in budgets], WORK)
+    gaps = _contiguous([_gaps(timeline, budget, phases) for budget in budgets], GAPS)
     idle = sum(budget.idle_ns for budget in budgets)
     unknown = sum(budget.gaps.totals["unknown"] for budget in budgets)
     ordinals = work["device"].unique().sort().to_list()
-    found = (timeline.trace.capture.device(ordinal) for ordinal in ordinals)
+    devices = (timeline.trace.capture.device(ordinal) for ordinal in ordinals)
     return Facts(
         timeline=timeline,
         window=window,
@@ -442,7 +443,7 @@ def gather(
         gaps=gaps,
         causes=_causes(budgets),
         host=host,
-        devices=tuple(device for device in found if device is not None),
+        devices=tuple(device for device in devices if device is not None),
         thresholds=thresholds,
         attributed_share=1 - unknown / idle if idle else None,
         notes=tuple(notes),
@@ -451,16 +452,16 @@ def gather(
     )
 
 
-def _in_one_piece(parts: list[pl.DataFrame], declared: Table) -> pl.DataFrame:
-    """The rows of all parts, such that rules see their columns as arrays without a copy."""
+def _contiguous(parts: list[pl.DataFrame], declared: Table) -> pl.DataFrame:
+    """The rows of all parts in one chunk, so that columns become arrays without a copy."""
     return parts[0].rechunk() if len(parts) == 1 else pl.concat([declared.empty(), *parts], rechunk=True)
 
 
 def _phases(timeline: Timeline, window: Window) -> pl.Series:
     """The phase of each row of `Timeline.work`.
 
-    An optimizer that no range names is known by its kernels, as are other loops over the parameters. What a range or
-    the gradients' operators place in a forward or backward pass is neither.
+    Kernels reveal an optimizer that no range names, and other loops over the parameters. Work that a range or gradient
+    operators place in a forward or backward pass is neither.
     """
     phases = phase_of_work(timeline).cast(_PHASE)
     named = (phases == "optimizer").any()
@@ -471,7 +472,7 @@ def _phases(timeline: Timeline, window: Window) -> pl.Series:
 
 
 def constant(value: str, count: int, dtype: pl.DataType) -> pl.Series:
-    """One value many times."""
+    """A series with one repeated value."""
     return pl.Series([value], dtype=dtype).new_from_index(0, count)
 
 
@@ -480,23 +481,17 @@ def _work(timeline: Timeline, budget: TimeBudget, phases: pl.Series, counted: Co
     rows = _rows(timeline, budget)
     if not len(rows):
         return WORK.empty()
-    # Nearly always a slice, of which no row is copied.
-    whole = len(rows) == int(rows[-1]) - int(rows[0]) + 1
-    every = timeline.work.select(_OF_WORK)
-    work = every.slice(int(rows[0]), len(rows)) if whole else every[rows]
-    phase = phases.slice(int(rows[0]), len(rows)) if whole else phases.gather(rows)
+    # The rows are nearly always contiguous; a slice copies nothing.
+    is_slice = len(rows) == int(rows[-1]) - int(rows[0]) + 1
+    every = timeline.work.select(_TAKEN_OVER)
+    work = every.slice(int(rows[0]), len(rows)) if is_slice else every[rows]
+    phase = phases.slice(int(rows[0]), len(rows)) if is_slice else phases.gather(rows)
     own = pl.Series("own_ns", budget.owned_ns[budget.owned_ns > 0])
     work = work.with_columns(phase.alias("phase"), _labels(timeline, work), own)
-    # What the profile does not tell of any piece is one null, and takes no room.
+    # A column that the profile does not have is a literal null, which takes no memory.
     absent = [pl.lit(None, dtype=WORK.schema[name]).alias(name) for name in ("fill_share", *COUNTED.names)]
-    told = _described(timeline, work, counted).get_columns()
-    return WORK.conform(work.with_columns(absent).with_columns(told))
-
-
-def _nullable(rows: Int64s) -> pl.Series:
-    """Row numbers, null for those below 0."""
-    numbers = pl.Series(rows)
-    return pl.select(pl.when(numbers >= 0).then(numbers)).to_series()
+    properties = _properties(timeline, work, counted).get_columns()
+    return WORK.conform(work.with_columns(absent).with_columns(properties))
 
 
 def _rows(timeline: Timeline, budget: TimeBudget) -> Int64s:
@@ -523,8 +518,8 @@ def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
     return pl.Series("label", dtype.categories, dtype=dtype).gather(codes).alias("label")  # type: ignore[attr-defined]
 
 
-def _described(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) -> pl.DataFrame:
-    """What is known of each piece of work beside its times; null where it is of another kind."""
+def _properties(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) -> pl.DataFrame:
+    """Properties of kernels and copies, alongside `work`; null for work of another kind."""
     trace, rows = timeline.trace, work["row"]
     kernel, copy = (work["kind"] == kind for kind in ("kernel", "copy"))
     of_kernel = rows.to_frame().select(pl.when(kernel).then("row")).to_series()
@@ -541,7 +536,7 @@ def _described(timeline: Timeline, work: pl.DataFrame, counted: Counted | None) 
 
 
 def _classes(kernels: pl.DataFrame) -> list[pl.Series]:
-    """What the name of each kernel reveals of its arithmetic."""
+    """Arithmetic of each kernel, by its name."""
     classes = classify_names(kernels)
     by_name = pl.Series(
         "vector_product", [_VECTOR_PRODUCT.search(name) is not None for name in name_categories(kernels["name"])]
@@ -551,7 +546,7 @@ def _classes(kernels: pl.DataFrame) -> list[pl.Series]:
 
 
 def _fills(timeline: Timeline, device: Device | None) -> list[pl.Series]:
-    """The share of the multiprocessors that the grid of each kernel can reach: one block a multiprocessor at least."""
+    """Share of the multiprocessors that the grid of each kernel can reach, at one block per multiprocessor."""
     count = device.sm_count if device is not None else None
     kinds, of_kernel = timeline.launch_kinds
     if not count or kinds["blocks"].null_count() == kinds.height:
@@ -561,94 +556,94 @@ def _fills(timeline: Timeline, device: Device | None) -> list[pl.Series]:
 
 
 def _gaps(timeline: Timeline, budget: TimeBudget, phases: pl.Series) -> pl.DataFrame:
-    """The pauses of one device, each with what its next work belongs to."""
-    places = timeline.rows_on(budget.device)
+    """The pauses of one device, with the range and phase of the work after each."""
+    rows = timeline.rows_on(budget.device)
     gaps = budget.gaps.gaps
-    at = places[np.minimum(budget.gaps.ended_by, len(places) - 1)] if len(gaps.starts) else np.empty(0, np.int64)
-    found = pl.DataFrame(
+    after = rows[np.minimum(budget.gaps.ended_by, len(rows) - 1)] if len(gaps.starts) else np.empty(0, np.int64)
+    pauses = pl.DataFrame(
         {
             "start_ns": gaps.starts,
             "end_ns": gaps.ends,
-            "range": timeline.work["range"].gather(at),
-            "phase": phases.gather(at),
+            "range": timeline.work["range"].gather(after),
+            "phase": phases.gather(after),
         }
     )
-    # The one device takes no room.
-    return GAPS.conform(found.with_columns(pl.lit(budget.device, dtype=pl.Int32).alias("device")))
+    # A literal takes no memory.
+    return GAPS.conform(pauses.with_columns(pl.lit(budget.device, dtype=pl.Int32).alias("device")))
 
 
 def _causes(budgets: Sequence[TimeBudget]) -> dict[str, Spent]:
     """The time of all pauses by cause."""
-    each = [_with_latency(budget.gaps.parts, len(budget.gaps.gaps.starts)) for budget in budgets]
-    return {cause: Spent.together([parts[cause] for parts in each]) for cause in IDLE_CAUSES}
+    of_devices = [_with_latency(budget.gaps.parts, len(budget.gaps.gaps.starts)) for budget in budgets]
+    return {cause: Spent.together([parts[cause] for parts in of_devices]) for cause in IDLE_CAUSES}
 
 
 def _with_latency(parts: dict[str, Spent], pauses: int) -> dict[str, Spent]:
-    """The causes of each pause, with the GPU's start latency given to what made the host late, if anything did."""
+    """The causes of each pause; the GPU's start latency goes to the main reason for a late host, if there is one."""
     late = [cause for cause in _LATE if parts[cause]]
     if not late:
         return parts
-    most, main = np.zeros(pauses, dtype=np.int64), np.full(pauses, -1, dtype=np.int8)
-    for place, cause in enumerate(late):
+    longest, main = np.zeros(pauses, dtype=np.int64), np.full(pauses, -1, dtype=np.int8)
+    for position, cause in enumerate(late):
         spent = parts[cause]
-        rows = np.flatnonzero(spent.ns > most[spent.at])
-        more = rows if spent.rows is None else spent.rows[rows]
-        most[more], main[more] = spent.ns[rows], place
+        longer = np.flatnonzero(spent.ns > longest[spent.at])
+        rows = longer if spent.rows is None else spent.rows[longer]
+        longest[rows], main[rows] = spent.ns[longer], position
     latency = parts[_START_LATENCY].where(main >= 0)
-    moved = {cause: parts[cause].plus(latency.where(main == place)) for place, cause in enumerate(late)}
+    moved = {cause: parts[cause].plus(latency.where(main == position)) for position, cause in enumerate(late)}
     return {**parts, **moved, _START_LATENCY: parts[_START_LATENCY].plus(latency, -1)}
 
 
 def range_names(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
-    """The names of the ranges with the largest summed amounts, the largest first.
+    """The names of the ranges with the largest summed times, the largest first.
 
-    None in a phase, which has no places, and none where most lies outside of all ranges.
+    None for a phase, and none if most of the time lies outside all ranges.
 
     Args:
         facts: the window.
         rows: row of `Trace.ranges` of each piece; null for none.
-        amounts: what counts of each piece.
+        amounts: time of each piece.
         most: how many names.
     """
-    merged: dict[str, int] = {}
+    time_by_name: dict[str, int] = {}
     if facts.phase is not None:
         return ()
-    for text, amount in sorted(time_by_range(facts, rows, amounts).items(), key=lambda found: -found[1]):
+    for text, amount in sorted(time_by_range(facts, rows, amounts).items(), key=lambda item: -item[1]):
         name = unnumbered_name(text)
-        merged[name] = merged.get(name, 0) + amount
-    if 2 * sum(merged.values()) < (amounts.ns if isinstance(amounts, Spent) else amounts).sum():
+        time_by_name[name] = time_by_name.get(name, 0) + amount
+    if 2 * sum(time_by_name.values()) < (amounts.ns if isinstance(amounts, Spent) else amounts).sum():
         return ()
-    return tuple(sorted(merged, key=lambda name: -merged[name])[:most])
+    return tuple(sorted(time_by_name, key=lambda name: -time_by_name[name])[:most])
 
 
 def time_by_range(facts: Facts, rows: pl.Series, amounts: pl.Series | Spent) -> dict[str, int]:
-    """The summed amounts by the names of these ranges, in the order in which the profile numbers names."""
+    """The summed times by range name, in the order in which the profile numbers names."""
     if isinstance(amounts, Spent):
         rows, amounts = rows if amounts.rows is None else rows.gather(amounts.rows), pl.Series(amounts.ns)
     names = facts.timeline.trace.ranges["name"]
     chosen = np.flatnonzero((rows.is_not_null() & (amounts > 0)).to_numpy())
     if not len(chosen) or not names.len():
         return {}
-    known = rows if len(chosen) == rows.len() else rows.gather(chosen)
-    codes, texts = names.to_physical().to_numpy()[known.to_numpy()], name_categories(names)
+    ranges = rows if len(chosen) == rows.len() else rows.gather(chosen)
+    codes, texts = names.to_physical().to_numpy()[ranges.to_numpy()], name_categories(names)
     sums = sum_by(codes, amounts.to_numpy()[chosen], texts.len())
     return {texts[code]: int(sums[code]) for code in np.flatnonzero(sums).tolist()}
 
 
 def kernel_names(facts: Facts, amounts: pl.Series | Spent, most: int = 3) -> tuple[str, ...]:
-    """The short names of the kernels with the largest summed amounts, the largest first; none in a phase.
+    """The short names of the kernels with the largest summed times, the largest first; none for a phase.
 
     Args:
         facts: the window.
-        amounts: what counts of each piece of its work; what is no kernel has no name.
+        amounts: time of each piece of its work; only kernels have names.
         most: how many names.
     """
     if facts.phase is not None:
         return ()
-    at, spent = (amounts.at, amounts.ns) if isinstance(amounts, Spent) else (slice(None), amounts.to_numpy())
-    chosen = np.flatnonzero(facts.program.is_kernel[at] & (spent > 0))
+    rows, spent = (amounts.at, amounts.ns) if isinstance(amounts, Spent) else (slice(None), amounts.to_numpy())
+    chosen = np.flatnonzero(facts.program.is_kernel[rows] & (spent > 0))
     names = facts.timeline.trace.kernels["name"]
-    codes = names.to_physical().to_numpy()[facts.work["row"].to_numpy()[at][chosen]]
+    codes = names.to_physical().to_numpy()[facts.work["row"].to_numpy()[rows][chosen]]
     texts = name_categories(names)
     # Whole nanoseconds far below 2⁵³, which floating point adds up exactly.
     sums = np.bincount(codes, weights=spent[chosen], minlength=texts.len())

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of: findings with their evidence, ceiling and remedies, and the verdict over them."""
+"""Data of a diagnosis: findings with their evidence, gain and remedies, and the verdict."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 Severity: TypeAlias = Literal["critical", "warning", "info"]
 Confidence: TypeAlias = Literal["high", "medium", "low"]
 
-#: From the worst to the mildest.
+#: From worst to mildest.
 SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")
 
-#: From the surest on.
+#: From most to least certain.
 CONFIDENCES: Final[tuple[Confidence, ...]] = ("high", "medium", "low")
 
-#: Causes of idle time that are as long as the host takes to issue work, which tracing makes slower.
+#: Causes of idle time during which the host issues work, which tracing slows down.
 ISSUING: Final = ("launch", "graph-launch", "refill")
 
-#: Categories of kernels that read, do a few operations a number, and write: their time is that of the memory traffic.
+#: Categories of kernels that read, do a few operations per number, and write: memory traffic determines their time.
 PASSES: Final = ("elementwise", "reduction", "normalization", "softmax", "copy-cast", "random")
 
-#: What the names of evidence end in → the unit of the number.
+#: End of the name of a number in `Finding.evidence` → its unit.
 EVIDENCE_UNITS: Final = {
     "_ns": "nanoseconds",
     "_bytes": "bytes",
@@ -44,9 +44,9 @@ EVIDENCE_UNITS: Final = {
 
 @dataclass(frozen=True)
 class Basis:
-    """What the interval of a gain is made of: a kind of model (`rule.Model`), and the least and the most gain by it.
+    """Basis of the interval of a gain: a kind of model (`rule.Model`), and the least and the largest gain by it.
 
-    Between these lies what the host's pace leaves open; how far off the model is comes on top.
+    These differ by the unknown pace of the host; the error of the model is added to them.
     """
 
     model: str
@@ -60,14 +60,14 @@ class Remedy:
 
     Attributes:
         action: what, in a few words.
-        how: the code, option or command, line by line; what is not code is a comment (`#`).
-        expected: what it should bring, and how that is known.
-        gain: how many times as fast the program does the same work, without a profiler, with this remedy alone; None
-            where that cannot be told. That of the first remedy that has one is what the finding expects.
+        how: the code, option or command, line by line; other text is in comments (`#`).
+        expected: the expected effect, and how it is known.
+        gain: speed-up for the same work without a profiler, with this remedy alone; None if unknown. The first known
+            gain is that of the finding.
         gain_interval: the 90 % interval of that gain; None with `gain`.
-        gain_by_batch: where more work is done at a time: so many times as much, and what that brings for the same work.
-            `gain` is one of these, `expected` says which.
-        basis: what `gain_interval` is made of; None with `gain`.
+        gain_by_batch: for more work at a time: multiple of the work → gain for the same work. `gain` is one of these;
+            `expected` says which.
+        basis: basis of `gain_interval`; None with `gain`.
     """
 
     action: str
@@ -79,24 +79,24 @@ class Remedy:
     basis: Basis | None = None
 
 
-#: By what a finding is located: by calls that hold the host, by pauses of the launching thread, or by work.
+#: How a finding is located: by calls that block the host, by pauses of the launching thread, or by work.
 Located: TypeAlias = Literal["waits", "copies", "allocations", "pauses", "work"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the program a part of a finding comes from. What is not known is None."""
+    """A place in the program that a part of a finding comes from. Unknown attributes are None."""
 
-    kind: str  #: what is counted there: `waits`, `copies`, `allocations`, `pauses`, `launches`, `kernels`
-    count: int  #: how many of them are there, `of_count` how many the finding speaks of
-    of_count: int
-    share: float  #: of the finding's time; of their number where none of them costs time by itself
+    kind: str  #: counted objects: `waits`, `copies`, `allocations`, `pauses`, `launches`, `kernels`
+    count: int  #: how many of them are at this place
+    of_count: int  #: how many belong to the finding
+    share: float  #: of the finding's time; of the number of objects if none of them costs time by itself
     operator: str | None  #: the innermost operator around them
     range: str | None  #: the innermost annotated range, without numbers of steps and calls
     module: str | None  #: the two innermost modules, `BertOutput.LayerNorm`
     file: str | None  #: the source file with the last folder above it, if any
     line: int | None  #: the line where the function begins, which is what profilers record
-    function: str | None  #: the innermost function of the program, PyTorch and Python's own library left out
+    function: str | None  #: the innermost function of the program, without PyTorch and Python's standard library
 
 
 @dataclass(frozen=True)
@@ -106,20 +106,18 @@ class Finding:
     Attributes:
         id: that of a rule.
         title: one sentence for people.
-        severity: by the gain; findings that only inform are `info` whatever theirs is.
-        confidence: how sure the cause is, given what the profile records.
-        expected: how many times as fast the program gets without a profiler by the best of the remedies; None where the
-            profile cannot tell.
+        severity: by the gain; `info` for findings that only inform.
+        confidence: how certain the cause is, given the recorded data.
+        expected: speed-up of the program without a profiler by the best remedy; None if unknown.
         expected_interval: the 90 % interval of the gain; None with `expected`.
-        bound: speed-up that no remedy can exceed, from the physics of the same mathematics; None where the
-            profile cannot tell.
+        bound: speed-up that no remedy can exceed, from the physics of the same mathematics; None if unknown.
         evidence: named numbers; the end of a name is the unit (`EVIDENCE_UNITS`).
-        where: names of the ranges or kernels that have the most of it, the first the most.
-        remedies: what to do: first what `expected` is the gain of, then by what each brings, of unknown gain last. What
-            brings more than the first, such as a larger batch, asks for more.
-        refute: the experiment that would show that this is wrong.
-        places: where in the program most of it comes from, the first the most.
-        basis: what `expected_interval` is made of; None where no gain is expected.
+        where: names of the ranges or kernels with the most of it, the largest first.
+        remedies: what to do: first the remedy with the gain `expected`, then by gain, unknown gains last. Later
+            remedies with a larger gain need more, such as a larger batch.
+        refute: the experiment that would refute this finding.
+        places: the places in the program that most of it comes from, the largest first.
+        basis: basis of `expected_interval`; None without an expected gain.
     """
 
     id: str
@@ -143,17 +141,17 @@ class Finding:
 
     @property
     def gain(self) -> float | None:
-        """The one number by which findings are ranked and shown: what is expected, else the bound."""
+        """The number by which findings are ranked and shown: the expected gain, else the bound."""
         return self.expected if self.expected is not None else self.bound
 
     @property
     def is_throughput(self) -> bool:
-        """Whether the gain is one of work in the same time: the step hardly gets longer with more in it."""
+        """Whether the gain is more work in the same time: the step hardly gets longer with more work in it."""
         return self.id in ("small-kernels", "weight-bound") and "passes_per_step" not in self.evidence
 
     @property
     def gained(self) -> str:
-        """What the gain is a factor of, in words behind it."""
+        """Text after the gain: what it is a factor of."""
         return "the work in the same time" if self.is_throughput else "as fast without it"
 
 
@@ -163,8 +161,7 @@ class PhaseVerdict:
 
     phase: str  #: `forward`, `backward` or `optimizer`
     verdict: str  #: that of a rule
-    #: expected, gain_ceiling: what its best remedy brings and at most can bring, on the time of the phase; None where
-    #: the profile cannot tell
+    #: expected, gain_ceiling: expected and largest speed-up of the phase by the best remedy; None if unknown
     expected: float | None
     gain_ceiling: float | None
     wall_ns: int  #: time of the phase: its GPU work and the pauses that this work ended
@@ -176,35 +173,35 @@ class PhaseVerdict:
 class Coverage:
     """How much of the window the diagnosis rests on."""
 
-    wall_ns: int  #: the time that was judged, summed over the GPUs
+    wall_ns: int  #: the analysed time, summed over the GPUs
     #: busy_ns, idle_ns: its two parts
     busy_ns: int
     idle_ns: int
     steps: int  #: steps of the window
-    idle_attributed_share: float | None  #: of the idle time, with a recorded cause; None where nothing was idle
+    idle_attributed_share: float | None  #: share of the idle time with a recorded cause; None without idle time
     claimed_ns: int  #: wall time that findings claim; no nanosecond is claimed twice
-    counters_share: float | None  #: of the kernel time, with hardware counters; None without counters
-    unavailable: tuple[str, ...]  #: what could not be asked of this profile, and what would answer it
+    counters_share: float | None  #: share of the kernel time with hardware counters; None without counters
+    unavailable: tuple[str, ...]  #: questions that this profile cannot answer, and how to answer them
     gpus: int = 1  #: over which times, launches and shares are summed
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What limits a window, and what to do about it.
+    """The limits of a window, and what to do about them.
 
     Attributes:
-        verdict: id of the main limiter, that of a rule; the first finding has it.
+        verdict: id of the rule of the main limiter; the first finding has it.
         headline: one sentence for people.
-        headline_share: the share of the window that it gives to the main limiter; null where it gives none.
+        headline_share: the share of the window that the headline gives to the main limiter; None if it gives none.
         findings: the worst first.
-        per_phase: the same verdict for each phase that the window has.
+        per_phase: a verdict for each phase of the window.
         predictions: modelled step times under single changes.
         coverage: how much the diagnosis rests on.
-        notes: what the profile cannot tell.
+        notes: gaps in what the profile recorded.
         moments: the worst instances of the findings, in their order, up to three of each.
-        what_if: what the remedies bring, one by one and in pairs; None where that cannot be modelled.
-        verdict_known: whether the profile shows what the verdict says; else it shows no cause, and too little of the
-            work to say how near the GPU is to its roofs.
+        what_if: gains of the remedies, one by one and in pairs; None if they cannot be modelled.
+        verdict_known: whether data support the verdict; otherwise no cause shows, and too little of the work is known
+            to compute how near the GPU is to its roofs.
     """
 
     verdict: str
@@ -221,16 +218,15 @@ class Diagnosis:
 
     def finding(self, id_: str) -> Finding | None:
         """The finding with this id, if it was raised."""
-        return next((found for found in self.findings if found.id == id_), None)
+        return next((finding for finding in self.findings if finding.id == id_), None)
 
 
-#: A factor of this size says no more than that hardly anything of the window would be left. It is the most that is
-#: expected, and no bound.
+#: Largest expected gain. Larger factors only mean that hardly anything of the window would be left, and are no bound.
 MANY: Final = 100.0
 
 
 def times(gain: float) -> str:
-    """A factor in words, to three digits, for no model of ours is surer: `1.23×`, `53.2×`; from `MANY` on, `>100×`."""
+    """A factor as text, to three digits, as no model is more precise: `1.23×`, `53.2×`; from `MANY` on, `>100×`."""
     if gain >= MANY:
         return f">{MANY:.0f}×"
     decimals = 2 if gain < 9.995 else 1 if gain < 99.95 else 0
@@ -238,19 +234,19 @@ def times(gain: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in words: `12.3 %`."""
+    """A share as text: `12.3 %`."""
     return f"{100 * share:.1f} %"
 
 
 def about(gain: float) -> str:
-    """What a remedy is expected to bring, in words."""
+    """An expected gain as text."""
     return f"about {times(gain)}" if gain < MANY else "many times"
 
 
 def ceiling(wall_ns: int, claimed_ns: float) -> float:
-    """Amdahl's law: how much faster the whole gets if this part of its time takes none.
+    """Amdahl's law: speed-up of the whole if this part of its time goes away.
 
-    Source: G. M. Amdahl, "Validity of the single processor approach", AFIPS 1967. A part that is the whole leaves one
-    nanosecond, so that the result stays finite.
+    Source: G. M. Amdahl, "Validity of the single processor approach", AFIPS 1967. If the part is the whole, one
+    nanosecond is left, so that the result is finite.
     """
     return wall_ns / max(wall_ns - claimed_ns, 1.0) if wall_ns > 0 else 1.0

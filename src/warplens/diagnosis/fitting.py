@@ -1,4 +1,4 @@
-"""Remedies that fit the program: without what it does already or its GPU cannot do, in the words of what runs it."""
+"""Remedies that fit the program: without those already taken or impossible on its GPU, and for its framework."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.frameworks import framework_of, in_words_of, is_of_pytorch
 
-#: Engines that serve language models, by the libraries of kernels that they bring.
+#: Engines that serve language models, by their kernel libraries.
 _ENGINES: Final = ("vllm", "sglang", "tensorrt-llm")
 
-#: Where an engine runs the model, and launches each kernel.
+#: For engines that launch each kernel.
 _ENGINE_GRAPHS: Final = Remedy(
     "Let the engine replay its CUDA graphs",
     "vllm serve MODEL  # without --enforce-eager; batches up to --max-cudagraph-capture-size are captured\n"
@@ -31,7 +31,7 @@ def _on_amd(facts: Facts) -> bool:
 
 
 def _attention_is_fused(facts: Facts) -> bool:
-    """No softmax that could be part of a written-out attention."""
+    """Whether no softmax could be part of unfused attention."""
     program = facts.program
     return not (program.labelled("softmax") & ~program.marked("log-softmax")).any()
 
@@ -40,23 +40,23 @@ def _optimizer_is_fused(facts: Facts) -> bool:
     return not facts.trains or bool(facts.program.marked("fused-optimizer").any())
 
 
-#: Remedies that the program has taken already, by their code.
+#: Code of remedies that compile, and of those that capture graphs.
 _COMPILES: Final = re.compile(r"torch\.compile\((?!.*reduce-overhead)")
 _CAPTURES: Final = re.compile(r"reduce-overhead|torch\.cuda\.graph\(|CUDAGraph\(")
 
-#: Lines of a remedy's code that say nothing to some programs, and to which.
+#: Pattern of lines of a remedy's code, and the programs to which they do not apply.
 _LINES: Final[tuple[tuple[re.Pattern[str], Callable[[Facts], bool]], ...]] = (
     (re.compile(r"\bn(?:sys|cu)\b|gpu-metrics-devices"), _on_amd),
     (re.compile(r"written-out attention"), _attention_is_fused),
     (re.compile(r"a fused optimizer for its kernels"), _optimizer_is_fused),
 )
 
-#: How an experiment names the tool that measures its quantity, in brackets or at the end of them.
+#: Mention of an NVIDIA tool in an experiment, in brackets or at their end.
 _NVIDIA_TOOL: Final = re.compile(r" \(ncu [^)]*\)|; ncu [^)]*(?=\))")
 
 
 def fitting(facts: Facts, finding: Finding) -> Finding:
-    """The finding with the remedies that fit; unless none would be left, without what the program has done already."""
+    """The finding with the remedies that fit; those already taken are left out, unless none would be left."""
     if _on_amd(facts):
         finding = replace(finding, refute=_NVIDIA_TOOL.sub("", finding.refute))
     if not finding.remedies:
@@ -66,31 +66,31 @@ def fitting(facts: Facts, finding: Finding) -> Finding:
     taken += [_CAPTURES] if served else []
     left = [remedy for remedy in finding.remedies if not any(pattern.search(remedy.how) for pattern in taken)]
     framework = None if _on_amd(facts) else framework_of(facts)
-    told = in_words_of(framework, tuple(left) or finding.remedies)
-    silent = [pattern for pattern, holds in _LINES if holds(facts)]
-    left = [replace(remedy, how=how) for remedy in told if (how := _without(remedy.how, silent))]
+    remedies = in_words_of(framework, tuple(left) or finding.remedies)
+    unfit = [pattern for pattern, applies in _LINES if applies(facts)]
+    left = [replace(remedy, how=how) for remedy in remedies if (how := _without(remedy.how, unfit))]
     if served:
         graphs = next((remedy for remedy in finding.remedies if _CAPTURES.search(remedy.how)), _ENGINE_GRAPHS)
         left.insert(0, replace(graphs, action=_ENGINE_GRAPHS.action, how=_ENGINE_GRAPHS.how))
     return replace(finding, remedies=tuple(left)) if left else finding
 
 
-def _without(how: str, silent: list[re.Pattern[str]]) -> str:
-    return "\n".join(line for line in how.split("\n") if not any(pattern.search(line) for pattern in silent))
+def _without(how: str, unfit: list[re.Pattern[str]]) -> str:
+    return "\n".join(line for line in how.split("\n") if not any(pattern.search(line) for pattern in unfit))
 
 
 @once
 def _engine(facts: Facts) -> bool:
-    """Whether kernels of an engine that serves language models run."""
+    """Whether the profile has kernels of an engine that serves language models."""
     kernels = facts.timeline.trace.kernels["full_name"]
     return bool(class_table(kernels)["library"].is_in(_ENGINES).any())
 
 
 def framework_doubt(facts: Facts, findings: Iterable[Finding]) -> str | None:
-    """Why remedies that are written for PyTorch may not be this program's; None where it uses it, or none is."""
+    """Why remedies for PyTorch may not fit this program; None if it uses PyTorch, or no remedy is for PyTorch."""
     framework = framework_of(facts)
     remedies = (remedy for finding in findings for remedy in finding.remedies)
     if framework == "pytorch" or not facts.program.is_kernel.any() or not any(map(is_of_pytorch, remedies)):
         return None
-    made = "XLA made the kernels" if framework == "jax" else "nothing shows that the program uses it"
-    return f"some are written for PyTorch, and {made}"
+    reason = "XLA made the kernels" if framework == "jax" else "nothing shows that the program uses it"
+    return f"some are written for PyTorch, and {reason}"

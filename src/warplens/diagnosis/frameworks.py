@@ -1,7 +1,7 @@
-"""What remedies say to programs that do not use PyTorch: the same change in the words of JAX, CuPy or CUDA C++.
+"""Remedies for programs that do not use PyTorch: the same change in JAX, CuPy or CUDA C++.
 
-Rules write their remedies for PyTorch. Here stands, by what a remedy does, how the same is done elsewhere. A remedy
-that has no counterpart is left out while others remain.
+Rules write their remedies for PyTorch; the table here has their counterparts. A remedy without a counterpart is left
+out, unless none would be left.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from warplens.profile.schema import rows_named
 if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
 
-#: What a program is written with, as far as its profile shows. `cuda` is C++: it has kernels of its own with the types
-#: of their arguments in their names, which those that are compiled from Python lack, and none of the others.
+#: Framework of a program, as far as its profile shows. `cuda` is C++: its own kernels have argument types in their
+#: names, unlike those compiled from Python, and there are no kernels of the other frameworks.
 Framework: TypeAlias = Literal["pytorch", "jax", "cupy", "cuda"]
 
-#: Libraries whose kernels hardly run outside of programs of PyTorch, or that have options of their own.
+#: Libraries whose kernels hardly run outside PyTorch programs, or that have their own options.
 _WITH_PYTORCH: Final = ("at-native", "triton", "vllm", "sglang", "tensorrt-llm", "fbgemm", "torchvision", "deepep")
 _PYTORCH_KERNEL: Final = re.compile(r"\b(?:at|c10d?|caffe2)::|^triton_|\btorch|^__myl_")
 _PYTORCH_RANGE: Final = re.compile(
@@ -35,14 +35,13 @@ _XLA_KERNEL: Final = re.compile(r"\bstream_executor::|\bxla::")
 _XLA_RANGE: Final = re.compile(r"^(?:XlaModule|Thunk|XlaPass|TSL):")
 _CUPY_KERNEL: Final = re.compile(r"^cupy_|\bcupy::")
 
-#: What is no word of any program but one of PyTorch.
+#: Text that only occurs in code for PyTorch.
 _OF_PYTORCH: Final = re.compile(
     r"\btorch|\bDataLoader\b|\bF\.\w+\(|\bmodel\b|\.detach\(|\.backward\(|Lightning|transformers|vllm|\bmodel\(|no_sync"
     r"|PYTORCH|TORCH|register_buffer|Tensor\b|\.contiguous\(\)|\.float\(\)|scikit|g\.replay|device_map"
 )
 
-#: By the begin of what a remedy does and by framework: the same as an action and code, and where it brings something
-#: else, what; `*` is for any other framework.
+#: Begin of an action → framework → its action, its code and, if it differs, its expected effect; `*`: other frameworks.
 _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Copy from pinned memory": {
         "jax": ("Send data ahead", "x = jax.device_put(batch)  # returns at once: call it one step ahead"),
@@ -120,12 +119,12 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Process all items at once": {
         "jax": (
             "Process all items at once",
-            "values = jax.device_get(values)  # all of them once, behind the loop\n"
-            "# one jitted function over all items (jax.vmap, jax.tree.map inside jit) in place of a call for each",
+            "values = jax.device_get(values)  # all of them once, after the loop\n"
+            "# one jitted function over all items (jax.vmap, jax.tree.map inside jit) instead of a call for each",
         ),
         "cupy": (
             "Process all items at once",
-            "values = cupy.stack(values).get()  # once, behind the loop\n"
+            "values = cupy.stack(values).get()  # once, after the loop\n"
             "# a loop that tests for its end: every N turns only",
         ),
         "*": (
@@ -136,7 +135,7 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Do the work of all turns at once": {
         "jax": (
             "Do the work of all turns at once",
-            "# jax.vmap, or jax.lax.scan inside jit, in place of a Python loop",
+            "# jax.vmap, or jax.lax.scan inside jit, instead of a Python loop",
         ),
         "cupy": ("Do the work of all turns at once", "# one operation over the whole array: broadcasting, cupy.where"),
         "*": ("Do the work of all turns at once", "# one kernel over the whole array; library calls that take a batch"),
@@ -192,22 +191,22 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "jax": ("Put more into one program", "# several steps in one jit: jax.lax.scan; metrics and updates in it, too")
     },
     "Launch fewer kernels": {
-        "jax": ("Launch fewer kernels", "step = jax.jit(step)  # outside of jit each operation is a kernel of its own"),
+        "jax": ("Launch fewer kernels", "step = jax.jit(step)  # outside jit, each operation is a separate kernel"),
         "cupy": ("Launch fewer kernels", "@cupy.fuse()  # or one cupy.ElementwiseKernel for a chain of operations"),
         "*": (
             "Launch fewer kernels",
-            "# one kernel for what passes over the same data; library calls that take a batch",
+            "# one kernel for all passes over the same data; library calls that take a batch",
         ),
     },
     "Give each launch more work": {
         "*": ("Give each launch more work", "# a larger batch: several requests, or chunks of the input, in one pass")
     },
     "Fuse chains of elementwise work": {
-        "jax": ("Fuse chains of elementwise work", "step = jax.jit(step)  # XLA fuses what is inside of one jit"),
+        "jax": ("Fuse chains of elementwise work", "step = jax.jit(step)  # XLA fuses operations inside one jit"),
         "cupy": ("Fuse chains of elementwise work", "@cupy.fuse()  # or cupy.ElementwiseKernel, cupy.ReductionKernel"),
         "*": ("Fuse kernels that pass over the same data", "# one pass over the data instead of several"),
     },
-    "Move fewer bytes": {"*": ("Move fewer bytes", "# 16-bit in place of 32-bit numbers; results in place")},
+    "Move fewer bytes": {"*": ("Move fewer bytes", "# 16-bit instead of 32-bit numbers; results in place")},
     "Keep tensors in 16 bits": {"*": ("Keep arrays in 16 bits", "# sums and norms in 32 bits inside of kernels only")},
     "Put more work into each launch": {
         "jax": ("Put more work into each launch", "# a larger batch, or independent problems stacked: jax.vmap"),
@@ -259,12 +258,15 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         )
     },
     "Do this work where its data are": {
-        "*": ("Do this work where its data are", "# on the GPU: no way to the host and back between two kernels")
+        "*": (
+            "Do this work where its data are",
+            "# on the GPU, without copies to the host and back between two kernels",
+        )
     },
     "Work on these results on the GPU": {
         "*": (
             "Work on these results on the GPU, or behind the loop",
-            "# one number read back in place of an array; or hand them to another thread",
+            "# one number read back instead of an array; or hand them to another thread",
         )
     },
     "Find out what the host does there": {
@@ -302,7 +304,7 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "Compute in float32 or less",
             "x = cupy.asarray(array, dtype=cupy.float32)  # NumPy's floats are float64",
         ),
-        "*": ("Compute in float32 or less", "# float in place of double, also for constants: 0.5f"),
+        "*": ("Compute in float32 or less", "# float instead of double, also for constants: 0.5f"),
     },
     "Allow TF32": {
         "jax": ("Allow TF32", "jax.config.update('jax_default_matmul_precision', 'tensorfloat32')"),
@@ -332,7 +334,7 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Put dependent work on the same stream": {
         "*": (
             "Put dependent work on the same stream",
-            "# no stream of its own for work that waits for the other one anyway\n"
+            "# no separate stream for work that waits for the other one anyway\n"
             "# close other programs that use the GPU",
         )
     },
@@ -341,7 +343,7 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 
 @once
 def framework_of(facts: Facts) -> Framework | None:
-    """What the program is written with, by the whole profile; None where nothing tells, as with libraries' products."""
+    """The framework of the program, by the whole profile; None if unknown, such as with products of libraries only."""
     trace = facts.timeline.trace
     names = trace.kernels["full_name"]
     if facts.timeline.has_operators:
@@ -382,19 +384,20 @@ def is_of_pytorch(remedy: Remedy) -> bool:
 
 
 def in_words_of(framework: Framework | None, remedies: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
-    """The remedies as that framework has them; those that only PyTorch has are left out, unless none would be left."""
+    """The remedies for that framework; those that only PyTorch has are left out, unless none would be left."""
     if framework is None or framework == "pytorch":
         return remedies
-    told = [_translated(framework, remedy) for remedy in remedies]
-    return tuple(remedy for remedy in told if not is_of_pytorch(remedy)) or remedies
+    translated = [_translated(framework, remedy) for remedy in remedies]
+    return tuple(remedy for remedy in translated if not is_of_pytorch(remedy)) or remedies
 
 
 def _translated(framework: Framework, remedy: Remedy) -> Remedy:
     for begin, elsewhere in _ELSEWHERE.items():
-        if remedy.action.startswith(begin) and (said := elsewhere.get(framework) or elsewhere.get("*")) is not None:
-            # What brings something else has no gain of its own.
-            other = Remedy(said[0], said[1], said[2]) if len(said) > 2 else remedy
-            remedy = replace(other, action=said[0], how=said[1])
+        if remedy.action.startswith(begin) and (counterpart := elsewhere.get(framework) or elsewhere.get("*")):
+            action, how = counterpart[:2]
+            # A counterpart with another effect has no known gain.
+            other = Remedy(action, how, counterpart[2]) if len(counterpart) > 2 else remedy
+            remedy = replace(other, action=action, how=how)
             break
     else:
         lines = [line for line in remedy.how.split("\n") if not _OF_PYTORCH.search(line)]

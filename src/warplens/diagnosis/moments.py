@@ -1,8 +1,8 @@
 """Where in the window each finding costs the most: the instants to look at first.
 
-A finding claims pauses and pieces of work (`warplens.diagnosis.claims`). Where single ones stand out, they are its
-worst moments: a wait of a millisecond, a copy that blocks. Where it is made of thousands of small ones, one of them
-shows nothing, and the stretch of the window that holds the most of it is what to look at.
+A finding claims pauses and pieces of work (`warplens.diagnosis.claims`). If single ones stand out, they are its worst
+moments: a wait of a millisecond, a copy that blocks. If it consists of thousands of small ones, a single one shows
+nothing, and the worst moments are the stretches of the window with the most of it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding
 from warplens.profile.schema import name_categories
 
-#: Moments of each finding: enough to see that the first is no accident.
+#: Moments of each finding: several show that the first is no accident.
 MOST_MOMENTS: Final = 3
 
-#: A piece stands out where it has this share of what the finding claims of a step; stretches are as long a part of one.
-_TELLING_SHARE: Final = 0.05
+#: Least share of the finding's time per step for a piece to stand out; also the length of stretches, of a step.
+_LEAST_SHARE: Final = 0.05
 
-#: A stretch is no shorter than this: below, there is no more than one kernel in it.
+#: Shortest stretch: shorter ones have no more than one kernel.
 _LEAST_STRETCH_NS: Final = 20_000
 
 
@@ -34,14 +34,14 @@ class Moment:
     """One instance of a finding."""
 
     finding: str
-    #: start_ns, end_ns: the half-open interval, in the profile's clock; what reaches beyond the window ends with it
+    #: start_ns, end_ns: the half-open interval, in the profile's clock, cut at the window
     start_ns: int
     end_ns: int
     device: int  #: CUDA ordinal of the GPU
     claimed_ns: int
     what: str  #: `pause`, `work`, or `stretch` of several
-    name: str  #: of the work as recorded, or the main cause of the pause; empty for a stretch
-    pieces: int  #: pauses and pieces of work that it claims there
+    name: str  #: name of the work as recorded, or the main cause of the pause; empty for a stretch
+    pieces: int  #: claimed pauses and pieces of work
 
 
 def worst_moments(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> tuple[Moment, ...]:
@@ -58,19 +58,19 @@ def _of_finding(facts: Facts, claims: Claims, id_: str) -> Iterator[Moment]:
     claimed = pl.concat(
         [
             table.select(span)[rows]
-            .with_columns(pl.Series("row", rows, dtype=pl.UInt32), pl.Series("claimed_ns", mine.ns[mine.ns > 0]))
+            .with_columns(pl.Series("row", rows, dtype=pl.UInt32), pl.Series("claimed_ns", spent.ns[spent.ns > 0]))
             .with_columns(inside, pl.lit(what).alias("what"))
-            for table, mine, what in parts
-            for rows in [np.flatnonzero(mine.ns > 0) if mine.rows is None else mine.rows[mine.ns > 0]]
+            for table, spent, what in parts
+            for rows in [np.flatnonzero(spent.ns > 0) if spent.rows is None else spent.rows[spent.ns > 0]]
         ]
     )
     if not claimed.height:
         return
-    telling = _TELLING_SHARE * int(claimed["claimed_ns"].sum()) / facts.steps
+    least_ns = _LEAST_SHARE * int(claimed["claimed_ns"].sum()) / facts.steps
     largest = claimed.top_k(MOST_MOMENTS, by="claimed_ns").sort(
         "claimed_ns", "start_ns", descending=[True, False], maintain_order=True
     )
-    single = largest.filter(pl.col("claimed_ns") >= telling)
+    single = largest.filter(pl.col("claimed_ns") >= least_ns)
     if not single.height:
         yield from _stretches(facts, id_, claimed)
         return
@@ -81,11 +81,12 @@ def _of_finding(facts: Facts, claims: Claims, id_: str) -> Iterator[Moment]:
 
 
 def _stretches(facts: Facts, id_: str, claimed: pl.DataFrame) -> Iterator[Moment]:
-    """The stretches of the window that hold the most of it, from the begin of the first piece to the end of the last.
+    """The stretches of the window with the most of it, from the start of the first piece to the end of the last.
 
-    A piece counts where it begins. Stretches lie side by side, so that no two overlap by more than a last piece.
+    The window is cut into cells, and pieces belong to the cell in which they start, so that stretches overlap by at
+    most one piece.
     """
-    length = max(int(_TELLING_SHARE * facts.window.duration_ns / facts.steps), _LEAST_STRETCH_NS)
+    length = max(int(_LEAST_SHARE * facts.window.duration_ns / facts.steps), _LEAST_STRETCH_NS)
     cell = (pl.col("start_ns") - facts.window.start_ns) // length
     best = (
         claimed.group_by("device", cell.alias("cell"))

@@ -1,10 +1,9 @@
-"""The window at the pace that the host has without a profiler, replayed with a cause taken away.
+"""Replays of the window at the host's pace without a profiler, with and without a cause.
 
-A profiler makes the host slower: of the time that it takes to issue work, a share is left without (`Recorder`). The
-GPU's work takes as long as ever, and so do long pauses of the host. The schedule is then replayed with the change that
-a remedy makes, so that what one cause hides of another is not counted twice, and a host that is ahead of the GPU gains
-nothing. Because that share is not known well, each answer is computed three times: with the usual one, and with more
-and with less.
+A profiler slows down the host: without it, issuing work takes only a share of the recorded time (`Recorder`). GPU work
+and long pauses of the host take as long as recorded. The schedule is then replayed with the change that a remedy makes.
+So causes that hide each other are not counted twice, and a host that is ahead of the GPU gains nothing. The share is
+not known exactly, so each answer is computed three times: with the usual share, a larger and a smaller one.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from warplens.analysis.window import Window
 from warplens.profile import Device
 from warplens.profile.schema import Float64s
 
-#: What PyTorch's profiler adds to each operator that it records, at least: of the same pauses under Nsight Systems and
-#: under it, four of 1,100 to 6,200 operators differ by 2 to 16 µs for each. What an operator computes takes as long.
+#: Least time that PyTorch's profiler adds to each operator that it records: four pauses with 1,100 to 6,200 operators
+#: differ by 2 to 16 µs per operator from the same pauses under Nsight Systems. The operator's own work takes as long.
 _OPERATOR_NS: Final = 2_000
 
-#: A pause shorter than this many launches, in which operators are recorded, is the framework's own code: gradients that
-#: are handed to their parameters, views, guards of compiled parts. A profiler makes that longer as it does launching.
-_OF_A_FRAMEWORK: Final = 100
+#: A pause with recorded operators, shorter than this many launches, is the framework's own code: handing gradients to
+#: their parameters, views, guards of compiled parts. A profiler slows that down as it does launches.
+_FRAMEWORK_PAUSE_LAUNCHES: Final = 100
 
-#: Step times that the host decides differ from one run of the same program to the next, and so does what a remedy
-#: saves: by up to this factor between the recording and the timing of the programs in `data/pairs`. Of 101 recordings
-#: whose steps the host decides in part, 89 were timed within what it makes of the usual share.
+#: Host-bound step times differ from one run of the same program to the next, and so do the savings of a remedy: by up
+#: to this factor between the recording and the timing of the programs in `data/pairs`. Of 101 recordings whose steps
+#: are partly host-bound, 89 were timed within the range that this factor makes of the usual share.
 NOISE: Final = 1.7
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times as fast the window gets: expected, and the least and the most that the host's pace leaves open."""
+    """Speed-up of the window: expected, and its least and largest value for the possible paces of the host."""
 
     expected: float
     low: float
@@ -53,25 +52,25 @@ class Less:
 
     time: Float64s  #: of its time on the GPU
     calls: Float64s  #: of the time in which the host issues it
-    stalls: float = 1.0  #: of what the host does beside issuing, the share that goes away like the calls
-    elsewhere: bool = False  #: whether its other pauses get shorter by the share of all calls that go away, too
+    stalls: float = 1.0  #: share of the host's other time before it that goes away like the calls
+    elsewhere: bool = False  #: whether all other host pauses shrink by the share of calls that go away
 
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """The schedule of a window without what the profiler added."""
+    """The schedule of a window without the time that the profiler added."""
 
-    #: usual, slow, fast: at the usual share of the host's time, and at more and at less
+    #: usual, slow, fast: with the usual share of the host's time, a larger and a smaller one
     usual: RecordedSchedule
     slow: RecordedSchedule
     fast: RecordedSchedule
     devices: Sequence[Device]  #: of the capture
-    steps: int = 1  #: that were replayed; 1 where the window has none
-    _before: dict[int, int] = field(default_factory=dict, repr=False)
+    steps: int = 1  #: replayed steps; 1 if the window has none
+    _unchanged_ns: dict[int, int] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, timeline: Timeline, window: Window) -> Pace | None:
-        """The schedule of the process and GPU with the most work; None where it cannot be replayed."""
+        """The schedule of the process and GPU with the most work; None if it cannot be replayed."""
         window = excerpt(timeline, window)
         recorded = recorded_schedule(timeline, window)
         if recorded is None or window.duration_ns <= 0:
@@ -88,55 +87,56 @@ class Pace:
         return cls(at(1.0), at(NOISE), at(1 / NOISE), devices, steps)
 
     def duration_ns(self, place: int, *changes: Change, less: Less | None = None) -> int:
-        """What was replayed takes so long: as `usual` (0), `slow` (1) or `fast` (2), with changes as of `gain`."""
+        """Replayed duration at pace `usual` (0), `slow` (1) or `fast` (2), with changes as in `gain`."""
         if changes or less is not None:
-            found = self.replayed(place, *changes, less=less)
-            return self.duration_ns(place) if found is None else found[0].duration_ns(found[1])
-        if place not in self._before:
-            self._before[place] = replayed_ns((self.usual, self.slow, self.fast)[place])
-        return self._before[place]
+            result = self.replayed(place, *changes, less=less)
+            return self.duration_ns(place) if result is None else result[0].duration_ns(result[1])
+        if place not in self._unchanged_ns:
+            self._unchanged_ns[place] = replayed_ns((self.usual, self.slow, self.fast)[place])
+        return self._unchanged_ns[place]
 
     def replayed(
         self, place: int, *changes: Change, less: Less | None = None
     ) -> tuple[RecordedSchedule, Replayed] | None:
-        """The schedule with these changes, and the times that follow from it; None where they alter nothing."""
+        """The schedule with these changes, and its replayed times; None if they alter nothing."""
         changed = _changed((self.usual, self.slow, self.fast)[place], changes, less, self.devices)
         return None if changed is None else (changed, replay(changed.schedule))
 
     def gain(self, *changes: Change, less: Less | None = None, kept: float = 0.0) -> Gain | None:
-        """What these changes bring together; None where they alter nothing.
+        """Gain of these changes together; None if they alter nothing.
 
         Args:
             changes: of `prediction.CHANGES`.
             less: work that is not done.
-            kept: of the time that goes away, the share that is expected to stay; at best none of it.
+            kept: share of the saved time that is expected to stay; `Gain.high` assumes none of it.
         """
         gains, best = [], []
         for place in range(3):
-            found = self.replayed(place, *changes, less=less)
-            if found is None:
+            result = self.replayed(place, *changes, less=less)
+            if result is None:
                 return None
-            before, after = self.duration_ns(place), found[0].duration_ns(found[1])
+            before, after = self.duration_ns(place), result[0].duration_ns(result[1])
             gains.append(before / max(after + kept * max(before - after, 0), 1))
             best.append(before / max(after, 1))
         return Gain(gains[0], min(gains), max(best))
 
 
 def _unprofiled_stalls(timeline: Timeline, recorded: RecordedSchedule, share: float) -> Float64s:
-    """Of each long pause, the share that is left without what its recorded operators cost; never less than `share`.
+    """Share of each long pause that is left without the cost of recording its operators; never less than `share`.
 
-    What a framework does between two launches gets shorter as the launches do.
+    The framework's own code between two launches shrinks like the launches.
     """
     if not timeline.has_operators:
         return np.ones(len(recorded.stall_ns))
     ranges = timeline.trace.ranges.select("start_ns", "process")[timeline.trace.operators["range"]]
-    begun = ranges["start_ns"].filter(ranges["process"] == recorded.process).sort().to_numpy()
-    before = np.searchsorted(begun, recorded.called_ns)
-    count = before - np.searchsorted(begun, recorded.called_ns - recorded.schedule.pause_ns)
-    kept = np.maximum(1 - count * _OPERATOR_NS / np.maximum(recorded.stall_ns, 1), share)
+    starts = ranges["start_ns"].filter(ranges["process"] == recorded.process).sort().to_numpy()
+    pause_starts = recorded.called_ns - recorded.schedule.pause_ns
+    operators = np.searchsorted(starts, recorded.called_ns) - np.searchsorted(starts, pause_starts)
+    left = np.maximum(1 - operators * _OPERATOR_NS / np.maximum(recorded.stall_ns, 1), share)
     calls = np.sort(recorded.called_ns[recorded.issues])
-    usual = float(np.median(np.diff(calls))) if len(calls) > 1 else 0.0
-    return np.where((count > 0) & (recorded.stall_ns < _OF_A_FRAMEWORK * usual), share, kept)
+    interval = float(np.median(np.diff(calls))) if len(calls) > 1 else 0.0
+    is_framework = (operators > 0) & (recorded.stall_ns < _FRAMEWORK_PAUSE_LAUNCHES * interval)
+    return np.where(is_framework, share, left)
 
 
 def _changed(
@@ -150,7 +150,7 @@ def _changed(
         return None if less is None else changed
     schedule = altered.schedule
     if "cuda-graph" in changes:
-        # What the host does beside issuing work is no launch, and another finding's.
+        # A graph does not remove the host's other work, which other findings claim.
         schedule = replace(schedule, pause_ns=np.maximum(schedule.pause_ns, changed.stall_ns))
     return replace(changed, schedule=schedule)
 
@@ -158,33 +158,33 @@ def _changed(
 def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
     """The schedule without a share of some work, and of the calls that issue it."""
     schedule = recorded.schedule
-    gone = less.time
-    of_call = np.ones(len(schedule.pause_ns))
-    first = np.flatnonzero(np.r_[len(gone) > 0, schedule.call[1:] != schedule.call[:-1]])
+    # A call goes away to the least share of the work that it issues.
+    saved = np.ones(len(schedule.pause_ns))
+    first = np.flatnonzero(np.r_[len(less.time) > 0, schedule.call[1:] != schedule.call[:-1]])
     if len(first):
-        of_call[schedule.call[first]] = np.minimum(np.minimum.reduceat(less.calls, first), 1.0)
-    # Calls that issue nothing, such as waits, belong to what is issued before and after them.
+        saved[schedule.call[first]] = np.minimum(np.minimum.reduceat(less.calls, first), 1.0)
+    # Calls that issue nothing, such as waits, go away to the lesser share of the issuing calls around them.
     issues = recorded.issues
     issuing, following = np.flatnonzero(issues), running_sum(issues)[:-1]
-    before = of_call[issuing[np.maximum(following - 1, 0)]]
-    after = of_call[issuing[np.minimum(following, len(issuing) - 1)]]
-    of_call = np.where(issues, of_call, np.minimum(before, after))
-    kept = 1 - of_call
-    fewer = float(of_call[issuing].mean()) if less.elsewhere and len(issuing) else 0.0
-    stall = np.round(recorded.stall_ns * (1 - np.maximum(of_call * less.stalls, fewer))).astype(np.int64)
-    pause = stall + np.round((schedule.pause_ns - recorded.stall_ns) * kept).astype(np.int64)
-    held = np.round(schedule.held_ns * kept).astype(np.int64)
-    sooner = schedule.offset_ns - (schedule.held_ns - held)[schedule.call]
+    before = saved[issuing[np.maximum(following - 1, 0)]]
+    after = saved[issuing[np.minimum(following, len(issuing) - 1)]]
+    saved = np.where(issues, saved, np.minimum(before, after))
+    left = 1 - saved
+    saved_elsewhere = float(saved[issuing].mean()) if less.elsewhere and len(issuing) else 0.0
+    stall = np.round(recorded.stall_ns * (1 - np.maximum(saved * less.stalls, saved_elsewhere))).astype(np.int64)
+    pause = stall + np.round((schedule.pause_ns - recorded.stall_ns) * left).astype(np.int64)
+    held = np.round(schedule.held_ns * left).astype(np.int64)
+    offset = schedule.offset_ns - (schedule.held_ns - held)[schedule.call]
     return replace(
         recorded,
         schedule=replace(
             schedule,
             pause_ns=pause,
             held_ns=held,
-            offset_ns=np.maximum(sooner, np.minimum(schedule.offset_ns, 0)),
-            duration_ns=np.round(schedule.duration_ns * (1 - gone)).astype(np.int64),
-            # What is not launched starts after nothing.
-            gap_ns=np.round(schedule.gap_ns * (1 - np.maximum(gone, less.calls))).astype(np.int64),
+            offset_ns=np.maximum(offset, np.minimum(schedule.offset_ns, 0)),
+            duration_ns=np.round(schedule.duration_ns * (1 - less.time)).astype(np.int64),
+            # Work that is not launched has no start latency.
+            gap_ns=np.round(schedule.gap_ns * (1 - np.maximum(less.time, less.calls))).astype(np.int64),
         ),
         stall_ns=stall,
     )

@@ -1,7 +1,7 @@
 """Where in the program the time of a finding is lost: operators, ranges, modules and lines.
 
-A rule says by what its finding is located (`Rule.located`): by the calls that hold the host, or by the work that it
-claims. A pause belongs to the call in which it began or lies, not to the work that happens to come next.
+A rule declares how its finding is located (`Rule.located`): by the calls that block the host, or by the claimed work. A
+pause belongs to the call in which it starts or lies, not to the work that comes next.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from warplens.diagnosis.rules.host import HOST_COPIES
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Int64s, rows_named
 
-#: A finding names no more places: the rest has a smaller share than any of them.
+#: Most places of a finding.
 _MOST: Final = 3
-#: Less of a finding than this is no place to begin with.
+#: Least share of a finding at a place.
 _LEAST_SHARE: Final = 0.01
 
-#: Inductor's graphs are named after the hash of their code, which nobody can look up.
+#: Name of Inductor's graphs, with a hash of their code that is of no use.
 _COMPILED: Final = lazy_pattern(r"^## Call (?P<name>CompiledFxGraph) \w+ ##$")
 _LINE: Final = lazy_pattern(r"^(?P<file>.*)\((?P<line>\d+)\): (?P<function>.*)$", re.DOTALL)
 
 
 def located(facts: Facts, claims: Claims, finding: Finding) -> Finding:
-    """The finding with the places that have the most of it. Calls that hold the host are what it happens in, too."""
+    """The finding with its main places, and with `where` by these places if it is located by calls."""
     by = rule(finding.id).located
-    found = places(facts, claims, finding.id, by)
-    names = tuple(dict.fromkeys(name for place in found if (name := place.operator or place.range)))
-    return replace(finding, places=found, where=names if names and by != "work" else finding.where)
+    main = places(facts, claims, finding.id, by)
+    names = tuple(dict.fromkeys(name for place in main if (name := place.operator or place.range)))
+    return replace(finding, places=main, where=names if names and by != "work" else finding.where)
 
 
 def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, ...]:
-    """The places that have the most of what a finding claims, the first the most; none where nothing names them."""
+    """The places with the most of a finding's claimed time, the largest first; none if they have no names."""
     if by == "work":
         spent = claims.pieces(id_).plus(_of_next_work(facts, claims.pauses(id_))).whole()
         spent = spent if spent.any() or (sought := rule(id_).sought(facts)) is None else sought
@@ -64,12 +64,12 @@ def places(facts: Facts, claims: Claims, id_: str, by: Located) -> tuple[Place, 
 
 
 def _of_next_work(facts: Facts, pauses: Spent) -> Spent:
-    """For each piece of work the time of the pauses that it ended."""
+    """Time of the pauses that each piece of work ended."""
     if not pauses:
         return Spent.none(facts.work.height)
     spent = np.zeros(facts.work.height + 1, dtype=np.int64)
     np.add.at(spent, facts.program.gap_next[pauses.at], pauses.ns)
-    return Spent.of(spent[:-1])  # the last is that of pauses which no work ended
+    return Spent.of(spent[:-1])  # the last one counts pauses that no work ended
 
 
 def _pauses(facts: Facts, gaps: Int64s) -> tuple[pl.DataFrame, Int64s]:
@@ -81,11 +81,11 @@ def _pauses(facts: Facts, gaps: Int64s) -> tuple[pl.DataFrame, Int64s]:
 
 
 def _calls(facts: Facts, by: Located) -> pl.DataFrame:
-    """The calls of the window's launching threads that do this, by their begin."""
+    """The calls of this kind on the window's launching threads, by their start."""
     timeline, window = facts.timeline, facts.window
     threads = launching_threads(timeline, window)
     if by == "copies" and window.kind != "all":
-        # A step begins on the GPU: what it copies first was asked for before.
+        # A step begins on the GPU, so that its first copies were issued before.
         launched = timeline.work_in(window)["launch_start_ns"].drop_nulls().to_numpy()
         window = replace(window, start_ns=int(launched.min(initial=window.start_ns)))
     calls = timeline.api_calls_in(window)
@@ -101,28 +101,28 @@ def _calls(facts: Facts, by: Located) -> pl.DataFrame:
 
 
 def _of_last_call(facts: Facts, calls: pl.DataFrame, gaps: Int64s) -> Int64s:
-    """For each of these calls the time of the pauses behind it, up to the next such call of its process."""
+    """Time of the pauses after each of these calls, up to the next such call of its process."""
     spent = np.zeros(calls.height, dtype=np.int64)
     process, begins = calls["process"].to_numpy(), calls["start_ns"].to_numpy()
     after = facts.program.gap_next
     of_gap = np.where(after >= 0, np.r_[facts.work["process"].to_numpy(), -1][after], -1)
     for one in np.unique(process):
         own = np.flatnonzero(process == one)
-        mine = (gaps > 0) & (of_gap == one)
-        last = np.searchsorted(begins[own], facts.gaps["end_ns"].to_numpy()[mine], side="right") - 1
-        np.add.at(spent, own[last[last >= 0]], gaps[mine][last >= 0])
+        pauses = (gaps > 0) & (of_gap == one)
+        last = np.searchsorted(begins[own], facts.gaps["end_ns"].to_numpy()[pauses], side="right") - 1
+        np.add.at(spent, own[last[last >= 0]], gaps[pauses][last >= 0])
     return spent
 
 
 def _inside(facts: Facts, calls: pl.DataFrame, gaps: Int64s) -> Int64s:
-    """For each of these calls the time of claimed pauses in it; what holds the host costs no more than that."""
+    """Claimed time of the pauses inside each of these calls."""
     rows = gaps > 0
     claimed = union(Intervals(facts.gaps["start_ns"].to_numpy()[rows], facts.gaps["end_ns"].to_numpy()[rows]))
     return measure_before(claimed, calls["end_ns"].to_numpy()) - measure_before(claimed, calls["start_ns"].to_numpy())
 
 
 def _of_launched(calls: pl.DataFrame, work: pl.DataFrame, claimed: pl.Series) -> Int64s:
-    """For each of these calls the claimed time of the work that it launched."""
+    """Claimed time of the work that each of these calls launched."""
     launched = work.select("process", start_ns="launch_start_ns").with_columns(claimed).drop_nulls()
     sums = launched.group_by("process", "start_ns").agg(pl.col("claimed_ns").sum())
     found = calls.join(sums, on=["process", "start_ns"], how="left", maintain_order="left")
@@ -130,11 +130,11 @@ def _of_launched(calls: pl.DataFrame, work: pl.DataFrame, claimed: pl.Series) ->
 
 
 def _largest(found: tuple[pl.DataFrame, Int64s], kind: str, spent: Int64s) -> tuple[Place, ...]:
-    """The places with the most time, or the most calls where none of them costs time by itself."""
+    """The places with the most time, or with the most calls if none costs time by itself."""
     named, which = found
     if not named.height:
         return ()
-    # A call is named by all that is known of it. Work is spread over many operators, but over few lines.
+    # Calls are grouped by all attributes; work only by a few, because it is spread over many operators but few lines.
     lines = bool(named["line"].is_not_null().any())
     keys = (
         list(PLACE) if kind not in ("launches", "kernels") else ["line", "module"] if lines else ["range", "operator"]
@@ -164,7 +164,7 @@ def _largest(found: tuple[pl.DataFrame, Int64s], kind: str, spent: Int64s) -> tu
 
 
 def _place(kind: str, every: int, row: dict[str, Any]) -> Place:
-    """One row of `_largest`; of the folders above the file the last stays."""
+    """A place from a row of `_largest`, with only the last folder of the file."""
     source = _LINE.match(row["line"] or "")
     return Place(
         kind=kind,

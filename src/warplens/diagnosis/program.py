@@ -1,7 +1,7 @@
-"""The kernels of a window as a program: in order, with what names and grids tell, and the patterns that rules look for.
+"""The kernels of a window as a program: in order, with properties by their names and grids, and the patterns for rules.
 
-Both kinds of profile have this: a trace that records shapes and a capture that does not. What a kernel's name marks is
-declared here once (`MARKS`); what a sequence of kernels means is for the rules.
+It works for profiles with and without recorded shapes. The meaning of a kernel's name is declared here once (`MARKS`);
+the meaning of a sequence of kernels is up to the rules.
 """
 
 from __future__ import annotations
@@ -31,61 +31,64 @@ if TYPE_CHECKING:
 Int32s = npt.NDArray[np.int32]
 _Value = TypeVar("_Value", bound=np.generic)
 
-#: What a kernel's full name marks it as. A new library's name for the same thing goes into its line here.
+#: Mark → pattern of the full names of kernels that have it. Add names of new libraries here.
 MARKS: Final = {
     **names.MARKS,
     "log-softmax": r"LogSoftMax|log_softmax|softmax_warp_(?:forward|backward)<[^>]*, *(?:\(bool\))?(?:1|true)\b",
     "backward": r"(?i:backward|bprop|dgrad|wgrad|_bwd)|Bwd",
-    # Of these, what no forward pass launches: a transposed convolution is the gradient of another's input.
+    # Backward kernels that no forward pass launches; without dgrad, which transposed convolutions use forward.
     "differentiating": r"(?i:backward|bprop|wgrad|_bwd)|Bwd",
     "layout-conversion": r"(?i)nchwtonhwc|nhwctonchw|nchwtofolded|foldednhwc|addpadding|transpose_readwrite",
     "channels-last": r"(?i)nhwc|channels_last",
-    # Operands widened to what a kernel takes, by the compiler.
+    # Operands that the compiler pads for a kernel.
     "padding": r"constant_pad",
     "concatenation": r"CatArrayBatchedCopy|cat_kernel",
     "rolling": r"roll_cuda_kernel",
-    # Positions, which are made of nothing else.
+    # Positions, which are made without any input.
     "counting": r"arange_cuda_out|linspace_cuda_out",
-    # One step of a recurrent network in kernels of its own.
+    # One time step of a recurrent network in separate kernels.
     "recurrent-cell": r"(?i)(?:lstm|gru)_cell",
     # Fourier transforms of a length with a large prime factor.
     "bluestein": r"(?i)bluestein",
     "foreach": r"multi_tensor_apply_kernel",
-    # PyTorch's, and those of Apex, DeepSpeed and Transformer Engine: one functor makes the whole update.
+    # Of PyTorch, Apex, DeepSpeed and Transformer Engine: one functor makes the whole update.
     "fused-optimizer": r"FusedOptimizer|FusedAdam|FusedSgd|fused_adam|fused_sgd"
     r"|(?<!\w)(?:Adam|Adagrad|LAMB|Lion|NovoGrad|SGD)\w*Functor",
     "depthwise": r"(?i)depthwise|dgrad2d_grouped|grouped_direct|conv2d_c1_k1|dw_conv",
     "adding-rows": r"indexFunc|index_add|index_put|index_copy|scatter|indexing_backward",
-    # Whether any number of a tensor is none: it differs from itself. Tokens are compared with one number.
+    # Test for NaN: any-of reduces the comparison of a tensor with itself. Tokens, in contrast, are compared with one
+    # number.
     "any-of": r"or_kernel_cuda",
     "of-itself": r"BinaryFunctor<(?:float|double|c10::BFloat16|c10::Half), .*CompareEqFunctor",
-    # Rows that are added in the order of their sorted indices, and what prepares these: checks, sorts, arithmetic.
+    # Rows added in the order of their sorted indices, and the checks, sorts and arithmetic that prepare the indices.
     "sorted-adding": r"indexing_backward_kernel",
     "on-indices": r"RadixSort|DeviceScan|_assert_async|arange_cuda_out|[<(, ]long(?: long)?[>,]",
-    # The keys of a sort: its first type that is no number of a template.
     "triangle": r"triu_tril_kernel",
     "sorting-long-rows": r"Device(?:Segmented)?RadixSort",
+    # The keys of a sort have the first type among its template arguments.
     "sorting-values": r"(?i)sort\w*<(?:(?:\(int\))?-?\d+, |[\w:]*policy_hub<)*(?:float|double|c10::(?:BF|H)\w+)\b",
     "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",
-    # What no sum or product with a constant is: a turn of a loop with it needs the one before, or is a layer.
+    # Nonlinear functions: a turn of a loop with one needs the turn before, or is a layer.
     "nonlinear": r"(?i)tanh|sigmoid|gelu|silu|mish|relu|clamp|threshold|hardswish|softplus|lstm_cell|gru_cell|"
     r"exp\d?_kernel|log_kernel|log\d+p?_kernel|sqrt|reciprocal|pow_|MaxOps|MinOps|ArgM(?:ax|in)|maximum|minimum|erf",
+    # Search for the largest or smallest value, with its place.
+    "searching": r"MaxOps|MinOps|ArgM(?:ax|in)",
     "filling": r"FillFunctor",
     "clearing": r"ZeroFunctor|foreach_zero",
     "adding": r"CUDAFunctor_add<|[: ]AddFunctor<",
     "adding-floats": r"CUDAFunctor_add<float>",
     "weight-gradient": r"(?i)wgrad",
     "choosing": r"where_kernel_impl",
-    # Rows of scores of which a mask leaves nothing.
+    # Search for rows of scores that are masked completely.
     "unseen-rows": r"isneginf",
-    # From 32 bits to 16: what autocast does with weights and inputs; before PyTorch 2.3, copies that load others.
+    # Casts from 32 to 16 bits, as by autocast of weights and inputs; before PyTorch 2.3, copies that cast on load.
     "narrowing": r"(?<!\w)b?float16_copy_kernel|direct_copy_kernel.*lambda\(c10::(?:BFloat16|Half)\).*LoadWithCast",
-    # Operands of 16 bits, by the first type of the template: what multiplies them may be in 32.
+    # Operands of 16 bits, by the first type of the template; the product may be in 32 bits.
     "narrow-operands": r"^[^<(]*<(?:__nv_bfloat16|__half|c10::BFloat16|c10::Half)\b",
     # Operands in 8 bits or fewer.
     "quantized": r"(?i)fp4|e2m1|fp8(?!kv)|e4m3|e5m2|float8|int8|s8s8|w[48]a(?:8|16)|awq|gptq|marlin",
     "selecting": r"DeviceSelect|nonzero|flagged_select",
-    # By a compiler: Inductor, XLA, TensorRT.
+    # Kernels of a compiler: Inductor, XLA, TensorRT.
     "generated": r"^triton_|^(?:\w+_)?fusion(?:_\w+)?$|^wrapped_|^__myl_|generatedNative",
     "vector-product": r"(?i)gemv|split_?kreduce|dot_kernel|nvjet_\w+?_(?:\d+x(?:8|16)|(?:8|16)x\d+)_|gemmSN|gemmk1",
     "strided": r"(?<![a-z_])elementwise_kernel<",
@@ -97,18 +100,18 @@ def _pattern(mark: str) -> re.Pattern[str]:
     return re.compile(MARKS[mark])
 
 
-def _fixed(values: Bools) -> Bools:
-    """The array, which several rules get, so that none of them may change it."""
+def _read_only(values: Bools) -> Bools:
+    """The array, made read-only because several rules share it."""
     values.flags.writeable = False
     return values
 
 
 class Program:
-    """The pieces of work of a window in the order of their streams. Arrays are alongside `Facts.work`.
+    """The pieces of work of a window in stream order. Arrays have one value per row of `Facts.work`.
 
     Attributes:
         facts: the window.
-        order: rows of `Facts.work`, by device, stream and begin.
+        order: rows of `Facts.work`, by device, stream and start.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -120,21 +123,21 @@ class Program:
         self.own_ns: Int64s = work["own_ns"].to_numpy()
         self.is_kernel: Bools = (work["kind"] == "kernel").to_numpy()
         self.step: Int32s = self._steps()
-        self._asked: dict[tuple[str, ...], Bools] = {}  # answers of `marked`, `labelled` and `having`
-        self._matches: dict[str, Bools] = {}  # of each mark, the names of kernels that match it
+        self._cached: dict[tuple[str, ...], Bools] = {}  # answers of `marked`, `labelled` and `having`
+        self._matches: dict[str, Bools] = {}  # mark → which names of kernels match it
 
     def in_order(self, values: npt.NDArray[_Value]) -> npt.NDArray[_Value]:
-        """Values of the pieces in the order of their streams; where that is the order of `Facts.work`, as they are."""
+        """Values of the pieces in stream order; not a copy if that is the order of `Facts.work`."""
         return values if self._in_order else values[self.order]
 
     def _ordered(self) -> Int64s:
         if self._whole is not None:  # a part keeps the order of the whole
             if self._whole._in_order:
                 return np.arange(len(self.facts.part))
-            place = np.full(len(self._whole.order), -1, dtype=np.int64)
-            place[self.facts.part] = np.arange(len(self.facts.part))
-            kept = place[self._whole.order]
-            return kept[kept >= 0]
+            row_of_part = np.full(len(self._whole.order), -1, dtype=np.int64)
+            row_of_part[self.facts.part] = np.arange(len(self.facts.part))
+            rows = row_of_part[self._whole.order]
+            return rows[rows >= 0]
         work = self.facts.work
         stream, device = work["stream"].to_numpy(), work["device"].to_numpy()
         if len(stream) and (stream == stream[0]).all() and (device == device[0]).all():
@@ -142,7 +145,7 @@ class Program:
         return np.lexsort((stream, device))
 
     def _steps(self) -> Int32s:
-        """How many steps have begun with each piece."""
+        """How many steps have begun before each piece, its own included; 0 before the first step."""
         if self._whole is not None:
             return self._whole.step[self.facts.part]
         steps = np.array([step.start_ns for step in self.facts.window.steps], dtype=np.int64)
@@ -150,7 +153,7 @@ class Program:
 
     @property
     def _kernel_row(self) -> Int64s:
-        """The row of `Trace.kernels` of each piece; 0 for what is no kernel."""
+        """Row of `Trace.kernels` of each piece; 0 for other work."""
         return np.where(self.is_kernel, self.facts.work["row"].to_numpy(), 0)
 
     @cached_property
@@ -169,20 +172,19 @@ class Program:
 
     @property
     def name_codes(self) -> Int32s:
-        """For each piece the place of its kernel's name among them."""
+        """Index in `full_names` of the name of each piece's kernel."""
         return self._names_and_codes[1]
 
     def marked(self, mark: str) -> Bools:
         """Which kernels have a name that matches one of `MARKS`."""
-        if ("mark", mark) not in self._asked:
-            found = self._names_with(mark)
-            self._asked["mark", mark] = (
-                _fixed(found.take(self.name_codes) & self.is_kernel) if found.any() else self._none
-            )
-        return self._asked["mark", mark]
+        key = ("mark", mark)
+        if key not in self._cached:
+            names = self._names_with(mark)
+            self._cached[key] = _read_only(names.take(self.name_codes) & self.is_kernel) if names.any() else self._none
+        return self._cached[key]
 
     def _names_with(self, mark: str) -> Bools:
-        """Which names of kernels match one of `MARKS`."""
+        """Which of `full_names` match one of `MARKS`."""
         if self._whole is not None:
             return self._whole._names_with(mark)
         if mark not in self._matches:
@@ -191,31 +193,31 @@ class Program:
         return self._matches[mark]
 
     def give_up(self) -> None:
-        """Gives up what was found of single pieces, but for what the programs of phases ask for."""
-        _ = self._names_and_codes, self._launch_kind  # found now, if nothing asked yet: phases take their columns over
-        self._asked.clear()
+        """Frees cached answers, except those that the programs of phases need."""
+        _ = self._names_and_codes, self._launch_kind  # computed now, before phases take over their columns
+        self._cached.clear()
 
     def labelled(self, *labels: str) -> Bools:
         """Which pieces are kernels of these categories."""
-        if labels not in self._asked:
+        if labels not in self._cached:
             found = self._with_value("label", labels)
             found &= self.is_kernel
-            self._asked[labels] = _fixed(found) if found.any() else self._none
-        return self._asked[labels]
+            self._cached[labels] = _read_only(found) if found.any() else self._none
+        return self._cached[labels]
 
     def having(self, column: str, *values: str) -> Bools:
-        """Which pieces have one of these values in a column of `Facts.work` that is an enumeration."""
-        asked = (column, *values)
-        if asked not in self._asked:
+        """Which pieces have one of these values in an enumeration column of `Facts.work`."""
+        key = (column, *values)
+        if key not in self._cached:
             found = self._with_value(column, values)
-            self._asked[asked] = _fixed(found) if found.any() else self._none
-        return self._asked[asked]
+            self._cached[key] = _read_only(found) if found.any() else self._none
+        return self._cached[key]
 
     def _with_value(self, column: str, values: tuple[str, ...]) -> Bools:
-        """The same, made anew. A few comparisons of small codes take less than to look each code up."""
-        given = self.facts.work[column]
-        categories = name_categories(given).to_list()
-        codes = given.to_physical()
+        """`having`, without the cache. A few comparisons of small codes are faster than looking each code up."""
+        series = self.facts.work[column]
+        categories = name_categories(series).to_list()
+        codes = series.to_physical()
         if codes.null_count():
             codes = codes.fill_null(len(categories))
         numbers = codes.to_numpy()
@@ -227,22 +229,22 @@ class Program:
 
     @cached_property
     def _none(self) -> Bools:
-        """No piece: what most names mark is not there."""
-        return _fixed(np.zeros(len(self.own_ns), dtype=np.bool_))
+        """No piece; shared, because most marks do not occur."""
+        return _read_only(np.zeros(len(self.own_ns), dtype=np.bool_))
 
     def blocks(self, rows: Int64s) -> Float64s:
-        """Blocks of the grid of each of these pieces; nan where it is no kernel, or not recorded."""
-        return self._of_kernels(pl.col("blocks"), rows)
+        """Blocks in the grid of each of these pieces; nan for other work than kernels, and if not recorded."""
+        return self._launch_sizes(pl.col("blocks"), rows)
 
     def threads(self, rows: Int64s) -> Float64s:
-        """Threads of the grid of each, likewise."""
-        return self._of_kernels(pl.col("blocks") * pl.col("threads"), rows)
+        """Threads in the grid of each of these pieces; nan like `blocks`."""
+        return self._launch_sizes(pl.col("blocks") * pl.col("threads"), rows)
 
     @property
     def stacked(self) -> Bools:
-        """Kernels whose grid has several layers (z); not where grids were not recorded.
+        """Kernels whose grid has several layers (z); none if grids were not recorded.
 
-        A library's product of a matrix and a vector has one; a batch of them has a layer for each matrix.
+        A library's product of a matrix and a vector has one layer; a batch of them has a layer per matrix.
         """
         kernels = self.facts.timeline.trace.kernels
         if not kernels.height:
@@ -250,17 +252,17 @@ class Program:
         several = (kernels["grid_z"] > 1).fill_null(value=False).to_numpy()
         return np.asarray(self.is_kernel & several[self._kernel_row], dtype=np.bool_)
 
-    def _of_kernels(self, size: pl.Expr, rows: Int64s) -> Float64s:
-        """An expression of the sizes of launches for each of these pieces of work."""
+    def _launch_sizes(self, size: pl.Expr, rows: Int64s) -> Float64s:
+        """An expression over `LaunchKinds.table` for each of these pieces of work."""
         kinds = self.facts.timeline.launch_kinds.table
-        # The last stands for what is no kernel.
+        # The last value is that of work that is no kernel (index −1).
         sizes = np.append(kinds.select(size.cast(pl.Float64).fill_null(float("nan"))).to_series().to_numpy(), np.nan)
-        found: Float64s = sizes[self._launch_kind[rows]]
-        return found
+        of_rows: Float64s = sizes[self._launch_kind[rows]]
+        return of_rows
 
     @cached_property
     def _launch_kind(self) -> Int32s:
-        """For each piece the row of its kernel in `LaunchKinds.table`; −1 for what is no kernel."""
+        """Row in `LaunchKinds.table` of each piece's kernel; −1 for other work."""
         if self._whole is not None:
             return self._whole._launch_kind[self.facts.part]
         of_kernel = self.facts.timeline.launch_kinds.of_kernel
@@ -270,17 +272,17 @@ class Program:
 
     @cached_property
     def breaks(self) -> Bools:
-        """In `order`: whether a piece is of another stream, device or step than the one before it."""
+        """In `order`: whether a piece has another stream, device or step than the piece before it."""
         step = self.in_order(self.step)
-        new = np.ones(len(step), dtype=np.bool_)
-        np.not_equal(step[1:], step[:-1], out=new[1:])
-        for lane in ("device", "stream"):
-            number = self.in_order(self.facts.work[lane].to_numpy())
-            new[1:] |= number[1:] != number[:-1]
-        return new
+        breaks = np.ones(len(step), dtype=np.bool_)
+        np.not_equal(step[1:], step[:-1], out=breaks[1:])
+        for column in ("device", "stream"):
+            number = self.in_order(self.facts.work[column].to_numpy())
+            breaks[1:] |= number[1:] != number[:-1]
+        return breaks
 
     def names(self) -> Int64s:
-        """A number for each piece, the same for kernels of the same short name; of other work its label's."""
+        """A number for each piece: equal for kernels of the same short name, and for other work of the same label."""
         kernels = self.facts.timeline.trace.kernels["name"]
         codes = (
             kernels.to_physical().to_numpy()[self._kernel_row].astype(np.int64) if kernels.len() else self._kernel_row
@@ -289,23 +291,23 @@ class Program:
         return np.where(self.is_kernel, codes, -1 - others)
 
     def launched_as(self, rows: Int64s) -> Int64s:
-        """A number for each of these pieces, the same for kernels of the same full name and grid."""
+        """A number for each of these pieces: equal for kernels of the same full name and number of blocks."""
         kinds = self.facts.timeline.launch_kinds.table
         keys = kinds["full_name"].to_physical().to_numpy().astype(np.int64) * 1_000_003
         keys += kinds["blocks"].fill_null(0).to_numpy()
-        found: Int64s = np.append(keys, -1)[self._launch_kind[rows]]
-        return found
+        of_rows: Int64s = np.append(keys, -1)[self._launch_kind[rows]]
+        return of_rows
 
     @cached_property
     def thread(self) -> Int32s:
-        """The thread that launched each piece; −1 where that is not known."""
+        """The thread that launched each piece; −1 if unknown."""
         if self._whole is not None:
             return self._whole.thread[self.facts.part]
         threads = self.facts.timeline.work["thread"].fill_null(-1).to_numpy()
         return np.asarray(threads[self.facts.rows], dtype=np.int32)
 
     def shapes(self) -> pl.Series:
-        """The shapes that the innermost operator around each piece recorded, as JSON; null where there are none."""
+        """Input shapes of the innermost operator around each piece, as JSON; null if not recorded."""
         timeline = self.facts.timeline
         if not timeline.has_operators:
             return pl.repeat(None, len(self.own_ns), dtype=pl.String, eager=True)
@@ -314,28 +316,29 @@ class Program:
         return rows.join(table, on="range", how="left", maintain_order="left")["input_shapes"]
 
     def places(self, spent: Spent, most: int = 3) -> tuple[str, ...]:
-        """Where most of these amounts come from: lines of Python, else modules, else nothing."""
+        """Modules or Python functions with most of this time, the largest first; empty if Python was not recorded."""
         timeline = self.facts.timeline
         if not timeline.has_operators or not timeline.trace.python_functions.height:
             return ()
-        found, texts = timeline.places, timeline.trace.python_functions["name"]
-        names: dict[str, float] = {}
-        levels = levels_of_work(timeline, found)
+        places, texts = timeline.places, timeline.trace.python_functions["name"]
+        time_by_name: dict[str, float] = {}
+        levels = levels_of_work(timeline, places)
         amounts = spent.ns.astype(np.float64)
         rows = self.facts.rows[spent.at]
-        for at, amount in zip(rows[amounts > 0].tolist(), amounts[amounts > 0].tolist(), strict=True):
-            row = int(levels.row[at]) if LEVELS[int(levels.level[at])] == "module" else int(found.function[at])
-            if row != NO_RANGE:
-                name = str(texts[row])
-                names[name] = names.get(name, 0.0) + amount
-        return tuple(sorted(names, key=lambda name: (-names[name], name))[:most])
+        for row, amount in zip(rows[amounts > 0].tolist(), amounts[amounts > 0].tolist(), strict=True):
+            is_module = LEVELS[int(levels.level[row])] == "module"
+            function = int(levels.row[row]) if is_module else int(places.function[row])
+            if function != NO_RANGE:
+                name = str(texts[function])
+                time_by_name[name] = time_by_name.get(name, 0.0) + amount
+        return tuple(sorted(time_by_name, key=lambda name: (-time_by_name[name], name))[:most])
 
     @cached_property
     def gap_next(self) -> Int32s:
-        """For each pause the row of `Facts.work` that ended it; −1 for none."""
+        """Row of `Facts.work` that ended each pause; −1 for none."""
         work, gaps = self.facts.work, self.facts.gaps  # both in order of time, device by device
         if len(self.facts.budgets) == 1:
-            # Of the first work behind each pause the next that owns time, and is of this phase.
+            # From the first work after each pause on, the next that owns time and belongs to this phase.
             budget = self.facts.budgets[0]
             owning, ended_by = budget.owned_ns > 0, budget.gaps.ended_by
             if self._whole is not None:
@@ -345,21 +348,21 @@ class Program:
             following = running_sum(owning)[ended_by]
             following[following == work.height] = -1
             return np.asarray(following, dtype=np.int32)
-        found = np.full(gaps.height, -1, dtype=np.int32)
+        ended_by_row = np.full(gaps.height, -1, dtype=np.int32)
         for device in gaps["device"].unique():
-            mine = np.flatnonzero((work["device"] == device).to_numpy())
+            rows = np.flatnonzero((work["device"] == device).to_numpy())
             pauses = np.flatnonzero((gaps["device"] == device).to_numpy())
-            starts = work["start_ns"].to_numpy()[mine]
-            at = np.searchsorted(starts, gaps["end_ns"].to_numpy()[pauses], side="left")
-            found[pauses] = np.append(mine, -1)[at]
-        return found
+            starts = work["start_ns"].to_numpy()[rows]
+            after = np.searchsorted(starts, gaps["end_ns"].to_numpy()[pauses], side="left")
+            ended_by_row[pauses] = np.append(rows, -1)[after]
+        return ended_by_row
 
     def of_gaps(self, values: Float64s | Bools) -> Float64s:
-        """For each pause the value of the piece that ended it; 0 for none."""
+        """The value of the piece that ended each pause; 0 for none."""
         return np.append(values, 0.0)[self.gap_next]
 
     def by_step(self) -> Iterator[Int64s]:
-        """The rows of `Facts.work` of each step, in order."""
+        """The rows of `Facts.work` of each step, in stream order."""
         step = self.in_order(self.step)
         order = self.order
         if (step[1:] < step[:-1]).any():
@@ -370,11 +373,11 @@ class Program:
             yield order[begin:end]
 
     def runs(self, inside: Bools, *holding: tuple[Bools, int]) -> Iterator[Int64s]:
-        """Unbroken sequences (rows of `Facts.work`, in order) of pieces for which this holds.
+        """Unbroken sequences of these pieces, as rows of `Facts.work` in stream order.
 
         Args:
             inside: which pieces.
-            holding: only sequences with at least so many of these pieces among them.
+            holding: pieces, and how many of them a sequence needs at least.
         """
         begins, ends = self.edges(inside)
         for which, least in holding:
@@ -385,10 +388,10 @@ class Program:
             yield self.order[begin:end]
 
     def edges(self, inside: Bools) -> tuple[Int64s, Int64s]:
-        """The same sequences as begins and ends in `order`."""
-        held = self.in_order(inside)
-        if not held.any():
+        """The sequences of `runs` as begins and ends in `order`."""
+        ordered = self.in_order(inside)
+        if not ordered.any():
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        firsts = np.flatnonzero(self.breaks | np.r_[True, held[1:] != held[:-1]])
-        ends = np.r_[firsts[1:], len(held)]
-        return firsts[held[firsts]], ends[held[firsts]]
+        begins = np.flatnonzero(self.breaks | np.r_[True, ordered[1:] != ordered[:-1]])
+        ends = np.r_[begins[1:], len(ordered)]
+        return begins[ordered[begins]], ends[ordered[begins]]

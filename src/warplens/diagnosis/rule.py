@@ -1,9 +1,9 @@
-"""What a finding is declared as: one `Rule` holds all that is known of one cause.
+"""Base class of all rules: one `Rule` declares everything about one cause of lost time.
 
-A rule asks one question of the window. It says which time its cause claims, when it is raised, how sure that is, which
-numbers show it, what to do and which experiment would refute it. How much it can gain, and so how severe it is, follows
-from its claim. The vocabulary, the headline, the documentation and the tests read these objects; to add a finding is to
-add one, in a module of `warplens.diagnosis.rules`.
+A rule asks one question about the window. It declares which time its cause claims, when it is raised, how sure it is,
+which numbers show it, what to do, and which experiment would refute it. Gain and severity follow from the claim. The
+headline, the documentation and the tests read these objects. To add a finding, add a rule in a module of
+`warplens.diagnosis.rules`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from warplens.diagnosis.facts import Facts
 
 
-#: How claims on the same piece of work are settled, the last one wins: what was inferred of single kernels, what the
-#: structure of the program shows (of several among these, the largest share), what counters measured, and what is
-#: certain of the piece itself.
+#: Precedence of claims on the same piece of work, the last one wins: inferred from single kernels, seen in the
+#: structure of the program (among several of these two, the largest share), measured by counters, certain from the
+#: piece itself.
 Precedence: TypeAlias = Literal["inferred", "structure", "measured", "certain"]
 PRECEDENCES: Final[tuple[Precedence, ...]] = ("inferred", "structure", "measured", "certain")
 
-#: What several findings give as evidence.
+#: Evidence of several findings.
 GPU_BUSY_SHARE: Final = {"gpu_busy_share": "of the window, over its GPUs"}
 IDLE_NS: Final = {"idle_ns": "idle time that the finding claims"}
 IDLE_SHARE: Final = {"idle_share": "that idle time, of the window"}
@@ -53,66 +53,65 @@ LAUNCHES_BEHIND_NS: Final = {
 }
 LAUNCHES_PER_STEP: Final = {"launches_per_step": "kernels; for the optimizer, its own"}
 
-_Asked = TypeVar("_Asked", bound="Rule")
-_Found = TypeVar("_Found")
+_Rule = TypeVar("_Rule", bound="Rule")
+_Result = TypeVar("_Result")
 
 
-def remembered(ask: Callable[[_Asked, Facts], _Found]) -> Callable[[_Asked, Facts], _Found]:
-    """A pattern that several parts of a rule ask for, looked for once in each window (`Facts.answers`)."""
+def remembered(method: Callable[[_Rule, Facts], _Result]) -> Callable[[_Rule, Facts], _Result]:
+    """Caches a method of a rule in each window (`Facts.answers`)."""
 
-    @wraps(ask)
-    def known(rule: _Asked, facts: Facts) -> _Found:
-        if (ask,) not in facts.answers:
-            facts.answers[ask,] = ask(rule, facts)
-        found: _Found = facts.answers[ask,]
-        return found
+    @wraps(method)
+    def cached(rule: _Rule, facts: Facts) -> _Result:
+        if (method,) not in facts.answers:
+            facts.answers[method,] = method(rule, facts)
+        result: _Result = facts.answers[method,]
+        return result
 
-    return known
+    return cached
 
 
-#: Stands in what a remedy should bring for the gain that is expected of its finding: the same number everywhere.
+#: Placeholder in `Remedy.expected` for the expected gain of the finding.
 GAIN: Final = "{gain}"
 
-#: Stands there for what batches of other sizes than that of the gain bring.
+#: Placeholder in `Remedy.expected` for the gains of other batch sizes.
 OTHER_BATCHES: Final = "{batches}"
 
 _NS_PER_MS: Final = 1e6
 
-#: What a gain is computed from: products as another algorithm or format does them, what a library does with another
-#: size or memory layout, traffic (and how full small grids leave the GPU), or the host: its pace, and what it does
-#: beside issuing work.
+#: Model of a gain: products in another algorithm or format, library kernels for another size or memory layout, memory
+#: traffic (and how much of the GPU small grids leave empty), or the host, its pace and its other work.
 Model: TypeAlias = Literal["products", "layout", "traffic", "host"]
 
-#: By what factor a measured gain (less 1) was beyond the range that the host's pace leaves open, in nine of ten
-#: recordings of programs that were timed before and after, for each kind of model: of the fits with one set of programs
-#: left out the widest, because programs of one set are alike. That of the host is wider than any fit (1.7): with it,
-#: intervals held 44 of 48 gains of two sets that frozen rules read for the first time.
+#: Factor between measured gains (less 1) and the range of modelled gains that covers nine of ten recordings of programs
+#: timed before and after the change, for each model. It is the widest of the fits with one set of programs left out,
+#: because programs of one set are alike. For the host it is wider than any fit (1.7): with it, intervals held 44 of 48
+#: gains of two sets that frozen rules read for the first time.
 #: `python -m benchmarks.pairs_scorecard --spread` computes them anew.
 SPREADS: Final[dict[Model, float]] = {"products": 1.8, "layout": 3.7, "traffic": 2.2, "host": 2.1}
 
 
 def bringing(remedy: Remedy, gain: Gain | None, model: Model = "host") -> Remedy:
-    """A remedy that does not bring what its finding expects, with what it brings by itself; None: not to be told.
+    """The remedy with a gain of its own, if that is not the gain of the finding.
 
     Args:
-        remedy: what `modelled` tells of it stays.
-        gain: computed from `model`.
-        model: what sets the width of its interval.
+        remedy: its text of `modelled` stays.
+        gain: computed from `model`; None if unknown.
+        model: sets the width of its interval.
     """
     if gain is None:
-        said = remedy.expected.replace(GAIN, "").lstrip(":; ")
-        return replace(remedy, expected=said or "not to be told from this profile")
+        text = remedy.expected.replace(GAIN, "").lstrip(":; ")
+        return replace(remedy, expected=text or "unknown from this profile")
     return replace(remedy, gain=gain.expected, basis=Basis(model, gain.low, gain.high))
 
 
 def in_order(remedies: tuple[Remedy, ...], gain: float) -> tuple[Remedy, ...]:
-    """Remedies behind the first that brings what the finding expects by what each brings, the unknown ones last."""
-    first = next((place for place, remedy in enumerate(remedies, start=1) if remedy.gain == gain), 0)
+    """Remedies up to the first one with the gain of the finding, then the others by gain, unknown gains last."""
+    first = next((count for count, remedy in enumerate(remedies, start=1) if remedy.gain == gain), 0)
     return *remedies[:first], *sorted(remedies[first:], key=lambda remedy: -(remedy.gain or 0.0))
 
 
 class Limit(float):
-    """A number that one rule compares with, and why it is that one. What several rules use is in `Thresholds`."""
+    """A limit of a single rule, with its reason. Limits of several rules are in `Thresholds`."""
 
     why: str
 
@@ -124,65 +123,65 @@ class Limit(float):
 
 
 class Rule:
-    """One finding. Every text that is not optional is checked to be there."""
+    """One finding. A test checks that all required texts are there."""
 
     id: ClassVar[str]  #: of the finding
-    question: ClassVar[str]  #: that the rule asks of a window
-    limiter: ClassVar[str]  #: what limits a window with it, in a few words
-    cause: ClassVar[str]  #: the same at more length, for the documentation
-    raised_when: ClassVar[str]  #: what raises it
+    question: ClassVar[str]  #: that the rule asks about a window
+    limiter: ClassVar[str]  #: the limit of a window with it, in a few words
+    cause: ClassVar[str]  #: a longer `limiter`, for the documentation
+    raised_when: ClassVar[str]  #: conditions that raise it
     claimed: ClassVar[str] = "nothing"  #: which time it claims
-    #: the verdict with this cause, `{share}` being the time that it claims; empty where it describes
+    #: the verdict with this cause, `{share}` being the time that it claims; empty if the rule only describes
     headline: ClassVar[str] = ""
-    headlines: ClassVar[Mapping[str, str]] = {}  #: title → the headline of findings with it, where it is another one
-    title: ClassVar[str] = ""  #: one sentence for people, where it is always the same
-    #: name of each number that shows it → what it is. The end of a name is its unit (`EVIDENCE_UNITS`).
+    headlines: ClassVar[Mapping[str, str]] = {}  #: title → headline, for titles with another headline
+    title: ClassVar[str] = ""  #: one sentence for people, if it is always the same
+    #: name of each number that shows it → its meaning. The end of a name is its unit (`EVIDENCE_UNITS`).
     evidence: ClassVar[Mapping[str, str]]
-    refutation: ClassVar[str]  #: the experiment that would show it to be wrong
-    #: which of `Thresholds` it compares with, beside those that all do. Its own are attributes (`Limit`).
+    refutation: ClassVar[str]  #: the experiment that would refute it
+    #: names of the `Thresholds` that it uses, except those that all rules use. Its own limits are attributes (`Limit`).
     thresholds: ClassVar[tuple[str, ...]] = ()
-    #: it says what a window does, not what it loses, and is the verdict only where nothing is lost
+    #: it describes the window without naming lost time, and is the verdict only if no time is lost
     describes: ClassVar[bool] = False
     precedence: ClassVar[Precedence] = "inferred"  #: how sure its claim on GPU work is
-    #: what its gain is computed from where the GPU's work alone gets less, which says how far off that may be
+    #: model of its gain if only GPU work gets less; it sets the width of the interval
     model: ClassVar[Model] = "traffic"
-    located: ClassVar[Located] = "work"  #: by what its places in the program are told (`warplens.diagnosis.places`)
+    located: ClassVar[Located] = "work"  #: kind of calls or work that its places count (`warplens.diagnosis.places`)
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """Of each piece of GPU work, the share of its time that goes away with the cause; None for no work at all."""
+        """Share of the time of each piece of GPU work that goes away with the cause; None for no work."""
         return None
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """Of each pause, the share that goes away with the cause, whatever the host did in it; None for none."""
+        """Share of each pause that goes away with the cause, whatever the host did during it; None for no pause."""
         return None
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """The finding, unless the window does not have it."""
+        """The finding, if the window has it."""
         raise NotImplementedError
 
     def headline_of(self, finding: Finding) -> str:
-        """The verdict with this cause as this finding has it."""
+        """The headline for this finding."""
         return self.headlines.get(finding.title, self.headline)
 
     def told(self, facts: Facts, finding: Finding) -> str:
-        """The verdict of a finding that describes, as a sentence; empty where its title has to do."""
+        """The verdict of a describing finding as a sentence; empty to use its title."""
         return ""
 
     def needless(self, finding: Finding) -> bool:
-        """Whether it is about work whose results nothing takes: what is slow about it is no matter once it is gone."""
+        """Whether the results of the work are unused, so that it need not get faster but can go away."""
         return False
 
     def makes_launches(self, finding: Finding) -> bool:
-        """Whether it keeps a host from running ahead, or makes it issue too much: no graph captures that."""
+        """Whether it keeps the host from running ahead, or makes it issue too much, in a way that no graph captures."""
         return self.needless(finding)
 
     def sought(self, facts: Facts) -> Int64s | None:
-        """Of each piece of work, the time by which places are told of a finding that claims none; None for none."""
+        """Time of each piece of work by which places are chosen if the finding claims no time; None for none."""
         return None
 
     @classmethod
     def limits(cls) -> dict[str, Limit]:
-        """The numbers that this rule alone compares with, by name."""
+        """The limits of this rule alone, by name."""
         return {name: value for name, value in vars(cls).items() if isinstance(value, Limit)}
 
     def raised(
@@ -207,37 +206,37 @@ class Rule:
         busy_ns: int = 0,
         claims: Claims | None = None,
     ) -> Finding | None:
-        """The finding, unless its cause costs too little to be told from chance.
+        """The finding, unless its gain is below `raise_ceiling`.
 
         Args:
             facts: the window.
             claimed_ns: wall time that the cause claims.
             confidence, where, remedies, title: as in `Finding`.
-            evidence: the same; numbers that are None were not recorded and are left out.
-            warning: the gain from which on it is a warning, where the general one is too low.
+            evidence: as in `Finding`; None for numbers that were not recorded, which are left out.
+            warning: least gain of a warning, if larger than `warning_ceiling`.
             informs: it only informs, whatever its gain.
-            on_gpu: it makes the GPU slower and leaves the host as it is, which then sets the pace.
-            issuing_ns: of the claimed time, the part in which the host issued work, which the profiler made longer.
-            kept: of the claimed time, the share that is expected to stay after the best remedy.
-            bound_known: whether anything bounds it; how much a larger batch shares, for one, does not show.
-            bound_ns: what the remedies could take away by the physics of the same mathematics; the claim if not given.
-            at_least: a factor below which the bound cannot lie, such as that of a remedy that was replayed.
-            replayed: what the best remedy brings by a replay, where there is one; it counts before what the claim says.
-            busy_ns: of the claimed time, GPU work, where `replayed` is given.
-            claims: the best remedy takes away the work that the rule claims of it, and nothing else.
+            on_gpu: it only slows down the GPU; with the remedy, the unchanged host may set the pace.
+            issuing_ns: part of the claimed time in which the host issued work, which the profiler made longer.
+            kept: share of the claimed time that is expected to stay after the best remedy.
+            bound_known: whether the gain has a known bound; that of a larger batch, for example, has none.
+            bound_ns: time that remedies could remove by the physics of the same mathematics; by default the claim.
+            at_least: lower limit of the bound, such as the gain of a replayed remedy.
+            replayed: replayed gain of the best remedy; it takes precedence over the gain of the claim.
+            busy_ns: GPU work in the claimed time, if `replayed` is given.
+            claims: given if the best remedy removes exactly the claimed work, whose removal is then replayed.
         """
         limits = facts.thresholds
         saved = claimed_ns * (1 - kept)
-        told = self._without(facts, claims) if claims is not None and replayed is None else replayed
+        model = self._without(facts, claims) if claims is not None and replayed is None else replayed
         gain = gain_of(facts, int(saved), on_gpu=on_gpu, issuing_ns=int(issuing_ns * (1 - kept)))
-        if told is not None and replayed is None:
-            # Where pauses are claimed, replay and claim see the host in two ways, and neither is nearer in general.
-            other = told.expected if on_gpu else gain
-            told = replace(told, low=min(told.low, other), high=max(told.high, other))
-            gain = math.sqrt(told.expected * other)
-        # What a replay makes of a cause that is hardly seen has another reason, such as a second thread.
+        if model is not None and replayed is None:
+            # If pauses are claimed, replay and claim model the host differently, and neither is better in general.
+            other = model.expected if on_gpu else gain
+            model = replace(model, low=min(model.low, other), high=max(model.high, other))
+            gain = math.sqrt(model.expected * other)
+        # A replayed gain of a cause that hardly shows has another reason, such as a second thread.
         if replayed is not None and bound_of(facts, claimed_ns, issuing_ns) >= limits.raise_ceiling:
-            # Pauses that no host could avoid stay, whatever the replay makes of them.
+            # Pauses that no host could avoid stay.
             avoidable = facts.idle_ns - facts.idle("dependency", "submission", "profiler", "unknown")
             most = bound_of(facts, min(avoidable + busy_ns, facts.wall_ns))
             gain = min(replayed.expected, most)
@@ -248,20 +247,20 @@ class Rule:
         if on_gpu:
             bound = max(bound, bound_of(facts, bound_ns or 0))
         if replayed is not None or not on_gpu:
-            # What the host takes differs from run to run; what the GPU needs does not.
+            # Host time differs from run to run; GPU time does not.
             bound = 1 + (bound - 1) * NOISE
         bound = max(bound, at_least)
         gain = min(gain, MANY)
-        span = (gain, gain) if told is None else (min(told.low, gain), max(told.high, gain))
-        # What the host no longer does sets the gain: its pace is less sure than what the GPU does.
+        span = (gain, gain) if model is None else (min(model.low, gain), max(model.high, gain))
+        # Gains of less host work are less certain than those of less GPU work.
         basis = Basis(self.model if on_gpu else "host", *span)
         bounded = bound if bound_known and bound < MANY else None
         interval = _interval(basis, bounded)
         least = max(limits.warning_ceiling, warning or 0.0)
         severity: Severity = "info"
         if not informs and gain >= least:
-            # What the host did in one step alone may be of that step; GPU work is the same in all. Where steps are only
-            # inferred, and may be parts of one, nothing is that sure.
+            # Host behaviour in a single step may be exceptional; GPU work is the same in all steps. Inferred steps,
+            # which may be parts of a step, are never sure enough for `critical`.
             sure = len(facts.window.steps) > (0 if on_gpu else 1) and facts.timeline.steps.is_sure
             severity = "critical" if gain >= max(limits.critical_ceiling, least) and sure else "warning"
         known = {name: value for name, value in evidence.items() if value is not None}
@@ -280,21 +279,21 @@ class Rule:
             basis=basis,
         )
 
-    #: Where a rule claims pauses: from which share of its time on a piece of work is not launched, but done by another.
+    #: For rules that claim pauses: from this share of its time on, a removed piece of work is not launched at all.
     unlaunched_share: ClassVar[float] = 0.99
 
-    #: Whether its remedy takes away what another cause has claimed as well. One for any chain of passes does not.
+    #: Whether its remedy also removes work that another cause has claimed. That of chains of passes does not.
     takes_all: ClassVar[bool] = True
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
-        """What it brings by a replay if the work that is claimed goes, and its launches where pauses are claimed."""
-        mine, time = claims.pieces(self.id), facts.program.own_ns
-        share, asked = mine.share_of(time), self.claim(facts)
-        # What is claimed twice goes to one cause; a remedy takes away all of it.
-        if self.takes_all and asked is not None and 2 * mine.total > asked @ time:
-            share = np.maximum(asked, share)
-        gone = np.where(share >= self.unlaunched_share, 1.0, share) if claims.idle_ns(self.id) else None
-        return facts.replayed(time=share, calls=gone)
+        """Replayed gain without the claimed work and, if pauses are claimed, without its launches."""
+        pieces, time = claims.pieces(self.id), facts.program.own_ns
+        share, wanted = pieces.share_of(time), self.claim(facts)
+        # If two causes claim the same work, one gets it; the remedy removes it all the same.
+        if self.takes_all and wanted is not None and 2 * pieces.total > wanted @ time:
+            share = np.maximum(wanted, share)
+        calls = np.where(share >= self.unlaunched_share, 1.0, share) if claims.idle_ns(self.id) else None
+        return facts.replayed(time=share, calls=calls)
 
     def described(
         self,
@@ -306,7 +305,7 @@ class Rule:
         where: tuple[str, ...] = (),
         remedies: tuple[Remedy, ...],
     ) -> Finding:
-        """A finding that informs, whatever could be gained."""
+        """A finding that only informs; `gain` is its bound."""
         known = {name: value for name, value in evidence.items() if value is not None}
         return Finding(
             self.id,
@@ -324,7 +323,7 @@ class Rule:
 
 
 def _interval(basis: Basis, bound: float | None) -> tuple[float, float]:
-    """The 90 % interval of a gain that is computed from this, up to its bound."""
+    """The 90 % interval of a gain with this basis, cut at its bound."""
     spread = SPREADS[cast("Model", basis.model)]
     high = min(1 + (basis.most - 1) * spread, MANY)
     return 1 + (basis.least - 1) / spread, high if bound is None else min(high, bound)
@@ -337,51 +336,50 @@ def told_of(
     bound: float | None,
     basis: Basis | None = None,
 ) -> tuple[Remedy, ...]:
-    """The remedies of a finding in their order, each with what it brings, and none with more than the bound.
+    """The remedies of a finding in order, each with its gain, which is at most the bound.
 
-    Those that are said to bring `GAIN` bring what the finding expects; where none is, the first of them does.
+    Remedies with the placeholder `GAIN` have the gain of the finding; without any, the first remedy has it.
     """
-    least = 1 if remedies[:1] == (STEPS_ONLY,) else 0
-    named = any(GAIN in remedy.expected for remedy in remedies)
-    best = None if named else next(iter(remedies[least:]), None)
+    first = 1 if remedies[:1] == (STEPS_ONLY,) else 0
+    has_placeholder = any(GAIN in remedy.expected for remedy in remedies)
+    best = None if has_placeholder else next(iter(remedies[first:]), None)
+    most = MANY if bound is None else min(bound, MANY)
 
-    def told(remedy: Remedy) -> Remedy:
+    def with_gain(remedy: Remedy) -> Remedy:
         if remedy.gain_by_batch is not None:
             remedy = _with_batches(remedy, MANY if bound is None else bound)
         if remedy.gain is None or remedy.basis is None:
             if GAIN not in remedy.expected and remedy is not best:
                 return remedy
-            said = remedy.expected.replace(GAIN, about(gain))
-            return replace(remedy, expected=said, gain=gain, gain_interval=interval, basis=basis)
-        most = MANY if bound is None else min(bound, MANY)
+            text = remedy.expected.replace(GAIN, about(gain))
+            return replace(remedy, expected=text, gain=gain, gain_interval=interval, basis=basis)
         own = min(max(remedy.gain, 1.0), most)
         span = Basis(remedy.basis.model, min(remedy.basis.least, own), max(remedy.basis.most, own))
-        low, high = _interval(span, bound)
-        said = remedy.expected.replace(GAIN, about(own))
-        return replace(remedy, expected=said, gain=own, gain_interval=(low, high), basis=span)
+        text = remedy.expected.replace(GAIN, about(own))
+        return replace(remedy, expected=text, gain=own, gain_interval=_interval(span, bound), basis=span)
 
-    return in_order(tuple(map(told, remedies)), gain)
+    return in_order(tuple(map(with_gain, remedies)), gain)
 
 
 def _with_batches(remedy: Remedy, bound: float) -> Remedy:
-    """The remedy with the batches that stay below the bound, and in its words those that are not its gain's."""
+    """The remedy with the batch sizes whose gain is below the bound, and those other than its own in its text."""
     known = {size: gain for size, gain in (remedy.gain_by_batch or {}).items() if gain <= bound}
     others = ", ".join(f"{size} times: {times(gain)}" for size, gain in known.items() if gain != remedy.gain)
-    said = remedy.expected.replace(OTHER_BATCHES, f" ({others})" if others else "")
-    return replace(remedy, expected=said, gain_by_batch=known or None)
+    text = remedy.expected.replace(OTHER_BATCHES, f" ({others})" if others else "")
+    return replace(remedy, expected=text, gain_by_batch=known or None)
 
 
 def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -> float:
-    """How many times as fast the window gets without a profiler if this time goes away.
+    """Speed-up of the window without a profiler if this time goes away.
 
-    Time that the GPU saves helps only until the host's own time sets the pace. Pauses in which the host issues work
-    count with what is left of them without the profiler, in the claim and in the window.
+    Saved GPU time helps only until the host sets the pace. Pauses in which the host issues work count as long as they
+    are without the profiler, in the claim and in the window.
 
     Args:
         facts: the window.
-        saved_ns: what goes away.
-        on_gpu: of the GPU's time.
-        issuing_ns: of that, what the host took to issue work.
+        saved_ns: time that goes away.
+        on_gpu: whether it is GPU time.
+        issuing_ns: part of it in which the host issues work.
     """
     if on_gpu:
         before, after = facts.unprofiled_ns(0), facts.unprofiled_ns(saved_ns)
@@ -391,9 +389,9 @@ def gain_of(facts: Facts, saved_ns: int, *, on_gpu: bool, issuing_ns: int = 0) -
 
 
 def bound_of(facts: Facts, saved_ns: int, issuing_ns: int = 0) -> float:
-    """The most that can come of it, whatever the profiler added to the launches: nothing, or all of their time.
+    """Largest speed-up if this time goes away, whether the profiler added nothing to the launches or all of their time.
 
-    What the host does beside may hide behind the GPU's work, and other pauses shrink with the profiler.
+    Other host work may hide behind GPU work, and other pauses may shrink without the profiler.
     """
     issuing = facts.idle(*ISSUING)
     as_recorded = ceiling(facts.wall_ns, min(saved_ns, facts.wall_ns))
@@ -403,60 +401,59 @@ def bound_of(facts: Facts, saved_ns: int, issuing_ns: int = 0) -> float:
 
 
 def ahead_without(facts: Facts, pieces: Bools) -> float:
-    """Of the idle time, the share that goes away where the host need not issue this work, for it is ahead then."""
-    program, spent = facts.program, 0
+    """Share of the idle time that goes away if the host need not issue this work and gets ahead of the GPU."""
+    program, issuing = facts.program, 0
     begins = facts.work["launch_start_ns"].fill_null(0).to_numpy()
     ends = facts.work["launch_end_ns"].fill_null(0).to_numpy()
-    done = np.sort(ends)
+    sorted_ends = np.sort(ends)
     for run in program.runs(pieces):
         begin = int(begins[run].min())
         if begin > 0:
-            # What the host does before the first of them is for them, too.
-            before = done[max(int(np.searchsorted(done, begin)) - 1, 0)]
-            spent += int(ends[run].max()) - (min(int(before), begin) or begin)
+            # Host time since the launch before the first of them belongs to them as well.
+            before = sorted_ends[max(int(np.searchsorted(sorted_ends, begin)) - 1, 0)]
+            issuing += int(ends[run].max()) - (min(int(before), begin) or begin)
     busy = facts.busy_ns - int(program.own_ns[pieces].sum())
-    host = facts.unprofiled_share * (facts.host_needed_ns - min(spent, facts.host_needed_ns))
+    host = facts.unprofiled_share * (facts.host_needed_ns - min(issuing, facts.host_needed_ns))
     return min(max(1 - max(host - busy, 0.0) / max(facts.idle_ns - facts.added_ns, 1), 0.0), 1.0)
 
 
 def weight(finding: Finding) -> float:
-    """What findings are ranked by."""
+    """The number by which findings are ranked."""
     return finding.gain or 0.0
 
 
 def predicted(facts: Facts, *changes: str) -> float:
-    """The largest factor that a replay predicts of these changes; 1 where none was replayed."""
-    found = [facts.predictions[change].speedup for change in changes if change in facts.predictions]
-    return max(found, default=1.0)
+    """The largest speed-up that a replay predicts for one of these changes; 1 if none was replayed."""
+    return max((facts.predictions[change].speedup for change in changes if change in facts.predictions), default=1.0)
 
 
-#: Where the window is no row of steps alone.
+#: For windows that do not consist of steps.
 STEPS_ONLY: Final = Remedy(
     "Record steps only",
     "schedule = torch.profiler.schedule(wait=5, warmup=2, active=3)  # and profiler.step() after each step\n"
     "nsys profile --capture-range=cudaProfilerApi python train.py  # torch.cuda.profiler.start() after warm-up\n"
-    "# or a range around each step, torch.cuda.nvtx.range('step'), or --window of the profile at hand",
+    "# or a range around each step, torch.cuda.nvtx.range('step'), or --window for the profile at hand",
     "numbers of the steady workload, without its start-up",
 )
 
-#: How the prediction of a change begins where a remedy tells it: of the program as recorded, with the profiler.
+#: Begin of the text for a predicted change, which refers to the program as recorded, with the profiler.
 REPLAYED: Final = "replayed with the profiler's overhead"
 
 
 def modelled(facts: Facts, change: str) -> str:
-    """The gain, and what a change is predicted to bring in the window as recorded where that was replayed."""
-    found = facts.predictions.get(change)
-    if found is None:
+    """Text with the gain and, if it was replayed, the predicted effect of a change on the window as recorded."""
+    prediction = facts.predictions.get(change)
+    if prediction is None:
         return GAIN
     unit = "per step" if facts.window.steps else "for the window"
     return (
-        f"{GAIN}; {REPLAYED}: {found.measured_ns / _NS_PER_MS:.2f} → "
-        f"{found.predicted_ns / _NS_PER_MS:.2f} ms {unit} ({times(found.speedup)})"
+        f"{GAIN}; {REPLAYED}: {prediction.measured_ns / _NS_PER_MS:.2f} → "
+        f"{prediction.predicted_ns / _NS_PER_MS:.2f} ms {unit} ({times(prediction.speedup)})"
     )
 
 
 def seen_idle(facts: Facts, claims: Claims, id_: str) -> dict[str, int | float | None]:
-    """The pauses that the profile shows with a cause, and apart from them what a model adds."""
+    """Evidence of a host finding: pauses that the profile shows with this cause, and separately those of the model."""
     seen = claims.seen_idle_ns(id_)
     return {
         "idle_ns": seen,

@@ -1,4 +1,4 @@
-"""Several ranks of one run as the rules see them: each rank's pace and work, and what they are to each other."""
+"""Several ranks of one run as the rules see them."""
 
 from __future__ import annotations
 
@@ -21,48 +21,46 @@ from warplens.diagnosis.findings import ISSUING, Finding
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.profile.trace import GRID_BLOCKS
 
-#: Rows kept of each rank's tables: what is compared are the largest.
+#: Rows kept of each rank's tables; only the largest are compared.
 _MOST_ROWS: Final = 400
 
-#: What a rank's own idle time is told apart by, beside the causes of the time budget.
-_SUBMITTED: Final = ("submission", "profiler")
+#: Idle causes that are neither the host's nor the program's.
+_NOT_OF_HOST: Final = ("submission", "profiler")
 
 _STALL: Final = HostStall()
 
 
 @dataclass(frozen=True, eq=False)
 class RankFacts:
-    """One rank, as far as rules compare it with others. Times are in nanoseconds of its window."""
+    """Data of one rank for the comparison with others. Times are nanoseconds of its window."""
 
     #: wall_ns, busy_ns: the window, and the part of it in which the GPU worked, communication included
     wall_ns: int
     busy_ns: int
-    host_ns: int  #: host time that it took to issue the work, as recorded
+    host_ns: int  #: host time to issue the work, as recorded
     #: issuing_ns, other_ns: idle time in which the host issued work, and in which it did not
     issuing_ns: int
     other_ns: int
-    unprofiled_share: float  #: of the host's time, what it takes without a profiler on the side of a fast host
+    unprofiled_share: float  #: host time without a profiler over recorded host time, for a fast host
     before_communication_ns: int  #: pauses that communication ended while the host issued work
     idle: dict[str, int]  #: idle time by cause
     kernels: pl.DataFrame  #: `name`, `blocks` (of its grid), `kernels` and `time_ns`, communication left out
-    #: `name` of a range, its numbers as N, and `busy_ns`, GPU time of the work launched inside at any depth
+    #: `name` of a range (numbers replaced by N) and `busy_ns`, GPU time of the work launched inside, at any depth
     places: pl.DataFrame
-    stall: Finding | None  #: the finding on what the host does beside CUDA, where that costs the rank time
+    stall: Finding | None  #: the finding on host work outside CUDA calls, if the rank has it
 
     def unprofiled_ns(self, share: float, saved_ns: float = 0.0) -> float:
-        """The window without a profiler, if the GPU worked that much less.
-
-        As `Facts.unprofiled_ns`: the longer of host and GPU sets the pace, other pauses come on top.
+        """Duration of the window without a profiler, if the GPU worked that much less (as `Facts.unprofiled_ns`).
 
         Args:
-            share: of the host's recorded time, what it takes without the profiler.
-            saved_ns: what the GPU need not do.
+            share: host time without the profiler over recorded host time.
+            saved_ns: GPU time that goes away.
         """
         host = min(share * self.host_ns, self.wall_ns - self.other_ns)
         return max(self.busy_ns - saved_ns, host) + self.other_ns
 
     def gain(self, share: float, saved_ns: float) -> float:
-        """How many times as fast the rank gets by that."""
+        """Speed-up of the rank by that."""
         return self.unprofiled_ns(share) / max(self.unprofiled_ns(share, saved_ns), 1.0)
 
 
@@ -71,10 +69,8 @@ class Run:
     """The ranks of one run.
 
     Attributes:
-        result: what the ranks have to say together.
-        ranks: by rank, in its order.
-        steps: repetitions in the window of the first; 1 where there are none.
-        sure: whether the windows consist of several steps.
+        result: the analysis across ranks.
+        ranks: rank → its data, in order.
     """
 
     result: RanksResult
@@ -82,33 +78,33 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Repetitions in a rank's window; 1 where it has none."""
+        """Median number of steps in a rank's window; 1 if it has none."""
         return max(1, round(median(len(summary.window.steps) for summary in self.result.summaries)))
 
     @property
     def sure(self) -> bool:
-        """Whether every window consists of several steps."""
+        """Whether every window has several steps."""
         return all(len(summary.window.steps) > 1 for summary in self.result.summaries)
 
     @property
     def wall_ns(self) -> float:
-        """The window of a rank, the mean."""
+        """Mean duration of a rank's window."""
         return sum(facts.wall_ns for facts in self.ranks.values()) / max(len(self.ranks), 1)
 
     def summary(self, rank: int) -> RankSummary:
-        """What remains of this rank's profile."""
+        """Summary of this rank's profile."""
         return self.result.summaries[self.result.ranks.index(rank)]
 
 
 def rank_facts(facts: Facts) -> RankFacts:
-    """What other ranks are compared with, of the window of one rank."""
+    """Data of one rank for the comparison with others."""
     issuing = facts.idle(*ISSUING)
     return RankFacts(
         wall_ns=facts.wall_ns,
         busy_ns=facts.busy_ns,
         host_ns=facts.host_needed_ns,
         issuing_ns=issuing,
-        other_ns=max(facts.idle_ns - facts.idle(*ISSUING, *_SUBMITTED), 0),
+        other_ns=max(facts.idle_ns - facts.idle(*ISSUING, *_NOT_OF_HOST), 0),
         unprofiled_share=facts.unprofiled_share,
         before_communication_ns=_before_communication(facts),
         idle={cause: spent.total for cause, spent in facts.causes.items() if spent.total},
@@ -118,8 +114,8 @@ def rank_facts(facts: Facts) -> RankFacts:
     )
 
 
-class _WhenAsked(Mapping[int, RankFacts]):
-    """The facts of each rank, gathered when they are first asked for: most runs leave nothing to compare."""
+class _Lazy(Mapping[int, RankFacts]):
+    """The facts of each rank, gathered on first use, because most runs need no comparison."""
 
     def __init__(self, places: Mapping[int, int], gathered: Callable[[int], RankFacts]) -> None:
         self._places, self._gathered = places, cache(gathered)
@@ -138,22 +134,22 @@ def run_of_ranks(summaries: Sequence[RankSummary], facts: Callable[[int], RankFa
     """The run of these ranks.
 
     Args:
-        summaries: one a rank, in the order in which their files were given.
-        facts: gives the facts of each by its place among them; asked at most once.
-        files: the number of the file that each is from.
+        summaries: one per rank, in the order of their files.
+        facts: returns the facts of the summary at a position; called at most once for each.
+        files: the number of the file of each summary.
 
     Raises:
-        UsageError: they are not of one run.
+        UsageError: the ranks are not of one run.
     """
     result = across_ranks(summaries, files)
     place = {id(summary): number for number, summary in enumerate(summaries)}
     places = {rank: place[id(summary)] for rank, summary in zip(result.ranks, result.summaries, strict=True)}
-    return Run(result, _WhenAsked(places, facts))
+    return Run(result, _Lazy(places, facts))
 
 
 @once
 def run_of(facts: Facts) -> Run | None:
-    """The run that one profile holds; None for a part of a window, and without communication."""
+    """The run in one profile; None for a part of a window, and without communication."""
     if facts.phase is not None or facts.window.range_name is not None:
         return None
     if not (facts.work["label"] == "communication").any():
@@ -175,7 +171,7 @@ def _rank_facts(ranks: Sequence[RankWindow], whole: Facts, place: int) -> RankFa
 
 
 def _before_communication(facts: Facts) -> int:
-    """Pauses in which the host issued what a collective's launch ended."""
+    """Time of pauses before collectives in which the host issued work."""
     after = facts.program.gap_next
     talks = np.r_[facts.program.having("label", "communication"), False]
     spent = np.zeros(facts.gaps.height, dtype=np.int64)
@@ -202,7 +198,7 @@ def _kernels(facts: Facts) -> pl.DataFrame:
 
 
 def _places(facts: Facts) -> pl.DataFrame:
-    """GPU time by the ranges around the launches; of a range inside one of its own name, the outer counts."""
+    """GPU time by the ranges around the launches; of nested ranges of the same name, the outer one counts."""
     ranges, forest = facts.timeline.trace.ranges, facts.timeline.forest
     known = facts.work.select("range", "own_ns", "label").filter(
         pl.col("range").is_not_null() & (pl.col("label") != "communication")

@@ -1,9 +1,9 @@
-"""One step as it was recorded, and as the replay predicts it without a profiler and with one remedy: what ran when.
+"""Timeline of one step as recorded, and as replayed without a profiler and with one remedy.
 
-The times are those of the replays from which the what-if numbers come (`Pace`); there is no second model. A finding may
-expect a part of what its replay saves to stay: then each time lies between those of the two replays, by the same share
-(`Gain`). What is left to the number that was told, because steps differ or a finding expects more than a replay shows,
-stretches the whole step evenly, and `stretched` says how much.
+The times are those of the replays behind the what-if numbers (`Pace`); there is no second model. If a finding expects a
+part of its replay's savings to stay, each time is interpolated between the two replays by the same share (`Gain`). The
+remaining difference to the reported step time, because steps differ or a finding expects more than its replay,
+stretches the whole step evenly by the factor `stretched`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from warplens.analysis.replay import RecordedSchedule, Replayed
 from warplens.diagnosis.facts import Facts
 from warplens.profile.schema import Bools, Int64s, name_categories
 
-#: Neighbours on a lane that are shorter than this share of the longest step become one mark: two pixels of a wide page.
+#: Neighbours on a lane shorter than this share of the longest step become one mark: two pixels of a wide page.
 _CELL: Final = 1 / 500
 
-#: So many streams are drawn, those with the most work in the step.
+#: Most streams that are drawn, those with the most work in the step.
 MOST_STREAMS: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Lane:
-    """What the host, or one stream, did in a step. Arrays have one entry a mark."""
+    """Activity of the host, or of one stream, in a step. Arrays have one entry per mark."""
 
     stream: int | None  #: its number; None for the host's calls
-    #: start_ns, end_ns: from the begin of the step
+    #: start_ns, end_ns: from the start of the step
     start_ns: Int64s
     end_ns: Int64s
     #: kind of call (`API_KIND`) or label of work (`facts.WORK`) of the longest piece of each mark
     label: tuple[str, ...]
-    pieces: int  #: calls or pieces of work that the marks stand for, together
+    pieces: int  #: calls or pieces of work in all marks
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,16 +45,16 @@ class StepTimes:
     """One step."""
 
     length_ns: int
-    share: float  #: how much of what its replay saves is taken, from 0 to 1; 0 without a remedy
-    stretched: float  #: by what factor all times are longer than that, to fill `length_ns`
+    share: float  #: share of its replay's savings, from 0 to 1; 0 without a remedy
+    stretched: float  #: factor by which all times are then longer, to fill `length_ns`
     lanes: tuple[Lane, ...]  #: the host, then the streams
 
 
 @dataclass(frozen=True, eq=False)
 class StepPictures:
-    """The same step in several circumstances."""
+    """The same step as recorded, without a profiler and with each remedy."""
 
-    step: int | None  #: its number in the profile; None where the whole window is one
+    step: int | None  #: its number in the profile; None if the whole window is one step
     recorded: StepTimes  #: measured, with the profiler; a step lasts until the next one begins
     now: StepTimes  #: without a profiler. Modelled.
     after: dict[str, StepTimes]  #: by finding, with its remedy. Modelled.
@@ -64,7 +64,7 @@ class StepPictures:
 
 @dataclass(frozen=True, eq=False)
 class _Times:
-    """Begins and ends of all calls and work of the schedule, and the bounds of its steps."""
+    """Starts and ends of all calls and work of the schedule, and the bounds of its steps."""
 
     call_starts: Int64s
     call_ends: Int64s
@@ -73,7 +73,7 @@ class _Times:
     bounds: Int64s
 
     def of_step(self, step: int) -> tuple[Bools, Bools]:
-        """Which calls and which work touch a step."""
+        """Which calls and which work overlap a step."""
         begin, end = self.bounds[step], self.bounds[step + 1]
         return (
             (self.call_ends > begin) & (self.call_starts < end),
@@ -81,7 +81,7 @@ class _Times:
         )
 
     def since(self, step: int, calls: Int64s, work: Int64s) -> list[Int64s]:
-        """Begins and ends of these calls and of this work from the begin of a step."""
+        """Starts and ends of these calls and of this work from the start of a step."""
         origin = self.bounds[step]
         return [
             self.call_starts[calls] - origin,
@@ -95,7 +95,9 @@ class StepReplays:
     """Replays of one schedule, of which the same step is drawn.
 
     Args:
-        recorded: the schedule without what the profiler added.
+        facts: the window.
+        recorded: the schedule without the profiler's time.
+        replayed: its replay.
     """
 
     def __init__(self, facts: Facts, recorded: RecordedSchedule, replayed: Replayed) -> None:
@@ -118,7 +120,7 @@ class StepReplays:
         )
         self._before = self._times(recorded, replayed)
         lengths = np.diff(self._before.bounds)
-        # One like the others; the first and the last of several may hold what the recording cut.
+        # A step of typical length; the first and the last of several may be cut.
         candidates = np.arange(len(lengths))[1:-1] if len(lengths) > 2 else np.arange(len(lengths))
         usual = np.median(lengths[candidates])
         self._step = int(candidates[np.abs(lengths[candidates] - usual).argmin()])
@@ -126,7 +128,7 @@ class StepReplays:
         self._after: dict[str, tuple[_Times, int]] = {}
 
     def add(self, finding: str, recorded: RecordedSchedule, replayed: Replayed, length_ns: int) -> None:
-        """The replay with the remedy of a finding, and how long a step is told to take then."""
+        """Adds the replay with the remedy of a finding, and the reported step time."""
         self._after[finding] = self._times(recorded, replayed), length_ns
 
     def _times(self, recorded: RecordedSchedule, replayed: Replayed) -> _Times:
@@ -140,15 +142,15 @@ class StepReplays:
         return _Times(replayed.call_starts, replayed.call_ends, replayed.starts, replayed.ends, bounds)
 
     def pictures(self, now_ns: int) -> StepPictures | None:
-        """The step in all circumstances; None where the replay does not show one. `now_ns`: without a profiler."""
+        """The timelines of the step; None if the replay does not show it. `now_ns`: step time without a profiler."""
         measured = int(np.diff(self._seen.bounds)[self._step])
         if min(measured, int(np.diff(self._before.bounds)[self._step])) <= 0:
             return None
         cell = max(round(max(measured, now_ns, *(length for _, length in self._after.values())) * _CELL), 1)
         first, last = self._seen.bounds[self._step], self._seen.bounds[self._step + 1]
-        mine = (self._begun < last) & (self._seen.ends > first)
-        streams, which = np.unique(self._stream[mine], return_inverse=True)
-        spent = np.bincount(which.reshape(-1), (self._seen.ends - self._begun)[mine], minlength=len(streams))
+        in_step = (self._begun < last) & (self._seen.ends > first)
+        streams, which = np.unique(self._stream[in_step], return_inverse=True)
+        spent = np.bincount(which.reshape(-1), (self._seen.ends - self._begun)[in_step], minlength=len(streams))
         shown = streams[np.sort(np.argsort(-spent, kind="stable")[:MOST_STREAMS])].tolist()
         return StepPictures(
             self._index,
@@ -180,12 +182,12 @@ class StepReplays:
         kinds, code, on = self._kinds[calls].astype(np.int64), self._code[work], self._stream[work]
         lanes = [self._lane(None, called, returned, kinds, length_ns, cell_ns)]
         for stream in streams:
-            mine = on == stream
-            lanes.append(self._lane(stream, starts[mine], ends[mine], code[mine], length_ns, cell_ns))
+            on_stream = on == stream
+            lanes.append(self._lane(stream, starts[on_stream], ends[on_stream], code[on_stream], length_ns, cell_ns))
         return StepTimes(length_ns, share, stretched, tuple(lanes))
 
     def _lane(self, stream: int | None, start: Int64s, end: Int64s, code: Int64s, length_ns: int, cell_ns: int) -> Lane:
-        """What lies in the step, neighbours that are too short to be seen as one."""
+        """The marks inside the step; neighbours that are too short to be visible are merged."""
         start, end = np.maximum(start, 0), np.minimum(end, length_ns)
         kept = np.flatnonzero(end > start)
         kept = kept[np.argsort(start[kept], kind="stable")]
@@ -201,7 +203,7 @@ class StepReplays:
 
 
 def _host_times(recorded: RecordedSchedule, replayed: Replayed) -> tuple[Int64s, Int64s]:
-    """Instants of the host as recorded, and the same in the replay: begin and return of each call."""
+    """Start and return of each call of the host, as recorded and as replayed."""
     seen = np.column_stack([recorded.called_ns, recorded.returned_ns]).reshape(-1)
     then = np.column_stack([replayed.call_starts, replayed.call_ends]).reshape(-1)
     return seen, then

@@ -1,7 +1,6 @@
-"""Every number that a rule compares with, in one place: a score over known cases can refit them without a rule changed.
+"""The limits that several rules use, with their reasons; they can be changed without changing a rule.
 
-None of them was fitted to a file. Each has its reason beside it; where a limit could lie anywhere in a range, a round
-number in the middle of it was taken.
+None was fitted to a single profile. If a limit could lie anywhere in a range, a round number in the middle was taken.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ def _limit(value: float, why: str) -> Any:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The limits of all rules. Shares are 0–1, of the wall time where nothing else is said."""
+    """The limits of all rules. Shares are 0–1, of the wall time unless noted otherwise."""
 
     raise_ceiling: float = _limit(
         1.02,
@@ -40,12 +39,12 @@ class Thresholds:
     )
     quiet_busy_share: float = _limit(
         0.80,
-        "Where no cause is worth a warning, the GPU may be idle for as long as two such causes together and is "
-        "called busy.",
+        "If no cause is worth a warning, a GPU that is idle for as long as two such causes together is still called "
+        "busy.",
     )
     roof_headroom_share: float = _limit(
         0.15,
-        "Of the window, idle or above the practical roof of its kernels: below this, faster kernels of the kind bring "
+        "Of the window, idle time and time above the practical roof of its kernels: below this, faster kernels gain "
         "less than most changes do.",
     )
     known_work_share: float = _limit(
@@ -59,38 +58,37 @@ class Thresholds:
     )
     bandwidth_share: float = _limit(
         2 / 3,
-        "Kernels that move data take up to half of the time of healthy networks run operator by operator. Only "
-        "beyond two thirds are they what limits the program.",
+        "Kernels that move data take up to half of the time of healthy networks run operator by operator. They "
+        "limit the program only beyond two thirds.",
     )
     small_kernels_busy_share: float = _limit(
         0.70,
-        "Kernels are called small in a window where the GPU is busy, or about to start queued work, this much of the "
-        "time; below, what keeps it idle comes first, whatever the size of the kernels.",
+        "Small kernels matter if the GPU is busy, or about to start queued work, for this much of the time; below, "
+        "the causes of idle time come first.",
     )
     unsure_warning_ceiling: float = _limit(
         1.25,
-        "A ceiling with a wide error needs a wider margin to be worth a warning: that of small grids, for a part "
-        "of a kernel's time is latency, which more blocks do not shorten; and that of launches where the host may "
-        "well be ahead of the GPU without the profiler.",
+        "Uncertain gains need a wider margin for a warning: those of small grids, because a part of a kernel's time "
+        "is latency, which more blocks do not shorten; and those of launches if the host may be ahead of the GPU "
+        "without the profiler.",
     )
     normal_waits_per_step: float = _limit(
         1.5,
-        "One wait at the end of a step is how programs are timed and losses read. Beyond it, waits are inside the "
-        "step.",
+        "Programs that time steps or read losses wait once at the end of a step. More waits are inside the step.",
     )
     launches_behind_wait: float = _limit(
         8.0,
-        "After a wait the GPU is short of work for a handful of launches, until the host has got ahead again.",
+        "After a wait, the GPU is short of work for a handful of launches, until the host is ahead again.",
     )
     readback_bytes: int = _limit(
         SMALL_COPY_BYTES,
-        "A read-back of this few bytes costs the wait, not the transfer: 64 KiB take 3–7 µs over PCIe. The time budget "
+        "The cost of so small a read-back is the wait, not the transfer: 64 KiB take 3–7 µs over PCIe. The time budget "
         "counts the same copies as waits.",
     )
     bandwidth_kernel_ns: int = _limit(
         10_000,
-        "Kernels shorter than this do not reach the memory bandwidth: at 4.8 TB/s, filling and draining the GPU "
-        "takes as long as moving the 10 MB that 2 µs are worth.",
+        "Shorter kernels do not reach the memory bandwidth: at 4.8 TB/s, filling and draining the GPU takes 2 µs, in "
+        "which 10 MB could be moved.",
     )
     optimizer_launches_per_step: float = _limit(
         100.0,
@@ -98,8 +96,8 @@ class Thresholds:
     )
     optimizer_single_tensor_share: float = _limit(
         0.5,
-        "Launches of foreach and fused optimizers are multi-tensor kernels. Where more than half of the launches "
-        "are not, the optimizer updates one tensor at a time.",
+        "Foreach and fused optimizers launch multi-tensor kernels. If more than half of the launches are others, the "
+        "optimizer updates one tensor at a time.",
     )
     optimizer_saved_share: float = _limit(
         1 - 7 / 33,
@@ -112,16 +110,16 @@ class Thresholds:
     )
     attributed_share: float = _limit(
         0.5,
-        "A trace in which less of the work was launched by recorded calls cannot say why the GPU waited.",
+        "With fewer causes recorded, a trace cannot show why the GPU waited.",
     )
     unexplained_factor: float = _limit(
         2.0,
-        "A named cause ranks below unexplained pauses where those cost this many times as much.",
+        "A named cause ranks below unexplained pauses that cost this many times as much.",
     )
     specific_share: float = _limit(
         0.25,
-        "Share of what a host that launches instantly would save: from here on, what slows the host down is named "
-        "before its launch rate.",
+        "Share of the savings of instant launches: from here on, a cause that slows down the host is named before its "
+        "launch rate.",
     )
     aborted_share: float = _limit(
         0.5,
@@ -137,13 +135,12 @@ class Thresholds:
     )
     roof_share: float = _limit(
         0.6,
-        "Of the pipe's or memory's peak rate, from which on a kernel is limited by it (Nsight Compute's "
-        "SOLBottleneck).",
+        "From this share of the peak rate on, a pipe or the memory limits a kernel (Nsight Compute's SOLBottleneck).",
     )
 
 
-#: The limits that `diagnose` uses unless told otherwise.
+#: The default limits of `diagnose`.
 DEFAULTS = Thresholds()
 
-#: Why each of them is what it is.
-REASONS = {each.name: each.metadata["why"] for each in fields(Thresholds)}
+#: Limit → its reason.
+REASONS = {limit.name: limit.metadata["why"] for limit in fields(Thresholds)}

@@ -23,6 +23,7 @@ from warplens.diagnosis.claims import Claims, divide
 from warplens.diagnosis.evidence import counted
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import (
+    CONFIDENCES,
     MANY,
     SEVERITIES,
     Coverage,
@@ -44,27 +45,27 @@ from warplens.diagnosis.whatif import what_ifs
 from warplens.profile import Note
 from warplens.profile.counters import KernelCounters
 
-# --- The verdict as one sentence for people --------------------------------------------------------------------------
-
-
 _INCOMPLETE: Final = IncompleteProfile()
 _SATURATED: Final = Saturated()
 _BELOW_ROOF: Final = BelowRoof()
 
 
+# --- The headline ----------------------------------------------------------------------------------------------------
+
+
 def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
-    """What limits the window and how much there is to gain, in one sentence."""
-    lost, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
+    """The limit of the window and the gain, in one sentence."""
+    template, share = rule(verdict.id).headline_of(verdict), headline_share(facts, verdict, claims)
     if share is not None:
-        said = lost.format(share=percent(share))
+        text = template.format(share=percent(share))
         behind = verdict.evidence.get("launches_behind_ns", 0) / facts.wall_ns
-        if behind > share:  # what is seen would not explain the gain
-            said += f", and by a model another {percent(behind)} in launches that it delays"
+        if behind > share:  # the share that the profile shows would not explain the gain
+            text += f", and by a model another {percent(behind)} in launches that it delays"
         if verdict.severity == "info" and weight(verdict) < facts.thresholds.warning_ceiling:
-            said = f"Little to gain; {said[:1].lower()}{said[1:]}"
-        return f"{said}; {gain_text(verdict)} {verdict.gained}."
-    if facts.wall_ns and (told := rule(verdict.id).told(facts, verdict)):
-        return told
+            text = f"Little to gain; {text[:1].lower()}{text[1:]}"
+        return f"{text}; {gain_text(verdict)} {verdict.gained}."
+    if facts.wall_ns and (text := rule(verdict.id).told(facts, verdict)):
+        return text
     if not facts.wall_ns:
         # A name such as CUDA keeps its capitals.
         first = verdict.title[:1].lower() if verdict.title[1:2].islower() else verdict.title[:1]
@@ -75,18 +76,18 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
 
 
 def headline_share(facts: Facts, verdict: Finding, claims: Claims) -> float | None:
-    """The share of the window that the verdict's cause is seen to take, where the headline gives one."""
+    """Share of the window that the profile shows with the verdict's cause; None if the headline has no share."""
     return claims.seen_ns(verdict.id) / facts.wall_ns if rule(verdict.id).headline_of(verdict) else None
 
 
 def gain_text(finding: Finding) -> str:
-    """What a remedy brings: the expected factor, or the bound where that is all that is known."""
+    """The expected gain in words, or the bound if only that is known."""
     if finding.gain is None or finding.expected is not None or finding.gain >= MANY:
         return about(finding.gain or MANY)
     return f"at most {times(finding.gain)}"
 
 
-# --- `diagnose`: the rules applied to a window, their findings ranked, and the one that limits it named first --------
+# --- The diagnosis ---------------------------------------------------------------------------------------------------
 
 
 def diagnose(
@@ -99,15 +100,15 @@ def diagnose(
     budgets: Sequence[TimeBudget] | None = None,
     headrooms: Callable[[], Sequence[Headroom]] | None = None,
 ) -> Diagnosis:
-    """What limits the window, what else costs time in it, and what to do about it.
+    """The limit of the window, other causes of lost time, and remedies.
 
     Args:
-        timeline: the profile. Without the launch configuration of its kernels, small grids cannot be seen.
-        window: the part of it that is judged.
-        counters: a report of Nsight Compute on the same program, for what happens inside kernels.
+        timeline: the profile. Small grids need the launch configuration of its kernels.
+        window: the analysed part.
+        counters: a report of Nsight Compute on the same program, for faults inside kernels.
         thresholds: the limits of the rules.
-        notes, budgets: the quality notes and time budgets of the window, where they are known already.
-        headrooms: gives the headroom of each GPU over the window, likewise.
+        notes, budgets: the quality notes and time budgets of the window, if already computed.
+        headrooms: returns the headroom of each GPU over the window, if already computed.
     """
     budgets = time_budgets(timeline, window) if budgets is None else budgets
     headrooms = headrooms or cache(lambda: headrooms_of(timeline, window, budgets=budgets, counters=counters))
@@ -118,13 +119,13 @@ def diagnose(
         facts = gather(timeline, window, report, thresholds, budgets, notes, headrooms)
     modelled = () if replays is None else tuple(replays.result())
     facts.predictions = {prediction.change: prediction for prediction in modelled}
-    # What the causes of pauses were found with, tens of megabytes at a million kernels, has no further reader here.
+    # Intermediate data of the pauses' causes, tens of megabytes at a million kernels, are no longer needed.
     forget(timeline, HostCalls.of, Timeline.busy)
     claims = divide(facts, RULES)
     incomplete = _INCOMPLETE.missing(facts)
     decides = incomplete is not None and incomplete.decides
     if incomplete is not None and decides:
-        # What such a profile shows is not what the program does: other findings would be artefacts.
+        # Such a profile does not show the program: other findings would be artefacts.
         verdict, raised = incomplete.finding, []
     else:
         raised = _findings(facts, claims)
@@ -136,9 +137,9 @@ def diagnose(
     ranked = (verdict, *_ranked(finding for finding in raised if finding.id != verdict.id))
     ranked = tuple(fitting(facts, finding) for finding in ranked)
     with ThreadPoolExecutor(max_workers=1) as aside:
-        # Replays of an excerpt stand beside look-ups in all of the window, which take as long.
-        mended = [found for found in ranked if not decides and not _describes(found)]
-        combined = aside.submit(what_ifs, facts, claims, mended)
+        # Replays of an excerpt run in parallel with look-ups in the whole window, which take as long.
+        with_cost = [finding for finding in ranked if not decides and not _describes(finding)]
+        combined = aside.submit(what_ifs, facts, claims, with_cost)
         ranked = tuple(located(facts, claims, finding) for finding in ranked)
         moments = () if decides else worst_moments(facts, claims, ranked)
     diagnosis = Diagnosis(
@@ -154,7 +155,7 @@ def diagnose(
         headline_share=headline_share(facts, verdict, claims),
         verdict_known=is_known(verdict),
     )
-    # Phases come last: what was found of the whole window, tens of megabytes at a million kernels, is gone by then.
+    # Phases come last, when data of the whole window, tens of megabytes at a million kernels, have been freed.
     del claims
     facts.forget()
     parts, phases = [] if decides else facts.hand_over_to_phases(), []
@@ -170,8 +171,8 @@ def _describes(finding: Finding) -> bool:
 
 
 def _findings(facts: Facts, claims: Claims) -> list[Finding]:
-    asked = (each for each in RULES if each.id not in (_INCOMPLETE.id, _SATURATED.id, _BELOW_ROOF.id))
-    found = [finding for each in asked if (finding := each.find(facts, claims)) is not None]
+    causes = (cause for cause in RULES if cause.id not in (_INCOMPLETE.id, _SATURATED.id, _BELOW_ROOF.id))
+    found = [finding for cause in causes if (finding := cause.find(facts, claims)) is not None]
     worth = any(
         (finding.gain or 0.0) >= facts.thresholds.warning_ceiling and finding.severity != "info" for finding in found
     )
@@ -180,14 +181,14 @@ def _findings(facts: Facts, claims: Claims) -> list[Finding]:
 
 
 def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
-    """The costliest cause that is worth a change; where there is none, what the GPU does."""
+    """The costliest cause that is worth a change; without one, a finding that describes the window."""
     rest = _INCOMPLETE.unexplained(facts, claims)
     unknown = rest.bound or 0.0
     lost = [finding for finding in found if finding.severity != "info"]
     costliest = max(lost, key=weight, default=None)
     limits = facts.thresholds
     named = weight(costliest) if costliest is not None else None
-    # A cause that is worth a change comes first, unless far more time has none that could be named.
+    # A cause that is worth a change comes first, unless far more time has no known cause.
     if unknown >= limits.warning_ceiling and _lost_share(unknown) > limits.unexplained_factor * _lost_share(named):
         return rest
     if costliest is not None:
@@ -208,16 +209,16 @@ def _verdict(facts: Facts, claims: Claims, found: Sequence[Finding]) -> Finding:
 
 
 def _owner(facts: Facts, claims: Claims, costliest: Finding, lost: Sequence[Finding]) -> Finding:
-    """The costliest cause, or that of most of the work that its remedy takes away with it.
+    """The costliest cause, or another one that claims most of the work that its remedy removes.
 
-    A compiler fuses the passes of written-out attention as well: what they are is said by the cause that claims them.
+    For example, a compiler also fuses the passes of unfused attention, which has a more specific finding.
     """
     general = rule(costliest.id).claim(facts)
     if general is None:
         return costliest
-    for other in sorted(lost, key=lambda each: -claims.busy_ns(each.id)):
-        mine = claims.pieces(other.id).whole()
-        if other.id == costliest.id or 2 * general @ mine < mine.sum():
+    for other in sorted(lost, key=lambda finding: -claims.busy_ns(finding.id)):
+        claimed = claims.pieces(other.id).whole()
+        if other.id == costliest.id or 2 * general @ claimed < claimed.sum():
             continue
         worth = _lost_share(weight(other)) >= facts.thresholds.dominant_share * _lost_share(weight(costliest))
         if worth and claims.busy_ns(other.id) > claims.busy_ns(costliest.id):
@@ -225,33 +226,44 @@ def _owner(facts: Facts, claims: Claims, costliest: Finding, lost: Sequence[Find
     return costliest
 
 
-def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> Finding:
-    """The cause to mend first, where that is not the costliest.
+#: Gains this near to each other, by the time that they save, cannot be told apart.
+_AS_MUCH: Final = 0.9
 
-    Work that is not needed comes before work that is done slowly. Behind a host that is too slow stands what waits,
-    allocates or launches for each tensor: it cannot be captured into a graph, and a step without it launches less. A
-    host that waits after every few launches cannot get ahead whatever a launch costs; and a pause as long as many
-    launches is none of issuing them. What makes the same work faster comes before what has to be given more of it.
+
+def _surest(costliest: Finding, lost: Sequence[Finding]) -> Finding:
+    """Of the causes whose remedies save as much as the costliest one's, a surer one."""
+    as_much = _AS_MUCH * _lost_share(weight(costliest))
+    near = (finding for finding in lost if _lost_share(weight(finding)) >= as_much)
+    best = min(near, key=lambda finding: (CONFIDENCES.index(finding.confidence), -weight(finding)))
+    return best if CONFIDENCES.index(best.confidence) < CONFIDENCES.index(costliest.confidence) else costliest
+
+
+def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> Finding:
+    """The cause to fix first, if that is not the costliest.
+
+    Work that is not needed comes before slow work. Waits, allocations and launches per tensor come before the launch
+    rate that they reduce: no graph captures them, and a step without them launches less. A host that waits after every
+    few launches cannot get ahead, however fast a launch is. Pauses as long as many launches have another cause than
+    launching. Remedies for the same work come before those that need more work per step.
     """
     lost, limits = [finding for finding in found if finding.severity != "info"], facts.thresholds
-    costliest = _owner(facts, claims, costliest, lost)
+    costliest = _surest(_owner(facts, claims, costliest, lost), lost)
     if costliest.is_throughput:
-        faster = max((each for each in lost if not each.is_throughput), key=weight, default=None)
+        faster = max((finding for finding in lost if not finding.is_throughput), key=weight, default=None)
         if faster is not None and _lost_share(weight(faster)) >= limits.dominant_share * _lost_share(weight(costliest)):
             costliest = faster
 
     def worth(finding: Finding) -> float:
         return _lost_share(weight(finding)) / _lost_share(weight(costliest))
 
-    dropped = [each for each in lost if rule(each.id).needless(each)]
-    needless = max(dropped, key=weight, default=None)
+    needless = max((finding for finding in lost if rule(finding.id).needless(finding)), key=weight, default=None)
     if needless is not None and worth(needless) >= limits.dominant_share:
         return needless
-    apart = any(each.id == "host-stall" and "stalls_apart_share" in each.evidence for each in lost)
+    apart = any(finding.id == "host-stall" and "stalls_apart_share" in finding.evidence for finding in lost)
     if costliest.id not in ("launch-overhead", "host-stall") or (costliest.id == "host-stall" and apart):
         return costliest
-    waiting = next((each for each in found if each.id == "host-sync"), None)
-    # Waits of equal passes go with the passes.
+    waiting = next((finding for finding in found if finding.id == "host-sync"), None)
+    # Merging equal passes also removes their waits.
     merging = "passes_per_step" in costliest.evidence
     if waiting is not None and costliest.id == "launch-overhead" and facts.waits_crowded and not merging:
         return waiting
@@ -259,19 +271,21 @@ def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequ
     if waiting is not None and looped and worth(waiting) >= limits.specific_share:
         return waiting
     if costliest.id == "host-stall":
-        # Pauses not much longer than launches are those of a host that goes from turn to turn.
-        turning = next((each for each in lost if "turns_per_step" in each.evidence), None)
-        return turning if turning is not None and worth(turning) >= limits.dominant_share else costliest
-    causes = [each for each in lost if rule(each.id).makes_launches(each) and not (merging and each is waiting)]
+        # Pauses not much longer than launches belong to a loop that launches a few kernels per turn.
+        loop = next((finding for finding in lost if "turns_per_step" in finding.evidence), None)
+        return loop if loop is not None and worth(loop) >= limits.dominant_share else costliest
+    causes = [
+        finding for finding in lost if rule(finding.id).makes_launches(finding) and not (merging and finding is waiting)
+    ]
     specific = max(causes, key=weight, default=None)
     if specific is not None and worth(specific) >= limits.specific_share:
         return specific
-    stall = next((each for each in lost if each.id == "host-stall" and apart), None)
+    stall = next((finding for finding in lost if finding.id == "host-stall" and apart), None)
     return stall if stall is not None and worth(stall) >= limits.dominant_share else costliest
 
 
 def _lost_share(gain: float | None) -> float:
-    """The share of the wall time that a ceiling stands for."""
+    """The share of the wall time that a gain corresponds to."""
     return 1 - 1 / gain if gain else 0.0
 
 
@@ -293,7 +307,7 @@ def _of_phase(part: Facts) -> PhaseVerdict:
     assert part.whole is not None
     claims = divide(part, RULES)
     verdict = _verdict(part, claims, _findings(part, claims))
-    # A part and its program hold each other: apart, hundreds of megabytes are free before the next phase.
+    # A part and its program refer to each other: separating them frees hundreds of megabytes before the next phase.
     vars(part).pop("program", None)
     share = part.wall_ns / part.whole.wall_ns
     return PhaseVerdict(part.phase, verdict.id, verdict.expected, verdict.bound, part.wall_ns, part.busy_ns, share)
@@ -316,14 +330,14 @@ def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: st
 
 
 def _unavailable(facts: Facts, has_counters: bool, source: str | None, found: Sequence[Finding]) -> Iterator[str]:
-    """What could not be asked, and what would answer it. `source` is the report of counters that was given."""
+    """Questions that the profile cannot answer, and how to answer them. `source`: the given report of counters."""
     if not facts.wall_ns:
         return
     trace = facts.timeline.trace
     fills = facts.work["fill_share"].filter(facts.work["kind"] == "kernel")
     if not has_counters and source is not None:
         yield (
-            f"what happens inside kernels: {source} holds none of the window's kernels with the same grid and "
+            f"what happens inside kernels: {source} has none of the window's kernels with the same grid and "
             "block; warplens counters --trace shows which to collect"
         )
     elif not has_counters:

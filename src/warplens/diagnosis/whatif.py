@@ -1,8 +1,8 @@
-"""What the remedies of one or two findings bring together: the step time without a profiler, and where it goes then.
+"""Step time without a profiler, and its parts, with the remedies of one or two findings.
 
-A single remedy brings what its finding expects. Two remedies do not bring the sum: what one hides the other may have
-removed already, or uncover. So the schedule is replayed at the host's pace without a profiler (`Pace`) with both causes
-gone; what a finding expects to stay beyond the replay of its own cause stays then, too. All of it is modelled.
+The gain of a single remedy is that of its finding. Gains of two remedies do not multiply, because their causes may hide
+each other. So the schedule is replayed at the host's pace without a profiler (`Pace`) without both causes; time that a
+finding expects to stay beyond the replay of its own cause stays as well. All of it is modelled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from warplens.diagnosis.pace import Less
 from warplens.diagnosis.steptimes import StepPictures, StepReplays
 from warplens.profile.schema import Int64s, name_categories
 
-#: Findings of the host → the change that their first remedy makes to the schedule. Others take away the GPU work that
-#: they claim, and the calls that issue it where they claim the pauses before it as well.
+#: Findings of the host → the change that their first remedy makes to the schedule. Others remove their claimed GPU
+#: work, and the calls that issue it if they claim the pauses before it as well.
 _CHANGES: Final[Mapping[str, Change]] = {
     "launch-overhead": "cuda-graph",
     "host-sync": "no-synchronization",
@@ -34,12 +34,12 @@ _CHANGES: Final[Mapping[str, Change]] = {
     "host-stall": "no-host-stall",
 }
 
-#: So many findings are combined, the worst ones: each pair is a replay.
+#: Most findings that are combined, the worst ones: each pair needs a replay.
 _MOST: Final = 5
 
 
-#: A pair is never expected to be this much faster than its replay, nor than the better one alone.
-_AT_BEST: Final = 1.5
+#: Upper limit of a pair's gain over its replay, and over the better remedy alone.
+_MOST_BEYOND_REPLAY: Final = 1.5
 
 
 @dataclass(frozen=True)
@@ -47,37 +47,38 @@ class WhatIf:
     """The step without the causes of some findings. Modelled; times are nanoseconds of a step, or of the window."""
 
     findings: tuple[str, ...]  #: ids, one or two
-    expected: float  #: how many times as fast, without a profiler
-    expected_interval: tuple[float, float]  #: the range 90 % interval of the gain
-    step_ns: int  #: the time of a step that follows from `expected`
-    step_interval_ns: tuple[int, int]  #: the same of `expected_interval`, from the shortest to the longest
-    busy_ns: Mapping[str, int]  #: GPU time by category of work that is left
+    expected: float  #: speed-up without a profiler
+    expected_interval: tuple[float, float]  #: the 90 % interval of the gain
+    step_ns: int  #: step time by `expected`
+    step_interval_ns: tuple[int, int]  #: step times by `expected_interval`, from the shortest to the longest
+    busy_ns: Mapping[str, int]  #: GPU time of the remaining work by category
     idle_ns: int
 
 
 @dataclass(frozen=True)
 class WhatIfs:
-    """What each of the worst findings brings by itself and with each other one."""
+    """Gains of the worst findings, single and in pairs."""
 
-    step_ns: int  #: what a step takes without a profiler, by the replay of the unchanged schedule
-    step_interval_ns: tuple[int, int]  #: the same with more and with less of the host's time taken for the profiler's
-    #: busy_ns, idle_ns: where that time goes
+    step_ns: int  #: step time without a profiler, by the replay of the unchanged schedule
+    step_interval_ns: tuple[int, int]  #: the same for the largest and the least share of the profiler in host time
+    #: busy_ns, idle_ns: parts of that time
     busy_ns: Mapping[str, int]
     idle_ns: int
-    #: single findings in their order, then pairs of them. A pair of which a replay shows neither is left out.
+    #: single findings in their order, then pairs, without those of which neither shows in a replay
     changes: tuple[WhatIf, ...]
-    #: what runs when in one step, as recorded, and by the replays now and after each single remedy
+    #: timeline of one step, as recorded, and replayed without a profiler and with each single remedy
     pictures: StepPictures | None = field(default=None, repr=False, compare=False)
 
 
 def what_ifs(facts: Facts, claims: Claims, findings: Sequence[Finding]) -> WhatIfs | None:
-    """The remedies of these findings, one by one and in pairs; None where the schedule cannot be replayed.
+    """Gains of these findings, one by one and in pairs; None if the schedule cannot be replayed.
 
     Args:
-        claims: which time each cause claims.
+        facts: the window.
+        claims: the time of each cause.
         findings: the worst first; those without an expected gain or a remedy are left out.
     """
-    worth = [found for found in findings if (found.expected or 0.0) > 1.0 and found.remedies][:_MOST]
+    worth = [finding for finding in findings if (finding.expected or 0.0) > 1.0 and finding.remedies][:_MOST]
     if not worth or facts.pace is None or not facts.busy_ns:
         return None
     base = _Base(facts, claims)
@@ -105,7 +106,7 @@ def _interval(found: Finding) -> tuple[float, float, float]:
 
 
 class _Base:
-    """The unchanged step without a profiler, and what is taken from it."""
+    """The unchanged step without a profiler, and the effects of remedies on it."""
 
     def __init__(self, facts: Facts, claims: Claims) -> None:
         pace = facts.pace
@@ -119,30 +120,30 @@ class _Base:
         steps = pace.steps
         usual, *ends = (round(pace.duration_ns(place) / steps) for place in range(3))
         self.busy_ns = self._by_label(self._whole)
-        # The GPU's work takes as long without a profiler, so that no step is shorter than it.
+        # GPU work takes as long without a profiler, and no step is shorter than that.
         busy = sum(self.busy_ns.values())
         self.step_ns = max(usual, busy)
         self.step_interval_ns = max(min(usual, *ends), busy), max(usual, *ends, busy)
         self.idle_ns = self.step_ns - busy
 
     def _sums(self, rows: Int64s | slice, spent: Int64s) -> Int64s:
-        """The time of these pieces by the number of their label."""
+        """The time of these pieces by label code."""
         return sum_by(self._label[rows], spent, self._labels.len())
 
     def _by_label(self, sums: Int64s) -> dict[str, int]:
-        """Time of a step by label, the most first."""
+        """Time of a step by label, the largest first."""
         rows = pl.DataFrame({"label": self._labels, "spent": sums})
         return {label: round(total / self._steps) for label, total in rows.sort("spent", "label").rows()[::-1] if total}
 
     def _claimed(self, id_: str) -> Int64s:
-        """The pieces of work that a cause claims a part of."""
+        """The pieces of work that a cause claims."""
         if id_ not in self._rows:
-            mine = self._claims.work == self._claims.causes.index(id_)
-            self._rows[id_] = np.flatnonzero(mine & (self._claims.work_ns > 0))
+            claimed = self._claims.work == self._claims.causes.index(id_)
+            self._rows[id_] = np.flatnonzero(claimed & (self._claims.work_ns > 0))
         return self._rows[id_]
 
     def _without(self, ids: Sequence[str]) -> tuple[list[Change], Less | None]:
-        """What the remedies of these causes change in the schedule."""
+        """Changes of the schedule by the remedies of these causes."""
         changes: list[Change] = [_CHANGES[id_] for id_ in ids if id_ in _CHANGES]
         at = self._facts.replayed_rows
         claimant, share = self._claims.work[at], self._claims.work_ns[at] / np.maximum(self._own[at], 1)
@@ -155,7 +156,7 @@ class _Base:
         return changes, Less(time, calls) if time.any() else None
 
     def replayed_ns(self, ids: Sequence[str]) -> float:
-        """The step without these causes, by a replay; all of it where they alter nothing."""
+        """Replayed step time without these causes; that of the unchanged step if they alter nothing."""
         changes, less = self._without(ids)
         after = self._pace.duration_ns(0, *changes, less=less)
         before = max(self._pace.duration_ns(0), 1)
@@ -173,27 +174,27 @@ class _Base:
         return steps.pictures(self.step_ns)
 
     def together(self, replayed_ns: float, each: Sequence[tuple[float, float]], at_best: bool) -> float:
-        """The gain of remedies together: what their replay gives, but for what each is expected to leave by itself.
+        """The gain of remedies together: that of their replay, less the time that each is expected to leave by itself.
 
         Args:
-            replayed_ns: the step without all of their causes, by a replay.
-            each: of each remedy its gain, and the step without its cause by a replay.
-            at_best: whether what a remedy is expected to save beyond its replay counts, too.
+            replayed_ns: replayed step time without all of their causes.
+            each: gain of each remedy, and replayed step time without its cause.
+            at_best: whether to count savings that a remedy is expected to have beyond its replay.
         """
         alone = [self.step_ns / gain for gain, _ in each]
         rest = [after - replayed for after, (_, replayed) in zip(alone, each, strict=True)]
         stays = sum(rest if at_best else (max(time, 0.0) for time in rest))
-        least = min(replayed_ns, *alone) / _AT_BEST
+        least = min(replayed_ns, *alone) / _MOST_BEYOND_REPLAY
         return min(self.step_ns / max(min(replayed_ns + stays, *alone), least, 1.0), MANY)
 
     def changed(self, findings: Sequence[Finding], gain: tuple[float, float, float]) -> WhatIf:
-        """The step with this gain (expected, low, high), and where its time goes."""
+        """The step with this gain (expected, low, high), and the parts of its time."""
         expected, low, high = gain
         after = self.step_ns / expected
         rows = np.concatenate([self._claimed(found.id) for found in findings])  # no piece has two claimants
         gone, own = self._claims.work_ns[rows], self._own[rows]
-        # Claims on the GPU come true as far as the step gets shorter, and further where its work would not fit into
-        # that: a finding may expect a little more than it claims. What the step saves beyond them was idle.
+        # Claimed GPU work goes away as far as the step gets shorter, and further if the rest would not fit into the
+        # step: a finding may expect a little more than it claims. Savings beyond the claims were idle time.
         saved, claimed = (self.step_ns - after) * self._steps, max(int(gone.sum()), 1)
         too_long = int(self._own.sum()) - after * self._steps
         realised = max(min(1.0, saved / claimed), too_long / claimed)

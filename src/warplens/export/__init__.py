@@ -1,5 +1,5 @@
-"""Profiles handed on to other programs: one target per module, each taking a `Trace` and giving files.
+"""Export of profiles to other programs, one module per target.
 
-May import: `warplens.profile`, `warplens.analysis` and `warplens.errors`. A new target becomes a module with one
-function and a line in the command `warplens export`.
+May import: `warplens.profile`, `warplens.analysis` and `warplens.errors`. A new target is a module with one function,
+and a line in the command `warplens export`.
 """

@@ -1,4 +1,13 @@
-"""A profile as a Perfetto trace."""
+"""Writes a profile as a Perfetto trace, for the viewer at ui.perfetto.dev and SQL through its trace processor.
+
+GPUs come first, with one track per stream, then the host's threads, each with its annotated ranges, CUDA API calls, and
+what else was recorded. Arrows lead from a launching call to its work. Counter tracks show the queued work of each GPU,
+the rate of its copies, and its memory if that was recorded. Slices have arguments such as grid, block, registers and
+bytes.
+
+Source of the format: Perfetto's reference "Writing TrackEvent Protos Synthetically" and its published schema. Names are
+interned, and packets of one kind have the same length (`warplens.wire`), so that no loop over events is needed.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +32,7 @@ from warplens.profile.trace import LAUNCH_SIZE
 from warplens.wire import Bytes, Part, fixed64s, message, messages, padded_varints, scalar, text
 from warplens.writing import unfinished
 
-# --- The packets of a Perfetto trace ----------------------------------------------------------------------------------
-# slices and counter values of many events at once, tracks, and the dictionaries.
+# --- The packets of a Perfetto trace: slices and counter values of many events at once, tracks, and dictionaries ------
 
 # Field numbers of the messages Trace, TracePacket, TrackDescriptor, TrackEvent, InternedData, DebugAnnotation.
 _PACKET: Final = 1
@@ -36,18 +44,18 @@ _INT_VALUE: Final = 4
 
 _BEGIN, _END, _INSTANT, _COUNT = 1, 2, 3, 4
 _BY_RANK: Final = 3  # children are drawn in the order of their ranks
-#: Units of a counter: the number of those that Perfetto knows, else the name that it shows.
+#: Units of a counter: Perfetto's number for known units, else a name.
 _PIECES, _BYTES, _RATE = scalar(3, 2), scalar(3, 3), text(6, "B/s")
-_CLEARED, _NEEDED = 1, 2  # this sequence's dictionary begins here; a packet uses it
+_CLEARED, _NEEDED = 1, 2  # flags of a packet: the dictionary of the sequence begins here; the packet needs it
 
 #: All packets are one sequence, with one dictionary.
 _ONE_SEQUENCE = scalar(_SEQUENCE, 1)
 _INCREMENTAL = scalar(_FLAGS, _NEEDED)
 
-#: Bytes of a padded number: 35 bits for numbers of tracks and names, 63 for times, all for values.
+#: Bytes of a padded varint: 35 bits for ids of tracks and names, 63 for times, 64 for values.
 _SHORT, _LONG, _SIGNED = 5, 9, 10
 
-# Numbers of tracks, in blocks that cannot meet.
+# Ids of tracks, in ranges that do not overlap.
 _ROOT: Final = 1
 _FIRST_GROUP: Final = 1 << 16
 _FIRST_COUNTER: Final = 1 << 24
@@ -55,7 +63,7 @@ _FIRST_TRACK: Final = 1 << 25
 _LANES_APART: Final = 1_000
 _HOST_ORDER: Final = ("", "Python", "CUDA API", "operating system", "profiler")
 
-#: Columns that become arguments of a slice, where the table has them.
+#: Columns that become arguments of a slice, if the table has them.
 ARGUMENTS: Final = (
     "correlation",
     *LAUNCH_SIZE,
@@ -73,16 +81,16 @@ ARGUMENTS: Final = (
 class Layer:
     """Slices of one kind."""
 
-    #: `start_ns`, `end_ns`, `name`, `category`, the columns of `owner`, and columns of `ARGUMENTS`; `flow` is the
-    #: number of an arrow, 0 for none
+    #: `start_ns`, `end_ns`, `name`, `category`, the columns of `owner`, and columns of `ARGUMENTS`; `flow` is the id of
+    #: an arrow, 0 for none
     frame: pl.DataFrame
-    owner: tuple[str, str]  #: columns that tell the track apart: device and stream, or process and thread
-    label: str  #: what the track is called under its owner; empty for the owner's own track
-    nests: bool = True  #: whether slices may nest; otherwise those that overlap go to lanes of their own
+    owner: tuple[str, str]  #: columns that identify the track: device and stream, or process and thread
+    label: str  #: name of the track below its owner; empty for the owner's own track
+    nests: bool = True  #: whether slices may nest; otherwise overlapping slices are drawn on separate lanes
 
 
 class _Names:
-    """A dictionary of texts, numbered from 1."""
+    """An interning dictionary: texts with ids from 1."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -91,11 +99,11 @@ class _Names:
         return self.numbers.setdefault(name, len(self.numbers) + 1)
 
     def column(self, names: pl.Series) -> Int64s:
-        """The number of each row's text."""
+        """The id of each row's text."""
         if isinstance(names.dtype, pl.Enum):
-            known = np.array([self.number(text) for text in name_categories(names).to_list()], dtype=np.int64)
-            coded: Int64s = known[names.to_physical().to_numpy()]
-            return coded
+            ids = np.array([self.number(text) for text in name_categories(names).to_list()], dtype=np.int64)
+            ids_of_rows: Int64s = ids[names.to_physical().to_numpy()]
+            return ids_of_rows
         distinct = names.unique(maintain_order=True).to_list()
         numbers = [self.number(text) for text in distinct]
         return names.replace_strict(distinct, numbers, return_dtype=pl.Int64).to_numpy()
@@ -103,20 +111,19 @@ class _Names:
 
 @dataclass
 class PacketWriter:
-    """Gathers dictionaries and tracks while slices are turned into packets."""
+    """Makes packets of slices, and collects the dictionaries and tracks that they use."""
 
-    zero_ns: int
+    zero_ns: int  #: the time that becomes 0
     names: _Names = field(default_factory=_Names)
     categories: _Names = field(default_factory=_Names)
     arguments: _Names = field(default_factory=_Names)
     tracks: dict[tuple[str, int, int, str, int], int] = field(default_factory=dict)
-    #: by name of a counter, its track and its unit
-    counters: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    counters: dict[str, tuple[int, bytes]] = field(default_factory=dict)  #: track and unit of each counter, by name
     slice_count: int = 0
     flow_count: int = 0
 
     def slices(self, layer: Layer) -> Iterable[Bytes]:
-        """The packets of a layer's slices, in order of time."""
+        """The packets of a layer's slices, sorted by time."""
         frame = layer.frame
         start, end = (frame[column].to_numpy() - self.zero_ns for column in ("start_ns", "end_ns"))
         keys = frame.select(layer.owner)
@@ -151,8 +158,8 @@ class PacketWriter:
         flow = frame["flow"].to_numpy() if "flow" in frame.columns else np.zeros(frame.height, dtype=np.int64)
         ends_flow = "device" in frame.columns
         self.flow_count += int(np.count_nonzero(flow)) if ends_flow else 0
-        lasting = end > start
-        kinds = np.where(lasting, _BEGIN, _INSTANT)
+        has_duration = end > start
+        kinds = np.where(has_duration, _BEGIN, _INSTANT)
         pending: list[tuple[Int64s, Int64s, Int64s, Bytes]] = []  # (time, closes before opens, nesting, packets)
         for rows, present in _by_pattern(frame, flow):
             event: list[Part] = [
@@ -170,7 +177,7 @@ class PacketWriter:
                 number = padded_varints(_INT_VALUE, values, _SIGNED)
                 event.append(messages(_ANNOTATION, len(rows), [name, number]))
             pending.append((start[rows], np.ones(len(rows), np.int64), depth[rows], self._packed(start[rows], event)))
-        rows = np.flatnonzero(lasting)
+        rows = np.flatnonzero(has_duration)
         closing: list[Part] = [scalar(_TYPE, _END), padded_varints(_TRACK, track[rows], _SHORT)]
         pending.append((end[rows], np.zeros(len(rows), np.int64), -depth[rows], self._packed(end[rows], closing)))
         yield from _in_order(pending)
@@ -189,7 +196,7 @@ class PacketWriter:
         )
 
     def levels(self, name: str, unit: bytes, frame: pl.DataFrame) -> Bytes:
-        """The packets of a counter track: its `level` from each `time_ns` on."""
+        """The packets of a counter track, whose `level` holds from its `time_ns` on."""
         track, _ = self.counters.setdefault(name, (_FIRST_COUNTER + len(self.counters), unit))
         event: list[Part] = [
             scalar(_TYPE, _COUNT),
@@ -199,7 +206,7 @@ class PacketWriter:
         return self._packed(frame["time_ns"].to_numpy() - self.zero_ns, event)
 
     def dictionary(self) -> bytes:
-        """The packet with all names; it precedes every packet that uses them."""
+        """The packet with all dictionaries; it must precede every packet that uses them."""
         entries = [
             message(number, scalar(1, position), text(2, name))
             for number, names in (
@@ -215,17 +222,17 @@ class PacketWriter:
         """The packets that declare the tracks, parents before children."""
         yield _track(_ROOT, f"Warplens {__version__}: {timeline.trace.capture.tool}", ordering=True)
         parents: dict[tuple[str, int, int], int] = {}
-        for kind, first, second, label, lane in sorted(self.tracks, key=lambda key: (key[0], *key[1:])):
+        for kind, first, second, label, lane in sorted(self.tracks):
             group = (kind, first, -1)
             if group not in parents:
                 parents[group] = _FIRST_GROUP + len(parents)
                 yield _group(timeline, kind, first, parents[group], len(parents))
             parent = parents[group]
-            own = (kind, first, second)
-            if kind == "host" and own not in parents:
-                parents[own] = _FIRST_GROUP + len(parents)
-                yield _track(parents[own], f"thread {second}", parent=parent, ordering=True)
-            parent = parents.get(own, parent)
+            thread = (kind, first, second)
+            if kind == "host" and thread not in parents:
+                parents[thread] = _FIRST_GROUP + len(parents)
+                yield _track(parents[thread], f"thread {second}", parent=parent, ordering=True)
+            parent = parents.get(thread, parent)
             name = f"stream {second}" if kind == "device" else label or "ranges"
             name += f" ({lane + 1})" if lane else ""
             order = second * _LANES_APART + lane if kind == "device" else _HOST_ORDER.index(label) * _LANES_APART + lane
@@ -255,19 +262,19 @@ def _track(
 
 
 def _by_pattern(frame: pl.DataFrame, flow: Int64s) -> Iterable[tuple[Int64s, list[str]]]:
-    """Rows that have values in the same columns of arguments, and which columns these are."""
+    """Groups of rows with values in the same argument columns, and these columns."""
     columns = [name for name in ARGUMENTS if name in frame.columns and frame[name].null_count() < frame.height]
     pattern = (flow > 0).astype(np.int64)
-    for place, name in enumerate(columns, start=1):
-        pattern |= frame[name].is_not_null().to_numpy().astype(np.int64) << place
+    for bit, name in enumerate(columns, start=1):
+        pattern |= frame[name].is_not_null().to_numpy().astype(np.int64) << bit
     for code in np.unique(pattern).tolist():
-        present = [name for place, name in enumerate(columns, start=1) if code >> place & 1]
+        present = [name for bit, name in enumerate(columns, start=1) if code >> bit & 1]
         yield np.flatnonzero(pattern == code), [*present, *(["flow"] if code & 1 else [])]
 
 
 def _in_order(pending: list[tuple[Int64s, Int64s, Int64s, Bytes]]) -> Iterable[Bytes]:
-    """The packets of several matrices by time; at one time slices end, inner ones first, before others begin."""
-    time, opens, nesting = (np.concatenate([part[place] for part in pending]) for place in range(3))
+    """The packets of several matrices, sorted by time; at equal times, ends (inner slices first) precede begins."""
+    time, opens, nesting = (np.concatenate([part[column] for part in pending]) for column in range(3))
     order = np.lexsort((nesting, opens, time))
     source = np.repeat(np.arange(len(pending)), [len(part[0]) for part in pending])[order]
     inside = np.concatenate([np.arange(len(part[0])) for part in pending])[order]
@@ -275,42 +282,35 @@ def _in_order(pending: list[tuple[Int64s, Int64s, Int64s, Bytes]]) -> Iterable[B
     ends = np.cumsum(sizes)
     out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
     for number, (*_, packets) in enumerate(pending):
-        mine = source == number
-        places = (ends - sizes)[mine]
+        from_matrix = source == number
+        offsets = (ends - sizes)[from_matrix]
         width = packets.shape[1]
-        out[(places[:, None] + np.arange(width)).reshape(-1)] = packets[inside[mine]].reshape(-1)
+        out[(offsets[:, None] + np.arange(width)).reshape(-1)] = packets[inside[from_matrix]].reshape(-1)
     yield out
 
 
-# --- A profile as a Perfetto trace: the viewer at ui.perfetto.dev, and SQL through its trace processor ----------------
-# GPUs come first, one track a stream; then the host's threads, each with its annotated ranges, its CUDA API calls, and
-# whatever else the profile holds of it. Arrows lead from a launching call to its work. Counter tracks show the work in
-# the queues of each GPU, the rate of its copies, and its memory where that was recorded. Slices carry their numbers as
-# arguments (grid, block, registers, bytes, category).
-#
-# Source of the format: Perfetto's reference "Writing TrackEvent Protos Synthetically" and its published schema. Names
-# are interned, and every packet of one kind has one length (`warplens.wire`): writing costs no loop over events.
+# --- The layers of a profile ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PerfettoSummary:
-    """What was written: numbers of tracks, slices and arrows, and the size of the file."""
+    """Counts of what was written."""
 
     tracks: int
     slices: int
     flows: int
-    bytes: int
+    bytes: int  #: size of the file
 
 
 def write_perfetto(timeline: Timeline, target: Path) -> PerfettoSummary:
-    """Writes a profile as a Perfetto trace (protobuf).
+    """Write a profile as a Perfetto trace (protobuf).
 
     Args:
         timeline: the profile.
         target: file to write; it is replaced.
 
     Raises:
-        UsageError: the profile holds nothing that lasts.
+        UsageError: the profile has no events to draw.
     """
     timeline = shareable(timeline)
     trace = timeline.trace
@@ -334,7 +334,7 @@ def write_perfetto(timeline: Timeline, target: Path) -> PerfettoSummary:
 
 
 def _zero(timeline: Timeline) -> int:
-    """The time that becomes zero: the profile's own zero, unless something stands before it."""
+    """The time that becomes zero: the profile's own zero, or its first event if that is earlier."""
     trace = timeline.trace
     first = [
         int(frame["start_ns"].min() or 0)  # type: ignore[arg-type]
@@ -358,7 +358,7 @@ def _device_layers(timeline: Timeline) -> list[Layer]:
         ),
     }
     columns = ("start_ns", "end_ns", "name", "category", "device", "stream", *ARGUMENTS, "flow")
-    # All kinds of work of a stream stand on one track, so they are laid out together.
+    # All kinds of work of a stream are on one track, so they are one layer.
     drawn = [
         frame.with_columns(
             pl.Series("flow", flows[kind]), pl.col("name").cast(pl.String), pl.col("category").cast(pl.String)
@@ -372,9 +372,9 @@ def _device_layers(timeline: Timeline) -> list[Layer]:
 
 
 def _flows(timeline: Timeline) -> dict[str, Int64s]:
-    """For each table of GPU work the number of the arrow that ends at each row: row of the launching call + 1."""
+    """For each table of GPU work the id of the arrow to each row, which is the row of the launching call + 1."""
     work = timeline.work.select("kind", "row", "api_row", "start_ns").filter(pl.col("api_row").is_not_null())
-    # A graph's call issues many kernels; the arrow leads to the first of them.
+    # The launch of a graph issues many kernels; the arrow leads to the first of them.
     first = work.sort("start_ns", maintain_order=True).unique("api_row", keep="first", maintain_order=True)
     trace = timeline.trace
     heights = {
@@ -385,9 +385,9 @@ def _flows(timeline: Timeline) -> dict[str, Int64s]:
     }
     flows = {}
     for kind, height in heights.items():
-        mine = first.filter(pl.col("kind") == kind)
+        of_kind = first.filter(pl.col("kind") == kind)
         flows[kind] = np.zeros(height, dtype=np.int64)
-        flows[kind][mine["row"].to_numpy()] = mine["api_row"].to_numpy() + 1
+        flows[kind][of_kind["row"].to_numpy()] = of_kind["api_row"].to_numpy() + 1
     return flows
 
 
@@ -416,17 +416,19 @@ _Counter: TypeAlias = tuple[str, bytes, pl.DataFrame]
 
 
 def _queue_levels(timeline: Timeline) -> Iterator[_Counter]:
-    """Pieces of work that were launched and had not started, of each GPU: at 0 it waits for the host."""
+    """The queue depth of each GPU: work items launched but not started. At 0 the GPU waits for the host."""
     launched = timeline.work.select("device", "launch_end_ns", "start_ns").drop_nulls()
     for (device,), work in launched.sort("device", maintain_order=True).group_by("device", maintain_order=True):
         yield f"GPU {device} work in its queues", _PIECES, _stepped(*queue_levels(work))
 
 
 def _copy_rates(timeline: Timeline) -> Iterator[_Counter]:
-    """Bytes per second of the copies that were under way, by GPU and direction; each at its own mean rate."""
+    """Bytes per second of the copies in progress, by GPU and direction; each copy counts with its mean rate."""
     copies = timeline.trace.copies.select("device", "direction", "start_ns", "end_ns", "bytes").drop_nulls()
-    lasting = copies.filter(pl.col("end_ns") > pl.col("start_ns")).sort("device", "direction", maintain_order=True)
-    for (device, direction), rows in lasting.group_by("device", "direction", maintain_order=True):
+    with_duration = copies.filter(pl.col("end_ns") > pl.col("start_ns")).sort(
+        "device", "direction", maintain_order=True
+    )
+    for (device, direction), rows in with_duration.group_by("device", "direction", maintain_order=True):
         rate = rows.select(pl.col("bytes") * 1e9 / (pl.col("end_ns") - pl.col("start_ns"))).to_series().round()
         change = np.concatenate((rate.cast(pl.Int64), -rate.cast(pl.Int64)))
         edges = np.concatenate((rows["start_ns"], rows["end_ns"]))
@@ -435,16 +437,16 @@ def _copy_rates(timeline: Timeline) -> Iterator[_Counter]:
 
 
 def _stepped(times: Int64s, levels: Int64s) -> pl.DataFrame:
-    """A counter of levels; of several at one time the last."""
+    """The levels of a counter; of several at the same time the last one."""
     return pl.DataFrame({"time_ns": times, "level": levels}).unique("time_ns", keep="last", maintain_order=True)
 
 
 def _memory_levels(timeline: Timeline) -> Iterator[_Counter]:
-    """Bytes that the framework's allocator handed out and holds, of each GPU."""
+    """Bytes that the framework's allocator has allocated and reserved, for each GPU."""
     trace = timeline.trace
     recorded = trace.allocations.filter(pl.col("device").is_not_null())
-    for column, what in (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved")):
+    for column, state in (("allocated_bytes", "allocated"), ("reserved_bytes", "reserved")):
         for (device,), rows in recorded.group_by("device", maintain_order=True):
             known = rows.filter(pl.col(column).is_not_null()).sort("time_ns", maintain_order=True)
             if known.height:
-                yield f"GPU {device} memory {what}", _BYTES, known.select("time_ns", level=column)
+                yield f"GPU {device} memory {state}", _BYTES, known.select("time_ns", level=column)

@@ -1,11 +1,11 @@
-"""A profile as files of columns: one Parquet or CSV file a table, for pandas, DuckDB, spreadsheets.
+"""Writes a profile as tables, one Parquet or CSV file each, for pandas, DuckDB and spreadsheets.
 
-The tables are those of `warplens.profile.schema` with their exact numbers (integer nanoseconds and bytes), and `work`:
-all GPU work in order of time with the call, thread and range that issued it. `capture.json` says where they come from.
+The tables are those of `warplens.profile.schema` with exact numbers (integer nanoseconds and bytes), and `work`: all
+GPU work sorted by time, with the call, thread and range that launched it. `capture.json` describes their source.
 
-Every export hands on times and numbers whole, and texts without paths, machines and people (`shareable`): cleaned like
-those of a copy (`warplens.scrub`), but by their form alone, as what a profile says about its user stays unread. Names
-of kernels and calls were written by compilers and lose paths only.
+Exports keep times and numbers, and remove paths, machines and people from texts (`shareable`) as `warplens.scrub` does,
+but by form alone, since the parts of a profile that describe its user are not read. Names of kernels and calls, which
+compilers wrote, only lose paths.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from warplens.profile.trace import TABLES, Capture, Trace
 from warplens.secrets import Cleaner, Secrets, without_values
 from warplens.writing import harmless, made, unfinished, write_whole
 
-#: Columns of names that compilers wrote; in tables of other things, people may have.
+#: Columns of names written by compilers; names in other tables may be written by people.
 _COMPILED: Final = frozenset(
     {(table, column) for table in ("kernels", "launches") for column in ("name", "full_name")} | {("api_calls", "name")}
 )
 
 
 def shareable(timeline: Timeline) -> Timeline:
-    """The same profile with clean texts; itself where nothing had to be changed."""
+    """The profile with cleaned texts; the same object if nothing changes."""
     cleaner = Cleaner(Secrets())
     trace: Trace = timeline.trace
     before: dict[str, pl.DataFrame] = {name: getattr(trace, name) for name in TABLES}
@@ -43,13 +43,13 @@ def shareable(timeline: Timeline) -> Timeline:
 
 
 def clean_frame(table: str, frame: pl.DataFrame, cleaner: Cleaner) -> pl.DataFrame:
-    """A table with clean texts; itself where nothing had to be changed."""
+    """A table with cleaned texts; the same object if nothing changes."""
     changed = [clean for name in frame.columns if (clean := _clean(table, frame[name], cleaner)) is not None]
     return frame.with_columns(changed) if changed else frame
 
 
 def _clean(table: str, column: pl.Series, cleaner: Cleaner) -> pl.Series | None:
-    """A column with clean texts, each different one cleaned once; None where it has none, or all are clean."""
+    """A column with cleaned texts, each distinct text cleaned once; None if nothing changes."""
     if column.dtype == pl.List(pl.String):
         renaming = _renaming(table, column.explode(), cleaner)
         return column.list.eval(pl.element().replace(renaming)) if _changes(renaming) else None
@@ -86,21 +86,17 @@ def _text(table: str, column: str, text: str, cleaner: Cleaner) -> str:
     return clean.decode("utf-8", "surrogatepass")
 
 
-__all__ = ["TABLE_FORMATS", "counter_tables", "trace_tables", "write_tables"]
-
-
 def _write_parquet(frame: pl.DataFrame, path: Path) -> None:
     frame.write_parquet(path, compression="zstd")
 
 
 def _write_csv(frame: pl.DataFrame, path: Path) -> None:
+    # The only lists are the ranges of a launch, outermost first.
     lists = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
-    harmless(frame.with_columns(pl.col(lists).list.join("/"))).write_csv(
-        path
-    )  # the path of a launch's ranges, outermost first
+    harmless(frame.with_columns(pl.col(lists).list.join("/"))).write_csv(path)
 
 
-#: Format → how one table is written; its name is the file's suffix, too.
+#: Function that writes a table, by format, which is also the suffix of the file.
 TABLE_FORMATS: Final[Mapping[str, Callable[[pl.DataFrame, Path], None]]] = {
     "parquet": _write_parquet,
     "csv": _write_csv,
@@ -108,9 +104,9 @@ TABLE_FORMATS: Final[Mapping[str, Callable[[pl.DataFrame, Path], None]]] = {
 
 
 def trace_tables(timeline: Timeline) -> dict[str, pl.DataFrame]:
-    """The tables of a profile that hold anything, by name, and `work`: all GPU work with what issued it.
+    """The tables of a profile that are not empty, by name, and `work`: all GPU work with its launching call.
 
-    `work.range_name` is the innermost range that the work belongs to, `inferred` whether that crosses threads.
+    `work.range_name` is the innermost range of the work; `inferred` says whether it was open on another thread.
     """
     timeline = shareable(timeline)
     trace = timeline.trace
@@ -124,19 +120,19 @@ def trace_tables(timeline: Timeline) -> dict[str, pl.DataFrame]:
 
 
 def counter_tables(counters: KernelCounters) -> dict[str, pl.DataFrame]:
-    """The tables of a report of Nsight Compute that hold anything, by name."""
+    """The tables of a report of Nsight Compute that are not empty, by name."""
     tables = {"launches": counters.launches, "metrics": counters.metrics, "rules": counters.rules}
     cleaner = Cleaner(Secrets())
     return {name: clean_frame(name, frame, cleaner) for name, frame in tables.items() if frame.height}
 
 
 def write_tables(tables: Mapping[str, pl.DataFrame], capture: Capture | None, folder: Path, form: str) -> list[Path]:
-    """Writes each table as a file of its name; the files written, in order.
+    """Write each table to a file of its name, and return the files in order.
 
     Args:
-        tables: what to write.
-        capture: what `capture.json` says of a trace; None writes none.
-        folder: where to; it is created, and files of these names are replaced.
+        tables: the tables by name.
+        capture: source of a trace, for `capture.json`; None to write none.
+        folder: created if necessary; files of these names are replaced.
         form: one of `TABLE_FORMATS`.
     """
     with made(folder):
@@ -148,8 +144,8 @@ def write_tables(tables: Mapping[str, pl.DataFrame], capture: Capture | None, fo
             written.append(path)
         if capture is not None:
             path = folder / "capture.json"
-            known = asdict(capture) | {"recorder": capture.tool, "recorded": sorted(capture.recorded)}
-            facts = {"tool" if name == "recorder" else name: fact for name, fact in known.items()}
+            fields = asdict(capture) | {"recorder": capture.tool, "recorded": sorted(capture.recorded)}
+            facts = {"tool" if name == "recorder" else name: fact for name, fact in fields.items()}
             facts["warplens"] = __version__
             write_whole(path, orjson.dumps(facts, option=orjson.OPT_INDENT_2) + b"\n")
             written.append(path)
@@ -157,5 +153,5 @@ def write_tables(tables: Mapping[str, pl.DataFrame], capture: Capture | None, fo
 
 
 def _plain(frame: pl.DataFrame) -> pl.DataFrame:
-    """Names as text: dictionaries differ from reader to reader, and Parquet encodes repetitions itself."""
+    """The table with names as text, since readers handle dictionaries differently; Parquet compresses repetitions."""
     return frame.with_columns(pl.col(name).cast(pl.String) for name, kind in frame.schema.items() if kind == pl.Enum)

@@ -1,11 +1,10 @@
-"""The domain model: what a profile is, whichever tool wrote it.
+"""The domain model of a profile, independent of the tool that wrote it.
 
-Lives here: `Trace` (tables of what happened when), `Capture` and `Note` (where it came from, what it cannot tell),
-`Device` (a GPU's limits); `schema`, what a column and a table are; `columns`, those that several tables share; and
-`tables`, those of a `Trace`.
+Lives here: `Trace` (tables of events), `Capture` and `Note` (origin of a profile, and its gaps), `Device` (a GPU's
+limits); `schema` (columns and tables); and `columns` (columns that several tables share).
 
-May import: nothing of Warplens but `warplens.errors`. A new kind of recorded fact becomes a table in `tables.TABLES`
-and a field of `Trace`.
+May import: nothing of Warplens but `warplens.errors`. A new kind of recorded fact becomes a table in `trace.TABLES` and
+a field of `Trace`.
 """
 
 from warplens.profile.schema import Column, Table

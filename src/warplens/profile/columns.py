@@ -1,7 +1,7 @@
-"""The columns that several results share, each declared once, and how the table of a result is put together from them.
+"""Columns that several results share, each declared once, and the construction of a result's table from them.
 
-The table of a result stands beside the function that gives it. It lists names from here, in order, and declares what it
-alone has; a keyword gives a shared column the meaning that it has there:
+The table of a result is declared beside the function that returns it. It lists shared columns by name, in order, and
+declares its own; a keyword gives a shared column its meaning in this table:
 
     KERNELS = table(
         "kernels",
@@ -13,8 +13,8 @@ alone has; a keyword gives a shared column the meaning that it has there:
         share="share of the summed kernel time of the window",
     )
 
-`KERNELS.conform(frame)` gives a frame these columns and types, `KERNELS.schema` is what Polars calls a schema.
-Headings, help and the way in which values are written come with the columns, so that a page only says which it shows:
+`KERNELS.conform(frame)` gives a frame these columns and types, `KERNELS.schema` is its Polars schema. Headings, help
+and formats come with the columns, so that a page only selects what it shows:
 
     KERNELS.only("name calls total_ns share").columns
     KERNELS.only("name", KERNELS.column("total_ns").but(title="GPU time"), "share").columns
@@ -38,7 +38,7 @@ PART_GROUPS: Final = ("compute", "graph", "communication", "copy", "idle")
 COLUMNS: Final = {
     column.name: column
     for column in (
-        # What a row is about.
+        # The subject of a row.
         Column("name", pl.String, "short name", kind="name"),
         Column(
             "full_name",
@@ -330,7 +330,7 @@ COLUMNS: Final = {
 
 
 def column(name: str, **here: Any) -> Column:
-    """The shared column of this name, with what is otherwise here: `column("share", help="of the peak rate")`.
+    """The shared column of this name, with changes for this table: `column("share", help="of the peak rate")`.
 
     Raises:
         SchemaError: there is none.
@@ -341,7 +341,7 @@ def column(name: str, **here: Any) -> Column:
         raise SchemaError(f"no column {name} is shared; declare it with its table") from None
 
 
-#: The short name of a kernel, of which people see what its full name makes of it.
+#: The short name of a kernel; people see a display name made from the full name.
 KERNEL_NAME: Final = column("name").but(
     title="Kernel", kind="kernel", full="full_name", help="short name of the kernel"
 )
@@ -351,14 +351,14 @@ def table(name: str, row: str, /, *parts: str | Column | Iterable[Column], keys:
     """The table of a result.
 
     Args:
-        name: how messages and the reference call it.
-        row: what a row is, and which command or function gives it: whole sentences.
-        parts: in order: names of shared columns separated by spaces, columns of its own, or several of these.
+        name: name of the table in messages and in the reference.
+        row: the meaning of a row, and the command or function that returns it, in whole sentences.
+        parts: in order: names of shared columns separated by spaces, own columns, or several of these.
         keys: names of columns that rows can be grouped by, separated by spaces.
-        helps: what shared columns mean here, by name.
+        helps: meanings of shared columns in this table, by name.
 
     Raises:
-        SchemaError: a column is not declared, stands there twice, or has a meaning here without being there.
+        SchemaError: a column is not declared, occurs twice, or has a meaning without being part of the table.
     """
     columns: list[Column] = []
     for part in parts:
@@ -366,31 +366,31 @@ def table(name: str, row: str, /, *parts: str | Column | Iterable[Column], keys:
             columns += [column(shared) for shared in part.split()]
         else:
             columns += [part] if isinstance(part, Column) else part
-    names = [each.name for each in columns]
-    if wrong := {each for each in names if names.count(each) > 1} | (helps.keys() - set(names)):
+    names = [item.name for item in columns]
+    if wrong := {item for item in names if names.count(item) > 1} | (helps.keys() - set(names)):
         raise SchemaError(f"table {name}: {', '.join(sorted(wrong))} twice, or explained but not a column")
-    described = tuple(each.but(help=helps[each.name]) if each.name in helps else each for each in columns)
-    return Table(name, row, described, tuple(keys.split()))
+    with_meanings = tuple(item.but(help=helps[item.name]) if item.name in helps else item for item in columns)
+    return Table(name, row, with_meanings, tuple(keys.split()))
 
 
 def optional(dtype: type[pl.DataType] = pl.Float64, /, **described: str | tuple[str, str]) -> tuple[Column, ...]:
-    """Quantities that are null where they were not collected: what each means, or that and its heading.
+    """Quantities that are null where they were not collected: the meaning of each, or meaning and heading.
 
-    A name that is shared stands for the shared column, with this type and meaning.
+    A shared name stands for the shared column, with this type and meaning.
     """
-    found = []
-    for name, given in described.items():
-        meaning, title = (given, "") if isinstance(given, str) else given
-        here: dict[str, Any] = {"dtype": dtype, "help": meaning, "nullable": True}
-        here |= {"title": title} if title else {}
-        found.append(column(name, **here) if name in COLUMNS else Column(name, **here))
-    return tuple(found)
+    columns = []
+    for name, described_as in described.items():
+        meaning, title = (described_as, "") if isinstance(described_as, str) else described_as
+        changes: dict[str, Any] = {"dtype": dtype, "help": meaning, "nullable": True}
+        changes |= {"title": title} if title else {}
+        columns.append(column(name, **changes) if name in COLUMNS else Column(name, **changes))
+    return tuple(columns)
 
 
 def both_sides(
     name: str, dtype: pl.DataType | type[pl.DataType], meaning: str, title: str = "", kind: Kind | None = None
 ) -> tuple[Column, Column]:
-    """A quantity of the baseline and of the variant; the headings are `title` before, and after."""
+    """A quantity of the baseline and of the variant; the headings are "`title` before" and "after"."""
     described: dict[str, Any] = {"kind": kind} if kind else {}
     return (
         Column(f"baseline_{name}", dtype, f"{meaning}, of the baseline", title=f"{title} before".lstrip(), **described),
@@ -403,8 +403,8 @@ def spread_columns(prefix: str = "", unit: str = "ns", of: str = "durations") ->
 
     Args:
         prefix: of the columns' names, such as `queue_`.
-        unit: that the names end in.
-        of: what is summed up, in the plural.
+        unit: suffix of the names.
+        of: the quantity, in the plural.
     """
     described = (
         ("total", pl.Int64, f"sum of {of}", "Time" if unit == "ns" else "Bytes"),
@@ -425,5 +425,5 @@ def spread_columns(prefix: str = "", unit: str = "ns", of: str = "durations") ->
     )
 
 
-#: Of durations in nanoseconds.
+#: Spread of durations in nanoseconds.
 SPREAD: Final = spread_columns()

@@ -1,4 +1,4 @@
-"""`KernelCounters`: what the hardware counted inside each profiled kernel launch, whichever export recorded it.
+"""`KernelCounters`: hardware counters of each profiled kernel launch, from any export.
 
 Conventions:
 
@@ -6,7 +6,7 @@ Conventions:
   metric, named as Nsight Compute names it and in its base unit (`ns`, `byte`, `byte/second`, `hz`, `inst`, `%` as
   0–100), never in a scaled one (`us`, `Kbyte`, `Ghz`), whichever export the file came from;
 * a metric that was not collected for a launch is null, never zero;
-* counters speak of the inside of one kernel. They say nothing about the time between kernels.
+* counters describe the inside of one kernel, never the time between kernels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RULES = table(
 
 @dataclass(frozen=True)
 class Session:
-    """How the counters were collected; None where the file does not say."""
+    """Settings of the collection; None where the file does not state them."""
 
     sections: tuple[str, ...] = ()
     clock_control: str | None = None
@@ -66,13 +66,13 @@ class KernelCounters:
 
     Attributes:
         capture: source, tool, devices, notes.
-        session: how the counters were collected.
+        session: settings of the collection.
         launches: `LAUNCHES`.
         metrics: one column per metric, rows as in `launches`; `Float64`, `UInt64` or `String`.
         units: base unit of each metric, where known (`byte`, `ns`, `cycle`, `%`, `inst`, …).
         rules: `RULES`.
-        instances: per instanced metric that was asked for, one row an instance: `launch`, `index`, `value`, and where
-            the file says what the instances are, `key` (an address, an opcode, a name).
+        instances: for each requested metric with instances, one row per instance: `launch`, `index`, `value`, and where
+            the file identifies the instances, `key` (an address, an opcode, a name).
     """
 
     capture: Capture
@@ -90,16 +90,16 @@ class KernelCounters:
             raise SchemaError(f"{self.metrics.height} rows of metrics for {self.launches.height} launches")
 
     def values(self, metric: str) -> pl.Series:
-        """A metric of every launch, in its base unit; null where it was not collected, throughout if for no launch."""
+        """A metric of every launch, in its base unit; null for launches without it."""
         if metric in self.metrics.columns:
             return self.metrics[metric]
         return pl.Series(metric, [None] * self.launches.height, dtype=pl.Float64)
 
     def require(self, *metrics: str) -> None:
-        """Stops with one clear line where a question needs metrics that were not collected for any launch.
+        """Raise an error if one of these metrics was not collected for any launch.
 
         Raises:
-            MissingDataError: names them, so that they can be asked for.
+            MissingDataError: the message names the missing metrics.
         """
         absent = [metric for metric in metrics if self.values(metric).null_count() == self.launches.height]
         if absent:

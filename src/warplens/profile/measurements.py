@@ -1,4 +1,4 @@
-"""Measurements of workloads without a profiler: what a measurements file holds, as frames."""
+"""Measurements of workloads without a profiler: the content of a measurements file, as frames."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import polars as pl
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 
-#: What may have become of a cell. `incorrect`: a kernel that failed its check, and was therefore not timed.
+#: Outcomes of a cell. `incorrect`: a kernel that failed its check, and was therefore not timed.
 STATUSES = ("measured", "out-of-memory", "unsupported", "incorrect", "failed")
 
-#: What a plan says of how cells were measured, as numbers; one of another tool's making may lack them.
+#: Numeric members of a measurement plan; files of other tools may lack them.
 PLAN = ("least", "most", "fewest", "most_ns", "precision", "confidence", "warmup_steps")
 
 CELLS = table(
@@ -85,15 +85,15 @@ class Measurements:
     """A measurements file."""
 
     source: str
-    workload: str  #: what was measured: `lm`, `token-reduction`, `attention` or a user's own
-    version: str  #: of Warplens that wrote it
-    command: str | None  #: that makes the same again; None where it is not known
+    workload: str  #: the workload: `lm`, `token-reduction`, `attention` or a user's own
+    version: str  #: version of Warplens that wrote it
+    command: str | None  #: command that repeats the measurement; None where unknown
     environment: Mapping[str, Any]  #: GPU, driver and versions (docs/reference/measurements.md)
-    plan: Mapping[str, Any]  #: how often was repeated, and when it was enough
+    plan: Mapping[str, Any]  #: number of repetitions, and the criterion for stopping
     settings: tuple[str, ...]  #: names of the columns of `cells` that are settings
-    cells: pl.DataFrame  #: one row a cell: its settings, then `CELLS`
+    cells: pl.DataFrame  #: one row per cell: its settings, then `CELLS`
     details: tuple[Mapping[str, Any], ...]  #: further facts about each cell, in the order of `cells`
     phases: pl.DataFrame  #: `CELL_PHASES`; `cell` is the row in `cells`
     samples: pl.DataFrame  #: `SAMPLES`; `of` is `wall`, `gpu`, `warmup` or a phase
-    #: which cells are the two sides of a sweep, and its axes, where the file says so: `axes`, `baseline`, `variant`
+    #: the two sides and the axes of a sweep, where the file states them: `axes`, `baseline`, `variant`
     sweep: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Depth and parent of annotated ranges, from their times alone."""
+"""Nesting of ranges (depth and parent, from times alone), and lanes for overlapping slices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Nesting(NamedTuple):
 
 
 def nest(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:
-    """Which range encloses which, within each thread.
+    """The enclosing range of each range, within each thread.
 
     A range's parent is the innermost range of its thread that is open when it starts and ends no earlier than it does.
     Ranges that merely overlap (NVTX start-end ranges may) are marked `crossing` and get the innermost range that does
@@ -30,7 +30,7 @@ def nest(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:
 
     Args:
         start_ns, end_ns: shape (n,), begin and end of each range.
-        thread: shape (n,), any number that tells threads apart.
+        thread: shape (n,), a distinct number for each thread.
     """
     order = np.lexsort((-end_ns, start_ns, thread))
     nested = _properly_nested(start_ns[order], end_ns[order], thread[order])
@@ -47,7 +47,7 @@ def nest(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:
 
 
 def _properly_nested(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting | None:
-    """The answer for sorted ranges of which no two cross, level by level without a loop over ranges; else None."""
+    """The nesting of sorted ranges without crossings, level by level without a loop over ranges; else None."""
     count = len(start_ns)
     rows = np.arange(count)
     parent = np.full(count, -1, dtype=np.int64)
@@ -63,7 +63,7 @@ def _properly_nested(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nestin
         group = np.cumsum(new_thread) - 1
         reach = _running_max_before(ends, group)
         opens = new_thread | (starts >= reach)
-        # A zero-length range at the very begin of its sibling's end is a sibling, too.
+        # A zero-length range at its sibling's end is a sibling, too.
         opener = np.maximum.accumulate(np.where(opens, np.arange(len(pending)), 0))
         inside = ~opens
         if np.any(ends[inside] > ends[opener[inside]]):
@@ -77,24 +77,25 @@ def _properly_nested(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nestin
 def _running_max_before(values: Int64s, group: Int64s) -> Int64s:
     """For each element the maximum of the earlier ones of its (contiguous, ascending) group.
 
-    The lowest int64 for a first.
+    The lowest int64 for the first element of a group.
     """
     if not len(values):
         return values
-    # Each group is lifted above the one before it.
+    # Each group is shifted above the one before it.
     least = values.min()
     span = values.max() - least + 1
-    if int(span) * (int(group[-1]) + 1) > np.iinfo(np.int64).max:  # of centuries: ranks keep the order of the values
+    # time spans of centuries: ranks keep the order of the values
+    if int(span) * (int(group[-1]) + 1) > np.iinfo(np.int64).max:
         distinct, rank = np.unique(values, return_inverse=True)
-        found = _running_max_before(rank.reshape(-1), group)
-        return np.where(found >= 0, distinct[np.maximum(found, 0)], np.iinfo(np.int64).min)
-    lift = group * span
-    before = np.r_[-1, np.maximum.accumulate(values - least + lift)[:-1]] - lift
+        rank_before = _running_max_before(rank.reshape(-1), group)
+        return np.where(rank_before >= 0, distinct[np.maximum(rank_before, 0)], np.iinfo(np.int64).min)
+    shift = group * span
+    before = np.r_[-1, np.maximum.accumulate(values - least + shift)[:-1]] - shift
     return np.where(before >= 0, before + least, np.iinfo(np.int64).min)
 
 
 def _general(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:
-    """The answer for sorted ranges that may cross, with one stack per thread."""
+    """The nesting of sorted ranges that may cross, with one stack per thread."""
     count = len(start_ns)
     depth = np.zeros(count, dtype=np.int64)
     parent = np.full(count, -1, dtype=np.int64)
@@ -116,7 +117,7 @@ def _general(start_ns: Int64s, end_ns: Int64s, thread: Int64s) -> Nesting:
     return Nesting(depth, parent, crossing)
 
 
-# --- Which row of a track a slice is drawn on, where slices of one stream or thread overlap ---
+# --- Lanes of a track for overlapping slices of one stream or thread ---
 #
 # A track of a timeline shows slices that are disjoint, or that nest. GPU streams overlap with programmatic dependent
 # launch, and NVTX start-end ranges may cross: such slices go to further lanes of the same name.
@@ -128,20 +129,20 @@ def disjoint_lanes(start_ns: Int64s, end_ns: Int64s, track: Int64s) -> Int64s:
     order = np.lexsort((end_ns, start_ns, track))
     begins, ends, owner = start_ns[order], end_ns[order], track[order]
     overlapping = np.flatnonzero((owner[1:] == owner[:-1]) & (begins[1:] < ends[:-1]))
-    for number in np.unique(owner[overlapping]).tolist():
-        rows = order[owner == number]
-        taken: list[tuple[int, int]] = []  # (when the lane becomes free, its number)
-        free: list[int] = []
-        count = 0
+    for track_id in np.unique(owner[overlapping]).tolist():
+        rows = order[owner == track_id]
+        busy_lanes: list[tuple[int, int]] = []  # (time at which the lane becomes free, its number)
+        free_lanes: list[int] = []
+        lane_count = 0
         for row, begin, end in zip(rows.tolist(), start_ns[rows].tolist(), end_ns[rows].tolist(), strict=True):
-            while taken and taken[0][0] <= begin:
-                heapq.heappush(free, heapq.heappop(taken)[1])
-            if free:
-                lane = heapq.heappop(free)
+            while busy_lanes and busy_lanes[0][0] <= begin:
+                heapq.heappush(free_lanes, heapq.heappop(busy_lanes)[1])
+            if free_lanes:
+                lane = heapq.heappop(free_lanes)
             else:
-                lane, count = count, count + 1
+                lane, lane_count = lane_count, lane_count + 1
             lanes[row] = lane
-            heapq.heappush(taken, (end, lane))
+            heapq.heappush(busy_lanes, (end, lane))
     return lanes
 
 
@@ -149,21 +150,21 @@ def nested_lanes(start_ns: Int64s, end_ns: Int64s, track: Int64s) -> tuple[Int64
     """The lane and the depth of each slice, so that any two slices of a lane are disjoint or nest."""
     nesting = nest(start_ns, end_ns, track)
     lanes, depth = np.zeros(len(start_ns), dtype=np.int64), nesting.depth.copy()
-    for number in np.unique(track[nesting.crossing]).tolist():
-        rows = np.flatnonzero(track == number)
+    for track_id in np.unique(track[nesting.crossing]).tolist():
+        rows = np.flatnonzero(track == track_id)
         rows = rows[np.lexsort((-end_ns[rows], start_ns[rows]))]
-        opened: list[list[int]] = []  # for each lane the ends of the slices that are open
+        open_ends: list[list[int]] = []  # ends of the open slices of each lane
         for row, begin, end in zip(rows.tolist(), start_ns[rows].tolist(), end_ns[rows].tolist(), strict=True):
-            lane = next((lane for lane, ends in enumerate(opened) if _fits(ends, begin, end)), len(opened))
-            if lane == len(opened):
-                opened.append([])
-            lanes[row], depth[row] = lane, len(opened[lane])
-            opened[lane].append(end)
+            lane = next((lane for lane, ends in enumerate(open_ends) if _fits(ends, begin, end)), len(open_ends))
+            if lane == len(open_ends):
+                open_ends.append([])
+            lanes[row], depth[row] = lane, len(open_ends[lane])
+            open_ends[lane].append(end)
     return lanes, depth
 
 
 def _fits(ends: list[int], begin: int, end: int) -> bool:
-    """Whether a slice nests in what is open; what has ended by its begin is closed on the way."""
+    """Whether a slice nests in the open ones; slices that ended by its begin are removed first."""
     while ends and ends[-1] <= begin:
         ends.pop()
     return not ends or end <= ends[-1]

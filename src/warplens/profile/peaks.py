@@ -1,7 +1,7 @@
-"""What GPUs can do at most, from their makers' data sheets: arithmetic by number format, and memory bandwidth.
+"""Peak rates of GPUs, from their makers' data sheets: arithmetic by number format, and memory bandwidth.
 
 Rates are those of dense matrices at the boost clock, with fp32 accumulation where a chip is slower that way. A profile
-rarely states them; where it states the bandwidth, that one is taken.
+rarely states them; where it states the bandwidth, that value is used.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Peaks:
     #: format → rate. `fp32` and `fp64` are those of the vector units, `fp64-tensor` and the other formats those of the
     #: tensor cores.
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
-    source: str = ""  #: where the numbers come from
+    source: str = ""  #: source of the numbers
 
     def of(self, precision: str | None, *, tensor_cores: bool | None) -> float | None:
-        """The rate for operands of this format; None where it is not known.
+        """The rate for operands of this format; None for an unknown one.
 
         Args:
             precision: format of the operands (`bf16`, `tf32`, `fp32`, …).
-            tensor_cores: whether tensor cores multiply them; None where that is not known.
+            tensor_cores: whether tensor cores multiply them; None if unknown.
         """
         if precision in VECTOR and tensor_cores:
             precision = {"fp64": "fp64-tensor"}.get(precision, precision)
         elif tensor_cores is False and precision is not None and precision not in VECTOR:
-            # Narrow formats on the vector units are computed at the rate of fp32, to which frameworks convert them.
+            # Narrow formats on the vector units run at the rate of fp32, to which frameworks convert them.
             precision = "fp32"
         return self.flops_per_s.get(precision) if precision is not None else None
 
@@ -53,7 +53,7 @@ _FORMATS: Final[tuple[str, ...]] = ("fp64", "fp64-tensor", "fp32", "tf32", "fp16
 def _chip(
     names: str, gigabytes_per_s: float, fp64: float, fp32: float, source: str, **more: float
 ) -> tuple[str, Peaks]:
-    """The names of a device, as a pattern, and its roofs; rates are in TFLOP/s."""
+    """The pattern of a device's names, and its peaks; rates are in TFLOP/s."""
     rates = {"fp64": fp64, "fp32": fp32, **{name.replace("_", "-"): rate for name, rate in more.items()}}
     flops_per_s = {name: rates[name] * _TERA for name in _FORMATS if name in rates}
     return names, Peaks(gigabytes_per_s * _GIGA, flops_per_s, source)
@@ -66,7 +66,7 @@ _MI300: Final = {
     "fp64_tensor": 163.4, "tf32": 653.7, "fp16": 1307.4, "bf16": 1307.4, "fp8": 2614.9, "int8": 2614.9,
 }  # fmt: skip
 
-#: The first entry whose pattern occurs in a device's name holds. Data sheets print rates with sparsity; halved here.
+#: The first entry whose pattern matches a device's name applies. Rates printed with sparsity are halved here.
 _CHIPS: Final = (
     _chip(r"GB200", 8000, 40, 80, "NVIDIA GB200 NVL72 data sheet, per GPU", fp64_tensor=40, tf32=1250, fp16=2500,
           bf16=2500, fp8=5000, int8=5000, fp4=10_000),
@@ -101,7 +101,7 @@ _CHIPS: Final = (
           fp8=5033.2, int8=5033.2, fp4=10_066.3),
     _chip(r"MI325X", 6000, 81.7, 163.4, "AMD Instinct MI325X data sheet", **_MI300),
     _chip(r"MI300X", 5300, 81.7, 163.4, "AMD Instinct MI300X data sheet", **_MI300),
-    # A program sees each of the two dies of an MI250X as a GPU of its own: half of what the data sheet prints.
+    # A program sees each of the two dies of an MI250X as a GPU: half of the data sheet's figures.
     _chip(r"MI250X", 1638.4, 23.95, 23.95, "AMD Instinct MI250X data sheet, one of two dies", fp64_tensor=47.85,
           fp16=191.5, bf16=191.5, int8=191.5),
 )  # fmt: skip
@@ -113,13 +113,13 @@ _FP32_LANES: Final = {
 }  # fmt: skip
 
 
-#: What a GPU is called that a profile describes without its name.
+#: Name of a GPU that a profile describes without a name.
 UNNAMED: Final = "GPU"
 UNNAMED_AMD: Final = "AMD GPU"
 
 
 def peaks_of(device: Device | None) -> Peaks | None:
-    """The roofs of a GPU; None where neither its name nor what the profile states about it gives any."""
+    """The peaks of a GPU; None where neither its name nor its attributes in the profile give any."""
     if device is None:
         return None
     listed = _listed(device.name)
@@ -140,14 +140,14 @@ def _listed(name: str) -> Peaks | None:
 
 
 def with_gpu(trace: Trace, name: str) -> Trace:
-    """The trace as if it said that its work ran on a GPU of this name, where it does not name that GPU itself.
+    """The trace with this name for GPUs that the profile does not name.
 
     A name gives the rates of its data sheet, or the measured ones of a stored table, and nothing else: limits that the
     profile does not state, such as the number of multiprocessors, stay unknown.
 
     Args:
-        trace: what was read.
-        name: of the GPU, as its data sheet has it (`H100 PCIe`, `MI300X`).
+        trace: the trace.
+        name: of the GPU, as in its data sheet (`H100 PCIe`, `MI300X`).
 
     Raises:
         UsageError: no data sheet of that name is known.
@@ -157,20 +157,22 @@ def with_gpu(trace: Trace, name: str) -> Trace:
         known = ", ".join(dict.fromkeys(re.sub(r"\\b|\(.*|\.\*.*", "", names) for names, _ in _CHIPS))
         raise UsageError(f"--gpu {name!r}: no such GPU is known. Known are {known}")
     maker = chip.source.split()[0]
-    full = name if re.search("NVIDIA|AMD", name, re.IGNORECASE) else f"{maker}{' Instinct' * (maker == 'AMD')} {name}"
+    full_name = (
+        name if re.search("NVIDIA|AMD", name, re.IGNORECASE) else f"{maker}{' Instinct' * (maker == 'AMD')} {name}"
+    )
     work = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     capture = trace.capture
-    used = {ordinal for table in work for ordinal in table["device"].unique()}
+    used = {ordinal for frame in work for ordinal in frame["device"].unique()}
     unnamed = {device.ordinal for device in capture.devices if device.name in (UNNAMED, UNNAMED_AMD)}
     missing = sorted(used - {device.ordinal for device in capture.devices})
     if not missing and not unnamed:
         return trace
-    text = f"The profile does not name its GPUs: roofs are those of {full}, as was asked for."
-    notes = (each for each in capture.notes if each.code != "no-device-info")
-    described = (replace(device, name=full) if device.ordinal in unnamed else device for device in capture.devices)
-    devices = (*described, *(Device(ordinal, full) for ordinal in missing))
-    told = (*notes, Note("gpu-as-named", NoteLevel.INFO, text))
-    return replace(trace, capture=replace(capture, devices=devices, notes=told))
+    text = f"The profile does not name its GPUs: roofs are those of {full_name}, as was asked for."
+    notes = (note for note in capture.notes if note.code != "no-device-info")
+    renamed = (replace(device, name=full_name) if device.ordinal in unnamed else device for device in capture.devices)
+    devices = (*renamed, *(Device(ordinal, full_name) for ordinal in missing))
+    named = Note("gpu-as-named", NoteLevel.INFO, text)
+    return replace(trace, capture=replace(capture, devices=devices, notes=(*notes, named)))
 
 
 def _vector_rate(device: Device) -> float | None:

@@ -1,7 +1,7 @@
-"""Columns and tables: the one description of a column that checking, headings, help and the column reference share.
+"""Columns and tables: one description of a column for checks, headings, help and the column reference.
 
-A column is declared once, in `profile/columns.py` if several tables have it and else with its table. Its name says its
-unit, and from that follow how its values are written for people (`kind`) and, unless it says otherwise, its heading:
+A column is declared once, in `profile/columns.py` if several tables have it and else with its table. Its name contains
+its unit, which determines the format of its values (`kind`) and, unless given, its heading:
 
 * time is `Int64` nanoseconds in the profile's own clock, in columns that end in `_ns`; bytes end in `_bytes`;
 * `process` and `thread` are operating-system ids, `device` is the CUDA ordinal in the profile;
@@ -32,8 +32,8 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-#: What a value is, and so how it is written for people. `kernel` and `name` are texts that may be shortened, `code` one
-#: whose lines and indentation stay.
+#: The kind of a value, which determines its format for people. `kernel` and `name` are texts that may be shortened,
+#: `code` keeps its lines and indentation.
 Kind: TypeAlias = Literal[
     "duration_ns",
     "change_ns",
@@ -54,7 +54,7 @@ Kind: TypeAlias = Literal[
 #: Marks a column of dictionary-encoded text; its concrete dtype is an `Enum` whose categories differ from file to file.
 NAME = pl.Enum
 
-#: What a column's name says about its values, the first that fits.
+#: The kind of values by the column's name; the first match decides.
 _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"(^|_)change_ns(_per_\w+)?$", "change_ns"),
     (r"(^|_)ns(_per_\w+)?$", "duration_ns"),
@@ -66,7 +66,7 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     (r"(^|_)bytes(_per_\w+)?$", "bytes"),
 )
 
-#: Numbers that only tell things apart: nothing is added or rounded.
+#: Numbers that are only identifiers: never summed or rounded.
 _IDENTITIES = frozenset({"device", "process", "thread", "stream", "id", "parent", "context", "launch"})
 
 
@@ -77,11 +77,11 @@ class Column:
     Attributes:
         name: key in frames, JSON and CSV; ends in its unit (`_ns`, `_bytes`, `_bytes_per_s`, `_share`, …).
         dtype: type; `NAME` for dictionary-encoded text.
-        help: what it means, as a clause without capital or full stop; the reference prints it, pages show it.
+        help: meaning, as a clause without capital or full stop; printed in the reference and on pages.
         nullable: whether values may be null.
-        title: heading; unless given, the name without its unit.
-        kind: how values are written; unless given, by the name's unit, else by the type.
-        full: column with the unabridged text of a `kernel` or `name`, where that is another one.
+        title: heading; by default the name without its unit.
+        kind: format of the values; by default from the name's unit, else from the type.
+        full: column with the unabridged text of a `kernel` or `name`, if it is another column.
     """
 
     name: str
@@ -100,19 +100,19 @@ class Column:
             object.__setattr__(self, "kind", _kind(self.name, self.dtype))
 
     def but(self, **changes: Any) -> Column:
-        """The same column, described otherwise: `column("share").but(help="of the window")`.
+        """The same column with changes: `column("share").but(help="of the window")`.
 
-        Another type is written as its kind of values is, unless the change says how.
+        A new type also changes the kind of values, unless the change gives one.
         """
         dtype = changes.get("dtype", self.dtype)
-        followed = self.kind == _kind(self.name, self.dtype) or dtype.is_numeric() != self.dtype.is_numeric()
-        if dtype is not self.dtype and "kind" not in changes and followed:
+        is_default_kind = self.kind == _kind(self.name, self.dtype) or dtype.is_numeric() != self.dtype.is_numeric()
+        if dtype is not self.dtype and "kind" not in changes and is_default_kind:
             changes["kind"] = _kind(changes.get("name", self.name), dtype)
         return replace(self, **changes)
 
     @property
     def sentence(self) -> str:
-        """The help as people read it below a table: a sentence without markup, or nothing."""
+        """The help as shown below a table: a sentence without markup, or an empty text."""
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", self.help)
         opens_with_key = plain.startswith("`")
         plain = plain.replace("`", "")
@@ -120,7 +120,7 @@ class Column:
         return f"{start}." if start and not start.endswith((".", "?", "…")) else start
 
     def accepts(self, dtype: pl.DataType) -> bool:
-        """Whether a frame's column of this dtype may stand here."""
+        """Whether a frame's column of this dtype is valid for this column."""
         return isinstance(dtype, pl.Enum) if self.dtype is NAME else dtype == self.dtype
 
     def empty(self) -> pl.Series:
@@ -139,12 +139,12 @@ def _kind(name: str, dtype: PolarsType) -> Kind:
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its columns in order, and what a row is."""
+    """One table: its columns in order, and the meaning of a row."""
 
-    name: str  #: how messages and the column reference call it
-    row: str  #: what a row is
+    name: str  #: name in messages and in the column reference
+    row: str  #: the meaning of a row
     columns: tuple[Column, ...]  #: in order
-    #: columns that rows can be grouped by; they stand first, and only those that were asked for
+    #: columns that rows can be grouped by; they come first, and only the requested ones
     keys: tuple[str, ...] = ()
 
     @property
@@ -169,11 +169,11 @@ class Table:
         raise SchemaError(f"table {self.name} has no column {name}; it has {', '.join(self.names)}")
 
     def only(self, *names: str | Column) -> Table:
-        """The table with these columns in this order; several names may stand in one text, separated by spaces.
+        """The table with these columns in this order; one text may hold several names separated by spaces.
 
-        A `Column` stands for itself, so that a page can show what it added to the rows, or word a heading otherwise.
+        A `Column` is taken as it is, so that a page can show columns that it added, or change a heading.
         """
-        parts = [part for given in names for part in ([given] if isinstance(given, Column) else given.split())]
+        parts = [part for name in names for part in ([name] if isinstance(name, Column) else name.split())]
         columns = (part if isinstance(part, Column) else self.column(part) for part in parts)
         return replace(self, columns=tuple(columns))
 
@@ -194,7 +194,7 @@ class Table:
         return self.only(*keys, *(column for column in self.columns if column.name not in self.keys))
 
     def empty(self) -> pl.DataFrame:
-        """A frame without rows that still has the whole schema."""
+        """A frame without rows, with the whole schema."""
         return pl.DataFrame([column.empty() for column in self.columns])
 
     def conform(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -205,7 +205,7 @@ class Table:
         """The frame with exactly this table's columns, in order.
 
         Raises:
-            SchemaError: a column is absent, has another type, or holds nulls where none may stand.
+            SchemaError: a column is absent, has another type, or holds nulls without being nullable.
         """
         for column in self.columns:
             if column.name not in frame.columns:
@@ -220,9 +220,9 @@ class Table:
         return frame.select(self.names)
 
 
-#: Characters of a name (kernel, range, operator); a longer one is cut and ends in an ellipsis. Templates of CUTLASS
-#: reach some ten thousand. Patterns that look for families in names take time in proportion to their length: a name of
-#: 200 MB would take hours.
+#: Longest name (kernel, range, operator) in characters; a longer one is cut and ends in an ellipsis. Templates of
+#: CUTLASS reach some ten thousand. Patterns that search names take time in proportion to their length: a name of 200 MB
+#: would take hours.
 LONGEST_NAME = 2**15
 
 
@@ -230,7 +230,7 @@ def encode_names(codes: npt.NDArray[np.integer] | pl.Series, values: Iterable[st
     """Dictionary-encoded names: `values[codes[i]]` for each row.
 
     Args:
-        codes: positions in `values`, one a row; a null code gives a null name.
+        codes: positions in `values`, one per row; a null code gives a null name.
         values: the distinct texts; repeated ones are merged.
     """
     texts = [text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}…" for text in values]
@@ -246,7 +246,7 @@ def name_categories(names: pl.Series) -> pl.Series:
     Raises:
         SchemaError: the column is not dictionary-encoded.
     """
-    dtype = names.dtype  # made anew each time
+    dtype = names.dtype  # a new object at each access
     if not isinstance(dtype, pl.Enum):
         raise SchemaError(f"column {names.name} is not dictionary-encoded but {dtype}")
     return dtype.categories
@@ -254,55 +254,58 @@ def name_categories(names: pl.Series) -> pl.Series:
 
 Answer = TypeVar("Answer")
 
-#: Dictionaries whose answers are kept: a profile has names of kernels, API calls, ranges and Python functions.
-_REMEMBERED: Final = 8
+#: Number of dictionaries whose results are kept: a profile has names of kernels, API calls, ranges and Python
+#: functions.
+_CACHED_DICTIONARIES: Final = 8
 
 
-def once_a_dictionary(question: Callable[[pl.Series], Answer]) -> Callable[[pl.Series], Answer]:
-    """Makes a question about the texts of a dictionary-encoded column remember its answers.
+def once_per_dictionary(function: Callable[[pl.Series], Answer]) -> Callable[[pl.Series], Answer]:
+    """Make a function of the texts of a dictionary-encoded column keep its results.
 
-    Several analyses ask the same of the same names, and tables of one profile share a dictionary. Answers are not to
-    be changed by those who asked.
+    Several analyses need the same result for the same names, and tables of one profile share a dictionary. Callers must
+    not change results.
     """
-    known: list[tuple[pl.Series, Answer]] = []
+    results: list[tuple[pl.Series, Answer]] = []
 
-    @wraps(question)
-    def remembered(names: pl.Series) -> Answer:
+    @wraps(function)
+    def cached(names: pl.Series) -> Answer:
         texts = name_categories(names)
-        for place, (others, answer) in enumerate(known):
-            if texts.len() == others.len() and texts.equals(others):
-                known.insert(0, known.pop(place))
-                return answer
-        answer = question(texts)
-        known.insert(0, (texts, answer))
-        del known[_REMEMBERED:]
-        return answer
+        for position, (known_texts, result) in enumerate(results):
+            if texts.len() == known_texts.len() and texts.equals(known_texts):
+                results.insert(0, results.pop(position))
+                return result
+        result = function(texts)
+        results.insert(0, (texts, result))
+        del results[_CACHED_DICTIONARIES:]
+        return result
 
-    return remembered
+    return cached
 
 
-@once_a_dictionary
-def _shapes(texts: pl.Series) -> tuple[list[str], Int64s]:
-    """The texts with every number written as 0, each once in order of appearance, and the one of each text."""
+@once_per_dictionary
+def _texts_without_numbers(texts: pl.Series) -> tuple[list[str], Int64s]:
+    """The distinct texts with every number written as 0, in order of appearance, and each text's index among them."""
     folded = texts.cast(pl.String).str.replace_all(r"\d+", "0")
     distinct = folded.unique(maintain_order=True)
     return distinct.to_list(), folded.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
 
 
 def rows_named(names: pl.Series, holds: Callable[[str], bool]) -> Bools:
-    """Which rows have a name for which this holds; asked once for each name of the dictionary."""
-    known = np.array([holds(name) for name in name_categories(names)], dtype=np.bool_)
-    rows: Bools = known[names.to_physical().to_numpy()]
-    return rows
+    """Mask of the rows whose name satisfies the predicate; called once per name of the dictionary."""
+    holds_for_name = np.array([holds(name) for name in name_categories(names)], dtype=np.bool_)
+    mask: Bools = holds_for_name[names.to_physical().to_numpy()]
+    return mask
 
 
 def name_labels(names: pl.Series, meaning: Callable[[str], int]) -> Int64s:
-    """What the name of each row means, for what does not depend on the value of a number in it.
+    """A label for the name of each row, independent of the numbers in it.
 
-    Operators that carry running numbers (`aten::mm, seq = 12, op_id = 7`) have a name of their own for each call, and
-    differ in nothing else: `meaning` is asked once for all of them, with 0 for every number.
+    Operators that carry running numbers (`aten::mm, seq = 12, op_id = 7`) have a separate name for each call: `meaning`
+    is called once for all of them, with 0 for every number.
     """
-    distinct, shape = _shapes(names)
-    meanings = np.array([meaning(text) for text in distinct], dtype=np.int64)
-    labels: Int64s = meanings[shape][names.to_physical().to_numpy()] if distinct else np.empty(0, dtype=np.int64)
+    distinct, distinct_index = _texts_without_numbers(names)
+    label_of_distinct = np.array([meaning(text) for text in distinct], dtype=np.int64)
+    labels: Int64s = (
+        label_of_distinct[distinct_index][names.to_physical().to_numpy()] if distinct else np.empty(0, dtype=np.int64)
+    )
     return labels

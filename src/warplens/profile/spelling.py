@@ -1,7 +1,7 @@
-"""How a kernel's name is spelled: its parts, its short name, and one spelling for what tools write differently.
+"""Spelling of kernel names: their parts, their short names, and one spelling across tools.
 
-Names come demangled, mangled or plain, from CUPTI, Nsight Systems, Nsight Compute and ROCm, each with a spelling of its
-own for the unnamed namespace, literals, lambdas and parameters. What a name says of the work is told by
+Names come demangled, mangled or plain, from CUPTI, Nsight Systems, Nsight Compute and ROCm, each with its own spelling
+of the unnamed namespace, literals, lambdas and parameters. The work that a name reveals is determined by
 `warplens.analysis.kernel_names` and `warplens.analysis.categories`.
 """
 
@@ -12,7 +12,8 @@ from typing import Final
 
 from warplens.patterns import lazy_pattern
 
-#: The unnamed namespace as CUPTI, nsys and ncu write it; it says nothing, and its brackets are not those of a template.
+#: The unnamed namespace as CUPTI, nsys and ncu write it; it carries no information, and its brackets are not those of a
+#: template.
 _UNNAMED = lazy_pattern(r"\(anonymous namespace\)::|<unnamed>::|\bunnamed>::")
 #: ncu drops a bracket where the unnamed namespace begins the template arguments: `Copy<unnamed>::Type<2>` opens two.
 _UNNAMED_ARGUMENT = lazy_pattern(r"(?<=\w)<unnamed>::")
@@ -20,8 +21,8 @@ _BRACKET = lazy_pattern(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|[<>() ]")
 _SCOPE = lazy_pattern(r"operator\s*(?:\(\)|<<|>>|<=|>=|->|[<>])|::|[<>()]")
 _WORD = lazy_pattern(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
-#: In a mangled name: literals (`Li128E`), back references (`S5_`) and built-in types, whose digits are no lengths; then
-#: lengths.
+#: In a mangled name: literals (`Li128E`), back references (`S5_`) and built-in types, whose digits are not lengths;
+#: then lengths.
 _MANGLED_ITEM = lazy_pattern(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<builtin>DF16b|DF16_|Dh)|(?P<length>\d+)")
 _MANGLED_BUILTINS = {"DF16b": "__bf16", "DF16_": "_Float16", "Dh": "__half"}
 _MANGLED_QUALIFIERS = "NKVO"
@@ -30,30 +31,30 @@ _MOST_LENGTH_DIGITS = 9
 
 @dataclass(frozen=True)
 class NameParts:
-    """A kernel's name, taken apart."""
+    """A kernel's name, split into parts."""
 
     function: str  #: the qualified function, without return type, template arguments and parameters
     template: str  #: its template arguments, as written; empty where it has none
     parameters: str  #: its parameter list, as written; tools that print `T1 *` reveal no type there
     #: the function in lower-case words: `at::native::GammaBetaBackwardCUDAKernel` → `at native gamma beta backward cuda
-    #: kernel`. So a rule for `norm` does not take `normal` for a normalisation.
+    #: kernel`, so that a rule for `norm` does not match `normal`
     words: str
 
     @property
     def short(self) -> str:
         """The function alone, without its namespaces; empty where no function is found."""
         begin = depth = 0
-        for found in _SCOPE.finditer(self.function):
-            mark = found.group()
+        for scope in _SCOPE.finditer(self.function):
+            mark = scope.group()
             if mark == "::":
-                begin = begin if depth else found.end()
+                begin = begin if depth else scope.end()
             else:
                 depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(mark, 0)
         return self.function[begin:]
 
 
 def split_name(name: str) -> NameParts:
-    """Takes a demangled, mangled or plain kernel name apart.
+    """Split a demangled, mangled or plain kernel name into its parts.
 
     >>> split_name("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 3>(float*)").function
     'at::native::CatArrayBatchedCopy'
@@ -71,28 +72,28 @@ def _split_demangled(name: str) -> tuple[str, str, str]:
     opened = closed = None  # the brackets of the function's own template arguments
     end = len(name)
     angles = parentheses = 0
-    for found in _BRACKET.finditer(name):
-        mark, at = found.group(), found.start()
+    for match in _BRACKET.finditer(name):
+        mark, position = match.group(), match.start()
         if mark == "<" and not parentheses:
             if not angles:
-                opened, closed = at, None
+                opened, closed = position, None
             angles += 1
         elif mark == ">" and not parentheses:
-            # Inside parentheses it may be a comparison; what stands there is balanced.
+            # Inside parentheses it may be a comparison; their content is balanced.
             angles -= 1
             if not angles:
-                closed = at
-                if name.startswith("::", at + 1):
-                    opened = closed = None  # they were those of the enclosing class
+                closed = position
+                if name.startswith("::", position + 1):
+                    opened = closed = None  # those were the enclosing class's
         elif mark == "(":
             if not angles and not parentheses:
-                end = at
+                end = position
                 break
             parentheses += 1
         elif mark == ")":
             parentheses -= 1
         elif mark == " " and not angles and not parentheses:
-            begin, opened, closed = at + 1, None, None  # that was the return type
+            begin, opened, closed = position + 1, None, None  # the part before was the return type
     if opened is None:
         return name[begin:end], "", name[end:]
     return name[begin:opened], name[opened + 1 : closed], name[end:]
@@ -100,25 +101,25 @@ def _split_demangled(name: str) -> tuple[str, str, str]:
 
 def _split_mangled(name: str) -> tuple[str, str, str]:
     # Enough of the Itanium scheme to find identifiers: the first run of them is the function, the others are types.
-    at = len("_Z")
-    is_nested = name.startswith("N", at)
-    while at < len(name) and name[at] in _MANGLED_QUALIFIERS:
-        at += 1
+    position = len("_Z")
+    is_nested = name.startswith("N", position)
+    while position < len(name) and name[position] in _MANGLED_QUALIFIERS:
+        position += 1
     function: list[str] = []
     types: list[str] = []
-    function_end = at
-    while (found := _MANGLED_ITEM.search(name, at)) is not None:
-        at = found.end()
-        if found["builtin"]:
-            types.append(_MANGLED_BUILTINS[found["builtin"]])
-        elif found["length"]:
+    function_end = position
+    while (item := _MANGLED_ITEM.search(name, position)) is not None:
+        position = item.end()
+        if item["builtin"]:
+            types.append(_MANGLED_BUILTINS[item["builtin"]])
+        elif item["length"]:
             # No identifier is longer than the name, whatever number a damaged one holds.
-            length = int(found["length"]) if len(found["length"]) <= _MOST_LENGTH_DIGITS else len(name)
-            at = min(at + length, len(name))
-            identifier = name[found.end() : at]
-            if found.start() == function_end and (is_nested or not function):
+            length = int(item["length"]) if len(item["length"]) <= _MOST_LENGTH_DIGITS else len(name)
+            position = min(position + length, len(name))
+            identifier = name[item.end() : position]
+            if item.start() == function_end and (is_nested or not function):
                 function.append(identifier)
-                function_end = at
+                function_end = position
             else:
                 types.append(identifier)
     return "::".join(function), ", ".join(types), ""
@@ -135,11 +136,11 @@ def short_name(full_name: str) -> str:
     return split_name(full_name).short or full_name
 
 
-# --- One spelling, so that launches of the same kernel are found whichever tool, or page of a tool, named it ---
+# --- One spelling, to match launches of the same kernel across tools and pages of a tool ---
 #
-# The function with its template arguments. Literals stand with or without their type (`(int)4`, `2ul`, `false`),
-# `const` before or behind what it is said of, lambdas as `{lambda()#3}` or `[lambda() (instance 3)]`, parameters by
-# type or as `T1`.
+# The function with its template arguments. Literals occur with or without their type (`(int)4`, `2ul`, `false`),
+# `const` before or after its type, lambdas as `{lambda()#3}` or `[lambda() (instance 3)]`, parameters by type or as
+# `T1`.
 
 _LAMBDA = lazy_pattern(r"\[lambda\([^()]*\) \(instance (\d+)\)\]|\{lambda\([^()]*\)#(\d+)\}")
 #: Innermost parentheses: parameter lists, and the types of literals.
@@ -149,12 +150,12 @@ _RETURN_TYPE = lazy_pattern(r"\bvoid (?=[\w:]+<)")
 _CONST = lazy_pattern(r"\bconst\b")
 _TRUTH: Final = {"false": "0", "true": "1"}
 _TRUTH_WORD = lazy_pattern(r"\b(?:false|true)\b")
-#: What some pages of Nsight Compute leave out: the type of a literal, and namespaces that are common.
+#: Parts that some pages of Nsight Compute omit: the type of a literal, and common namespaces.
 _UNPRINTED = lazy_pattern(r"\((?:un)?(?:signed )?(?:int|long|long long|short|char|bool)\)(?=-?\w)|\b(?:\w+::)+")
 
 
 def spelled_for_all_tools(full_name: str) -> str:
-    """The function with its template arguments, without what tools write in different ways.
+    """The function with its template arguments, without differences between tools.
 
     >>> spelled_for_all_tools("void at::native::reduce<(int)128, (bool)0>(T1)")
     'at::native::reduce<128,0>'
@@ -171,7 +172,7 @@ def spelled_for_all_tools(full_name: str) -> str:
 
 
 def spelled_for_all_pages(full_name: str) -> str:
-    """The same for names that one tool wrote: lambdas keep the types of their parameters, namespaces are left out."""
+    """The same for names of one tool: lambdas keep the types of their parameters, namespaces are dropped."""
     parts = split_name(full_name)
     return _with_plain_literals(_UNPRINTED.sub("", f"{parts.function}<{parts.template}>"))
 

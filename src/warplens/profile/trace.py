@@ -1,4 +1,4 @@
-"""`Trace`: what happened when, as tables whose columns have type, unit and meaning; and the `Device` it ran on."""
+"""`Trace`: a profile's events as tables whose columns have type, unit and meaning; and the `Device` they ran on."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ON_DEVICE = (
     column("process", help="id of the process that launched the work"),
     *_CORRELATION,
 )
-#: The columns with the size of a launch, in `kernels` and in the launches of counters.
+#: Columns of a launch's size, in `kernels` and in the launches of counters.
 LAUNCH_SIZE: Final = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
-#: Blocks of a kernel's grid and threads of one block: expressions on `kernels`, and on the launches of counters.
-#: Null where one of the sizes is.
+#: Blocks of a kernel's grid and threads of one block: expressions on `kernels` and on the launches of counters, null
+#: where one of the sizes is.
 GRID_BLOCKS: Final = (pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")).alias("blocks")
 BLOCK_THREADS: Final = (pl.col("block_x").cast(pl.Int64) * pl.col("block_y") * pl.col("block_z")).alias("threads")
 
@@ -196,14 +196,14 @@ TABLES: Final[Mapping[str, Table]] = {
 }
 
 
-#: The tables that hold GPU work, by kind of work.
+#: Tables of GPU work, by kind of work.
 WORK_KINDS: Final = {"kernel": "kernels", "copy": "copies", "memset": "memsets", "graph": "graph_launches"}
 WORK_TABLES: Final = tuple(WORK_KINDS.values())
 
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU that the profiled program used. A limit that the profile does not state is None, never a guess."""
+    """A GPU used by the profiled program. A limit that the profile does not state is None, never a guess."""
 
     ordinal: int
     name: str
@@ -222,33 +222,33 @@ class Device:
 
 
 def worst_first(notes: Iterable[Note]) -> tuple[Note, ...]:
-    """The notes, those that limit the answers most first, else in their order."""
+    """The notes sorted by level, the most limiting first."""
     order = (NoteLevel.BLOCKING, NoteLevel.WARNING, NoteLevel.INFO)
     return tuple(sorted(notes, key=lambda note: order.index(note.level)))
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """A profiler: what holds for every profile that it recorded. The reader of its files fills it in."""
+    """A profiler: facts that hold for every profile it recorded, given by the reader of its files."""
 
     name: str  #: for people (`Nsight Systems`)
-    #: of the time that the host takes to issue work under this profiler, what it takes without
+    #: host time for issuing work without this profiler, as a share of the time with it
     unprofiled_share: float = 1.0
-    #: whether it starts inside of the program, and the first step that it records pays for that
+    #: whether it starts inside the program, so that the first recorded step pays for the start
     slows_first_step: bool = False
     #: the tool that reads hardware counters on the GPUs of the profile
     counters: Literal["ncu", "rocprof-compute"] = "ncu"
-    #: by code of a `Note`, how to record with this profiler what a profile lacks
+    #: by code of a `Note`, how to record the missing data with this profiler
     remedies: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 # --- `Capture` ---
 #
-# Nothing in here identifies a person or a machine: no environment, host, user, command line or path.
+# Nothing in it identifies a person or a machine: no environment, host, user, command line or path.
 
 
 class NoteLevel(str, Enum):
-    """How much a note limits the answers."""
+    """Severity of a note: how much it limits the results."""
 
     INFO = "info"
     WARNING = "warning"
@@ -257,13 +257,13 @@ class NoteLevel(str, Enum):
 
 @dataclass(frozen=True)
 class Note:
-    """One thing that the reader or an analysis wants the user to know before the numbers.
+    """A finding of the reader or an analysis that users should know before the numbers.
 
     Attributes:
         code: stable identifier, for machines (`no-kernel-table`, `dropped-events`, …).
         level: `blocking` means that the profile cannot answer the main questions.
-        text: what was found, one sentence.
-        remedy: what to do about it, often the exact command; None where there is nothing to do.
+        text: the finding, one sentence.
+        remedy: what to do about it, often the exact command; None where nothing can be done.
     """
 
     code: str
@@ -279,16 +279,16 @@ class Capture:
     Attributes:
         source: the file's own name, without folders.
         format: `nsys-sqlite`, …
-        tool_version: version that wrote the file; None where it does not say.
-        schema_version: version of the file's schema; None where it does not say.
+        tool_version: version of the tool that wrote the file; None if not stated.
+        schema_version: version of the file's schema; None if not stated.
         devices: the GPUs that the program used, in CUDA order.
         window_ns: begin and end of the recorded time, in the profile's clock.
-        epoch_ns: Unix time of the clock's zero, to place several files on one clock; None where the file does not say.
-        rank: the process's number in a distributed run; None where the file does not say.
-        world_size: number of processes of the distributed run; None where the file does not say.
+        epoch_ns: Unix time of the clock's zero, to place several files on one clock; None if not stated.
+        rank: the process's number in a distributed run; None if not stated.
+        world_size: number of processes of the distributed run; None if not stated.
         recorded: which of the schema's tables the file held, empty or not.
-        notes: what the reader noticed.
-        stream_kinds: process, stream, and `legacy-default`, `blocking` (takes turns with that) or `non-blocking`.
+        notes: findings of the reader.
+        stream_kinds: process, stream, and `legacy-default`, `blocking` (takes turns with it) or `non-blocking`.
     """
 
     source: str
@@ -307,23 +307,23 @@ class Capture:
 
     @property
     def tool(self) -> str:
-        """The profiler, for people."""
+        """Name of the profiler, for people."""
         return self.recorder.name
 
     def device(self, ordinal: int) -> Device | None:
-        """The GPU with this CUDA ordinal, where the profile describes it."""
+        """The GPU with this CUDA ordinal; None if the profile does not describe it."""
         return next((device for device in self.devices if device.ordinal == ordinal), None)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """One profile as tables. Each is checked against `warplens.profile.trace.TABLES` on entry.
+    """One profile as tables. Each is checked against `warplens.profile.trace.TABLES` on construction.
 
-    A table that the source lacks is an empty frame of the right schema, and `capture.recorded` does not name it:
-    "no copies happened" and "copies were not recorded" stay distinguishable.
+    A table that the source lacks is an empty frame with the right schema, and `capture.recorded` does not name it: "no
+    copies happened" and "copies were not recorded" stay distinguishable.
 
     Raises:
-        SchemaError: a frame does not fit its table.
+        SchemaError: a frame does not match its table.
     """
 
     capture: Capture
@@ -349,13 +349,13 @@ class Trace:
                 object.__setattr__(self, item.name, TABLES[item.name].checked(getattr(self, item.name)))
 
     def __repr__(self) -> str:
-        """One line: where it came from, and which tables hold how many rows."""
+        """One line: source, tool, GPUs, and the number of rows of each table."""
         rows = {item.name: getattr(self, item.name).height for item in fields(self) if item.name != "capture"}
-        held = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count) or "no events"
+        counts = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count) or "no events"
         gpus = ", ".join(dict.fromkeys(device.name for device in self.capture.devices))
-        return f"<Trace {' · '.join(filter(None, (self.capture.source, self.capture.tool, gpus)))}: {held}>"
+        return f"<Trace {' · '.join(filter(None, (self.capture.source, self.capture.tool, gpus)))}: {counts}>"
 
     @property
     def has_device_work(self) -> bool:
-        """Whether anything at all ran on a GPU in this profile."""
+        """Whether anything ran on a GPU in this profile."""
         return any(getattr(self, name).height for name in WORK_TABLES)

@@ -1,4 +1,4 @@
-"""Launches whose work a trace lacks: how much that limits the answers, and which of them were only still queued."""
+"""Launches without recorded work: how much that limits the results, and which of them were only still queued."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import polars as pl
 
 from warplens.profile import NoteLevel
 
-#: Above this share of launches without any work, times and idle shares are wrong by as much: no answer is better.
+#: Above this share of launches without any work, times and idle shares are wrong by as much.
 LOST_SHARE_BLOCKING: Final = 0.05
 
-#: Fewer than this change no ranking: launches at the edges of a recording, whose work fell out of it.
+#: A smaller share changes no ranking: launches at the edges of a recording, whose work was outside it.
 LOST_SHARE_WARNING: Final = 0.01
 
 
 def lost_level(share: float) -> NoteLevel:
-    """How much it limits the answers that this share of the launches has no work."""
+    """Level of the note for this share of launches without work."""
     if share >= LOST_SHARE_BLOCKING:
         return NoteLevel.BLOCKING
     return NoteLevel.WARNING if share >= LOST_SHARE_WARNING else NoteLevel.INFO
 
 
 def still_queued(unmatched: pl.DataFrame, launches: pl.DataFrame, work: pl.DataFrame) -> pl.Series:
-    """Which launches without work would begin after the end of the recording if they queued as long as others did.
+    """Mask of the launches without work that would begin after the recording if they queued as long as others.
 
     Args:
-        unmatched: column `start_ns`, the launches in question.
+        unmatched: column `start_ns`, the launches without work.
         launches: columns `correlation` and `start_ns`, all of their process.
         work: the same of its GPU work.
     """
     pairs = launches.join(work, on="correlation", suffix="_work")
     waits = pairs["start_ns_work"].to_numpy() - pairs["start_ns"].to_numpy()
-    # The recording went on at least until the last launch, and until the last piece of work began.
+    # The recording lasted at least until the last launch, and until the last piece of work began.
     ended = max(int(table["start_ns"].to_numpy().max(initial=0)) for table in (launches, work))
     return unmatched["start_ns"] + int(waits.max(initial=-1)) >= ended

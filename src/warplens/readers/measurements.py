@@ -1,7 +1,7 @@
-"""Measurements files: JSON, `warplens.measurements/1`, as `warplens bench` writes it (docs/reference/measurements.md).
+"""Measurements files: JSON, `warplens.measurements/1`, written by `warplens bench` (docs/reference/measurements.md).
 
-Read without PyTorch. A file whose figures contradict one another is refused: throughput × latency must be the batch,
-FLOPs twice the multiply-accumulates, and an interval must enclose its median.
+Read without PyTorch. A file with contradictory figures is refused: throughput × latency must be the batch, FLOPs twice
+the multiply-accumulates, and an interval must enclose its median.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ MEASUREMENTS_SCHEMA_NAME: Final = "warplens.measurements/1"
 _ADVICE: Final = "Give a file that `warplens bench … --output FILE` wrote"
 _WRONG: Final = "Do not trust it; measure again"
 
-#: Rounding of figures that went through JSON.
+#: Tolerance for figures rounded in JSON.
 _TOLERANCE: Final = 1e-6
 
 
-#: How much of a file is searched for its schema, which `warplens bench` writes first.
+#: Bytes searched for the schema, which `warplens bench` writes first.
 _HEAD_BYTES: Final = 4096
 
 
 class MeasurementsFile(Reader[Measurements]):
-    """What `warplens bench` and `warplens sweep run` write."""
+    """Files of `warplens bench` and `warplens sweep run`."""
 
     def sniff(self, head: bytes) -> bool:
         return b'"warplens.measurements/' in head[:_HEAD_BYTES]
@@ -54,10 +54,10 @@ class MeasurementsFile(Reader[Measurements]):
 
 
 def read_measurements(path: Path | str) -> Measurements:
-    """The measurements in a file, also compressed (.gz, .xz, .zst).
+    """The measurements in a file, which may be compressed (.gz, .xz, .zst).
 
     Raises:
-        UnreadableInputError: the file is missing or damaged, is no measurements file of a version known here, or its
+        UnreadableInputError: the file is missing or damaged, is not a measurements file of a known version, or its
             figures contradict one another.
     """
     source = Path(path)
@@ -73,7 +73,7 @@ def _document(path: Path, known_as: Path) -> Any:
 
 
 def measurements_of(document: Any, source: Path | str) -> Measurements:
-    """The measurements in a document that was parsed already."""
+    """The measurements in a parsed document."""
     path = Path(source)
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != MEASUREMENTS_SCHEMA_NAME:
@@ -99,8 +99,8 @@ def measurements_of(document: Any, source: Path | str) -> Measurements:
 
 def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[str, Any]]) -> Measurements:
     settings = list(dict.fromkeys(name for record in records for name in record["cell"]))
-    chosen = pl.DataFrame(
-        {name: pl.Series(name, [_plain(record["cell"].get(name)) for record in records]) for name in settings}
+    setting_columns = pl.DataFrame(
+        {name: pl.Series(name, [_as_scalar(record["cell"].get(name)) for record in records]) for name in settings}
     )
     figures = pl.DataFrame([_row(record) for record in records], schema=CELLS.schema, orient="row")
     return Measurements(
@@ -111,7 +111,7 @@ def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[st
         environment=document["environment"],
         plan=document["plan"],
         settings=tuple(settings),
-        cells=pl.concat((chosen, figures), how="horizontal") if settings else figures,
+        cells=pl.concat((setting_columns, figures), how="horizontal") if settings else figures,
         details=tuple(record.get("details") or {} for record in records),
         phases=pl.DataFrame(_phase_rows(records), schema=CELL_PHASES.schema, orient="row"),
         samples=_samples(records),
@@ -119,15 +119,15 @@ def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[st
     )
 
 
-def _plain(setting: Any) -> Any:
-    """A list as text, since cells differ in length: `3,6,9`."""
+def _as_scalar(setting: Any) -> Any:
+    """A list as text (`3,6,9`), since cells differ in length."""
     return ",".join(str(item) for item in setting) if isinstance(setting, list | tuple) else setting
 
 
 def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     latency, gpu = record.get("latency_ns") or {}, record.get("gpu_ns") or {}
     work = record.get("work") or {}
-    spent = gpu.get("median") or latency.get("median")
+    time_ns = gpu.get("median") or latency.get("median")
     flops = work.get("flops")
     plain = {
         name: record.get(name)
@@ -144,7 +144,7 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
         **{f"gpu_{name}_ns": gpu.get(name) for name in ("low", "high")},
         "macs": work.get("macs"),
         "flops": flops,
-        "flops_per_s": flops * 1e9 / spent if flops is not None and spent else None,
+        "flops_per_s": flops * 1e9 / time_ns if flops is not None and time_ns else None,
         "outliers": (latency or gpu).get("outliers"),
         "drift_share": (record.get("drift") or {}).get("share"),
         "doubts": record.get("doubts") or [],
@@ -153,9 +153,9 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _phase_rows(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [
-        (cell, phase, spent["median"], spent["low"], spent["high"])
+        (cell, phase, time_ns["median"], time_ns["low"], time_ns["high"])
         for cell, record in enumerate(records)
-        for phase, spent in (record.get("phases_ns") or {}).items()
+        for phase, time_ns in (record.get("phases_ns") or {}).items()
     ]
 
 
@@ -224,45 +224,45 @@ def _is_ordered(spread: Mapping[str, Any]) -> bool:
     return percentiles == sorted(percentiles) and (interval[0] is None or interval == sorted(interval))
 
 
-#: Members that come along; docs/reference/measurements.md has them all.
-_HEAD: Final = ("schema", "version", "workload", "command", "environment", "plan", "sweep", "measurements")
-_ENVIRONMENT: Final = (
+#: Members kept in a copy; docs/reference/measurements.md lists all.
+_KEPT_HEADER: Final = ("schema", "version", "workload", "command", "environment", "plan", "sweep", "measurements")
+_KEPT_ENVIRONMENT: Final = (
     "device", "driver", "cuda", "cudnn", "versions", "python", "system", "cpu", "cpu_count", "threads",
 )  # fmt: skip
-_RECORD: Final = (
+_KEPT_RECORD: Final = (
     "cell", "status", "reason", "launch", "unit", "items", "latency_ns", "gpu_ns", "phases_ns", "rounds",
     "throughput_per_s", "sustained_per_s", "work", "peak_allocated_bytes", "peak_reserved_bytes", "stopped", "drift",
     "clocks", "doubts", "details", "samples",
 )  # fmt: skip
 
-#: Our own commands are made of such words alone. Any other may hold whatever its user typed.
+#: Commands of Warplens consist of such words only. Any other may contain user input.
 _OWN_COMMAND: Final = re.compile(r"(?:warplens|python3 captures/\w+\.py)(?: [\w.,+=:-]+)*")
 
 
 def _copy(file: Input, copy: Path) -> Removed:
     document = _document(file.path, file.known_as)
-    measurements_of(document, file.known_as)  # refuses what is damaged
+    measurements_of(document, file.known_as)  # refuses a damaged file
     removed: Counter[str] = Counter()
-    kept = _chosen(document, _HEAD, removed)
-    kept["environment"] = _chosen(document["environment"], _ENVIRONMENT, removed)
-    kept["measurements"] = [_chosen(record, _RECORD, removed) for record in document["measurements"]]
-    if kept.get("command") and not _OWN_COMMAND.fullmatch(kept["command"]):
-        kept["command"] = None
+    header = _kept_members(document, _KEPT_HEADER, removed)
+    header["environment"] = _kept_members(document["environment"], _KEPT_ENVIRONMENT, removed)
+    header["measurements"] = [_kept_members(record, _KEPT_RECORD, removed) for record in document["measurements"]]
+    if header.get("command") and not _OWN_COMMAND.fullmatch(header["command"]):
+        header["command"] = None
         removed["command"] += 1
     from warplens.readers.scrubbing import Removed, refuse_remains
     from warplens.secrets import Cleaner, Secrets, texts_in
 
     secrets = Secrets()
-    for text in texts_in(kept):
+    for text in texts_in(header):
         secrets.add_home_owners(text.encode())
     cleaner = Cleaner(secrets)
-    content = orjson.dumps(_cleaned(kept, cleaner))
+    content = orjson.dumps(_cleaned(header, cleaner))
     refuse_remains(content, secrets, file.known_as)
     copy.write_bytes(content)
     return Removed.of(cleaner, ("members", "others"), +removed, {})
 
 
-def _chosen(members: dict[str, Any], known: tuple[str, ...], removed: Counter[str]) -> dict[str, Any]:
+def _kept_members(members: dict[str, Any], known: tuple[str, ...], removed: Counter[str]) -> dict[str, Any]:
     removed["member"] += len(members.keys() - set(known))
     return {name: members[name] for name in known if name in members}
 

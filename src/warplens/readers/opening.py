@@ -1,4 +1,4 @@
-"""What a file is, told by its content; the `Reader` protocol of a format; and compressed files, unpacked in bounds."""
+"""Detection of a file's format by content; the `Reader` protocol of a format; and unpacking of compressed files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from warplens.readers.limits import unpacked_bytes
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
 
-#: Of a file's content this much is looked at to tell what it is: enough for the schema of an nsys export, which lies
-#: at the front, and for the output of a program that stands before a table of counters.
+#: Bytes examined to detect the format: enough for the schema of an nsys export, which is at the begin of the file, and
+#: for the output of a program before a table of counters.
 HEAD_BYTES: Final = 2**20
 
 #: Enough for every magic number below.
 _MAGIC_BYTES: Final = 64
 
-#: What to do with what is no export, or a damaged one: Nsight Systems can always make it again.
+#: Advice for files that are not exports, or damaged ones: Nsight Systems can always make an export again.
 EXPORT_ADVICE: Final = "Export the capture again: nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
 
 
 class Kind(Enum):
-    """A kind of file content. The value says for people what was found."""
+    """A kind of file content. The value is its description for people."""
 
     SQLITE = "an SQLite database"
     NSYS_REP = "an Nsight Systems report"
@@ -85,27 +85,33 @@ def kind_of_bytes(head: bytes) -> Kind:
     return Kind.PERFETTO if _holds_packets(head) else Kind.UNKNOWN
 
 
-#: Packets that are looked at to tell a trace of Perfetto, which begins with no mark, from other bytes.
+#: Number of packets examined to distinguish a trace of Perfetto, which has no magic number, from other bytes.
 _PACKETS: Final = 3
 
 
 def _holds_packets(head: bytes) -> bool:
-    """Whether the bytes begin as a message of Perfetto: packets, each in a field of number 1 and a message itself."""
+    """Whether the bytes begin with packets of Perfetto: fields of number 1 that are messages themselves."""
     if not head.startswith(_PACKET):
         return False
     from warplens.wire import WireError, fields_of
 
-    seen = 0
+    packets = 0
     with suppress(WireError, IndexError):  # the last packet may be cut
         for number, _, content, _ in islice(fields_of(head), _PACKETS):
             if number != 1 or not any(True for _ in fields_of(content)):
                 return False
-            seen += 1
-    return seen > 0
+            packets += 1
+    return packets > 0
+
+
+def system_error(path: Path, error: OSError) -> UnreadableInputError:
+    """The error for a file that the operating system cannot read."""
+    found = f"the system cannot read it ({error.strerror or type(error).__name__})"
+    return UnreadableInputError(path, found, "Copy the file to a local disk and try again")
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes of a file as it lies on the disk, at most `HEAD_BYTES`.
+    """The first bytes of a file on the disk, at most `HEAD_BYTES`.
 
     Raises:
         UnreadableInputError: there is no such file, it is a folder, or it may not be read.
@@ -123,12 +129,11 @@ def head_of(path: Path) -> bytes:
         found = "this is a folder" if path.is_dir() else "permission to read it was denied"
         raise UnreadableInputError(path, found, f'Allow it first: chmod u+r "{path.name}"') from None
     except OSError as error:
-        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
-        raise UnreadableInputError(path, found, "Copy the file to a local disk and try again") from None
+        raise system_error(path, error) from None
 
 
 def kind_of(path: Path) -> Kind:
-    """What a file holds as it lies on the disk; errors as of `head_of`."""
+    """The kind of a file on the disk, without unpacking; errors as of `head_of`."""
     return kind_of_bytes(head_of(path))
 
 
@@ -137,20 +142,21 @@ Content = TypeVar("Content", covariant=True)  # noqa: PLC0105  # read as a word 
 
 @dataclass(frozen=True)
 class Input:
-    """A file as a reader gets it."""
+    """A file as passed to a reader."""
 
-    path: Path  #: on the disk: the file itself, or what it was unpacked to
+    path: Path  #: on the disk: the file itself, or its unpacked copy
     known_as: Path  #: the file that the user named, for messages
-    #: how `path` is packed (a key of `UNPACKERS`), for readers that unpack for themselves; else None
+    #: compression of `path` (a key of `UNPACKERS`), for readers that unpack themselves; else None
     compression: str | None = None
-    progress: Callable[[str], None] = field(default=lambda _: None)  #: is told in a few words what is being done
+    #: called with a short description of the current action
+    progress: Callable[[str], None] = field(default=lambda _: None)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is wanted of a file: of traces how kernels were launched, of counters which metrics and instances.
+    """Options of reading: for traces launch configurations, for counters the metrics and instances.
 
-    Of a trace that tells its size unread (an export), also which share of the events, from their middle.
+    For traces with a known size (exports) also the share of events to read, from their middle.
     """
 
     launch_configuration: bool = True
@@ -162,47 +168,48 @@ class Asked:
 class Reader(Protocol[Content]):
     """One format: how it is recognised, read, and copied without what identifies people and machines."""
 
-    #: contents of which the reader takes any file that no reader is sure of; it then says what is missing
+    #: kinds of content that the reader accepts if no reader recognises the file; it then reports the problem
     kinds: frozenset[Kind] = frozenset()
     unpacks: bool = False  #: whether it reads compressed files as they are, block by block
 
     def sniff(self, head: bytes) -> bool:
-        """Whether a file whose (unpacked) content begins with these bytes is surely one of this format."""
+        """Whether a file with this begin of (unpacked) content certainly has this format."""
 
     def takes(self, folder: Path) -> bool:
         """Whether a folder is one profile of this format."""
         return False
 
     def read(self, file: Input, asked: Asked) -> Content:
-        """What the file holds.
+        """The content of the file.
 
         Raises:
-            UnreadableInputError: it is damaged or of another format; says which file, what was found and what to do.
+            UnreadableInputError: it is damaged or of another format; the message names the file, the problem and what
+                to do.
         """
 
     def original(self, file: Input, folder: Path) -> Input:
-        """What a copy is made of, and compared with: the file, or one of another format that it becomes in `folder`."""
+        """The file that a copy is made of and compared with: the file itself, or its conversion in `folder`."""
         return file
 
     def scrub(self, file: Input, copy: Path) -> Removed:
-        """Fills the empty file `copy` with what the analyses read of the file, and nothing that identifies.
+        """Fill the empty file `copy` with the data that analyses read, without identifying texts.
 
         Raises:
-            UnreadableInputError: it is damaged or of another format.
-            ScrubError: something identifying was left.
+            UnreadableInputError: the file is damaged or of another format.
+            ScrubError: identifying texts were left.
         """
 
 
-def chosen(readers: Sequence[Reader[Content]], head: bytes) -> Reader[Content] | None:
-    """The first reader that is sure of content that begins so, else the last that takes any of its kind."""
-    if (sure := next((reader for reader in readers if reader.sniff(head)), None)) is not None:
-        return sure
+def reader_for(readers: Sequence[Reader[Content]], head: bytes) -> Reader[Content] | None:
+    """The first reader that recognises content with this begin, else the last one that accepts its kind."""
+    if (recognising := next((reader for reader in readers if reader.sniff(head)), None)) is not None:
+        return recognising
     kind = kind_of_bytes(head)
     return next((reader for reader in reversed(readers) if kind in reader.kinds), None)
 
 
 def holds(path: Path, readers: Sequence[Reader[Content]]) -> bool:
-    """Whether the file is surely of one of these formats, judged by content alone; False if it cannot be opened."""
+    """Whether the file certainly has one of these formats, by its content; False if it cannot be opened."""
     try:
         head = content_head(path)
     except (UnreadableInputError, OSError):
@@ -212,7 +219,7 @@ def holds(path: Path, readers: Sequence[Reader[Content]]) -> bool:
 
 @dataclass(frozen=True)
 class Wanted(Generic[Content]):
-    """Formats that can answer a question, and what is said of files of no such format."""
+    """Formats that can answer a question, and messages for files of other formats."""
 
     readers: tuple[Reader[Content], ...]
     unlike: str
@@ -226,10 +233,10 @@ class Wanted(Generic[Content]):
 
     @contextmanager
     def opened(self, path: Path, progress: Callable[[str], None] | None) -> Iterator[tuple[Reader[Content], Input]]:
-        """The reader of a file, and the file as it wants it, unpacked into a temporary one where that must be.
+        """The reader of a file, and the file as the reader needs it, unpacked into a temporary file if necessary.
 
         Raises:
-            UnreadableInputError: it cannot be opened or unpacked, or none of the formats is its own.
+            UnreadableInputError: it cannot be opened or unpacked, or has none of the formats.
         """
         report = progress or (lambda _: None)
         if (taking := self.taking(path)) is not None:
@@ -239,7 +246,7 @@ class Wanted(Generic[Content]):
         if (name := compression_of(head)) is None:
             yield self._reader(path, head), Input(path, path, None, report)
             return
-        if head := peek(path, UNPACKERS[name]):  # else it is damaged, which unpacking tells
+        if head := peek(path, UNPACKERS[name]):  # else it is damaged, which unpacking reports
             reader = self._reader(path, head)  # before gigabytes of something else are unpacked
             if reader.unpacks:
                 yield reader, Input(path, path, name, report)
@@ -249,19 +256,19 @@ class Wanted(Generic[Content]):
             yield self._reader(path, head_of(plain)), Input(plain, path, None, report)
 
     def taking(self, path: Path) -> Reader[Content] | None:
-        """The reader to which this is a folder that is one profile; None for any other folder, and for files."""
-        return next((each for each in self.readers if each.takes(path)), None) if path.is_dir() else None
+        """The reader for which this folder is one profile; None for other folders, and for files."""
+        return next((reader for reader in self.readers if reader.takes(path)), None) if path.is_dir() else None
 
     def reader_of(self, file: Input) -> Reader[Content]:
         """The reader of a file that is not compressed.
 
         Raises:
-            UnreadableInputError: none of the formats is its own.
+            UnreadableInputError: it has none of the formats.
         """
         return self._reader(file.known_as, head_of(file.path))
 
     def _reader(self, path: Path, head: bytes) -> Reader[Content]:
-        if (reader := chosen(self.readers, head)) is None:
+        if (reader := reader_for(self.readers, head)) is None:
             raise self.refusal(path, kind_of_bytes(head))
         return reader
 
@@ -277,36 +284,36 @@ def _open_zstd(packed: BinaryIO) -> BinaryIO:
     return cast(BinaryIO, zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True))
 
 
-#: How to unpack each compression, by its name.
+#: Functions that unpack each compression, by its name.
 UNPACKERS: Final[Mapping[str, Unpacker]] = {
     "gzip": lambda packed: cast(BinaryIO, gzip.GzipFile(fileobj=packed)),
-    "xz": lambda packed: cast(BinaryIO, lzma.LZMAFile(packed)),  # noqa: SIM115  # closed by who asked
+    "xz": lambda packed: cast(BinaryIO, lzma.LZMAFile(packed)),  # noqa: SIM115  # closed by the caller
     "zstd": _open_zstd,
 }
 _COMPRESSED: Final = {Kind.GZIP: "gzip", Kind.XZ: "xz", Kind.ZSTD: "zstd"}
 
 
 def compression_of(head: bytes) -> str | None:
-    """How a file that begins so is packed, a key of `UNPACKERS`; None for one that is not."""
+    """The compression of a file with this begin, a key of `UNPACKERS`; None if it is not compressed."""
     return _COMPRESSED.get(kind_of_bytes(head))
 
 
 def peek(path: Path, unpacker: Unpacker) -> bytes:
-    """The first bytes of the unpacked content, at most `HEAD_BYTES`; none where the file is damaged."""
+    """The first bytes of the unpacked content, at most `HEAD_BYTES`; none if the file is damaged."""
     with path.open("rb") as packed, suppress(*_damage_errors()):
         return unpacker(packed).read(HEAD_BYTES)
     return b""
 
 
 def content_head(path: Path) -> bytes:
-    """The first bytes of the content, unpacked where it is compressed; errors as of `head_of`."""
+    """The first bytes of the content, unpacked if it is compressed; errors as of `head_of`."""
     head = head_of(path)
     return head if (name := compression_of(head)) is None else peek(path, UNPACKERS[name])
 
 
 @contextmanager
 def plain(path: Path, progress: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
-    """The file itself, or where it is compressed a temporary one with its content; errors as of `unpacked`."""
+    """The file itself, or a temporary file with its unpacked content; errors as of `unpacked`."""
     if (name := compression_of(head_of(path))) is None:
         yield path
         return

@@ -1,8 +1,8 @@
 """Published tables of results, CSV or JSON, as measurements without samples (docs/reference/published-tables.md).
 
-One row a cell. Columns that are not listed here are settings. A unit is part of a column's name, and
-multiply-accumulates (MACs) are not floating-point operations (FLOPs), of which each has two: a column that does not say
-which of the two it counts is refused.
+One row per cell. Columns that are not listed here are settings. A unit is part of a column's name, and
+multiply-accumulates (MACs) are not floating-point operations (FLOPs), of which each has two: a column that does not
+state which of the two it counts is refused.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ PUBLISHED_SCHEMA_NAME: Final = "warplens.published/1"
 _PREFIXES: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 _LATENCY: Final = re.compile(r"latency_(s|ms|us|ns)")
-_WORK: Final = re.compile(r"([kmgt]?)(macs|flops)(_per_item)?")
+_ARITHMETIC: Final = re.compile(r"([kmgt]?)(macs|flops)(_per_item)?")
 
-#: Columns that speak of arithmetic without saying what they count.
+#: Column names of arithmetic that do not state what they count.
 _AMBIGUOUS: Final = re.compile(r"(?:[kmgt]?f|[kmgt]?ops|gflop|ops|compute|complexity|work|operations)", re.IGNORECASE)
 
 _FACTS: Final = ("throughput_per_s", "items", "unit", "status", "reason")
 _NUMBERS: Final = _FACTS[:2]
 
 #: Texts that stand for no result.
-_NOTHING: Final = {"", "-", "–", "nan", "n/a", "na", "null", "none"}
+_MISSING: Final = {"", "-", "–", "nan", "n/a", "na", "null", "none"}
 _OUT_OF_MEMORY: Final = {"oom", "out of memory", "out-of-memory"}
 
-#: Greater figures, and times and rates nearer to zero, are misprints; beyond, whole numbers no longer fit 64 bits.
+#: Larger figures, and times and rates nearer to zero, are misprints; larger whole numbers do not fit 64 bits.
 _GREATEST: Final = 10**18
 _LEAST: Final = 1e-9
 
-#: Powers of ten beyond which a text is not taken for a number: it would take all memory to write it out.
-_DIGITS: Final = 300
+#: Largest power of ten of a number in text: writing out a larger one would take all memory.
+_MAX_POWER: Final = 300
 
-#: What separates fields in files that spreadsheets write where the comma is the decimal sign, or by tabs.
+#: Separators of spreadsheets where the comma is the decimal sign, or of tab-separated files.
 _OTHER_SEPARATORS: Final = {";": "semicolons", "\t": "tabs"}
 
-#: Printed figures have three digits or so: two columns that speak of the same agree as far as that.
-_PRINTED: Final = 0.02
+#: Printed figures have about three digits: two columns for the same quantity agree within this tolerance.
+_PRINTED_TOLERANCE: Final = 0.02
 
-#: Characters of a wrong value that a message shows.
-_SHOWN: Final = 40
+#: Characters of an invalid value shown in a message.
+_SHOWN_CHARACTERS: Final = 40
 
-#: Characters of a field: a setting or a number is short.
+#: Longest field, in characters: a setting or a number is short.
 _LONGEST_FIELD: Final = 1_000
 
-#: Titles that an error names, of a table of many.
+#: Number of titles named in an error.
 _SHOWN_TITLES: Final = 8
 
 _ADVICE: Final = "See the columns of a published table in docs/reference/published-tables.md"
@@ -73,8 +73,8 @@ def read_published(path: Path | str) -> Measurements:
     """The measurements in a published table.
 
     Raises:
-        UnreadableInputError: the file is missing or no table, a row lacks what a speed needs, a column does not say
-            what it counts, or two columns contradict each other.
+        UnreadableInputError: the file is missing or not a table, a row lacks a speed, a column does not state what it
+            counts, or two columns contradict each other.
     """
     source = Path(path)
     try:
@@ -93,7 +93,7 @@ def read_published(path: Path | str) -> Measurements:
 
 
 def published_of(document: Any, source: Path | str) -> Measurements:
-    """The measurements in a table that was parsed already: rows, however the document nests them."""
+    """The measurements in a parsed table with any nesting of its rows."""
     path = Path(source)
     facts = {name: item for name, item in document.items() if name != "rows"} if isinstance(document, dict) else {}
     schema = facts.pop("schema", PUBLISHED_SCHEMA_NAME)
@@ -112,7 +112,7 @@ def published_of(document: Any, source: Path | str) -> Measurements:
 
 
 def _sweep_parts(sweep: Any) -> list[Any]:
-    """What a table says of its sides."""
+    """The sides stated by a table."""
     if sweep is None:
         return []
     return [sweep[side] for side in ("baseline", "variant") if side in sweep] if isinstance(sweep, dict) else [sweep]
@@ -135,7 +135,7 @@ def _csv_rows(path: Path, text: str) -> tuple[dict[str, str], list[dict[str, Any
         for number, row in enumerate(reader, start=1):
             if None in row or None in row.values():
                 raise UnreadableInputError(path, f"row {number} has not as many fields as the header", _ADVICE)
-            # The library's own limit is one of the process, which the reader of counters has to raise.
+            # The csv module's own limit is global, and the reader of counters raises it.
             if max(map(len, row.values())) > _LONGEST_FIELD:
                 raise UnreadableInputError(
                     path, f"it is not valid CSV of results (a field of row {number} is huge)", _ADVICE
@@ -147,7 +147,7 @@ def _csv_rows(path: Path, text: str) -> tuple[dict[str, str], list[dict[str, Any
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
-    """Refuse a header in which two columns have one name, one has none, or that commas do not separate."""
+    """Refuse a header with duplicate or empty names, or with other separators than commas."""
     if len(names) == 1 and (found := [word for sign, word in _OTHER_SEPARATORS.items() if sign in names[0]]):
         raise UnreadableInputError(
             path, f"{found[0]} separate its columns", "Save it with commas between columns, and points in numbers"
@@ -164,7 +164,7 @@ def _value(text: str) -> Any:
         number = Decimal(text)
     except InvalidOperation:
         return text
-    if not number.is_finite() or abs(number.adjusted()) > _DIGITS:
+    if not number.is_finite() or abs(number.adjusted()) > _MAX_POWER:
         return text
     return int(number) if number == number.to_integral_value() and "." not in text else float(number)
 
@@ -176,20 +176,20 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
     rows = [{column: row[old] for old, column in reading.columns.items() if column and old in row} for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
     settings = [name for name in names if not _is_figure(name)]
-    if vague := [name for name in settings if _AMBIGUOUS.fullmatch(name)]:
+    if ambiguous := [name for name in settings if _AMBIGUOUS.fullmatch(name)]:
         raise UnreadableInputError(
             path,
-            f"the column {vague[0]!r} does not say whether it counts MACs or FLOPs (one MAC is two FLOPs)",
+            f"the column {ambiguous[0]!r} does not say whether it counts MACs or FLOPs (one MAC is two FLOPs)",
             "Name it gmacs_per_item or gflops_per_item, after what was counted",
         )
-    if taken := [name for name in settings if name in CELLS.names]:
-        raise UnreadableInputError(path, f"a setting cannot be named {taken[0]!r}, which is a figure here", _ADVICE)
+    if reserved := [name for name in settings if name in CELLS.names]:
+        raise UnreadableInputError(path, f"a setting cannot be named {reserved[0]!r}, which is a figure here", _ADVICE)
     if not any(name == "throughput_per_s" or _LATENCY.fullmatch(name) for name in names):
         found = ", ".join(names[:_SHOWN_TITLES]) + (", …" if len(names) > _SHOWN_TITLES else "")
         what = f"no column is a throughput_per_s or a latency_ms, with a row a side and point; there are: {found}"
         raise UnreadableInputError(path, what, _ADVICE)
     records = [_record(path, number, row) for number, row in enumerate(rows, start=1)]
-    chosen = pl.DataFrame({name: _column(name, [row.get(name) for row in rows]) for name in settings})
+    setting_columns = pl.DataFrame({name: _column(name, [row.get(name) for row in rows]) for name in settings})
     figures = pl.DataFrame(records, schema=CELLS.schema, orient="row")
     device = facts.get("device")
     return Measurements(
@@ -204,7 +204,7 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
             **({"read_as": list(reading.notes)} if reading.notes else {}),
         },
         settings=tuple(settings),
-        cells=pl.concat((chosen, figures), how="horizontal") if settings else figures,
+        cells=pl.concat((setting_columns, figures), how="horizontal") if settings else figures,
         details=({},) * len(rows),
         phases=CELL_PHASES.empty(),
         samples=SAMPLES.empty(),
@@ -213,7 +213,7 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
 
 
 def _column(name: str, values: list[Any]) -> pl.Series:
-    """Numbers of mixed kinds become floats, and numbers among texts texts."""
+    """A column of settings; mixed numbers become floats, and numbers among texts become texts."""
     plain = [",".join(map(str, item)) if isinstance(item, list) else item for item in values]
     kinds = {isinstance(item, bool) for item in plain if item is not None}
     beyond = any(isinstance(item, int) and abs(item) >= _GREATEST for item in plain)
@@ -225,7 +225,7 @@ def _column(name: str, values: list[Any]) -> pl.Series:
 
 
 def _is_figure(name: str, facts: Sequence[str] = _FACTS) -> bool:
-    return name in facts or bool(_LATENCY.fullmatch(name) or _WORK.fullmatch(name))
+    return name in facts or bool(_LATENCY.fullmatch(name) or _ARITHMETIC.fullmatch(name))
 
 
 def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,43 +246,43 @@ def _record(path: Path, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
     )
     if status != "measured":
         return record
-    given = {
+    figures = {
         name: _figure(refuse, name, row[name])
         for name in row
-        if _is_figure(name, _NUMBERS) and not _is_nothing(row[name])
+        if _is_figure(name, _NUMBERS) and not _is_missing(row[name])
     }
-    per_second = given.get("throughput_per_s")
-    times = {name: given[name] * UNITS_NS[match[1]] for name in given if (match := _LATENCY.fullmatch(name))}
-    least = min([*times.values(), *([per_second] if per_second is not None else [])], default=_LEAST)
-    if least <= 0:
+    per_second = figures.get("throughput_per_s")
+    times = {name: figures[name] * UNITS_NS[match[1]] for name in figures if (match := _LATENCY.fullmatch(name))}
+    smallest = min([*times.values(), *([per_second] if per_second is not None else [])], default=_LEAST)
+    if smallest <= 0:
         raise refuse("a time or a rate is not above zero")
-    if least < _LEAST:
+    if smallest < _LEAST:
         raise refuse("a time or a rate is so close to zero that it must be a misprint")
     if per_second is None and not times:
         raise refuse("it has neither a throughput nor a latency; say why in a column `status`")
     if per_second is not None and record["items"] is None:
         raise refuse("a throughput needs the items of a step, in a column `items` or `batch`")
-    spent = next(iter(times.values()), None)
+    latency_ns = next(iter(times.values()), None)
     if per_second is not None:
         from_rate = record["items"] * 1e9 / per_second
-        if spent is not None and not math.isclose(spent, from_rate, rel_tol=_PRINTED):
+        if latency_ns is not None and not math.isclose(latency_ns, from_rate, rel_tol=_PRINTED_TOLERANCE):
             raise refuse(
-                f"throughput × latency is {per_second * spent / 1e9:.3g}, but a step has {record['items']} items"
+                f"throughput × latency is {per_second * latency_ns / 1e9:.3g}, but a step has {record['items']} items"
             )
-        spent = from_rate if spent is None else spent
-    record |= {"latency_ns": spent, "throughput_per_s": per_second}
-    return record | _work(refuse, given, record)
+        latency_ns = from_rate if latency_ns is None else latency_ns
+    record |= {"latency_ns": latency_ns, "throughput_per_s": per_second}
+    return record | _work(refuse, figures, record)
 
 
-def _is_nothing(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and value.lower() in _NOTHING)
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.lower() in _MISSING)
 
 
 def _figure(refuse: Any, name: str, value: Any) -> float:
-    """A figure that is one; a text in its place (`2.5 ms`, `1,234`) would otherwise be lost without a word."""
+    """The figure as a number; a text in its place (`2.5 ms`, `1,234`) would otherwise be lost silently."""
     number = _number(value)
     if number is None:
-        raise refuse(f"its {name} is {str(value)[:_SHOWN]!r}, which is not a number")
+        raise refuse(f"its {name} is {str(value)[:_SHOWN_CHARACTERS]!r}, which is not a number")
     if abs(number) >= _GREATEST:
         raise refuse(f"its {name} is {number:g}, which is too much to be one")
     if number < 0:
@@ -303,41 +303,41 @@ def _number(value: Any) -> float | None:
     return float(value)
 
 
-def _work(refuse: Any, given: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, Any]:
-    """MACs and FLOPs of a step, each only as the table states it; FLOPs of stated MACs are twice as many."""
-    found: dict[str, int] = {}
-    for name, value in given.items():
-        match = _WORK.fullmatch(name)
+def _work(refuse: Any, figures: Mapping[str, float], record: Mapping[str, Any]) -> dict[str, Any]:
+    """MACs and FLOPs of a step as the table states them; without FLOPs, they are twice the MACs."""
+    operations: dict[str, int] = {}
+    for name, value in figures.items():
+        match = _ARITHMETIC.fullmatch(name)
         if match is None:
             continue
         if match[3] and record["items"] is None:
             raise refuse(f"{name} needs the items of a step, in a column `items` or `batch`")
-        if match[2] in found:
+        if match[2] in operations:
             raise refuse(f"it states its {match[2]} twice")
-        # 17.57 × 10⁹ in decimal: in binary it would be 17569999999.999998.
-        found[match[2]] = round(Decimal(str(value)) * _PREFIXES[match[1]] * (record["items"] if match[3] else 1))
+        # Decimal, because 17.57 × 10⁹ in binary would be 17569999999.999998.
+        operations[match[2]] = round(Decimal(str(value)) * _PREFIXES[match[1]] * (record["items"] if match[3] else 1))
         # FLOPs are twice the MACs, and both are 64-bit integers.
-        if found[match[2]] > 4 * _GREATEST:
-            raise refuse(f"{name} makes {found[match[2]]:g} operations a step, which is too much to be one")
-    macs, flops = found.get("macs"), found.get("flops")
+        if operations[match[2]] > 4 * _GREATEST:
+            raise refuse(f"{name} makes {operations[match[2]]:g} operations a step, which is too much to be one")
+    macs, flops = operations.get("macs"), operations.get("flops")
     doubts = []
-    if macs and flops and not math.isclose(flops, 2 * macs, rel_tol=_PRINTED):
+    if macs and flops and not math.isclose(flops, 2 * macs, rel_tol=_PRINTED_TOLERANCE):
         doubts.append(f"the table's FLOPs are {flops / macs:.3g} times its MACs; two are by definition")
-    spent = record["latency_ns"]
+    latency_ns = record["latency_ns"]
     flops = 2 * macs if macs is not None and flops is None else flops
     return {
         "macs": macs,
         "flops": flops,
-        "flops_per_s": flops * 1e9 / spent if flops is not None and spent else None,
+        "flops_per_s": flops * 1e9 / latency_ns if flops is not None and latency_ns else None,
         "doubts": doubts,
     }
 
 
 def read_sweep(path: Path | str) -> Measurements:
-    """Measurements, whichever of the two kinds of file they stand in.
+    """Measurements from a measurements file or a published table.
 
     Raises:
-        UnreadableInputError: it is neither, or one that cannot be read.
+        UnreadableInputError: it is neither, or cannot be read.
     """
     source = Path(path)
     if source.is_dir():

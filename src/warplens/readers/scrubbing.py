@@ -1,4 +1,4 @@
-"""What a reader says of a copy that it made for sharing, and the search of the finished copy for what identifies."""
+"""A reader's report of a scrubbed copy, and the search of the finished copy for identifying texts."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from typing import Final
 from warplens.errors import UnreadableInputError, WarplensError
 from warplens.secrets import ADDRESSES, FORBIDDEN, Cleaner, Secrets
 
-#: Shorter than this, a value is found by chance in a large file.
+#: A shorter value occurs by chance in a large file.
 _SHORTEST_RAW: Final = 6
 
 
 class ScrubError(WarplensError):
-    """The copy still held something that it must not, or lacked something that it must; it was discarded."""
+    """The copy still held identifying texts, or lacked data; it was discarded."""
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What one format's module left out or rewrote, in counts."""
+    """Counts of removed and rewritten content of one format."""
 
-    #: what was left out whole (tables of an export, members of a trace, messages of a report, columns of a table of
-    #: text), with the rows or values in it
+    #: removed entirely (tables of an export, members of a trace, messages of a report, columns of a text table), with
+    #: the number of rows or values
     tables: dict[str, int]
-    rows: dict[str, int]  #: what came along without some of its rows or values, with their number
-    texts: dict[str, int]  #: for each place how many different texts were rewritten
-    searched: int  #: names and values of the original that the copy was searched for
-    words: tuple[str, str]  #: what `tables` and `rows` are called in this format
-    kinds: dict[str, int] = field(default_factory=dict)  #: how many of the rewritten texts hold what, `Cleaner.kinds`
+    rows: dict[str, int]  #: kept without some of its rows or values, with their number
+    texts: dict[str, int]  #: number of distinct rewritten texts by place
+    searched: int  #: number of names and values of the original that the copy was searched for
+    words: tuple[str, str]  #: names of `tables` and `rows` for this format
+    kinds: dict[str, int] = field(default_factory=dict)  #: number of rewritten texts by reason, `Cleaner.kinds`
 
     @classmethod
     def of(cls, cleaner: Cleaner, words: tuple[str, str], tables: dict[str, int], rows: dict[str, int]) -> Removed:
-        """What was left out, and what the cleaner rewrote."""
+        """The removed content, with the counts of the cleaner."""
         texts, searched = cleaner.rewritten(), len(cleaner.secrets.all)
         return cls(dict(tables), dict(rows), texts, searched, words, cleaner.kinds())
 
 
 def refuse_remains(texts: bytes, secrets: Secrets, source: Path) -> None:
-    """Searches texts that were rewritten, or a whole copy of texts.
+    """Search rewritten texts, or a whole copy that is text.
 
     Raises:
-        ScrubError: a path of a home folder, an address, a name or an identifying value stands in them.
+        ScrubError: they contain a path of a home folder, an address, a name or an identifying value.
     """
     if FORBIDDEN.search(texts) or ADDRESSES.search(texts) or (secrets.pattern and secrets.pattern.search(texts)):
-        raise _left(source, "a name, an address or an identifying value")
+        raise _remains_error(source, "a name, an address or an identifying value")
 
 
 def search_copy(
     copy: Path, secrets: Secrets, source: Path, rewritten: Iterable[bytes], texts: Iterable[bytes], what: str
 ) -> None:
-    """Searches the finished copy: its rewritten texts for what was to be rewritten, its raw bytes for everything.
+    """Search the finished copy: its rewritten texts for names and addresses, its raw bytes for all secrets.
 
-    A word that also stands in a text that came along, as a part of the name of a function, say, is there by chance.
+    A word that is also part of a kept text, such as the name of a function, is there by chance.
 
     Args:
-        secrets: what it must not hold.
+        secrets: texts that it must not contain.
         source: the original, for the error.
         rewritten: texts of the copy that people wrote.
-        texts: all texts that came along.
-        what: the other values that are searched for, in words.
+        texts: all kept texts.
+        what: description of the other values searched for.
 
     Raises:
         ScrubError: something was found.
@@ -72,16 +72,16 @@ def search_copy(
         )
     joined = b"\0".join(rewritten)
     if (secrets.pattern and secrets.pattern.search(joined)) or ADDRESSES.search(joined):
-        raise _left(source, "a name, an address or an identifying value")
-    everything = b"\0".join(texts)
+        raise _remains_error(source, "a name, an address or an identifying value")
+    kept_texts = b"\0".join(texts)
     with copy.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
         if FORBIDDEN.search(raw):
-            raise _left(source, "the path of a home folder")
+            raise _remains_error(source, "the path of a home folder")
         for value in secrets.all:
-            is_word = len(value) >= _SHORTEST_RAW and not value.isdigit()  # a number stands elsewhere by chance
-            if is_word and value not in everything and raw.find(value) >= 0:
-                raise _left(source, what)
+            is_searchable = len(value) >= _SHORTEST_RAW and not value.isdigit()  # a number occurs elsewhere by chance
+            if is_searchable and value not in kept_texts and raw.find(value) >= 0:
+                raise _remains_error(source, what)
 
 
-def _left(source: Path, what: str) -> ScrubError:
+def _remains_error(source: Path, what: str) -> ScrubError:
     return ScrubError(f"{source.name}: {what} was still in the copy, which was discarded. Please report this")

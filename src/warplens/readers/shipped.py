@@ -1,4 +1,4 @@
-"""Profiles that come with Warplens: `demo:NAME` stands for one of them wherever a path is taken."""
+"""Profiles shipped with Warplens: `demo:NAME` stands for one of them wherever a path is accepted."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 
 from warplens.errors import UsageError
 
-#: What a path begins with that names a profile of this installation.
+#: Prefix of paths to shipped profiles.
 PREFIX: Final = "demo:"
 
-#: Folders of the package's data whose files have short names; files of others are named with their folder.
+#: Folders of the package's data whose files can be named alone; a later duplicate is named with its folder.
 _FOLDERS: Final = ("captures", "counters", "measurements", "policies")
 
 _NOT_PROFILES: Final = ("INDEX.json",)
 
-#: Endings that say how a file is stored and not what it is of; `run.json.gz` becomes `run`.
+#: Suffixes of formats and compression; `run.json.gz` becomes `run`.
 _STORED_AS: Final = (
     ".gz", ".xz", ".zst", ".sqlite", ".nsys-rep", ".qdrep", ".json", ".ncu-rep", ".ncu-repz", ".csv",
 )  # fmt: skip
@@ -31,25 +31,25 @@ def stem(name: str) -> str:
 
 @cache
 def shipped() -> dict[str, Path]:
-    """The files that come with Warplens by the names that stand behind `demo:`, profiles first.
+    """The shipped files by the name after `demo:`, profiles first.
 
     Where two files have one name, the later folder's is named with its folder (`policies/token_reduction`).
     """
     data = Path(__file__).parents[1] / "data"
-    found: dict[str, Path] = {}
+    profiles: dict[str, Path] = {}
     for folder in _FOLDERS:
         for path in sorted((data / folder).glob("*.*")):
             if path.name not in _NOT_PROFILES:
                 name = stem(path.name)
-                found[f"{folder}/{name}" if name in found else name] = path
-    return found
+                profiles[f"{folder}/{name}" if name in profiles else name] = path
+    return profiles
 
 
 def located(path: Path | str) -> Path:
-    """The path itself, or where it is `demo:NAME` that of the file which comes with Warplens.
+    """The path itself, or for `demo:NAME` the path of the shipped file.
 
     Raises:
-        UsageError: nothing of that name comes with Warplens; the message names the closest.
+        UsageError: there is no shipped file of that name; the message names the closest.
     """
     text = str(path)
     if not text.startswith(PREFIX):

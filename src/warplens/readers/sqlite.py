@@ -1,11 +1,11 @@
 """An SQLite file, read in place and never changed: checked for completeness, then its columns as Polars frames.
 
-Large columns come through Apache Arrow's ADBC driver, several connections at a time, each with its own range of rows;
-small look-ups through Python's `sqlite3`. Measured with 1 M kernel rows × 18 columns on 2 cores: ADBC on one, two and
-three connections 1.06, 0.47 and 0.53 s; connectorx on one and two 0.90 and 0.55 s (but it wants pyarrow, 50 MB more
-memory, and knows no `immutable`); `sqlite3` with fetchall 4.4 s. Walking the rows alone takes SQLite 0.02 s and two
-columns 0.07 s: nearly all the time is spent value by value, in SQLite's decoding and the driver's appending, so the
-number of columns that are asked for is what counts. Batches of 1 k to 64 k rows differ by less than 10 %.
+Large columns are read with Apache Arrow's ADBC driver, several connections at a time, each with its own range of rows;
+small look-ups with Python's `sqlite3`. Measured with 1 M kernel rows × 18 columns on 2 cores: ADBC on one, two and
+three connections 1.06, 0.47 and 0.53 s; connectorx on one and two 0.90 and 0.55 s (but it needs pyarrow, 50 MB more
+memory, and does not support `immutable`); `sqlite3` with fetchall 4.4 s. Walking the rows alone takes SQLite 0.02 s and
+two columns 0.07 s: nearly all the time is spent per value, in SQLite's decoding and the driver's appending, so the
+number of requested columns determines the time. Batches of 1 k to 64 k rows differ by less than 10 %.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from warplens.errors import UnreadableInputError
 from warplens.readers.opening import EXPORT_ADVICE
 from warplens.readers.sqlite_rows import Stored, stored, whole_numbers
 
-#: Rows that one connection reads at a time: small enough that two of them in 64-bit columns stay below 100 MB,
-#: large enough that opening a connection (1 ms, it parses the schema) does not show.
+#: Rows per read of one connection: small enough that two of them in 64-bit columns stay below 100 MB, large enough that
+#: opening a connection (1 ms, it parses the schema) does not matter.
 ROWS_PER_PART = 250_000
 
 #: Rows of one Arrow batch; see the measurement above.
@@ -40,22 +40,22 @@ _BATCH_ROWS = 65_536
 #: More threads than this only wait for each other on SQLite's allocator.
 _MAX_WORKERS = 8
 
-#: Up to this size SQLite checks all pages of a file before anything is read of it: 3 ms for each MB. Of larger ones,
-#: of which that would take some 5 % of a report, the numbers of the rows are looked at, and only tables in which these
-#: have gaps are checked: no export has any in a table of events.
+#: Up to this size SQLite checks all pages of a file before it is read: 3 ms per MB. For larger files, where that would
+#: take some 5 % of a report, the row numbers are checked, and only tables with gaps in them are checked by SQLite:
+#: exports have none in tables of events.
 _CHECKED_BYTES = 2**23
 
 _HEADER_BYTES = 100
 
-#: What SQLite says where the system is at fault, and what is to be done.
-_OF_THE_SYSTEM = {
+#: Messages of SQLite for errors of the system: problem and advice.
+_SYSTEM_ERRORS = {
     "database or disk is full": ("the disk is full", "Free some space, or write to another disk"),
     "disk I/O error": ("the system cannot read it, or cannot write the result", "Check the free disk space"),
     "unable to open": ("too many files are open", "Allow more open files (ulimit -n), and read access to it"),
     "out of memory": ("there is not enough memory for it", "Use a machine with more"),
 }
 
-#: In a row of `PRAGMA table_xinfo` the place that says whether a column is computed, and what stands there if so.
+#: Position in a row of `PRAGMA table_xinfo` that marks computed columns, and its values for them.
 _HIDDEN, _COMPUTED = 6, (2, 3)
 
 #: https://www.sqlite.org/lang_createtable.html#rowid
@@ -63,34 +63,34 @@ _ROW_NUMBERS = ("rowid", "_rowid_", "oid")
 
 _LACKS_COLUMN = "no such column: "
 
-#: SQLITE_MAX_PATHNAME, as all builds have it, less what SQLite puts behind the name.
+#: SQLITE_MAX_PATHNAME of all builds, less the suffixes that SQLite appends to the name.
 _LONGEST_PATH = 500
 
 
 def quoted(identifier: str) -> str:
-    """The identifier for use in SQL; `end` is a keyword, and names come from the file."""
+    """The identifier quoted for SQL; `end` is a keyword, and names come from the file."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
 def worker_count() -> int:
-    """How many connections read at the same time."""
+    """Number of connections that read at the same time."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(_MAX_WORKERS, available))
 
 
 def looks_like_nsys(tables: Mapping[str, object]) -> bool:
-    """Whether these are the tables of an Nsight Systems export, however little it recorded: strings, and one other."""
+    """Whether these are the tables of an Nsight Systems export: strings, and at least one other."""
     marks = ("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", "OSRT_API")
     return "StringIds" in tables and any(name.startswith(marks) for name in tables)
 
 
 class Part(NamedTuple):
-    """Some of a table's rows: the condition that selects them, and how many there are at most."""
+    """Some rows of a table: the condition that selects them, and their maximum number."""
 
     condition: str
     capacity: int
-    first: int = 0  # rowid of the first row, where they have no gaps
-    numbered: bool = False  # whether rowids tell the part: as many as there are from `first` on
+    first: int = 0  # rowid of the first row, if there are no gaps
+    numbered: bool = False  # whether rowids define the part: `capacity` of them from `first` on
 
 
 class SqliteFile:
@@ -103,7 +103,7 @@ class SqliteFile:
     def __init__(self, path: Path, known_as: Path | None = None) -> None:
         self.known_as, self._path = known_as or path, path.resolve()
         self._sound: set[str] = set()
-        self._counted: dict[str, bool] = {}  # whether there are as many rows as from the first number to the last
+        self._counted: dict[str, bool] = {}  # by table, whether its row numbers have no gaps
         self._stored: dict[str, tuple[Stored | None, dict[str, int]]] = {}
         self._checking = Lock()
         self._temporary: Path | None = None
@@ -112,7 +112,7 @@ class SqliteFile:
         try:
             self._file = self._recovered(path)
             self._check_header(self._file)
-            self.uri = _uri(self._file)
+            self.uri = f"{self._file.resolve().as_uri()}?mode=ro&immutable=1"
             with self._readable():
                 self._connection = sqlite3.connect(self.uri, uri=True, check_same_thread=False)
                 # Text comes as bytes: exports hold text that is not UTF-8, and NULs.
@@ -133,23 +133,23 @@ class SqliteFile:
             self._refuse_changed()
 
     def _refuse_changed(self) -> None:
-        """Pages that were read at different times do not belong together, and no check of them need show it.
+        """Raise an error if the file changed: pages read at different times do not belong together.
 
         Raises:
-            UnreadableInputError: the file, or a log beside it that was applied, is not what it was at the beginning.
+            UnreadableInputError: the file, or a log beside it that was applied, has changed since it was opened.
         """
         if _state(self._watched) != self._state:
             raise self.unreadable("it was written to while it was read", "Wait until it is complete, and try again")
 
     def close(self) -> None:
-        """Close the file and remove what was made for reading it."""
+        """Close the file and remove temporary files."""
         if hasattr(self, "_connection"):
             self._connection.close()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows of a small query; text comes as bytes."""
+        """The rows of a small query; text is returned as bytes."""
         with self._readable():
             return self._connection.execute(sql).fetchall()
 
@@ -176,15 +176,15 @@ class SqliteFile:
         return first, last
 
     def _count(self, table: str) -> int:
-        """How many rows stand on a table's pages, whatever their numbers."""
+        """The number of rows on a table's pages, regardless of their numbers."""
         ((count,),) = self.rows(f"SELECT count(*) FROM {quoted(table)} NOT INDEXED")  # noqa: S608
         return int(count)
 
     def row_number(self, table: str) -> str:
-        """What the number of a row is called; a column of the same name would stand in its place.
+        """The name of the row number; a column of the same name would hide it.
 
         Raises:
-            UnreadableInputError: the table has columns of all of its names.
+            UnreadableInputError: the table has columns with all of its names.
         """
         columns = {name.lower() for name in self.tables[table]}
         for name in _ROW_NUMBERS:
@@ -193,7 +193,7 @@ class SqliteFile:
         raise self.unreadable(f"its table {table} has columns with all names of the numbers of its rows")
 
     def refuse_damage(self) -> None:
-        """Has SQLite check all pages of a small file: damaged ones may hold fewer or other rows, without an error.
+        """Has SQLite check all pages of a small file: damaged ones may hold fewer or other rows without an error.
 
         Raises:
             UnreadableInputError: it finds damage.
@@ -203,17 +203,17 @@ class SqliteFile:
             self._sound.update(self.tables)
 
     def refuse_damage_in(self, table: str, part: Part, found: int | None = None) -> None:
-        """Looks whether the rows of a part are numbered without gaps; where not, has SQLite check the table's pages.
+        """Check that the rows of a part are numbered without gaps; if not, have SQLite check the table's pages.
 
-        A lost or doubled page, a wrong number of rows, a row that points elsewhere show in the numbers, or as rows
-        beyond the last one. Of 1 M rows that takes 0.07 s, a check of their pages 0.27 s. Safe to call from several
-        threads.
+        A lost or duplicate page, a wrong number of rows, or a row that points elsewhere shows in the numbers, or as
+        rows beyond the last one. For 1 M rows this takes 0.07 s, a check of their pages 0.27 s. Safe to call from
+        several threads.
 
         Args:
             table: its name.
             part: of it.
-            found: how many rows the driver gave, of all in the part. It brings an SQLite of its own, which may see
-                others where a row reaches beyond its page.
+            found: number of rows returned by the driver for the part. It contains its own SQLite, which may see other
+                rows where a row reaches beyond its page.
 
         Raises:
             UnreadableInputError: the check finds damage.
@@ -222,26 +222,26 @@ class SqliteFile:
             return
         number = self.row_number(table)
         query = f"SELECT count(*), total({number} - {part.first}) FROM {quoted(table)} WHERE {part.condition}"  # noqa: S608
-        whole = found in (None, part.capacity) and self.rows(query) == [
+        is_complete = found in (None, part.capacity) and self.rows(query) == [
             (part.capacity, part.capacity * (part.capacity - 1) / 2)
         ]
         with self._checking:
             if table not in self._counted:
                 first, last = self.span(table)
                 self._counted[table] = first is None or last is None or self._count(table) == last - first + 1
-            if table not in self._sound and not (whole and self._counted[table]):
+            if table not in self._sound and not (is_complete and self._counted[table]):
                 self._check_pages(table)
                 self._sound.add(table)
 
     def _check_pages(self, table: str | None) -> None:
-        self.rows("PRAGMA ignore_check_constraints = ON")  # the file's own expressions, which may take forever
+        self.rows("PRAGMA ignore_check_constraints = ON")  # expressions in the file, which may run forever
         if self.rows(f"PRAGMA quick_check({quoted(table) if table else 1})")[:1] != [(b"ok",)]:
             raise self.unreadable("the SQLite database is damaged: its pages contradict each other")
 
     def numbers(self, table: str, columns: Sequence[str], part: Part) -> pl.DataFrame | None:
-        """Columns of a part of a table as `Int64`, straight from its pages; None where SQLite has to read them.
+        """Columns of a part of a table as `Int64`, directly from its pages; None where SQLite must read them.
 
-        Rows of it are numbered without gaps: nothing is left to check. Safe to call from several threads.
+        Its rows are numbered without gaps: nothing else has to be checked. Safe to call from several threads.
         """
         if not part.numbered:
             return None
@@ -250,22 +250,22 @@ class SqliteFile:
                 declared = self.rows(f"PRAGMA table_xinfo({quoted(table)})")
                 name = table.replace("'", "''")
                 ((root,),) = self.rows(f"SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = '{name}'")  # noqa: S608
-                whole = (row for row in declared if b"INT" in row[2].upper() and not row[5])
-                where = stored(self._file, *self._pages, root, len(declared))
+                integers = (row for row in declared if b"INT" in row[2].upper() and not row[5])
+                place_of = stored(self._file, *self._pages, root, len(declared))
                 self._stored[table] = (
-                    where if where is not None and where.spans(*self.span(table)) else None,
-                    {row[1].decode("utf-8", "replace"): row[0] for row in whole},
+                    place_of if place_of is not None and place_of.spans(*self.span(table)) else None,
+                    {row[1].decode("utf-8", "replace"): row[0] for row in integers},
                 )
-        where, places = self._stored[table]
-        if where is None or not all(name in places for name in columns):
+        place_of, places = self._stored[table]
+        if place_of is None or not all(name in places for name in columns):
             return None
-        return whole_numbers(where, {name: places[name] for name in columns}, part.first, part.capacity)
+        return whole_numbers(place_of, {name: places[name] for name in columns}, part.first, part.capacity)
 
     def frame(self, sql: str, texts: Sequence[str] = ()) -> pl.DataFrame:
         """The result of a query as columns: `Int64`, and `Binary` for the columns named in `texts`.
 
-        ADBC takes a column's type from its first batch and integers for a column of nulls, so that a column which turns
-        out to hold anything else is an error of the file. Safe to call from several threads.
+        ADBC takes a column's type from its first batch and integers for a column of nulls, so that a column with any
+        other type is an error of the file. Safe to call from several threads.
         """
         with (
             self._readable(),
@@ -277,7 +277,7 @@ class SqliteFile:
             statement.set_sql_query(sql)
             stream, _ = statement.execute_query()
             frame = pl.DataFrame(stream)
-        if frame.is_empty():  # no batch told the types: a part of NVTX_EVENTS without any range, for one
+        if frame.is_empty():  # no batch, hence no types: for example a part of NVTX_EVENTS without any range
             return pl.DataFrame(schema={name: pl.Binary if name in texts else pl.Int64 for name in frame.columns})
         for name, dtype in frame.schema.items():
             if dtype != (pl.Binary if name in texts else pl.Int64):
@@ -290,14 +290,14 @@ class SqliteFile:
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
-        # The libraries' own messages are not passed on: they quote SQL, and paths, which carry user names.
+        # The libraries' own messages are not shown: they quote SQL, and paths, which contain user names.
         try:
             yield
         except (sqlite3.Error, sqlite3.Warning, adbc.Error, pl.exceptions.PolarsError, UnicodeError) as error:
             raise self.failed(error) from None
 
     def failed(self, error: Exception) -> UnreadableInputError:
-        """What an error of a library means for this file; the file is not always at fault."""
+        """The error for an exception of a library; the file is not always the cause."""
         text = str(error)
         if text.startswith(_LACKS_COLUMN):
             return self.unreadable(f"a table of it has no column {text.removeprefix(_LACKS_COLUMN)}")
@@ -305,16 +305,16 @@ class SqliteFile:
             return self.unreadable("a column holds other values than the whole numbers that belong there")
         if "unable to open" in text and len(os.fsencode(self._path)) > _LONGEST_PATH:
             return self.unreadable("its path is too long for SQLite", "Move it to a folder with a shorter one")
-        for said, (found, advice) in _OF_THE_SYSTEM.items():
-            if said in text:
+        for message, (found, advice) in _SYSTEM_ERRORS.items():
+            if message in text:
                 return self.unreadable(found, advice)
         return self.unreadable("the SQLite database is damaged")
 
     def _read_schema(self) -> dict[str, tuple[str, ...]]:
-        """The file's tables with their columns. Views are left out: no export has any, and one could run forever.
+        """The file's tables with their columns. Views are left out: exports have none, and one could run forever.
 
         Raises:
-            UnreadableInputError: a column is computed, by an expression that a check of the pages would carry out.
+            UnreadableInputError: a column is computed, by an expression that a check of the pages would evaluate.
         """
         names = self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
         tables = {}
@@ -336,13 +336,13 @@ class SqliteFile:
         page_bytes = int.from_bytes(header[16:18], "big")
         page_bytes = 65536 if page_bytes == 1 else page_bytes
         pages = int.from_bytes(header[28:32], "big")
-        counted = pages and header[24:28] == header[92:96]  # else a version before 3.7 wrote last, and kept no count
+        counted = pages and header[24:28] == header[92:96]  # else written by a version before 3.7, without a count
         if counted and size < pages * page_bytes:
             raise self.unreadable(f"the file is cut off: {size:,} of {pages * page_bytes:,} bytes are there")
         self._pages = page_bytes, page_bytes - header[20], pages if counted else size // max(page_bytes, 1)
 
     def _recovered(self, path: Path) -> Path:
-        """`path`, or, where a log or journal with content lies beside it, a copy to which that was applied."""
+        """`path`, or a copy with the log or journal beside it applied."""
         logs = [path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")]
         logs = [log for log in logs if log.is_file() and log.stat().st_size]
         if not logs:
@@ -355,7 +355,7 @@ class SqliteFile:
             for log in logs:
                 shutil.copyfile(log, copy.with_name(copy.name + log.name.removeprefix(path.name)))
             self._refuse_changed()
-            self._watched, self._state = [], []  # from here on the copy is read
+            self._watched, self._state = [], []  # from here on only the copy is read
             with self._readable():
                 connection = sqlite3.connect(copy)
                 try:
@@ -371,7 +371,7 @@ class SqliteFile:
 
 
 def _state(files: Sequence[Path]) -> list[tuple[object, ...]]:
-    """What tells whether files were changed: which they are, their sizes and times, and SQLite's count of changes."""
+    """Data that changes with a file: identity, size, time, and SQLite's change counter."""
     return [_state_of(path) for path in files]
 
 
@@ -382,7 +382,3 @@ def _state_of(path: Path) -> tuple[object, ...]:
             return state.st_ino, state.st_size, state.st_mtime_ns, file.read(_HEADER_BYTES)
     except FileNotFoundError:
         return ()
-
-
-def _uri(path: Path) -> str:
-    return f"{path.resolve().as_uri()}?mode=ro&immutable=1"

@@ -1,11 +1,11 @@
-"""The whole numbers of a table in an SQLite file, decoded from its pages by array operations; and room for its columns.
+"""Whole numbers of a table in an SQLite file, decoded from its pages by array operations; and buffers for its columns.
 
-What SQLite and a driver do value by value is done here for all rows of some pages at once: rows whose values take the
-same bytes have their columns at the same places. Of 1 M kernels and as many API calls that takes 0.4 s of processor
-time where ADBC takes 1.1 s. It reads what exports of Nsight Systems hold, and nothing else: b-tree tables of numbered
-rows, each on one page, with every column stored. Anything other (long rows, real numbers or texts where numbers are
-asked for, added columns, gaps in the numbers of the rows, a page that contradicts itself) is answered with None, and
-left to SQLite. The format: https://www.sqlite.org/fileformat2.html#b_tree_pages.
+SQLite and a driver work value by value; this module processes all rows of several pages at once: rows whose values take
+the same number of bytes have their columns at the same offsets. For 1 M kernels and as many API calls this takes 0.4 s
+of processor time, ADBC 1.1 s. It reads what exports of Nsight Systems hold, and nothing else: b-tree tables of numbered
+rows, each on one page, with every column stored. For anything else (long rows, real numbers or texts where numbers are
+requested, added columns, gaps in the row numbers, a contradictory page) it returns None, and SQLite reads the table.
+The format: https://www.sqlite.org/fileformat2.html#b_tree_pages.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ Bytes = npt.NDArray[np.uint8]
 _LEAF, _INTERIOR = 13, 5
 _LEAF_HEAD, _INTERIOR_HEAD = 8, 12
 
-#: No table is higher: with two children to a page, 2⁴⁰ pages stand below 40 levels.
+#: Maximum height of a table: with two children per page, 40 levels hold 2⁴⁰ pages.
 _MAX_LEVELS = 40
 
-#: Pages decoded at a time: the arrays of some 40,000 rows stay in the processor's cache, and what each kind of row
-#: costs (40 µs) does not show. Measured: 512 to 2,048 pages differ by less than 20 %, 4,096 take 50 % longer.
+#: Pages decoded at a time: the arrays of some 40,000 rows stay in the processor's cache, and the cost per kind of row
+#: (40 µs) does not matter. Measured: 512 to 2,048 pages differ by less than 20 %, 4,096 take 50 % longer.
 _PAGES = 1_024
 
-#: More kinds of rows than this in as many pages are left to SQLite; exports have 2 to 120.
+#: With more kinds of rows than this in these pages SQLite reads them; exports have 2 to 120.
 _MAX_KINDS = 400
 
 _LAST_ROW = 2**63 - 1
 
-#: With more the head of a row is longer than its first byte can say.
+#: With more columns the header of a row is longer than one byte can encode.
 _MAX_COLUMNS = 126
 
-#: SQLite locks a file by bytes of the page at this place, which holds nothing.
+#: Offset of the page whose bytes SQLite uses for file locks; it holds no data.
 _LOCKED_BYTE = 2**30
 
-#: Bytes that a value takes, by its serial type; from 12 on texts and blobs.
+#: Bytes of a value by its serial type; from 12 on texts and blobs.
 _SIZES = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0, *((kind - 12) // 2 for kind in range(12, 128))], np.int64)
 _NULL, _ZERO, _ONE = 0, 8, 9
 
-#: By serial type how a number is read: NumPy's type, bytes that it begins before the value, bits of these.
+#: Reading of a number by its serial type: NumPy's type, bytes before the value at which it begins, bits of these.
 _NUMBERS = {1: (">i1", 0, 0), 2: (">i2", 0, 0), 3: (">i4", 1, 8), 4: (">i4", 0, 0), 5: (">i8", 2, 16), 6: (">i8", 0, 0)}
 
 
@@ -60,24 +60,24 @@ class _OtherwiseStored(Exception):  # noqa: N818 – not an error: SQLite reads 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where the rows of a table stand in a file."""
+    """Location of a table's rows in a file."""
 
     path: Path
     page_bytes: int  #: the size of its pages
-    usable_bytes: int  #: of each page, less what extensions reserve
-    columns: int  #: how many columns each row has
-    leaves: Int64s  #: the pages that hold rows, in the order of the rows
-    last: Int64s  #: by page the highest number that a row on it may have
+    usable_bytes: int  #: bytes of each page, less those reserved by extensions
+    columns: int  #: number of columns
+    leaves: Int64s  #: pages that hold rows, in the order of the rows
+    last: Int64s  #: highest possible row number of each page
 
     def spans(self, first: int | None, last: int | None) -> bool:
-        """Whether rows with these numbers would stand on the first and on the last page: none stands outside."""
+        """Whether rows with these numbers are on the first and the last page, so that no row is outside."""
         if first is None or last is None:
             return False
         return bool(first <= self.last[0]) and (len(self.last) == 1 or bool(last > self.last[-2]))
 
 
 def stored(path: Path, page_bytes: int, usable_bytes: int, pages: int, root: int, columns: int) -> Stored | None:
-    """Where the rows of the table stand whose b-tree begins on page `root`; None where it is not decoded here."""
+    """Location of the rows of the table with b-tree root page `root`; None if it is not decoded here."""
     if columns > _MAX_COLUMNS:
         return None
     try:
@@ -92,11 +92,11 @@ def whole_numbers(table: Stored, places: dict[str, int], first: int, count: int)
     """Columns of the rows numbered `first` to `first + count - 1`, none of them missing, as `Int64`.
 
     Args:
-        places: by name of a column its place in the row.
+        places: position of each column in the row, by name.
         first: number of the first row.
 
     Returns:
-        the rows in their order; None where they are not stored as numbers, without gaps, and as expected.
+        The rows in order; None if they are not stored as numbers, without gaps, and as expected.
     """
     low, high = np.searchsorted(table.last, [first, first + count - 1]).tolist()
     if high >= len(table.leaves):
@@ -130,7 +130,7 @@ def _series(name: str, values: npt.NDArray[Any], nulls: npt.NDArray[np.bool_] | 
 
 
 def _leaves(file: BinaryIO, page_bytes: int, usable: int, root: int, pages: int) -> tuple[Int64s, Int64s]:
-    """The pages with rows, and by page the highest number of a row that may stand on it."""
+    """The pages with rows, and the highest possible row number of each."""
     level, last = np.array([root]), np.array([_LAST_ROW])
     for _ in range(_MAX_LEVELS):
         if len(level) > pages or level.min() < 2 or level.max() > pages:  # page 1 holds the schema
@@ -138,22 +138,22 @@ def _leaves(file: BinaryIO, page_bytes: int, usable: int, root: int, pages: int)
         if (level == _LOCKED_BYTE // page_bytes + 1).any():
             break
         file.seek((int(level[0]) - 1) * page_bytes)
-        if file.read(1) == bytes([_LEAF]):  # all leaves are on one level; each is looked at when it is decoded
+        if file.read(1) == bytes([_LEAF]):  # all leaves are on one level; each is checked when it is decoded
             return level, last
-        below, keys = [], []
+        children_by_page, keys_by_page = [], []
         for page, key in zip(level.tolist(), last.tolist(), strict=True):
             file.seek((page - 1) * page_bytes)
             children, highest = _children(np.frombuffer(file.read(page_bytes), np.uint8), usable)
-            below.append(children)
-            keys.append(np.append(highest, key))
-        level, last = np.concatenate(below), np.concatenate(keys)
+            children_by_page.append(children)
+            keys_by_page.append(np.append(highest, key))
+        level, last = np.concatenate(children_by_page), np.concatenate(keys_by_page)
         if (last[1:] <= last[:-1]).any():
             break
     raise _OtherwiseStored
 
 
 def _children(page: Bytes, usable: int) -> tuple[Int64s, Int64s]:
-    """The pages below an interior page, and by page, but for the last, the highest number of a row below it."""
+    """The pages below an interior page, and for each but the last the highest row number below it."""
     if len(page) < usable or page[0] != _INTERIOR:
         raise _OtherwiseStored
     count = int(page[3]) << 8 | int(page[4])
@@ -170,32 +170,33 @@ def _children(page: Bytes, usable: int) -> tuple[Int64s, Int64s]:
 
 
 def _varints(data: Bytes, at: Int64s) -> tuple[Int64s, Int64s]:
-    """Numbers in SQLite's variable length, and where each ends. Nine bytes, which only negative ones take, are none."""
+    """Numbers in SQLite's variable length, and their ends. Numbers of nine bytes, all negative, are not decoded."""
     byte = data[at]
     value, at = (byte & 127).astype(np.int64), at + 1
     for _ in range(7):
-        going = byte >= 128  # the bit that says that another byte follows
-        if not going.any():
+        continues = byte >= 128  # this bit marks that another byte follows
+        if not continues.any():
             return value, at
-        byte = np.where(going, data[at], 0).astype(np.uint8)
-        value = np.where(going, value << 7 | (byte & 127), value)
-        at = at + going
+        byte = np.where(continues, data[at], 0).astype(np.uint8)
+        value = np.where(continues, value << 7 | (byte & 127), value)
+        at = at + continues
     if (byte >= 128).any():
         raise _OtherwiseStored
     return value, at
 
 
 class _Pages:
-    """Some leaves of a table: where their rows begin, and how long they are.
+    """Some leaves of a table: begins and lengths of their rows.
 
     Attributes:
-        rows: the numbers of the rows, ascending without gaps.
+        rows: row numbers, ascending without gaps.
     """
 
     def __init__(self, table: Stored, file: BinaryIO, begin: int, end: int) -> None:
         size, usable, leaves = table.page_bytes, table.usable_bytes, table.leaves[begin:end]
         self._head, self._words = table.columns + 1, -(-(table.columns + 1) // 8)
-        # Room on both sides, so that a value can be read as part of a wider one, and a head as whole words, anywhere.
+        # Padding on both sides, so that a value can be read as part of a wider one, and a header as whole words,
+        # anywhere.
         self._data = data = np.zeros(8 + len(leaves) * size + 8 * self._words, np.uint8)
         runs = [0, *(np.flatnonzero(np.diff(leaves) != 1) + 1).tolist(), len(leaves)]
         for first, after in pairwise(runs):
@@ -211,17 +212,17 @@ class _Pages:
         place = np.arange(len(page)) - np.repeat(np.cumsum(counts) - counts, counts)
         pointers = page + _LEAF_HEAD + 2 * place
         cells = data[pointers].astype(np.int64) << 8 | data[pointers + 1]
-        # A row takes at least four bytes: its length, its number, the length of its head, the type of a value.
+        # A row takes at least four bytes: its length, its number, the length of its header, the type of a value.
         if (cells < _LEAF_HEAD).any() or (cells > usable - 4).any():
             raise _OtherwiseStored
         self._bytes, at = _varints(data, page + cells)
         self.rows, self._starts = _varints(data, at)
-        # usable - 35: what is longer continues on other pages.
+        # usable - 35: a longer row continues on other pages.
         if (self._bytes > usable - 35).any() or (self._starts + self._bytes > page + usable).any():
             raise _OtherwiseStored
         if (self.rows[1:] - self.rows[:-1] != 1).any() or (data[self._starts] != self._head).any():
             raise _OtherwiseStored
-        # A page that stands in place of another holds rows that the pages above say are elsewhere.
+        # A misplaced page holds rows that belong elsewhere by the pages above.
         highest = self.rows[np.cumsum(counts) - 1]
         if (highest > table.last[begin:end]).any() or (begin and self.rows[0] <= table.last[begin - 1]):
             raise _OtherwiseStored
@@ -229,7 +230,7 @@ class _Pages:
             raise _OtherwiseStored
 
     def between(self, first: int, end: int) -> slice:
-        """Where the rows with numbers from `first` to before `end` stand."""
+        """Positions of the rows with numbers from `first` to before `end`."""
         return slice(*np.searchsorted(self.rows, [first, end]).tolist())
 
     def decode(
@@ -240,29 +241,29 @@ class _Pages:
         values: dict[str, Int64s],
         nulls: dict[str, npt.NDArray[np.bool_]],
     ) -> None:
-        """Write the columns of these rows into `values`, from `into` on, and mark those without a value in `nulls`."""
+        """Write the columns of these rows into `values`, from `into` on, and mark nulls in `nulls`."""
         starts, lengths = self._starts[rows], self._bytes[rows]
         words = self._heads(starts)
-        for of_kind in _alike(words):
-            which = slice(None) if len(of_kind) == len(starts) else of_kind
-            one = words[:, of_kind[0]]
-            if any((word[which] != same).any() for word, same in zip(words, one, strict=True)):
+        for of_kind in _rows_by_header(words):
+            selection = slice(None) if len(of_kind) == len(starts) else of_kind
+            header = words[:, of_kind[0]]
+            if any((word[selection] != expected).any() for word, expected in zip(words, header, strict=True)):
                 raise _OtherwiseStored
-            kinds = np.frombuffer(one.tobytes(), np.uint8)[1 : self._head]
+            kinds = np.frombuffer(header.tobytes(), np.uint8)[1 : self._head]
             if (kinds >= len(_SIZES)).any():
                 raise _OtherwiseStored
             ends = self._head + np.cumsum(_SIZES[kinds])
-            if (lengths[which] != ends[-1]).any():
+            if (lengths[selection] != ends[-1]).any():
                 raise _OtherwiseStored
-            at: Any = slice(into, into + len(starts)) if isinstance(which, slice) else of_kind + into
-            self._put(starts[which], kinds, ends - _SIZES[kinds], places, at, values, nulls)
+            target: Any = slice(into, into + len(starts)) if isinstance(selection, slice) else of_kind + into
+            self._put(starts[selection], kinds, ends - _SIZES[kinds], places, target, values, nulls)
 
     def _heads(self, starts: Int64s) -> npt.NDArray[np.uint64]:
-        """The types of each row's values, eight to a word, as an array of words by rows."""
+        """The types of each row's values, eight per word, as an array of words by rows."""
         words = self._words
         anywhere = np.ndarray(len(self._data) - 8 * words + 1, f"V{8 * words}", self._data, strides=(1,))
         heads = np.ascontiguousarray(anywhere[starts].view("<u8").reshape(-1, words).T)
-        heads[-1] &= np.uint64(2 ** (8 * (self._head - 8 * (words - 1))) - 1)  # less what follows the head
+        heads[-1] &= np.uint64(2 ** (8 * (self._head - 8 * (words - 1))) - 1)  # without the bytes after the header
         return heads
 
     def _put(
@@ -275,13 +276,13 @@ class _Pages:
         values: dict[str, Int64s],
         nulls: dict[str, npt.NDArray[np.bool_]],
     ) -> None:
-        """Write the columns of rows whose values take the same bytes."""
+        """Write the columns of rows with equal value sizes."""
         numbers: dict[str, tuple[str, int, int]] = {}
         for name, place in places.items():
             kind = int(kinds[place])
             if kind in _NUMBERS:
-                written, before, bits = _NUMBERS[kind]
-                numbers[name] = written, int(offsets[place]) - before, bits
+                number_type, before, bits = _NUMBERS[kind]
+                numbers[name] = number_type, int(offsets[place]) - before, bits
             elif kind in (_ZERO, _ONE, _NULL):
                 values[name][at] = int(kind == _ONE)
                 if kind == _NULL:
@@ -290,18 +291,18 @@ class _Pages:
                 raise _OtherwiseStored
         if not numbers:
             return
-        low = min(offset for _, offset, _ in numbers.values())
-        width = max(offset + int(written[-1]) for written, offset, _ in numbers.values()) - low
+        first_offset = min(offset for _, offset, _ in numbers.values())
+        width = max(offset + int(number_type[-1]) for number_type, offset, _ in numbers.values()) - first_offset
         fields = {
             "names": list(numbers),
-            "formats": [written for written, _, _ in numbers.values()],
-            "offsets": [offset - low for _, offset, _ in numbers.values()],
+            "formats": [number_type for number_type, _, _ in numbers.values()],
+            "offsets": [offset - first_offset for _, offset, _ in numbers.values()],
             "itemsize": width,
         }
         anywhere = np.ndarray(len(self._data) - width + 1, f"V{width}", self._data, strides=(1,))
-        found = anywhere[starts + low].view(np.dtype(fields))  # type: ignore[call-overload]
+        fields_at = anywhere[starts + first_offset].view(np.dtype(fields))  # type: ignore[call-overload]
         for name, (_, _, bits) in numbers.items():
-            column = found[name]
+            column = fields_at[name]
             if bits:
                 column = column.astype(column.dtype.newbyteorder("="))
                 column <<= bits
@@ -309,8 +310,8 @@ class _Pages:
             values[name][at] = column
 
 
-def _alike(words: npt.NDArray[np.uint64]) -> list[Int64s]:
-    """Rows by equal words, as their places; by a sum of the words, so that who asks must look whether it holds."""
+def _rows_by_header(words: npt.NDArray[np.uint64]) -> list[Int64s]:
+    """Rows grouped by equal words, by a hash of the words; the caller must verify the equality."""
     if (words == words[:, :1]).all():
         return [np.arange(words.shape[1])] if words.shape[1] else []
     odd = np.uint64(0x9E3779B97F4A7C15)
@@ -318,7 +319,7 @@ def _alike(words: npt.NDArray[np.uint64]) -> list[Int64s]:
     for word in words:
         total = (total ^ word) * odd
         total ^= total >> np.uint64(29)
-    # By 16 bits of it, for which sorting is counting. Two kinds that agree in these stand mixed, mostly as few parts.
+    # By 16 bits of it, which can be sorted by counting. Two kinds with equal bits are mixed, mostly in few runs.
     order = np.argsort((total >> np.uint64(48)).astype(np.uint16), kind="stable")
     ordered = total[order]
     if (cuts := np.count_nonzero(ordered[1:] != ordered[:-1])) >= _MAX_KINDS:
@@ -330,19 +331,21 @@ def _alike(words: npt.NDArray[np.uint64]) -> list[Int64s]:
     return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
 
 
-# --- Columns of a large table, each value written once, into its final place, by whichever thread read it -------------
-# Joining parts with `polars.concat` instead costs a second copy of everything: at 10 M kernels a quarter of the whole
-# loading time, most of it spent on fresh pages of memory, and 1 GB at the peak.
+# --- Buffers for the columns of a large table -------------------------------------------------------------------------
+#
+# Each value is written once, into its final position, by the thread that read it. Joining parts with `polars.concat`
+# instead costs a second copy of everything: at 10 M kernels a quarter of the whole loading time, most of it spent on
+# fresh pages of memory, and 1 GB at the peak.
 
 
 class ColumnBuffers:
-    """Room for the columns of one table, filled part by part."""
+    """Buffers for the columns of one table, filled part by part."""
 
     def __init__(self, schema: pl.Schema, capacities: Sequence[int]) -> None:
         self._schema = schema
         self._offsets = np.concatenate([[0], np.cumsum(capacities, dtype=np.int64)]).tolist()
         self._counts = [0] * len(capacities)
-        # Pages of memory that no part writes to are never touched, so that too much room costs nothing.
+        # Pages of memory that no part writes to are never touched, so that excess capacity costs nothing.
         self._values = {
             name: np.empty(self._offsets[-1], np.int64 if dtype == pl.Int64 else np.int32)
             for name, dtype in schema.items()
@@ -371,15 +374,15 @@ class ColumnBuffers:
                 place += chunk.len()
 
     def frame(self) -> pl.DataFrame:
-        """All rows, in the order of the parts. The buffers belong to the frame from then on."""
+        """All rows, in the order of the parts. The frame takes over the buffers."""
         starts = [0, *np.cumsum(self._counts).tolist()]
         columns = []
         for name, dtype in self._schema.items():
             if name in self._binaries:
                 columns.append(pl.concat([pl.Series(dtype=pl.Binary), *self._binaries[name]]).alias(name))
                 continue
-            values = self._closed_up(self._values.pop(name), starts)
-            nulls = self._closed_up(self._nulls.pop(name), starts) if name in self._nulls else None
+            values = self._compacted(self._values.pop(name), starts)
+            nulls = self._compacted(self._nulls.pop(name), starts) if name in self._nulls else None
             columns.append(_series(name, values, nulls, dtype))
         return pl.DataFrame(columns)
 
@@ -387,8 +390,8 @@ class ColumnBuffers:
         with self._lock:
             return self._nulls.setdefault(name, np.zeros(self._offsets[-1], np.bool_))
 
-    def _closed_up(self, buffer: npt.NDArray[Any], starts: list[int]) -> npt.NDArray[Any]:
-        """The buffer's rows without the room that parts left over, from where the first part stands that has any."""
+    def _compacted(self, buffer: npt.NDArray[Any], starts: list[int]) -> npt.NDArray[Any]:
+        """The buffer's rows without unused capacity between parts, from the first part with rows on."""
         first = next((offset for offset, count in zip(self._offsets, self._counts, strict=False) if count), 0)
         buffer = buffer[first:]
         for part, count in enumerate(self._counts):

@@ -1,21 +1,17 @@
-"""Times that a program measured itself, from CSV or JSON: the counterpart of what a profiler saw.
+"""Times that a program measured itself, from CSV or JSON, to compare with a profile.
 
-One row a step, or one row a cell with statistics. A column's title says what it holds; words are separated by anything
-that is not a letter or digit, upper and lower case are alike, order does not matter:
+One row per step, or one row per cell with statistics. A column's title gives its content; words are separated by
+anything that is not a letter or digit, case and order do not matter:
 
-| column | titles |
-|---|---|
-| model | `model`, `size`, `model_size`, `model_name` |
-| context length | `context`, `ctx`, `context_length`, `ctx_len`, `seq`, `seq_len`, `sequence_length` |
-| kind of step | `mode`, `kind` (`forward`, `train`, …); optional |
-| batch | `batch`, `batch_size`, `bs`; optional |
-| step number | `step`, `index`, `iteration`, `run`; optional |
-| number of samples | `n`, `samples`, `count`, `steps`, `iterations`; optional |
+| column | titles | |---|---| | model | `model`, `size`, `model_size`, `model_name` | | context length | `context`,
+`ctx`, `context_length`, `ctx_len`, `seq`, `seq_len`, `sequence_length` | | kind of step | `mode`, `kind` (`forward`,
+`train`, …); optional | | batch | `batch`, `batch_size`, `bs`; optional | | step number | `step`, `index`, `iteration`,
+`run`; optional | | number of samples | `n`, `samples`, `count`, `steps`, `iterations`; optional |
 
 Every other title made of these words is a time: a phase (`forward`/`fwd`, `backward`/`bwd`, `optimizer`/`opt`,
 `step`/`total`), a statistic (`mean`, `std`, `median`, `min`, `max`; without one: a single measurement) and a unit (`s`,
-`ms`, `us`, `ns`): `forward_s`, `fwd_mean_ms`, `std (ms)`. A time without a phase belongs to what the row's kind of step
-says. Empty fields, `nan`, `n/a` and `oom` are no measurement. Other columns are ignored.
+`ms`, `us`, `ns`): `forward_s`, `fwd_mean_ms`, `std (ms)`. A time without a phase is of the phase named by the row's
+kind of step. Empty fields, `nan`, `n/a` and `oom` are not measurements. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -43,10 +39,10 @@ if TYPE_CHECKING:
     from warplens.profile.measurements import Measurements
     from warplens.readers.scrubbing import Removed
 
-#: What a time may be of.
+#: Phases of a time.
 TIMING_PHASES: Final = ("forward", "backward", "optimizer", "step")
 
-#: What a time may be: one measurement, or a statistic over several.
+#: A single measurement, or a statistic over several.
 STATISTICS: Final = ("sample", "mean", "median", "minimum", "maximum", "deviation")
 
 TIMINGS: Final = table(
@@ -94,7 +90,7 @@ _PHASE_WORDS: Final = {
 
 _NO_MEASUREMENT: Final = {"", "nan", "n/a", "na", "none", "null", "oom", "-", "–"}
 
-#: Nothing that is counted or timed reaches this, and 64 bits hold it.
+#: Upper bound of counts and times; fits 64 bits.
 _GREATEST: Final = 10**18
 
 _ADVICE = "Give columns such as model, context, mode, step, forward_s, backward_s, optimizer_s, step_s"
@@ -110,12 +106,12 @@ class _TimeColumn(NamedTuple):
 def read_timings(path: Path | str) -> pl.DataFrame:
     """The times in a file (`TIMINGS`), in the order of the file.
 
-    A CSV file, whose separator is a comma, a semicolon or a tab; JSON with the same titles as keys, however it nests
-    its rows; or what `warplens bench lm --output FILE` wrote. See the module's text for the columns.
+    A CSV file separated by commas, semicolons or tabs; JSON with the same titles as keys, with any nesting of its rows;
+    or a file of `warplens bench lm --output FILE`. See the module's text for the columns.
 
     Raises:
         UnreadableInputError: the file cannot be read, lacks model, context or any time, has a time without a unit, or
-            holds something that is no number where one is needed.
+            holds other text where a number is needed.
     """
     source = Path(path)
     with plain(source) as content:
@@ -133,47 +129,47 @@ def read_timings(path: Path | str) -> pl.DataFrame:
         raise UnreadableInputError(source, "no row of it holds a time", _ADVICE)
     header = list(dict.fromkeys(name for row in rows for name in row))
     lines = [["" if row.get(name) is None else str(row[name]) for name in header] for row in rows]
-    return _of_table(source, header, lines)
+    return _parse_table(source, header, lines)
 
 
 def _measured(measurements: Measurements, source: Path) -> pl.DataFrame:
-    """Times of our own benchmark of language models: single ones where the file keeps them, else medians.
+    """Times of `warplens bench lm`: single ones where the file keeps them, else medians.
 
-    Cells in several precisions or executions are of several programs: those call by call in fp32 count, as the grid's
-    programs run, where there are such.
+    Cells in several precisions or executions are different programs: where there are such, those in eager fp32 are
+    used, since the grid's programs run so.
     """
     cells = measurements.cells.with_row_index("cell").filter(pl.col("status") == "measured")
     if missing := [name for name in ("size", "context", "mode") if name not in measurements.settings]:
         raise UnreadableInputError(source, f"its cells have no {' and no '.join(missing)}", _ADVICE)
     for name, usual in (("execution", "eager"), ("precision", "fp32"), ("optimizer", "reference")):
         if name in measurements.settings:
-            alike = pl.col(name).is_in([usual, "none"]) if name == "optimizer" else pl.col(name) == usual
-            held = cells.filter(alike)
-            cells = held if held.height else cells
+            is_usual = pl.col(name).is_in([usual, "none"]) if name == "optimizer" else pl.col(name) == usual
+            usual_cells = cells.filter(is_usual)
+            cells = usual_cells if usual_cells.height else cells
     rows: list[dict[str, Any]] = []
     for cell in cells.iter_rows(named=True):
         batch = cell.get("batch")
         common = {"model": str(cell["size"]), "context": cell["context"], "mode": cell["mode"], "batch": batch}
-        own = pl.col("cell") == cell["cell"]
-        samples = measurements.samples.filter(own).select("of", "index", "time_ns").rows()
-        medians = [("wall", cell["latency_ns"]), *measurements.phases.filter(own).select("phase", "time_ns").rows()]
-        for of, index, spent in samples:
+        is_cell = pl.col("cell") == cell["cell"]
+        samples = measurements.samples.filter(is_cell).select("of", "index", "time_ns").rows()
+        medians = [("wall", cell["latency_ns"]), *measurements.phases.filter(is_cell).select("phase", "time_ns").rows()]
+        for of, index, time_ns in samples:
             rows += [
-                {**common, "phase": phase, "statistic": "sample", "index": index, "time_ns": spent}
+                {**common, "phase": phase, "statistic": "sample", "index": index, "time_ns": time_ns}
                 for phase in _phases_of(of, cell["mode"])
             ]
-        for of, spent in medians:
-            if spent is None or any(sampled == of for sampled, _, _ in samples):
+        for of, time_ns in medians:
+            if time_ns is None or any(sampled == of for sampled, _, _ in samples):
                 continue
             rows += [
-                {**common, "phase": phase, "statistic": "median", "samples": cell["samples"], "time_ns": round(spent)}
+                {**common, "phase": phase, "statistic": "median", "samples": cell["samples"], "time_ns": round(time_ns)}
                 for phase in _phases_of(of, cell["mode"])
             ]
     return pl.DataFrame(rows, schema=TIMINGS.schema, orient="row")
 
 
 def _phases_of(of: str, mode: str) -> tuple[str, ...]:
-    """What a time of our benchmark is of: the whole step, which in a forward pass is that pass, too."""
+    """The phases of a time of the benchmark: the whole step, which in forward mode is the forward pass, too."""
     if of == "wall":
         return ("forward", "step") if mode == "forward" else ("step",)
     phase = of.partition("_")[0]
@@ -181,11 +177,11 @@ def _phases_of(of: str, mode: str) -> tuple[str, ...]:
 
 
 class Timings(Reader[pl.DataFrame]):
-    """Any table of times that was written by hand or by a script."""
+    """Any table of times written by hand or by a script."""
 
     kinds = frozenset({Kind.TEXT})
 
-    def sniff(self, head: bytes) -> bool:  # whatever may be such a table may be any other
+    def sniff(self, head: bytes) -> bool:  # any other table may look like one
         return False
 
     def read(self, file: Input, asked: Asked) -> pl.DataFrame:
@@ -208,10 +204,10 @@ def _rows(path: Path, source: Path) -> tuple[str, list[str], list[list[str]]]:
 
 def _timings(path: Path, source: Path) -> pl.DataFrame:
     _, header, lines = _rows(path, source)
-    return _of_table(source, header, lines)
+    return _parse_table(source, header, lines)
 
 
-def _of_table(source: Path, header: list[str], lines: list[list[str]]) -> pl.DataFrame:
+def _parse_table(source: Path, header: list[str], lines: list[list[str]]) -> pl.DataFrame:
     columns, times = _columns(source, header)
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=2):
@@ -227,12 +223,12 @@ def _columns(source: Path, header: list[str]) -> tuple[dict[str, str], list[_Tim
     times: list[_TimeColumn] = []
     for title in header:
         words = words_of(title)
-        what = next((what for what, titles in _COLUMNS.items() if " ".join(words) in titles), None)
-        if what is not None:
-            columns.setdefault(what, title)
+        column_name = next((column_name for column_name, titles in _COLUMNS.items() if " ".join(words) in titles), None)
+        if column_name is not None:
+            columns.setdefault(column_name, title)
         elif (time := _time_column(source, title, words)) is not None:
             times.append(time)
-    missing = [what for what in ("model", "context") if what not in columns]
+    missing = [column_name for column_name in ("model", "context") if column_name not in columns]
     if missing or not times:
         lacking = " and no ".join([*missing, *([] if times else ["time with a unit"])])
         raise UnreadableInputError(source, f"no {lacking} among its columns ({', '.join(header)})", _ADVICE)
@@ -246,7 +242,7 @@ def _time_column(source: Path, title: str, words: list[str]) -> _TimeColumn | No
     known = {*_PHASE_WORDS, *STATISTIC_WORDS, *UNITS_NS, *FILLERS}
     if not words or any(word not in known for word in words) or not (phases or statistics or units):
         return None
-    # `forward_step_ms`: the step is the unit of repetition, the phase is what was timed.
+    # `forward_step_ms`: the step is the unit of repetition, the forward pass was timed.
     distinct = [phase for phase in dict.fromkeys(phases) if phase != "step"] or phases[:1]
     if len(distinct) > 1 or len(statistics) > 1 or len(units) > 1:
         return None
@@ -273,8 +269,8 @@ def _times(
     if context is None:
         raise UnreadableInputError(source, f"line {line} has no context length", _ADVICE)
     mode = fields.get(columns["mode"], "") or None if "mode" in columns else None
-    timed = _timed(mode)
-    if timed not in ("forward", "step"):  # the row is of a phase of any kind of step
+    mode_phase = _phase_of_mode(mode)
+    if mode_phase not in ("forward", "step"):  # the row is a phase of any kind of step
         mode = None
     common = {"model": fields.get(columns["model"], ""), "context": context, "mode": mode, "batch": whole("batch")}
     rows = []
@@ -282,22 +278,22 @@ def _times(
         text = fields.get(time.title, "")
         if text.lower() in _NO_MEASUREMENT:
             continue
-        spent = _number(source, line, time.title, text, _GREATEST // time.factor) * time.factor
+        time_ns = _number(source, line, time.title, text, _GREATEST // time.factor) * time.factor
         rows.append(
             {
                 **common,
-                "phase": time.phase or timed,
+                "phase": time.phase or mode_phase,
                 "statistic": time.statistic,
                 "index": whole("index"),
                 "samples": whole("samples"),
-                "time_ns": int(spent.to_integral_value()),
+                "time_ns": int(time_ns.to_integral_value()),
             }
         )
     return rows
 
 
-def _timed(mode: str | None) -> str:
-    """What a time without a phase is of: the phase that the kind of step names, the whole step for any other."""
+def _phase_of_mode(mode: str | None) -> str:
+    """The phase of a time without one: the phase named by the kind of step, else the whole step."""
     words = [_PHASE_WORDS[word] for word in re.findall(r"[a-z]+", (mode or "").lower()) if word in _PHASE_WORDS]
     if (mode or "").lower() == "inference":
         return "forward"
@@ -316,13 +312,15 @@ def _number(source: Path, line: int, title: str, text: str, limit: int = _GREATE
     return number
 
 
-#: Titles of columns whose texts say what was timed.
-_TOLD = re.compile(r"model|size|model size|model name|mode|kind|keep|execution|dtype|precision|optimizer|input size")
+#: Titles of columns with texts that describe the measurement.
+_TEXT_COLUMNS = re.compile(
+    r"model|size|model size|model name|mode|kind|keep|execution|dtype|precision|optimizer|input size"
+)
 _NUMBER = re.compile(r"(?:(?:ctx|seq|bs)_?)?[-+]?[\d.]*\d\.?(?:e[-+]?\d+)?|nan|n/?a|none|null|oom|[-–]|", re.IGNORECASE)
 
 
 def _copy(file: Input, copy: Path) -> Removed:
-    _timings(file.path, file.known_as)  # refuses what holds none
+    _timings(file.path, file.known_as)  # refuses a file without timings
     separator, header, lines = _rows(file.path, file.known_as)
     from warplens.readers.scrubbing import Removed, refuse_remains
     from warplens.secrets import Cleaner, Secrets
@@ -335,7 +333,7 @@ def _copy(file: Input, copy: Path) -> Removed:
     for at, title in enumerate(header):
         cells = [line[at].strip() for line in lines if at < len(line)]
         words = " ".join(re.findall(r"[a-z0-9]+", title.lower()))
-        if all(_NUMBER.fullmatch(cell) for cell in cells) or _TOLD.fullmatch(words):
+        if all(_NUMBER.fullmatch(cell) for cell in cells) or _TEXT_COLUMNS.fullmatch(words):
             kept.append(at)
         else:
             removed["column"] += len(cells)

@@ -1,8 +1,8 @@
-"""Titles and nested JSON of results as people write them, brought to the columns that the readers of tables know.
+"""Titles and nested JSON of hand-written results, mapped to the columns that the readers of tables know.
 
 `tp`, `images/s` and `throughput` are `throughput_per_s`; `mean_time_ms`, `Median (us)` and `elapsed_s` are a latency in
-that unit; `batch_size` and `bs` are `batch`. A spread (`std_ms`, `min_time_ms`) is no setting and no latency: it is
-left out, and said so. A title that is none of these words stays as it is.
+that unit; `batch_size` and `bs` are `batch`. A spread (`std_ms`, `min_time_ms`) is neither a setting nor a latency: it
+is left out, and reported. Any other title is kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ STATISTIC_WORDS: Final = {
     "minimum": "minimum", "max": "maximum", "maximum": "maximum", "std": "deviation", "stdev": "deviation",
     "stddev": "deviation", "sd": "deviation",
 }  # fmt: skip
-#: Words that say nothing more: `forward_pass_time_ms`, `training_step_s`; and those where phases are not told apart.
+#: Words without further meaning (`forward_pass_time_ms`, `training_step_s`); and those without meaning where phases are
+#: not distinguished.
 FILLERS: Final = {"time", "times", "pass", "duration", "elapsed", "latency", "wall", "train", "training", "in"}
-_OF_A_STEP: Final = {"per", "batch", "iter", "iteration", "step", "total", "forward", "fwd", "inference"}
+_STEP_WORDS: Final = {"per", "batch", "iter", "iteration", "step", "total", "forward", "fwd", "inference"}
 
 _RATE: Final = re.compile(
     r"tp|tput|fps|qps|(?:mean |avg )?throughput(?: (?:per s|img s|imgs s|images s|images per s|images sec))?"
@@ -33,24 +34,24 @@ _BATCH: Final = re.compile(r"bs|batch ?size|batchsize")
 
 _KNOWN: Final = ("throughput_per_s", "batch")
 
-#: Keys under which documents keep their rows.
+#: Keys that hold the rows of a document.
 _ROWS: Final = ("rows", "results", "benchmarks", "measurements", "data", "records", "runs")
 
-#: What the readers of times call their columns, by what a statistic is called here; the first that is there counts.
+#: Statistics that become the latency column; the first one present is used.
 _CENTRES: Final = ("median", "mean", "")
 
 
 class Reading(NamedTuple):
-    """How the titles of a table were read."""
+    """Interpretation of the titles of a table."""
 
     columns: dict[str, str | None]  #: the title of the file → the column that it became; None where it was left out
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was read as something else, and what was left out, a phrase each."""
-        read = [f"{old} as {new}" for old, new in self.columns.items() if new is not None and new != old]
-        left = [old for old, new in self.columns.items() if new is None]
-        return (*read, *([f"{', '.join(left)} left out"] if left else []))
+        """Renamed and dropped titles, a phrase each."""
+        renamed = [f"{old} as {new}" for old, new in self.columns.items() if new is not None and new != old]
+        dropped = [old for old, new in self.columns.items() if new is None]
+        return (*renamed, *([f"{', '.join(dropped)} left out"] if dropped else []))
 
 
 def words_of(title: str) -> list[str]:
@@ -59,13 +60,13 @@ def words_of(title: str) -> list[str]:
 
 
 def read_titles(titles: Sequence[str]) -> Reading:
-    """What each title of a table of results stands for.
+    """The column for each title of a table of results.
 
-    Of several times (`mean_ms`, `median_ms`) the median counts, then the mean; the others, and every spread, are left
-    out, and so is a second rate or batch. A title that is a known column already is taken as it is.
+    Of several times (`mean_ms`, `median_ms`) the median is used, else the mean; the others, and every spread, are left
+    out, and so is a second rate or batch. A title that is a known column is kept.
     """
     columns: dict[str, str | None] = {title: title for title in titles}
-    taken = set(titles)
+    used = set(titles)
     times: dict[str, tuple[str, str]] = {}
     for title in titles:
         words = words_of(title)
@@ -73,8 +74,8 @@ def read_titles(titles: Sequence[str]) -> Reading:
         if re.fullmatch(r"latency_(?:s|ms|us|ns)", title):
             times[title] = ("", title)
         elif title not in _KNOWN and (column := _column(text)) is not None:
-            columns[title] = None if column in taken else column
-            taken.add(column)
+            columns[title] = None if column in used else column
+            used.add(column)
         elif (time := _time(words)) is not None:
             times[title] = time
     chosen = next((title for centre in _CENTRES for title in times if times[title][0] == centre), None)
@@ -84,7 +85,7 @@ def read_titles(titles: Sequence[str]) -> Reading:
 
 
 def _column(text: str) -> str | None:
-    """The column that a title's words are another name of."""
+    """The column that a title's words are a synonym of."""
     if _RATE.fullmatch(text):
         return "throughput_per_s"
     return "batch" if _BATCH.fullmatch(text) else None
@@ -95,18 +96,18 @@ def _time(words: list[str]) -> tuple[str, str] | None:
     units = [word for word in words if word in UNITS_NS]
     statistics = [STATISTIC_WORDS[word] for word in words if word in STATISTIC_WORDS]
     rest = set(words) - UNITS_NS.keys() - STATISTIC_WORDS.keys()
-    if len(units) != 1 or len(statistics) > 1 or not rest <= FILLERS | _OF_A_STEP:
+    if len(units) != 1 or len(statistics) > 1 or not rest <= FILLERS | _STEP_WORDS:
         return None
     unit = {10**9: "s", 10**6: "ms", 10**3: "us", 1: "ns"}[UNITS_NS[units[0]]]
     return (statistics[0] if statistics else ""), f"latency_{unit}"
 
 
 def flattened(document: Any) -> list[dict[str, Any]] | None:
-    """The rows of a JSON document of results, however they are nested; None where it holds none.
+    """The rows of a JSON document of results with any nesting; None if there are none.
 
-    Objects inside a row become columns under their own keys. A key over a row that is no word for results tells rows
-    apart (`{"flash": {"2048": {"mean_ms": 1.2}}}`): it is the column `name`, or `size` where all such keys are whole
-    numbers.
+    Members of objects inside a row become columns under their own keys. A key above a row that is not a word for
+    results identifies the row (`{"flash": {"2048": {"mean_ms": 1.2}}}`): it becomes the column `name`, or `size` where
+    all such keys are whole numbers.
     """
     rows = list(_rows(document, {}))
     return rows or None
@@ -150,6 +151,6 @@ def _is_result(title: str) -> bool:
 
 
 def _is_one_row(plain: Mapping[str, Any], nested: Mapping[str, Any]) -> bool:
-    """Whether objects inside are parts of one row (`{"config": {…}, "timing": {…}}`), not rows of their own."""
+    """Whether inner objects are parts of one row (`{"config": {…}, "timing": {…}}`), not separate rows."""
     results = [item for item in nested.values() if isinstance(item, dict) and any(map(_is_result, item))]
     return len(results) == 1 and (bool(plain) or len(nested) > 1)

@@ -1,4 +1,4 @@
-"""The answer in five lines: what limits the program, what there is to gain, what to do, how sure that is, what next."""
+"""The answer in five lines: the limiter, the possible gain, what to do, the confidence, and the next commands."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from warplens.diagnosis import Finding
     from warplens.diagnosis.across import RunDiagnosis
 
-#: How bad or good what a line says is; outputs choose a colour by it.
+#: Severity of a line, from which outputs choose a colour.
 Tone: TypeAlias = Literal["critical", "warning", "good", "plain", "quiet"]
 
-#: Cautions that are told in full; of more it is said how many there are.
+#: Cautions printed in full; further ones are only counted.
 _CAUTIONS: Final = 2
 
 _INCOMPLETE: Final = "incomplete-profile"
@@ -44,125 +44,137 @@ _SEVERITY_TONES: Final[dict[str, Tone]] = {"critical": "critical", "warning": "w
 class Line:
     """One line of the answer."""
 
-    #: what it tells: `limited by` (`verdict` where nothing limits), `gain`, `do`, `also`, `sure`, `caution`, `next`
+    #: `limited by` (`verdict` if there is no limiter), `gain`, `do`, `also`, `sure`, `caution` or `next`
     label: str
     text: str
-    tone: Tone = "plain"  #: how bad or good that is
+    tone: Tone = "plain"
     code: tuple[str, ...] = ()  #: lines to copy, such as the code of a remedy
 
 
-def brief(found: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = ()) -> tuple[Line, ...]:
-    """What a diagnosis says, in five lines; cautions that limit it are lines of their own.
+def brief(diagnosis: Diagnosis | RunDiagnosis, *, commands: Sequence[str] = ()) -> tuple[Line, ...]:
+    """A diagnosis in five lines, and a line for each caution.
 
     Args:
-        found: the diagnosis, of a profile or of the ranks of a run.
-        commands: what to type next.
+        diagnosis: the diagnosis of a profile or of a run of several ranks.
+        commands: commands to suggest next.
     """
-    return tuple(_lines(found, commands))
+    return tuple(_lines(diagnosis, commands))
 
 
-#: A headline that names the limit, behind the ranks that have it.
+#: A headline that names the limiter, with or without the affected ranks before it.
 _LIMIT: Final = re.compile(r"(?:(?P<ranks>On [^:]+): l|L)imited by (?P<limit>.*)\.")
 
 
-def _lines(found: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator[Line]:
-    verdict = found.findings[0]
+def _lines(diagnosis: Diagnosis | RunDiagnosis, commands: Sequence[str]) -> Iterator[Line]:
+    verdict = diagnosis.findings[0]
     tone: Tone = "warning" if verdict.id == _INCOMPLETE else _SEVERITY_TONES[verdict.severity]
     names_limit = not rule(verdict.id).describes
-    limit = limit_sentence(found)
+    limit = limit_sentence(diagnosis)
     if names_limit and (named := _LIMIT.fullmatch(limit)):
         ranks = f" ({named['ranks'].lower()})" if named["ranks"] else ""
         limit = f"{fmt.capitalised(named['limit'])}{ranks}."
     yield Line("limited by" if names_limit else "verdict", f"{limit} [{verdict_words(verdict)}]", tone)
-    yield Line("gain", _gain(found, verdict), tone)
+    yield Line("gain", _gain(diagnosis, verdict), tone)
     if verdict.remedies:
-        first = verdict.remedies[0]
-        told = filter(None, (first.action, _brings(verdict)))
-        yield Line("do", " ".join(map(fmt.sentence, told)), code=ways(first.how))
+        remedy = verdict.remedies[0]
+        texts = filter(None, (remedy.action, _brings(verdict)))
+        yield Line("do", " ".join(map(fmt.sentence, texts)), code=ways(remedy.how))
     else:
         yield Line("do", "Nothing: this profile shows no change worth its effort.", "good")
-    if not isinstance(found, Diagnosis) and (more := [each for each in found.findings[1:] if each.gain]):
-        # A run has causes between its ranks and in all of them: neither hides the other.
+    if not isinstance(diagnosis, Diagnosis) and (
+        more := [finding for finding in diagnosis.findings[1:] if finding.gain]
+    ):
+        # Causes between the ranks and causes inside the ranks both matter, so all of them are listed.
         yield Line(
-            "also", " · ".join(f"{fmt.capitalised(rule(each.id).limiter)}: about {factor(each.gain)}" for each in more)
+            "also",
+            " · ".join(
+                f"{fmt.capitalised(rule(finding.id).limiter)}: about {factor(finding.gain)}" for finding in more
+            ),
         )
-    yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}.")
-    yield from cautions(note for note in found.notes if note.text != verdict.title)
+    yield Line("sure", f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(diagnosis)}.")
+    yield from cautions(note for note in diagnosis.notes if note.text != verdict.title)
     if commands:
         yield Line("next", "", "quiet", code=tuple(commands))
 
 
 def ways(how: str) -> tuple[str, ...]:
-    """A remedy's code, line by line; what is not code is a comment."""
+    """The lines of a remedy's code."""
     return tuple(how.split("\n"))
 
 
-def limit_sentence(found: Diagnosis | RunDiagnosis) -> str:
-    """What limits the program, as the headline says it, without the gain at its end."""
-    first = found.findings[0]
-    return fmt.sentence(found.headline.removesuffix(f"; {gain_text(first)} {first.gained}."))
+def limit_sentence(diagnosis: Diagnosis | RunDiagnosis) -> str:
+    """The limiter of the program as a sentence: the headline without the gain at its end."""
+    first = diagnosis.findings[0]
+    return fmt.sentence(diagnosis.headline.removesuffix(f"; {gain_text(first)} {first.gained}."))
 
 
-def _gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
-    """What the verdict's best remedy brings: expected, in which range, and at most."""
+def _gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
+    """The gain of the verdict's best remedy as a sentence: expected value, interval and bound."""
     if rule(verdict.id).describes or verdict.gain is None:
-        word, why = _without_gain(found, verdict)
-        return fmt.sentence(f"{word} {why}" if word == "Nothing" else f"{word}: {why}")
+        word, reason = _without_gain(diagnosis, verdict)
+        return fmt.sentence(f"{word} {reason}" if word == "Nothing" else f"{word}: {reason}")
     if verdict.expected is None:
-        return fmt.sentence(_range(found, verdict))
-    return f"About {factor(verdict.expected)} {verdict.gained.removesuffix(' without it')}: {_range(found, verdict)}."
+        return fmt.sentence(_range(diagnosis, verdict))
+    return (
+        f"About {factor(verdict.expected)} {verdict.gained.removesuffix(' without it')}: {_range(diagnosis, verdict)}."
+    )
 
 
-def _without_gain(found: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[str, str]:
-    """Of a verdict that no remedy goes with: how much there is to gain, in a word, and why."""
+def _without_gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> tuple[str, str]:
+    """For a verdict without a gain of its own: how much there is to gain, in one or two words, and the reason."""
     if verdict.id == _INCOMPLETE:
         return "Unknown", "this profile cannot show it"
-    with_gain = (each for each in found.findings[1:] if gain_words(each))
-    rest = max(with_gain, key=lambda each: each.gain or 0.0, default=None)
-    most = "no cause was found" if rest is None else f"of what was found, most from {_with_gain(rest)}"
+    with_gain = (finding for finding in diagnosis.findings[1:] if gain_words(finding))
+    best_other = max(with_gain, key=lambda finding: finding.gain or 0.0, default=None)
+    from_others = (
+        "no cause was found" if best_other is None else f"of what was found, most from {_with_gain(best_other)}"
+    )
     if verdict.id == GraphOpaque.id:
-        return "Not known", f"what the graphs run was not recorded{'' if rest is None else f'; {most}'}"
-    if verdict.id == BelowRoof.id and 0 < (left := 1 - verdict.evidence.get("to_roof_share", 1)) < 1:
-        return f"Up to {factor(1 / left)}", f"if its kernels reached their practical roofs (modelled); {most}"
+        return "Not known", f"what the graphs run was not recorded{'' if best_other is None else f'; {from_others}'}"
+    if verdict.id == BelowRoof.id and 0 < (at_roofs := 1 - verdict.evidence.get("to_roof_share", 1)) < 1:
+        return (
+            f"Up to {factor(1 / at_roofs)}",
+            f"if its kernels reached their practical roofs (modelled); {from_others}",
+        )
     if not is_known(verdict):
-        # What busy kernels could gain is not known: the causes that were found are a part of it.
-        return "Not known", _UNKNOWN if rest is None else most
-    if rest is None:
+        # The possible gain of busy kernels is not known; the causes found are only part of it.
+        return "Not known", _UNKNOWN if best_other is None else from_others
+    if best_other is None:
         return "Nothing", "that this profile shows"
-    word = "Little" if (rest.gain or 0.0) < DEFAULTS.warning_ceiling else "Some"
-    return word, f"most of it from {_with_gain(rest)}"
+    word = "Little" if (best_other.gain or 0.0) < DEFAULTS.warning_ceiling else "Some"
+    return word, f"most of it from {_with_gain(best_other)}"
 
 
 def _with_gain(finding: Finding) -> str:
-    """Its name, for a limiter may be a clause (`the host waits …`), which "from" does not go with."""
+    """A finding for use after "from": by its id, since a limiter may be a clause (`the host waits …`)."""
     return f"{finding.id} ({rule(finding.id).limiter}): {gain_words(finding)}"
 
 
-def _rests_on(found: Diagnosis | RunDiagnosis) -> str:
-    """How much stands behind it: of a profile the first line of its coverage, of a run its ranks and their clocks."""
-    if not isinstance(found, Diagnosis):
-        return f"based on {_ranks_behind(found.run.result)}"
-    line = next(iter(coverage_lines(found)), "")
+def _rests_on(diagnosis: Diagnosis | RunDiagnosis) -> str:
+    """What a diagnosis is based on: coverage for a profile, ranks, matched collectives and clocks for a run."""
+    if not isinstance(diagnosis, Diagnosis):
+        return f"based on {_ranks_behind(diagnosis.run.result)}"
+    line = next(iter(coverage_lines(diagnosis)), "")
     label, _, rest = line.partition(": ")
     return f"based on {rest}" if label == "based on" else "the window is empty"
 
 
 def _ranks_behind(result: RanksResult) -> str:
-    size, apart = result.placing.world_size, result.alignment.residual_median_ns
+    world_size, residual_ns = result.placing.world_size, result.alignment.residual_median_ns
     kernels, matched = int(result.matching["kernels"].sum()), int(result.matching["matched"].sum())
-    ranks = fmt.plural(len(result.ranks), "rank") + (f" of {fmt.count(size)}" if size is not None else "")
-    found = f"{ranks}; {fmt.share(matched / kernels if kernels else 0.0)} of their collectives matched across ranks"
-    return found if apart is None else f"{found}; clocks agree to {fmt.duration(apart)} (median)"
+    ranks = fmt.plural(len(result.ranks), "rank") + (f" of {fmt.count(world_size)}" if world_size is not None else "")
+    text = f"{ranks}; {fmt.share(matched / kernels if kernels else 0.0)} of their collectives matched across ranks"
+    return text if residual_ns is None else f"{text}; clocks agree to {fmt.duration(residual_ns)} (median)"
 
 
 def _limiting(notes: Iterable[Note]) -> list[Note]:
-    """The notes that limit the answer, the gravest first."""
-    graver = (note for note in notes if note.level is not NoteLevel.INFO)
-    return sorted(graver, key=lambda note: note.level is NoteLevel.WARNING)
+    """The notes that limit the answer, blocking ones first."""
+    limiting = (note for note in notes if note.level is not NoteLevel.INFO)
+    return sorted(limiting, key=lambda note: note.level is NoteLevel.WARNING)
 
 
 def cautions(notes: Iterable[Note]) -> Iterator[Line]:
-    """The notes that limit the answer, the gravest first."""
+    """A line for each note that limits the answer, blocking ones first; after `_CAUTIONS` notes only their number."""
     limiting = _limiting(notes)
     for note in limiting[:_CAUTIONS]:
         remedy = f" {fmt.sentence(note.remedy)}" if note.remedy else ""
@@ -174,92 +186,103 @@ def cautions(notes: Iterable[Note]) -> Iterator[Line]:
 # --- The same words on the first screen of a page --------------------------------------------------------------------
 
 
-def answer_block(found: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at: str = "") -> Answer:
-    """What limits the program, how much there is to gain, what to do, and how that could be wrong.
+def answer_block(diagnosis: Diagnosis | RunDiagnosis, strips: tuple[Strip, ...], at: str = "") -> Answer:
+    """The first screen of a report on a diagnosis.
 
     Args:
-        strips: where the time goes; left out where the profile cannot answer.
-        at: stands before every id.
+        strips: the time by parts; left out if the profile is incomplete.
+        at: prefix of every id.
     """
-    verdict, rest = found.findings[0], found.findings[1:]
+    verdict, others = diagnosis.findings[0], diagnosis.findings[1:]
     remedy = verdict.remedies[0] if verdict.remedies else None
-    costing = [each for each in rest if each.id != _INCOMPLETE and not rule(each.id).describes and each.gain]
-    known = not rule(verdict.id).describes and verdict.gain is not None
-    limiting = _limiting(note for note in found.notes if note.text != verdict.title)
-    gain, unit, reach = factor(verdict.gain), f" {verdict.gained.removesuffix(' without it')}", _range(found, verdict)
-    if not known:
-        gain, reach = _without_gain(found, verdict)
+    others_with_gain = [
+        finding for finding in others if finding.id != _INCOMPLETE and not rule(finding.id).describes and finding.gain
+    ]
+    has_gain = not rule(verdict.id).describes and verdict.gain is not None
+    limiting = _limiting(note for note in diagnosis.notes if note.text != verdict.title)
+    gain, unit, gain_range = (
+        factor(verdict.gain),
+        f" {verdict.gained.removesuffix(' without it')}",
+        _range(diagnosis, verdict),
+    )
+    if not has_gain:
+        gain, gain_range = _without_gain(diagnosis, verdict)
         unit = ""
-    tells = verdict.id != _INCOMPLETE
+    is_complete = verdict.id != _INCOMPLETE
     return Answer(
         id=f"{at}answer",
-        verdict=limit_sentence(found),
+        verdict=limit_sentence(diagnosis),
         severity=verdict.severity,
         gain=gain,
         unit=unit,
-        gain_range=reach,
+        gain_range=gain_range,
         do=remedy.action if remedy else "",
         code="\n".join(ways(remedy.how)) if remedy else "",
-        brings=f"Expected: {brings}" if tells and (brings := _brings(verdict)) else "",
-        sure=f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(found)}." if tells else "",
-        refute=verdict.refute if tells else "",
+        brings=f"Expected: {brings}" if is_complete and (brings := _brings(verdict)) else "",
+        sure=f"{fmt.capitalised(verdict.confidence)} confidence; {_rests_on(diagnosis)}." if is_complete else "",
+        refute=verdict.refute if is_complete else "",
         notes=tuple(limiting),
-        strips=strips if tells else (),
+        strips=strips if is_complete else (),
         others=(
-            *((f"{at}finding-{each.id}", rule(each.id).limiter, factor(each.gain)) for each in costing),
-            *(((f"{at}what-if", "What would they gain together?", ""),) if _pairs(found) else ()),
+            *(
+                (f"{at}finding-{finding.id}", rule(finding.id).limiter, factor(finding.gain))
+                for finding in others_with_gain
+            ),
+            *(((f"{at}what-if", "What would they gain together?", ""),) if _has_combined_changes(diagnosis) else ()),
         ),
     )
 
 
 def _brings(finding: Finding) -> str:
-    """What the first remedy is told to bring, but for the gain that stands beside it.
+    """The expected effect of the first remedy, without its gain.
 
-    The gain is of the program without a profiler; the prediction of the program as recorded, another number, is the
-    finding's to tell.
+    The gain is that of the program without a profiler. A prediction for the program as recorded is another number, and
+    shown only with the finding.
     """
-    told = beside_gain(finding.remedies[0]) if finding.remedies else ""
-    return "" if told.startswith(REPLAYED) else told
+    effect = beside_gain(finding.remedies[0]) if finding.remedies else ""
+    return "" if effect.startswith(REPLAYED) else effect
 
 
-def _pairs(found: Diagnosis | RunDiagnosis) -> bool:
-    what_if = found.what_if if isinstance(found, Diagnosis) else None
+def _has_combined_changes(diagnosis: Diagnosis | RunDiagnosis) -> bool:
+    what_if = diagnosis.what_if if isinstance(diagnosis, Diagnosis) else None
     return what_if is not None and any(len(change.findings) > 1 for change in what_if.changes)
 
 
-def _range(found: Diagnosis | RunDiagnosis, finding: Finding) -> str:
-    """How far the gain may be off: `1.22× to 1.87× (90 % interval), without a profiler; at most 2.36×`."""
+def _range(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
+    """Interval and bound of a gain: `1.22× to 1.87× (90 % interval), without a profiler; at most 2.36×`."""
     bounded = finding.bound is not None and finding.bound < MANY
-    most = f"at most {factor(finding.bound)}" if bounded else ""
+    bound = f"at most {factor(finding.bound)}" if bounded else ""
     if finding.expected is None or finding.expected_interval is None:
-        return most
+        return bound
     low, high = map(factor, finding.expected_interval)
-    between = f"{low} to {high} (90 % interval), without a profiler{_part_of_share(found, finding)}"
-    if STEPS_ONLY in finding.remedies[:1]:  # which brings nothing by itself
-        between += ", where steady steps have this cause, too"
-    return f"{between}; {most}" if most else between
+    interval = f"{low} to {high} (90 % interval), without a profiler{_part_of_share(diagnosis, finding)}"
+    if STEPS_ONLY in finding.remedies[:1]:  # a remedy without a gain by itself
+        interval += ", where steady steps have this cause, too"
+    return f"{interval}; {bound}" if bound else interval
 
 
-#: A recorded share promises more than the gain if it would be this much more without the pauses.
-_MORE: Final = 1.1
+#: The recorded share is mentioned if removing it would give a speed-up this many times the expected one.
+_SHARE_EXCEEDS_GAIN: Final = 1.1
 
 
-def _part_of_share(found: Diagnosis | RunDiagnosis, finding: Finding) -> str:
-    """Why the gain is less than the recorded share promises: the profiler slows the host, and pauses with it."""
-    share, expected = found.headline_share, finding.expected
-    if share is None or expected is None or rule(finding.id).model != "host" or _MORE * expected * (1 - share) > 1:
+def _part_of_share(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
+    """A clause for a gain below what the recorded share suggests: the profiler slows the host, so idle time grows."""
+    share, expected = diagnosis.headline_share, finding.expected
+    if share is None or expected is None or rule(finding.id).model != "host":
+        return ""
+    if _SHARE_EXCEEDS_GAIN * expected * (1 - share) > 1:
         return ""
     return f", whose cost is part of the {fmt.share(share)}"
 
 
 def lines_of(answer: Answer) -> Iterator[Line]:
-    """What the first screen of any document says, line by line."""
+    """The first screen of a document as lines."""
     yield Line("verdict", answer.verdict)
     if answer.gain:
         yield Line("gain", " ".join(map(fmt.sentence, (f"{answer.gain}{answer.unit}", answer.gain_range))))
     if answer.do:
-        told = " ".join(fmt.sentence(said) for said in (answer.do, answer.brings) if said)
-        yield Line("do", told, code=ways(answer.code) if answer.code else ())
+        text = " ".join(fmt.sentence(part) for part in (answer.do, answer.brings) if part)
+        yield Line("do", text, code=ways(answer.code) if answer.code else ())
     yield from cautions(answer.notes)
 
 
@@ -277,21 +300,21 @@ _COLUMNS: Final = (
 )
 
 
-def brief_table(found: Sequence[tuple[str, Diagnosis]]) -> Table:
-    """What limits each of several profiles: name and diagnosis, a row each."""
+def brief_table(diagnoses: Sequence[tuple[str, Diagnosis]]) -> Table:
+    """The verdicts of several profiles, given as name and diagnosis, one row each."""
     rows = []
-    for source, diagnosis in found:
+    for source, diagnosis in diagnoses:
         verdict = diagnosis.findings[0]
-        known = not rule(verdict.id).describes
+        has_gain = not rule(verdict.id).describes
         low, high = verdict.expected_interval or (None, None)
         rows.append(
             {
                 "source": source,
                 "verdict": verdict.id,
                 "severity": verdict.severity,
-                "gain": factor(verdict.expected if known else None),
-                "range": f"{factor(low)} to {factor(high)}" if known and low is not None else fmt.MISSING,
-                "bound": factor(verdict.bound if known else None),
+                "gain": factor(verdict.expected if has_gain else None),
+                "range": f"{factor(low)} to {factor(high)}" if has_gain and low is not None else fmt.MISSING,
+                "bound": factor(verdict.bound if has_gain else None),
                 "remedy": verdict.remedies[0].action if verdict.remedies else fmt.MISSING,
             }
         )

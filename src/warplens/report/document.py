@@ -1,9 +1,9 @@
-"""What a report says, as a tree of typed blocks without formatting; renderers turn one `Document` into each output."""
+"""The content of a report as a tree of typed blocks without formatting; a renderer per format writes a `Document`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, overload
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
     from warplens.profile import Note, schema
     from warplens.report.charts import Chart
 
-#: Rows of a table that are shown before the reader asks for more.
+#: Rows of a table shown at first.
 DEFAULT_LIMIT = 15
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Running text. A quiet one explains (how a number was got); a plain one answers."""
+    """Running text. A quiet paragraph explains, for example how a number was computed."""
 
     text: str
     quiet: bool = False
 
 
-#: What notes are called on a page, by their level.
+#: Labels of notes, by level.
 NOTE_TAGS: Final = {"info": "Note", "warning": "Caution", "blocking": "Missing"}
 
 
 @dataclass(frozen=True)
 class Notes:
-    """What the profile cannot tell, and what to do about it."""
+    """Notes on the limits of a profile, each with its remedy."""
 
     notes: tuple[Note, ...]
 
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One number that matters, with the sentence that says what it is."""
+    """One important number with a label and a sentence that explains it."""
 
     label: str
     value: Scalar
@@ -58,27 +58,27 @@ class KeyFigures:
 
 
 def pick(table: schema.Table, *parts: str | Column, **titles: str) -> tuple[Column, ...]:
-    """Columns of a result as people see them, in the order of display.
+    """Columns of a result to display, in this order.
 
     Args:
-        parts: names of its columns, several in one text; a `Column` stands for itself, such as one that a page adds.
-        titles: headings that are others here.
+        parts: names of columns, several in one text separated by spaces, or a `Column`, also one not in the table.
+        titles: headings by column name, to replace the table's own.
     """
     chosen = table.only(*parts).columns
     return tuple(column.but(title=titles[column.name]) if column.name in titles else column for column in chosen)
 
 
 def with_texts(rows: pl.DataFrame, **texts: Callable[[Mapping[str, Any]], str | None]) -> pl.DataFrame:
-    """The rows with columns of text, each made of a whole row."""
+    """The rows with text columns added or replaced, each computed by a function of the whole row."""
     import polars as pl
 
-    known = rows.to_dicts()
-    return rows.with_columns(pl.Series(name, map(text, known), dtype=pl.String) for name, text in texts.items())
+    records = rows.to_dicts()
+    return rows.with_columns(pl.Series(name, map(text, records), dtype=pl.String) for name, text in texts.items())
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with the columns that people see of them.
+    """Rows, and the columns of them that are displayed.
 
     Raises:
         SchemaError: a displayed column is not in `rows`.
@@ -89,13 +89,11 @@ class Table:
     columns: tuple[Column, ...]  #: in the order of display
     rows: pl.DataFrame  #: exact values; may hold more columns than are displayed
     limit: int | None = DEFAULT_LIMIT  #: rows shown at first; None for all
-    #: column with each row's nesting depth; rows then stand in pre-order, every row after its parent
-    depth: str | None = None
-    empty: str = "No rows."  #: what to say when there are no rows
-    leads: str | None = None  #: column with the id of the part of the document that a row is about
-    cards: bool = False  #: on a narrow page each row is a card; so is one that leads somewhere
-    #: column by which the rows stand, where that is not the first time: it stays on a narrow terminal
-    order: str | None = None
+    depth: str | None = None  #: column with each row's nesting depth; rows are then in pre-order (parents first)
+    empty: str = "No rows."  #: text shown instead of an empty table
+    leads: str | None = None  #: column with the id of the document part that a row links to
+    cards: bool = False  #: whether rows become cards on a narrow page; rows with links always do
+    order: str | None = None  #: column that the rows are sorted by, if not the first time; kept on a narrow terminal
 
     def __post_init__(self) -> None:
         wanted = [column.name for column in self.columns]
@@ -106,19 +104,13 @@ class Table:
 
     @property
     def keys(self) -> list[str]:
-        """The displayed columns and the full names behind them, each once: what an export of the raw values holds."""
-        keys: dict[str, None] = {}
-        for column in self.columns:
-            keys[column.name] = None
-            if column.full:
-                keys[column.full] = None
-        if self.depth:
-            keys[self.depth] = None
-        return list(keys)
+        """The columns of an export of raw values: those displayed, their full names and the depth, each once."""
+        keys = [key for column in self.columns for key in (column.name, column.full) if key]
+        return list(dict.fromkeys([*keys, self.depth] if self.depth else keys))
 
     @cached_property
     def kernel_labels(self) -> dict[str, str]:
-        """By full name, what each kernel of the rows is called: no two of them look the same."""
+        """Distinct short names of the kernels in the rows, by full name."""
         columns = [column.full or column.name for column in self.columns if column.kind == "kernel"]
         return kernel_labels(str(name) for key in columns for name in self.rows[key].drop_nulls())
 
@@ -127,7 +119,7 @@ class Table:
         return self.rows if self.limit is None else self.rows.head(self.limit)
 
     def texts(self, row: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-        """The cells of a row (all its values, by name) as people see them, each with the full name behind it."""
+        """The displayed cells of a row (its values by column name), each with its full text if that is longer."""
         return [
             name_and_full(row[column.name], row[column.full] if column.full else None, column.kind, self.kernel_labels)
             for column in self.columns
@@ -136,7 +128,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with its caption, and the text that stands for it where it cannot be seen."""
+    """A chart with its caption and alternative text."""
 
     id: str
     caption: str
@@ -146,57 +138,57 @@ class Figure:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a strip: what it is, its time in one unit of the strip, its share of the strip, its colour token."""
+    """A part of a strip."""
 
     title: str
-    time_ns: float
-    share: float
-    fill: str
+    time_ns: float  #: per step, or of the window
+    share: float  #: of the strip
+    fill: str  #: colour token
     detail: str = ""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One bar that is a whole, split into its parts from left to right; they are at most the whole."""
+    """One bar split into parts from left to right, whose shares sum to at most 1."""
 
-    what: str  #: `budget` or `headroom`, whose parts these are
-    device: int  #: CUDA ordinal of the GPU
-    title: str  #: what the whole is, and how long it takes
+    what: str  #: kind of the parts, such as `budget`, `headroom` or `rank`
+    device: int  #: CUDA ordinal of the GPU, or the rank
+    title: str
     segments: tuple[Segment, ...]
-    scale: float = 1.0  #: how long the bar is, of the width of the page; two bars of one scale compare
+    scale: float = 1.0  #: length of the bar as a share of the page width, to compare bars
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The first screen: what limits the program, how much there is to gain, what to do, and how that could be wrong.
+    """The first screen: the limiter of the program, the possible gain, the first remedy, and how to refute it.
 
-    Documents that are not about one program say the same in their own words: a comparison what changed, and why.
+    Documents on something else use the same fields: a comparison shows what changed, and why.
     """
 
     id: str  #: unique in the document
     verdict: str
-    severity: str  #: that of the finding; `info` where nothing is lost
-    gain: str  #: the factor that is expected, as text, or a word such as `Little`; empty for no card
-    gain_range: str  #: the interval and the bound of it, or why there is none
-    #: do, code, brings: the first remedy: what to do, how, and what it should bring; empty where there is none
+    severity: str  #: that of the finding; `info` if nothing is lost
+    gain: str  #: the expected factor as text, or a word such as `Little`; empty for no card
+    gain_range: str  #: its interval and bound, or why there is no gain
+    #: do, code, brings: the first remedy, its code and its expected effect; empty if there is none
     do: str
     code: str
     brings: str
-    sure: str  #: how sure the cause is; empty where there is no cause
-    refute: str  #: the experiment that would show that it is wrong; empty for none
-    notes: tuple[Note, ...] = ()  #: what to know before any number
+    sure: str  #: confidence in the cause; empty if there is no cause
+    refute: str  #: the experiment that would refute the cause; empty for none
+    notes: tuple[Note, ...] = ()  #: cautions to read before the numbers
     strips: tuple[Strip, ...] = ()  #: the whole time, split into its parts
     others: tuple[tuple[str, str, str], ...] = ()  #: further findings: id of the section, name, gain
-    unit: str = ""  #: stands behind the gain
-    headings: tuple[str, str] = ("How much there is to gain", "What to do")  #: above the gain and above what to do
-    also: str = "Also found"  #: stands before the others
-    tables: tuple[Table, ...] = ()  #: what the answer is read from, below it
-    again: bool = False  #: whether the document's lead says no more than the strips show
+    unit: str = ""  #: follows the gain
+    headings: tuple[str, str] = ("How much there is to gain", "What to do")  #: of the gain and of the remedy
+    also: str = "Also found"  #: label of `others`
+    tables: tuple[Table, ...] = ()  #: tables below the answer that support it
+    again: bool = False  #: whether the document's lead only repeats what the strips show
 
 
 @dataclass(frozen=True)
 class ViewRow:
-    """A place that a view goes to: `span` stands behind the view's name in the address, `cells` say what is there."""
+    """A row of a view's table that links to a place: `span` follows the view's name in the address."""
 
     span: str
     cells: tuple[str, ...]
@@ -204,14 +196,14 @@ class ViewRow:
 
 @dataclass(frozen=True)
 class View:
-    """Something that a script of the page draws and lets the reader explore."""
+    """An interactive drawing, made by a script of the page."""
 
-    id: str  #: unique in the document, ending in `-view`; what stands before is its name in addresses
-    kind: str  #: which script and style it needs, `assets/<kind>.js` and `assets/<kind>.css`
+    id: str  #: unique in the document, ends in `-view`
+    kind: str  #: its script and style are `assets/<kind>.js` and `assets/<kind>.css`
     caption: str
-    alt: str  #: the text that stands for it, and how it is used with a keyboard
-    data: Any  #: for the script; what a JSON string or object can hold
-    #: heading, rows: what it shows in words, with links to the places
+    alt: str  #: alternative text, with the keyboard controls
+    data: Any  #: JSON data of the script, as a string or an object
+    #: heading, rows: a table of its content, with links to the places
     heading: tuple[str, ...] = ()
     rows: tuple[ViewRow, ...] = ()
 
@@ -223,11 +215,11 @@ class View:
 
 @dataclass(frozen=True)
 class Jumps:
-    """Links to places of a view: its name in addresses, what leads there, and for each place its span and words."""
+    """Links to places of a view."""
 
-    view: str
-    text: str
-    places: tuple[tuple[str, str], ...]
+    view: str  #: anchor of the view
+    text: str  #: introduces the links
+    places: tuple[tuple[str, str], ...]  #: span and label of each place
 
 
 Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure | View | Jumps"
@@ -235,16 +227,13 @@ Block: TypeAlias = "Paragraph | Notes | KeyFigures | Table | Figure | View | Jum
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of a document; of the topmost ones, a page shows one at a time (a room).
-
-    A folded one shows its title until it is opened.
-    """
+    """A titled part of a document. A page shows one top-level section (a room) at a time."""
 
     id: str
     title: str
     blocks: tuple[Block, ...] = ()
     subsections: tuple[Section, ...] = ()
-    folded: bool = False
+    folded: bool = False  #: whether only its title is shown until it is opened
 
     def all_blocks(self) -> Iterator[Block]:
         """The blocks of this section and of those inside it, in reading order."""
@@ -258,55 +247,55 @@ Numbers = TypeVar("Numbers")
 
 @dataclass(frozen=True)
 class SectionOf(Generic[Numbers]):
-    """A section of one kind of document: computes from the numbers what it shows."""
+    """A kind of section, which computes its content from the numbers of a document."""
 
     id: str  #: unique in the document
-    title: str | Callable[[Any], str]  #: heading, or what makes it
-    #: yields blocks, and sections inside this one; a section without any is left out
+    title: str | Callable[[Any], str]  #: heading, or a function of the section's numbers that makes it
+    #: yields blocks and subsections; without any, the section is left out
     content: Callable[[Any], Iterable[Block | Section]]
-    #: what the section is about, of the numbers of a document; None where they lack it
+    #: selects the section's numbers from those of the document; None if they are missing
     part: Callable[[Numbers], Any] = lambda numbers: numbers
 
     def of(self, numbers: Numbers, at: str = "") -> Section | None:
-        """The section; `at` stands before every id, where a document holds several parts of a kind."""
-        about = self.part(numbers)
-        found = [_placed(item, at) for item in self.content(about)] if about is not None else []
-        blocks = tuple(item for item in found if not isinstance(item, Section))
-        inside = tuple(item for item in found if isinstance(item, Section))
-        if not found:
+        """The section of these numbers, None if it is empty. `at` prefixes every id, for documents of several parts."""
+        own_numbers = self.part(numbers)
+        items = [_with_prefix(item, at) for item in self.content(own_numbers)] if own_numbers is not None else []
+        if not items:
             return None
-        title = self.title if isinstance(self.title, str) else self.title(about)
-        return Section(f"{at}{self.id}", title, blocks, inside)
+        blocks = tuple(item for item in items if not isinstance(item, Section))
+        subsections = tuple(item for item in items if isinstance(item, Section))
+        title = self.title if isinstance(self.title, str) else self.title(own_numbers)
+        return Section(f"{at}{self.id}", title, blocks, subsections)
 
 
 def sections(kinds: Iterable[SectionOf[Numbers]], numbers: Numbers, at: str = "") -> tuple[Section, ...]:
-    """The sections of these numbers, those left out that have nothing to show."""
+    """The sections of these numbers without the empty ones."""
     return tuple(section for kind in kinds if (section := kind.of(numbers, at)) is not None)
 
 
 @overload
-def _placed(item: Section, at: str) -> Section: ...
+def _with_prefix(item: Section, at: str) -> Section: ...
 @overload
-def _placed(item: Block, at: str) -> Block: ...
-def _placed(item: Block | Section, at: str) -> Block | Section:
+def _with_prefix(item: Block, at: str) -> Block: ...
+def _with_prefix(item: Block | Section, at: str) -> Block | Section:
     if not at:
         return item
     if isinstance(item, Section):
-        blocks = tuple(_placed(block, at) for block in item.blocks)
-        inside = tuple(_placed(inner, at) for inner in item.subsections)
-        return replace(item, id=f"{at}{item.id}", blocks=blocks, subsections=inside)
+        blocks = tuple(_with_prefix(block, at) for block in item.blocks)
+        subsections = tuple(_with_prefix(subsection, at) for subsection in item.subsections)
+        return replace(item, id=f"{at}{item.id}", blocks=blocks, subsections=subsections)
     if isinstance(item, Jumps):
         return replace(item, view=f"{at}{item.view}")
     return replace(item, id=f"{at}{item.id}") if isinstance(item, Table | Figure | View) else item
 
 
 def quiet(text: str) -> Paragraph:
-    """A paragraph that explains."""
+    """A quiet paragraph."""
     return Paragraph(text, quiet=True)
 
 
 def limits(notes: Sequence[Note]) -> Iterator[Block]:
-    """What to know before the numbers are read."""
+    """The notes on the limits of a document's numbers, or a sentence that there are none."""
     yield Notes(tuple(notes)) if notes else quiet("No limits of these numbers were found.")
 
 
@@ -317,11 +306,9 @@ class Document:
     title: str
     lead: str  #: the answer, in at most two sentences
     sections: tuple[Section, ...]  #: in reading order; each is a room of the page
-    #: facts about the source (label, value), for the head of the page
-    meta: tuple[tuple[str, str], ...] = field(default=())
-    answer: Answer | None = None  #: what the first screen says, where there is a verdict
-    #: documents about one of several profiles each, of which a page shows one at a time
-    parts: tuple[Document, ...] = ()
+    meta: tuple[tuple[str, str], ...] = ()  #: facts about the source (label, value), for the head of the page
+    answer: Answer | None = None  #: the first screen, if there is a verdict
+    parts: tuple[Document, ...] = ()  #: one document per profile, if there are several; a page shows one at a time
     id: str = ""  #: of a part
 
     def blocks(self) -> Iterator[Block]:

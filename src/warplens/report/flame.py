@@ -1,8 +1,8 @@
-"""Icicle views: whose GPU time it is, from the program's parts down to kernels, and what changed between two profiles.
+"""Icicle charts: GPU time by part of the program, down to kernels, and the difference between two profiles.
 
-Each view is a tree of names. A node's time is the summed duration of the GPU work below it, so that a parent is the sum
-of its children and the root is all work of the window, as in the tables of kernels, ranges and operators. Work belongs
-to a module, range, operator or Python function by the same rules as there.
+Each view is a tree of names. The time of a node is the summed duration of the GPU work below it: a parent is the sum of
+its children, and the root is all work of the window. Work is attributed to modules, ranges, operators and Python
+functions by the same rules as in their tables.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from warplens.report.document import Block, View
 from warplens.report.overview.numbers import Numbers
 from warplens.report.timeline import WorkName, named_work
 
-#: Nodes below this share of the window's work stand together as one: they would be thinner than a pixel.
+#: Nodes below this share of the window's work are merged with each other: they would be thinner than a pixel.
 _LEAST_SHARE: Final = 1 / 2_000
 
-#: Longer names are cut.
+#: Names are cut to this many characters.
 _LONGEST_NAME: Final = 400
 
-#: What the parts of the program are coloured like; work has the colour of its category.
+#: Colour tokens of the parts of the program; GPU work has the colour of its category.
 _FILLS: Final = {"module": "softmax", "range": "reduction", "operator": "gather-scatter", "function": "sort-topk"}
 
-#: Where work stands that belongs to nothing in a view.
+#: Name of the node for work without a place in a view.
 _OUTSIDE: Final = {
     "program": "outside all operators",
     "operators": "outside all operators",
@@ -48,39 +48,40 @@ _OUTSIDE: Final = {
 class Node:
     """A name in a tree."""
 
-    parent: int  #: number of the node above; −1 for an outermost one
-    name: str  #: as it is shown; `full` where that is shortened
-    full: str | None
+    parent: int  #: index of the parent; −1 for a root
+    name: str  #: as displayed
+    full: str | None  #: the full name, if `name` is shortened
     fill: str  #: colour token
     total_ns: int  #: GPU time of the work below
-    count: int  #: pieces of that work
+    count: int  #: number of GPU work items below
 
 
 @dataclass(frozen=True)
 class Flame:
-    """One view: parents stand before their children."""
+    """One view; parents precede their children."""
 
     id: str  #: `program`, `ranges`, `operators`, `python` or `kernels`
-    title: str  #: what leads to kernels in it
+    title: str  #: names the levels above the kernels
     nodes: tuple[Node, ...]
-    total_ns: int  #: the sum of the outermost ones, which is all GPU work of the window
-    steps: int  #: repetitions that the window holds; 1 where it has none
+    total_ns: int  #: all GPU work of the window, the sum of the roots
+    steps: int  #: steps of the window, at least 1
 
 
 @dataclass(frozen=True, eq=False)
 class _Paths:
-    """Where each piece of work stands in a tree of paths (`NO_RANGE`: nowhere), and that tree."""
+    """A tree of names, and the node of each GPU work item in it."""
 
-    of_work: Int64s
-    parent: list[int]
-    name: list[str]
-    kind: str
+    of_work: Int64s  # node of each work item, or `NO_RANGE`
+    parent: list[int]  # parent of each node, or `NO_RANGE`
+    name: list[str]  # name of each node
+    kind: str  # key of `_FILLS`, or `category`
 
 
 def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
-    """The views that the profile has something to show in, the most telling first; none without GPU work.
+    """The views that the profile has data for, the most informative first; none without GPU work.
 
     Args:
+        timeline: the profile.
         window: only work that begins inside it counts.
     """
     rows = timeline.work_rows_in(window)
@@ -100,7 +101,7 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
         contexts.append(("ranges", "Ranges", [_annotations(timeline, work)]))
     if timeline.trace.python_functions.height:
         contexts.append(("python", "Python functions", [_functions(timeline, rows)]))
-    contexts = [each for each in contexts if any((paths.of_work != NO_RANGE).any() for paths in each[2])]
+    contexts = [context for context in contexts if any((paths.of_work != NO_RANGE).any() for paths in context[2])]
     category = _Paths(leaf, [NO_RANGE] * len(leaves), [name.kind for name in leaves], "category")
     contexts.append(("kernels", "Kinds of work", [category]))
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()
@@ -111,16 +112,24 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
 
 
 def _paths(names: pl.Series, wanted: Bools, parent: Int64s, of_work: Int64s, kind: str) -> _Paths:
-    """The tree of the names of some rows of a table, and where the work that belongs to those rows stands in it."""
+    """The tree of the names of the `wanted` rows of a table, with the node of each work item.
+
+    Args:
+        names: the name of each row.
+        wanted: for each row, whether it is part of the tree.
+        parent: for each row, the row of its parent.
+        of_work: for each work item, the row that it belongs to.
+        kind: of the tree.
+    """
     texts = [_plain(text) for text in name_categories(names)]
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     by_code = np.array([numbers[text] for text in texts], dtype=np.int64)
     rows = np.flatnonzero(wanted)
-    found = name_paths(by_code[names.to_physical().to_numpy()], rows, parent[rows])
+    tree = name_paths(by_code[names.to_physical().to_numpy()], rows, parent[rows])
     path = np.full(len(wanted) + 1, NO_RANGE, dtype=np.int64)
-    path[rows] = found.path
+    path[rows] = tree.path
     labels = list(numbers)
-    return _Paths(path[of_work], found.parent.tolist(), [labels[code] for code in found.code.tolist()], kind)
+    return _Paths(path[of_work], tree.parent.tolist(), [labels[code] for code in tree.code.tolist()], kind)
 
 
 def _plain(text: str) -> str:
@@ -130,9 +139,9 @@ def _plain(text: str) -> str:
 def _annotations(timeline: Timeline, work: pl.DataFrame) -> _Paths:
     ranges = timeline.trace.ranges
     annotated = ~is_operator(ranges)
-    above = timeline.forest.parent
-    held = nearest(above, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
-    return _paths(ranges["name"], annotated, nearest(above, annotated, above), held, "range")
+    parents = timeline.forest.parent
+    range_of_work = nearest(parents, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
+    return _paths(ranges["name"], annotated, nearest(parents, annotated, parents), range_of_work, "range")
 
 
 def _operators(timeline: Timeline, rows: slice | Int64s) -> _Paths:
@@ -142,20 +151,20 @@ def _operators(timeline: Timeline, rows: slice | Int64s) -> _Paths:
 
 
 def _parts_of_program(timeline: Timeline, rows: slice | Int64s) -> list[_Paths]:
-    """Modules, and annotations where no module is known: what `operators --by module` lists as trees."""
+    """The trees of modules, and of annotations for work without a module, as in `operators --by module`."""
     levels = levels_of_work(timeline, timeline.places)
     level, row = levels.level[rows], levels.row[rows]
     calls, frames, ranges = timeline.trace.python_functions, timeline.python, timeline.trace.ranges
     parts = []
     if (level == LEVELS.index("module")).any():
-        mine = np.where(level == LEVELS.index("module"), row, NO_RANGE)
-        parts.append(_paths(calls["name"], frames.is_module, frames.module_parent, mine, "module"))
+        row_of_work = np.where(level == LEVELS.index("module"), row, NO_RANGE)
+        parts.append(_paths(calls["name"], frames.is_module, frames.module_parent, row_of_work, "module"))
     if (level == LEVELS.index("annotation")).any():
-        mine = np.where(level == LEVELS.index("annotation"), row, NO_RANGE)
-        named = np.zeros(ranges.height, dtype=np.bool_)
-        named[levels.row[levels.level == LEVELS.index("annotation")]] = True
-        above = timeline.forest.parent
-        parts.append(_paths(ranges["name"], named, nearest(above, named, above), mine, "range"))
+        row_of_work = np.where(level == LEVELS.index("annotation"), row, NO_RANGE)
+        is_listed = np.zeros(ranges.height, dtype=np.bool_)
+        is_listed[levels.row[levels.level == LEVELS.index("annotation")]] = True
+        parents = timeline.forest.parent
+        parts.append(_paths(ranges["name"], is_listed, nearest(parents, is_listed, parents), row_of_work, "range"))
     return parts
 
 
@@ -166,139 +175,139 @@ def _functions(timeline: Timeline, rows: slice | Int64s) -> _Paths:
 
 
 class _Tree:
-    """Nodes by their parent and name, in the order in which they were first met."""
+    """Nodes in the order in which they were added, distinct by parent and name."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
-        self._at: dict[tuple[int, str], int] = {}
+        self._index: dict[tuple[int, str], int] = {}
 
     def add(self, parent: int, name: str, full: str | None, fill: str, total_ns: int, count: int) -> int:
-        """Adds an amount to a node, which is made if need be; returns its number."""
-        place = self._at.setdefault((parent, full or name), len(self.nodes))
-        if place == len(self.nodes):
+        """Add time and count to a node, which is created if it is new, and return its index."""
+        index = self._index.setdefault((parent, full or name), len(self.nodes))
+        if index == len(self.nodes):
             self.nodes.append(Node(parent, name, full, fill, 0, 0))
-        self.nodes[place].total_ns += total_ns
-        self.nodes[place].count += count
-        return place
+        self.nodes[index].total_ns += total_ns
+        self.nodes[index].count += count
+        return index
 
 
 def _nodes(
     id_: str, paths: Sequence[_Paths], leaf: Int64s, leaves: Sequence[WorkName], duration: Int64s
 ) -> tuple[Node, ...]:
-    """The nodes of a view: the paths one below the other, kernels at their ends."""
-    keys = [f"path{place}" for place in range(len(paths))]
-    columns = {key: each.of_work for key, each in zip(keys, paths, strict=True)}
+    """The nodes of a view: the trees of `paths` nested in order, with the kernels (`leaves`) below them."""
+    keys = [f"path{number}" for number in range(len(paths))]
+    columns = {key: tree.of_work for key, tree in zip(keys, paths, strict=True)}
     grouped = (
         pl.DataFrame({**columns, "leaf": leaf, "ns": duration})
         .group_by(*keys, "leaf")
         .agg(pl.col("ns").sum(), pl.len().alias("count"))
         .sort("ns", *keys, "leaf", descending=[True, *[False] * (len(keys) + 1)])
     )
-    tree = _Tree()
-    # One turn for each distinct place of a distinct kernel, not for each kernel.
-    for *places, number, total_ns, count in grouped.iter_rows():
-        above, name = NO_RANGE, leaves[number]
-        for place, each in zip(places, paths, strict=True):
-            fill = name.fill if each.kind == "category" else _FILLS[each.kind]
-            for node in _down_to(each.parent, place):
-                above = tree.add(above, each.name[node], None, fill, total_ns, count)
-        if above == NO_RANGE:
-            above = tree.add(above, _OUTSIDE[id_], None, "other", total_ns, count)
-        tree.add(above, name.label, name.full, name.fill, total_ns, count)
-    return _without_slivers(tree.nodes, _LEAST_SHARE * int(duration.sum()))
+    merged = _Tree()
+    # One iteration per distinct path and kernel, not per kernel launch.
+    for *path_nodes, leaf_index, total_ns, count in grouped.iter_rows():
+        parent, name = NO_RANGE, leaves[leaf_index]
+        for path_node, tree in zip(path_nodes, paths, strict=True):
+            fill = name.fill if tree.kind == "category" else _FILLS[tree.kind]
+            for node in _down_to(tree.parent, path_node):
+                parent = merged.add(parent, tree.name[node], None, fill, total_ns, count)
+        if parent == NO_RANGE:
+            parent = merged.add(parent, _OUTSIDE[id_], None, "other", total_ns, count)
+        merged.add(parent, name.label, name.full, name.fill, total_ns, count)
+    return _without_slivers(merged.nodes, _LEAST_SHARE * int(duration.sum()))
 
 
 def _down_to(parent: Sequence[int], node: int) -> list[int]:
-    """The nodes from an outermost one down to this one; none for `NO_RANGE`."""
-    way = []
+    """The nodes from the root down to this one; none for `NO_RANGE`."""
+    path = []
     while node != NO_RANGE:
-        way.append(node)
+        path.append(node)
         node = parent[node]
-    return way[::-1]
+    return path[::-1]
 
 
 def _without_slivers(nodes: Sequence[Node], least: float) -> tuple[Node, ...]:
-    """The nodes, those that are too small to be seen put together with the small ones beside them."""
+    """The nodes, with several siblings below `least` (ns) merged into one."""
     small: dict[int, list[Node]] = {}
     for node in nodes:
         if node.total_ns < least:
             small.setdefault(node.parent, []).append(node)
-    number: dict[int, int] = {NO_RANGE: NO_RANGE}
+    new_index: dict[int, int] = {NO_RANGE: NO_RANGE}
     kept: list[Node] = []
-    for place, node in enumerate(nodes):
-        if node.parent in number and (node.total_ns >= least or len(small[node.parent]) == 1):
-            number[place] = len(kept)
-            kept.append(replace(node, parent=number[node.parent]))
+    for index, node in enumerate(nodes):
+        if node.parent in new_index and (node.total_ns >= least or len(small[node.parent]) == 1):
+            new_index[index] = len(kept)
+            kept.append(replace(node, parent=new_index[node.parent]))
     for parent, members in small.items():
-        if parent in number and len(members) > 1:
-            spent, count = sum(node.total_ns for node in members), sum(node.count for node in members)
-            kept.append(Node(number[parent], f"{len(members)} smaller", None, "other", spent, count))
+        if parent in new_index and len(members) > 1:
+            total_ns, count = sum(node.total_ns for node in members), sum(node.count for node in members)
+            kept.append(Node(new_index[parent], f"{len(members)} smaller", None, "other", total_ns, count))
     return tuple(kept)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two views of the same kind, held against each other. Times are those of a step of each profile."""
+    """Two views of the same kind compared, with times per step of each profile."""
 
     flame: Flame  #: names and parents of the nodes of both; its times are those of the profile after the change
-    #: before_ns, after_ns: of each node, a step
+    #: before_ns, after_ns: time per step of each node
     before_ns: tuple[float, ...]
     after_ns: tuple[float, ...]
 
 
 def flame_difference(before: Flame, after: Flame) -> Difference:
-    """What each node took before and after; a node that one of them lacks took nothing there.
+    """The time per step of each node before and after; 0 if the node is missing.
 
-    What is too small to be shown in one of the two profiles has no names there: it counts under "smaller".
+    Nodes that are merged because they are too small in one of the profiles count as "smaller" there.
     """
     tree = _Tree()
-    spent: list[dict[int, float]] = [{}, {}]
+    times_ns: list[dict[int, float]] = [{}, {}]
     for side, flame in enumerate((before, after)):
-        number = {NO_RANGE: NO_RANGE}
-        for place, node in enumerate(flame.nodes):
+        new_index = {NO_RANGE: NO_RANGE}
+        for old, node in enumerate(flame.nodes):
             name = "smaller" if node.name.endswith(" smaller") else node.name
-            at = tree.add(number[node.parent], name, node.full, node.fill, side * node.total_ns, side * node.count)
-            number[place] = at
-            spent[side][at] = spent[side].get(at, 0) + node.total_ns
-    first, second = (
-        tuple(spent[side].get(place, 0) / flame.steps for place in range(len(tree.nodes)))
+            new = tree.add(new_index[node.parent], name, node.full, node.fill, side * node.total_ns, side * node.count)
+            new_index[old] = new
+            times_ns[side][new] = times_ns[side].get(new, 0) + node.total_ns
+    before_ns, after_ns = (
+        tuple(times_ns[side].get(index, 0) / flame.steps for index in range(len(tree.nodes)))
         for side, flame in enumerate((before, after))
     )
-    return Difference(replace(after, nodes=tuple(tree.nodes)), first, second)
+    return Difference(replace(after, nodes=tuple(tree.nodes)), before_ns, after_ns)
 
 
 def flame_blocks(numbers: Numbers) -> Iterator[Block]:
-    """Whose GPU time it is, as trees to zoom into."""
-    found = flames(numbers.timeline, numbers.window)
-    if not found:
+    """GPU time by part of the program, as icicle charts."""
+    views = flames(numbers.timeline, numbers.window)
+    if not views:
         return
-    first = found[0]
-    outer = sorted((node for node in first.nodes if node.parent == NO_RANGE), key=lambda node: -node.total_ns)
-    named = ", ".join(f"{node.name} {fmt.share(node.total_ns / max(first.total_ns, 1))}" for node in outer[:3])
+    first = views[0]
+    roots = sorted((node for node in first.nodes if node.parent == NO_RANGE), key=lambda node: -node.total_ns)
+    largest = ", ".join(f"{node.name} {fmt.share(node.total_ns / max(first.total_ns, 1))}" for node in roots[:3])
     yield View(
         id="flame-view",
         kind="flame",
         caption="GPU time by part of the program, down to kernels",
-        alt=f"{first.title} by GPU time, {fmt.duration(first.total_ns)} in all; the largest: {named}. Arrow keys go "
+        alt=f"{first.title} by GPU time, {fmt.duration(first.total_ns)} in all; the largest: {largest}. Arrow keys go "
         "from part to part, Enter zooms in, Escape out. The tables below have the same sums.",
-        data={"views": [_data(flame) for flame in found]},
+        data={"views": [_data(flame) for flame in views]},
     )
 
 
 def difference_blocks(before: tuple[Timeline, Window], after: tuple[Timeline, Window]) -> Iterator[Block]:
-    """What got slower and what faster, as trees to zoom into; of the views that both profiles have."""
+    """Changes of GPU time per step, as icicle charts, for the views that both profiles have."""
     first = {flame.id: flame for flame in flames(*before)}
     both = [flame_difference(first[flame.id], flame) for flame in flames(*after) if flame.id in first]
     if not both:
         return
-    outer = [place for place, node in enumerate(both[0].flame.nodes) if node.parent == NO_RANGE]
-    was, now = (sum(side[place] for place in outer) for side in (both[0].before_ns, both[0].after_ns))
+    roots = [index for index, node in enumerate(both[0].flame.nodes) if node.parent == NO_RANGE]
+    before_ns, after_ns = (sum(side[index] for index in roots) for side in (both[0].before_ns, both[0].after_ns))
     yield View(
         id="flame-view",
         kind="flame",
         caption="GPU time of a step, before and after: red takes longer, blue less",
-        alt=f"GPU time of a step: {fmt.duration(was)} before, {fmt.duration(now)} after.",
-        data={"views": [{**_data(each.flame), "before": each.before_ns, "after": each.after_ns} for each in both]},
+        alt=f"GPU time of a step: {fmt.duration(before_ns)} before, {fmt.duration(after_ns)} after.",
+        data={"views": [{**_data(diff.flame), "before": diff.before_ns, "after": diff.after_ns} for diff in both]},
     )
 
 

@@ -1,8 +1,8 @@
-"""A document as one self-contained HTML file that works offline, from a `file:` address, without a network request.
+"""Renders a document as one self-contained HTML file that works offline, from a `file:` address.
 
-Whatever comes from a profile is text: Jinja escapes it, chart data is JSON that cannot end its script element, and
-tooltips are written as text nodes. On top of that, a Content-Security-Policy forbids every script but the page's own
-(by their hashes), every network access, and `eval`: charts run with Vega's expression interpreter instead.
+Data from a profile is treated as text: Jinja escapes it, chart data is JSON that cannot end its script element, and
+tooltips are text nodes. In addition, a Content-Security-Policy forbids all scripts but the page's own (by hash), all
+network access, and `eval`: charts run with Vega's expression interpreter instead.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from warplens.report.document import NOTE_TAGS, Document, Table, View
 from warplens.report.jsonout import dumps
 from warplens.report.theme import FILLS, FONT, PAGE, Theme, colour, css_ink
 
-#: Rows of one table that are put into the page. More would make it slow on a phone; `report.json` holds them all.
+#: Rows of one table in the page. More would be slow on a phone; `report.json` has all of them.
 MOST_ROWS = 500
 
-#: A line may break behind these signs of a kernel's name.
+#: Positions in a kernel's name where a line may break: after these characters.
 _BREAKS = re.compile(r"(?<=[_<,:/])(?=[^_<,:/])")
 
-#: Between a number and its unit.
+#: The space between a number and its unit.
 _UNITS: Final = re.compile(r"(?<=\d) (?=%|[nµm]?s\b|[kMGTP]?i?B\b)")
 
-#: Cells of more characters than this are prose, which needs a wide column.
+#: Text cells of more characters than this need a wide column.
 _PROSE: Final = 32
 
-#: Level of deflation: a tenth larger than the smallest, in a third of its time.
-_PACKING: Final = 6
+#: Level of deflate compression: 10 % larger than at the best level, in a third of the time.
+_COMPRESSION_LEVEL: Final = 6
 
 
 def render_html(document: Document) -> str:
     """The whole page, as the text of one file."""
     specs = {figure.id: figure.chart.spec(css_ink, figure.alt) for figure in document.figures()}
-    # All charts look alike: what says so stands once.
+    # The configuration is the same in all charts, so it is stored once.
     configs = [spec.pop("config") for spec in specs.values()]
     charts = {"config": configs[0], "specs": specs} if specs else {}
     views = [block for block in document.blocks() if isinstance(block, View)]
     kinds = dict.fromkeys(view.kind for view in views)
-    drawing = ["page.js", *(["vega.js"] if charts else []), *(f"{kind}.js" for kind in kinds), "report.js"]
-    scripts = [asset(name) for name in drawing]
-    drawn = "".join(asset(f"{kind}.css") for kind in kinds)
-    styles = [_theme_css() + asset("report.css").replace("PAGE_FONT", FONT) + drawn, _WITHOUT_SCRIPTS]
+    script_names = ["page.js", *(["vega.js"] if charts else []), *(f"{kind}.js" for kind in kinds), "report.js"]
+    scripts = [asset(name) for name in script_names]
+    view_styles = "".join(asset(f"{kind}.css") for kind in kinds)
+    styles = [_theme_css() + asset("report.css").replace("PAGE_FONT", FONT) + view_styles, _WITHOUT_SCRIPTS]
     environment = _environment()
     rows: dict[str, list[tuple[int, str]]] = {}
 
     def later(table: str, place: int, row: str) -> str:
-        """A row that is not shown at first, kept for the script that shows it; nothing in its place."""
+        """Store a row that is not shown at first for the script, and return an empty text in its place."""
         rows.setdefault(table, []).append((place, row))
         return ""
 
@@ -79,13 +79,13 @@ def render_html(document: Document) -> str:
     )
 
 
-#: Without scripts nothing can be unfolded.
+#: Hides controls that need scripts; for browsers with scripts disabled.
 _WITHOUT_SCRIPTS: Final = ".fold,.rooms select{display:none}"
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """Compiling the templates takes a quarter of a second: once a process, however many pages it writes."""
+    """Cached, since compiling the templates takes 0.25 s."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -103,18 +103,18 @@ def _environment() -> jinja2.Environment:
 
 
 def _unbroken(text: str) -> str:
-    """A text whose numbers stay on one line with their units."""
+    """The text with no-break spaces between numbers and their units."""
     return _UNITS.sub("\N{NO-BREAK SPACE}", text)
 
 
 def _percent(share: float) -> str:
-    """A share as a length of SVG."""
+    """A share as an SVG length."""
     return f"{100 * share:.3f}%"
 
 
 @functools.cache
 def asset(name: str) -> str:
-    """A file of the page, by name; the large one is packed."""
+    """A text file of the page, by name; `vega.js` is stored compressed."""
     folder = resources.files("warplens.report") / "assets"
     if name == "vega.js":
         return lzma.decompress((folder / f"{name}.xz").read_bytes()).decode()
@@ -122,7 +122,7 @@ def asset(name: str) -> str:
 
 
 def _policy(scripts: Iterable[str], styles: Iterable[str]) -> str:
-    """Only what this page holds may run and style it, and nothing may be loaded."""
+    """A Content-Security-Policy that allows only these scripts and styles, and no loading."""
     return (
         f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -135,16 +135,16 @@ def _hashes(texts: Iterable[str]) -> str:
 
 
 def _embedded_json(value: Any) -> str:
-    """JSON for a script element: nothing in it can end the element or open a comment."""
+    """JSON for a script element, escaped so that it cannot end the element or open a comment."""
     text = dumps(value).decode()
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
 def _packed(value: Any) -> str:
-    """JSON, deflated: what repeats from chart to chart and from row to row costs nothing. Base64 needs no escaping."""
-    return base64.b64encode(zlib.compress(dumps(value), _PACKING)).decode()
+    """Deflated JSON in Base64, which needs no escaping; compression removes the repetition of charts and rows."""
+    return base64.b64encode(zlib.compress(dumps(value), _COMPRESSION_LEVEL)).decode()
 
 
 def _theme_css() -> str:
@@ -164,7 +164,7 @@ def _variables(theme: Theme) -> str:
 
 
 def _table_view(table: Table) -> dict[str, Any]:
-    """What the template writes out of a table beside its own facts: columns, rows with cells, what is shown of them."""
+    """The values that the template needs of a table: columns, rows of cells, and which rows are shown at first."""
     frame = table.rows.head(MOST_ROWS)
     limit = table.limit if table.limit is not None else frame.height
     depths = frame.get_column(table.depth).to_list() if table.depth else []
@@ -172,18 +172,18 @@ def _table_view(table: Table) -> dict[str, Any]:
     open_to = _open_depth(depths, limit)
     rows = [
         {
-            "cells": [_cell(*each, row[each[0].name]) for each in zip(table.columns, table.texts(row), strict=True)],
-            "hidden": depths[place] > open_to if depths else place >= limit,
-            "depth": depths[place] if depths else 0,
-            "parent": bool(depths) and place + 1 < len(depths) and depths[place + 1] > depths[place],
-            "open": bool(depths) and depths[place] < open_to,
-            "leads": leads[place],
+            "cells": [_cell(*cell, row[cell[0].name]) for cell in zip(table.columns, table.texts(row), strict=True)],
+            "hidden": depths[index] > open_to if depths else index >= limit,
+            "depth": depths[index] if depths else 0,
+            "parent": bool(depths) and index + 1 < len(depths) and depths[index + 1] > depths[index],
+            "open": bool(depths) and depths[index] < open_to,
+            "leads": leads[index],
         }
-        for place, row in enumerate(frame.iter_rows(named=True))
+        for index, row in enumerate(frame.iter_rows(named=True))
     ]
     shown = sum(not row["hidden"] for row in rows)
     left_out = table.rows.height - frame.height
-    are = f"{fmt.plural(left_out, 'more row')} {'is' if left_out == 1 else 'are'} in report.json."
+    left_out_text = f"{fmt.plural(left_out, 'more row')} {'is' if left_out == 1 else 'are'} in report.json."
     return {
         "columns": [
             {
@@ -200,12 +200,12 @@ def _table_view(table: Table) -> dict[str, Any]:
         "leading": table.leads is not None or table.cards,
         "count": fmt.plural(shown, "row") if shown == len(rows) else f"{shown} of {fmt.plural(len(rows), 'row')}",
         "more": shown < len(rows),
-        "left_out": are if left_out else "",
+        "left_out": left_out_text if left_out else "",
     }
 
 
 def _is_wide(column: Column, frame: pl.DataFrame) -> bool:
-    """Whether a column of text holds names or sentences, which a narrow column would break into many lines."""
+    """Whether a text column holds names or long texts, which would take many lines in a narrow column."""
     if fmt.is_numeric(column.kind):
         return False
     texts = frame.get_column(column.name)
@@ -214,7 +214,7 @@ def _is_wide(column: Column, frame: pl.DataFrame) -> bool:
 
 
 def _open_depth(depths: list[int], limit: int) -> int:
-    """How deep a tree is unfolded at first: as deep as it stays within the limit."""
+    """The depth to which a tree is unfolded at first: the largest with at most `limit` rows."""
     depth = 0
     while depth < max(depths, default=0) and sum(level <= depth + 1 for level in depths) <= limit:
         depth += 1
@@ -222,7 +222,7 @@ def _open_depth(depths: list[int], limit: int) -> int:
 
 
 def _cell(column: Column, texts: tuple[str, str | None], item: Any) -> dict[str, Any]:
-    """A cell: its text in pieces between which a line may break (names have no spaces), and what scripts sort it by."""
+    """The values of a cell for the template: its text, pieces for line breaks, and the raw value to sort by."""
     text, full = texts
     numeric = fmt.is_numeric(column.kind)
     known = numeric and text != fmt.MISSING

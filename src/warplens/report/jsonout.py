@@ -1,4 +1,4 @@
-"""Machine output: one JSON object per command, exact numbers, fast enough for every row of a large profile."""
+"""JSON output: one object per command, exact numbers, fast enough for every row of a large profile."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def envelope(command: str, source: Any, data: Any, warnings: Sequence[Note | str
 
     Args:
         command: names the schema: `warplens.<command>/1`.
-        source: where the data came from; file names without folders.
+        source: file names without folders.
         data: the answer. Frames become lists of rows, dataclasses objects, enums their values, NaN and infinity null.
-        warnings: what the reader of the numbers must know; texts or notes.
+        warnings: limits of the numbers, as texts or notes.
     """
     return dumps(
         {
@@ -38,18 +38,18 @@ def envelope(command: str, source: Any, data: Any, warnings: Sequence[Note | str
 
 
 def dumps(value: Any) -> bytes:
-    """Any value of the library as JSON; see `envelope` for what becomes of frames, dataclasses and the like."""
+    """Any value of the library as JSON; frames, dataclasses and enums are converted as described at `envelope`."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
     return orjson.dumps(value, default=_plain, option=options)
 
 
 def named(item: object, names: str) -> dict[str, Any]:
-    """Attributes of a result by their names, several in one text."""
+    """Attributes of a result by name; `names` are separated by spaces."""
     return {name: getattr(item, name) for name in names.split()}
 
 
 def window_data(window: Window) -> dict[str, Any]:
-    """The window that numbers speak of, as it stands in every command's `data`."""
+    """The analysed window, as in `data` of every command."""
     return {
         **named(window, "start_ns end_ns duration_ns kind how"),
         "steps": list(window.steps),
@@ -59,7 +59,7 @@ def window_data(window: Window) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, pl.DataFrame):
-        # Polars writes the rows without making a Python object of each value; the result is passed on as it is.
+        # Polars writes the rows without making Python objects; the text is inserted as it is.
         return orjson.Fragment(value.write_json())
     if is_dataclass(value) and not isinstance(value, type):
         # Not `asdict`, which would deep-copy the frames inside.
@@ -70,7 +70,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-#: Paths are named without the folders above them, which carry user names.
+#: Types without a JSON form, and their replacement. Paths lose their folders, which contain user names.
 _PLAIN_FORMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (pl.Series, pl.Series.to_list),
     (Enum, lambda item: item.value),

@@ -1,4 +1,4 @@
-"""A document as GitHub-flavoured Markdown, its charts as image files beside it."""
+"""Renders a document as GitHub-flavoured Markdown, with charts as image files beside it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from warplens.report.document import (
     View,
 )
 
-#: From a figure to the address of its image, relative to the Markdown file.
+#: Maps a figure to the address of its image, relative to the Markdown file.
 ImageAddress: TypeAlias = "Callable[[Figure], str]"
 
-#: Signs that would start markup. Underscores inside a word are harmless, and names are full of them.
+#: Characters that would start markup. Underscores inside a word are harmless, and common in names.
 _MARKUP = re.compile(r"[\\`*\[\]|~$#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
-#: Stands before a name for each level of a tree; ordinary spaces at the begin of a cell are dropped.
+#: Precedes a name for each level of a tree; Markdown drops ordinary spaces at the begin of a cell.
 _INDENT = "\N{EM SPACE}"
 
 
@@ -37,7 +37,7 @@ def render_markdown(document: Document, image: ImageAddress | None = None) -> st
     """The whole document as Markdown.
 
     Args:
-        image: gives the address of a figure's image; None where images lie in `images/` as SVG.
+        image: maps a figure to the address of its image; None for SVG files in `images/`.
     """
     address = image or (lambda figure: f"images/{figure.id}.svg")
     return "\n\n".join(part for part in _document(document, 1, address) if part) + "\n"
@@ -75,7 +75,7 @@ def _answer(answer: Answer) -> Iterator[str]:
 
 
 def markdown_table(table: Table) -> str:
-    """One table as a pipe table: its rows up to the limit, names shortened, numbers for people."""
+    """One table as a pipe table: its rows up to the limit, names shortened, numbers formatted."""
     shown = table.shown()
     if shown.is_empty():
         return escaped(table.empty)
@@ -96,14 +96,14 @@ def markdown_table(table: Table) -> str:
 
 
 def _lines(code: str) -> str:
-    """Lines of code in a cell, each with its indentation."""
+    """Code in a cell, with line breaks and indentation kept."""
     return "<br>".join(
         _code(fmt.printable(line)).replace("  ", "&nbsp; ").replace("|", "&#124;") for line in code.split("\n")
     )
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, in a paragraph as well as in a table cell."""
+    """The text with markup characters escaped, for paragraphs and table cells."""
     return _MARKUP.sub(r"\\\g<0>", html.escape(fmt.printable(text), quote=False))
 
 
@@ -144,7 +144,7 @@ def _notes(block: Notes) -> str:
     lines = []
     for note in block.notes:
         remedy = f" {escaped(note.remedy)}" if note.remedy else ""
-        # A remedy is a sentence of its own; a text without a stop would run into it.
+        # A remedy is a separate sentence, so a text without a stop needs one.
         stop = "." if remedy and note.text[-1:] not in ".!?:" else ""
         lines.append(f"- **{NOTE_TAGS[note.level.value]}.** {escaped(note.text)}{stop}{remedy}")
     return "\n".join(lines)
@@ -159,7 +159,7 @@ def _key_figures(block: KeyFigures) -> str:
 
 
 def _full_names(table: Table) -> str:
-    """The unabridged names behind the shortened ones of a table, folded."""
+    """A folded list of the full names of a table's shortened names."""
     rows = table.shown().iter_rows(named=True)
     names = {full: short for row in rows for short, full in table.texts(row) if full}
     if not names:

@@ -1,4 +1,4 @@
-"""Measurements for people: a table, a chart, and both as a document."""
+"""Measurements for display: a table, a chart, and a document with both; also errors of attention kernels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from warplens.analysis.numerics import ATTENTION_ERRORS, ULP_CLASSES
 from warplens.profile.measurements import CELLS, PLAN, Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Document, Figure, Paragraph, Section, Table, pick
+from warplens.report.document import Document, Figure, Section, Table, pick, quiet
 
-#: More bars than this are no longer a picture.
+#: With more cells than this the chart is left out.
 _MOST_BARS: Final = 60
 
 _TITLES: Final = {
@@ -24,10 +24,11 @@ _TITLES: Final = {
 
 
 def measured_table(measurements: Measurements, doubts: bool = False) -> Table:
-    """One row a cell: the settings that differ between cells, and what was measured.
+    """One row per cell: the settings that differ between cells, and the measured values.
 
     Args:
-        doubts: also show why figures might not mean what they seem to.
+        measurements: the cells.
+        doubts: whether to add reasons to doubt the figures.
     """
     rows = measurements.cells.with_columns(
         half_share=(pl.col("latency_high_ns") - pl.col("latency_low_ns")) / 2 / pl.col("latency_ns"),
@@ -44,10 +45,10 @@ def measured_table(measurements: Measurements, doubts: bool = False) -> Table:
 
 def _figures(rows: pl.DataFrame) -> Iterator[Column]:
     unit = next((unit for unit in rows.get_column("unit").to_list() if unit), "item")
-    half = Column("half_share", pl.Float64, "half the 95 % interval of the median", title="±")
-    yield from pick(CELLS, "latency_ns", half, "latency_p99_ns gpu_ns")
+    half_width = Column("half_share", pl.Float64, "half the 95 % interval of the median", title="±")
+    yield from pick(CELLS, "latency_ns", half_width, "latency_p99_ns gpu_ns")
     if rows.get_column("latency_ns").null_count() == rows.height:
-        yield half.but(name="gpu_half_share")
+        yield half_width.but(name="gpu_half_share")
     yield CELLS.column("throughput_per_s").but(title=f"{unit.capitalize()}s")
     yield from pick(CELLS, "flops_per_s peak_allocated_bytes samples outliers")
     if rows.get_column("status").n_unique() > 1 or (rows.get_column("status") != "measured").any():
@@ -72,7 +73,7 @@ def _title(measurements: Measurements) -> str:
 
 
 def measured_facts(measurements: Measurements) -> list[str]:
-    """What holds for all cells: the settings that they share, the machine, and how it was measured."""
+    """What all cells have in common: machine, shared settings, and method of measurement."""
     cells, plan = measurements.cells, measurements.plan
     shared = [name for name in measurements.settings if name not in _varying(measurements)]
     facts = [machine] if (machine := _machine(measurements.environment)) else []
@@ -80,7 +81,7 @@ def measured_facts(measurements: Measurements) -> list[str]:
         facts.append(f"titles of the table: {'; '.join(plan['read_as'])}")
     if shared and cells.height:
         first = cells.row(0, named=True)
-        # A setting that is empty (no schedule) says nothing.
+        # An empty setting (no schedule) is not listed.
         texts = (f"{name.replace('_', ' ')} {fmt.value(first[name], 'text')}" for name in shared if first[name] != "")
         facts.append(f"all cells: {', '.join(texts)}")
     rounds = cells.get_column("rounds").max()
@@ -109,7 +110,7 @@ def _method(plan: Any) -> str:
 
 
 def doubts_of(measurements: Measurements) -> list[str]:
-    """Why figures might not mean what they seem to, each with the settings of its cell."""
+    """Reasons to doubt the figures, each with the settings of its cell."""
     varying = _varying(measurements)
     return [
         ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in varying) + f": {doubt}"
@@ -120,8 +121,8 @@ def doubts_of(measurements: Measurements) -> list[str]:
 
 def _machine(environment: Any) -> str:
     device, versions = environment.get("device") or {}, environment.get("versions") or {}
-    parts = [str(device["name"])] if device.get("name") else []  # a published table need not say
-    if "torch" in versions:  # a command that was timed from outside need not use it
+    parts = [str(device["name"])] if device.get("name") else []  # missing in some published tables
+    if "torch" in versions:  # missing for commands timed from outside
         parts.append(f"torch {versions['torch']}")
     if "driver" in environment:
         parts.append(f"driver {environment['driver']}")
@@ -134,12 +135,13 @@ def measured_document(measurements: Measurements) -> Document:
     """A page with the table, and a chart of the times."""
     table = measured_table(measurements, doubts=True)
     cells = measurements.cells.filter(pl.col("status") == "measured")
-    quiet = tuple(Paragraph(fact, quiet=True) for fact in measured_facts(measurements))
-    blocks: tuple[Any, ...] = (table, *quiet)
+    blocks: tuple[Any, ...] = (table, *map(quiet, measured_facts(measurements)))
     if 0 < cells.height <= _MOST_BARS:
         blocks = (_figure(measurements, cells), *blocks)
-    lost = measurements.cells.height - cells.height
-    lead = f"{fmt.count(cells.height)} cells were measured" + (f", {fmt.count(lost)} could not be." if lost else ".")
+    failed = measurements.cells.height - cells.height
+    lead = f"{fmt.count(cells.height)} cells were measured" + (
+        f", {fmt.count(failed)} could not be." if failed else "."
+    )
     return Document(
         title=_title(measurements),
         lead=lead,
@@ -178,47 +180,54 @@ def _figure(measurements: Measurements, cells: pl.DataFrame) -> Figure:
 
 
 def errors_tables(rows: pl.DataFrame) -> tuple[Table, ...]:
-    """Errors against float64 and, apart, how many elements are off by how many units of the last place.
+    """Two tables: errors against float64, and the distribution of errors in units of the last place (ulp).
+
+    A third table lists kernels that were not compared, if there are any.
 
     Args:
         rows: `ATTENTION_ERRORS`.
     """
     head = pick(ATTENTION_ERRORS, "implementation shapes tensor")
-    near = ATTENTION_ERRORS.column("near_enough").but(dtype=pl.String)
+    near_enough = ATTENTION_ERRORS.column("near_enough").but(dtype=pl.String)
     compared = rows.with_columns(
         pl.when("near_enough").then(pl.lit("yes")).when(~pl.col("near_enough")).then(pl.lit("no")).alias("near_enough")
     )
-    known = compared.filter(pl.col("status") == "compared")
+    compared_rows = compared.filter(pl.col("status") == "compared")
     errors = pick(ATTENTION_ERRORS, "not_finite max_abs mean_abs relative formula_relative")
     ulps = pick(ATTENTION_ERRORS, "ulp_median ulp_max", *(f"ulp_{least}" for least in ULP_CLASSES))
     empty = "No kernel could be compared."
     tables = [
-        Table("errors", "Distance from float64", (*head, *errors, near), known, limit=None, empty=empty),
+        Table("errors", "Distance from float64", (*head, *errors, near_enough), compared_rows, limit=None, empty=empty),
         Table(
-            "ulps", "Elements by their difference in units of the last place", (*head, *ulps), known, None, empty=empty
+            "ulps",
+            "Elements by their difference in units of the last place",
+            (*head, *ulps),
+            compared_rows,
+            None,
+            empty=empty,
         ),
     ]
-    if (lost := rows.filter(pl.col("status") != "compared")).height:
-        why = pick(ATTENTION_ERRORS, "implementation shapes status reason")
-        tables.append(Table("not-compared", "Not compared", why, lost, limit=None))
+    if (not_compared := rows.filter(pl.col("status") != "compared")).height:
+        reason_columns = pick(ATTENTION_ERRORS, "implementation shapes status reason")
+        tables.append(Table("not-compared", "Not compared", reason_columns, not_compared, limit=None))
     return tuple(tables)
 
 
 def errors_document(rows: pl.DataFrame) -> Document:
-    """The same as a page, with a chart of the errors of each kernel over the sequence length."""
+    """A document of `errors_tables` with a chart of each kernel's errors over the sequence length."""
     from warplens.report.charts import curve_chart
 
-    known = rows.filter(pl.col("relative").is_not_null()).sort("tokens", maintain_order=True)
+    with_error = rows.filter(pl.col("relative").is_not_null()).sort("tokens", maintain_order=True)
     series = pl.concat_str("implementation", pl.col("shapes").str.extract(r", (.*)$"), "tensor", separator=", ")
-    points = known.select(series=series, x="tokens", y="relative")
+    points = with_error.select(series=series, x="tokens", y="relative")
     figures: tuple[Figure, ...] = ()
     if points.height:
         errors = sorted(points["y"].to_list())
         alt = f"{points.height} errors, {fmt.number(errors[0])} to {fmt.number(errors[-1])}"
         chart = curve_chart(points, x_title="tokens", y_title="‖error‖ / ‖exact‖", kind="number")
         figures = (Figure("errors-chart", "Relative error by sequence length", chart, alt),)
-    far = int((~rows["near_enough"]).sum())
-    lead = f"{known.height} tensors were held against float64; {far or 'none'} of them " + (
+    too_far = int((~rows["near_enough"]).sum())
+    lead = f"{with_error.height} tensors were held against float64; {too_far or 'none'} of them " + (
         "is further off than twice the error of the formula in the same format."
     )
     return Document(

@@ -1,4 +1,4 @@
-"""Many ranks of one run: the answer in sentences, tables, the document, and the data of the JSON."""
+"""The ranks of one run for display: the answer in sentences, tables, the document, and JSON data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from warplens.report.jsonout import named, window_data
 #: Ranks drawn one by one; a chart of more would be longer than a screen.
 _DRAWN_RANKS: Final = 64
 
-#: What a rank's GPU does: column → title and colour token, in the order in which a bar is filled.
+#: Parts of a rank's time: column, title and colour token, from left to right in a bar.
 _PARTS_OF_A_RANK: Final = (
     ("compute_ns", "compute", "gemm"),
     ("graph_ns", "in graphs", "graph"),
@@ -47,20 +47,20 @@ _PARTS_OF_A_RANK: Final = (
 
 
 def longest_window(rows: pl.DataFrame) -> int:
-    """The longest window of any rank, to which all bars are drawn; at least 1."""
+    """The longest window of any rank (ns), the common scale of all bars; at least 1."""
     return max((int(value) for value in rows["duration_ns"].to_list()), default=1) or 1
 
 
 def parts_of(row: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """What one rank's GPU did in its window: title, colour token and time of each part, from the left."""
-    # Waiting is counted by collective, exposure by union: of two at once, waiting can exceed the time there is.
+    """Title, colour token and time (ns) of each part of one rank's window, from left to right."""
+    # Waiting is summed over collectives, exposure is the length of a union: concurrent waits can exceed exposure.
     wait = min(row["exposed_wait_ns"] or 0, row["exposed_ns"])
     times = {**row, "wait_part_ns": wait, "transfer_part_ns": row["exposed_ns"] - wait}
     yield from ((title, token, times[column]) for column, title, token in _PARTS_OF_A_RANK if times[column])
 
 
 def answer(result: RanksResult) -> str:
-    """The answer in two or three sentences: the straggler, what it costs, and whether the work is uneven."""
+    """The answer in two or three sentences: the straggler, its cost, load imbalance and exposed communication."""
     sentences = []
     waits, ranks, uneven = result.waits, result.balance.ranks, result.balance.imbalance
     if total := waits.collectives.height:
@@ -90,7 +90,7 @@ def answer(result: RanksResult) -> str:
 
 
 def facts(result: RanksResult) -> Iterator[str]:
-    """What belongs above the tables: run, windows, clocks, matching."""
+    """The lines above the tables: run, windows, clocks, matching."""
     yield run_line(result)
     yield window_line(result)
     if len(result.ranks) > 1:
@@ -101,13 +101,13 @@ def facts(result: RanksResult) -> Iterator[str]:
 
 
 def run_line(result: RanksResult) -> str:
-    """How many ranks of how many, from how many files, by which tool."""
+    """Number of ranks, world size, number of files, and the recording tools."""
     size = result.placing.world_size
     count = len(result.ranks)
-    of = f" of {fmt.count(size)}" if size is not None else ""
+    of_size = f" of {fmt.count(size)}" if size is not None else ""
     files = len({(summary.source, number) for summary, number in zip(result.summaries, _files(result), strict=True)})
     tools = " · ".join(dict.fromkeys(summary.tool for summary in result.summaries))
-    return f"{fmt.plural(count, 'rank')}{of} in {fmt.plural(files, 'file')} · {tools}"
+    return f"{fmt.plural(count, 'rank')}{of_size} in {fmt.plural(files, 'file')} · {tools}"
 
 
 def window_line(result: RanksResult) -> str:
@@ -123,7 +123,10 @@ def window_line(result: RanksResult) -> str:
 
 
 def _files(result: RanksResult) -> list[int]:
-    """A number for each file: two files of one name differ in their part 0."""
+    """For each summary the number of its file among those of the same name.
+
+    A file has each part (rank) only once, so a repeated part begins another file.
+    """
     seen: dict[tuple[str, int], int] = {}
     numbers = []
     for summary in result.summaries:
@@ -134,7 +137,7 @@ def _files(result: RanksResult) -> list[int]:
 
 
 def clock_sentence(result: RanksResult) -> str:
-    """How the clocks were brought together, and how far they are apart."""
+    """How the clocks were aligned, and the residual difference."""
     alignment = result.alignment
     text = alignment.method
     if alignment.residual_median_ns is not None and alignment.residual_max_ns is not None:
@@ -180,7 +183,7 @@ _INSTANCES: Final = pick(
 
 
 def rank_rows(result: RanksResult) -> pl.DataFrame:
-    """Everything about each rank in one row: its times, its waits, its clock."""
+    """One row per rank: its times, waits and clock."""
     waits = result.waits.ranks.drop("communication_ns")
     clocks = result.alignment.ranks.drop("collectives")
     return result.balance.ranks.join(waits, on="rank", how="left", maintain_order="left").join(
@@ -189,7 +192,7 @@ def rank_rows(result: RanksResult) -> pl.DataFrame:
 
 
 def rank_table(result: RanksResult) -> Table:
-    """Where each rank's time went."""
+    """The time of each rank by activity."""
     rows = result.balance.ranks
     columns = list(_RANKS)
     if rows["process"].count():
@@ -202,7 +205,7 @@ def rank_table(result: RanksResult) -> Table:
 
 
 def wait_table(result: RanksResult) -> Table:
-    """Who arrives last, and how long everyone waits."""
+    """Late arrivals and waiting time of each rank."""
     return Table("waits", "Arrivals and waits in communication", _WAITS, result.waits.ranks)
 
 
@@ -226,35 +229,35 @@ def part_table(result: RanksResult) -> Table:
 
 
 def clock_table(result: RanksResult) -> Table:
-    """How the clocks were brought together."""
+    """Alignment of the clocks."""
     return Table("clocks", "Clocks", _CLOCKS, result.alignment.ranks)
 
 
-#: What a profile lacks that no answer about ranks asks for: peaks of its GPU, which `ranks` has no option to name.
-_NOT_ASKED: Final = ("no-device-info",)
+#: Notes that do not limit answers about ranks: peaks of the GPU are not used here.
+_IRRELEVANT: Final = ("no-device-info",)
 
 
 def limiting_notes(result: RanksResult) -> tuple[Note, ...]:
-    """What limits the answers: across ranks first, then of the profiles, each kind of note once with its ranks."""
-    having: dict[tuple[str, str], tuple[Note, list[int]]] = {}
+    """The notes that limit the answers: those across ranks first, then each note on profiles once, with its ranks."""
+    by_note: dict[tuple[str, str], tuple[Note, list[int]]] = {}
     for rank, summary in zip(result.ranks, result.summaries, strict=True):
-        for item in summary.notes:
-            if item.level is not NoteLevel.INFO and item.code not in _NOT_ASKED:
-                having.setdefault((item.code, item.text), (item, []))[1].append(rank)
-    own = (
-        item if len(those) == len(result.ranks) else replace(item, text=f"{_named(those)}: {item.text}")
-        for item, those in having.values()
+        for note in summary.notes:
+            if note.level is not NoteLevel.INFO and note.code not in _IRRELEVANT:
+                by_note.setdefault((note.code, note.text), (note, []))[1].append(rank)
+    of_profiles = (
+        note if len(ranks) == len(result.ranks) else replace(note, text=f"{_ranks_named(ranks)}: {note.text}")
+        for note, ranks in by_note.values()
     )
-    return (*result.notes, *own)
+    return (*result.notes, *of_profiles)
 
 
-def _named(found: Sequence[int]) -> str:
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    return f"Rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:4]))}{more}"
+def _ranks_named(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:4]))}{more}"
 
 
 def terminal_tables(result: RanksResult) -> list[Table]:
-    """What a terminal shows: times, waits, parts, collectives and clocks, as far as there are any."""
+    """The tables for a terminal: times, waits, parts, collectives and clocks, as far as they apply."""
     several, communicating = len(result.ranks) > 1, result.groups.height > 0
     return [
         rank_table(result),
@@ -266,7 +269,7 @@ def terminal_tables(result: RanksResult) -> list[Table]:
 
 
 def ranks_document(result: RanksResult, notes: Sequence[Note]) -> Document:
-    """The report on many ranks: the answer, what limits it, then time, waits, collectives, steps and clocks."""
+    """The report on many ranks: the answer, its cautions, then time, waits, collectives, steps and clocks."""
     return Document(
         title=f"{fmt.count(len(result.ranks))} ranks" if len(result.ranks) != 1 else "One rank",
         lead=answer(result),
@@ -284,13 +287,15 @@ def _key_figures(result: RanksResult) -> Iterator[Block]:
     window = int(ranks["duration_ns"].sum())
     overlap = 1 - exposed / communication if communication else None
     waited = int(waits["wait_ns"].sum())
-    through = waited + int(waits["transfer_ns"].sum())
+    in_matched = waited + int(waits["transfer_ns"].sum())
     yield KeyFigures(
         (
             KeyFigure("Ranks", len(result.ranks), "count", "With a profile."),
             KeyFigure("Exposed communication", exposed / window if window else None, "share", "Of all windows."),
             KeyFigure("Overlap", overlap, "share", "Communication that compute hides, of all communication."),
-            KeyFigure("Waiting", waited / through if through else None, "share", "Of the time in matched collectives."),
+            KeyFigure(
+                "Waiting", waited / in_matched if in_matched else None, "share", "Of the time in matched collectives."
+            ),
             KeyFigure("Imbalance", result.balance.imbalance, "number", f"Most by mean: {result.balance.how}."),
             KeyFigure("Clock residual", result.alignment.residual_median_ns, "duration_ns", "Median; see Clocks."),
         )
@@ -382,7 +387,7 @@ SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
 
 
 def ranks_data(result: RanksResult) -> dict[str, Any]:
-    """Every number, exact; frames under `rows`."""
+    """All numbers for the JSON, exact; frames under `rows`."""
     alignment, balance, placing = result.alignment, result.balance, result.placing
     return {
         "rows": rank_rows(result),

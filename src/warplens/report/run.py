@@ -1,4 +1,4 @@
-"""The diagnosis of a run: what its ranks cost each other, and each of them by itself."""
+"""The diagnosis of a run of several ranks, as a whole and for each rank, as JSON data, tables and a report."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from warplens.diagnosis.across import RunDiagnosis
 
 
-#: Stands before every id of what a report says of a run as a whole.
+#: Prefix of the ids of all parts of a report on the run as a whole.
 RUN: Final = "run-"
-
 
 _BY_ITSELF: Final = (
     column("rank", help=""),
@@ -49,45 +48,48 @@ _BY_ITSELF: Final = (
 )
 
 
-def by_itself_table(found: RunDiagnosis) -> Table:
-    """The verdict on each rank by itself."""
+def by_itself_table(run: RunDiagnosis) -> Table:
+    """The verdict on each rank separately."""
     rows = []
-    for rank, own in found.ranks.items():
-        first = own.findings[0]
+    for rank, diagnosis in run.ranks.items():
+        finding = diagnosis.findings[0]
         rows.append(
             {
                 "rank": rank,
-                "source": found.run.summary(rank).label,
-                "verdict": own.verdict,
-                "severity": first.severity,
-                "gain": factor(first.gain),
-                "busy_share": own.coverage.busy_ns / own.coverage.wall_ns if own.coverage.wall_ns else None,
-                "remedy": first.remedies[0].action if first.remedies else None,
+                "source": run.run.summary(rank).label,
+                "verdict": diagnosis.verdict,
+                "severity": finding.severity,
+                "gain": factor(finding.gain),
+                "busy_share": diagnosis.coverage.busy_ns / diagnosis.coverage.wall_ns
+                if diagnosis.coverage.wall_ns
+                else None,
+                "remedy": finding.remedies[0].action if finding.remedies else None,
             }
         )
     schema = {column.name: column.dtype for column in _BY_ITSELF}
     return Table("by-itself", "Each rank separately", _BY_ITSELF, pl.DataFrame(rows, schema=schema), limit=None)
 
 
-def run_frame(found: RunDiagnosis) -> pl.DataFrame:
-    """One row a finding: those of the run, whose rank is null, and then those of each rank."""
-    parts: list[tuple[int | None, Diagnosis | RunDiagnosis]] = [(None, found), *found.ranks.items()]
+def run_frame(run: RunDiagnosis) -> pl.DataFrame:
+    """One row per finding: first those of the run, with `of_rank` null, then those of each rank."""
+    diagnoses: list[tuple[int | None, Diagnosis | RunDiagnosis]] = [(None, run), *run.ranks.items()]
     frames = [
-        findings_frame(own).select(pl.lit(rank, dtype=pl.Int64).alias("of_rank"), pl.all()) for rank, own in parts
+        findings_frame(diagnosis).select(pl.lit(rank, dtype=pl.Int64).alias("of_rank"), pl.all())
+        for rank, diagnosis in diagnoses
     ]
     return pl.concat(frames).drop("gain", "at_most")
 
 
-def run_data(found: RunDiagnosis) -> dict[str, Any]:
-    """The diagnosis of a run and of each rank; what only one window has is null."""
-    windows = {rank: found.run.summary(rank).window for rank in found.ranks}
+def run_data(run: RunDiagnosis) -> dict[str, Any]:
+    """The JSON data of a run and of each rank; fields that only the diagnosis of one window has are null."""
+    windows = {rank: run.run.summary(rank).window for rank in run.ranks}
     return {
         "window": None,
-        "verdict": found.verdict,
-        "verdict_known": is_known(found.findings[0]),
-        "headline": found.headline,
-        "findings": [finding_data(finding) for finding in found.findings],
-        "headline_share": found.headline_share,
+        "verdict": run.verdict,
+        "verdict_known": is_known(run.findings[0]),
+        "headline": run.headline,
+        "findings": [finding_data(finding) for finding in run.findings],
+        "headline_share": run.headline_share,
         "per_phase": [],
         "predictions": [],
         "what_if": None,
@@ -96,56 +98,56 @@ def run_data(found: RunDiagnosis) -> dict[str, Any]:
         "ranks": [
             {
                 "rank": rank,
-                "source": found.run.summary(rank).source,
+                "source": run.run.summary(rank).source,
                 "window": window_data(windows[rank]),
-                **diagnosis_data(own),
+                **diagnosis_data(diagnosis),
             }
-            for rank, own in found.ranks.items()
+            for rank, diagnosis in run.ranks.items()
         ],
-        "together": {"late_rank": straggler(found.run.result.waits), **ranks_data(found.run.result)},
+        "together": {"late_rank": straggler(run.run.result.waits), **ranks_data(run.run.result)},
     }
 
 
-def run_answer(found: RunDiagnosis) -> Answer:
+def run_answer(run: RunDiagnosis) -> Answer:
     """The first screen of a report on a run."""
-    return answer_block(found, tuple(run_strips(found.run.result)), RUN)
+    return answer_block(run, tuple(run_strips(run.run.result)), RUN)
 
 
-def run_rooms(found: RunDiagnosis) -> tuple[Section, ...]:
-    """The rooms of a report on a run: what its ranks cost each other, and the ranks side by side."""
-    result = found.run.result
+def run_rooms(run: RunDiagnosis) -> tuple[Section, ...]:
+    """The top-level sections of a report on a run: its findings, and the ranks compared."""
+    result = run.run.result
     findings = (
         Section(
             f"{RUN}finding-{finding.id}",
             f"{finding.id}: {rule(finding.id).limiter}",
             tuple(one_finding(finding)),
-            folded=place > 0,
+            folded=number > 0,
         )
-        for place, finding in enumerate(found.findings)
+        for number, finding in enumerate(run.findings)
     )
-    blocks = (by_itself_table(found), quiet(answer(result)))
+    blocks = (by_itself_table(run), quiet(answer(result)))
     return (
         Section(f"{RUN}findings", "The run", blocks, tuple(findings)),
         Section(f"{RUN}ranks", "Ranks", (), sections(SECTIONS, result, RUN)),
     )
 
 
-def run_document(found: RunDiagnosis) -> Document:
+def run_document(run: RunDiagnosis) -> Document:
     """The report on a run without its profiles."""
-    result = found.run.result
+    result = run.run.result
     meta = (("Run", run_line(result)), ("Window", window_line(result).removeprefix("window: ")))
-    return Document(f"{len(found.ranks)} ranks of one run", answer(result), run_rooms(found), meta, run_answer(found))
+    return Document(f"{len(run.ranks)} ranks of one run", answer(result), run_rooms(run), meta, run_answer(run))
 
 
 def run_strips(result: RanksResult) -> Iterator[Strip]:
-    """The time of the rank that computes the most, and of the one that waits the most, in one scale."""
+    """The time of the rank that computes the most and of the one that waits the most, on one scale."""
     rows = rank_rows(result)
     longest = longest_window(rows)
-    shown = (rows.sort("compute_ns", descending=True), rows.sort("exposed_wait_ns", descending=True, nulls_last=True))
-    for rank in dict.fromkeys(int(each["rank"][0]) for each in shown):
+    ranked = (rows.sort("compute_ns", descending=True), rows.sort("exposed_wait_ns", descending=True, nulls_last=True))
+    for rank in dict.fromkeys(int(frame["rank"][0]) for frame in ranked):
         row = rows.row(by_predicate=pl.col("rank") == rank, named=True)
         steps = max(1, len(result.summaries[result.ranks.index(rank)].window.steps))
         unit = "mean step" if steps > 1 else "its window"
-        segments = (Segment(title, spent / steps, spent / longest, fill) for title, fill, spent in parts_of(row))
+        segments = (Segment(title, time_ns / steps, time_ns / longest, fill) for title, fill, time_ns in parts_of(row))
         title = f"Where the time of rank {rank} goes ({unit}, {fmt.duration(row['duration_ns'] / steps)})"
         yield Strip("rank", rank, title, tuple(segments))

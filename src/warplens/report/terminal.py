@@ -1,8 +1,8 @@
-"""What a terminal or a pipe gets: tables, sentences and the answer in five lines, fitted to the width that there is.
+"""Output to a terminal or a pipe: tables, sentences and the answer in five lines.
 
-A terminal gets colour (unless `NO_COLOR` is set) and lines that end where its width ends: sentences are wrapped between
-words, and of a table that is too wide columns stay away, which is said: those that it is not about, from the right. A
-file or a program gets everything, in lines as long as they are.
+A terminal gets colour (unless `NO_COLOR` is set) and lines of its width: sentences are wrapped between words, and a
+table that is too wide loses its less important columns, which are listed below it. A file or a program gets all
+columns, in lines of any length.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ if TYPE_CHECKING:
 
 TableFormat: TypeAlias = Literal["table", "csv", "md"]
 
-#: Where output goes to a file or a program there is no width to fit, so that nothing is cut.
+#: Width of tables for a file or a program, large enough that nothing is cut.
 _NO_TERMINAL_WIDTH: Final = 1000
 
-#: A column of text may be folded to this width, but not to less: names in narrower ones cannot be read.
+#: A column of text is folded to this width at least: names in narrower ones are hard to read.
 _LEAST_TEXT: Final = 24
 
-#: Columns that a table is about: what changed, where the time went, and how much of the whole that is.
-_ABOUT: Final[tuple[Callable[[Column], bool], ...]] = (
+#: Predicates of the most important columns: the change, the first time, and the share.
+_IMPORTANT: Final[tuple[Callable[[Column], bool], ...]] = (
     lambda column: column.title == "Change",
     lambda column: column.kind == "duration_ns",
     lambda column: column.name == "share",
 )
 
-#: Up to so many columns of text after the first stay as well, where the first says the same in several rows.
-_TELLING: Final = 1
+#: At most this many columns of text after the first are kept if the first does not distinguish all rows.
+_MOST_KEY_COLUMNS: Final = 1
 
-#: What stands between two columns, and at the edges.
+#: Characters between two columns.
 _GAP: Final = 3
 
 #: Width of the labels of the five lines.
 _LABEL: Final = 12
 
-#: Tones of lines and severities of findings → style.
+#: Style of each tone of a line and each severity of a finding.
 _STYLES: Final = {"critical": "bold red", "warning": "yellow", "info": "green", "good": "green", "quiet": "dim"}
 
-#: Styles of what begins a line: caution, severity of a finding, remedy.
-_BEGINS: Final = (
+#: Styles of the begin of a line, by pattern: caution, severity of a finding, remedy.
+_LINE_STYLES: Final = (
     (re.compile(r"verdict: .*"), "bold"),
     (re.compile(r"\d+\. [\w-]+: critical\b"), _STYLES["critical"]),
     (re.compile(r"\d+\. [\w-]+: warning\b"), _STYLES["warning"]),
@@ -66,28 +66,28 @@ _BEGINS: Final = (
     (re.compile(r"(caution|missing): "), _STYLES["warning"]),
 )
 
-#: What stands between a command and what it answers.
+#: Separates a command from its comment.
 _COMMENT: Final = "  # "
 
-#: What begins an entry of a list.
+#: The begin of a numbered list entry.
 _NUMBERED: Final = re.compile(r" *\d+\. ")
 
-#: A number and its unit stay in one line.
+#: The space between a number and its unit, which must stay on one line.
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|[kMGT]?B|[MGTP]?FLOP)\b|%)")
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at this stream, or whoever reads it wants the same (`FORCE_COLOR`)."""
+    """Whether the stream is a terminal, or to be treated as one (`FORCE_COLOR`)."""
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def width_of(stream: TextIO) -> int | None:
-    """The columns of a terminal; None for a file or a program, which have no width."""
+    """The width of a terminal in columns; None for a file or a program."""
     return shutil.get_terminal_size().columns if is_terminal(stream) else None
 
 
 def print_table(table: Table, form: TableFormat = "table", stream: TextIO | None = None) -> None:
-    """Write the rows of a table, up to its limit, to a stream (standard output if none is given)."""
+    """Write the rows of a table, up to its limit, to a stream (standard output by default)."""
     stream = stream or sys.stdout
     if form == "csv":
         stream.write(csv_table(table))
@@ -98,7 +98,7 @@ def print_table(table: Table, form: TableFormat = "table", stream: TextIO | None
 
 
 def csv_table(table: Table) -> str:
-    """The displayed columns as CSV: raw numbers in their own units, full names, a header line; up to the limit."""
+    """The displayed columns as CSV with a header: unrounded numbers, full names, rows up to the limit."""
     return harmless(table.shown().select(table.keys)).write_csv()
 
 
@@ -107,7 +107,7 @@ def _console(stream: TextIO) -> Console:
 
     class Screen(console.Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # the command line ends quietly then; Rich would end the process with 1
+            raise BrokenPipeError  # the command line handles it quietly; Rich would exit with status 1
 
     screen = Screen(file=stream, highlight=False, markup=False, emoji=False)
     screen.width = width_of(stream) or _NO_TERMINAL_WIDTH
@@ -127,8 +127,8 @@ def _print_for_people(table: Table, stream: TextIO) -> None:
     rows = [[text for text, _ in table.texts(row)] for row in shown.iter_rows(named=True)]
     for row, depth in zip(rows, shown[table.depth] if table.depth else (), strict=False):
         row[0] = "  " * depth + row[0]
-    kept = _fitting(table.columns, rows, screen.width, table.order)
-    columns = [table.columns[place] for place in kept]
+    kept_indices = _fitting(table.columns, rows, screen.width, table.order)
+    columns = [table.columns[index] for index in kept_indices]
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, header_style=style.Style(dim=True))
     for column in columns:
         numeric = fmt.is_numeric(column.kind)
@@ -136,49 +136,51 @@ def _print_for_people(table: Table, stream: TextIO) -> None:
             text.Text(column.title), justify="right" if numeric else "left", no_wrap=numeric, overflow="fold"
         )
     for row in rows:
-        # Text objects, not strings: brackets in a name are no markup.
-        cells = ((row[place], table.columns[place]) for place in kept)
+        # Text objects, since Rich would take brackets in a string as markup.
+        cells = ((row[index], table.columns[index]) for index in kept_indices)
         grid.add_row(*(text.Text(cell, style=_style(cell, column)) for cell, column in cells))
     screen.print(grid)
     if shown.height < table.rows.height:
-        shown_of = f"{fmt.count(shown.height)} of {fmt.count(table.rows.height)} rows; --limit 0 shows all"
-        screen.print(text.Text(shown_of, style="dim"))
-    if absent := [column.title for place, column in enumerate(table.columns) if place not in kept]:
-        screen.print(text.Text(f"not shown in {screen.width} columns: {', '.join(absent)}", style="dim"))
+        row_count = f"{fmt.count(shown.height)} of {fmt.count(table.rows.height)} rows; --limit 0 shows all"
+        screen.print(text.Text(row_count, style="dim"))
+    if hidden := [column.title for index, column in enumerate(table.columns) if index not in kept_indices]:
+        screen.print(text.Text(f"not shown in {screen.width} columns: {', '.join(hidden)}", style="dim"))
 
 
 def _fitting(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, order: str | None = None
 ) -> list[int]:
-    """The places of the columns that fit the width; text may be folded, numbers may not; the first always stays.
+    """The indices of the columns that fit the width. Text may be folded, numbers may not; the first column is kept.
 
-    What a table is about goes last: the columns that tell its rows apart, the one by which they stand (`order`), its
-    change, its first time, and its share. Columns in which nothing is known go first.
+    The most important columns are dropped last: those that distinguish the rows, the one the rows are sorted by
+    (`order`), the change, the first time, and the share. Columns without any value are dropped first.
     """
     from rich.cells import cell_len
 
-    def needed(place: int) -> int:
-        column = columns[place]
-        natural = max(cell_len(column.title), *(cell_len(row[place]) for row in rows))
+    def needed(index: int) -> int:
+        column = columns[index]
+        natural = max(cell_len(column.title), *(cell_len(row[index]) for row in rows))
         return (natural if fmt.is_numeric(column.kind) else min(natural, _LEAST_TEXT)) + _GAP
 
-    telling = 0
-    while telling < min(_TELLING, len(columns) - 1) and len({row[: telling + 1] for row in map(tuple, rows)}) < len(
+    keys = 0
+    while keys < min(_MOST_KEY_COLUMNS, len(columns) - 1) and len({row[: keys + 1] for row in map(tuple, rows)}) < len(
         rows
     ):
-        telling += 1
-    names = [place for place in range(1, telling + 1) if not fmt.is_numeric(columns[place].kind)]
-    about = [next((place for place, column in enumerate(columns) if is_it(column)), 0) for is_it in _ABOUT]
-    left = width - needed(0)
+        keys += 1
+    key_columns = [index for index in range(1, keys + 1) if not fmt.is_numeric(columns[index].kind)]
+    important = [
+        next((index for index, column in enumerate(columns) if is_important(column)), 0) for is_important in _IMPORTANT
+    ]
+    room = width - needed(0)
     kept = [0]
-    nothing = {place for place in range(len(columns)) if all(row[place] == fmt.MISSING for row in rows)}
-    by = [place for place, column in enumerate(columns) if column.name == order]
-    usual = [place for place in (*names, *by, *about, *range(len(columns))) if place not in nothing]
-    for place in dict.fromkeys([*usual, *sorted(nothing)]):
-        if place and (left := left - needed(place)) < 0:
+    empty = {index for index in range(len(columns)) if all(row[index] == fmt.MISSING for row in rows)}
+    sorted_by = [index for index, column in enumerate(columns) if column.name == order]
+    preferred = [index for index in (*key_columns, *sorted_by, *important, *range(len(columns))) if index not in empty]
+    for index in dict.fromkeys([*preferred, *sorted(empty)]):
+        if index and (room := room - needed(index)) < 0:
             break
-        if place:
-            kept.append(place)
+        if index:
+            kept.append(index)
     return sorted(kept)
 
 
@@ -187,7 +189,7 @@ def _style(cell: str, column: Column) -> str:
 
 
 def print_prose(lines: Iterable[str], stream: TextIO) -> None:
-    """Sentences, each on lines of its own; on a terminal wrapped between words, with what matters in colour."""
+    """Write sentences, each on its own lines; on a terminal wrapped between words and styled."""
     width = width_of(stream)
     if width is None:
         stream.write("".join(f"{line}\n" for line in lines))
@@ -200,13 +202,13 @@ def print_prose(lines: Iterable[str], stream: TextIO) -> None:
 def wrapped(line: str, width: int, indent: int | None = None) -> list[str]:
     """A line in pieces that fit the width, broken between words and never between a number and its unit.
 
-    Args:
-        line: the text; what stands before its first sign stays there.
-        width: columns; a word that is longer than a line stays whole.
-        indent: of the further pieces; None for that of the first, and of a numbered one for that behind its number.
+    Every piece of a comment begins with `#`. If a command and its comment do not fit in one line, the comment goes
+    below the command, so that copied lines still run.
 
-    A comment stays one in each of its pieces, and that behind a command which leaves no room goes below it, so that
-    what is copied runs.
+    Args:
+        line: the text; its indentation is kept.
+        width: columns; a word that is longer is not broken.
+        indent: of the further pieces; None for that of the line, or of the text after the number in a numbered line.
     """
     begin = len(line) - len(line.lstrip())
     if indent is None and (number := _NUMBERED.match(line)):
@@ -230,15 +232,15 @@ def _styled(shown: str, line: str) -> Text:
     from rich.text import Text
 
     text = Text(shown)
-    for pattern, style in _BEGINS:
-        if (found := pattern.match(line)) is not None:
-            text.stylize(style, 0, min(found.end(), len(shown)))
+    for pattern, style in _LINE_STYLES:
+        if (match := pattern.match(line)) is not None:
+            text.stylize(style, 0, min(match.end(), len(shown)))
             break
     return text
 
 
 def print_brief(lines: Iterable[Line], stream: TextIO) -> None:
-    """The answer: labels on the left, what they tell on the right, code on lines of its own, ready to be copied."""
+    """Write the answer in five lines: labels on the left, text on the right, code on separate lines for copying."""
     width = width_of(stream)
     if width is None:
         stream.write(brief_text(lines))
@@ -250,36 +252,38 @@ def print_brief(lines: Iterable[Line], stream: TextIO) -> None:
         label, *rest = _rows(line, width)
         style = _STYLES.get(line.tone, "")
         screen.print(Text.assemble((label[:_LABEL], "bold"), (label[_LABEL:], style)), soft_wrap=True)
-        sentence = len(wrapped(f"{line.label:<{_LABEL}}{line.text}", width, _LABEL)) if line.text else 1
-        for place, row in enumerate(rest, start=1):
-            screen.print(Text(row, style=style if place < sentence else "cyan"), soft_wrap=True)
+        text_rows = len(wrapped(f"{line.label:<{_LABEL}}{line.text}", width, _LABEL)) if line.text else 1
+        for number, row in enumerate(rest, start=1):
+            screen.print(Text(row, style=style if number < text_rows else "cyan"), soft_wrap=True)
 
 
 def brief_text(lines: Iterable[Line], width: int | None = None) -> str:
-    """The same as plain text, for a file or a program; of a width, where one is given."""
+    """The answer in five lines as plain text, wrapped if a width is given."""
     return "".join(f"{row}\n" for line in lines for row in _rows(line, width))
 
 
 def _commands(code: Iterable[str], width: int | None) -> Iterator[str]:
-    """Commands with what each answers behind it; below it where one of them would not fit into a row."""
-    given = list(code)
-    if width is None or all(_LABEL + len(each) <= width for each in given):
-        yield from given
+    """Commands with their comments; if one of them does not fit in a row, all comments go below their commands."""
+    commands = list(code)
+    if width is None or all(_LABEL + len(command) <= width for command in commands):
+        yield from commands
         return
-    for each in given:
-        command, mark, why = each.partition(_COMMENT)
+    for commented in commands:
+        command, mark, comment = commented.partition(_COMMENT)
         yield command.rstrip()
         if mark:
-            yield from (_COMMENT + piece.strip() for piece in wrapped(why, width - _LABEL - len(_COMMENT)))
+            yield from (_COMMENT + piece.strip() for piece in wrapped(comment, width - _LABEL - len(_COMMENT)))
 
 
 def _rows(line: Line, width: int | None) -> Iterator[str]:
-    """A line as rows: its text, then its code. What is to be copied whole, a command, is never broken."""
+    """A line as rows: its text, then its code. Commands (lines without text) are not wrapped."""
     code = list(line.code if line.text else _commands(line.code, width))
     margin = " " * _LABEL
     text = line.text or (code.pop(0) if code else "")
     first = f"{line.label:<{_LABEL}}{text}"
-    yield from [first] if width is None or not line.text else wrapped(first, width, _LABEL)
-    for each in code:
-        whole = width is None or not line.text
-        yield from [margin + each] if whole else wrapped(margin + each, width or 0, _LABEL + 2)
+    if width is None or not line.text:
+        yield from (first, *(margin + code_line for code_line in code))
+        return
+    yield from wrapped(first, width, _LABEL)
+    for code_line in code:
+        yield from wrapped(margin + code_line, width, _LABEL + 2)

@@ -1,4 +1,4 @@
-"""Quantities and names for people. Analyses keep exact numbers; rounding and units happen here and nowhere else."""
+"""Formats quantities and names for display. Analyses keep exact numbers; only this module rounds and adds units."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from warplens.patterns import lazy_pattern
 if TYPE_CHECKING:  # the runner of sweeps writes spans on machines without Polars
     import polars as pl
 
+    from warplens.profile import Capture
     from warplens.profile.schema import Kind
 
 
 Scalar: TypeAlias = "str | int | float | bool | None"
 
-#: Stands for a quantity that was not recorded or is not defined.
+#: Shown for a quantity that was not recorded or is not defined.
 MISSING = "–"
 
 _NUMERIC: frozenset[str] = frozenset(
     {"duration_ns", "change_ns", "bytes", "share", "count", "number", "rate", "bandwidth", "flops", "flop_count"}
 )
 
-#: Decimal steps, so that bytes divided by time give the bandwidth that stands beside them.
+#: Decimal prefixes, so that bytes divided by time give the bandwidth shown beside them.
 _TIME_UNITS = ((1, "ns"), (1_000, "µs"), (1_000_000, "ms"), (1_000_000_000, "s"))
 _BYTE_UNITS = ((1, "B"), (10**3, "kB"), (10**6, "MB"), (10**9, "GB"), (10**12, "TB"), (10**15, "PB"))
 _FLOP_UNITS = ((1, "FLOP"), (10**6, "MFLOP"), (10**9, "GFLOP"), (10**12, "TFLOP"), (10**15, "PFLOP"))
@@ -41,12 +42,12 @@ def is_numeric(kind: Kind) -> bool:
 
 
 def duration(nanoseconds: float) -> str:
-    """A time with three significant digits in the unit that suits it: `1.23 ms`."""
+    """A time with three significant digits and a fitting unit: `1.23 ms`."""
     return _scaled(nanoseconds, _TIME_UNITS)
 
 
 def span(seconds: float) -> str:
-    """How long people wait for something: `40 s`, `12 min`, `3.5 h`."""
+    """A time on a human scale, coarsely rounded: `40 s`, `12 min`, `3.5 h`."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -83,7 +84,7 @@ def rate(per_s: float) -> str:
 
 
 def share(part: float) -> str:
-    """A share of 0–1 as a percentage with one decimal; what is there but rounds to nothing reads `<0.1 %`."""
+    """A share of 0–1 as a percentage with one decimal; nonzero shares that would round to 0.0 are `<0.1 %`."""
     if 0 < abs(part) < _SMALLEST_SHOWN_SHARE:
         return "<0.1 %" if part > 0 else f"{_signed('<0.1', negative=True)} %"
     return f"{_signed(f'{abs(part) * 100:.1f}', negative=part < 0)} %"
@@ -91,13 +92,13 @@ def share(part: float) -> str:
 
 def count(events: float) -> str:
     """A whole number with thousands separated: `7,267`; a mean of counts keeps up to one decimal."""
-    whole = int(events) if float(events).is_integer() else None  # exact beyond 2^53, as times of a clock are
+    whole = int(events) if float(events).is_integer() else None  # exact beyond 2^53, for timestamps in ns
     text = f"{abs(events):,.1f}" if whole is None else f"{abs(whole):,}"
     return _signed(text, negative=events < 0)
 
 
 def plural(events: float, one: str, several: str | None = None) -> str:
-    """A count with what is counted, in the plural unless there is one: `1 row`, `12 rows`."""
+    """A count with its noun in the singular or plural: `1 row`, `12 rows`."""
     return f"{count(events)} {one if events == 1 else several or f'{one}s'}"
 
 
@@ -107,19 +108,19 @@ def listed(parts: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-#: A name of a file, a function or a kernel, which is written as it is.
+#: The begin of a file, function or kernel name, which is not capitalised.
 _NAME: Final = re.compile(r"\w+[._/A-Z]\w")
 
 
 def capitalised(text: str) -> str:
-    """With a capital letter at its begin, unless a name stands there."""
+    """The text with its first letter in upper case, unless it begins with a name."""
     return text if _NAME.match(text) else text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:
-    """A clause as a sentence of its own."""
-    whole = capitalised(text)
-    return whole if whole.endswith((".", "!", "?")) else f"{whole}."
+    """The text capitalised, with a full stop unless it ends with `.`, `!` or `?`."""
+    capital = capitalised(text)
+    return capital if capital.endswith((".", "!", "?")) else f"{capital}."
 
 
 def number(quantity: float) -> str:
@@ -132,7 +133,7 @@ def number(quantity: float) -> str:
 
 
 def value(item: Scalar, kind: Kind) -> str:
-    """One value as people read it, without shortening of names; absent and undefined values as `MISSING`."""
+    """One value formatted by kind; names are not shortened, null, NaN and infinity become `MISSING`."""
     if item is None or (isinstance(item, float) and not math.isfinite(item)):
         return MISSING
     if isinstance(item, bool):
@@ -156,6 +157,16 @@ _FORMATTERS = {
 }
 
 
+def recorded_with(capture: Capture) -> str:
+    """The profiler of a file with its version, where that is known: `nsys 2025.3.1`."""
+    return f"{capture.tool} {capture.tool_version or ''}".strip()
+
+
+def gpu_names(*captures: Capture) -> str:
+    """The names of the GPUs in files, each once; empty where no file names one."""
+    return ", ".join(dict.fromkeys(device.name for capture in captures for device in capture.devices))
+
+
 def _scaled(quantity: float, units: tuple[tuple[int, str], ...]) -> str:
     size = abs(quantity)
     # A value that rounds up to the next unit (999,950 ns) belongs there: "1.00 ms", not "1000 µs".
@@ -165,8 +176,8 @@ def _scaled(quantity: float, units: tuple[tuple[int, str], ...]) -> str:
             break
         factor, unit = next_factor, next_unit
     scaled = size / factor
-    whole = factor == 1 and float(size).is_integer()
-    text = f"{size:,.0f}" if whole else _three_digits(scaled)
+    is_whole = factor == 1 and float(size).is_integer()
+    text = f"{size:,.0f}" if is_whole else _three_digits(scaled)
     return _signed(f"{text} {unit}", negative=quantity < 0)
 
 
@@ -182,7 +193,7 @@ def _signed(text: str, *, negative: bool) -> str:
     return f"−{text}" if negative else text
 
 
-#: Long enough for the tile and layout part of a GEMM's name, short enough for a table cell.
+#: Characters: enough for the tile and layout part of a GEMM's name, few enough for a table cell.
 DEFAULT_NAME_WIDTH = 64
 
 _SPACES = lazy_pattern(r"[\t\n\v\f\r\u0085\u2028\u2029]+")
@@ -191,24 +202,24 @@ _UNPRINTABLE = lazy_pattern(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066
 _SIGNATURE = lazy_pattern(r"[<(]|::|^_Z")
 _CAST = lazy_pattern(r"\((?:unsigned |signed )?(?:int|long long|long|short|char|bool)\)(?=-?\d)")
 _QUALIFIED_NAME = lazy_pattern(r"[A-Za-z_]\w*(?:::~?[A-Za-z_]\w*)*")
-#: Everything after the tile of an xmma GEMM's name (stages, warps, alignment); only "split k" is kept of it.
+#: The part after the tile of an xmma GEMM's name (stages, warps, alignment); only "split k" is kept of it.
 _XMMA_TAIL = lazy_pattern(r"(?<=\d)_stage\d+_\w*?_execute(?P<split>(?:_split_?k)?)_kernel__\w+$")
 
-#: Kernels that are a loop around a functor: without the functor, the name says nothing.
+#: Kernels that loop over a functor: without the functor, the name is not informative.
 _GENERIC_KERNEL = lazy_pattern(
     r"(?:.*elementwise_kernel.*|distribution_.*|reduce_kernel|multi_tensor_apply_kernel|for_each_kernel|kernel_agent)$"
 )
-#: Words of a name by which kernels that look alike are told apart, and how many of them at most.
+#: Words of a full name that can distinguish kernels of the same short name; at most `_MOST_WORDS` are added.
 _NAME_WORD = lazy_pattern(r"[A-Za-z][A-Za-z0-9]*|\d+")
 _NO_DIFFERENCE = frozenset(
     {"at", "c10", "native", "std", "array", "char", "ul", "anonymous", "namespace", "unnamed", "int"}
 )
 _MOST_WORDS = 3
 
-#: Kernels whose whole meaning is their template argument; the wrapper's own name is dropped.
+#: Kernels described only by their template argument; the wrapper's own name is dropped.
 _WRAPPER_KERNEL = frozenset({"Kernel", "Kernel2", "device_kernel", "kernel", "kentry"})
 
-#: Template arguments that carry the functor or describe types, but are not what the kernel computes.
+#: Template arguments that wrap the functor or describe types, but do not say what the kernel computes.
 _CARRIER = lazy_pattern(
     r"(?:gpu_kernel_impl\w*|gpu_index_kernel|gpu_kernel\w*|ReduceOp|func_wrapper_t|[AB]?UnaryFunctor|[AB]UnaryFunctor|"
     r"BinaryFunctor|(?:Unary|Binary|Ternary|Pointwise)Op\w*Functor|TensorList\w*|GemmUniversal\w*|enable_sm\w+|"
@@ -223,15 +234,15 @@ _TYPE_WORD = lazy_pattern(
 
 
 def printable(text: str) -> str:
-    """A text from a profile, safe to print on one line: line breaks become spaces, other control signs a mark.
+    """A text from a profile, safe to print on one line: line breaks become spaces, other control characters `U+FFFD`.
 
-    Control signs would let a name move a terminal's cursor, and direction overrides make it read as something else.
+    Control characters could move a terminal's cursor, and direction overrides could make a name read as another.
     """
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", _SPACES.sub(" ", text))
 
 
 def shorten(name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
-    """A text cut to `width` characters, an ellipsis near its end, so that begin and tail stay readable."""
+    """A text cut to `width` characters: the ellipsis replaces its middle, a quarter of the width is kept as tail."""
     if len(name) <= width:
         return name
     tail = width // 4
@@ -239,21 +250,21 @@ def shorten(name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
 
 
 def shorten_kernel(full_name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
-    """The part of a kernel's demangled name that tells it from others.
+    """The short name of a kernel, from its demangled name.
 
-    Return type, namespaces, parameters and template arguments go. A kernel that is only a loop around a functor keeps
+    Return type, namespaces, parameters and template arguments are dropped. A kernel that loops over a functor keeps
     the functor (`vectorized_elementwise_kernel<FillFunctor>`), one that only wraps a type becomes that type's name, and
-    other templates show that something was folded (`flash_fwd_kernel<…>`).
+    other templates get `<…>` (`flash_fwd_kernel<…>`).
     """
     full_name = printable(full_name)
-    from warplens.profile.spelling import split_name  # needs Polars, which a machine that measures may lack
+    from warplens.profile.spelling import split_name  # needs Polars, which a measuring machine may lack
 
-    if not _SIGNATURE.search(full_name):  # words such as `16 more kernels`, or a name that is all there is
+    if not _SIGNATURE.search(full_name):  # text such as `16 more kernels`, or a plain C name
         return shorten(_XMMA_TAIL.sub(r"\g<split>", full_name.strip()), width)
     parts = split_name(full_name)
     base = _XMMA_TAIL.sub(r"\g<split>", parts.short or full_name)
     arguments = _CAST.sub("", parts.template)
-    if full_name.startswith("_Z"):  # namespaces stand among the types there
+    if full_name.startswith("_Z"):  # in a mangled name the arguments include namespaces
         arguments = ", ".join(word for word in arguments.split(", ") if not word.islower())
     if not arguments:
         return shorten(base, width)
@@ -266,10 +277,10 @@ def shorten_kernel(full_name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
 
 
 def kernel_labels(full_names: Iterable[str], width: int = DEFAULT_NAME_WIDTH) -> dict[str, str]:
-    """By full name, short names of which each tells its kernel from the others.
+    """Distinct short names of kernels, by full name.
 
-    Kernels that `shorten_kernel` names alike get what only their own full name has: a type, a vector width, a template
-    argument. Where that is not enough, they are numbered.
+    Kernels of the same short name (`shorten_kernel`) get words that only their own full name contains: a type, a vector
+    width, a template argument. If those do not distinguish them, they are numbered.
 
     >>> kernels = [f"void sum_kernel<{argument}>(int)" for argument in ("float, 4", "double, 4", "float, 8")]
     >>> list(kernel_labels(kernels).values())
@@ -280,27 +291,26 @@ def kernel_labels(full_names: Iterable[str], width: int = DEFAULT_NAME_WIDTH) ->
         alike.setdefault(shorten_kernel(name, width), []).append(name)
     labels: dict[str, str] = {}
     for short, names in alike.items():
-        labels.update(zip(names, _told_apart(short, names, width) if len(names) > 1 else [short], strict=True))
+        labels.update(zip(names, _distinct_labels(short, names, width) if len(names) > 1 else [short], strict=True))
     return labels
 
 
-def _told_apart(short: str, names: list[str], width: int) -> list[str]:
-    """One label for each of these full names, all of which are shortened to the same text."""
-    words = [_NAME_WORD.findall(name) for name in names]
-    common = Counter(words[0])
-    for found in words[1:]:
-        common &= Counter(found)
-    own = []
-    for found in words:
-        left = Counter(common)
-        left.subtract(found)
-        differing = (word for word in dict.fromkeys(found) if left[word] < 0 and word not in _NO_DIFFERENCE)
-        own.append(sorted(differing, key=str.isdigit))  # types before sizes
+def _distinct_labels(short: str, names: list[str], width: int) -> list[str]:
+    """One label for each of these full names, which all have the same short name."""
+    words_of = [_NAME_WORD.findall(name) for name in names]
+    common = Counter(words_of[0])
+    for words in words_of[1:]:
+        common &= Counter(words)
+    distinctive = []
+    for words in words_of:
+        extra = Counter(words) - common
+        differing = (word for word in dict.fromkeys(words) if word in extra and word not in _NO_DIFFERENCE)
+        distinctive.append(sorted(differing, key=str.isdigit))  # types before sizes
     for most in range(1, _MOST_WORDS + 1):
-        labels = [_with_words(short, found[:most], width) for found in own]
+        labels = [_with_words(short, words[:most], width) for words in distinctive]
         if len(set(labels)) == len(labels):
             return labels
-    return [_with_words(short, [*found[:1], f"#{number}"], width) for number, found in enumerate(own, start=1)]
+    return [_with_words(short, [*words[:1], f"#{number}"], width) for number, words in enumerate(distinctive, start=1)]
 
 
 def _with_words(short: str, words: list[str], width: int) -> str:
@@ -319,26 +329,26 @@ def _with_words(short: str, words: list[str], width: int) -> str:
 def name_and_full(
     item: Scalar, full: str | None, kind: Kind, labels: Mapping[str, str] | None = None
 ) -> tuple[str, str | None]:
-    """A value as it is displayed, and the unabridged text behind it where that says more.
+    """A value as it is displayed, and its full text if that is longer, else None.
 
     Args:
-        full: the unabridged text, where it stands in a column of its own.
-        kind: a `kernel` is shortened from its full name, a `name` by cutting; everything else is formatted.
-        labels: by full name, what kernels are called that would look the same otherwise (`kernel_labels`).
+        full: the full text, if it is in a column of its own.
+        kind: a `kernel` is shortened by `shorten_kernel`, a `name` by cutting; other kinds are formatted.
+        labels: distinct short names of kernels, by full name (`kernel_labels`).
     """
     if kind == "kernel" and isinstance(full or item, str):
-        whole = printable(full or str(item))
-        text = (labels or {}).get(full or str(item)) or shorten_kernel(whole)
+        full_text = printable(full or str(item))
+        text = (labels or {}).get(full or str(item)) or shorten_kernel(full_text)
     elif kind == "name" and isinstance(item, str):
-        whole = printable(full or item)
+        full_text = printable(full or item)
         text = shorten(printable(item))
     else:
         return value(item, kind), full
-    return text, whole if whole != text else None
+    return text, full_text if full_text != text else None
 
 
 def _informative_argument(arguments: str) -> str | None:
-    """The first name among template arguments that says what is computed; failing that, what carries it."""
+    """The first template argument that says what is computed, or else the first wrapper; None for types alone."""
     carrier = None
     for match in _QUALIFIED_NAME.finditer(arguments):
         name = match.group().rsplit("::", 1)[-1]
@@ -350,7 +360,7 @@ def _informative_argument(arguments: str) -> str | None:
     return carrier
 
 
-#: Kernel categories whose key is not what people call them.
+#: Display names of kernel categories, if they differ from the key.
 _CATEGORIES: Final = {
     "gemm": "matrix products (GEMM)",
     "normalization": "normalisation",
@@ -363,7 +373,7 @@ _CATEGORIES: Final = {
     "other": "other kernels",
 }
 
-#: For narrow columns.
+#: Display names for narrow columns.
 _SHORT_CATEGORIES: Final = {
     "gemm": "GEMM",
     "normalization": "normalisation",
@@ -392,22 +402,22 @@ _PHASES: Final = {"none": "outside of all phases"}
 
 
 def category_title(category: str, *, short: bool = False) -> str:
-    """A kernel category as people call it; `short` for a column of a table."""
+    """The display name of a kernel category; `short` for a table column."""
     return (_SHORT_CATEGORIES if short else _CATEGORIES).get(category, category)
 
 
 def cause_title(cause: str) -> str:
-    """A cause of idle time as people call it."""
+    """The display name of a cause of idle time."""
     return _CAUSES.get(cause, cause)
 
 
 def phase_title(phase: str) -> str:
-    """A phase of a training step; `none` is the work outside of all phases."""
+    """The display name of a phase of a training step; `none` is the work outside of all phases."""
     return _PHASES.get(phase, phase)
 
 
 def with_part_titles(parts: pl.DataFrame) -> pl.DataFrame:
-    """Rows with `group` and `part`, and a `title` that is what people call them."""
+    """The rows with `title` added: the display name of their `group` and `part`."""
     import polars as pl
 
     keys = parts.select(pl.col("group", "part").cast(pl.String)).iter_rows()
@@ -415,7 +425,7 @@ def with_part_titles(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def part_title(group: str, part: str) -> str:
-    """A part of a time budget as people call it."""
+    """The display name of a part of a time budget."""
     if group == "idle":
         return cause_title(part)
     if group == "copy":

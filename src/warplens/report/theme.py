@@ -1,12 +1,12 @@
-"""Colours and type of charts and pages, declared once for the light and the dark theme.
+"""Colours and font of charts and pages, for the light and the dark theme.
 
-A chart never holds a colour: it holds a token, which an `Ink` turns into what the output needs. In HTML that is a CSS
-variable, so one chart serves both themes and print; in SVG and PNG files it is the light theme's colour.
+Charts refer to colours by token, which an `Ink` maps to a colour of the output: in HTML a CSS variable, so that one
+chart serves both themes and print; in SVG and PNG files the light theme's colour.
 
-GPU work is drawn in cool hues (blue, teal, violet), idle time in warm ones (amber to brick). The two families stay
-apart under every common colour-vision deficiency; within a family parts differ in lightness too, and every part is
-labelled directly, so that no statement rests on hue alone. Every fill has a contrast of at least 3:1 with its ground
-(WCAG 2.2, 1.4.11); text has at least 4.5:1.
+GPU work has cool hues (blue, teal, violet), idle time warm ones (amber to brick). The two families are distinct under
+every common colour-vision deficiency. Within a family the parts also differ in lightness, and every part is labelled
+directly, so that nothing depends on hue alone. Every fill has a contrast of at least 3:1 with its background (WCAG 2.2,
+1.4.11); text has at least 4.5:1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 Theme: TypeAlias = Literal["light", "dark"]
 Ink: TypeAlias = Callable[[str], str]
 
-#: Page and text: token → (light, dark).
+#: Colours of page and text: (light, dark) by token.
 PAGE: Mapping[str, tuple[str, str]] = {
     "page": ("#f7f7f6", "#0f1215"),
     "surface": ("#ffffff", "#161a1f"),
@@ -35,7 +35,7 @@ PAGE: Mapping[str, tuple[str, str]] = {
     "blocking-soft": ("#fcecea", "#2f1d1c"),
 }
 
-#: What is drawn in charts: token → (light, dark). Kernel categories have the token of their name.
+#: Fills of charts: (light, dark) by token. The token of a kernel category is its name.
 FILLS: Mapping[str, tuple[str, str]] = {
     "gemm": ("#1d5ab0", "#5086d6"),
     "attention": ("#00929f", "#51bdc8"),
@@ -64,7 +64,7 @@ FILLS: Mapping[str, tuple[str, str]] = {
     "idle-7": ("#e14d28", "#ff8362"),
 }
 
-#: The page's type, so that charts look like part of it; files fall back to what the viewer's machine has.
+#: The font of pages and charts; image files fall back to a font of the viewer's machine.
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif'
 
 
@@ -79,14 +79,18 @@ def colour(token: str, theme: Theme) -> str:
 
 
 def css_ink(token: str) -> str:
-    """The CSS variable of a token: follows the theme of the page that the chart is on."""
+    """The CSS variable of a token, which follows the theme of the page.
+
+    Raises:
+        KeyError: there is no such token.
+    """
     if token not in FILLS and token not in PAGE:
         raise KeyError(token)
     return f"var(--{token})"
 
 
 def light_ink(token: str) -> str:
-    """The light theme's colour of a token, for files that stand alone."""
+    """The light theme's colour of a token, for image files."""
     return colour(token, "light")
 
 
@@ -95,7 +99,7 @@ def category_fill(category: str) -> str:
     return category if category in FILLS else "other"
 
 
-#: Colour tokens of idle causes. There are more causes than hues that stay apart; the rarest share one.
+#: Colour tokens of idle causes. There are more causes than distinct hues, so related or rare ones share a token.
 _CAUSE_FILLS: Final = {
     "launch": "idle-1",
     "graph-launch": "idle-1",
@@ -121,7 +125,7 @@ def part_fill(group: str, part: str) -> str:
     return _GROUP_FILLS.get(group) or category_fill(part)
 
 
-#: What the host's CUDA calls are coloured like: the idle time that a GPU has while they hold its thread.
+#: Colour tokens of the host's CUDA calls: those of the idle time that the calls cause.
 _CALL_FILLS: Final = {
     "launch": "idle-1",
     "graph-launch": "idle-1",
@@ -138,7 +142,7 @@ def call_fill(kind: str) -> str:
 
 
 def chart_config(ink: Ink) -> dict[str, Any]:
-    """Vega-Lite configuration: quiet axes, no frame, the page's type."""
+    """Vega-Lite configuration: unobtrusive axes, no frame, the font of the page."""
     text = {"labelColor": ink("soft"), "titleColor": ink("soft"), "labelFontSize": 11, "titleFontSize": 11}
     return {
         "background": None,

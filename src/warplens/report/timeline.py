@@ -1,10 +1,10 @@
-"""The timeline of a profile: what every GPU stream and host thread did when, and why each GPU was idle.
+"""The timeline of a profile: activity of every GPU stream and host thread over time, and the causes of idle time.
 
-`timeline_view` turns a profile into tracks of marks, computed ahead in levels of detail so that a browser draws as much
-as its screen can show and no more. The finest level holds every event as a mark of its own, as long as they are not too
-many: then short ones outside of the step that is shown first and of the worst moments become blocks. A block says how
-many events it stands for and how long they took together; sums over a track are the same on every level, and equal
-those of the tables to the nanosecond. `warplens.report.timelines` embeds it in a report.
+`timeline_view` turns a profile into tracks of marks in precomputed levels of detail, so that a browser draws only as
+much as its screen can show. On the finest level every event is a mark. If there are too many events, short ones
+outside of the step shown first and of the worst moments are merged into blocks. A block holds the number and the total
+duration of its events; sums over a track are the same on every level, and equal those of the tables to the nanosecond.
+`warplens.report.timelines` embeds the view in a report.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ if TYPE_CHECKING:
     from warplens.diagnosis import Diagnosis
 
 
-#: Marks of the finest level, all tracks together. One costs about 6 bytes of the page, so that this many are 2.5 MB.
-#: Several profiles on one page share half of it: their tables take the other half.
+#: Marks of the finest level, all tracks together. A mark takes about 6 bytes of the page, so this many take 2.5 MB.
+#: Several profiles on one page share half of it; their tables take the other half.
 MOST_MARKS: Final = 400_000
 
-#: Each level merges what is shorter than this many times the last one's width.
+#: Each level merges marks shorter than this many times the width of the level before.
 _COARSER: Final = 4
 
 #: The width of the first merged level; shorter than any kernel, so that it never replaces the exact one.
 _FINEST_NS: Final = 1_000
 
-#: Of that width, more than any number of nanoseconds has: 2^64.
+#: Doublings of `_FINEST_NS`: more than any int64 number of nanoseconds needs.
 _DOUBLINGS: Final = 65
 
 #: A level with fewer marks than this is drawn as it is, whatever the width of the screen.
 _COARSE_ENOUGH: Final = 3_000
 
-#: Host threads that get tracks; the others did the least, and the page says that they are left out.
+#: Host threads that get tracks; the least active others are left out, and the page says so.
 _MOST_THREADS: Final = 12
 
-#: More distinct names than this are those of PyTorch's numbered ranges, which are told apart by number alone.
+#: With more distinct names than this, PyTorch's numbered ranges are shown without their numbers.
 _MOST_NAMES: Final = 20_000
 
-#: Longer names are cut where they are shown in full.
+#: Full names are cut to this many characters.
 _LONGEST_NAME: Final = 600
 
-#: Nested rows that a track shows until it is unfolded; those of threads beyond the busiest ones show fewer.
+#: Nested rows that a track shows until it is unfolded; 1 for threads beyond the `_BUSIEST_THREADS`.
 _PEEK: Final = {"ranges": 5, "calls": 1, "python": 1, "os": 1, "profiler": 1}
 _BUSIEST_THREADS: Final = 2
 
-#: Muted fills of ranges and operators, of which neighbours of different names rarely share one.
+#: Muted fills of ranges and operators; several, so that neighbours of different names rarely share one.
 _RANGE_FILLS: Final = ("reduction", "gather-scatter", "softmax", "sort-topk", "graph", "random")
 
 _LABELS: Final = {
@@ -85,71 +85,71 @@ class _Layer:
 
     kind: str
     owners: pl.DataFrame  # distinct pairs of device and stream, or process and thread: `first`, `second`
-    owner: Int64s  # which of them
+    owner: Int64s  # row in `owners`
     start_ns: Int64s
     end_ns: Int64s
     name: Int64s
     names: list[tuple[str, str, str | None]]
     nests: bool = True
-    idle: Sequence[tuple[Int64s, Int64s]] = ()  # by cause: places of events, and nanoseconds
+    idle: Sequence[tuple[Int64s, Int64s]] = ()  # by cause: indices of events, and nanoseconds
 
 
 @dataclass(frozen=True, eq=False)
 class _Events:
-    """The events of a layer, by row and time. Those of a row are disjoint."""
+    """The events of a layer, sorted by row and time. Events of one row do not overlap."""
 
     row: Int64s
     start_ns: Int64s
     end_ns: Int64s
     name: Int64s
-    order: Int64s | slice  # their places in the layer
+    order: Int64s | slice  # their indices in the layer
 
     @cached_property
     def rows(self) -> list[tuple[int, int]]:
-        """First event and end of each row that holds any."""
+        """For each row with events, the index of its first event and one past its last."""
         bounds = np.flatnonzero(self.row[1:] != self.row[:-1]) + 1
         edges = [0, *bounds.tolist(), len(self.row)]
         return list(pairwise(edges)) if len(self.row) else []
 
     def touching(self, start_ns: int, end_ns: int) -> Iterator[slice]:
-        """Those of each row that a span touches."""
+        """The events of each row that overlap a time span, as slices."""
         for first, end in self.rows:
             low = first + int(np.searchsorted(self.end_ns[first:end], start_ns))
             yield slice(low, max(low, first + int(np.searchsorted(self.start_ns[first:end], end_ns))))
 
     def marks(self, width_ns: int, kept: Bools | None = None) -> Marks:
-        """One a piece, or blocks of what is shorter than this and not kept; without parts."""
-        one = np.broadcast_to(np.int64(1), len(self.row))  # takes no room
-        duration, none = self.end_ns - self.start_ns, np.zeros((len(IDLE_CAUSES), 0), dtype=np.int64)
-        exact = Marks(0, self.row, self.start_ns, self.end_ns, self.name, duration, one, duration, none)
+        """One mark per event, or with a width, blocks of events that are shorter and not kept; without idle parts."""
+        count = np.broadcast_to(np.int64(1), len(self.row))  # a view that takes no memory
+        duration, no_parts = self.end_ns - self.start_ns, np.zeros((len(IDLE_CAUSES), 0), dtype=np.int64)
+        exact = Marks(0, self.row, self.start_ns, self.end_ns, self.name, duration, count, duration, no_parts)
         return exact.merged(width_ns, kept) if width_ns else exact
 
     def blocks_by_width(self, kept: Bools) -> Int64s:
-        """Of the pairs of neighbours that may become one: how many do so first at each doubling of the width."""
-        able = ~kept[1:] & ~kept[:-1] & (self.row[1:] == self.row[:-1])
+        """For each doubling of the width, the number of neighbouring pairs that are first merged at it."""
+        mergeable = ~kept[1:] & ~kept[:-1] & (self.row[1:] == self.row[:-1])
         duration = self.end_ns - self.start_ns
-        wanted = np.maximum(duration[1:], duration[:-1])
-        wanted //= _FINEST_NS
+        needed = np.maximum(duration[1:], duration[:-1])
+        needed //= _FINEST_NS
         cell = self.start_ns // _FINEST_NS
-        wanted |= cell[1:] ^ cell[:-1]  # the highest bit: of the longer one's length, or in which their cells differ
-        return np.bincount(np.frexp(wanted[able].astype(np.float64))[1], minlength=_DOUBLINGS)
+        needed |= cell[1:] ^ cell[:-1]  # highest bit: of the longer duration, or of the difference between the cells
+        return np.bincount(np.frexp(needed[mergeable].astype(np.float64))[1], minlength=_DOUBLINGS)
 
 
 def _idle_layer(budgets: Sequence[TimeBudget]) -> _Layer:
-    """The pauses of each GPU; the name is that of the main cause."""
+    """The idle gaps of each GPU, each named after its main cause."""
     counts = [len(budget.gaps.gaps.starts) for budget in budgets]
     firsts = [sum(counts[:number]) for number in range(len(counts))]
-    main, most = np.zeros(sum(counts), dtype=np.int64), np.zeros(sum(counts), dtype=np.int64)
+    main, longest = np.zeros(sum(counts), dtype=np.int64), np.zeros(sum(counts), dtype=np.int64)
     parts = []
     for number, cause in enumerate(IDLE_CAUSES):
-        spent = [(first, budget.gaps.parts[cause]) for first, budget in zip(firsts, budgets, strict=True)]
-        spent = [(first, part) for first, part in spent if part]
-        nothing = np.zeros(0, dtype=np.int64)
-        at = np.concatenate([nothing, *(np.arange(part.count)[part.at] + first for first, part in spent)])
-        ns = np.concatenate([nothing, *(part.ns for _, part in spent)])
-        more = ns > most[at]
+        of_cause = [(first, budget.gaps.parts[cause]) for first, budget in zip(firsts, budgets, strict=True)]
+        of_cause = [(first, part) for first, part in of_cause if part]
+        empty = np.zeros(0, dtype=np.int64)
+        at = np.concatenate([empty, *(np.arange(part.count)[part.at] + first for first, part in of_cause)])
+        ns = np.concatenate([empty, *(part.ns for _, part in of_cause)])
+        more = ns > longest[at]
         main[at[more]] = number
-        most[at[more]] = ns[more]
+        longest[at[more]] = ns[more]
         parts.append((at, ns))
     gaps = [budget.gaps.gaps for budget in budgets] or [Intervals.none()]
     devices = pl.Series("first", [budget.device for budget in budgets], dtype=pl.Int64)
@@ -167,7 +167,7 @@ def _idle_layer(budgets: Sequence[TimeBudget]) -> _Layer:
 
 
 class WorkName(NamedTuple):
-    """What a piece of GPU work is called, its colour token, the full name where that says more, and what it is."""
+    """The label of a piece of GPU work, its colour token, its full name if longer than the label, and its kind."""
 
     label: str
     fill: str
@@ -176,10 +176,10 @@ class WorkName(NamedTuple):
 
 
 def named_work(timeline: Timeline, work: pl.DataFrame, longest: int) -> tuple[Int64s, list[WorkName]]:
-    """For each of these rows of `Timeline.work` the number of its name, and the names.
+    """For each of these rows of `Timeline.work` an index into the list of names, and that list.
 
     Args:
-        longest: characters of a full name; longer ones are cut.
+        longest: full names are cut to this many characters.
     """
     trace = timeline.trace
     full_names, directions = trace.kernels["full_name"], trace.copies["direction"]
@@ -187,22 +187,22 @@ def named_work(timeline: Timeline, work: pl.DataFrame, longest: int) -> tuple[In
     names = []
     for text, kind in zip(texts, categories_of(pl.Series(texts, dtype=full_names.dtype)).cast(pl.String), strict=True):
         label, full = fmt.shorten_kernel(text), fmt.printable(text)[:longest]
-        told = full if full != label else None
-        names.append(WorkName(label, category_fill(kind), told, fmt.category_title(kind)))
-    code, row = np.zeros(work.height, dtype=np.int64), work["row"].to_numpy()
-    for what, column in (("kernel", full_names), ("copy", directions), ("memset", None), ("graph", None)):
-        mine = np.flatnonzero((work["kind"] == what).to_numpy())
-        code[mine] = 0 if what == "kernel" else len(names)
+        distinct_full = full if full != label else None
+        names.append(WorkName(label, category_fill(kind), distinct_full, fmt.category_title(kind)))
+    name_of_row, row = np.zeros(work.height, dtype=np.int64), work["row"].to_numpy()
+    for kind_of_work, column in (("kernel", full_names), ("copy", directions), ("memset", None), ("graph", None)):
+        of_kind = np.flatnonzero((work["kind"] == kind_of_work).to_numpy())
+        name_of_row[of_kind] = 0 if kind_of_work == "kernel" else len(names)
         if column is not None:
-            code[mine] += column.to_physical().to_numpy()[row[mine]]
-        if what == "copy":
+            name_of_row[of_kind] += column.to_physical().to_numpy()[row[of_kind]]
+        if kind_of_work == "copy":
             copied = (f"copy {text}" for text in name_categories(directions))
             names += [WorkName(label, "transfer", None, "copies and fills") for label in copied]
-        elif what == "memset":
+        elif kind_of_work == "memset":
             names.append(WorkName("memory fill", "transfer", None, "copies and fills"))
-        elif what == "graph":
+        elif kind_of_work == "graph":
             names.append(WorkName("CUDA graph", "graph", None, "CUDA graphs, inside hidden"))
-    return code, names
+    return name_of_row, names
 
 
 def _work_layer(timeline: Timeline) -> _Layer:
@@ -220,7 +220,7 @@ def _work_layer(timeline: Timeline) -> _Layer:
 
 
 def _owners(table: pl.DataFrame, first: str, second: str) -> tuple[pl.DataFrame, Int64s]:
-    """The distinct pairs of these columns, as `first` and `second`, and which of them each row has."""
+    """The distinct pairs of these columns, as `first` and `second`, and for each row the index of its pair."""
     owners, owner = numbered(table, [first, second])
     return owners.select(
         pl.col(first).cast(pl.Int64).alias("first"), pl.col(second).cast(pl.Int64).alias("second")
@@ -250,7 +250,7 @@ def _host_layers(timeline: Timeline) -> Iterator[_Layer]:
 
 
 def _plain_names(names: pl.Series) -> tuple[list[str], Int64s]:
-    """The distinct names of a column, and for each of its codes the number of its name among these."""
+    """The distinct names of a categorical column, and for each of its codes the index among these."""
     texts = name_categories(names).to_list()
     if len(texts) > _MOST_NAMES:
         texts = [plain_range_name(text) for text in texts]
@@ -265,7 +265,7 @@ def _host_fill(kind: str, name: str) -> str:
         return part_fill("idle", "profiler")
     if kind == "os":
         return "other"
-    # The same name has the same colour in every report: Python's own hash differs from run to run.
+    # A checksum, since Python's own hash differs from run to run: a name has the same colour in every report.
     return _RANGE_FILLS[zlib.crc32(name.encode()) % len(_RANGE_FILLS)]
 
 
@@ -282,26 +282,26 @@ def timeline_view(
 
     Args:
         timeline: the profile, which is shown as a whole.
-        window: the part of it that was analysed.
-        diagnosis: the verdict over it, whose worst moments are marked.
-        budgets: the time budgets of the window, where they are known already.
-        most_marks: of the finest level; where there are more events, short ones become blocks.
-        hosts: whether host threads get tracks, or the GPUs alone.
+        window: the analysed part of it.
+        diagnosis: the diagnosis of the window, whose worst moments are marked.
+        budgets: the time budgets of the window, if they are computed already.
+        most_marks: marks of the finest level; if there are more events, short ones become blocks.
+        hosts: whether host threads get tracks besides the GPUs.
     """
     budgets = time_budgets(timeline, window) if budgets is None else budgets
-    drawn = list(_host_layers(timeline)) if hosts else []
-    threads = _busiest_threads(timeline, drawn)
-    left_out = threads.all - len(threads.listed)
-    drawn = [_of_threads(layer, threads.listed) for layer in drawn] if left_out else drawn
-    layers = [_idle_layer(budgets), _work_layer(timeline), *drawn]
+    host_layers = list(_host_layers(timeline)) if hosts else []
+    threads = _busiest_threads(timeline, host_layers)
+    threads_left_out = threads.all - len(threads.listed)
+    host_layers = [_of_threads(layer, threads.listed) for layer in host_layers] if threads_left_out else host_layers
+    layers = [_idle_layer(budgets), _work_layer(timeline), *host_layers]
 
     names: list[tuple[str, str, str | None]] = []
     first_name: dict[str, int] = {}  # of each kind of layer
     tracks: list[Track] = []
     events: list[_Events] = []
     for layer in layers:
-        row, found = _rows(timeline, layer, sum(track.rows for track in tracks), threads)
-        tracks += found
+        row, layer_tracks = _rows(timeline, layer, sum(track.rows for track in tracks), threads)
+        tracks += layer_tracks
         order = _by_row_and_time(row, layer.start_ns)
         first_name[layer.kind] = len(names)
         name = layer.name[order] + len(names)
@@ -313,7 +313,7 @@ def timeline_view(
     moments = diagnosis.moments if diagnosis is not None else ()
     spans = [opens, *((moment.start_ns, moment.end_ns) for moment in moments)]
     finest = _finest(events, layers[0].idle, spans, most_marks)
-    alone = finest.count == 1
+    is_single = finest.count == 1
     levels = (finest, *coarser_levels(finest))
     details = _details(timeline, tracks, first_name.get("ranges"), finest, events)
     used = np.unique(np.r_[np.concatenate([level.name for level in levels]), details.where[details.where > 0] - 1])
@@ -321,7 +321,7 @@ def timeline_view(
     renumbered[used] = np.arange(len(used))
     levels = tuple(replace(level, name=renumbered[level.name]) for level in levels)
     details.where[:] = np.where(details.where > 0, renumbered[np.maximum(details.where - 1, 0)] + 1, 0)
-    in_blocks = int(finest.count[~alone].sum())
+    in_blocks = int(finest.count[~is_single].sum())
     return TimelineView(
         origin_ns(timeline, window),
         max(int(finest.end_ns.max(initial=window.end_ns)), window.end_ns),
@@ -333,13 +333,13 @@ def timeline_view(
         levels,
         details,
         moments,
-        Thinned(finest.width_ns, int(finest.count.sum()), in_blocks, int((~alone).sum()), left_out),
+        Thinned(finest.width_ns, int(finest.count.sum()), in_blocks, int((~is_single).sum()), threads_left_out),
         timeline.steps.steps,
     )
 
 
 def origin_ns(timeline: Timeline, window: Window) -> int:
-    """The time that links count from: the begin of the first event of all tracks, in the profile's clock."""
+    """The time from which links count: the start of the first event of all tracks, in the profile's clock (ns)."""
     trace = timeline.trace
     tables = (timeline.work, trace.ranges, trace.python_functions, trace.api_calls, trace.os_calls)
     begins = [int(table["start_ns"].to_numpy().min()) for table in (*tables, trace.profiler_overhead) if table.height]
@@ -347,11 +347,11 @@ def origin_ns(timeline: Timeline, window: Window) -> int:
 
 
 class _Threads(NamedTuple):
-    """The threads that get tracks, those that launch the most first, then by their number of events."""
+    """The threads that get tracks, sorted by their number of launches, then of events, largest first."""
 
-    listed: list[tuple[int, int]]
-    launching: int  # how many of them, the first ones, launch GPU work
-    all: int  # with those that get none
+    listed: list[tuple[int, int]]  # process and thread
+    launching: int  # how many of the listed threads launch GPU work; they come first
+    all: int  # number of threads, including those without tracks
 
     def place(self, owner: tuple[int, int]) -> int:
         return self.listed.index(owner)
@@ -373,7 +373,7 @@ def _busiest_threads(timeline: Timeline, hosts: Sequence[_Layer]) -> _Threads:
         pl.col("launches").fill_null(0), "events", "first", "second", descending=[True, True, False, False]
     )
     listed = ranked.head(_MOST_THREADS)
-    # In a profile without GPU work every thread may be worth a look.
+    # In a profile without GPU work, no thread is minor.
     launching = listed.height - listed["launches"].null_count() or listed.height
     return _Threads([(int(first), int(second)) for first, second, *_ in listed.rows()], launching, ranked.height)
 
@@ -393,16 +393,16 @@ def _of_threads(layer: _Layer, threads: Sequence[tuple[int, int]]) -> _Layer:
 
 
 def _by_row_and_time(row: Int64s, start_ns: Int64s) -> Int64s | slice:
-    """The order of events by row, then by begin. Nearly all tables are in order of time, and have few rows."""
+    """The order of events by row, then by start. Nearly all tables are sorted by time and have few rows."""
     if row.max(initial=0) < 2**16 and bool((start_ns[1:] >= start_ns[:-1]).all()):
         if bool((row[1:] >= row[:-1]).all()):
             return slice(None)
-        return np.argsort(row.astype(np.uint16), kind="stable")  # by counting: no comparison
+        return np.argsort(row.astype(np.uint16), kind="stable")  # 16-bit keys are radix-sorted
     return np.lexsort((start_ns, row))
 
 
 def _rows(timeline: Timeline, layer: _Layer, used: int, threads: _Threads) -> tuple[Int64s, list[Track]]:
-    """The row of each event, of which so many are used by others, and the layer's tracks."""
+    """The row of each event, and the layer's tracks; `used` is the number of rows of the layers before."""
     owners = layer.owners.with_row_index("given").sort("first", "second").with_row_index("owner")
     owner = layer.owner
     if owners.height > 1:
@@ -415,12 +415,12 @@ def _rows(timeline: Timeline, layer: _Layer, used: int, threads: _Threads) -> tu
         inside = lane * deepest + depth
     else:
         inside = disjoint_lanes(layer.start_ns, layer.end_ns, owner)
-    # Rows of an owner that hold nothing take no room.
+    # Empty rows of an owner are left out.
     most = int(inside.max(initial=0)) + 1
     place = owner * most + inside if owners.height > 1 else inside
-    held = np.bincount(place, minlength=owners.height * most) > 0
-    row = (np.cumsum(held) - 1 + used)[place]
-    counts = held.reshape(owners.height, most).sum(axis=1)
+    filled = np.bincount(place, minlength=owners.height * most) > 0
+    row = (np.cumsum(filled) - 1 + used)[place]
+    counts = filled.reshape(owners.height, most).sum(axis=1)
     tracks = []
     for (_, first, second), rows in zip(owners.select("owner", "first", "second").rows(), counts.tolist(), strict=True):
         tracks.append(_track(timeline, layer.kind, (int(first), int(second)), used, rows, threads))
@@ -451,13 +451,13 @@ def _track(
 def _order(track: Track, threads: _Threads) -> tuple[int, ...]:
     if track.kind in ("idle", "stream"):
         return 0, *track.owner
-    # Threads of a process stand together, below the process whose threads launch the most.
+    # Threads of a process stand together; processes are sorted by the first of their listed threads.
     process = next(place for place, owner in enumerate(threads.listed) if owner[0] == track.owner[0])
     return 1, process, threads.place(track.owner), list(_LABELS).index(track.kind)
 
 
 def _representative(window: Window) -> Step | None:
-    """The step of median length; of an even number the shorter one of the two in the middle."""
+    """The step of median duration; of an even number of steps the shorter of the middle two."""
     by_length = sorted(window.steps, key=lambda step: (step.duration_ns, step.index))
     return by_length[(len(by_length) - 1) // 2] if by_length else None
 
@@ -468,42 +468,42 @@ def _finest(
     spans: Sequence[tuple[int, int]],
     most: int,
 ) -> Marks:
-    """Every event, or as many as may be: those of the spans one by one, others merged where they are shorter."""
-    number = sum(len(each.row) for each in events)
+    """All events as marks; if they are more than `most`, short ones outside of the spans are merged."""
+    number = sum(len(layer.row) for layer in events)
     if number <= most:
-        return _together([each.marks(0) for each in events], events[0], idle)
-    kept = [np.zeros(len(each.row), dtype=np.bool_) for each in events]
-    alone = 0
+        return _together([layer.marks(0) for layer in events], events[0], idle)
+    kept = [np.zeros(len(layer.row), dtype=np.bool_) for layer in events]
+    total_kept = 0
     for span in spans:
-        touching = [(own, part) for own, each in zip(kept, events, strict=True) for part in each.touching(*span)]
-        more = sum(part.stop - part.start - int(np.count_nonzero(own[part])) for own, part in touching)
-        if alone + more > most // 2:
-            break  # the page would hold nothing else
-        alone += more
-        for own, part in touching:
-            own[part] = True
-    widths = [each.blocks_by_width(own) for each, own in zip(events, kept, strict=True)]
+        touching = [(mask, part) for mask, layer in zip(kept, events, strict=True) for part in layer.touching(*span)]
+        more = sum(part.stop - part.start - int(np.count_nonzero(mask[part])) for mask, part in touching)
+        if total_kept + more > most // 2:
+            break  # leave half of the marks to the rest of the profile
+        total_kept += more
+        for mask, part in touching:
+            mask[part] = True
+    widths = [layer.blocks_by_width(mask) for layer, mask in zip(events, kept, strict=True)]
     width = _FINEST_NS << int(np.argmax(np.cumsum(np.sum(widths, axis=0)) >= number - most))
-    return _together([each.marks(width, own) for each, own in zip(events, kept, strict=True)], events[0], idle)
+    return _together([layer.marks(width, mask) for layer, mask in zip(events, kept, strict=True)], events[0], idle)
 
 
-def _together(marks: Sequence[Marks], pauses: _Events, idle: Sequence[tuple[Int64s, Int64s]]) -> Marks:
-    """The marks of all layers as one level; those of pauses come first, with their parts."""
-    begins = np.cumsum(marks[0].count) - marks[0].count  # the first pause of each mark
+def _together(marks: Sequence[Marks], gaps: _Events, idle: Sequence[tuple[Int64s, Int64s]]) -> Marks:
+    """The marks of all layers as one level; those of idle gaps come first, with their parts by cause."""
+    begins = np.cumsum(marks[0].count) - marks[0].count  # the first gap of each mark
     parts = np.zeros((len(IDLE_CAUSES), len(begins)), dtype=np.int64)
-    for own, (at, ns) in zip(parts, idle, strict=True):
+    for by_mark, (at, ns) in zip(parts, idle, strict=True):
         if len(at):
-            place = at if isinstance(pauses.order, slice) else np.argsort(pauses.order)[at]
-            own[:] = sum_by(np.searchsorted(begins, place, side="right") - 1, ns, len(begins))
+            place = at if isinstance(gaps.order, slice) else np.argsort(gaps.order)[at]
+            by_mark[:] = sum_by(np.searchsorted(begins, place, side="right") - 1, ns, len(begins))
     return Marks.joined(marks, parts)
 
 
 def coarser_levels(finest: Marks) -> Iterator[Marks]:
-    """Further levels, each with far fewer marks than the one before, as long as that is worth it."""
+    """Coarser levels of detail, each with at most 70 % of the marks of the level before."""
     level, width = finest, max(finest.width_ns * _COARSER, _FINEST_NS)
     while len(level.row) > _COARSE_ENOUGH and width < 2**60:
         coarser = level.merged(width)
-        # A level that saves next to nothing is not worth its place in the file.
+        # A level that saves little is not worth its space in the file.
         if len(coarser.row) < 0.7 * len(level.row):
             yield coarser
             level = coarser
@@ -517,29 +517,32 @@ def _details(
     finest: Marks,
     events: Sequence[_Events],
 ) -> Details:
-    """What is known of each piece of work that is a mark of its own; names of ranges are numbered from the first."""
+    """Launch, range and bytes of every GPU work item that is a mark of its own.
+
+    `first_range` is the index of the first name of a range among all names; None if there are no ranges.
+    """
     begins = np.cumsum(finest.count) - finest.count  # each mark's first event
-    pauses, work = events[:2]
-    place = begins - len(pauses.row)
-    mine = np.flatnonzero((finest.count == 1) & (place >= 0) & (place < len(work.row)))
-    rows = np.arange(len(work.row))[work.order][place[mine]]
-    found = Details(
+    gaps, work = events[:2]
+    place = begins - len(gaps.row)
+    single = np.flatnonzero((finest.count == 1) & (place >= 0) & (place < len(work.row)))
+    rows = np.arange(len(work.row))[work.order][place[single]]
+    details = Details(
         np.full(len(begins), -1, dtype=np.int64), *(np.zeros(len(begins), dtype=np.int64) for _ in range(3))
     )
     table = timeline.work.select("launch_start_ns", "process", "thread", "range", "kind", "row")[rows]
-    found.launch_ns[mine] = table["launch_start_ns"].fill_null(-1).to_numpy()
+    details.launch_ns[single] = table["launch_start_ns"].fill_null(-1).to_numpy()
     for track in tracks:
         if track.kind == "calls":
             process, thread = track.owner
             launched = (table["process"] == process) & (table["thread"] == thread)
-            found.calls_row[mine[launched.fill_null(value=False).to_numpy()]] = track.first + 1
+            details.calls_row[single[launched.fill_null(value=False).to_numpy()]] = track.first + 1
     if first_range is not None:
         texts = timeline.trace.ranges["name"]
         _, number = _plain_names(texts)
-        held = table["range"].fill_null(-1).to_numpy()
-        of_range = number[texts.to_physical().to_numpy()[held]]
-        found.where[mine] = np.where(held >= 0, of_range + first_range + 1, 0)
+        range_rows = table["range"].fill_null(-1).to_numpy()
+        name_index = number[texts.to_physical().to_numpy()[range_rows]]
+        details.where[single] = np.where(range_rows >= 0, name_index + first_range + 1, 0)
     for kind, moved in (("copy", timeline.trace.copies), ("memset", timeline.trace.memsets)):
         of_kind = (table["kind"] == kind).to_numpy()
-        found.bytes[mine[of_kind]] = moved["bytes"].to_numpy()[table["row"].to_numpy()[of_kind]]
-    return found
+        details.bytes[single[of_kind]] = moved["bytes"].to_numpy()[table["row"].to_numpy()[of_kind]]
+    return details

@@ -1,9 +1,9 @@
-"""The timelines of a report: of one profile, and of a run whose ranks are files of their own.
+"""The timelines of a report: of one profile, and of a run whose ranks are in separate files.
 
-Of a run, the GPU tracks of all files stand on one clock. Each file's tracks are made as for its own timeline
-(`timeline_view`, without its host threads) and moved to the clock that the collectives gave (`RanksResult.alignment`):
-every mark by the shift that holds at its begin, so that a drift is followed. Links and worst waits count from the first
-event of the run on that clock.
+The timeline of a run has the GPU tracks of all files on one clock. The tracks of each file are those of its own
+timeline (`timeline_view` without host threads), moved to the common clock that the collectives define
+(`RanksResult.alignment`). Each mark is moved by the shift at its begin, so that clock drift is corrected. Links and the
+worst waits count from the first event of the run on that clock.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from warplens.report.overview.numbers import Numbers
 
 
-#: Waits that the table below the timeline of a run leads to.
+#: Rows of the table of worst waits below the timeline of a run.
 _WORST: Final = 8
 
-#: Ranks whose tracks are shown; more would be longer than any screen.
+#: Ranks whose tracks are shown; more would be longer than a screen.
 _DRAWN: Final = 16
 
-#: How a timeline is used, for those who cannot see it.
+#: Keyboard controls of a timeline, for its alternative text.
 _KEYS: Final = (
     "W and S or the arrow keys up and down zoom, A and D or left and right pan, a comma and a full stop go from mark "
     "to mark, a slash searches."
@@ -46,10 +46,10 @@ _KEYS: Final = (
 
 
 def timeline_data(timeline: Timeline, window: Window, moments: Iterable[Moment]) -> dict[str, Any]:
-    """The `timeline` of a report's JSON: where its clock begins, and the worst moments of the findings.
+    """The `timeline` of a report's JSON: the origin of its clock, and the worst moments of the findings.
 
-    Of each moment `from_ns` counts from `origin_ns`, as its link does, and `claimed_ns` is what its finding claims of
-    its `duration_ns`.
+    `from_ns` of a moment counts from `origin_ns`, as its link does; `claimed_ns` is the part of its `duration_ns` that
+    its finding claims.
     """
     origin = origin_ns(timeline, window)
     rows = [
@@ -60,18 +60,18 @@ def timeline_data(timeline: Timeline, window: Window, moments: Iterable[Moment])
 
 
 def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
-    """What happened when, to zoom into, and the worst moments in words."""
+    """The timeline of a profile, with the worst moments in a table."""
     most = MOST_MARKS // 2 // numbers.beside if numbers.beside > 1 else MOST_MARKS
     view = timeline_view(numbers.timeline, numbers.window, numbers.diagnosis, numbers.budgets, most)
     if not len(view.levels[0].row):
         yield quiet("The profile holds no events with a duration.")
         return
-    step, which = view.opens_step, "the analysed window, "
+    step, opened = view.opens_step, "the analysed window, "
     if step is not None:
-        which = f"step {step.index}, the {'only one' if len(view.window.steps) == 1 else 'one of median length'} ("
+        opened = f"step {step.index}, the {'only one' if len(view.window.steps) == 1 else 'one of median length'} ("
     length = f"{fmt.duration((step or view.window).duration_ns)}{')' if step is not None else ''}"
     marked = " The worst moments of each finding are marked; follow a link to jump there." if view.moments else ""
-    yield Paragraph(f"It opens on {which}{length}.{marked}")
+    yield Paragraph(f"It opens on {opened}{length}.{marked}")
     on_gpus = [track for track in view.tracks if track.kind in ("idle", "stream")]
     counts = (
         fmt.plural(len({track.owner[0] for track in on_gpus}), "GPU"),
@@ -92,7 +92,7 @@ def timeline_blocks(numbers: Numbers) -> Iterator[Block]:
 
 
 def with_moments(numbers: Numbers, blocks: Iterable[Block | Section]) -> Iterator[Block | Section]:
-    """The sections of findings (`finding-ID`), each with links to its worst moments after its claim."""
+    """The blocks, with links to the worst moments added to sections of findings (`finding-ID`), after the claim."""
     moments = numbers.diagnosis.moments if numbers.diagnosis is not None else ()
     origin = origin_ns(numbers.timeline, numbers.window) if moments else 0
     jumps: dict[str, list[tuple[str, str]]] = {}
@@ -102,52 +102,54 @@ def with_moments(numbers: Numbers, blocks: Iterable[Block | Section]) -> Iterato
         jumps.setdefault(f"finding-{moment.finding}", []).append((f"{start}-{end}", words))
     for block in blocks:
         if isinstance(block, Section) and block.id in jumps:
-            mine = Jumps("timeline", "In the timeline, the worst:", tuple(jumps[block.id]))
-            yield replace(block, blocks=(*block.blocks[:1], mine, *block.blocks[1:]))
+            links = Jumps("timeline", "In the timeline, the worst:", tuple(jumps[block.id]))
+            yield replace(block, blocks=(*block.blocks[:1], links, *block.blocks[1:]))
         else:
             yield block
 
 
 def _moment_row(view: TimelineView, moment: Moment) -> ViewRow:
     if moment.what == "pause":
-        what = f"pause: {fmt.cause_title(moment.name)}"
+        description = f"pause: {fmt.cause_title(moment.name)}"
     elif moment.what == "work":
-        what = fmt.shorten_kernel(moment.name)
+        description = fmt.shorten_kernel(moment.name)
     else:
-        what = f"{fmt.count(moment.pieces)} short pauses or kernels"
+        description = f"{fmt.count(moment.pieces)} short pauses or kernels"
     times = (moment.start_ns - view.origin_ns, moment.end_ns - moment.start_ns, moment.claimed_ns)
-    cells = (moment.finding, str(moment.device), *map(fmt.duration, times), what)
+    cells = (moment.finding, str(moment.device), *map(fmt.duration, times), description)
     return ViewRow(view.link(moment.start_ns, moment.end_ns), cells)
 
 
 def _thinned_text(thinned: Thinned, view: TimelineView) -> str:
-    threads = f" {fmt.plural(thinned.threads, 'thread')} with fewer events left out." if thinned.threads else ""
-    zero = f" Times count from the first event of the profile, {fmt.count(view.origin_ns)} ns on its own clock."
+    threads_text = f" {fmt.plural(thinned.threads, 'thread')} with fewer events left out." if thinned.threads else ""
+    origin_text = f" Times count from the first event of the profile, {fmt.count(view.origin_ns)} ns on its own clock."
     if not thinned.in_blocks:
-        return f"All {fmt.count(thinned.events)} events are drawn, zoomed in one by one.{threads}{zero}"
+        return f"All {fmt.count(thinned.events)} events are drawn, zoomed in one by one.{threads_text}{origin_text}"
     return (
         f"Of {fmt.count(thinned.events)} events {fmt.count(thinned.events - thinned.in_blocks)} are drawn one by one: "
         f"those of the step it opens on and of the worst moments, and those that last {fmt.duration(thinned.width_ns)} "
         f"or longer or stand alone. The other {fmt.count(thinned.in_blocks)} stand in {fmt.count(thinned.blocks)} "
-        f"blocks, each with its number of events and their summed time, coloured like its longest.{threads}{zero}"
+        "blocks, each with its number of events and their summed time, coloured like its longest."
+        f"{threads_text}{origin_text}"
     )
 
 
-def run_timeline(found: RunDiagnosis, profiles: Sequence[Numbers]) -> Section | None:
-    """The room with the common timeline; None where the ranks are of one file, which has its own.
+def run_timeline(run: RunDiagnosis, profiles: Sequence[Numbers]) -> Section | None:
+    """The section with the common timeline; None if all ranks are in one file, which has a timeline of its own.
 
     Args:
+        run: the diagnosis of the run.
         profiles: its files, in the order in which they were diagnosed.
     """
-    if len({file for file, _ in found.origin.values()}) < 2:
+    if len({file for file, _ in run.origin.values()}) < 2:
         return None
-    inside = Section(f"{RUN}timeline", "All ranks on one clock", tuple(_run_blocks(found, profiles)))
-    return Section(f"{RUN}timeline-room", "Timeline", (), (inside,))
+    section = Section(f"{RUN}timeline", "All ranks on one clock", tuple(_run_blocks(run, profiles)))
+    return Section(f"{RUN}timeline-room", "Timeline", (), (section,))
 
 
-def _run_blocks(found: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Block]:
-    result = found.run.result
-    view = run_view(found, profiles)
+def _run_blocks(run: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Block]:
+    result = run.run.result
+    view = run_view(run, profiles)
     yield Paragraph(
         "What every GPU of the run did, and when. A rank that waits for another spins inside its communication "
         "kernel, so a long kernel next to a short one is a wait; idle time is coloured by its cause."
@@ -163,8 +165,8 @@ def _run_blocks(found: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Bl
         heading=("Collective", "From", "First to last", "Waited", "Last rank"),
         rows=tuple(_worst_waits(result, view)),
     )
-    left_out = len(found.ranks) - _DRAWN
-    more = f" Of {len(found.ranks)} ranks {_DRAWN} are drawn." if left_out > 0 else ""
+    left_out = len(run.ranks) - _DRAWN
+    more = f" Of {len(run.ranks)} ranks {_DRAWN} are drawn." if left_out > 0 else ""
     yield quiet(
         f"Clocks: {clock_sentence(result)}.{more} Host threads are in the timeline of each rank. Times count from the "
         "first event of all."
@@ -172,7 +174,7 @@ def _run_blocks(found: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Bl
 
 
 def _worst_waits(result: RanksResult, view: TimelineView) -> Iterator[ViewRow]:
-    """The collectives with most waiting, each with the span from the first arrival to the end of the transfer."""
+    """The collectives with the most waiting, each linked to its span from first arrival to end of the transfer."""
     worst = result.waits.collectives.sort(["wait_ns", "collective"], descending=[True, False]).head(_WORST)
     for row in worst.iter_rows(named=True):
         start, arrival = row["start_ns"], row["arrival_ns"]
@@ -184,72 +186,72 @@ def _worst_waits(result: RanksResult, view: TimelineView) -> Iterator[ViewRow]:
 
 @dataclass(frozen=True, eq=False)
 class _Shift:
-    """From a file's clock to the common one, known at some times and in between on straight lines."""
+    """Converts a file's clock to the common one: known at some times, linearly interpolated in between."""
 
-    at: Int64s
-    added: Int64s
+    at: Int64s  # times in the file's clock, ascending
+    added_ns: Int64s  # difference of the clocks at each of them
 
     def __call__(self, times: Int64s) -> Int64s:
         if not len(self.at):
             return times
-        added: Int64s = np.rint(np.interp(times - self.at[0], self.at - self.at[0], self.added)).astype(np.int64)
-        return times + added
+        added_ns: Int64s = np.rint(np.interp(times - self.at[0], self.at - self.at[0], self.added_ns)).astype(np.int64)
+        return times + added_ns
 
     def one(self, time: int) -> int:
         return int(self(np.array([time], dtype=np.int64))[0])
 
 
-def _shifts(found: RunDiagnosis) -> dict[int, _Shift]:
-    """By file, what its clock is shifted by: at the begin of each of its collectives."""
-    result = found.run.result
+def _shifts(run: RunDiagnosis) -> dict[int, _Shift]:
+    """The clock shift of each file, known at the begin of each of its collectives."""
+    result = run.run.result
     shifts: dict[int, _Shift] = {}
     first = 0
     for rank, summary in zip(result.ranks, result.summaries, strict=True):
         own = summary.collectives["start_ns"].to_numpy()
         common = result.alignment.start[first : first + len(own)]
         first += len(own)
-        at, place = np.unique(own, return_index=True)
-        if rank in found.origin:
-            shifts.setdefault(found.origin[rank][0], _Shift(at, (common - own)[place]))
+        at, index = np.unique(own, return_index=True)
+        if rank in run.origin:
+            shifts.setdefault(run.origin[rank][0], _Shift(at, (common - own)[index]))
     return shifts
 
 
-def _groups(found: RunDiagnosis, file: int) -> dict[int | None, str]:
-    """The rank that each GPU of a file is; under None the only one."""
-    ranks = {rank: found.run.summary(rank) for rank, (number, _) in found.origin.items() if number == file}
+def _groups(run: RunDiagnosis, file: int) -> dict[int | None, str]:
+    """The rank of each GPU of a file by device; if the file has only one rank, under the key None."""
+    ranks = {rank: run.run.summary(rank) for rank, (number, _) in run.origin.items() if number == file}
     if len(ranks) == 1:
         return {None: f"rank {next(iter(ranks))}"}
     return {summary.device: f"rank {rank}" for rank, summary in sorted(ranks.items(), reverse=True)}
 
 
-def run_view(found: RunDiagnosis, profiles: Sequence[Numbers]) -> TimelineView:
-    """The GPU tracks of all files on the common clock, as one view; it opens on a step of the first file."""
-    shown = dict(sorted(found.origin.items())[:_DRAWN])
-    files = list(dict.fromkeys(file for file, _ in shown.values()))
-    most, by_file = MOST_MARKS // len(files), _shifts(found)
+def run_view(run: RunDiagnosis, profiles: Sequence[Numbers]) -> TimelineView:
+    """The GPU tracks of all files on the common clock, as one view that opens on a step of the first file."""
+    drawn = dict(sorted(run.origin.items())[:_DRAWN])
+    files = list(dict.fromkeys(file for file, _ in drawn.values()))
+    most, shifts = MOST_MARKS // len(files), _shifts(run)
     views = [
-        timeline_view(each.timeline, each.window, budgets=each.budgets, most_marks=most, hosts=False)
-        for each in (profiles[file] for file in files)
+        timeline_view(profile.timeline, profile.window, budgets=profile.budgets, most_marks=most, hosts=False)
+        for profile in (profiles[file] for file in files)
     ]
-    pairs = [(view, by_file[file]) for view, file in zip(views, files, strict=True)]
-    tracks, names, finest, details = _merged(pairs, [_groups(found, file) for file in files])
+    pairs = [(view, shifts[file]) for view, file in zip(views, files, strict=True)]
+    tracks, names, finest, details = _merged(pairs, [_groups(run, file) for file in files])
     first, shift = pairs[0]
     steps = tuple(
         replace(step, start_ns=shift.one(step.start_ns), end_ns=shift.one(step.end_ns)) for step in first.steps
     )
-    counted = {step.index for step in first.window.steps}
+    in_window = {step.index for step in first.window.steps}
     window = replace(
         first.window,
-        start_ns=min(move.one(view.window.start_ns) for view, move in pairs),
-        end_ns=max(move.one(view.window.end_ns) for view, move in pairs),
-        steps=tuple(step for step in steps if step.index in counted),
+        start_ns=min(to_common.one(view.window.start_ns) for view, to_common in pairs),
+        end_ns=max(to_common.one(view.window.end_ns) for view, to_common in pairs),
+        steps=tuple(step for step in steps if step.index in in_window),
     )
     events, in_blocks, blocks = (
         sum(getattr(view.thinned, name) for view in views) for name in ("events", "in_blocks", "blocks")
     )
     return TimelineView(
-        origin_ns=min(move.one(view.origin_ns) for view, move in pairs),
-        end_ns=max(move.one(view.end_ns) for view, move in pairs),
+        origin_ns=min(to_common.one(view.origin_ns) for view, to_common in pairs),
+        end_ns=max(to_common.one(view.end_ns) for view, to_common in pairs),
         window=window,
         opens=(shift.one(first.opens[0]), shift.one(first.opens[1])),
         opens_step=first.opens_step,
@@ -266,7 +268,7 @@ def run_view(found: RunDiagnosis, profiles: Sequence[Numbers]) -> TimelineView:
 def _merged(
     pairs: Sequence[tuple[TimelineView, _Shift]], groups: Sequence[dict[int | None, str]]
 ) -> tuple[tuple[Track, ...], tuple[tuple[str, str, str | None], ...], Marks, Details]:
-    """Tracks, names, marks and details of several views: idle rows of all stand first, names are numbered anew."""
+    """Tracks, names, marks and details of several views, with the idle rows of all views first and new name indices."""
     names: dict[tuple[str, str, str | None], int] = {}
     tracks: list[Track] = []
     marks: list[Marks] = []
@@ -274,29 +276,29 @@ def _merged(
     idle_rows = [sum(track.rows for track in view.tracks if track.kind == "idle") for view, _ in pairs]
     first_idle, first_other = 0, sum(idle_rows)
     for (view, shift), idle, group in zip(pairs, idle_rows, groups, strict=True):
-        own, known = view.levels[0], view.details
+        own_marks, own_details = view.levels[0], view.details
         after_idle = first_other - idle  # added to the row of a stream, which counts the view's own idle rows
         renamed = np.array([names.setdefault(name, len(names)) for name in view.names] or [0], dtype=np.int64)
-        start = shift(own.start_ns)
+        start = shift(own_marks.start_ns)
         marks.append(
             replace(
-                own,
-                row=own.row + np.where(own.row < idle, first_idle, after_idle),
+                own_marks,
+                row=own_marks.row + np.where(own_marks.row < idle, first_idle, after_idle),
                 start_ns=start,
-                end_ns=start + (own.end_ns - own.start_ns),
-                name=renamed[own.name],
+                end_ns=start + (own_marks.end_ns - own_marks.start_ns),
+                name=renamed[own_marks.name],
             )
         )
-        launched = np.where(known.launch_ns >= 0, shift(known.launch_ns), -1)
-        where = np.where(known.where > 0, renamed[np.maximum(known.where - 1, 0)] + 1, 0)
-        details.append((launched, np.zeros_like(known.calls_row), where, known.bytes))
+        launched = np.where(own_details.launch_ns >= 0, shift(own_details.launch_ns), -1)
+        where = np.where(own_details.where > 0, renamed[np.maximum(own_details.where - 1, 0)] + 1, 0)
+        details.append((launched, np.zeros_like(own_details.calls_row), where, own_details.bytes))
         for track in view.tracks:
             rank = group.get(None) or group.get(track.owner[0], "rank not known")
             row = track.first + (first_idle if track.kind == "idle" else after_idle)
             tracks.append(replace(track, first=row, group=f"{rank} · {track.group}"))
         first_idle += idle
         first_other += sum(track.rows for track in view.tracks) - idle
-    finest = Marks.joined(marks, np.concatenate([each.parts for each in marks], axis=1))
+    finest = Marks.joined(marks, np.concatenate([level.parts for level in marks], axis=1))
     order = np.argsort(finest.row, kind="stable")  # within a row the marks are in order already
-    found = Details(*(np.concatenate(column)[order] for column in zip(*details, strict=True)))
-    return tuple(tracks), tuple(names), finest.taken(order), found
+    merged_details = Details(*(np.concatenate(column)[order] for column in zip(*details, strict=True)))
+    return tuple(tracks), tuple(names), finest.taken(order), merged_details

@@ -1,4 +1,4 @@
-"""What a drawn timeline consists of, as the page's script takes it: tracks, and marks in levels of detail."""
+"""The data of a timeline: tracks, and marks in levels of detail, packed for the script of the page."""
 
 from __future__ import annotations
 
@@ -24,46 +24,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Track:
-    """One stream, or one thread's events of a kind."""
+    """The events of one stream, or of one kind on one thread, in one or more rows."""
 
-    group: str  #: the GPU or process that it belongs to
+    group: str  #: the GPU or process
     label: str  #: its name within the group
     kind: str  #: `idle`, `stream`, `ranges`, `python`, `calls`, `os` or `profiler`
     owner: tuple[int, int]  #: device and stream, or process and thread; the stream of an idle track is −1
-    first: int  #: number of its first row of marks among all rows; they follow one another, the outermost first
+    first: int  #: index of its first row among all rows; the outermost nesting level is first
     rows: int
-    peek: int  #: how many are shown until it is unfolded
-    minor: bool = False  #: whether it is shown only when the reader asks for all tracks of its group
+    peek: int  #: rows shown until it is unfolded
+    minor: bool = False  #: whether it is shown only with all tracks of its group
 
 
 @dataclass(frozen=True, eq=False)
 class Marks:
-    """The marks of one level of detail, by row and time. All arrays have one entry a mark."""
+    """The marks of one level of detail, sorted by row and time. All arrays have one entry per mark."""
 
-    width_ns: int  #: what is shorter was merged where several lie in one cell of this width; 0 where nothing was
-    row: Int64s  #: row that it is drawn on
+    width_ns: int  #: shorter marks in one cell of this width are merged; 0 if none are
+    row: Int64s  #: row that the mark is drawn on
     #: start_ns, end_ns: from the first start to the last end of its events, in the profile's clock
     start_ns: Int64s
     end_ns: Int64s
-    name: Int64s  #: number of the name of its longest event
-    longest_ns: Int64s  #: duration of that
-    count: Int64s  #: events that it stands for
+    name: Int64s  #: index of the name of its longest event
+    longest_ns: Int64s  #: duration of that event
+    count: Int64s  #: number of its events
     busy_ns: Int64s  #: their summed duration
-    parts: Int64s  #: shape (causes, idle marks): idle time by cause, of the marks of idle rows, which come first
+    parts: Int64s  #: shape (causes, idle marks): idle time by cause of the marks of idle rows, which come first
 
     def merged(self, width_ns: int, kept: Bools | None = None) -> Marks:
-        """A coarser level: neighbours of a row that are shorter than `width_ns` and begin in one cell become one.
+        """A coarser level: neighbours in a row that are shorter than `width_ns` and begin in one cell become one mark.
 
         Args:
-            kept: which marks stay what they are, however short.
+            width_ns: width of a cell.
+            kept: marks that are not merged, however short.
         """
         begins = block_begins(self.row, self.start_ns, self.end_ns, width_ns, kept)
         if len(begins) == len(self.row):
             return self
         names = int(self.name.max(initial=0)) + 1
         longest = np.maximum.reduceat(self.longest_ns * names + self.name, begins)
-        idle = self.parts.shape[1]
-        mine = begins[begins < idle]
+        idle_marks = self.parts.shape[1]
+        idle_begins = begins[begins < idle_marks]
         return Marks(
             width_ns,
             self.row[begins],
@@ -73,26 +74,26 @@ class Marks:
             longest // names,
             np.add.reduceat(self.count, begins),
             np.add.reduceat(self.busy_ns, begins),
-            np.add.reduceat(self.parts, mine, axis=1) if len(mine) else self.parts,
+            np.add.reduceat(self.parts, idle_begins, axis=1) if len(idle_begins) else self.parts,
         )
 
     @classmethod
     def joined(cls, marks: Sequence[Marks], parts: Int64s) -> Marks:
-        """The marks of several, one after the other; of idle rows with these parts."""
-        columns = {name: np.concatenate([getattr(each, name) for each in marks]) for name in _OF_EACH}
-        return cls(max(each.width_ns for each in marks), **columns, parts=parts)
+        """Several sets of marks concatenated, with these idle parts."""
+        columns = {name: np.concatenate([getattr(part, name) for part in marks]) for name in _MARK_COLUMNS}
+        return cls(max(part.width_ns for part in marks), **columns, parts=parts)
 
     def taken(self, order: Int64s) -> Marks:
-        """The marks in another order, in which those of idle rows keep theirs."""
-        return replace(self, **{name: getattr(self, name)[order] for name in _OF_EACH})
+        """The marks reordered; the order of idle marks must not change, since `parts` is kept."""
+        return replace(self, **{name: getattr(self, name)[order] for name in _MARK_COLUMNS})
 
 
-#: The arrays of `Marks` that have one entry a mark.
-_OF_EACH: Final = ("row", "start_ns", "end_ns", "name", "longest_ns", "count", "busy_ns")
+#: The arrays of `Marks` with one entry per mark.
+_MARK_COLUMNS: Final = ("row", "start_ns", "end_ns", "name", "longest_ns", "count", "busy_ns")
 
 
 def block_begins(row: Int64s, start: Int64s, end: Int64s, width_ns: int, kept: Bools | None) -> Int64s:
-    """Where blocks of a width begin among the marks of rows; marks that are `kept`, and longer ones, stand alone."""
+    """Indices of the first mark of each block of a cell width; `kept` and longer marks are blocks of their own."""
     short = end - start < width_ns
     if kept is not None:
         short &= ~kept
@@ -103,22 +104,22 @@ def block_begins(row: Int64s, start: Int64s, end: Int64s, width_ns: int, kept: B
 
 @dataclass(frozen=True, eq=False)
 class Details:
-    """What is known of the marks of the finest level that are single pieces of GPU work; 0 for all others."""
+    """Details of the marks of the finest level that are single GPU work items; 0 (launch: −1) for all others."""
 
-    launch_ns: Int64s  #: begin of the launching call, in the profile's clock; −1 where it is not known
+    launch_ns: Int64s  #: begin of the launching call, in the profile's clock; −1 if it is not known
     calls_row: Int64s  #: row of the calls of the launching thread, plus 1
-    where: Int64s  #: number of the name of the innermost range that the work was launched in, plus 1
-    bytes: Int64s  #: moved or filled
+    where: Int64s  #: index of the name of the innermost range around the launch, plus 1
+    bytes: Int64s  #: bytes moved or filled
 
 
 @dataclass(frozen=True)
 class Thinned:
-    """What the finest level does not draw one by one."""
+    """Counts of events that are not drawn singly on the finest level."""
 
-    width_ns: int  #: events shorter than this may be part of a block; 0 where every event is a mark of its own
-    events: int
-    in_blocks: int  #: those that are part of a block
-    blocks: int  #: how many blocks these are
+    width_ns: int  #: events shorter than this may be part of a block; 0 if every event is a mark of its own
+    events: int  #: all events
+    in_blocks: int  #: events in blocks
+    blocks: int  #: number of blocks
     threads: int  #: host threads without tracks
 
 
@@ -126,18 +127,18 @@ class Thinned:
 class TimelineView:
     """A profile as tracks of marks."""
 
-    #: origin_ns, end_ns: the interval that the tracks span, in the profile's clock. Links count from its begin.
+    #: origin_ns, end_ns: the interval of the tracks, in the profile's clock. Links count from its begin.
     origin_ns: int
     end_ns: int
-    window: Window  #: the part that was analysed; idle time has causes there alone
-    opens: tuple[int, int]  #: the interval to show first: a steady step of median length, else the window
+    window: Window  #: the analysed part; only there idle time has causes
+    opens: tuple[int, int]  #: the interval to show first: a step of median duration, else the window
     opens_step: Step | None
-    names: tuple[tuple[str, str, str | None], ...]  #: label, colour token and full name (where it differs) of each name
+    names: tuple[tuple[str, str, str | None], ...]  #: label, colour token and full name (if it differs) of each name
     tracks: tuple[Track, ...]  #: in the order of display; idle tracks have the first rows
     levels: tuple[Marks, ...]  #: from the finest to the coarsest
     details: Details  #: of the finest level's marks
     moments: tuple[Moment, ...]  #: the worst instances of the findings
-    thinned: Thinned  #: what the finest level does not draw one by one
+    thinned: Thinned
     steps: tuple[Step, ...]
 
     def link(self, start_ns: int, end_ns: int) -> str:
@@ -146,17 +147,17 @@ class TimelineView:
 
 
 def packed(view: TimelineView) -> str:
-    """The view as text for `timeline.js`: the base64 form of a zlib stream.
+    """The view as text for `timeline.js`: a zlib stream in Base64.
 
-    The stream holds the length of a head (4 bytes, little-endian), the head (JSON), and columns of unsigned integers.
-    A column of n numbers of w bytes is w planes of n bytes, the lowest bytes first; the head says w, which is 0 where
-    all numbers are. Begins are differences within a row; the first one of a row counts from `origin_ns`.
+    The stream contains the length of the head (4 bytes, little-endian), the head (JSON), and columns of unsigned
+    integers. A column of n numbers of w bytes is w planes of n bytes, the lowest bytes first; the head states w, which
+    is 0 if all numbers are 0. Begins are differences within a row; the first of a row counts from `origin_ns`.
     """
     columns: list[Int64s] = []
     levels = [_level_head(view, level, columns) for level in view.levels]
     details = view.details
-    ago = np.where(details.launch_ns >= 0, view.levels[0].start_ns - details.launch_ns + 1, 0)
-    columns += [np.maximum(ago, 0), details.calls_row, details.where, details.bytes]
+    since_launch = np.where(details.launch_ns >= 0, view.levels[0].start_ns - details.launch_ns + 1, 0)
+    columns += [np.maximum(since_launch, 0), details.calls_row, details.where, details.bytes]
     widths, planes = zip(*(_planes(column) for column in columns), strict=True)
     head = dumps({**_head(view), "levels": levels, "widths": widths})
     return base64.b64encode(zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(planes), 6)).decode()
@@ -186,7 +187,7 @@ def _head(view: TimelineView) -> dict[str, Any]:
         return [start_ns - view.origin_ns, end_ns - view.origin_ns]
 
     fills = sorted({fill for _, fill, _ in view.names} | {part_fill("idle", cause) for cause in IDLE_CAUSES})
-    counted = {step.index for step in view.window.steps}
+    in_window = {step.index for step in view.window.steps}
     return {
         "origin": str(view.origin_ns),
         "end": view.end_ns - view.origin_ns,
@@ -203,7 +204,7 @@ def _head(view: TimelineView) -> dict[str, Any]:
             {name: getattr(track, name) for name in ("group", "label", "kind", "first", "rows", "peek", "minor")}
             for track in view.tracks
         ],
-        "steps": [[*span(step.start_ns, step.end_ns), step.index, step.index in counted] for step in view.steps],
+        "steps": [[*span(step.start_ns, step.end_ns), step.index, step.index in in_window] for step in view.steps],
         "moments": [
             [*span(moment.start_ns, moment.end_ns), moment.finding, _idle_row(view, moment.device)]
             for moment in view.moments
@@ -212,17 +213,17 @@ def _head(view: TimelineView) -> dict[str, Any]:
 
 
 def _kinds(view: TimelineView) -> list[tuple[str, str]]:
-    """The colours of GPU work and what they stand for, those with the most time first."""
+    """The colours of GPU work and their titles, those with the most time first."""
     finest = view.levels[0]
     first = min((track.first for track in view.tracks if track.kind == "stream"), default=0)
     last = max((track.first + track.rows for track in view.tracks if track.kind == "stream"), default=0)
-    mine = (finest.row >= first) & (finest.row < last)
-    spent = np.zeros(len(view.names), dtype=np.int64)
-    np.add.at(spent, finest.name[mine], finest.busy_ns[mine])
+    of_streams = (finest.row >= first) & (finest.row < last)
+    time_ns = np.zeros(len(view.names), dtype=np.int64)
+    np.add.at(time_ns, finest.name[of_streams], finest.busy_ns[of_streams])
     by_fill: dict[str, int] = {}
-    for number in np.flatnonzero(spent).tolist():
+    for number in np.flatnonzero(time_ns).tolist():
         fill = view.names[number][1]
-        by_fill[fill] = by_fill.get(fill, 0) + int(spent[number])
+        by_fill[fill] = by_fill.get(fill, 0) + int(time_ns[number])
     titles = {"transfer": "copies and fills", "graph": "CUDA graphs"}
     return [
         (fill, titles.get(fill) or fmt.category_title(fill))
@@ -231,5 +232,5 @@ def _kinds(view: TimelineView) -> list[tuple[str, str]]:
 
 
 def _idle_row(view: TimelineView, device: int) -> int:
-    """The row that a moment of this GPU is marked on; −1 where it has none."""
+    """The idle row of a GPU, which its moments are marked on; −1 if it has none."""
     return next((track.first for track in view.tracks if track.kind == "idle" and track.owner[0] == device), -1)

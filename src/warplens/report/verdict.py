@@ -1,6 +1,6 @@
-"""A diagnosis as data, sentences, tables and sections of a report, its checklist among them.
+"""A diagnosis as JSON data, sentences, tables and report sections, with the optimisation checklist.
 
-What a finding says comes from its rule alone.
+The text of a finding comes from its rule.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from warplens.report.document import Block, Paragraph, Section, Table, pick, qui
 from warplens.report.jsonout import named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from warplens.analysis.hostpace import HostPace
-    from warplens.diagnosis import Coverage, Diagnosis, Finding, Remedy
+    from warplens.diagnosis import Coverage, Finding, Remedy
     from warplens.diagnosis.across import RunDiagnosis
 
 
@@ -44,34 +44,34 @@ def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _what_if_data(diagnosis: Diagnosis) -> dict[str, Any] | None:
-    """The numbers of the what-if panel; the pictures of a step are for the page alone."""
+    """The numbers of the what-if panel, without the pictures of a step, which only the HTML page needs."""
     if diagnosis.what_if is None:
         return None
     return {name: value for name, value in vars(diagnosis.what_if).items() if name != "pictures"}
 
 
 def verdict_words(finding: Finding) -> str:
-    """The id of a verdict, behind the words that it is none where the profile does not show what it says."""
+    """The id of a verdict; marked as not known where the profile cannot confirm it."""
     return finding.id if is_known(finding) else f"not known; {finding.id} is not ruled out"
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
-    """All of a finding; its bound has an older name, too."""
+    """All fields of a finding but `basis`; `bound` is repeated under its older name, `gain_ceiling`, after it."""
     data = _without_basis(finding) | {"remedies": [_without_basis(remedy) for remedy in finding.remedies]}
-    places = list(data)
-    after = places.index("bound") + 1
-    return {name: data[name] for name in places[:after]} | {"gain_ceiling": finding.bound} | data
+    names = list(data)
+    after = names.index("bound") + 1
+    return {name: data[name] for name in names[:after]} | {"gain_ceiling": finding.bound} | data
 
 
-def _without_basis(of: Finding | Remedy) -> dict[str, Any]:
-    return {each.name: getattr(of, each.name) for each in fields(of) if each.name != "basis"}
+def _without_basis(item: Finding | Remedy) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in fields(item) if field.name != "basis"}
 
 
-# --- The host's pace: what issuing work costs, where the launching thread's time goes, who waits for whom -------------
+# --- The host's pace: cost of a launch, time of the launching thread, whether host or GPU is ahead --------------------
 
 
-#: What the parts of the launching thread's time are called.
-_PARTS: Final = {
+#: Names of the parts of the launching thread's time.
+_THREAD_PARTS: Final = {
     "launching": "in launching calls",
     "synchronization": "waiting for the GPU",
     "blocking-copy": "in copies that block",
@@ -82,12 +82,12 @@ _PARTS: Final = {
     "stalled": "in long pauses without a call",
 }
 
-#: Parts below this share of the window are not worth a word.
-_SMALL: Final = 0.01
+#: Parts of the launching thread's time below this share are not listed.
+_SMALLEST_LISTED_SHARE: Final = 0.01
 
 
 def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
-    """Two or three sentences about the thread that launches the most; none where no launching call was recorded.
+    """Two or three sentences about the thread that launches the most; none if no launching call was recorded.
 
     Args:
         steps: whether the window consists of steps.
@@ -99,14 +99,14 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
         if pace.host_ns_per_launch is None
         else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} of the host's time"
     )
-    standing = (
+    position = (
         f"ahead of the GPU: {fmt.share(1 - pace.behind_share)} of the work was queued while the GPU was busy"
         if pace.is_ahead
         else f"behind the GPU: {fmt.share(pace.behind_share)} of the work started as soon as it was launched"
     )
     if pace.launches:
         launches = fmt.plural(pace.launches, "launch", "launches")
-        yield f"host: {launches}, {fmt.rate(pace.per_second)}{cost}; the host is {standing}"
+        yield f"host: {launches}, {fmt.rate(pace.per_second)}{cost}; the host is {position}"
     else:
         yield "host: what ran in this window was launched before it"
     if pace.layer is not None:
@@ -116,20 +116,23 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
             f"{'a step' if steps else 'the window'} repeats a sequence of {fmt.count(layer.launches)} launches "
             f"{fmt.count(layer.layers)} times; each repetition takes {host}{fmt.duration(layer.gpu_ns)} on the GPU"
         )
-    whole = sum(pace.thread_ns.values())
-    parts = sorted(((spent, name) for name, spent in pace.thread_ns.items() if spent >= _SMALL * whole), reverse=True)
-    shares = (f"{fmt.share(spent / whole)} {_PARTS.get(name, name.replace('-', ' '))}" for spent, name in parts)
+    total = sum(pace.thread_ns.values())
+    parts = sorted(
+        ((spent, name) for name, spent in pace.thread_ns.items() if spent >= _SMALLEST_LISTED_SHARE * total),
+        reverse=True,
+    )
+    shares = (f"{fmt.share(spent / total)} {_THREAD_PARTS.get(name, name.replace('-', ' '))}" for spent, name in parts)
     yield f"the launching thread's time: {', '.join(shares)}"
 
 
 # --- Evidence, ceilings and places of findings as text ---------------------------------------------------------------
 
 
-#: A factor that says how many of one thing there are for each of another is no ratio of two of a kind.
-_EACH: Final = "_per_"
+#: In the name of a factor: a count of one thing per other thing, which is shown without `×`.
+_COUNT_PER: Final = "_per_"
 
-#: Endings of evidence names, longest first, with what they are written as.
-_ENDINGS: Final = (
+#: Suffixes of evidence names and how their values are formatted, longest suffix first.
+_SUFFIX_FORMATS: Final = (
     ("_bytes_per_s", fmt.bandwidth),
     ("_bytes_per_step", lambda value: f"{fmt.data_size(value)} per step"),
     ("_ns_per_step", lambda value: f"{fmt.duration(value)} per step"),
@@ -142,7 +145,7 @@ _ENDINGS: Final = (
     ("_ns", fmt.duration),
 )
 
-_A_STEP: Final = " per step"
+_PER_STEP: Final = " per step"
 
 _CHANGES: Final = {
     "free-launches": "launches cost nothing",
@@ -155,26 +158,26 @@ _CHANGES: Final = {
 
 
 def factor(gain: float | None) -> str:
-    """A factor: `1.23×`; `–` where it is not known."""
+    """A speed-up as text: `1.23×`; `–` if it is not known."""
     return fmt.MISSING if gain is None else times(gain)
 
 
 def gain_words(finding: Finding) -> str:
-    """What the best remedy brings: `about 2.75× (2.34× to 3.20×), at most 3.41×`; empty where nothing is known."""
+    """Gain of the best remedy: `about 2.75× (2.34× to 3.20×), at most 3.41×`; empty if it is not known."""
     if rule(finding.id).describes:
         return ""
-    said = []
+    parts = []
     if finding.expected is not None and finding.expected_interval is not None:
         low, high = finding.expected_interval
-        between = f" ({factor(low)} to {factor(high)})" if finding.expected < MANY else ""
-        said.append(f"{about(finding.expected)}{between}")
+        interval = f" ({factor(low)} to {factor(high)})" if finding.expected < MANY else ""
+        parts.append(f"{about(finding.expected)}{interval}")
     if finding.bound is not None:
-        said.append(f"at most {factor(finding.bound)}")
-    return ", ".join(said)
+        parts.append(f"at most {factor(finding.bound)}")
+    return ", ".join(parts)
 
 
 def own_gain(remedy: Remedy) -> str:
-    """What a remedy brings by itself, without a profiler: `2.21× (1.80× to 2.70×)`; empty where that is not known."""
+    """Gain of a remedy by itself, without a profiler: `2.21× (1.80× to 2.70×)`; empty if it is not known."""
     if remedy.gain is None or remedy.gain_interval is None:
         return ""
     low, high = remedy.gain_interval
@@ -182,23 +185,23 @@ def own_gain(remedy: Remedy) -> str:
 
 
 def beside_gain(remedy: Remedy) -> str:
-    """What a remedy is told to bring, but for the gain that stands beside it."""
+    """The expected effect of a remedy without the gain at its begin, for places that show the gain separately."""
     return remedy.expected.removeprefix(about(remedy.gain) if remedy.gain is not None else "").lstrip(":; ")
 
 
 def brings(remedy: Remedy) -> str:
-    """What a remedy brings: its gain, and how that is known."""
+    """The gain of a remedy and its expected effect in words."""
     return "; ".join(filter(None, (own_gain(remedy), beside_gain(remedy))))
 
 
 def standing(finding: Finding) -> str:
     """Severity, confidence and gain in a few words."""
     gain = gain_words(finding)
-    rest = f", {gain} {finding.gained}" if gain else ""
-    return f"{finding.severity}, confidence {finding.confidence}{rest}"
+    gain_part = f", {gain} {finding.gained}" if gain else ""
+    return f"{finding.severity}, confidence {finding.confidence}{gain_part}"
 
 
-#: What evidence is called where the name that programs read says too little to people.
+#: Labels of evidence whose machine-readable name says too little to people.
 _EVIDENCE_WORDS: Final = {
     "above_roof": "kernels above their roof",
     "affected": "affected kernels",
@@ -251,42 +254,42 @@ _EVIDENCE_WORDS: Final = {
 
 
 def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
-    """What each number is, in words, and the number with its unit, in one line; a share stands behind its time.
+    """Evidence in one line: the label and value of each quantity; a share follows its time in parentheses.
 
-    A time of zero, with what is derived from it, is no evidence and left out, unless there is nothing else.
+    A quantity whose time is zero is left out, unless there is no other.
 
     Args:
-        steps: of the window; without any, what is counted for each step is that of the window.
+        steps: number of steps in the window; if 0, the numbers "per step" are those of the window.
     """
-    told: dict[str, list[str]] = {}
+    texts_by_name: dict[str, list[str]] = {}
     for name, value in evidence.items():
-        ending, write = next(((end, write) for end, write in _ENDINGS if name.endswith(end)), ("", fmt.number))
-        if ending == "_factor" and _EACH in name:
+        suffix, write = next(((end, write) for end, write in _SUFFIX_FORMATS if name.endswith(end)), ("", fmt.number))
+        if suffix == "_factor" and _COUNT_PER in name:
             write = fmt.count
-        text = write(value) if steps else write(value).removesuffix(_A_STEP)
-        told.setdefault(name.removesuffix(ending), []).append(text)
-    none = {name.removesuffix("_ns") for name, value in evidence.items() if name.endswith("_ns") and value == 0}
-    told = {name: texts for name, texts in told.items() if name not in none} or told
+        text = write(value) if steps else write(value).removesuffix(_PER_STEP)
+        texts_by_name.setdefault(name.removesuffix(suffix), []).append(text)
+    zero = {name.removesuffix("_ns") for name, value in evidence.items() if name.endswith("_ns") and value == 0}
+    texts_by_name = {name: texts for name, texts in texts_by_name.items() if name not in zero} or texts_by_name
     return ", ".join(
         f"{_EVIDENCE_WORDS.get(name, _acronyms(name.replace('_', ' ')))} {first}"
         + (f" ({', '.join(rest)})" if rest else "")
-        for name, (first, *rest) in told.items()
+        for name, (first, *rest) in texts_by_name.items()
     )
 
 
 def _acronyms(words: str) -> str:
-    """With the capitals of what is written in capitals."""
-    return re.sub(r"\b(gpu|os|api|flops|tf32)\b", lambda found: found[0].upper().replace("FLOPS", "FLOPs"), words)
+    """The words with their acronyms in capitals."""
+    return re.sub(r"\b(gpu|os|api|flops|tf32)\b", lambda match: match[0].upper().replace("FLOPS", "FLOPs"), words)
 
 
 def places(finding: Finding) -> str:
-    """The ranges or kernels of a finding in one line; nothing where its places name one of them, and tell how much."""
-    told = {name for place in finding.places for name in (place.operator, place.range)}
-    return "" if told & set(finding.where) else ", ".join(fmt.shorten(fmt.printable(name)) for name in finding.where)
+    """The ranges or kernels of a finding in one line; empty if `place_lines` names one of them already."""
+    placed = {name for place in finding.places for name in (place.operator, place.range)}
+    return "" if placed & set(finding.where) else ", ".join(fmt.shorten(fmt.printable(name)) for name in finding.where)
 
 
 def place_lines(finding: Finding) -> Iterator[str]:
-    """Where in the program most of a finding comes from: `808 of 809 waits in aten::item, train.py:88 (step)`."""
+    """Places in the program that cause most of a finding: `808 of 809 waits in aten::item, train.py:88 (step)`."""
     for place in finding.places:
         source = place.file and f"{place.file}:{place.line} ({place.function})"
         names = [name for name in (place.operator, place.module, place.range, source) if name]
@@ -296,21 +299,21 @@ def place_lines(finding: Finding) -> Iterator[str]:
 
 
 def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """How much the diagnosis rests on, and what could not be asked."""
-    covered: Coverage = diagnosis.coverage
-    if covered.wall_ns:
-        steps = "one step" if covered.steps == 1 else f"{fmt.count(covered.steps)} steps"
-        over = f", the times of {fmt.count(covered.gpus)} GPUs added up" if covered.gpus > 1 else ""
+    """What the diagnosis is based on, and what could not be checked."""
+    coverage: Coverage = diagnosis.coverage
+    if coverage.wall_ns:
+        steps = "one step" if coverage.steps == 1 else f"{fmt.count(coverage.steps)} steps"
+        gpus = f", the times of {fmt.count(coverage.gpus)} GPUs added up" if coverage.gpus > 1 else ""
         line = (
-            f"based on: {steps if covered.steps else 'a window without steps'}{over}; findings explain "
-            f"{fmt.share(covered.claimed_ns / covered.wall_ns)} of the time"
+            f"based on: {steps if coverage.steps else 'a window without steps'}{gpus}; findings explain "
+            f"{fmt.share(coverage.claimed_ns / coverage.wall_ns)} of the time"
         )
-        if covered.idle_attributed_share is not None:
-            line += f"; the cause is known for {fmt.share(covered.idle_attributed_share)} of the idle time"
-        if covered.counters_share:
-            line += f"; counters cover {fmt.share(covered.counters_share)} of the kernel time"
+        if coverage.idle_attributed_share is not None:
+            line += f"; the cause is known for {fmt.share(coverage.idle_attributed_share)} of the idle time"
+        if coverage.counters_share:
+            line += f"; counters cover {fmt.share(coverage.counters_share)} of the kernel time"
         yield line
-    for reason in covered.unavailable:
+    for reason in coverage.unavailable:
         yield f"not checked: {reason}"
 
 
@@ -365,54 +368,54 @@ _PREDICTIONS: Final = (
 
 
 def steps_judged(diagnosis: Diagnosis | RunDiagnosis) -> int:
-    """Steps of the window; of several ranks, there is always at least one."""
+    """Steps of the window; 1 for a run of several ranks, which has no coverage of its own."""
     coverage = getattr(diagnosis, "coverage", None)
     return 1 if coverage is None else coverage.steps
 
 
 def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
-    """One row a finding, the worst first; evidence as text, the first remedy for all."""
+    """One row per finding, worst first; evidence as text, and the first remedy of each."""
     rows = []
-    for rank, found in enumerate(diagnosis.findings, start=1):
-        low, high = found.expected_interval or (None, None)
-        said = {
+    for rank, finding in enumerate(diagnosis.findings, start=1):
+        low, high = finding.expected_interval or (None, None)
+        derived = {
             "rank": rank,
             "expected_low": low,
             "expected_high": high,
-            "where": ", ".join(found.where),
-            "places": "; ".join(place_lines(found)),
-            "evidence": evidence_text(found.evidence, steps=steps_judged(diagnosis)),
-            "remedy": found.remedies[0].action if found.remedies else None,
-            "gain": factor(found.expected),
-            "at_most": factor(found.bound),
+            "where": ", ".join(finding.where),
+            "places": "; ".join(place_lines(finding)),
+            "evidence": evidence_text(finding.evidence, steps=steps_judged(diagnosis)),
+            "remedy": finding.remedies[0].action if finding.remedies else None,
+            "gain": factor(finding.expected),
+            "at_most": factor(finding.bound),
         }
-        rows.append({name: said[name] if name in said else getattr(found, name) for name in _FINDINGS})
+        rows.append({name: derived[name] if name in derived else getattr(finding, name) for name in _FINDINGS})
     return _frame(_FINDINGS.values(), rows)
 
 
 def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
-    """The findings, and what is known of phases and of changes."""
+    """The findings, the verdict of each phase, and the predicted effect of changes."""
     shown = tuple(_FINDINGS[name] for name in ("id", "severity", "gain", "at_most", "confidence", "title", "remedy"))
     tables = [Table("findings", "Findings, worst first", shown, findings_frame(diagnosis), limit=None, cards=True)]
     if diagnosis.per_phase:
         phases = (
             {
-                **vars(part),
-                "gain": factor(part.expected if part.expected is not None else part.gain_ceiling),
-                "busy_share": part.busy_ns / part.wall_ns if part.wall_ns else None,
-                "share": part.share,
+                **vars(phase),
+                "gain": factor(phase.expected if phase.expected is not None else phase.gain_ceiling),
+                "busy_share": phase.busy_ns / phase.wall_ns if phase.wall_ns else None,
+                "share": phase.share,
             }
-            for part in diagnosis.per_phase
+            for phase in diagnosis.per_phase
         )
         tables.append(Table("phase-verdicts", "Each phase separately", _PHASES, _frame(_PHASES, phases), limit=None))
     if diagnosis.predictions:
         changes = (
             {
-                **vars(item),
-                "what": ", ".join(_CHANGES.get(one, one.replace("-", " ")) for one in item.change.split(",")),
-                "speedup": times(item.speedup),
+                **vars(prediction),
+                "what": ", ".join(_CHANGES.get(name, name.replace("-", " ")) for name in prediction.change.split(",")),
+                "speedup": times(prediction.speedup),
             }
-            for item in diagnosis.predictions
+            for prediction in diagnosis.predictions
         )
         caption = "Predictions (modelled): make one change, record again, and compare"
         tables.append(Table("predictions", caption, _PREDICTIONS, _frame(_PREDICTIONS, changes), limit=None))
@@ -428,25 +431,32 @@ def _frame(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> pl.D
 
 
 def finding_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:
-    """Every finding with evidence and remedies, and what the diagnosis rests on."""
+    """Every finding with evidence and remedies, and what the diagnosis is based on."""
     yield from diagnosis_tables(diagnosis)
     for line in coverage_lines(diagnosis):
         yield quiet(fmt.sentence(line))
     for rank, finding in enumerate(diagnosis.findings):
         title = f"{finding.id}: {rule(finding.id).limiter}"
-        told = tuple(one_finding(finding, diagnosis.coverage.steps))
-        yield Section(f"finding-{finding.id}", title, told, folded=rank > 0)
+        blocks = tuple(one_finding(finding, diagnosis.coverage.steps))
+        yield Section(f"finding-{finding.id}", title, blocks, folded=rank > 0)
 
 
 def one_finding(finding: Finding, steps: int = 1) -> Iterator[Block]:
-    """A finding of a window of so many steps with its evidence, remedies and the experiment that would refute it."""
+    """A finding with its evidence, remedies and the experiment that would refute it.
+
+    Args:
+        steps: number of steps in the window.
+    """
     yield Paragraph(f"{finding.title} ({standing(finding)}).")
     yield Paragraph(f"Evidence: {evidence_text(finding.evidence, steps=steps)}.")
-    for label, said in (("Mostly in", places(finding)), ("In the program", "; ".join(place_lines(finding)))):
-        if said:
-            yield Paragraph(f"{label}: {said}.")
-    told = ({**vars(each), "gain": own_gain(each) or None, "expected": beside_gain(each)} for each in finding.remedies)
-    rows = _frame(_REMEDIES, told)
+    for label, text in (("Mostly in", places(finding)), ("In the program", "; ".join(place_lines(finding)))):
+        if text:
+            yield Paragraph(f"{label}: {text}.")
+    remedies = (
+        {**vars(remedy), "gain": own_gain(remedy) or None, "expected": beside_gain(remedy)}
+        for remedy in finding.remedies
+    )
+    rows = _frame(_REMEDIES, remedies)
     yield Table(f"remedies-{finding.id}", f"Remedies for {finding.id}", _REMEDIES, rows, limit=None, cards=True)
     yield quiet(f"What would refute it: {finding.refute}")
 
@@ -457,8 +467,8 @@ def checklist_frame(
     diagnosis: Diagnosis | None = None,
     counters: KernelCounters | None = None,
 ) -> pl.DataFrame:
-    """`CHECKLIST` of a trace, of a report of counters, or of both; as `warplens.diagnosis.checklist.checklist`."""
-    # A diagnosis without a report needs neither the list nor what it asks of counters.
+    """`CHECKLIST` of a trace, of a counter report, or of both; arguments as for `diagnosis.checklist.checklist`."""
+    # Imported here: a diagnosis without a report needs neither the checklist nor its analysis of counters.
     from warplens.diagnosis.checklist import CHECKLIST, checklist
 
     rows = [
@@ -483,7 +493,7 @@ def checklist_frame(
 
 
 def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
-    """The list, what is to mend first, with how many of its items were checked."""
+    """The checklist, items to mend first, and how many of its items were checked."""
     from warplens.diagnosis.checklist import CHECKLIST, STATES
 
     counts = {state: int((rows["found"] == state).sum()) for state in STATES}
@@ -494,6 +504,6 @@ def checklist_blocks(rows: pl.DataFrame) -> Iterator[Block]:
         "an item costs is an upper bound, of the kernels that were looked at (Seen); costs do not add up."
     )
     shown = pick(CHECKLIST, "asked", "found", "numbers", "rests_on", "seen_share", "then")
-    first = pl.Enum(("to mend", "in order", "cannot tell", "not applicable"))
-    ranked = rows.sort(pl.col("found").cast(first), maintain_order=True)
+    state_order = pl.Enum(("to mend", "in order", "cannot tell", "not applicable"))
+    ranked = rows.sort(pl.col("found").cast(state_order), maintain_order=True)
     yield Table("checklist-table", "Optimisation checklist", shown, ranked, limit=None)

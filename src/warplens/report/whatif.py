@@ -1,4 +1,4 @@
-"""The what-if panel of a report: the step with one or two remedies, the budget that is left, the code, the check."""
+"""The what-if panel of a report: the step time with one or two remedies, the remaining budget, and the code."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from warplens.report.overview.numbers import Numbers
 from warplens.report.theme import call_fill, category_fill, part_fill
 from warplens.report.verdict import factor
 
-#: Kinds of work below this share of the unchanged step are one part of the bar.
+#: Kinds of work below this share of the unchanged step are merged in the bars.
 _SMALL: Final = 0.03
 
 _IDLE: Final = "idle"
 
-#: What the colours of the host's calls mean, where they are not those of GPU work.
+#: Legend of the colours of the host's calls.
 _CALLS: Final = {
     call_fill("launch"): "host: launches",
     call_fill("sync"): "host: waits for the GPU",
     call_fill("allocation"): "host: allocates memory",
 }
 
-#: Parts that the longest step is divided into; a mark is as wide as one, or wider.
+#: Units that the longest step is divided into; the smallest width of a mark.
 _PARTS: Final = 4_000
 
-#: A step that is drawn this much longer or shorter than its replay gives is said to be.
+#: A step that is drawn longer or shorter than its replay by more than this share is labelled so.
 _STRETCHED: Final = 0.05
 
 
 def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
-    """What the remedies bring, to be tried one by one and in pairs; nothing where that cannot be modelled."""
-    found = numbers.diagnosis
-    if found is None or found.what_if is None:
+    """The effect of single remedies and of pairs; nothing if it cannot be modelled."""
+    diagnosis = numbers.diagnosis
+    if diagnosis is None or diagnosis.what_if is None:
         return
-    what_if = found.what_if
-    actions = {finding.id: finding.remedies[0].action for finding in found.findings if finding.remedies}
+    what_if = diagnosis.what_if
+    actions = {finding.id: finding.remedies[0].action for finding in diagnosis.findings if finding.remedies}
     unit = "step" if numbers.window.steps else "window"
     yield View(
         id="what-if-view",
@@ -54,19 +54,19 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
         caption=f"What if: the {unit} after one or two remedies",
         alt=f"{_now(what_if, unit)} Each row of the table is one choice; with scripts enabled, check boxes show "
         "the rest.",
-        data=panel(found, what_if, numbers.capture.source, unit),
+        data=panel(diagnosis, what_if, numbers.capture.source, unit),
         heading=("With", "As fast", "90 % interval", f"{fmt.capitalised(unit)} after"),
         rows=tuple(
             ViewRow(
-                _name(each),
+                _name(change),
                 (
-                    " + ".join(actions[id_] for id_ in each.findings),
-                    factor(each.expected),
-                    _range(each),
-                    fmt.duration(each.step_ns),
+                    " + ".join(actions[id_] for id_ in change.findings),
+                    factor(change.expected),
+                    _range(change),
+                    fmt.duration(change.step_ns),
                 ),
             )
-            for each in what_if.changes
+            for change in what_if.changes
         ),
     )
     yield quiet(
@@ -76,12 +76,12 @@ def what_if_blocks(numbers: Numbers) -> Iterator[Block]:
     )
 
 
-def panel(found: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dict[str, Any]:
-    """What the script of the panel shows: every number as text, in words that are those of the findings."""
-    ids = [id_ for each in what_if.changes if len(each.findings) == 1 for id_ in each.findings]
-    remedies = {finding.id: finding.remedies[0] for finding in found.findings if finding.id in ids}
+def panel(diagnosis: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dict[str, Any]:
+    """The data for the script of the panel, with numbers formatted as text."""
+    ids = [id_ for change in what_if.changes if len(change.findings) == 1 for id_ in change.findings]
+    remedies = {finding.id: finding.remedies[0] for finding in diagnosis.findings if finding.id in ids}
     kinds = _kinds(what_if)
-    longest = max(what_if.step_ns, *(each.step_ns for each in what_if.changes))
+    longest = max(what_if.step_ns, *(change.step_ns for change in what_if.changes))
     return {
         "now": {
             "text": _now(what_if, unit),
@@ -99,49 +99,53 @@ def panel(found: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dict[st
             for id_ in ids
         ],
         "changes": {
-            _name(each): {
-                "step_ns": each.step_ns,
-                "gain": factor(each.expected),
-                "text": f"{fmt.duration(each.step_ns)} per {unit} without a profiler, {_range(each)} (90 % interval)",
-                "parts": _parts(each.busy_ns, each.idle_ns, kinds, longest),
-                "step": fmt.duration(each.step_ns),
+            _name(change): {
+                "step_ns": change.step_ns,
+                "gain": factor(change.expected),
+                "text": f"{fmt.duration(change.step_ns)} per {unit} without a profiler, {_range(change)} "
+                "(90 % interval)",
+                "parts": _parts(change.busy_ns, change.idle_ns, kinds, longest),
+                "step": fmt.duration(change.step_ns),
             }
-            for each in what_if.changes
+            for change in what_if.changes
         },
         "check": f"warplens compare {shlex.quote(source)} AFTER",
         **({} if what_if.pictures is None else {"drawn": _packed(what_if.pictures, unit)}),
     }
 
 
-def _packed(found: StepPictures, unit: str) -> dict[str, Any]:
-    """What is said of the drawn steps, and the steps: the base64 form of zlib of JSON.
+def _packed(pictures: StepPictures, unit: str) -> dict[str, Any]:
+    """The captions of the drawn steps, and the steps as zlib-compressed JSON in Base64.
 
-    A lane is its name and numbers in threes: parts since the mark before, parts wide, and the number of its fill.
+    A lane is its name, its number of events, and three numbers per mark: distance from the mark before, width (both in
+    units of `_PARTS`), and index of its fill.
     """
-    steps = {"recorded": found.recorded, "now": found.now, **found.after}
+    steps = {"recorded": pictures.recorded, "now": pictures.now, **pictures.after}
     fills = sorted({_fill(lane, label) for step in steps.values() for lane in step.lanes for label in lane.label})
     used = {call_fill(label) for step in steps.values() for label in step.lanes[0].label}
-    part = max(step.length_ns for step in steps.values()) / _PARTS
+    unit_ns = max(step.length_ns for step in steps.values()) / _PARTS
     drawn = {
-        name: {"width": round(step.length_ns / part), "lanes": [_lane(lane, fills, part) for lane in step.lanes]}
+        name: {"width": round(step.length_ns / unit_ns), "lanes": [_lane(lane, fills, unit_ns) for lane in step.lanes]}
         for name, step in steps.items()
     }
-    which, until = (f"Step {found.step}", ", to the begin of the next") if found.step is not None else ("Window", "")
-    least = fmt.duration(found.cell_ns)
-    left_out = fmt.plural(found.streams_left_out, "stream")
+    recorded_step, step_end = (
+        (f"Step {pictures.step}", ", to the begin of the next") if pictures.step is not None else ("Window", "")
+    )
+    shortest = fmt.duration(pictures.cell_ns)
+    left_out = fmt.plural(pictures.streams_left_out, "stream")
     return {
         "parts": _PARTS,
-        "recorded": f"{which} as recorded, with the profiler: "
-        f"{fmt.duration(found.recorded.length_ns)} (measured{until})",
-        "now": f"The same without a profiler, nothing changed: {fmt.duration(found.now.length_ns)} (modelled)",
+        "recorded": f"{recorded_step} as recorded, with the profiler: "
+        f"{fmt.duration(pictures.recorded.length_ns)} (measured{step_end})",
+        "now": f"The same without a profiler, nothing changed: {fmt.duration(pictures.now.length_ns)} (modelled)",
         "after": {
             id_: f"With this remedy, without a profiler: {fmt.duration(step.length_ns)} (modelled){_stretched(step)}"
-            for id_, step in found.after.items()
+            for id_, step in pictures.after.items()
         },
         "lengths": {name: step.length_ns for name, step in steps.items()},
         "thinned": f"Calls of the host (its top lane) and GPU work in one {unit}, in one scale. Neighbours "
-        f"shorter than {least} are one mark, coloured like the longest."
-        + (f" {left_out} with less work left out." if found.streams_left_out else ""),
+        f"shorter than {shortest} are one mark, coloured like the longest."
+        + (f" {left_out} with less work left out." if pictures.streams_left_out else ""),
         "pair": f"Two remedies together are told by their numbers; a {unit} is drawn for single ones only.",
         "fills": fills,
         "calls": [(title, fill) for fill, title in _CALLS.items() if fill in used],
@@ -159,13 +163,13 @@ def _fill(lane: Lane, label: str) -> str:
     return call_fill(label) if lane.stream is None else _kind(label)[1]
 
 
-def _lane(lane: Lane, fills: list[str], part: float) -> tuple[str, int, list[int]]:
-    """Its name, how many calls or pieces of work it shows, and its marks."""
+def _lane(lane: Lane, fills: list[str], unit_ns: float) -> tuple[str, int, list[int]]:
+    """The name of the lane, its number of calls or GPU work items, and its marks."""
     numbers: list[int] = []
     at = 0
     for start, end, label in zip(lane.start_ns.tolist(), lane.end_ns.tolist(), lane.label, strict=True):
-        first = max(round(start / part), at)
-        width = max(round(end / part) - first, 1)
+        first = max(round(start / unit_ns), at)
+        width = max(round(end / unit_ns) - first, 1)
         numbers += (first - at, width, fills.index(_fill(lane, label)))
         at = first + width
     return "host" if lane.stream is None else f"stream {lane.stream}", lane.pieces, numbers
@@ -177,8 +181,8 @@ def _name(change: WhatIf) -> str:
 
 def _now(what_if: WhatIfs, unit: str) -> str:
     low, high = map(fmt.duration, what_if.step_interval_ns)
-    about = f" ({low} to {high})" if low != high else ""
-    return f"Without a profiler one {unit} takes about {fmt.duration(what_if.step_ns)}{about}."
+    interval = f" ({low} to {high})" if low != high else ""
+    return f"Without a profiler one {unit} takes about {fmt.duration(what_if.step_ns)}{interval}."
 
 
 def _range(change: WhatIf) -> str:
@@ -186,7 +190,7 @@ def _range(change: WhatIf) -> str:
 
 
 def _kind(label: str) -> tuple[str, str]:
-    """Title and colour token of a category of kernels, or of a direction of copies."""
+    """Title and colour token of a kernel category or a copy direction."""
     if label == "graph":
         return "CUDA graphs", "graph"
     if label not in CATEGORIES:
@@ -195,15 +199,15 @@ def _kind(label: str) -> tuple[str, str]:
 
 
 def _kinds(what_if: WhatIfs) -> list[tuple[str, str]]:
-    """The kinds of work that are parts of the bars, the largest first; the others are one."""
+    """The kinds of work with a part of their own in the bars, largest first."""
     totals = _by_kind(what_if.busy_ns)
-    return [kind for kind, spent in totals.items() if spent >= _SMALL * what_if.step_ns]
+    return [kind for kind, time_ns in totals.items() if time_ns >= _SMALL * what_if.step_ns]
 
 
 def _by_kind(busy_ns: Mapping[str, int]) -> dict[tuple[str, str], int]:
     totals: dict[tuple[str, str], int] = {}
-    for label, spent in busy_ns.items():
-        totals[_kind(label)] = totals.get(_kind(label), 0) + spent
+    for label, time_ns in busy_ns.items():
+        totals[_kind(label)] = totals.get(_kind(label), 0) + time_ns
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
@@ -212,7 +216,7 @@ def _parts(
 ) -> list[tuple[str, str, float, str]]:
     """Title, colour token, share of the longest bar and time of each part, from the left."""
     totals = _by_kind(busy_ns)
-    rest = sum(spent for kind, spent in totals.items() if kind not in kinds)
+    rest = sum(time_ns for kind, time_ns in totals.items() if kind not in kinds)
     rows = [(title, fill, totals.get((title, fill), 0)) for title, fill in kinds]
     rows += [("other work", "other", rest), (_IDLE, part_fill("idle", "launch"), idle_ns)]
-    return [(title, fill, spent / longest, fmt.duration(spent)) for title, fill, spent in rows if spent]
+    return [(title, fill, time_ns / longest, fmt.duration(time_ns)) for title, fill, time_ns in rows if time_ns]

@@ -1,4 +1,4 @@
-"""A report as files in a folder: `report.html`, `report.md` with `images/`, `report.json`."""
+"""Writes a report to a folder: `report.html`, `report.md` with `images/`, `report.json`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def write_examined(
     formats: Collection[ReportFormat],
     run: RunDiagnosis | None = None,
 ) -> list[Path]:
-    """Write one report on profiles that have been analysed, and on the run that they are the ranks of.
+    """Write one report on analysed profiles, and on their run if they are the ranks of one.
 
     Args:
-        folder: where the files go; made if need be. Files of an earlier report there are replaced.
+        folder: made if it does not exist. Files of an earlier report in it are replaced.
         formats: which of `REPORT_FORMATS` to write.
 
     Returns:
@@ -38,7 +38,7 @@ def write_examined(
     """
     document = None
     if set(formats) - {"json"}:
-        # Charts cost half a second to import; the numbers alone do without.
+        # Charts take half a second to import; JSON needs none.
         from warplens.report.overview.document import report_document
 
         document = report_document(examined, run)
@@ -57,7 +57,7 @@ def report_json(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) ->
 
 
 def report_data(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> dict[str, Any]:
-    """`data` of `report.json`; `run` where the profiles are the ranks of one."""
+    """`data` of `report.json`, with `run` if the profiles are the ranks of one run."""
     from warplens.report.overview.numbers import overview_data
 
     data: dict[str, Any] = {"profiles": [overview_data(numbers) for numbers in profiles]}
@@ -69,9 +69,9 @@ def report_data(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) ->
 
 
 def form_named(output: Path) -> ReportFormat | None:
-    """The form of a document that a path names, such as `report.html`; None where it names a folder."""
-    named = (form for form in REPORT_FORMATS if output.suffix == f".{form}")
-    return None if output.is_dir() else next(named, None)
+    """The format of a file such as `report.html`, by its suffix; None for a folder."""
+    matching = (form for form in REPORT_FORMATS if output.suffix == f".{form}")
+    return None if output.is_dir() else next(matching, None)
 
 
 def write_document(
@@ -84,10 +84,11 @@ def write_document(
     """Write any document as `<name>.html`, as `<name>.md` with its charts in `images/`, and its data as `<name>.json`.
 
     Args:
-        document: what to write; None where its data alone are asked for.
-        folder: where the files go, made if need be; or the one file to write, in the form that its suffix names.
-        formats: which of them, with `data` json among them.
-        name: of the files, without suffix.
+        document: None if only its data are to be written.
+        folder: made if it does not exist; or the one file to write, whose suffix replaces `formats`.
+        formats: of `html`, `md` and, with `data`, `json`.
+        name: name of the files without suffix.
+        data: makes the content of the JSON file.
 
     Returns:
         The files to open.
@@ -111,7 +112,7 @@ def _written(
     if document is not None and "md" in formats:
         from warplens.report.markdown import render_markdown
 
-        # Two documents in one folder share the folder of images; their figures may have the same ids.
+        # Documents in one folder share `images`, and their figures may have the same ids.
         addresses = {figure.id: f"images/{name}-{figure.id}.svg" for figure in document.figures()}
         for figure in document.figures():
             write_whole(folder / addresses[figure.id], figure.chart.svg(figure.alt))

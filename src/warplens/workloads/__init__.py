@@ -1,16 +1,16 @@
-"""Programs worth profiling, and honest measurements of them.
+"""Reference programs to profile, and their measurement.
 
-`registry` (the workloads by name, how to add your own, plans, annotations for profilers, measurements files) and
-`settings`; the programs: `transformer_lm`, `vision` with `token_reduction/`, `attention/`; what they share: `launching`
-(eager, compiled, CUDA graph; precision; counting launches); and measuring: `measurement`, `samples`
-(statistics), `cells` (grids of settings, survived when one runs out of memory; the facts of the machine).
+`registry` (workloads by name, plans, annotations for profilers, measurements files) and `settings`; the programs
+`transformer_lm`, `vision` with `token_reduction/`, and `attention/`; `launching` (eager, compiled, CUDA graph;
+precision; counting launches); `measurement`, `samples` (statistics), and `cells` (grids of settings that survive cells
+without enough memory; description of the machine).
 
 May import `warplens.errors` alone. PyTorch is imported by the modules that compute with it, and only when one of them
-is used: this package, `registry`, `settings`, `cells` and `samples` do without it. Nothing here needs Polars
-or SciPy, so that a bare machine with PyTorch can run it: hence the statistics of its own in `samples`.
+is used: this package, `registry`, `settings`, `cells` and `samples` do without it. Measuring needs neither Polars nor
+SciPy, so that it runs on a bare machine with PyTorch: hence the separate statistics in `samples`.
 
-A new workload becomes a `Workload` in the registry: a frozen dataclass for its settings, and a function that prepares
-a `Program` from them.
+A new workload is a `Workload` in the registry: a frozen dataclass for its settings, and a function that prepares a
+`Program` from them.
 """
 
 from warplens.workloads.registry import Program, Setting, Work, Workload, register, workload

@@ -1,7 +1,8 @@
-"""Measures the cells of a grid, and says what they were measured with.
+"""Measurement of the cells of a grid, and description of the machine.
 
-A cell that runs out of memory is recorded as that, and the others follow. Of the machine: GPU, driver, versions, host;
-no name of host or user, path or serial number. Free of PyTorch until a cell is run or `environment` asks it.
+A cell that runs out of memory is recorded as such, and the others follow. The description holds GPU, driver, versions
+and CPU, but no host or user name, path or serial number. PyTorch is not imported before a cell is run or `environment`
+is called.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 
-#: Outliers are worth a word if they are more than this share of the repetitions …
+#: Outliers are reported if they are more than this share of the repetitions, …
 _MANY_OUTLIERS: Final = 0.05
-#: … or so slow that the mean lies this much above the median: a rate over the whole run is then lower than stated.
+#: … or if the mean exceeds the median by more than this share: the rate over the whole run is then lower than stated.
 _SLOW_MEAN: Final = 0.05
 
 
@@ -55,26 +56,26 @@ def cell_grid(cell: type, axes: Mapping[str, Sequence[Any]]) -> tuple[list[Any],
         axes: values of some of its fields; the others keep their defaults.
 
     Returns:
-        The cells, and for combinations that exclude one another a finished record that says why.
+        The cells, and for each invalid combination of settings a finished record with the reason.
 
     Raises:
-        UsageError: every combination is impossible; the reason is that of the first.
+        UsageError: every combination is invalid; the reason is that of the first.
     """
     cells: list[Any] = []
     impossible: list[dict[str, Any]] = []
     for values in itertools.product(*axes.values()):
-        made, trouble = cell_or_reason(cell, dict(zip(axes, values, strict=True)))
-        if made is None:
-            impossible.append(trouble)
-        elif made not in cells:
-            cells.append(made)
+        new_cell, record = cell_or_reason(cell, dict(zip(axes, values, strict=True)))
+        if new_cell is None:
+            impossible.append(record)
+        elif new_cell not in cells:
+            cells.append(new_cell)
     if not cells:
         raise UsageError(impossible[0]["reason"] if impossible else "the grid is empty")
     return cells, impossible
 
 
 def cell_or_reason(cell: type, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The cell of these settings; or None, and for settings that exclude one another the record that says why."""
+    """The cell of these settings and an empty record; for invalid settings None and a record with the reason."""
     try:
         return cell(**settings), {}
     except UsageError as error:
@@ -102,10 +103,14 @@ def run_cells(
     """Measure cells, one at a time.
 
     Args:
-        device: where to run, as PyTorch names it; by default the GPU if there is one.
+        name: of the workload.
+        cells: to measure.
+        plan: repetitions and stopping rule.
+        device: PyTorch name; by default the GPU if there is one.
+        ranges: annotations for a profiler.
 
     Yields:
-        For each cell what the measurements file holds of it (docs/reference/measurements.md), as soon as it is known.
+        The record of each cell for the measurements file (docs/reference/measurements.md), once it is measured.
 
     Raises:
         UsageError: there is no such workload, no PyTorch or no such device.
@@ -126,17 +131,20 @@ def run_cells_in_turns(
     device: str | None = None,
     ranges: Ranges = OFF,
 ) -> list[dict[str, Any]]:
-    """Measure cells in turns, which takes memory for all of them at once; see `warplens.workloads.measurement`.
+    """Measure cells in turns (see `warplens.workloads.measurement`), with all of them in memory at once.
 
     Args:
-        name: of the workload; one that measures itself cannot take turns.
-        per_round: repetitions in a turn.
-        plan: its warm-up and confidence hold.
-        device: where to run, as PyTorch names it; by default the GPU if there is one.
+        name: of the workload; it must have `prepare`.
+        cells: to measure.
+        rounds: number of rounds.
+        per_round: repetitions of each cell in a round.
+        plan: only its warm-up and confidence are used.
+        device: PyTorch name; by default the GPU if there is one.
+        ranges: annotations for a profiler.
 
     Returns:
-        For each cell, in their order, what the measurements file holds of it. A cell that cannot be made ready is left
-        out of the turns.
+        The record of each cell for the measurements file, in order. A cell that cannot be prepared does not take part
+        in the rounds.
 
     Raises:
         UsageError: there is no such workload, no PyTorch or no such device.
@@ -152,19 +160,19 @@ def run_cells_in_turns(
     programs: dict[int, Program] = {}
     records: list[dict[str, Any]] = [{"cell": asdict(cell)} for cell in cells]
     for position, cell in enumerate(cells):
-        made, trouble = attempted(
+        started, failure = attempted(
             lambda cell=cell: _started(prepare(cell, setting), device),  # type: ignore[misc]
             alone=False,
         )
-        if made is None:
-            records[position] |= trouble
+        if started is None:
+            records[position] |= failure
         else:
-            programs[position] = made
-    taken = measure_in_turns(
+            programs[position] = started
+    measurements = measure_in_turns(
         [Turn(program.step, program.marks) for program in programs.values()],
         device=device, rounds=rounds, per_round=per_round, warmup_steps=plan.warmup_steps, ranges=ranges,
     )  # fmt: skip
-    for (position, program), measured in zip(programs.items(), taken, strict=True):
+    for (position, program), measured in zip(programs.items(), measurements, strict=True):
         records[position] |= {"status": "measured", **figures(program, measured, plan)}
     programs.clear()
     _clean_up(torch_or_advice())
@@ -172,7 +180,7 @@ def run_cells_in_turns(
 
 
 def _started(program: Program, device: str) -> Program:
-    """The program after its first step, so that one that cannot run shows it now and not among the others."""
+    """The program after its first step, so that one that cannot run fails here and not during the rounds."""
     from warplens.workloads.measurement import synchronize
 
     program.step()
@@ -189,17 +197,18 @@ def _check_device(device: str) -> None:
 
 
 def _run_cell(kind: Workload, cell: Any, plan: Plan, setting: Setting) -> dict[str, Any]:
-    done, trouble = attempted(lambda: _measured(kind, cell, plan, setting))
+    record, failure = attempted(lambda: _measured(kind, cell, plan, setting))
     _clean_up(torch_or_advice())
-    return trouble if done is None else done
+    return failure if record is None else record
 
 
 def attempted(attempt: Callable[[], Made], *, alone: bool = True) -> tuple[Made | None, dict[str, Any]]:
-    """What came of an attempt; or None, and how a cell that fails so is recorded.
+    """The result of an attempt and an empty record; or None, and the status and reason of its failure.
 
     Args:
-        alone: whether no other program is alive. To reset the compiler gives cuBLAS's workspaces back, which captured
-            CUDA graphs still write to: with other programs alive it must not be done.
+        attempt: to call.
+        alone: whether no other program is alive, so that the compiler may be reset after a failure. That frees cuBLAS's
+            workspaces, to which captured CUDA graphs of other programs would still write.
     """
     torch = torch_or_advice()
     try:
@@ -209,10 +218,10 @@ def attempted(attempt: Callable[[], Made], *, alone: bool = True) -> tuple[Made 
     except UsageError as error:
         status, reason = "unsupported", str(error)
     except RuntimeError as error:
-        # CPU allocators, libraries and captures say it their own way.
+        # CPU allocators, libraries and captures raise other errors when memory runs out.
         lacking = "out of memory" in str(error).lower() or "can't allocate memory" in str(error)
         status, reason = "out-of-memory" if lacking else "failed", _first_line(error)
-    # What the exception's frames held is free only now that they are gone.
+    # Outside of the `except` clauses, since the exception's frames keep their tensors alive.
     _clean_up(torch, compiler=alone)
     return None, {"status": status, "reason": reason}
 
@@ -227,8 +236,8 @@ def _measured(kind: Workload, cell: Any, plan: Plan, setting: Setting) -> dict[s
     if prepare is None:
         raise UsageError(f"the workload {kind.name!r} says neither how to prepare a cell nor how to run one")
     program: Program = prepare(cell, setting)
-    taken = measure(program.step, device=setting.device, plan=plan, marks=program.marks, ranges=setting.ranges)
-    return {"status": "measured", **figures(program, taken, plan)}
+    measured = measure(program.step, device=setting.device, plan=plan, marks=program.marks, ranges=setting.ranges)
+    return {"status": "measured", **figures(program, measured, plan)}
 
 
 def _first_line(error: BaseException) -> str:
@@ -236,52 +245,52 @@ def _first_line(error: BaseException) -> str:
 
 
 def _clean_up(torch: Any, *, compiler: bool = True) -> None:
-    if compiler and "torch._dynamo" in sys.modules:  # something was compiled; asking costs seconds of imports otherwise
+    if compiler and "torch._dynamo" in sys.modules:  # unless something was compiled, this would import it for seconds
         torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def figures(program: Program, taken: Measured, plan: Plan) -> dict[str, Any]:
-    """What a measurement says, as the measurements file holds it: distributions, rates, work, memory, doubts."""
-    latency = _spread(taken, taken.wall_ns, plan)
+def figures(program: Program, measured: Measured, plan: Plan) -> dict[str, Any]:
+    """A measurement as in the measurements file: distributions, rates, work, memory, doubts."""
+    latency = _spread(measured, measured.wall_ns, plan)
     per_second = program.items * 1e9 / latency.median
-    sustained = program.items * len(taken.wall_ns) * 1e9 / sum(taken.wall_ns)
-    drifted = drift(taken.wall_ns)
+    sustained = program.items * len(measured.wall_ns) * 1e9 / sum(measured.wall_ns)
+    drifted = drift(measured.wall_ns)
     return {
         "launch": program.launch,
         "unit": program.unit,
         "items": program.items,
         "latency_ns": asdict(latency),
-        "rounds": taken.rounds,
-        "gpu_ns": asdict(_spread(taken, taken.gpu_ns, plan)) if taken.gpu_ns else None,
-        "phases_ns": {phase: asdict(_spread(taken, times, plan)) for phase, times in taken.phases_ns.items()},
+        "rounds": measured.rounds,
+        "gpu_ns": asdict(_spread(measured, measured.gpu_ns, plan)) if measured.gpu_ns else None,
+        "phases_ns": {phase: asdict(_spread(measured, times, plan)) for phase, times in measured.phases_ns.items()},
         "throughput_per_s": per_second,
         "sustained_per_s": sustained,
         "work": asdict(program.work) if program.work else None,
-        "peak_allocated_bytes": taken.peak_allocated_bytes,
-        "peak_reserved_bytes": taken.peak_reserved_bytes,
-        "stopped": taken.stopped,
+        "peak_allocated_bytes": measured.peak_allocated_bytes,
+        "peak_reserved_bytes": measured.peak_reserved_bytes,
+        "stopped": measured.stopped,
         "drift": asdict(drifted) if drifted is not None else None,
-        "clocks": _clocks_of(taken),
-        "doubts": _doubts(taken, plan),
+        "clocks": _clocks_of(measured),
+        "doubts": _doubts(measured, plan),
         "details": dict(program.details),
         "samples": {
-            "warmup_ns": list(taken.warmup_ns),
-            "wall_ns": list(taken.wall_ns),
-            "gpu_ns": list(taken.gpu_ns),
-            "phases_ns": {phase: list(times) for phase, times in taken.phases_ns.items()},
+            "warmup_ns": list(measured.warmup_ns),
+            "wall_ns": list(measured.wall_ns),
+            "gpu_ns": list(measured.gpu_ns),
+            "phases_ns": {phase: list(times) for phase, times in measured.phases_ns.items()},
         },
     }
 
 
-def _spread(taken: Measured, times_ns: Sequence[int], plan: Plan) -> Summary:
-    return summary_of_rounds(times_ns, taken.rounds, plan.confidence)
+def _spread(measured: Measured, times_ns: Sequence[int], plan: Plan) -> Summary:
+    return summary_of_rounds(times_ns, measured.rounds, plan.confidence)
 
 
-def _clocks_of(taken: Measured) -> dict[str, Any] | None:
-    log = taken.clocks
+def _clocks_of(measured: Measured) -> dict[str, Any] | None:
+    log = measured.clocks
     if log is None:
         return None
     return {
@@ -292,20 +301,20 @@ def _clocks_of(taken: Measured) -> dict[str, Any] | None:
     }
 
 
-def _doubts(taken: Measured, plan: Plan) -> list[str]:
-    """Why the figures might not mean what they seem to; nothing is left out of them for it."""
-    latency = _spread(taken, taken.wall_ns, plan)
+def _doubts(measured: Measured, plan: Plan) -> list[str]:
+    """Sentences on problems of the measurement; no samples are excluded for them."""
+    latency = _spread(measured, measured.wall_ns, plan)
     doubts = []
     if latency.outliers > _MANY_OUTLIERS * latency.samples:
         doubts.append(f"{latency.outliers} of {latency.samples} repetitions are outliers")
     if latency.mean > (1 + _SLOW_MEAN) * latency.median:
         above = 100 * (latency.mean / latency.median - 1)
         doubts.append(f"the mean is {above:.0f} % above the median: some steps stalled")
-    found = drift(taken.wall_ns)
-    if found is not None and found.matters and taken.rounds == 1:  # rounds bring drifts into the interval
-        doubts.append(f"times drift by {100 * found.share:+.1f} % from the first third of the repetitions to the last")
-    if taken.clocks is not None and taken.clocks.held_down:
-        doubts.append(f"the driver held clocks down: {', '.join(taken.clocks.held_down)}")
+    trend = drift(measured.wall_ns)
+    if trend is not None and trend.matters and measured.rounds == 1:  # with rounds, the interval includes drift
+        doubts.append(f"times drift by {100 * trend.share:+.1f} % from the first third of the repetitions to the last")
+    if measured.clocks is not None and measured.clocks.held_down:
+        doubts.append(f"the driver held clocks down: {', '.join(measured.clocks.held_down)}")
     half = latency.half_width_share
     if half is None:
         doubts.append("there are too few repetitions for an interval")
@@ -318,15 +327,15 @@ _PACKAGES: Final = ("torch", "triton", "numpy")
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Facts about the machine that explain a time, as they stand in the measurements file.
+    """The description of the machine in the measurements file.
 
     Args:
-        device: where the measurements were made, as PyTorch names it.
+        device: on which measurements are made, PyTorch name.
 
     Returns:
-        `device` (name, and of a GPU: compute capability, SMs, memory, L2, highest clocks, power limit), `driver`,
+        `device` (name; for a GPU also compute capability, SMs, memory, L2, highest clocks, power limit), `driver`,
         `cuda` (of the PyTorch build), `cudnn`, `versions` of packages, `python`, `system`, `cpu_count` and `cpu`.
-        What cannot be found out is absent.
+        Unknown values are absent.
     """
     import torch
 
@@ -352,13 +361,13 @@ def environment(device: str) -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     import torch
 
-    found = {}
+    versions = {}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    # The build that runs, should it not be the one that is installed.
-    found["torch"] = str(torch.__version__)
-    return found
+            versions[package] = version(package)
+    # The imported build, which may differ from the installed package.
+    versions["torch"] = str(torch.__version__)
+    return versions
 
 
 def _gpu(device: str) -> dict[str, Any]:
@@ -375,7 +384,7 @@ def _gpu(device: str) -> dict[str, Any]:
         "l2_bytes": getattr(properties, "L2_cache_size", None),
     }
     if (nvml := open_nvml()) is not None:
-        with suppress(Exception):  # each figure may be closed to us
+        with suppress(Exception):  # each query may be forbidden
             handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
             facts["highest_sm_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
             facts["highest_memory_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM)
@@ -385,7 +394,7 @@ def _gpu(device: str) -> dict[str, Any]:
 
 
 def host_facts() -> dict[str, Any]:
-    """`python`, `system`, `cpu_count` and `cpu`, as they stand in the measurements file."""
+    """`python`, `system`, `cpu_count` and `cpu` of the description of the machine."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -395,7 +404,7 @@ def host_facts() -> dict[str, Any]:
 
 
 def cpu_model() -> str | None:
-    """The processor's name; None where the system does not tell."""
+    """The processor's name; None where not known."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines():
             if line.startswith("model name"):
@@ -404,7 +413,7 @@ def cpu_model() -> str | None:
 
 
 def plain_environment() -> dict[str, Any]:
-    """The `environment` of a measurements file for programs that are not ours: the first GPU, if any, and the host."""
+    """The description of the machine without PyTorch, for measurements of commands: the first GPU, if any, and host."""
     facts = {"device": {"name": "CPU"}, "versions": {"warplens": __version__}, **host_facts()}
     name, driver = _first_gpu()
     if name:
@@ -413,10 +422,10 @@ def plain_environment() -> dict[str, Any]:
 
 
 def _first_gpu() -> tuple[str | None, str | None]:
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
-        name, comma, driver = (answer.splitlines() or [""])[0].partition(",")
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
+        name, comma, driver = (output.splitlines() or [""])[0].partition(",")
         if comma:
             return name.strip(), driver.strip()
     return None, None

@@ -1,8 +1,7 @@
-"""How a step reaches the GPU: eager, compiled, as a CUDA graph; how many pieces of work it launches; its arithmetic.
+"""Execution of a step: eager, compiled, or as a CUDA graph; the number of its launches; its precision.
 
-At the end the first node of a CUDA graph as the copy of whatever input a call brings. A copy that is launched before
-the graph costs a launch of its own, 18 to 30 µs on an H200. As a node of the graph it costs an update of its source,
-about 8 µs: the node is recorded with the input, and its source set before each replay.
+`CopyNode` makes the copy of a call's input a node of the CUDA graph. A copy launched before the graph costs a launch of
+its own, 18 to 30 µs on an H200; as a node it costs an update of its source before each replay, about 8 µs.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import torch
 from warplens.errors import UsageError
 from warplens.workloads.measurement import is_cuda
 
-# A profiler that has once been attached to the process may slow down every launch that follows. A CUDA graph of the
-# step has one node for each kernel, copy and fill, and is thrown away once they are counted.
+# Launches are counted by a temporary CUDA graph of the step, which has one node for each kernel, copy and fill. A
+# profiler might slow down all later launches of the process.
 
 
-#: Steps before the capture, in which libraries set themselves up and kernels are compiled and loaded.
+#: Steps before the capture, in which libraries initialise and kernels are compiled and loaded.
 _STEPS_BEFORE: Final = 2
 
 #: Kinds of graph nodes that are work for the GPU (CUDA driver API, `CUgraphNodeType`).
@@ -30,32 +29,33 @@ _KERNEL, COPY_NODE, _FILL = 0, 1, 2
 
 
 class Launches(NamedTuple):
-    """What a step launches, issued call by call."""
+    """Number of launches of a step in eager execution."""
 
     kernels: int  #: kernels
     others: int  #: copies and fills
 
 
 def launches_of(step: Callable[[], object], device: str) -> Launches | None:
-    """What the step launches; None where that cannot be counted.
+    """The launches of a step; None where they cannot be counted.
 
-    That is: without a GPU, with a PyTorch that does not hand out its graphs (before 2.8), and for a step that
-    waits for the GPU or whose shapes depend on data. Such a step must not be tried, though: a capture that fails can
-    leave the random number generator unusable.
+    They cannot be counted without a GPU, with a PyTorch that does not expose its graphs (before 2.8), and for a step
+    that waits for the GPU or whose shapes depend on data. Do not call it with such a step: a failed capture can leave
+    the random number generator unusable.
 
     Args:
-        step: one repetition, call by call or compiled.
+        step: one repetition, eager or compiled.
+        device: PyTorch name.
     """
     if not is_cuda(device) or not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
         return None
     try:
-        found = _counted(step)
-    except Exception:  # a count is worth no failed measurement
-        found = None
-    # What the graph held must not count as memory that the step needs.
+        launches = _counted(step)
+    except Exception:  # the count is optional and must not fail a measurement
+        launches = None
+    # Memory held by the graph must not count as memory of the step.
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    return found
+    return launches
 
 
 def _counted(step: Callable[[], object]) -> Launches:
@@ -68,7 +68,7 @@ def _counted(step: Callable[[], object]) -> Launches:
 
 
 def run_aside(step: Callable[[], object], times: int) -> None:
-    """Steps on a stream of their own, so that nothing that they set up is recorded."""
+    """Run warm-up steps on a side stream, so that their initialisation is not recorded."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -78,7 +78,7 @@ def run_aside(step: Callable[[], object], times: int) -> None:
 
 
 def graph_nodes(graph: int) -> list[tuple[int, int]]:
-    """Each node of a graph, by its address: its own address, and its kind (`CUgraphNodeType`)."""
+    """(address, kind) of each node of the graph at an address; kinds as in `CUgraphNodeType`."""
     driver: Any = ctypes.CDLL("libcuda.so.1")
     count = ctypes.c_size_t()
     _check(driver.cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
@@ -92,41 +92,42 @@ def graph_nodes(graph: int) -> list[tuple[int, int]]:
     return kinds
 
 
-def _check(status: int, of: str = "driver") -> None:
+def _check(status: int, library: str = "driver") -> None:
     if status != 0:
-        raise RuntimeError(f"the CUDA {of} returned {status}")
+        raise RuntimeError(f"the CUDA {library} returned {status}")
 
 
-#: Compiled models that may live in one process, as the cells of a grid that take turns do.
+#: Compiled models that may coexist in one process, as the cells of a grid do that are measured in turns.
 _MODELS: Final = 64
 
-#: Steps on a side stream before the capture: libraries set themselves up in them, which a graph must not record.
+#: Steps on a side stream before the capture, in which libraries initialise: a graph must not record that.
 _STEPS_BEFORE_CAPTURE: Final = 3
 
 
 def compiled(model: torch.nn.Module) -> torch.nn.Module:
-    """The model through `torch.compile`, for the one shape that it will see."""
+    """The model through `torch.compile` with static shapes."""
     from torch._dynamo import config
 
-    # Models share the code of their `forward`: past the limit of versions of it, the next would silently run eagerly.
+    # All models share the code of `forward`: beyond the limit of compiled versions, further ones silently run eagerly.
     for limit in ("recompile_limit", "cache_size_limit"):  # the name since PyTorch 2.7, and before
         if getattr(config, limit, _MODELS) < _MODELS:
             setattr(config, limit, _MODELS)
-    done: torch.nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment, unused-ignore]
-    return done
+    compiled_model: torch.nn.Module = torch.compile(model, dynamic=False)  # type: ignore[assignment, unused-ignore]
+    return compiled_model
 
 
 def as_graph(
     step: Callable[[], object], device: str, before_capture: Callable[[], None] | None = None
 ) -> Callable[[], object]:
-    """The same step as one launch of a CUDA graph. It works on the same tensors in every replay.
+    """The step as a CUDA graph, which works on the same tensors in every replay.
 
     Args:
-        step: what to record. It must not wait for the GPU, and its shapes must not depend on data.
-        before_capture: is called between the last ordinary step and the capture.
+        step: to record. It must not wait for the GPU, and its shapes must not depend on data.
+        device: PyTorch name.
+        before_capture: called between the last warm-up step and the capture.
 
     Raises:
-        UsageError: the device is no GPU.
+        UsageError: the device is not a GPU.
     """
     if not is_cuda(device):
         raise UsageError("a CUDA graph needs a CUDA device")
@@ -141,16 +142,15 @@ def as_graph(
 
 @dataclass(frozen=True)
 class _Replay:
-    """One launch of a recorded graph."""
+    """Callable that launches a recorded graph."""
 
     graph: torch.cuda.CUDAGraph
-    result: object  #: what the step returned; each replay writes to the same tensors
-    #: what was recorded. The graph reads weights and inputs by their addresses and keeps none of them alive: without
-    #: the step, their memory would be given to somebody else.
+    result: object  #: return value of the step; each replay writes to the same tensors
+    #: the recorded step, which keeps weights and inputs alive: the graph only holds their addresses
     step: Callable[[], object]
 
     def __call__(self) -> object:
-        """Launch it; the result is there when the GPU has done it."""
+        """Launch the graph; the result is valid once the GPU has executed it."""
         self.graph.replay()
         return self.result
 
@@ -165,13 +165,13 @@ def model_dtype(name: str) -> torch.dtype:
 
 @contextmanager
 def precision(name: str, device: str, graph: bool = False) -> Iterator[None]:
-    """Arithmetic inside the block.
+    """Context that sets the precision of arithmetic.
 
     Args:
         name: of `settings.PRECISIONS`.
         device: `cuda` or `cpu`.
-        graph: whether the block is captured into a CUDA graph: autocast must then not keep converted weights, for their
-            conversion would not be replayed.
+        graph: whether the block is captured into a CUDA graph: autocast must then not cache converted weights, since
+            their conversion would not be replayed.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
@@ -191,10 +191,11 @@ _DEVICE_TO_DEVICE = ctypes.c_int(3)
 
 
 class CopyNode:
-    """The node of a recorded graph that copies a call's input to where the graph reads it.
+    """The node of a recorded graph that copies a call's input to the graph's static input.
 
     Args:
         graph: instantiated, recorded with `keep_graph`; its only copy is that of the input.
+        target: the static input.
 
     Raises:
         RuntimeError, OSError: the graph has another number of copies, or CUDA's runtime is not found.
@@ -205,7 +206,7 @@ class CopyNode:
         if len(copies) != 1:
             raise RuntimeError(f"the graph has {len(copies)} copies")
         runtime: Any = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
-        self._graph, self._target = graph, target  # the node writes by address: both must live as long
+        self._graph, self._target = graph, target  # keeps both alive: the node writes by address
         self._set_source, self._enable = runtime.cudaGraphExecMemcpyNodeSetParams1D, runtime.cudaGraphNodeSetEnabled
         self._exec, self._node = ctypes.c_void_p(graph.raw_cuda_graph_exec()), ctypes.c_void_p(copies[0])
         self._at = ctypes.c_void_p(target.data_ptr())
@@ -213,7 +214,7 @@ class CopyNode:
         self._enabled = True
 
     def read(self, x: torch.Tensor) -> bool:
-        """Have the next replay copy X; False where it must be copied in another way (its type, device or layout)."""
+        """Make the next replay copy X; False if the node cannot copy it (other type, device or layout)."""
         if x.dtype != self._target.dtype or x.device != self._target.device or not x.is_contiguous():
             return False
         self._switch(on=True)
@@ -222,7 +223,7 @@ class CopyNode:
         return True
 
     def skip(self) -> None:
-        """Have the next replay read its input as it is."""
+        """Make the next replay read its static input as it is."""
         self._switch(on=False)
 
     def _switch(self, *, on: bool) -> None:
@@ -234,14 +235,14 @@ class CopyNode:
 def recorded_with_copy(
     call: Callable[[torch.Tensor], Any], target: torch.Tensor, pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, Any, CopyNode | None]:
-    """A graph of the call on TARGET, its output, and the node that copies inputs there.
+    """A graph of the call on the static input TARGET, its output, and the node that copies inputs there.
 
-    The node is None with a PyTorch that does not hand out its graphs (before 2.8), and where the call itself copies:
-    then inputs have to be copied before the replay.
+    The node is None with a PyTorch that does not expose its graphs (before 2.8), and where the call itself copies:
+    inputs must then be copied before the replay.
     """
     if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec"):
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        source = torch.empty_like(target)  # a copy onto itself would be no copy
+        source = torch.empty_like(target)  # a copy onto itself would be optimised away
         with torch.cuda.graph(graph, pool=pool):
             target.copy_(source)
             output = call(target)

@@ -1,4 +1,4 @@
-"""Times steps: one until its median is known, or several in turns; with what the GPU's clocks did meanwhile."""
+"""Timing of steps: a single one until its median is known, or several in turns; with readings of the GPU's clocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from warplens.errors import UsageError
 from warplens.workloads.registry import OFF, Plan, Ranges
 from warplens.workloads.samples import is_known
 
-#: Reasons for which a driver lowers clocks though there is work, by their bit in NVML's clocks-event reasons.
+#: Bit in NVML's clocks-event reasons → reason for which the driver lowers clocks under load.
 _HELD_DOWN: Final = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -27,7 +27,7 @@ _HELD_DOWN: Final = {
 
 
 def open_nvml() -> Any:
-    """The NVML module, initialised; None where there is none or it does not answer."""
+    """The initialised NVML module; None if it is missing or fails."""
     try:
         import pynvml
     except ImportError:
@@ -44,13 +44,13 @@ class ClockLog:
 
     sm_mhz: tuple[int, ...] = ()
     memory_mhz: tuple[int, ...] = ()
-    highest_sm_mhz: int | None = None  #: the most that the driver would set
-    held_down: tuple[str, ...] = ()  #: why the driver lowered clocks, at any reading
+    highest_sm_mhz: int | None = None  #: maximum SM clock of the device
+    held_down: tuple[str, ...] = ()  #: reasons for lowered clocks, at any reading
 
 
 @dataclass
 class Clocks:
-    """Reads clocks when told to, and says nothing where they cannot be read."""
+    """Reads clocks on request, and silently does nothing where they cannot be read."""
 
     device: str
     _nvml: Any = None
@@ -62,13 +62,13 @@ class Clocks:
     def __post_init__(self) -> None:
         if torch.device(self.device).type != "cuda" or (nvml := open_nvml()) is None:
             return
-        # By UUID: NVML counts all GPUs of the machine, PyTorch those that CUDA_VISIBLE_DEVICES leaves.
+        # By UUID: NVML numbers all GPUs of the machine, PyTorch only those in CUDA_VISIBLE_DEVICES.
         with suppress(Exception):
             uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
             self._handle, self._nvml = nvml.nvmlDeviceGetHandleByUUID(uuid), nvml
 
     def read(self) -> None:
-        """Note the clocks of this moment."""
+        """Read the current clocks."""
         if self._nvml is None:
             return
         nvml, handle = self._nvml, self._handle
@@ -78,7 +78,7 @@ class Clocks:
             self._reasons |= nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
 
     def log(self) -> ClockLog | None:
-        """Everything that was read; None if nothing could be."""
+        """All readings; None if there are none."""
         if not self._sm:
             return None
         highest = None
@@ -92,36 +92,35 @@ class Clocks:
         )
 
 
-# --- Measures a step -------------------------------------------------------------------------------------------------
-# Every repetition is a closed loop: the step is issued, and waited for. Its wall time is what a caller sees, launch
-# cost and waiting included; its GPU time lies between two events of the stream, so that it includes gaps in which the
-# GPU waits for the host. A time to the next step is not in either.
+# --- Measurement of a single step ------------------------------------------------------------------------------------
+# Every repetition is a closed loop: the step is issued, and waited for. Its wall time is that seen by a caller, with
+# launch cost and waiting; its GPU time lies between two events of the stream, so that it includes gaps in which the GPU
+# waits for the host. Neither includes the time between steps.
 
 
-#: Clocks are read once in so many repetitions: a reading takes tens of microseconds, in which the GPU is idle.
+#: Clocks are read once in this many repetitions: a reading takes tens of microseconds, in which the GPU is idle.
 _REPETITIONS_PER_CLOCK_READING: Final = 5
 
-#: Buffers written over to flush the L2 cache, as a multiple of its size; for replacement is not strictly oldest-first.
+#: Size of the buffer written to flush the L2 cache, as a multiple of its size, since replacement is not strictly LRU.
 _FLUSH_FACTOR: Final = 2
-#: L2 size where the driver does not tell: more than any GPU has.
+#: Size of that buffer where the driver does not state the size of L2: larger than that of any GPU.
 _FLUSH_BYTES: Final = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Repetitions of a step, as they were timed, in their order; times in nanoseconds."""
+    """Times of the repetitions of a step, in order; in nanoseconds."""
 
     wall_ns: tuple[int, ...]  #: host time of each repetition, from before its first call until the device was done
     gpu_ns: tuple[int, ...]  #: time between two events in the stream round each; () without a GPU
     phases_ns: dict[str, tuple[int, ...]]  #: the parts of `gpu_ns` (on a CPU: of `wall_ns`), for steps that mark phases
-    warmup_ns: tuple[int, ...]  #: wall times of the warm-up steps, which are in nothing else
-    stopped: str  #: why there are not more: `precision`, `most repetitions` or `time`
-    #: most memory that tensors held during the repetitions, weights included; None without a GPU
+    warmup_ns: tuple[int, ...]  #: wall times of the warm-up steps, which are in no other field
+    stopped: str  #: why the measurement ended: `precision`, `most repetitions` or `time`
+    #: peak memory of tensors during the repetitions, weights included; None without a GPU
     peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None  #: most that PyTorch held of the device
-    clocks: ClockLog | None  #: readings between repetitions, where NVML gives them
-    #: into how many equal parts, one after another, the repetitions fall; between two of them other steps were measured
-    #: (`warplens.workloads.measurement`)
+    peak_reserved_bytes: int | None  #: peak device memory reserved by PyTorch
+    clocks: ClockLog | None  #: readings between repetitions, where NVML is available
+    #: number of equal, consecutive parts of the repetitions, between which other steps were measured
     rounds: int = 1
 
 
@@ -141,7 +140,7 @@ class Samples:
         peaks: tuple[int | None, int | None] = (None, None),
         rounds: int = 1,
     ) -> Measured:
-        """What was taken, with what is known besides; the peaks are of allocated and of reserved memory."""
+        """The times as a `Measured`; the peaks are of allocated and of reserved memory."""
         phases = {phase: tuple(times) for phase, times in self.phases.items()}
         return Measured(tuple(self.wall), tuple(self.gpu), phases, warmup_ns, stopped, *peaks, clocks, rounds)
 
@@ -158,11 +157,13 @@ def measure(
 
     Args:
         step: one repetition; it may return before the GPU is done.
-        plan: how often, and when it is enough.
-        marks: what the step tells its phases to.
+        device: PyTorch name; by default the GPU if there is one.
+        plan: repetitions and stopping rule.
+        marks: to which the step reports the ends of its phases.
+        ranges: annotations for a profiler.
 
     Raises:
-        UsageError: the L2 cache is to be flushed on a device that is no GPU.
+        UsageError: the plan flushes the L2 cache, and the device is not a GPU.
     """
     plan = plan or Plan()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -218,7 +219,7 @@ def _repeat(
             time_once(step, device, marks, samples)
         taken = len(samples.wall)
         if taken >= next_look:
-            # Looking after each repetition would stop at the first lucky moment; looks grow apart instead.
+            # Checked at growing distances: a check after each repetition would stop at the first lucky one.
             if is_known(samples.wall, plan.confidence, plan.precision):
                 return "precision"
             next_look = taken + max(1, taken // 2)
@@ -229,7 +230,7 @@ def _repeat(
 
 
 def time_once(step: Callable[[], object], device: str, marks: Marks, samples: Samples) -> None:
-    """One repetition, waited for; its times are added to the samples."""
+    """Run one repetition, wait for it, and add its times to the samples."""
     marks.begin()
     wall_start = time.perf_counter_ns()
     start = Stamp(device)
@@ -252,7 +253,7 @@ def _flusher(device: str) -> Callable[[], object]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage collection inside the block: it would stop the host at random, as `timeit` knows."""
+    """Context without garbage collection, which would stop the host at random times (as in `timeit`)."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -263,20 +264,19 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-# --- Measures several steps in turns, so that what changes on the machine meanwhile changes all of them alike --------
-# Measured one after another, a host that slows down for some seconds makes the step that runs then look slow, however
-# often it is repeated: its repetitions agree with each other, and are wrong together. In turns, each round gives every
-# step a few repetitions, in random order. A step's median is then known as well as the medians of its rounds agree, and
-# two steps are compared round by round.
+# --- Measurement of several steps in turns, so that changes of the machine affect all of them alike ------------------
+# If steps are measured one after another, a host that slows down for some seconds makes one of them look slow: all its
+# repetitions agree with each other, and are wrong. In turns, each round runs a few repetitions of every step, in random
+# order. The medians of the rounds give the uncertainty of a step's median, and two steps are compared round by round.
 
 
-#: Steps before a turn counts: the last step was another one, and its code and data are in the caches.
+#: Untimed steps before a turn, since the caches hold code and data of another step.
 _STEPS_BEFORE_A_TURN: Final = 2
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A step that takes turns, and what it tells its phases to."""
+    """A step to measure in turns, and the marks to which it reports the ends of its phases."""
 
     step: Callable[[], object]
     marks: Marks | None = None
@@ -296,20 +296,24 @@ def measure_in_turns(
 
     Args:
         turns: the steps, all ready to run.
-        per_round: repetitions in a turn.
+        device: PyTorch name.
+        rounds: number of rounds.
+        per_round: repetitions of each step in a round.
         warmup_steps: of each step before the first round.
+        ranges: annotations for a profiler.
+        seed: of the order.
 
     Returns:
-        For each step its repetitions, round by round. Peaks of memory are None: all steps hold theirs at once.
+        For each step its repetitions, round by round. Peaks of memory are None, since all steps are in memory at once.
     """
-    taken = [_Taken(turn.step, turn.marks or Marks(device), Clocks(device)) for turn in turns]
+    series = [_Series(turn.step, turn.marks or Marks(device), Clocks(device)) for turn in turns]
 
-    def warm_up(one: _Taken, steps: int) -> None:
+    def warm_up(one: _Series, steps: int) -> None:
         one.warmup_ns += [_warm_up_once(one.step, one.marks, device, ranges) for _ in range(steps)]
 
-    for one in taken:
+    for one in series:
         warm_up(one, warmup_steps)
-    order, draw = list(taken), random.Random(seed)  # noqa: S311  no secret
+    order, draw = list(series), random.Random(seed)  # noqa: S311  no secret
     with undisturbed(), ranges.recorded():
         for _ in range(rounds):
             draw.shuffle(order)
@@ -320,13 +324,14 @@ def measure_in_turns(
                     with ranges("step"):
                         time_once(one.step, device, one.marks, one.samples)
     return [
-        one.samples.measured(tuple(one.warmup_ns), "most repetitions", one.clocks.log(), rounds=rounds) for one in taken
+        one.samples.measured(tuple(one.warmup_ns), "most repetitions", one.clocks.log(), rounds=rounds)
+        for one in series
     ]
 
 
 @dataclass(eq=False)
-class _Taken:
-    """A step that takes turns, and what was taken of it so far."""
+class _Series:
+    """A step measured in turns, with its times so far."""
 
     step: Callable[[], object]
     marks: Marks
@@ -345,12 +350,12 @@ def _warm_up_once(step: Callable[[], object], marks: Marks, device: str, ranges:
 
 
 def is_cuda(device: str) -> bool:
-    """Whether that is a GPU."""
+    """Whether the device is a GPU."""
     return str(torch.device(device).type) == "cuda"
 
 
 class Stamp:
-    """A point in time: on a GPU when its stream gets there, else on the host's clock, now."""
+    """A point in time: an event of the current stream on a GPU, else the host's clock."""
 
     def __init__(self, device: str) -> None:
         self._event: Any = None
@@ -364,7 +369,7 @@ class Stamp:
     def ns_since(self, earlier: Stamp) -> int:
         """Nanoseconds from an earlier stamp to this one; both must have been reached.
 
-        CUDA events resolve about half a microsecond.
+        The resolution of CUDA events is about half a microsecond.
         """
         if self._event is not None:
             milliseconds: float = earlier._event.elapsed_time(self._event)
@@ -373,22 +378,22 @@ class Stamp:
 
 
 class Marks:
-    """Told at the end of each phase of a step; whoever measures asks for the times afterwards."""
+    """Records the end of each phase of a step, from which the durations of the phases follow."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self._ends: list[tuple[str, Stamp]] = []
 
     def begin(self) -> None:
-        """A step begins: forget the last one."""
+        """Start a step, discarding the previous one."""
         self._ends = []
 
     def end(self, phase: str) -> None:
-        """A phase ends here; the next one begins."""
+        """End a phase; the next one begins here."""
         self._ends.append((phase, Stamp(self.device)))
 
     def phases_ns(self, start: Stamp) -> dict[str, int]:
-        """Duration of each phase of the last step, from the step's start on; the device must be done with it."""
+        """Duration of each phase of the last step, which the device must have finished."""
         durations: dict[str, int] = {}
         for phase, stamp in self._ends:
             durations[phase] = durations.get(phase, 0) + stamp.ns_since(start)

@@ -1,4 +1,4 @@
-"""The workloads by name, the form of every one of them, its annotations, and the files that measurements become."""
+"""The registry of workloads and their interface, plans of measurements, annotations, and measurements files."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def document(
     Args:
         workload: its name in the registry.
         plan: how it was measured.
-        environment: what with (`warplens.workloads.cells.environment`).
+        environment: description of the machine (`warplens.workloads.cells.environment`).
         measurements: the cells' records, from `run_cells`.
-        command: that makes the same again; without folders.
+        command: that repeats the measurement; without folders.
         head: further keys.
     """
     return {
@@ -53,7 +53,7 @@ def document(
 
 
 def write_measurements(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a measurements file, one cell a line; a file that is there is replaced in one go.
+    """Write a measurements file, one cell per line, replacing an existing file atomically.
 
     Args:
         path: the file.
@@ -70,8 +70,8 @@ def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-# --- The workloads by name, and the form that every one of them has --------------------------------------------------
-# A user's own program becomes one with `register`:
+# --- The registry and the interface of workloads ---------------------------------------------------------------------
+# A user's own program becomes a workload with `register`:
 #
 #     @dataclass(frozen=True)
 #     class Settings:
@@ -89,9 +89,9 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """Arithmetic of one step, from shapes: modelled, not measured.
+    """Arithmetic of one step, modelled from shapes.
 
-    One multiply-accumulate is two FLOPs. Sources that call multiply-accumulates "FLOPs" are off by that factor.
+    One multiply-accumulate is two FLOPs; some sources call multiply-accumulates "FLOPs".
     """
 
     macs: int  #: multiply-accumulates of matrix products and convolutions
@@ -100,24 +100,24 @@ class Work:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a workload runs, beside its own settings."""
+    """How a workload runs, apart from its own settings."""
 
-    device: str  #: as PyTorch names it: `cuda`, `cuda:1`, `cpu`
+    device: str  #: PyTorch name: `cuda`, `cuda:1`, `cpu`
     ranges: Ranges  #: annotations for a profiler
     seed: int = 0  #: of weights and inputs
 
 
 @dataclass(frozen=True)
 class Program:
-    """A workload made ready."""
+    """A workload that is ready to run."""
 
-    step: Callable[[], object]  #: one repetition. It enqueues GPU work and need not wait for it.
-    items: int  #: what a step processes, in `unit`s: its batch
-    unit: str  #: what one of them is, in the singular (`image`, `sequence`)
-    work: Work | None = None  #: arithmetic of a step, where it is known
-    marks: Marks | None = None  #: told at the end of each phase of a step, where a step has phases
-    launch: str = "eager"  #: how the step reaches the GPU: `eager`, `compiled` or `graph`
-    #: further facts about the step worth keeping, as they stand in the measurements file
+    step: Callable[[], object]  #: one repetition; it enqueues GPU work and need not wait for it
+    items: int  #: number of `unit`s that a step processes: its batch
+    unit: str  #: name of one item, in the singular (`image`, `sequence`)
+    work: Work | None = None  #: arithmetic of a step, where known
+    marks: Marks | None = None  #: to which the step reports the ends of its phases, if it has phases
+    launch: str = "eager"  #: how the step reaches the GPU: `eager`, `compile` or `graph`
+    #: further fields of the step in the measurements file
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -128,19 +128,19 @@ class Workload:
     name: str  #: unique
     summary: str  #: one line for people
     cell: type  #: frozen dataclass of its settings; its fields become the columns of the results
-    #: makes a `Program` from such settings; or its address `module:function`, imported when needed
+    #: function from settings to a `Program`; or its address `module:function`, imported when needed
     prepare: Callable[[Any, Setting], Program] | str | None = None
-    #: instead of `prepare`, for a workload that measures itself: gives a cell's finished record; or its address
+    #: instead of `prepare`, for a workload that measures itself: function to a cell's finished record; or its address
     run: Callable[[Any, Plan, Setting], dict[str, Any]] | str | None = None
 
 
 def imported(function: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
-    """A function, or the one at the address `module:function`."""
+    """The function itself, or that at the address `module:function`."""
     if not isinstance(function, str):
         return function
     module, _, name = function.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
-    return found
+    target: Callable[..., Any] = getattr(import_module(module), name)
+    return target
 
 
 #: Every workload by name. Change it through `register`.
@@ -148,7 +148,7 @@ WORKLOADS: dict[str, Workload] = {}
 
 
 def register(new: Workload) -> Workload:
-    """Make a workload known by its name.
+    """Add a workload to the registry.
 
     Raises:
         UsageError: another one has that name.
@@ -165,7 +165,7 @@ def workload(name: str) -> Workload:
     Raises:
         UsageError: there is none.
     """
-    import_module("warplens.workloads.settings")  # registers our own
+    import_module("warplens.workloads.settings")  # registers the reference workloads
 
     if name not in WORKLOADS:
         raise UsageError(f"there is no workload {name!r}; known are {', '.join(WORKLOADS)}")
@@ -174,26 +174,26 @@ def workload(name: str) -> Workload:
 
 @dataclass(frozen=True)
 class Plan:
-    """When to stop measuring.
+    """Number of repetitions and stopping rule of a measurement.
 
     A measurement ends when the confidence interval of the median is narrow enough, when there are `most` repetitions,
     or when the time is up, but not before the `least` number (the `fewest`, if the time is up).
 
     Raises:
-        UsageError: numbers that contradict one another.
+        UsageError: inconsistent numbers.
     """
 
-    warmup_steps: int = 5  #: at least so many steps before the first that counts …
-    #: … and at least so long, for a GPU takes tens of milliseconds to raise its clocks from idle
+    warmup_steps: int = 5  #: least number of warm-up steps …
+    #: … and their least time, since a GPU takes tens of milliseconds to raise its clocks from idle
     warmup_ns: int = 100_000_000
-    least: int = 30  #: repetitions before the interval is looked at
-    most: int = 300  #: repetitions at most
-    #: repetitions also if the time is up; six is the smallest number with a 95 % interval of the median
+    least: int = 30  #: repetitions before the interval is examined
+    most: int = 300  #: most repetitions
+    #: least repetitions if the time is up; six is the smallest number with a 95 % interval of the median
     fewest: int = 6
-    precision: float = 0.02  #: half the interval's width, as a share of the median, that is narrow enough
+    precision: float = 0.02  #: sufficient half width of the interval, as a share of the median
     confidence: float = 0.95  #: of the interval, 0 to 1
-    most_ns: int = 60_000_000_000  #: time for the repetitions; the one that runs out of it is finished
-    flush_l2: bool = False  #: whether to overwrite the GPU's L2 cache before each repetition, so that no input is in it
+    most_ns: int = 60_000_000_000  #: time limit of the repetitions; the last one is finished
+    flush_l2: bool = False  #: whether to overwrite the GPU's L2 cache before each repetition
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0 or self.warmup_ns < 0:
@@ -208,7 +208,7 @@ class Plan:
 
     @classmethod
     def exactly(cls, repetitions: int, warmup_steps: int = 5) -> Plan:
-        """A fixed number of repetitions after a fixed warm-up, as a profiler wants it."""
+        """A fixed number of repetitions after a fixed warm-up, as needed under a profiler."""
         return cls(
             warmup_steps=warmup_steps, warmup_ns=0, least=repetitions, most=repetitions, fewest=repetitions, precision=0
         )
@@ -230,7 +230,7 @@ def torch_or_advice() -> Any:
     return torch
 
 
-#: What is annotated, and the name it bears unless another is given. `{index}` is the layer's number.
+#: Key of an annotation → default name of its range. `{index}` is the layer's number.
 RANGE_NAMES: Final = {
     "warmup": "warmup",
     "step": "step",
@@ -254,21 +254,21 @@ RANGE_NAMES: Final = {
     "classifier": "classifier",
 }
 
-#: The same with blanks, as the assignment's hand-out writes them.
+#: `RANGE_NAMES` with blanks, as in the assignment's hand-out.
 SPACED_NAMES: Final = {key: name.replace("_", " ") for key, name in RANGE_NAMES.items()}
 
 _NOTHING: Final = nullcontext()
 
 
 class Ranges:
-    """Opens ranges by what they annotate; off by default, and then it costs a call that does nothing.
+    """Opens profiler ranges by the keys of `RANGE_NAMES`; when off, a call does nothing.
 
     Args:
         on: whether to annotate.
-        names: other names for some of `RANGE_NAMES`' keys.
+        names: other names for some of the keys.
 
     Raises:
-        UsageError: a key that nothing is annotated with.
+        UsageError: an unknown key.
     """
 
     def __init__(self, on: bool = False, names: Mapping[str, str] | None = None) -> None:
@@ -278,7 +278,7 @@ class Ranges:
         self.names = {**RANGE_NAMES, **(names or {})}
 
     def __call__(self, key: str, index: int | None = None) -> AbstractContextManager[None]:
-        """The range round a block of code; closed also when the block raises."""
+        """Context of a range; it is closed also if the block raises."""
         return self._open(self.names[key].format(index=index)) if self.on else _NOTHING
 
     @contextmanager
@@ -297,7 +297,7 @@ class Ranges:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """The part of the run that a profiler with `--capture-range=cudaProfilerApi` records: the steady steps."""
+        """Context of the steady steps, which a profiler with `--capture-range=cudaProfilerApi` records."""
         import torch
 
         if not self.on or not torch.cuda.is_available():

@@ -1,6 +1,6 @@
-"""What repeated measurements say: the median with a confidence interval, outliers, and whether times drift.
+"""Statistics of repeated measurements: the median with a confidence interval, outliers, and drift.
 
-Pure arithmetic on times in nanoseconds; no distribution is assumed anywhere, for times have none of the usual ones.
+Uses the standard library only. All methods are distribution-free, since times follow none of the usual distributions.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev
 from typing import Final
 
-#: Interquartile ranges beyond the quartiles from which a time is an outlier: Tukey's "far out" (Exploratory Data
+#: A time this many interquartile ranges outside the quartiles is an outlier: Tukey's "far out" (Exploratory Data
 #: Analysis, 1977). The usual 1.5 would flag one time in a hundred of a skewed but healthy distribution.
 FAR_OUT: Final = 3.0
 
-#: A drift is reported if chance alone would show one as clear in fewer than one of a thousand runs …
+#: A drift matters if its p-value is below this …
 _DRIFT_SIGNIFICANCE: Final = 0.001
-#: … and it is large enough to matter: the last third of the samples against the first.
+#: … and the median changes by more than this share from the first third of the samples to the last.
 _DRIFT_SHARE: Final = 0.02
-#: Fewer samples than this show no trend that chance could not.
+#: Least number of samples for the test.
 _DRIFT_LEAST: Final = 10
 
 
@@ -29,11 +29,12 @@ class Summary:
     """Distribution of a sample; times in nanoseconds.
 
     Attributes:
-        low, high: the median of the population lies between them with `confidence`; None with too few samples.
+        low, high: interval of the median; None with too few samples.
         confidence: of the interval, at least; 0 to 1.
-        minimum … maximum: percentiles, between neighbouring samples by linear interpolation.
+        minimum … maximum: percentiles, interpolated linearly between neighbouring samples.
         deviation: standard deviation of the sample (n − 1); None for a single one.
-        outliers: how many lie more than `FAR_OUT` interquartile ranges outside the quartiles. They are in all figures.
+        outliers: number of samples more than `FAR_OUT` interquartile ranges outside the quartiles; included in all
+            figures.
     """
 
     samples: int
@@ -90,16 +91,16 @@ def summary(times_ns: Sequence[int], confidence: float = 0.95) -> Summary:
 
 
 def is_known(times_ns: Sequence[int], confidence: float, precision: float) -> bool:
-    """Whether the median is known so well that half its interval is at most this share of it."""
+    """Whether half the interval of the median is at most this share of the median."""
     half = summary(times_ns, confidence).half_width_share
     return half is not None and half <= precision
 
 
 def summary_of_rounds(times_ns: Sequence[int], rounds: int, confidence: float = 0.95) -> Summary:
-    """The distribution of times that were taken in rounds of equal size.
+    """The distribution of times measured in rounds of equal size.
 
-    Times of one round were taken together and err together, so that they are no independent samples: the interval is
-    that of the median of the rounds' medians. All other figures are those of all times.
+    Times of one round are correlated, so the median and its interval are those of the rounds' medians. All other
+    figures are those of all times.
 
     Raises:
         ValueError: the times do not divide into so many rounds.
@@ -151,7 +152,7 @@ def median_interval(ordered: Sequence[int], confidence: float) -> tuple[int, int
 
 
 def outliers(ordered: Sequence[int]) -> int:
-    """How many of the sorted samples lie far outside the quartiles."""
+    """The number of sorted samples far outside the quartiles (`FAR_OUT`)."""
     first, third = percentile(ordered, 25), percentile(ordered, 75)
     margin = FAR_OUT * (third - first)
     return sum(not first - margin <= time <= third + margin for time in ordered)
@@ -159,22 +160,22 @@ def outliers(ordered: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Drift:
-    """A trend over the repetitions, as throttling or a clock that is still rising leave it."""
+    """A trend over the repetitions, as caused by throttling or rising clocks."""
 
     share: float  #: change from the median of the first third to that of the last; positive if times grew
-    significance: float  #: how often chance alone would show a trend as clear
+    significance: float  #: p-value of the trend
 
     @property
     def matters(self) -> bool:
-        """Whether it is both too clear for chance and too large to ignore."""
+        """Whether it is both significant and large."""
         return self.significance < _DRIFT_SIGNIFICANCE and abs(self.share) > _DRIFT_SHARE
 
 
 def drift(times_ns: Sequence[int]) -> Drift | None:
-    """Whether the times rise or fall in the order in which they were taken; None with fewer than ten.
+    """The trend of the times in the order of measurement; None with fewer than ten.
 
-    The test is Mann and Kendall's: pairs in rising order against pairs in falling order, normal approximation with the
-    correction for ties.
+    Mann–Kendall test: pairs in rising order against pairs in falling order, normal approximation with the correction
+    for ties.
     """
     count = len(times_ns)
     if count < _DRIFT_LEAST:

@@ -1,4 +1,4 @@
-"""Settings of the reference workloads: widths of models, what a cell fixes, and values as people type them."""
+"""Settings of the reference workloads: model sizes, cells, and parsing of typed values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from warplens.errors import UsageError
 from warplens.workloads.registry import Workload, register
 
-#: Tokens that the language models know, and sequences in a batch: those of the CS336 assignment.
+#: Vocabulary and batch of the language models in the CS336 assignment.
 VOCABULARY: Final = 10_000
 LM_BATCH: Final = 4
 
@@ -31,7 +31,7 @@ class LMSize:
 
     @property
     def parameters(self) -> int:
-        """Trained numbers: 2Vd + L(4d² + 3·d·d_ff + 2d) + d: embedding and head, layers of maps and norms, a norm."""
+        """Number of parameters: 2Vd + L(4d² + 3·d·d_ff + 2d) + d: embedding and head, layers, final norm."""
         d = self.d_model
         return 2 * self.vocabulary * d + self.layers * (4 * d * d + 3 * d * self.d_ff + 2 * d) + d
 
@@ -46,13 +46,13 @@ class LMSize:
 
     @property
     def parameter_tensors(self) -> int:
-        """Trained tensors: nine in each layer, the embedding, the last norm and the head."""
+        """Number of parameter tensors: nine in each layer, the embedding, the last norm and the head."""
         return 9 * self.layers + 3
 
 
-#: CS336, assignment 2: five sizes of spring 2025, and the two of spring 2026 that differ. `tiny` is not of the
-#: assignment: it is for trying things out without a GPU. "2.7B" really has 3.4 billion parameters, since SwiGLU has
-#: three matrices at d_ff = 4·d_model; "10B" has 12.8.
+#: CS336, assignment 2: five sizes of spring 2025, and the two of spring 2026 that differ. `tiny` is an addition for
+#: trials without a GPU. "2.7B" actually has 3.4 billion parameters, since SwiGLU has three matrices at d_ff =
+#: 4·d_model; "10B" has 12.8.
 LM_SIZES: Final = {
     "tiny": LMSize(32, 64, 2, 2, vocabulary=100),
     "small": LMSize(768, 3072, 12, 12),
@@ -85,27 +85,27 @@ class ViTSize:
         return (input_size // self.patch) ** 2
 
 
-#: DeiT-B/16 with 200 classes, as the token-reduction study has it. `tiny` is for trying things out without a GPU.
+#: DeiT-B/16 with 200 classes, as in the token-reduction study; `tiny` is for trials without a GPU.
 VIT_SIZES: Final = {
     "tiny": ViTSize(patch=4, width=16, blocks=4, heads=2, classes=10),
     "deit-b16": ViTSize(patch=16, width=768, blocks=12, heads=12, classes=200),
 }
 
 
-#: What people type for what a setting calls yes and no: help says yes and no, measurements and Python True and False.
+#: Typed text → boolean: help shows yes and no, measurements and Python show True and False.
 _TRUTHS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
 def setting_value(what: str, text: str, default: Any) -> Any:
-    """A text as the type that the setting's default has.
+    """Converts a typed text to the type of the setting's default.
 
     Args:
-        what: what to call the setting in an error.
+        what: name of the setting in an error.
         text: as typed; several numbers in one setting are joined by +.
-        default: of the setting; one without a default is a text.
+        default: of the setting; a setting without a default is a text.
 
     Raises:
-        UsageError: the text is nothing of that type.
+        UsageError: the text is not of that type.
     """
     try:
         if isinstance(default, bool):
@@ -115,7 +115,7 @@ def setting_value(what: str, text: str, default: Any) -> Any:
         if isinstance(default, float):
             return float(text)
         if isinstance(default, tuple):
-            # The locations' default is of whole numbers, that of a schedule is empty: shares.
+            # Locations default to whole numbers; a schedule, which holds shares, defaults to ().
             kind = int if default else float
             return tuple(kind(part) for part in text.split("+"))
     except (KeyError, ValueError):
@@ -126,25 +126,25 @@ def setting_value(what: str, text: str, default: Any) -> Any:
 
 
 def defaults_of(cell: type) -> Mapping[str, Any]:
-    """The settings of a workload with their defaults; a text for one that has none."""
+    """The settings of a workload with their defaults; an empty text for one without a default."""
     return {item.name: "" if item.default is MISSING else item.default for item in fields(cell)}
 
 
-#: What a step of the language model does.
+#: Kinds of steps of the language model.
 LM_MODES: Final = ("forward", "forward-backward", "train")
 
-#: How a step reaches the GPU: call by call, through `torch.compile`, or as one CUDA graph.
+#: How a step reaches the GPU: eagerly, through `torch.compile`, or as one CUDA graph.
 EXECUTIONS: Final = ("eager", "compile", "graph")
 
 #: Arithmetic. `fp32` forbids TF32, `tf32` allows it; `bf16` is autocast of a model with fp32 weights; `fp16` and
 #: `bf16-weights` convert the model itself.
 PRECISIONS: Final = ("fp32", "tf32", "bf16", "fp16", "bf16-weights")
 
-#: `reference` is AdamW as the assignment writes it, `torch` that of PyTorch, `torch-fused` its fused kernel.
+#: `reference` is AdamW as in the assignment, `torch` that of PyTorch, `torch-fused` its fused kernel.
 OPTIMIZERS: Final = ("reference", "torch", "torch-fused")
 
-#: How attention is computed: `explicit`, every weight in memory, or `fused` into one kernel; methods that decide by the
-#: class token's weights then compute that one row beside it.
+#: How attention is computed: `explicit` with all weights in memory, or `fused` into one kernel; methods that need the
+#: class token's weights then compute that row separately.
 ATTENTIONS: Final = ("explicit", "fused")
 
 #: Token reduction methods; see `warplens.workloads.token_reduction`.
@@ -166,10 +166,10 @@ def _check_positive(what: str, value: int) -> None:
 
 @dataclass(frozen=True)
 class LMCell:
-    """One cell of the language-model grid. Without training there is no optimizer: it is then `none`.
+    """One cell of the language-model grid. Without training, `optimizer` becomes `none`.
 
     Raises:
-        UsageError: a setting that does not exist, or two that exclude one another.
+        UsageError: an unknown value, or incompatible settings.
     """
 
     size: str = "small"
@@ -202,24 +202,23 @@ class TokenReductionCell:
     """One cell of the token-reduction grid.
 
     Raises:
-        UsageError: a setting that does not exist, or one that excludes another.
+        UsageError: an unknown value, or incompatible settings.
     """
 
     model: str = "deit-b16"  #: of `VIT_SIZES`
     input_size: int = 224  #: side of the square image, in pixels
     batch: int = 1  #: images in a step
     method: str = "topk"  #: of `METHODS`
-    #: share of the current patch tokens that each location keeps; for a method that merges, what it aims at. 1 without
-    #: a method.
+    #: share of the current patch tokens that each location keeps (that a merging method aims at); 1 without a method
     keep: float = 0.5
     locations: tuple[int, ...] = (3, 6, 9)  #: blocks (from 0) that reduce
-    schedule: tuple[float, ...] = ()  #: share of each location, where they differ; else () and `keep` holds for all
+    schedule: tuple[float, ...] = ()  #: share of each location, where they differ; () if `keep` holds for all
     #: precision, execution, attention: of `PRECISIONS`, `EXECUTIONS`, `ATTENTIONS`
     precision: str = "fp16"
     execution: str = "eager"
     attention: str = "explicit"
-    #: whether TopK and EViT also compute which tokens they kept, as the published code does in every pass though only a
-    #: visualisation reads it; the fused ones write it without a further launch
+    #: whether TopK and EViT also list the kept tokens, as the published code does in every pass although only a
+    #: visualisation reads the list; the fused ones write it without a further launch
     visualisation: bool = True
 
     def __post_init__(self) -> None:
@@ -235,7 +234,7 @@ class TokenReductionCell:
         if self.method == "ats" and self.attention == "fused":
             raise UsageError("ats cuts rows out of the attention weights, which fused attention does not give")
         if self.method == "none":
-            # There is nothing to keep, and no place to do it: all such cells are the same.
+            # These settings have no effect: all such cells are equal.
             for name, nothing in (("keep", 1.0), ("locations", ()), ("schedule", ()), ("visualisation", False)):
                 object.__setattr__(self, name, nothing)
             return
@@ -262,7 +261,7 @@ class AttentionCell:
     """One cell of the attention grid.
 
     Raises:
-        UsageError: a size below one, or a mode or type that does not exist. Kernels are looked up when they are run.
+        UsageError: a size below one, or an unknown mode or type. Kernels are looked up when they are run.
     """
 
     kernel: str = "flash"  #: of `warplens.workloads.attention.problem.KERNELS`

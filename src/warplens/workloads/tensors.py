@@ -1,8 +1,8 @@
-"""Tensors whose numbers are compared: those that programs saved, and those that attention kernels compute.
+"""Numerical comparison of tensors: reading of saved tensors, and errors of attention kernels.
 
-Of files: NumPy's .npy and .npz, PyTorch's .pt and .pth, and .safetensors. Nothing of a file is executed: NumPy's
-pickles are refused, and PyTorch loads weights only. PyTorch and safetensors are needed for their own files alone. Of
-attention kernels: how far each is from float64, cell by cell, and from what the formula gives in its own format.
+Formats: NumPy's .npy and .npz, PyTorch's .pt and .pth, and .safetensors. No code in a file is executed: NumPy's pickles
+are refused, and PyTorch loads weights only. PyTorch and safetensors are needed for their own files only. Attention
+kernels are compared cell by cell with float64, and with the formula in the kernel's own format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from warplens.workloads.settings import AttentionCell
 
 
-#: How a tensor is called that has no name.
+#: Name of a tensor without a name.
 UNNAMED: Final = "tensor"
 
 _ADVICE: Final = "Give .npy, .npz, .pt, .pth or .safetensors with tensors of floating-point numbers"
@@ -39,19 +39,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of floating-point numbers in a file, by name.
 
     Raises:
-        UnreadableInputError: it is no such file, holds none, or the library that it needs is not installed.
+        UnreadableInputError: the file has another format or no such tensor, or the library for it is not installed.
     """
     if not path.is_file():
         raise UnreadableInputError(path, "there is no such file", "Check the path")
     try:
-        found = dict(_read(path))
+        tensors = dict(_read(path))
     except UnreadableInputError:
         raise
-    except Exception as error:  # the libraries raise whatever their formats meet
+    except Exception as error:  # the libraries raise arbitrary errors on damaged files
         raise UnreadableInputError(path, f"it cannot be read as tensors ({type(error).__name__})", _ADVICE) from error
-    if not found:
+    if not tensors:
         raise UnreadableInputError(path, "it holds no tensor of floating-point numbers", _ADVICE)
-    return found
+    return tensors
 
 
 def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -71,7 +71,7 @@ def _read(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_torch(item: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in what was saved: one, or mappings and sequences of them, whose keys make the name."""
+    """The tensors of a saved object: a tensor, or nested mappings and sequences, whose keys form the name."""
     if isinstance(item, dict):
         for key, inner in item.items():
             yield from _of_torch(inner, f"{name}.{key}" if name else str(key))
@@ -81,8 +81,7 @@ def _of_torch(item: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     elif hasattr(item, "is_floating_point") and item.is_floating_point():
         dtype = str(item.dtype).removeprefix("torch.")
         if dtype in FORMATS:
-            plain = item.detach().cpu()
-            yield name or UNNAMED, Tensor((plain.float() if dtype == "bfloat16" else plain).numpy(), dtype)
+            yield name or UNNAMED, _tensor(item, dtype)
 
 
 def _library(name: str, path: Path) -> Any:
@@ -94,14 +93,14 @@ def _library(name: str, path: Path) -> Any:
 
 
 def attention_errors(cells: Sequence[AttentionCell], device: str) -> pl.DataFrame:
-    """What each kernel computes on fresh random inputs, against float64 (`problem.reference`), times nothing.
+    """Errors of each kernel on fresh random inputs, relative to float64 (`problem.reference`), without timing.
 
     Args:
-        cells: problems; a cell of mode `forward` has its output compared, others the gradients as well.
-        device: as PyTorch names it; float64 is computed there, too.
+        cells: problems; mode `forward` compares the output, other modes the gradients as well.
+        device: PyTorch name; float64 is computed there as well.
 
     Returns:
-        `ATTENTION_ERRORS`, a row a tensor; of a kernel that cannot run a cell one row with the reason.
+        `ATTENTION_ERRORS`: one row per tensor; one row with the reason for a kernel that cannot run a cell.
 
     Raises:
         UsageError: there is no such kernel.
@@ -119,19 +118,21 @@ def attention_errors(cells: Sequence[AttentionCell], device: str) -> pl.DataFram
             rows.append({**head, "status": "unsupported", "reason": refusal})
             continue
         try:
-            found = compared(kernel, shape, cell.dtype, causal=cell.causal, mode=mode_of(cell), device=device)
-        except Exception as error:  # a kernel may fail in any way; its row says how, and the table goes on
+            comparison = compared(kernel, shape, cell.dtype, causal=cell.causal, mode=mode_of(cell), device=device)
+        except Exception as error:  # a kernel may fail in any way; its row holds the reason, and the next cells follow
             status, reason = outcome_of(error)
             rows.append({**head, "status": status, "reason": reason})
         else:
-            rows += [{**head, **row} for row in _rows(found, cell.dtype)]
+            rows += [{**head, **row} for row in _rows(comparison, cell.dtype)]
     return ATTENTION_ERRORS.conform(pl.DataFrame(rows, schema=ATTENTION_ERRORS.schema))
 
 
-def _rows(found: Comparison, dtype: str) -> list[dict[str, Any]]:
-    exact = {name: _tensor(tensor, "float64") for name, tensor in zip(found.names, found.exact, strict=True)}
-    own = {name: _tensor(tensor, dtype) for name, tensor in zip(found.names, found.computed, strict=True)}
-    checks = {error.tensor: asdict(error) for error in found.errors}
+def _rows(comparison: Comparison, dtype: str) -> list[dict[str, Any]]:
+    exact = {name: _tensor(tensor, "float64") for name, tensor in zip(comparison.names, comparison.exact, strict=True)}
+    computed = {
+        name: _tensor(tensor, dtype) for name, tensor in zip(comparison.names, comparison.computed, strict=True)
+    }
+    checks = {error.tensor: asdict(error) for error in comparison.errors}
     return [
         {
             **row,
@@ -139,11 +140,11 @@ def _rows(found: Comparison, dtype: str) -> list[dict[str, Any]]:
             "formula_relative": checks[row["tensor"]]["trusted_norm"],
             "near_enough": checks[row["tensor"]]["passed"],
         }
-        for row in numeric_differences(own, exact, "").drop("pair").iter_rows(named=True)
+        for row in numeric_differences(computed, exact, "").drop("pair").iter_rows(named=True)
     ]
 
 
 def _tensor(values: torch.Tensor, dtype: str) -> Tensor:
-    """The numbers on the host; NumPy has no bfloat16, which float32 holds exactly."""
-    held = values.detach().cpu()
-    return Tensor((held.float() if dtype == "bfloat16" else held).numpy(), dtype)
+    """Copies the tensor to the host; bfloat16, which NumPy lacks, becomes float32 without loss."""
+    on_host = values.detach().cpu()
+    return Tensor((on_host.float() if dtype == "bfloat16" else on_host).numpy(), dtype)

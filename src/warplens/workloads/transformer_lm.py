@@ -1,4 +1,4 @@
-"""AdamW as the CS336 assignment defines it: one tensor after another, nothing fused."""
+"""The transformer language model of the CS336 assignments as a workload, and the assignment's unfused AdamW."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from warplens.workloads.vision import lm_work
 
 
 class ReferenceAdamW(torch.optim.Optimizer):
-    """Decay first, then the two moments, then the update.
+    """AdamW as the assignment defines it, tensor by tensor: decay, then the two moments, then the update.
 
-    As in the reference, the default of the look-up `state.get("m", zeros)` is evaluated in every step: two fills of a
-    tensor that are thrown away. Tensors without a gradient are skipped. 16 launches a tensor on a GPU.
+    As in the reference, the default of the look-up `state.get("m", zeros)` is evaluated in every step: two unused
+    fills. Tensors without a gradient are skipped. 16 launches per tensor on a GPU.
 
     Args:
         lr: learning rate.
@@ -56,7 +56,7 @@ class ReferenceAdamW(torch.optim.Optimizer):
                 state["t"], state["m"], state["v"] = t, m, v
 
 
-# --- The transformer language model of Stanford's CS336 assignments, written from its definition ---------------------
+# --- The model, written from the definition in Stanford's CS336 assignments ------------------------------------------
 # RMSNorm, rotary position embedding, SwiGLU, separate projections, attention written out over the full score matrix, an
 # untied head, no biases, no dropout. Attention is not fused on purpose: the three parts of it are what the assignment
 # asks about, and each has a range of its own.
@@ -233,10 +233,10 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def prepare(cell: LMCell, setting: Setting) -> Program:
-    """Model, tokens and optimizer of a cell. Weights are fp32 and random, tokens as well."""
+    """The program of a cell, with random fp32 weights and random tokens."""
     torch.manual_seed(setting.seed)
     size = LM_SIZES[cell.size]
-    # Ranges inside the model would break a compiled program apart, and do not show in a replayed graph.
+    # Ranges inside the model would cause graph breaks in a compiled program, and do not show in a replayed CUDA graph.
     inner = setting.ranges if cell.execution == "eager" else OFF
     with torch.device(setting.device):
         model = TransformerLM(size, cell.context, inner)
@@ -258,7 +258,7 @@ def prepare(cell: LMCell, setting: Setting) -> Program:
 
 
 class _Steps:
-    """The three kinds of steps over one model."""
+    """The steps of all modes over one model."""
 
     def __init__(self, cell: LMCell, setting: Setting, model: nn.Module, tokens: torch.Tensor) -> None:
         self.cell, self.setting = cell, setting
@@ -270,11 +270,11 @@ class _Steps:
         self.optimizer = _optimizer(cell, self.parameters) if cell.mode == "train" else None
 
     def launched(self) -> Any:
-        """A step as the cell launches it."""
+        """The step of the cell's mode and execution."""
         step = self.forward if self.cell.mode == "forward" else self.train
         if self.cell.execution != "graph":
             return step
-        # Gradients of earlier steps live outside the graph's memory; the captured step must make its own.
+        # Gradients of earlier steps are outside the graph's memory pool; the captured step must allocate its own.
         return as_graph(step, self.setting.device, before_capture=self._forget_gradients)
 
     def _arithmetic(self) -> Any:
@@ -288,7 +288,7 @@ class _Steps:
         return logits
 
     def train(self) -> torch.Tensor:
-        """Forward pass with loss, backward pass, and the optimizer where the mode says so."""
+        """Forward pass with loss, backward pass, and in mode `train` the optimizer."""
         with self._arithmetic(), self.ranges("forward_pass"):
             logits = self.model(self.inputs)
             with self.ranges("loss"):
@@ -307,7 +307,7 @@ class _Steps:
         return loss.detach()
 
     def _arithmetic_of_backward(self) -> Any:
-        # Autocast chooses types in the forward pass alone; whether TF32 is allowed is asked in both.
+        # Autocast is for the forward pass alone; the TF32 setting must hold in both.
         name = "fp32" if self.cell.precision == "bf16" else self.cell.precision
         return precision(name, self.setting.device)
 

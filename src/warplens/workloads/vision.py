@@ -1,8 +1,8 @@
-"""Arithmetic of the reference workloads, from their shapes: modelled, not measured.
+"""The vision transformer with token reduction as a workload, and the modelled arithmetic of the reference workloads.
 
-A multiply-accumulate (MAC) is one multiplication and one addition, hence two FLOPs. What `torchprofile` and many papers
-print as FLOPs are MACs. Only matrix products and convolutions count, as in PyTorch's `FlopCounterMode`; elementwise
-work is below a percent of it.
+A multiply-accumulate (MAC) is one multiplication and one addition, hence two FLOPs; `torchprofile` and many papers call
+MACs FLOPs. Only matrix products and convolutions count, as in PyTorch's `FlopCounterMode`; elementwise work is below a
+percent of it.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from warplens.workloads.token_reduction.methods import masked_softmax, reduction
 
 
 def work(macs: int) -> Work:
-    """Both names of an amount of arithmetic."""
+    """MACs as a `Work`."""
     return Work(macs=macs, flops=2 * macs)
 
 
 def lm_work(size: LMSize, batch: int, context: int, mode: str) -> Work:
-    """A step: a forward pass, or three times as much with the backward pass.
+    """Work of a step: that of a forward pass, or three times as much with the backward pass.
 
-    The backward pass has two products for each of the forward pass: one for the gradient of each factor. The embedding
-    is a look-up, so that holds for the first layer as well.
+    The backward pass has two products for each one of the forward pass, one for the gradient of each factor. This holds
+    for the first layer as well, since the embedding is a look-up.
     """
     return work(size.forward_macs(batch, context) * (1 if mode == "forward" else 3))
 
 
 def vit_macs(size: ViTSize, input_size: int, blocks: Sequence[BlockTokens]) -> int:
-    """MACs of one image: patch embedding, blocks, classifier, and what the reductions themselves multiply.
+    """MACs of one image: patch embedding, blocks, classifier, and the reductions themselves.
 
-    In a block with N tokens of which Q ask and M go on to the MLP: 3·N·d² for q, k, v; 2·N·Q·d for scores and weighted
-    values (a method that drops queries after the scores still computes N² of them); Q·d² for the projection;
-    8·M·d² for the MLP. Without query reduction that is 4·N·d² + 2·N²·d + 8·M·d².
+    For a block with N tokens, Q queries and M tokens in the MLP: 3·N·d² for q, k, v; N²·d for the scores (a method that
+    drops queries does so after them) and N·Q·d for the weighted values; Q·d² for the projection; 8·M·d² for the MLP.
+    Without query reduction that is 4·N·d² + 2·N²·d + 8·M·d².
 
     Args:
+        size: widths of the model.
+        input_size: side of the image.
         blocks: tokens in each block, the class token and padding counted.
     """
     d = size.width
@@ -55,9 +57,9 @@ def vit_macs(size: ViTSize, input_size: int, blocks: Sequence[BlockTokens]) -> i
 
 
 def torchprofile_macs(size: ViTSize, input_size: int, blocks: Sequence[BlockTokens]) -> int:
-    """What torchprofile prints for the same pass: one more for each element of a layer norm and of the scaled queries.
+    """The count of torchprofile, which adds one for each element of a layer norm and of the scaled queries.
 
-    The figures of the token-reduction study (17.57 → 5.55, 78.52 → 24.73 "GFLOPs") are these.
+    The token-reduction study states these figures (17.57 → 5.55, 78.52 → 24.73 "GFLOPs").
     """
     d = size.width
     elementwise = sum((2 * block.entering + block.leaving) * d for block in blocks) + blocks[-1].leaving * d
@@ -118,7 +120,7 @@ class Attention(nn.Module):
 
 
 def _score_bias(state: TokenState, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores of each key, [batch, 1, 1, tokens]: the logarithm of its size; −∞ for padding."""
+    """Bias of the scores of each key, [batch, 1, 1, tokens]: the logarithm of its size; −∞ for padding."""
     bias = None if state.sizes is None else state.sizes.log()
     if state.valid is not None:
         padding = torch.zeros_like(state.valid, dtype=dtype).masked_fill(~state.valid, -torch.inf)
@@ -127,7 +129,7 @@ def _score_bias(state: TokenState, dtype: torch.dtype) -> Tensor | None:
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block with, perhaps, a reduction."""
+    """Pre-norm transformer block with an optional reduction."""
 
     def __init__(self, size: ViTSize, reduction: Reduction | None, fused: bool, ranges: Ranges) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class Block(nn.Module):
         self.ranges = ranges
 
     def forward(self, x: Tensor, state: TokenState, counts: list[BlockTokens] | None = None) -> Tensor:
-        """X [batch, tokens, width] → [batch, tokens that are left, width]; tells the counts if there is a list."""
+        """X [batch, tokens, width] → [batch, remaining tokens, width]; appends the token counts to a list, if given."""
         reduction, before = self.reduction, x.shape[1]
         if reduction is not None and reduction.place == "before":
             with self.ranges("token_reduction"):
@@ -154,10 +156,10 @@ class Block(nn.Module):
             with self.ranges("token_reduction"):
                 x = reduction.between(x, attended, state)
         if counts is not None:
-            own = reduction.macs(before) if reduction is not None else 0
+            reduction_macs = reduction.macs(before) if reduction is not None else 0
             if reduction is not None and reduction.needs_weights and self.attention.fused:
-                own += before * x.shape[-1]  # the row that fused attention does not give
-            counts.append(BlockTokens(entering, asking, x.shape[1], own))
+                reduction_macs += before * x.shape[-1]  # the class token's row, which fused attention does not return
+            counts.append(BlockTokens(entering, asking, x.shape[1], reduction_macs))
         with self.ranges("mlp"):
             return x + self.mlp(self.norm2(x))
 
@@ -166,10 +168,11 @@ class VisionTransformer(nn.Module):
     """Images [batch, 3, side, side] → class scores [batch, classes].
 
     Args:
+        size: widths of the model.
         input_size: side of the images, a multiple of the patch.
         reductions: method at each block that has one.
-        fused: let PyTorch choose a fused attention; a method may need the class token's weights, and no others.
-        ranges: annotations round the parts.
+        fused: let PyTorch choose a fused attention; methods may then use the class token's weights only.
+        ranges: annotations around the parts.
     """
 
     def __init__(
@@ -192,7 +195,7 @@ class VisionTransformer(nn.Module):
         self.ranges = ranges
 
     def forward(self, images: Tensor, counts: list[BlockTokens] | None = None) -> Tensor:
-        """Images → class scores; with a list, also adds the tokens of each block to it."""
+        """Images → class scores; appends the token counts of each block to a list, if given."""
         with self.ranges("patch_embedding"):
             patches = self.patch_embedding(images).flatten(2).transpose(1, 2)
             x = torch.cat((self.class_token.expand(len(images), -1, -1), patches), dim=1) + self.position
@@ -205,18 +208,18 @@ class VisionTransformer(nn.Module):
 
 
 def prepare(cell: TokenReductionCell, setting: Setting) -> Program:
-    """Model and images of a cell: inference on random images with random weights.
+    """The program of a cell: inference on random images with random weights.
 
-    Random weights make no class token that attends to anything, which changes no shape and no launch of any method but
-    ATS, whose token counts depend on what is attended to.
+    With random weights the class token's attention is meaningless. That changes no shape and no launch of any method
+    but ATS, whose token counts depend on the attention.
     """
     torch.manual_seed(setting.seed)
     size, graph = VIT_SIZES[cell.model], cell.execution == "graph"
     inner = setting.ranges if cell.execution == "eager" else OFF
     dtype = model_dtype(cell.precision)
-    shown = cell.visualisation and cell.method != "none"
+    listing = cell.visualisation and cell.method != "none"
     with torch.device(setting.device):  # a method may have weights of its own
-        methods = reductions(cell.method, size, cell.input_size, cell.locations, cell.shares, shown)
+        methods = reductions(cell.method, size, cell.input_size, cell.locations, cell.shares, listing)
         model = VisionTransformer(size, cell.input_size, methods, cell.attention == "fused", inner).to(dtype).eval()
         images = torch.randn(cell.batch, 3, cell.input_size, cell.input_size, dtype=dtype)
     counts: list[BlockTokens] = []
@@ -231,7 +234,7 @@ def prepare(cell: TokenReductionCell, setting: Setting) -> Program:
             return program(images)
 
     macs = vit_macs(size, cell.input_size, counts)
-    # ATS waits for the GPU, which a capture does not survive.
+    # ATS waits for the GPU, which makes a capture fail.
     issued = launches_of(step, setting.device) if cell.method != "ats" else None
     return Program(
         step=as_graph(step, setting.device) if graph else step,
@@ -253,7 +256,7 @@ def prepare(cell: TokenReductionCell, setting: Setting) -> Program:
 
 
 def _launches(issued: Launches | None, graph: bool) -> dict[str, int]:
-    """What is known of a step's launches: a graph is one, whatever it launches in turn."""
+    """The launches of a step for its record; a CUDA graph counts as one launch."""
     if issued is None:
         return {}
     return {

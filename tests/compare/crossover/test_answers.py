@@ -85,7 +85,7 @@ def test_the_estimate_is_a_straight_line_between_logarithms():
         ([1.2, 0.8, 0.8, 1.2, 0.8], [("above", (1, 2)), ("below", (4, 8)), ("above", (8, 16))]),
     ],
 )
-def test_a_variant_can_stop_to_pay_and_all_crossings_are_told(ratios, crossings):
+def test_a_variant_can_stop_paying_and_all_crossings_are_listed(ratios, crossings):
     assert [(crossing.pays, crossing.bracket) for crossing in of_line(ratios).crossings] == crossings
 
 
@@ -144,7 +144,7 @@ def test_durations_of_a_single_block_are_used_with_a_doubt():
     assert answer.doubts == ("noise between blocks is not in the intervals: there is one block",)
 
 
-def test_points_without_both_sides_are_left_out_and_told():
+def test_points_without_both_sides_are_left_out_with_a_doubt():
     sweep = of_ratios([1.2, 1.2, 1.1, 0.8, 0.6])
     broken = replace(sweep.points[4], baseline=Cell("out-of-memory"))
     missing = replace(sweep.points[0], variant=None)
@@ -199,7 +199,7 @@ def test_an_axis_of_words_and_an_unknown_axis_are_refused():
         crossovers(of_ratios([1.0] * 5), "batch", level=1.0)
 
 
-def test_turns_cancel_what_disturbs_both_sides():
+def test_alternation_cancels_disturbances_of_both_sides():
     truth = Truth(hard(1.0, 0.2), hard(1.04, 0.2 * 0.9), "hard")
     rough = Noise(rounds=20, round_share=0.2, side_share=0.002, skew_share=0.002, stall_rate=0.0)
     widths = {}

@@ -166,7 +166,7 @@ def test_a_step_that_waits_for_launches_is_bound_by_the_host():
         assert one.busy_share + one.issue_share + one.host_share + one.waiting_share == pytest.approx(1)
 
 
-def test_without_launching_calls_nothing_is_said_about_the_host():
+def test_without_launching_calls_there_is_no_statement_on_the_host():
     blind = replace(PROFILE, api_calls=PROFILE.api_calls.clear())
     changes = _launches(side(blind, window="all"), side(PROFILE))
     assert changes.baseline.issue_ns is None
@@ -289,12 +289,12 @@ def _captured(**changes: object) -> Trace:
     return replace(PROFILE, capture=replace(PROFILE.capture, **changes))
 
 
-def test_alike_profiles_are_only_told_to_be_profiled():
+def test_for_equal_profiles_the_only_advice_is_to_profile_more():
     another_run = replace(PROFILE, kernels=PROFILE.kernels.with_columns(pl.col("end_ns") - 1))
     assert _notes(PROFILE, another_run) == {"profiled-times": NoteLevel.INFO}
 
 
-def test_a_recording_against_itself_is_said():
+def test_a_comparison_of_a_recording_with_itself_is_noted():
     assert _notes(PROFILE, PROFILE)["same-recording"] == NoteLevel.WARNING
 
 
@@ -328,7 +328,7 @@ HARD_TO_COMPARE = {
 @pytest.mark.parametrize(
     ("baseline", "variant", "windows", "code", "level"), HARD_TO_COMPARE.values(), ids=HARD_TO_COMPARE
 )
-def test_what_makes_two_profiles_hard_to_compare_is_said_the_gravest_first(baseline, variant, windows, code, level):
+def test_cautions_of_a_comparison_are_sorted_by_severity(baseline, variant, windows, code, level):
     assert _notes(baseline, variant, *windows)[code] is NoteLevel[level]
 
 
@@ -338,7 +338,7 @@ def test_hidden_graphs_are_missing_kernels_and_no_other_program():
     assert "few-matches" not in notes
 
 
-def test_unequal_steps_are_said():
+def test_unequal_steps_are_noted():
     starts = (0, 10, 100, 200, 210, 220)
     kernels = [kernel(start, start + 5, GEMM, correlation=start) for start in starts]
     api = [launch(start - 3, start - 1, start) for start in starts]

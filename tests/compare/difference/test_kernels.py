@@ -117,7 +117,7 @@ def test_two_tools_that_spell_a_name_differently_mean_the_same_kernel():
     assert (row["change"], row["matched_by"]) == ("kept", "name, range, shape")
 
 
-def test_lambdas_are_told_apart_in_both_spellings():
+def test_lambdas_are_distinguished_in_both_spellings():
     nsys = (
         "void f<(int)4, void g<[lambda() (instance 3)]::operator ()() const::[lambda(float) (instance 7)]>(T1 &)>(T2)"
     )

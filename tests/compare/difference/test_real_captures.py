@@ -164,7 +164,7 @@ def test_two_tools_saw_the_same_kernels_of_one_program(program):
     assert "different-tool" in {note.code for note in difference.notes}
 
 
-def test_an_aborted_step_is_said_before_any_number():
+def test_an_aborted_step_is_noted_before_any_number():
     difference = _difference(_planted("healthy_lm_training", "baseline"), _planted("aborted_step", "baseline"))
     assert difference.notes[0].code == "aborted-steps"
 
@@ -179,7 +179,7 @@ def test_training_with_a_longer_context_takes_longer_in_every_phase():
     assert explanation(difference).cause == "gpu-work"
 
 
-def test_halves_of_one_profile_are_not_told_apart_kernel_by_kernel():
+def test_halves_of_one_profile_show_no_differences_between_kernels():
     timeline = _side(_capture("deit224_bs1_baseline")).timeline
     steps = timeline.window("steady").steps
     middle = len(steps) // 2

@@ -164,7 +164,7 @@ def fitted_policy():
     return fitted(points(at), ("input_size", "batch", "execution"), shared={"model": "deit", "fused": False})
 
 
-def test_what_is_written_is_what_is_read(fitted_policy, tmp_path):
+def test_a_written_policy_is_read_back_unchanged(fitted_policy, tmp_path):
     write_policy(fitted_policy, tmp_path / "policy.json")
     assert read_policy(tmp_path / "policy.json") == fitted_policy
     assert [path.name for path in tmp_path.iterdir()] == ["policy.json"]
@@ -281,7 +281,7 @@ def _places(value, path=()):
 
 
 @given(st.data())
-def test_whatever_stands_in_a_file_is_read_or_refused_and_a_policy_that_was_read_chooses(fitted_policy, data):
+def test_any_file_is_read_or_refused_and_a_policy_that_was_read_chooses(fitted_policy, data):
     document = json.loads(json.dumps(document_of(fitted_policy)))
     places = [path for path in _places(document) if path]
     # A number that could be a time is read at a third of the places, so that some of the policies choose.

@@ -32,7 +32,7 @@ def test_the_interval_holds_the_planted_exponent_as_often_as_it_says(count, expo
     assert abs(held / 2000 - 0.95) <= 0.015
 
 
-def test_a_floor_is_told_from_the_law_above_it():
+def test_a_floor_is_separated_from_the_law_above_it():
     """A host that takes 4 ms, and a GPU whose time is proportional: the law holds where the GPU decides."""
     sizes = [1, 2, 4, 8, 16, 32, 64]
     law = power_law(sizes, [max(4.0, 0.6 * size) for size in sizes])

@@ -85,7 +85,7 @@ def test_a_single_run_is_taken_to_vary_as_much_as_the_runs_of_the_other_side():
     assert any("The variant is a single run" in doubt for doubt in comparison.doubts)
 
 
-def test_turns_cancel_what_both_sides_share():
+def test_alternation_cancels_drift_of_both_sides():
     generator = np.random.default_rng(0)
     shared = generator.normal(0, 0.2, (12, 1))
     one, other = (1e6 * np.exp(shared + generator.normal(shift, 0.003, (12, 4))) for shift in (0.0, math.log(1.03)))

@@ -149,7 +149,7 @@ def test_sides_of_different_rounds_are_not_paired():
         ({"method": "topk", "batch": "1"}, {"method": "none", "batch": "2"}, "no cell has all of"),
     ],
 )
-def test_what_cannot_be_told_apart_is_refused(baseline, variant, message):
+def test_sides_that_cannot_be_distinguished_are_refused(baseline, variant, message):
     cells = [record({"method": "none", "batch": 1}, [100]), record({"method": "topk", "batch": 1}, [50])]
     cells.append(record({"method": "topk", "batch": 2}, [50]))
     with pytest.raises(UsageError, match=message):
@@ -222,16 +222,16 @@ REGIMES_OF_LINES = {
 
 
 @pytest.mark.parametrize(("sweep", "expected"), REGIMES_OF_LINES.values(), ids=REGIMES_OF_LINES)
-def test_growth_and_rates_tell_what_limits_a_cell(sweep, expected):
+def test_growth_and_rates_determine_the_regime_of_a_cell(sweep, expected):
     assert found(sweep) == expected
 
 
-def test_what_would_tell_is_said_where_nothing_does():
+def test_an_unknown_regime_names_the_missing_measurement():
     told = regimes(line(cell(100, 10), cell(150, 20), cell(225, 40)))
     assert "a profile, would tell" in told[1].because
 
 
-def test_a_profile_has_the_last_word():
+def test_a_profile_overrides_measurements():
     sweep = line(cell(100, 10), cell(101, 20))
     profiled = {cell_key({"batch": 1}, "baseline"): ("memory-bound", "cell.sqlite: memory-bandwidth")}
     assert found(sweep, profiled=profiled)[0] == ("memory-bound", "measured")
@@ -251,7 +251,7 @@ def grid(points: Sequence[Mapping[str, Any]], **sides: Any) -> Sweep:
     return Sweep("grid", "grid", tuple(points[0]), points=made, environment={}, paired=False, **told)
 
 
-def test_batch_and_resolution_that_changed_together_are_told():
+def test_batch_and_resolution_that_changed_together_are_confounded():
     """The published table: batch 1 at 224, batch 8 at 448."""
     found = confounding(grid([{"input_size": 224, "batch": 1}, {"input_size": 448, "batch": 8}]))
     assert [(item.settings, item.kind) for item in found.found] == [(("input_size", "batch"), "together")]
@@ -273,7 +273,7 @@ def test_a_grid_with_a_hole_can_still_tell_its_axes_apart():
     assert confounding(grid(points)).confounded_axes == ()
 
 
-def test_an_axis_nested_in_another_is_told():
+def test_an_axis_nested_in_another_is_confounded():
     """Each context has one size, but sizes have several contexts."""
     points = [{"context": context, "size": size} for context, size in ((128, "s"), (256, "s"), (512, "m"), (1024, "m"))]
     found = confounding(grid(points)).found
@@ -296,7 +296,7 @@ def test_points_without_one_side_say_nothing():
     assert confounding(sweep).confounded_axes == ("a", "b")
 
 
-def test_sides_that_differ_in_more_than_the_method_are_told():
+def test_sides_that_differ_in_more_than_the_method_are_confounded():
     points = [{"batch": 1}, {"batch": 2}]
     sides = {
         "baseline": {"method": "none", "attention": "fused"},

@@ -1,7 +1,7 @@
-"""Annotations: what the launches inside each NVTX range take together, and how near the peaks they are.
+"""Annotations: time and distance from the peaks of the launches inside each NVTX range.
 
-A kernel's author annotates implementations, or parts of a step, and asks which of them costs what. A row is the path of
-all ranges that were open at a launch, so that no launch counts twice and the rows add up to what was profiled.
+A kernel's author annotates implementations, or parts of a step, to compare their cost. A row is the path of all ranges
+that were open at a launch, so that no launch counts twice and the rows add up to all profiled launches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from warplens.errors import MissingDataError
 from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import KernelCounters
 
-#: Between the names of nested ranges.
+#: Separator of the names of nested ranges.
 SEPARATOR: Final = " / "
 
 ANNOTATIONS: Final = table(
@@ -38,10 +38,10 @@ ANNOTATIONS: Final = table(
 
 
 def annotated(counters: KernelCounters) -> pl.DataFrame:
-    """What was profiled in each path of NVTX ranges.
+    """The profiled launches in each path of NVTX ranges.
 
-    Times are those of the profiled launches under the profiler; how often a range runs in the program, and what the GPU
-    does between its kernels, is not in a report of counters.
+    Times are those of the profiled launches under the profiler; a report of counters does not hold how often a range
+    runs in the program, nor the GPU's time between its kernels.
 
     Returns:
         `ANNOTATIONS`, the most time first.
@@ -56,7 +56,7 @@ def annotated(counters: KernelCounters) -> pl.DataFrame:
             "the program (torch.cuda.nvtx.range, nvtx.annotate)"
         )
     facts = kernel_facts(counters).select("launch", "compute_share", "memory_share", ns="duration_ns")
-    of_launch = (
+    launch_rows = (
         launches.select("launch", "full_name", name=pl.col("nvtx").list.join(SEPARATOR))
         .with_columns(name=pl.when(pl.col("name") != "").then("name"))
         .join(facts, on="launch", how="left")
@@ -67,20 +67,20 @@ def annotated(counters: KernelCounters) -> pl.DataFrame:
         weight = pl.col("ns").filter(pl.col(share).is_not_null())
         return (pl.col(share) * pl.col("ns")).sum() / weight.sum()
 
-    spent = pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())
-    bounds = of_launch.group_by("name", "bound", maintain_order=True).agg(of_bound=pl.col("ns").sum())
-    longest = bounds.sort("of_bound", descending=True, maintain_order=True)
-    most = longest.unique("name", keep="first", maintain_order=True)
+    total = pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())
+    bounds = launch_rows.group_by("name", "bound", maintain_order=True).agg(of_bound=pl.col("ns").sum())
+    by_time = bounds.sort("of_bound", descending=True, maintain_order=True)
+    main_bound = by_time.unique("name", keep="first", maintain_order=True)
     rows = (
-        of_launch.group_by("name", maintain_order=True)
+        launch_rows.group_by("name", maintain_order=True)
         .agg(
-            launches=pl.len(), kernels=pl.col("full_name").n_unique(), total_ns=spent,
+            launches=pl.len(), kernels=pl.col("full_name").n_unique(), total_ns=total,
             compute_share=mean("compute_share"), memory_share=mean("memory_share"),
         )
-        .join(most, on="name", how="left", nulls_equal=True, maintain_order="left")
+        .join(main_bound, on="name", how="left", nulls_equal=True, maintain_order="left")
         .with_columns(share=pl.col("total_ns") / pl.col("total_ns").sum())
         .with_columns(bound_time_share=pl.col("of_bound") / pl.col("total_ns"))
         .with_columns(pl.col("compute_share", "memory_share", "bound_time_share").fill_nan(None))
         .sort("total_ns", descending=True, nulls_last=True, maintain_order=True)
     )  # fmt: skip
-    return ANNOTATIONS.checked(rows.select(pl.col(each.name).cast(each.dtype) for each in ANNOTATIONS.columns))
+    return ANNOTATIONS.checked(ANNOTATIONS.conform(rows))

@@ -1,4 +1,4 @@
-"""Bounds: what each kernel is limited by: memory, compute, latency, or too small a grid to say."""
+"""Bounds: the limit of each kernel: memory, compute, latency, or a grid too small to tell."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 
-#: Below this, a throughput says that the kernel mostly waited (Nsight Compute's rule SOLBottleneck).
+#: A kernel with throughputs below this mostly waited (Nsight Compute's rule SOLBottleneck).
 LOW_SHARE: Final = 0.6
 
-#: A fault that cannot cost a tenth of the kernel's time is not named: fixing it could hardly be measured.
+#: A fault that cannot cost a tenth of the kernel's time is not reported: a fix could hardly be measured.
 _LEAST_GAIN: Final = 0.1
 
 #: Fewer active threads than 24 of 32 are divergence (Nsight Compute's rule ThreadDivergence).
 _FULL_WARP_SHARE: Final = 0.75
 
-#: Up to half of the warps, latency is often not hidden; above, instruction-level parallelism usually does the rest
-#: (V. Volkov, "Better Performance at Lower Occupancy", GTC 2010). High occupancy is no aim in itself.
+#: Up to half of the warps, latency is often not hidden; above, instruction-level parallelism usually does the rest (V.
+#: Volkov, "Better Performance at Lower Occupancy", GTC 2010). High occupancy is not a goal in itself.
 _LOW_OCCUPANCY: Final = 0.5
 
-#: What was achieved must come this near to what fits before what fits is to blame (rule LaunchStatistics: 0.8).
+#: Achieved occupancy must come this near to the theoretical one before the theoretical one is at fault (rule
+#: LaunchStatistics: 0.8).
 _ACHIEVED_OF_THEORETICAL: Final = 0.8
 
 #: A last wave that takes less than a fifth of the run time is not worth a different grid (rule LaunchStatistics).
 _LONG_TAIL: Final = 0.2
 
-#: Named numbers that support a statement.
+#: Named numbers that support a finding.
 EVIDENCE = pl.List(pl.Struct({"name": pl.String, "value": pl.Float64}))
 
 FAULTS: Final = table(
@@ -49,7 +50,7 @@ FAULTS: Final = table(
 
 @dataclass(frozen=True)
 class _Fault:
-    """A fault: when it is one, most that it can cost, which numbers say so."""
+    """A fault: its condition, the most it can cost, and its evidence."""
 
     name: str
     when: pl.Expr
@@ -57,21 +58,21 @@ class _Fault:
     shown: tuple[str, ...]
 
 
-_top = pl.max_horizontal("compute_share", "memory_share")
-_waves_up = pl.col("waves").floor() + 1
+_top_share = pl.max_horizontal("compute_share", "memory_share")
+_whole_waves = pl.col("waves").floor() + 1
 
 _FAULTS: Final = (
     _Fault(
         "small-grid",
-        (pl.col("waves") < 1) & (_top < LOW_SHARE),
+        (pl.col("waves") < 1) & (_top_share < LOW_SHARE),
         # Work that scales with the multiprocessors (rule LaunchStatistics), or with the free room on them.
-        pl.max_horizontal(1 - pl.col("grid_blocks") / pl.col("sm_count"), (1 - pl.col("waves")) * (1 - _top)),
+        pl.max_horizontal(1 - pl.col("grid_blocks") / pl.col("sm_count"), (1 - pl.col("waves")) * (1 - _top_share)),
         ("grid_blocks", "sm_count", "waves"),
     ),
     _Fault(
         "uncoalesced",
         pl.col("global_wasted_share") > 0,
-        # Of the traffic that keeps the memory system busy, this much is not needed (rule MemoryCacheAccessPattern).
+        # The share of the memory system's traffic that is not needed (rule MemoryCacheAccessPattern).
         pl.col("global_wasted_share") * pl.col("memory_share"),
         (
             "global_wasted_share",
@@ -106,17 +107,17 @@ _FAULTS: Final = (
         "occupancy",
         (pl.col("theoretical_share") <= _LOW_OCCUPANCY)
         & (pl.col("achieved_share") >= _ACHIEVED_OF_THEORETICAL * pl.col("theoretical_share"))
-        & (_top < LOW_SHARE),
-        (1 - pl.col("theoretical_share")) * (1 - _top),
+        & (_top_share < LOW_SHARE),
+        (1 - pl.col("theoretical_share")) * (1 - _top_share),
         ("theoretical_share", "achieved_share", "next_share"),
     ),
     _Fault(
         "tail",
         (pl.col("tail_share") >= _LONG_TAIL)
         & (pl.col("achieved_share") < _ACHIEVED_OF_THEORETICAL * pl.col("theoretical_share"))
-        & (_top < LOW_SHARE),
-        # Room for blocks that the last wave leaves free.
-        (_waves_up - pl.col("waves")) / _waves_up,
+        & (_top_share < LOW_SHARE),
+        # The room for blocks that the last wave leaves free.
+        (_whole_waves - pl.col("waves")) / _whole_waves,
         ("waves", "tail_share", "achieved_share", "theoretical_share"),
     ),
     _Fault(
@@ -132,59 +133,59 @@ _FAULTS: Final = (
 
 @lru_cache(maxsize=2)
 def kernel_facts(counters: KernelCounters) -> pl.DataFrame:
-    """Throughputs, occupancy, memory access, instructions and longest wait of each launch; worked out once a report."""
+    """Throughputs, occupancy, memory access, instructions and longest stall of each launch; cached per report."""
     stalls = top_stalls(counters).select("launch", top_stall="reason", top_stall_share="share")
     frame = speed_of_light(counters)
-    for other in (launch_occupancy(counters), memory_access(counters), instruction_use(counters), stalls):
-        frame = frame.join(other, on="launch", how="left", maintain_order="left")
+    for facts_table in (launch_occupancy(counters), memory_access(counters), instruction_use(counters), stalls):
+        frame = frame.join(facts_table, on="launch", how="left", maintain_order="left")
     return frame
 
 
 def kernel_faults(counters: KernelCounters) -> pl.DataFrame:
-    """What is wrong with each launch.
+    """Faults of each launch.
 
-    What a fault costs at most is a ceiling for the whole kernel, from NVIDIA's own estimates where its rules have one:
-    the kernel would not get faster by more. A launch whose numbers contradict one another has no occupancy faults.
+    The cost of a fault is an upper bound for the whole kernel, from NVIDIA's own estimates where its rules have one. A
+    launch with contradictory numbers has no occupancy faults.
 
     Returns:
         `FAULTS`; nothing for launches without one, or without the metrics that would show it.
     """
-    believed = {name: pl.when(pl.col("inconsistent").is_null()).then(name) for name in ("theoretical_share", "waves")}
-    facts = kernel_facts(counters).with_columns(**believed)
-    found = [
+    consistent = {name: pl.when(pl.col("inconsistent").is_null()).then(name) for name in ("theoretical_share", "waves")}
+    facts = kernel_facts(counters).with_columns(**consistent)
+    faults = [
         facts.filter(fault.when.fill_null(value=False)).select(
             "launch", fault=pl.lit(fault.name), gain_share=fault.gain.clip(0.0, 1.0), evidence=evidence(*fault.shown)
         )
         for fault in _FAULTS
     ]
-    worth = pl.concat(found).filter(pl.col("gain_share") >= _LEAST_GAIN)
-    return FAULTS.checked(worth.sort("launch", "gain_share", "fault", descending=[False, True, False]))
+    costly = pl.concat(faults).filter(pl.col("gain_share") >= _LEAST_GAIN)
+    return FAULTS.checked(costly.sort("launch", "gain_share", "fault", descending=[False, True, False]))
 
 
 def evidence(*names: str) -> pl.Expr:
-    """These columns as `EVIDENCE`, without those that are null."""
+    """These columns as `EVIDENCE`, without nulls."""
     items = [pl.struct(name=pl.lit(name), value=pl.col(name).cast(pl.Float64)) for name in names]
     listed = pl.concat_list(items)
     return listed.list.eval(pl.element().filter(pl.element().struct.field("value").is_not_null()))
 
 
-#: At this share of its peak, a unit is as good as full: only less work for it helps (rule SOLBottleneck).
+#: At this share of its peak, a unit is practically full: only less work for it helps (rule SOLBottleneck).
 _AT_ROOF: Final = 0.8
 
 #: Two throughputs within ten points are in balance (rule SOLBottleneck): relief of one alone will not help.
 _BALANCED: Final = 0.1
 
-#: A wait of less than three tenths of the cycles is not the one to go after (rule CPIStall).
+#: A stall of less than three tenths of the cycles is not worth addressing (rule CPIStall).
 _LONG_WAIT: Final = 0.3
 
-#: Parts of the multiprocessor that only pass on memory instructions: their limit is memory traffic, not arithmetic.
+#: Parts of the multiprocessor that only forward memory instructions: their limit is memory traffic, not arithmetic.
 _MEMORY_PIPES: Final = ("lsu", "mio", "tex")
 
-#: Where a pipe executes nine tenths of what the schedulers issue, it is what the kernel does, and not the issuing.
+#: Where a pipe executes nine tenths of the issued instructions, the pipe is the bound, not the issue slots.
 _PIPE_OF_ISSUE: Final = 0.9
 
-#: Parts that are full when the work itself needs all that they can do, and what must be known before it can be said
-#: that none of it is waste. Issue slots or L1 can be full of instructions that another kernel would do without.
+#: Units that can be full of necessary work, with the metric needed to show that none of it is waste. Issue slots or L1
+#: can be full of instructions that another kernel would not need.
 _NECESSARY: Final = {
     "dram": "global_sectors",
     "l2": "global_sectors",
@@ -220,37 +221,37 @@ _DECIDING: Final = ("compute_share", "memory_share", "waves", "theoretical_share
 
 
 def kernel_bounds(counters: KernelCounters) -> pl.DataFrame:
-    """What each launch is limited by.
+    """The bound of each launch.
 
     A unit at 60 % or more of its peak is the bound: memory or compute, whichever is higher; a load/store pipe counts as
-    memory (L1). With both below, the kernel waits: if its grid is less than one wave it is too small for the GPU more
-    (`small`), else it is bound by latency, for which the costliest fault and the longest warp stall are named. Where
-    one of the two was not collected, it may be what is busy: `unknown`. The limits are those of Nsight Compute's rule
-    SOLBottleneck.
+    memory (L1). With both below, the kernel waits: if its grid is less than one wave it is too small for the GPU
+    (`small`), else it is bound by latency, and the costliest fault and the longest warp stall are reported. Where one
+    of the two throughputs was not collected, that side may be busy: `unknown`. The limits are those of Nsight Compute's
+    rule SOLBottleneck.
 
-    A pipe that does the kernel's arithmetic and is as good as full is the bound even if L1 is a little fuller. Tensor
+    A pipe that does the kernel's arithmetic and is practically full is the bound even if L1 is a little fuller. Tensor
     cores of 9.0 read their operands from shared memory: a product that fills them fills the data pipe of L1 as well.
 
     Returns:
         `BOUNDS`, a row a launch. Nothing in it speaks of the time between kernels.
     """
-    first = kernel_faults(counters).unique("launch", keep="first", maintain_order=True)
-    first = first.rename({"gain_share": "fault_gain_share", "evidence": "fault_evidence"})
-    facts = kernel_facts(counters).join(first, on="launch", how="left", maintain_order="left")
-    waits = pl.col("top_stall_share") >= _LONG_WAIT
+    main_fault = kernel_faults(counters).unique("launch", keep="first", maintain_order=True)
+    main_fault = main_fault.rename({"gain_share": "fault_gain_share", "evidence": "fault_evidence"})
+    facts = kernel_facts(counters).join(main_fault, on="launch", how="left", maintain_order="left")
+    is_long_stall = pl.col("top_stall_share") >= _LONG_WAIT
     compute, memory = pl.col("compute_share"), pl.col("memory_share")
-    top = pl.max_horizontal(compute, memory)
+    top_share = pl.max_horizontal(compute, memory)
     full_pipe = pl.col("pipe_unit").is_in(list(_NECESSARY)) & (pl.col("pipe_share") >= _AT_ROOF)
     fed_pipe = full_pipe & (pl.col("memory_unit") == "l1") & (memory - pl.col("pipe_share") < _BALANCED)
     more_memory = (memory.fill_null(0) >= compute.fill_null(0)) | pl.col("compute_unit").is_in(_MEMORY_PIPES)
     by_memory = more_memory & ~fed_pipe.fill_null(value=False)
-    busy = top >= LOW_SHARE
+    busy = top_share >= LOW_SHARE
     full_issue = (pl.col("compute_unit") == "issue") & (pl.col("pipe_share") >= _PIPE_OF_ISSUE * compute)
     by_pipe = full_issue | (more_memory & fed_pipe)
     facts = facts.with_columns(
-        stall=pl.when(waits).then("top_stall"),
-        stall_share=pl.when(waits).then("top_stall_share"),
-        bound=pl.when(top.is_null())
+        stall=pl.when(is_long_stall).then("top_stall"),
+        stall_share=pl.when(is_long_stall).then("top_stall_share"),
+        bound=pl.when(top_share.is_null())
         .then(pl.lit("unknown"))
         .when(busy & by_memory)
         .then(pl.lit("memory"))
@@ -265,9 +266,9 @@ def kernel_bounds(counters: KernelCounters) -> pl.DataFrame:
         .then(pl.when(memory >= compute).then("memory_unit").otherwise(pl.lit("l1")))
         .when(busy)
         .then(pl.when(by_pipe).then("pipe_unit").otherwise("compute_unit")),
-        unit_share=pl.when(busy & ~by_memory & by_pipe).then("pipe_share").otherwise(top),
+        unit_share=pl.when(busy & ~by_memory & by_pipe).then("pipe_share").otherwise(top_share),
         balanced=busy & ((compute - memory).abs() < _BALANCED),
-        at_roof=top >= _AT_ROOF,
+        at_roof=top_share >= _AT_ROOF,
         occupancy_limiter=pl.when(pl.col("fault") == "occupancy").then("limiter"),
     )
     waste_is_known = pl.any_horizontal(

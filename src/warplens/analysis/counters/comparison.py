@@ -1,4 +1,4 @@
-"""Comparison: the same kernels in two reports, what changed in their counters, and what keeps them from comparing."""
+"""Comparison of two reports: matching kernels, changes of their counters, and obstacles to a comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 
-#: Clocks nearer to each other than this change times less than runs differ anyway.
+#: A smaller relative difference of clocks changes times less than runs differ anyway.
 _SAME_CLOCK: Final = 0.02
 
 _SETTINGS: Final = {
@@ -36,7 +36,7 @@ _SETTINGS: Final = {
 
 
 def comparison_notes(before: KernelCounters, after: KernelCounters) -> tuple[Note, ...]:
-    """What keeps the numbers of two reports from being compared, or limits it."""
+    """Reasons why the numbers of two reports cannot be compared, or only in part."""
     return tuple(_notes(before, after))
 
 
@@ -50,20 +50,21 @@ def _notes(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
             "different peaks.",
         )
     for name, (option, consequence) in _SETTINGS.items():
-        one, other = getattr(before.session, name), getattr(after.session, name)
-        if one is not None and other is not None and one != other:
+        setting_before, setting_after = getattr(before.session, name), getattr(after.session, name)
+        if setting_before is not None and setting_after is not None and setting_before != setting_after:
             yield Note(
                 f"other-{name.replace('_', '-')}",
                 NoteLevel.WARNING,
-                f"{option} was {one} before and {other} after: {consequence}.",
-                f"Record both with {option} {one}",
+                f"{option} was {setting_before} before and {setting_after} after: {consequence}.",
+                f"Record both with {option} {setting_before}",
             )
-        elif (one is None) != (other is None):
-            told, silent = (before, after) if one is not None else (after, before)
+        elif (setting_before is None) != (setting_after is None):
+            stating, silent = (before, after) if setting_before is not None else (after, before)
             yield Note(
                 f"unknown-{name.replace('_', '-')}",
                 NoteLevel.INFO,
-                f"{option} was {one or other} in {told.capture.source}; {silent.capture.source} does not say.",
+                f"{option} was {setting_before or setting_after} in {stating.capture.source}; "
+                f"{silent.capture.source} does not say.",
             )
     versions = before.capture.tool_version, after.capture.tool_version
     if None not in versions and versions[0] != versions[1]:
@@ -83,8 +84,8 @@ def _notes(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
         )
     first, second = (set(report.session.sections) for report in (before, after))
     if first and second and first != second:
-        alone = {"the first": sorted(first - second), "the second": sorted(second - first)}
-        parts = "; ".join(f"only {side} has {', '.join(own)}" for side, own in alone.items() if own)
+        exclusive = {"the first": sorted(first - second), "the second": sorted(second - first)}
+        parts = "; ".join(f"only {side} has {', '.join(missing)}" for side, missing in exclusive.items() if missing)
         yield Note(
             "other-sections",
             NoteLevel.INFO,
@@ -95,7 +96,7 @@ def _notes(before: KernelCounters, after: KernelCounters) -> Iterator[Note]:
 #: Shares of `SUMMARY` whose difference is given in percentage points.
 _SHARES: Final = ("compute_share", "memory_share", "dram_share", "theoretical_share", "achieved_share")
 
-#: What else is put side by side.
+#: Columns given for both sides.
 _SIDES: Final = (
     *("launch", "launches", "name", "full_name", "grid", "block", "total_ns", "duration_ns"),
     *(*_SHARES, "bound", "unit", "healthy", "fault", "top_stall", "limiter"),
@@ -158,7 +159,7 @@ UNPAIRED: Final = table(
     SUMMARY.only("launch launches name full_name grid block total_ns bound").columns,
 )
 
-#: Facts of the device, and tables over block sizes and the like, whose one number means nothing.
+#: Facts of the device, and tables over block sizes and the like, whose single number is meaningless.
 _NOT_COMPARED: Final = re.compile(r"device__attribute_|derived__pct_occupancy_|launch__occupancy_per_")
 
 _CYCLES: Final = (
@@ -179,21 +180,21 @@ class Comparison:
     groups: pl.DataFrame  #: `COMPARED`
     metrics: pl.DataFrame  #: `METRIC_CHANGES`, for every metric that both reports hold for a pair
     unpaired: pl.DataFrame  #: `UNPAIRED`
-    #: paired_share_before, paired_share_after: of the profiled time of each report, what was found in the other; None
+    #: paired_share_before, paired_share_after: share of each report's profiled time that was matched in the other; None
     #: where no launch has a duration
     paired_share_before: float | None
     paired_share_after: float | None
-    notes: tuple[Note, ...]  #: what keeps the numbers from comparing
+    notes: tuple[Note, ...]  #: obstacles to the comparison
 
 
 def compare_counters(
     before: KernelCounters, after: KernelCounters, pairs: Sequence[tuple[str, str]] = ()
 ) -> Comparison:
-    """What changed from one report to the other, for the kernels that both have.
+    """Changes from one report to the other, for the kernels that both have.
 
-    Groups (launches of the same kernel with the same grid and block) are paired by kernel, grid and block; what is left
-    by kernel, and then by short name, in the order of the launches, provided that both reports have as many of them.
-    A kernel that was rewritten has another name: `pairs` says which is to be compared with which.
+    Groups (launches of the same kernel with the same grid and block) are paired by kernel, grid and block; the rest by
+    kernel, and then by short name, in the order of the launches, provided that both reports have as many of them. A
+    rewritten kernel has another name: `pairs` names kernels to compare.
 
     Args:
         before: the report to compare with.
@@ -224,7 +225,7 @@ def compare_counters(
 
 @dataclass(frozen=True)
 class _Side:
-    """One report: `SUMMARY` with a row a group, and the medians of every metric in the order of first launches."""
+    """One report: `SUMMARY` with a row per group, and the medians of every metric in the order of first launches."""
 
     source: str
     summary: pl.DataFrame
@@ -233,11 +234,11 @@ class _Side:
 
     @classmethod
     def of(cls, counters: KernelCounters) -> _Side:
-        taken = group_launches(counters)
-        firsts = taken.groups["first_launch"]
-        own = pl.DataFrame({"launch": firsts, "cycles": measured(taken.counters, *_CYCLES)})
-        summary = counters_summary(counters).join(own, on="launch", how="left", maintain_order="left")
-        return cls(counters.capture.source, summary, taken.counters, firsts)
+        grouped = group_launches(counters)
+        firsts = grouped.groups["first_launch"]
+        cycles = pl.DataFrame({"launch": firsts, "cycles": measured(grouped.counters, *_CYCLES)})
+        summary = counters_summary(counters).join(cycles, on="launch", how="left", maintain_order="left")
+        return cls(counters.capture.source, summary, grouped.counters, firsts)
 
     def named(self, name: str) -> list[int]:
         """The groups of that name, by their first launches.
@@ -245,30 +246,32 @@ class _Side:
         Raises:
             UsageError: there is none.
         """
-        found = self.summary.filter((pl.col("name") == name) | (pl.col("full_name") == name))["launch"].sort().to_list()
-        if not found:
-            known = ", ".join(self.summary["name"].unique(maintain_order=True).head(_NAMED).to_list())
+        launches = (
+            self.summary.filter((pl.col("name") == name) | (pl.col("full_name") == name))["launch"].sort().to_list()
+        )
+        if not launches:
+            known = ", ".join(self.summary["name"].unique(maintain_order=True).head(_MOST_NAMES).to_list())
             raise UsageError(f"{self.source}: there is no kernel {name!r}; there are {known or 'none'}")
-        return found
+        return launches
 
 
-_NAMED: Final = 8
+_MOST_NAMES: Final = 8
 
 
 def _paired(before: _Side, after: _Side, stated: Sequence[tuple[str, str]]) -> pl.DataFrame:
-    """`before` and `after` (first launches) and `matched` of each pair."""
+    """`before`, `after` (first launches) and `matched` of each pair."""
     schema = {"before": pl.Int64, "after": pl.Int64, "matched": pl.String}
-    found = [
-        (one, other, "stated")
+    named_pairs = [
+        (launch_before, launch_after, "stated")
         for first, second in stated
-        for one, other in zip(before.named(first), after.named(second), strict=False)
+        for launch_before, launch_after in zip(before.named(first), after.named(second), strict=False)
     ]
-    pairs = pl.DataFrame(found, schema=schema, orient="row").unique(["before"], keep="first", maintain_order=True)
+    pairs = pl.DataFrame(named_pairs, schema=schema, orient="row").unique(["before"], keep="first", maintain_order=True)
     pairs = pairs.unique(["after"], keep="first", maintain_order=True)
     left, right = with_keys(*(side.medians.launches.with_columns(launch=side.firsts) for side in (before, after)))
     for matched, keys in (("exact", ["kind", *KEY]), ("kernel", ["kind", "kernel"]), ("name", ["kind", "name"])):
         rank = pl.col("launch").rank("ordinal").over(keys)
-        rest = [
+        unpaired = [
             side.cast({"kind": pl.String})
             .sort("launch")
             .filter(~pl.col("launch").is_in(pairs[name].to_list()))
@@ -276,7 +279,7 @@ def _paired(before: _Side, after: _Side, stated: Sequence[tuple[str, str]]) -> p
             for side, name in ((left, "before"), (right, "after"))
         ]
         on = [*keys, "rank", "count"]
-        joined = rest[0].join(rest[1], on=on, nulls_equal=True, suffix="_after", maintain_order="left")
+        joined = unpaired[0].join(unpaired[1], on=on, nulls_equal=True, suffix="_after", maintain_order="left")
         new = joined.select(before="launch", after="launch_after", matched=pl.lit(matched))
         pairs = pl.concat([pairs, new])
     return pairs
@@ -286,15 +289,15 @@ def _compared(before: _Side, after: _Side, pairs: pl.DataFrame) -> pl.DataFrame:
     columns = [*_SIDES, "cycles"]
     frame = pairs
     for name, side in (("before", before), ("after", after)):
-        own = side.summary.select(pl.col(columns).name.suffix(f"_{name}")).with_columns(
+        values = side.summary.select(pl.col(columns).name.suffix(f"_{name}")).with_columns(
             pl.col(f"launch_{name}").alias(name)
         )
-        frame = frame.join(own, on=name, how="left", maintain_order="left")
+        frame = frame.join(values, on=name, how="left", maintain_order="left")
     frame = frame.with_columns(
         time_ratio=_ratio("duration_ns"),
         cycles_ratio=_ratio("cycles"),
         bound_changed=pl.any_horizontal(
-            pl.col(f"{what}_before").ne_missing(pl.col(f"{what}_after")) for what in ("bound", "unit")
+            pl.col(f"{name}_before").ne_missing(pl.col(f"{name}_after")) for name in ("bound", "unit")
         ),
         **{
             share.replace("_share", "_points"): 100 * (pl.col(f"{share}_after") - pl.col(f"{share}_before"))
@@ -305,9 +308,9 @@ def _compared(before: _Side, after: _Side, pairs: pl.DataFrame) -> pl.DataFrame:
     return COMPARED.checked(frame.with_row_index("pair").with_columns(pl.col("pair").cast(pl.Int64)))
 
 
-def _ratio(what: str) -> pl.Expr:
-    earlier = pl.col(f"{what}_before")
-    return pl.when(earlier > 0).then(pl.col(f"{what}_after") / earlier)
+def _ratio(quantity: str) -> pl.Expr:
+    before = pl.col(f"{quantity}_before")
+    return pl.when(before > 0).then(pl.col(f"{quantity}_after") / before)
 
 
 def _metric_changes(before: _Side, after: _Side, groups: pl.DataFrame) -> pl.DataFrame:
@@ -315,17 +318,19 @@ def _metric_changes(before: _Side, after: _Side, groups: pl.DataFrame) -> pl.Dat
     common = sorted(name for name in numeric[0] & numeric[1] if not _NOT_COMPARED.match(name))
     if not common or groups.is_empty():
         return METRIC_CHANGES.empty()
-    long = []
+    sides = []
     for name, side in (("before", before), ("after", after)):
         values = side.medians.metrics.select(pl.col(common).cast(pl.Float64)).with_columns(
             side.firsts.alias(f"launch_{name}")
         )
-        own = groups.select("pair", f"launch_{name}").join(values, on=f"launch_{name}", maintain_order="left")
-        long.append(
-            own.drop(f"launch_{name}").unpivot(index="pair", variable_name="metric", value_name=name).drop_nulls()
+        side_values = groups.select("pair", f"launch_{name}").join(values, on=f"launch_{name}", maintain_order="left")
+        sides.append(
+            side_values.drop(f"launch_{name}")
+            .unpivot(index="pair", variable_name="metric", value_name=name)
+            .drop_nulls()
         )
     units = {**before.medians.units, **after.medians.units}
-    frame = long[0].join(long[1], on=["pair", "metric"], maintain_order="left")
+    frame = sides[0].join(sides[1], on=["pair", "metric"], maintain_order="left")
     frame = frame.with_columns(unit=pl.col("metric").replace_strict(units, default=None, return_dtype=pl.String))
     percent = (pl.col("unit") == "%").fill_null(value=False) | pl.col("metric").str.contains(r"\.pct($|_)|_pct$")
     return METRIC_CHANGES.checked(

@@ -1,4 +1,4 @@
-"""Coverage: how much of a program's GPU time the profiled launches stand for, and what the whole could gain at most."""
+"""Coverage: share of a program's GPU time that the profiled launches represent, and the largest possible gain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 from warplens.profile.trace import LAUNCH_SIZE
 
-#: How a group of the trace was found in the report, the best first: the same kernel with the same grid and block; the
+#: How a group of the trace was matched in the report, the best first: the same kernel with the same grid and block; the
 #: same kernel in another size; another kernel of the same short name (an instance of the same template); not at all.
 MATCHES: Final = ("exact", "kernel", "name", "none")
 
@@ -68,36 +68,36 @@ RANKING: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """What a report says of the window of a trace."""
+    """A report joined with the window of a trace."""
 
     groups: pl.DataFrame  #: `COVERAGE`
     ranking: pl.DataFrame  #: `RANKING`
     unmatched: pl.DataFrame  #: `UNMATCHED`
     total_ns: int  #: summed duration of the window's kernels
-    #: exact_share, kernel_share, name_share, missing_share: of it, by how the kernels were found in the report
-    #: (`MATCHES`); they add up to 1. None without kernels.
+    #: exact_share, kernel_share, name_share, missing_share: shares of it by match in the report (`MATCHES`); they add
+    #: up to 1. None without kernels.
     exact_share: float | None
     kernel_share: float | None
     name_share: float | None
     missing_share: float | None
     launches_profiled: int  #: kernel launches in the report
-    launches_matched: int  #: of those, such as occur in the window with the same grid and block
+    launches_matched: int  #: those that occur in the window with the same grid and block
     sample: str  #: `warm-up` (the profiled launches all come before the window), `steady`, `mixed` or `unknown`
-    sample_how: str  #: one sentence for people: why
+    sample_how: str  #: the reason, one sentence for people
 
 
 def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Window) -> Coverage:
-    """How much of a window the profiled launches stand for, and which kernel promises most.
+    """How much of a window the profiled launches represent, and which kernel has the most to gain.
 
-    A kernel is the same where function and template arguments are; where one of the files knows short names alone,
-    where those are. `gain_share` follows from Amdahl's law: a kernel with share s of the time that reaches the part t
-    of its roof would save s · (1 − t) of the whole at its roof. Ranges and graphs profiled as one are left out.
+    Kernels match by function and template arguments; where one of the files holds short names only, by those.
+    `gain_share` follows from Amdahl's law: a kernel with share s of the time that reaches the part t of its roof would
+    save s · (1 − t) of the whole at its roof. Ranges and graphs profiled as one are left out.
 
     Args:
         timeline: a trace of the same program, with the launch configuration of its kernels.
     """
-    taken = group_launches(counters, ("kind", *_LAUNCHED_AS))
-    profiled = taken.counters.launches.with_columns(taken.groups["launches"], shape="launch")
+    grouped = group_launches(counters, ("kind", *_LAUNCHED_AS))
+    profiled = grouped.counters.launches.with_columns(grouped.groups["launches"], shape="launch")
     profiled = profiled.filter(pl.col("kind") == "kernel")
     launches, shapes = recorded_launches(timeline, window)
     sums = launches.group_by("shape").agg(
@@ -108,25 +108,25 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
     recorded = shapes.join(sums, on="shape", maintain_order="left")
     profiled, recorded = with_keys(profiled, recorded)
 
-    found = _by_key(profiled, "launches", shape=pl.col("shape").first())
-    trace = _by_key(recorded, "inside", "outside", "total_ns")
-    groups = _matched(trace.filter(pl.col("inside") > 0), found)
+    of_report = _by_key(profiled, "launches", shape=pl.col("shape").first())
+    of_trace = _by_key(recorded, "inside", "outside", "total_ns")
+    groups = _matched(of_trace.filter(pl.col("inside") > 0), of_report)
     total_ns = int(groups["total_ns"].sum())
-    unmatched = found.join(groups, on=KEY, how="anti").join(trace.select(*KEY, "outside"), on=KEY, how="left")
+    unmatched = of_report.join(groups, on=KEY, how="anti").join(of_trace.select(*KEY, "outside"), on=KEY, how="left")
     unmatched = unmatched.with_columns(pl.col("outside").fill_null(0)).sort("shape")
     namesakes = recorded.filter(pl.col("name").is_in(profiled["name"].unique().to_list()))["shape"]
-    sample, how = sample_of(
-        _codes(profiled, taken.of_launch),
+    sample, sampling = sample_of(
+        _codes(profiled, grouped.of_launch),
         _codes(recorded, launches["shape"]),
         launches["shape"].is_in(namesakes.to_list()),
         launches["start_ns"] < window.start_ns,
         window,
     )
-    by_match = {what: int(groups.filter(pl.col("matched") == what)["total_ns"].sum()) for what in MATCHES}
-    shares = {what: matched_ns / total_ns if total_ns else None for what, matched_ns in by_match.items()}
+    by_match = {match: int(groups.filter(pl.col("matched") == match)["total_ns"].sum()) for match in MATCHES}
+    shares = {match: matched_ns / total_ns if total_ns else None for match, matched_ns in by_match.items()}
     return Coverage(
         groups=COVERAGE.checked(groups.rename({"inside": "launches"})),
-        ranking=_ranking(groups, taken.counters),
+        ranking=_ranking(groups, grouped.counters),
         unmatched=UNMATCHED.checked(
             unmatched.rename({"launches": "launches_profiled", "outside": "launches_elsewhere"})
         ),
@@ -136,14 +136,14 @@ def counters_coverage(counters: KernelCounters, timeline: Timeline, window: Wind
         name_share=shares["name"],
         missing_share=shares["none"],
         launches_profiled=int(profiled["launches"].sum()),
-        launches_matched=int(found.join(groups, on=KEY, how="semi")["launches"].sum()),
+        launches_matched=int(of_report.join(groups, on=KEY, how="semi")["launches"].sum()),
         sample=sample,
-        sample_how=how,
+        sample_how=sampling,
     )
 
 
 def recorded_launches(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """All kernels of a trace in the order of their launches, and what they are.
+    """All kernels of a trace in launch order, and their shapes.
 
     Returns:
         The launches, with `shape`, `start_ns`, `duration_ns`, `range`, `inferred`, and `inside`: whether it belongs to
@@ -153,7 +153,7 @@ def recorded_launches(timeline: Timeline, window: Window) -> tuple[pl.DataFrame,
     inside[timeline.work_rows_in(window)] = True
     work = timeline.work.select("kind", "row", "start_ns", "end_ns", "launch_start_ns", "range", "inferred")
     work = work.with_columns(inside=pl.Series(inside)).filter(pl.col("kind") == "kernel")
-    # Streams may run work in another order than that in which the program launched it.
+    # Streams may run work in another order than the program launched it.
     work = work.sort(pl.coalesce("launch_start_ns", "start_ns"), "start_ns", maintain_order=True)
     kernels = timeline.trace.kernels.select(_LAUNCHED_AS)
     shapes = kernels.unique(maintain_order=True).with_row_index("shape").with_columns(pl.col("shape").cast(pl.Int64))
@@ -165,20 +165,21 @@ def recorded_launches(timeline: Timeline, window: Window) -> tuple[pl.DataFrame,
 
 
 def _by_key(frame: pl.DataFrame, *sums: str, **more: pl.Expr) -> pl.DataFrame:
-    """A row for each kernel, grid and block."""
+    """One row per kernel, grid and block."""
     return frame.group_by(KEY, maintain_order=True).agg(pl.col(_NAMES).first(), pl.col(sums).sum(), **more)
 
 
-def _matched(trace: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
-    """The groups of the window, each with how it was found in the report, and how often."""
-    groups = trace.join(found.select(*KEY, "shape", exact="launches"), on=KEY, how="left", maintain_order="left")
+def _matched(trace: pl.DataFrame, profiled: pl.DataFrame) -> pl.DataFrame:
+    """The groups of the window, with their match in the report and their launches there."""
+    groups = trace.join(profiled.select(*KEY, "shape", exact="launches"), on=KEY, how="left", maintain_order="left")
     for key in ("kernel", "name"):
-        counted = found.group_by(key).agg(pl.col("launches").sum().alias(f"by_{key}"))
+        counted = profiled.group_by(key).agg(pl.col("launches").sum().alias(f"by_{key}"))
         groups = groups.join(counted, on=key, how="left", maintain_order="left")
     counts = {"exact": "exact", "kernel": "by_kernel", "name": "by_name"}
     return groups.with_columns(
         matched=pl.coalesce(
-            *(pl.when(pl.col(count).is_not_null()).then(pl.lit(what)) for what, count in counts.items()), pl.lit("none")
+            *(pl.when(pl.col(count).is_not_null()).then(pl.lit(match)) for match, count in counts.items()),
+            pl.lit("none"),
         ),
         launches_profiled=pl.coalesce(*counts.values(), pl.lit(0)),
         share=pl.col("total_ns") / pl.col("total_ns").sum(),
@@ -200,20 +201,20 @@ def _ranking(groups: pl.DataFrame, counters: KernelCounters) -> pl.DataFrame:
 
 
 def _codes(shapes: pl.DataFrame, of_launch: pl.Series) -> pl.Series:
-    """The code of each launch, given its shape; null for what is no kernel."""
+    """The code of each launch, from its shape; null for launches that are not kernels."""
     return of_launch.replace_strict(shapes["shape"], shapes["code"], default=None, return_dtype=pl.Int64)
 
 
-#: Shares nearer to each other than this are the same.
+#: Shares that differ by less than this count as equal.
 _TOLERANCE_SHARE: Final = 0.005
 
 
 def counter_notes(counters: KernelCounters) -> tuple[Note, ...]:
-    """What to know before the numbers of a report: the reader's notes, then what its collection means for them."""
-    return (*counters.capture.notes, *_of_contents(counters), *_of_collection(counters))
+    """Notes on a report: those of its reader, then those on its contents and on the settings of its collection."""
+    return (*counters.capture.notes, *_content_notes(counters), *_collection_notes(counters))
 
 
-def _of_contents(counters: KernelCounters) -> Iterator[Note]:
+def _content_notes(counters: KernelCounters) -> Iterator[Note]:
     launches = counters.launches
     if launches.is_empty():
         if not any(item.level is NoteLevel.BLOCKING for item in counters.capture.notes):
@@ -221,7 +222,7 @@ def _of_contents(counters: KernelCounters) -> Iterator[Note]:
         return
     missing = speed_of_light(counters).select(
         failed=pl.col("duration_ns").is_null(),
-        untold=pl.col("compute_share").is_null() & pl.col("memory_share").is_null(),
+        unrated=pl.col("compute_share").is_null() & pl.col("memory_share").is_null(),
     )
     if (failed := missing["failed"].sum()) and counters.metrics.width:
         yield Note(
@@ -229,19 +230,19 @@ def _of_contents(counters: KernelCounters) -> Iterator[Note]:
             NoteLevel.WARNING,
             f"{failed} of {launches.height} launches have no duration: they failed, or it was not collected.",
         )
-    if (untold := (missing["untold"] & ~missing["failed"]).sum()) > 0:
+    if (unrated := (missing["unrated"] & ~missing["failed"]).sum()) > 0:
         yield Note(
             "no-throughputs",
             NoteLevel.WARNING,
-            f"{untold} of {launches.height} launches have no throughput metrics, so that their bound is unknown.",
+            f"{unrated} of {launches.height} launches have no throughput metrics, so that their bound is unknown.",
             "Collect them with --section SpeedOfLight, or --set basic",
         )
-    together = launches.filter(pl.col("kind").cast(pl.String) != "kernel")
-    if together.height:
+    combined = launches.filter(pl.col("kind").cast(pl.String) != "kernel")
+    if combined.height:
         yield Note(
             "several-kernels-as-one",
             NoteLevel.WARNING,
-            f"{together.height} of {launches.height} results are of ranges or graphs that were profiled as one: "
+            f"{combined.height} of {launches.height} results are of ranges or graphs that were profiled as one: "
             "counters are sums over all kernels in them, times and shares include the time between those kernels, and "
             "there is no launch configuration.",
             "Profile the kernels one by one: --replay-mode kernel, or --graph-profiling node",
@@ -249,39 +250,39 @@ def _of_contents(counters: KernelCounters) -> Iterator[Note]:
     occupancy = launch_occupancy(counters)
     clustered = occupancy.drop_nulls("cluster_blocks")
     if clustered.height:
-        yield _of_clusters(clustered, launches.height)
-    wrong = occupancy.drop_nulls("inconsistent")
-    if wrong.height:
+        yield _cluster_note(clustered, launches.height)
+    contradictory = occupancy.drop_nulls("inconsistent")
+    if contradictory.height:
         yield Note(
             "inconsistent-occupancy",
             NoteLevel.WARNING,
-            f"The occupancy of {wrong.height} of {launches.height} launches contradicts itself "
-            f"({wrong['inconsistent'][0]}), and is not used.",
+            f"The occupancy of {contradictory.height} of {launches.height} launches contradicts itself "
+            f"({contradictory['inconsistent'][0]}), and is not used.",
         )
 
 
-def _of_clusters(clustered: pl.DataFrame, launches: int) -> Note:
-    """Launches in clusters: a cluster needs room for all of its blocks at a time, in one group of multiprocessors."""
-    told = clustered.drop_nulls("cluster_max_active")
+def _cluster_note(clustered: pl.DataFrame, launches: int) -> Note:
+    """Note on clusters: a cluster needs room for all of its blocks at once, in one group of multiprocessors."""
+    known = clustered.drop_nulls("cluster_max_active")
     text = (
         f"{clustered.height} of {launches} launches run in clusters of blocks. Theoretical occupancy and its "
         "limiter are those of single blocks, as Nsight Compute states them"
     )
     remedy = None
-    if told.height < clustered.height:
-        text += f"; for {clustered.height - told.height} of them it is not known how many clusters fit at a time"
+    if known.height < clustered.height:
+        text += f"; for {clustered.height - known.height} of them it is not known how many clusters fit at a time"
         remedy = "Collect launch__cluster_max_active with --section Occupancy, or --section LaunchStats"
-    lower = told.filter(pl.col("cluster_share") < pl.col("theoretical_share") - _TOLERANCE_SHARE)
-    if lower.height:
-        least = lower.select(pl.col("cluster_share").min()).item()
+    limited = known.filter(pl.col("cluster_share") < pl.col("theoretical_share") - _TOLERANCE_SHARE)
+    if limited.height:
+        least = limited.select(pl.col("cluster_share").min()).item()
         text += (
-            f"; for {lower.height} of them fewer blocks fit, because only whole clusters can be placed (down to "
+            f"; for {limited.height} of them fewer blocks fit, because only whole clusters can be placed (down to "
             f"{100 * least:.0f} % occupancy)"
         )
-    return Note("clusters", NoteLevel.WARNING if lower.height or remedy else NoteLevel.INFO, f"{text}.", remedy)
+    return Note("clusters", NoteLevel.WARNING if limited.height or remedy else NoteLevel.INFO, f"{text}.", remedy)
 
 
-def _of_collection(counters: KernelCounters) -> Iterator[Note]:
+def _collection_notes(counters: KernelCounters) -> Iterator[Note]:
     session = counters.session
     if session.cache_control == "all":
         yield Note(

@@ -1,4 +1,4 @@
-"""Groups: launches of the same kernel with the same grid and block, taken as one."""
+"""Groups: launches of the same kernel with the same grid and block, combined."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from warplens.profile.schema import Column, Int64s
 from warplens.profile.spelling import spelled_for_all_pages
 from warplens.profile.trace import LAUNCH_SIZE
 
-#: What launches of a group have in common. A kernel's instances differ in their full names.
+#: Keys that the launches of a group share. A kernel's instances differ in their full names.
 GROUP_KEYS: Final = ("kind", "full_name", "device", *LAUNCH_SIZE)
 
-#: Metrics that belong to the launch or the device, and are no measurements of which a median could be taken.
+#: Metrics of the launch or the device, which are not measurements to take a median of.
 _FIXED: Final = r"^(launch__|device__attribute_)"
 
 #: The NVTX ranges in which a result was taken, as one text; null where there were none.
@@ -45,20 +45,20 @@ GROUPS: Final = table(
 
 @dataclass(frozen=True)
 class Groups:
-    """Launches taken together."""
+    """Groups of launches."""
 
     groups: pl.DataFrame  #: `GROUPS`
-    #: one row a group, with the median of every metric over its launches, so that every analysis of launches is one of
-    #: groups as well
+    #: one row per group, with the median of every metric over its launches, so that every analysis of launches also
+    #: works on groups
     counters: KernelCounters
     of_launch: pl.Series
 
 
 def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -> Groups:
-    """Take launches of the same kernel, grid and block as one.
+    """Combines launches of the same kernel, grid and block.
 
-    Ranges and graphs that were profiled as one result each are the same only where the same NVTX ranges were open:
-    their names say nothing, so that the others stand alone.
+    Results of ranges and graphs profiled as one are combined only where the same NVTX ranges were open: their names do
+    not identify them, so that others stay single.
 
     Args:
         keys: columns of `launches` that the launches of a group share.
@@ -66,20 +66,20 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     Returns:
         The groups; metrics are medians over the launches that have them, launch parameters and texts the first's.
     """
-    together = pl.col("kind").cast(pl.String) != "kernel"
-    own = pl.when(together).then(pl.coalesce(_OPEN_RANGES, pl.col("launch").cast(pl.String)))
-    launches = counters.launches.with_columns(own.alias("\0alone"))
+    is_combined = pl.col("kind").cast(pl.String) != "kernel"
+    identity = pl.when(is_combined).then(pl.coalesce(_OPEN_RANGES, pl.col("launch").cast(pl.String)))
+    launches = counters.launches.with_columns(identity.alias("\0alone"))
     keys = [*keys, "\0alone"]
-    first = (
+    by_key = (
         launches.group_by(keys, maintain_order=True).agg(first_launch=pl.col("launch").first()).with_row_index("group")
     )
     of_launch = launches.join(
-        first.drop("first_launch"), on=list(keys), how="left", nulls_equal=True, maintain_order="left"
+        by_key.drop("first_launch"), on=list(keys), how="left", nulls_equal=True, maintain_order="left"
     )
     group = of_launch["group"].cast(pl.Int64)
     metrics = pl.DataFrame([*counters.metrics.get_columns(), group.alias("\0group")])  # of which there may be none
     numbers = cs.numeric() - cs.matches(_FIXED) - cs.by_name("\0group")
-    # A NaN is what the tool writes for a launch that failed.
+    # The tool writes NaN for a launch that failed.
     medians = metrics.group_by("\0group", maintain_order=True).agg(
         numbers.cast(pl.Float64).fill_nan(None).median(), (~numbers - cs.by_name("\0group")).drop_nulls().first()
     )
@@ -89,12 +89,12 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     summed = totals.agg(
         launches=pl.len().cast(pl.Int64), total_ns=pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())
     )
-    groups = summed.with_columns(first_launch=first["first_launch"])
-    representatives = counters.launches[first["first_launch"].to_list()].with_columns(groups["group"].alias("launch"))
-    taken = medians.select(counters.metrics.columns) if counters.metrics.width else counters.metrics
+    groups = summed.with_columns(first_launch=by_key["first_launch"])
+    representatives = counters.launches[by_key["first_launch"].to_list()].with_columns(groups["group"].alias("launch"))
+    median_metrics = medians.select(counters.metrics.columns) if counters.metrics.width else counters.metrics
     return Groups(
         GROUPS.checked(groups),
-        replace(counters, launches=representatives, metrics=taken, rules=RULES.empty(), instances={}),
+        replace(counters, launches=representatives, metrics=median_metrics, rules=RULES.empty(), instances={}),
         group.alias("group"),
     )
 
@@ -102,15 +102,15 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
 def titled(launches: pl.DataFrame) -> pl.DataFrame:
     """`name` and `full_name` of each launch as texts; ranges and graphs by their NVTX ranges, or by their number."""
     is_kernel = pl.col("kind").cast(pl.String) == "kernel"
-    which = pl.coalesce(_OPEN_RANGES, pl.concat_str(pl.lit("#"), pl.col("launch")))
-    title = pl.concat_str(pl.col("kind").cast(pl.String), pl.lit(" "), which)
+    identifier = pl.coalesce(_OPEN_RANGES, pl.concat_str(pl.lit("#"), pl.col("launch")))
+    title = pl.concat_str(pl.col("kind").cast(pl.String), pl.lit(" "), identifier)
     return launches.select(
         pl.when(is_kernel).then(pl.col(name).cast(pl.String)).otherwise(title).alias(name)
         for name in ("name", "full_name")
     )
 
 
-#: What a row can be.
+#: Possible rows of the summary.
 SUMMARY_KEYS: Final = ("group", "launch")
 
 SUMMARY: Final = table(
@@ -140,14 +140,14 @@ SUMMARY: Final = table(
 
 
 def counters_summary(counters: KernelCounters, by: str = "group", metrics: Sequence[str] = ()) -> pl.DataFrame:
-    """The verdict on each kernel, with the numbers behind it.
+    """The verdict on each kernel, with its numbers.
 
     Args:
         by: one of `SUMMARY_KEYS`.
         metrics: further metrics to add as columns of their own names, in base units.
 
     Returns:
-        `SUMMARY`, followed by the metrics. Groups stand in the order of their total time, launches in that of the file.
+        `SUMMARY`, followed by the metrics. Groups are sorted by total time, launches as in the file.
 
     Raises:
         UsageError: rows cannot be that, or the report has no such metric.
@@ -160,13 +160,13 @@ def counters_summary(counters: KernelCounters, by: str = "group", metrics: Seque
             hint = f"; near it are {near}" if near else ""
             raise UsageError(f"{counters.capture.source}: metric {name!r} was not collected{hint}")
     groups = group_launches(counters, ("launch",) if by == "launch" else GROUP_KEYS)
-    taken = groups.counters
+    medians = groups.counters
     frame = described(groups).with_columns(
-        taken.launches["kind"].cast(pl.String), *(taken.values(name).alias(name) for name in metrics)
+        medians.launches["kind"].cast(pl.String), *(medians.values(name).alias(name) for name in metrics)
     )
-    shown = [each.name for each in (*SPEED_OF_LIGHT.columns, *LAUNCH_OCCUPANCY.columns[1:])]
-    facts = kernel_facts(taken).select(*shown, "top_stall", "top_stall_share")
-    for part in (facts, kernel_bounds(taken).drop("inconsistent")):
+    fact_columns = [column.name for column in (*SPEED_OF_LIGHT.columns, *LAUNCH_OCCUPANCY.columns[1:])]
+    facts = kernel_facts(medians).select(*fact_columns, "top_stall", "top_stall_share")
+    for part in (facts, kernel_bounds(medians).drop("inconsistent")):
         frame = frame.join(part, on="launch", how="left", maintain_order="left")
     frame = frame.with_columns(launch="first_launch")
     if by == "group":
@@ -175,7 +175,7 @@ def counters_summary(counters: KernelCounters, by: str = "group", metrics: Seque
 
 
 def described(groups: Groups) -> pl.DataFrame:
-    """Which launches each group is of: `launch` (the group), `first_launch`, `launches`, `total_ns`, and what it is."""
+    """Identity of each group: `launch` (the group), `first_launch`, `launches`, `total_ns`, names, device and sizes."""
     launches = groups.counters.launches
     return groups.groups.select("first_launch", "launches", "total_ns", launch="group").with_columns(
         *titled(launches.with_columns(launch=groups.groups["first_launch"])),
@@ -191,46 +191,45 @@ SIZES: Final = tuple(
     pl.concat_str([pl.col(f"{what}_{axis}") for axis in "xyz"], separator=",").alias(what) for what in ("grid", "block")
 )
 
-#: What a launch is: `kernel` is the function with its template arguments, spelled the same for all tools.
+#: Identity of a launch: `kernel` is the function with its template arguments, spelled the same for all tools.
 KEY: Final = ("kernel", "grid", "block")
 
 
-def with_keys(one: pl.DataFrame, other: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Both with `kernel`, `grid` and `block`, and `code`: the same number in both for the same three.
+def with_keys(left: pl.DataFrame, right: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Both frames with `kernel`, `grid` and `block`, and `code`: one number per distinct combination of the three.
 
-    A kernel is the same where function and template arguments are; where one of the two knows short names alone, where
-    those are.
+    Kernels match by function and template arguments; where one of the two holds short names only, by those.
 
     Args:
-        one, other: launches, with `name`, `full_name`, and the sizes of grid and block.
+        left, right: launches, with `name`, `full_name`, and the sizes of grid and block.
     """
-    frames = [frame.with_columns(pl.col(_NAMES).cast(pl.String)) for frame in (one, other)]
-    vague = pl.concat(frame.filter(pl.col("name") == pl.col("full_name"))["name"] for frame in frames).unique()
-    spelled = [
+    frames = [frame.with_columns(pl.col(_NAMES).cast(pl.String)) for frame in (left, right)]
+    short_names = pl.concat(frame.filter(pl.col("name") == pl.col("full_name"))["name"] for frame in frames).unique()
+    keyed = [
         frame.with_columns(
             *SIZES,
-            kernel=pl.when(pl.col("name").is_in(vague.to_list())).then("name").otherwise(_spelled(frame["full_name"])),
+            kernel=pl.when(pl.col("name").is_in(short_names.to_list()))
+            .then("name")
+            .otherwise(_spelled(frame["full_name"])),
         )
         for frame in frames
     ]
-    codes = pl.concat(frame.select(KEY) for frame in spelled).unique(maintain_order=True)
+    codes = pl.concat(frame.select(KEY) for frame in keyed).unique(maintain_order=True)
     codes = codes.with_row_index("code").cast({"code": pl.Int64})
-    first, second = (
-        frame.join(codes, on=KEY, how="left", nulls_equal=True, maintain_order="left") for frame in spelled
-    )
+    first, second = (frame.join(codes, on=KEY, how="left", nulls_equal=True, maintain_order="left") for frame in keyed)
     return first, second
 
 
 def _spelled(full_names: pl.Series) -> pl.Series:
-    """The function with its template arguments, without what exports print in different ways."""
+    """The function with its template arguments, without differences between exports."""
     spelled = {name: spelled_for_all_pages(name) for name in full_names.unique().to_list()}
     return full_names.replace_strict(spelled, return_dtype=pl.String)
 
 
-#: When the profiled launches ran.
+#: When the profiled launches ran, relative to the window.
 SAMPLES: Final = ("warm-up", "steady", "mixed", "unknown")
 
-#: Windows that say what is warm-up; others begin with the first work or hold everything.
+#: Windows that exclude warm-up; others begin with the first work or hold everything.
 _WITHOUT_WARMUP: Final = ("steady", "explicit")
 
 
@@ -239,14 +238,14 @@ def sample_of(
 ) -> tuple[str, str]:
     """Whether the launches of a report are from before the window.
 
-    The sequence of profiled launches is looked for in the sequence of the trace's launches of the same names (a filter
-    by name is how launches are selected). Where it is not found, for each kernel the places alone decide.
+    The sequence of profiled launches is searched in the sequence of the trace's launches of the same names (a filter by
+    name is how launches are selected). Where it is not found, the positions of each kernel alone decide.
 
     Args:
-        profiled: what each launch of the report is, as a number; null for what is no kernel.
+        profiled: code of each launch of the report; null where it is not a kernel.
         recorded: the same for each launch of the trace, in the order of launches.
-        namesakes: which of those have the name of a profiled kernel.
-        early: which of those began before the window.
+        namesakes: which launches of the trace have the name of a profiled kernel.
+        early: which launches of the trace began before the window.
 
     Returns:
         One of `SAMPLES`, and one sentence on why.
@@ -254,36 +253,36 @@ def sample_of(
     if window.kind not in _WITHOUT_WARMUP:
         return "unknown", "the window does not separate warm-up from steady steps"
     sequence = profiled.drop_nulls().to_numpy()
-    known = recorded.is_in(profiled.drop_nulls().unique().to_list())
-    if not known.any():
+    is_profiled = recorded.is_in(profiled.drop_nulls().unique().to_list())
+    if not is_profiled.any():
         return "unknown", "no profiled kernel occurs in the trace with its grid and block"
     codes = recorded.filter(namesakes).to_numpy()
     places = _places(sequence, codes)
     if len(places):
         before = np.r_[0, np.cumsum(early.filter(namesakes).to_numpy())]
-        counted = before[places + len(sequence)] - before[places]
-        what = "the sequence of profiled launches occurs"
+        early_count = before[places + len(sequence)] - before[places]
+        subject = "the sequence of profiled launches occurs"
     else:
-        counted = early.filter(known).to_numpy() * len(sequence)
-        what = "launches like the profiled ones occur"
-    if (counted == len(sequence)).all():
-        return "warm-up", f"{what} in the trace only before the window"
-    if (counted == 0).all():
-        return "steady", f"{what} in the trace only from the begin of the window on"
+        early_count = early.filter(is_profiled).to_numpy() * len(sequence)
+        subject = "launches like the profiled ones occur"
+    if (early_count == len(sequence)).all():
+        return "warm-up", f"{subject} in the trace only before the window"
+    if (early_count == 0).all():
+        return "steady", f"{subject} in the trace only from the begin of the window on"
     if len(places) == 1:
-        return "mixed", f"{what} once in the trace, across the begin of the window"
-    return "unknown", f"{what} in the trace both before the window and in it"
+        return "mixed", f"{subject} once in the trace, across the begin of the window"
+    return "unknown", f"{subject} in the trace both before the window and in it"
 
 
 def _places(sequence: Int64s, codes: Int64s) -> Int64s:
-    """Where in `codes` the whole sequence begins."""
+    """Positions in `codes` where the whole sequence begins."""
     length = len(sequence)
     if not length or length > len(codes):
         return np.empty(0, dtype=np.int64)
-    # Only places where the rarest of its launches fits are compared in full.
+    # Only positions where the rarest of its launches matches are compared in full.
     values, counts = np.unique(codes, return_counts=True)
-    found = np.minimum(np.searchsorted(values, sequence), len(values) - 1)
-    frequency = np.where(values[found] == sequence, counts[found], 0)
+    value_index = np.minimum(np.searchsorted(values, sequence), len(values) - 1)
+    frequency = np.where(values[value_index] == sequence, counts[value_index], 0)
     anchor = int(np.argmin(frequency))
     begins = np.flatnonzero(codes == sequence[anchor]) - anchor
     begins = begins[(begins >= 0) & (begins <= len(codes) - length)]

@@ -1,4 +1,4 @@
-"""Warp stalls: what the warps of a kernel waited for between two instructions, by Nsight Compute's names."""
+"""Memory access and warp stalls: traffic of a kernel, and the reasons for which its warps waited."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from warplens.profile.schema import Column
 _CYCLES = re.compile(r"^smsp__average_warps_issue_stalled_(?P<reason>\w+?)_per_issue_active\.ratio$")
 _SAMPLES = re.compile(r"^smsp__pcsamp_warps_issue_stalled_(?P<reason>\w+?)(?<!_not_issued)$")
 
-#: States of a warp that is not held up: it issues, or could and another was chosen.
+#: States of a warp that does not wait: it issues, or could and another was chosen.
 NO_STALL: Final = frozenset({"selected", "not_selected"})
 
 
 @dataclass(frozen=True)
 class StallReason:
-    """What a warp waits for in one state, and what shortens the wait."""
+    """The event that a warp waits for in one state, and how to shorten the wait."""
 
     waits_for: str
     remedy: str
 
 
-#: By Nsight Compute's name; its Kernel Profiling Guide, "Warp Scheduler States", is the source of what they mean.
+#: By Nsight Compute's name; meanings from its Kernel Profiling Guide, "Warp Scheduler States".
 STALL_REASONS: Final = {
     "long_scoreboard": StallReason(
         "data from global, local or texture memory (L1, L2 or DRAM)",
@@ -82,8 +82,8 @@ STALL_REASONS: Final = {
 _WAITS_FOR = {reason: text.waits_for for reason, text in STALL_REASONS.items()}
 _REMEDIES = {reason: text.remedy for reason, text in STALL_REASONS.items()}
 
-#: Reports of different versions name the same state in two ways.
-_SAME: Final = {"no_instructions": "no_instruction"}
+#: States that versions of the tool name differently.
+_RENAMED_STATES: Final = {"no_instructions": "no_instruction"}
 
 #: With fewer samples than this, a share of 30 % is uncertain by more than 9 points (95 % interval, binomial).
 _SAMPLES_ENOUGH: Final = 100
@@ -104,11 +104,11 @@ STALLS: Final = table(
 
 
 def warp_stalls(counters: KernelCounters) -> pl.DataFrame:
-    """The cycles between two instructions of a warp, split by what it waited for.
+    """The cycles between two instructions of a warp, split by stall reason.
 
-    A state's cycles are the warps in it, averaged over the cycles, for each cycle in which an instruction was issued
+    A state's cycles are the warps in it, averaged over the cycles, per cycle in which an instruction was issued
     (`smsp__average_warps_issue_stalled_…_per_issue_active`). Shares are of the sum of all states, `selected` included.
-    Where these were not collected, the samples of the warp sampler stand in (`smsp__pcsamp_warps_issue_stalled_…`).
+    Where these were not collected, the samples of the warp sampler are used (`smsp__pcsamp_warps_issue_stalled_…`).
     Long waits matter only where few instructions are issued: a kernel near a roof waits for that roof.
 
     Returns:
@@ -132,7 +132,7 @@ def _states(counters: KernelCounters, pattern: re.Pattern[str]) -> pl.DataFrame:
     states = [pl.DataFrame(schema={"launch": pl.Int64, "amount": pl.Float64, "reason": pl.String})]
     for name in counters.metrics.columns:
         if match := pattern.match(name):
-            reason = pl.lit(_SAME.get(match["reason"], match["reason"]))
+            reason = pl.lit(_RENAMED_STATES.get(match["reason"], match["reason"]))
             states.append(
                 with_launch(counters, amount=measured(counters, name)).with_columns(reason=reason).drop_nulls()
             )
@@ -140,17 +140,17 @@ def _states(counters: KernelCounters, pattern: re.Pattern[str]) -> pl.DataFrame:
 
 
 def top_stalls(counters: KernelCounters) -> pl.DataFrame:
-    """The longest wait of each launch, as in `STALLS`; states in which a warp does not wait do not count.
+    """The longest stall of each launch, as in `STALLS`, except states without a wait.
 
-    A launch with too few samples to tell has none.
+    Launches with too few samples have none.
     """
     stalls = warp_stalls(counters).with_columns(all_samples=pl.col("samples").sum().over("launch"))
-    told = pl.col("samples").is_null() | (pl.col("all_samples") >= _SAMPLES_ENOUGH)
-    waits = stalls.filter(told & ~pl.col("reason").is_in(sorted(NO_STALL)) & (pl.col("share") > 0))
+    enough_samples = pl.col("samples").is_null() | (pl.col("all_samples") >= _SAMPLES_ENOUGH)
+    waits = stalls.filter(enough_samples & ~pl.col("reason").is_in(sorted(NO_STALL)) & (pl.col("share") > 0))
     return waits.unique("launch", keep="first", maintain_order=True).drop("all_samples")
 
 
-#: A sector is the smallest piece that moves between caches.
+#: A sector is the smallest unit of transfer between caches.
 SECTOR_BYTES: Final = 32
 
 MEMORY_ACCESS: Final = table(
@@ -190,7 +190,7 @@ MEMORY_ACCESS: Final = table(
     Column("streaming", pl.Boolean, "reads everything once: a low hit rate is then as it should be", nullable=True),
 )
 
-#: Of the sectors that loads ask for, DRAM delivers at least this share if nothing is read twice. Not 1: write
+#: If nothing is read twice, DRAM delivers at least this share of the sectors that loads request. Not 1: write
 #: allocation, instructions and constants hit, and counters are sampled over part of the L2 slices.
 _STREAMING_SHARE: Final = 0.75
 
@@ -202,9 +202,9 @@ _DERIVED: Final = {
 
 
 def memory_access(counters: KernelCounters) -> pl.DataFrame:
-    """What each launch's memory instructions asked for, what moved, and where it was found.
+    """Memory requests of each launch, the traffic they caused, and the cache hits.
 
-    Hit rates are facts, no grades. A kernel that reads each byte once hits L1 in nothing but the rest of a sector, and
+    Hit rates are facts, not grades. A kernel that reads each byte once hits L1 in nothing but the rest of a sector, and
     that is healthy (`streaming`); Nsight Compute also empties the caches before every pass unless told otherwise.
 
     Returns:
@@ -223,13 +223,13 @@ def memory_access(counters: KernelCounters) -> pl.DataFrame:
         dram_bytes_per_s=measured(counters, "dram__bytes.sum.per_second"),
     )
     waste = pl.col("global_sectors_excessive") / pl.col("global_sectors")
-    pieces = pl.col("global_load_sectors"), pl.col("global_store_sectors")
+    sectors_by_op = pl.col("global_load_sectors"), pl.col("global_store_sectors")
     used = pl.sum_horizontal(
-        sectors.fill_null(0) * pl.col(f"global_{way}_bytes_per_sector").fill_null(0) / SECTOR_BYTES
-        for way, sectors in zip(("load", "store"), pieces, strict=True)
+        sectors.fill_null(0) * pl.col(f"global_{op}_bytes_per_sector").fill_null(0) / SECTOR_BYTES
+        for op, sectors in zip(("load", "store"), sectors_by_op, strict=True)
     )
-    touched = pl.sum_horizontal(sectors.fill_null(0) for sectors in pieces)
-    has_bytes = pl.any_horizontal(pl.col(f"global_{way}_bytes_per_sector").is_not_null() for way in ("load", "store"))
+    touched = pl.sum_horizontal(sectors.fill_null(0) for sectors in sectors_by_op)
+    has_bytes = pl.any_horizontal(pl.col(f"global_{op}_bytes_per_sector").is_not_null() for op in ("load", "store"))
     wavefronts, conflicts = pl.col("shared_wavefronts"), pl.col("shared_excessive")
     read_sectors = pl.col("dram_read_bytes") / SECTOR_BYTES
     frame = frame.with_columns(
@@ -282,7 +282,7 @@ def _shared_accesses(counters: KernelCounters) -> dict[str, pl.Series]:
     excessive = wavefronts - measured(counters, "memory_l1_wavefronts_shared_ideal")
     by_bank = measured(counters, "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
     by_pipe = measured(counters, "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum")
-    # Loads that conflict are not half as bad for stores that do not.
+    # Loads and stores are kept apart: conflict-free stores do not make conflicting loads any better.
     ways = []
     for op in ("ld", "st"):
         passes = measured(counters, f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{op}.sum")

@@ -1,4 +1,4 @@
-"""The next run: the `ncu` command that would close the most valuable gap of a report with the fewest passes."""
+"""The next run: the `ncu` command that closes the most valuable gap of a report with the fewest passes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from warplens.profile.counters import KernelCounters
 
 Version = tuple[int, ...]
 
-#: Every option that a command here can hold: the version from which it means what is meant here, and where that is
-#: documented. All of them are in the manual and `--help` of 2024.1.1. `-k regex:` replaced an older option in 2021.1.0,
-#: which still took a bare `-k` for it ("Release Notes", 2021.1 and 2021.1.1).
+#: Options used in commands, with the version from which each has this meaning, and the source for that. All of them are
+#: in the manual and `--help` of 2024.1.1. `-k regex:` replaced an older option in 2021.1.0, which still took a bare
+#: `-k` for it ("Release Notes", 2021.1 and 2021.1.1).
 OPTIONS: Final[dict[str, tuple[Version, str]]] = {
     "--profile-from-start": ((2019, 1), "Nsight Compute CLI 2024.1, Table 3"),
     "--clock-control": ((2019, 1), "Release Notes, 2019.1"),
@@ -40,10 +40,10 @@ OPTIONS: Final[dict[str, tuple[Version, str]]] = {
 
 _OLDEST: Final = max(version for version, _ in OPTIONS.values())
 
-#: Stated where neither the user nor the report names a version: the one whose help was read.
-_READ_VERSION: Final = "2024.1.1"
+#: Used where neither the user nor the report gives a version: the one whose help was read.
+_DEFAULT_VERSION: Final = "2024.1.1"
 
-#: Passes that a section costs, where the report does not tell: an A10G took 9 for three sections, an H200 19 for six.
+#: Passes per section, where the report does not state it: an A10G took 9 for three sections, an H200 19 for six.
 _PASSES_PER_SECTION: Final = 3.0
 
 _PROGRAM: Final = ("python", "your_program.py")
@@ -51,23 +51,23 @@ _PROGRAM: Final = ("python", "your_program.py")
 
 @dataclass(frozen=True)
 class NextRun:
-    """What to collect next."""
+    """The next collection."""
 
-    command: str | None  #: for a shell; None where nothing is missing that would be worth a run
-    reason: str  #: why this, one sentence
-    ncu_version: str  #: the version of Nsight Compute that it is valid for, as are all later ones up to 2024.1 at least
-    kernels: tuple[str, ...] = ()  #: short names that it asks for
-    launches: int | None = None  #: how many it profiles
-    #: of the window's kernel time, what has no counters, or what kernels not understood could gain
+    command: str | None  #: for a shell; None where nothing missing is worth a run
+    reason: str  #: the reason, one sentence
+    ncu_version: str  #: version of Nsight Compute that it is valid for, like all later ones up to at least 2024.1
+    kernels: tuple[str, ...] = ()  #: short names of the kernels to profile
+    launches: int | None = None  #: number of launches to profile
+    #: share of the window's kernel time without counters, or that unexplained kernels could gain
     gap_share: float | None = None
-    covered_share: float | None = None  #: of the window's kernel time, the part of the gap that it closes
-    passes: int | None = None  #: that it takes, by a model
+    covered_share: float | None = None  #: part of the gap that it closes, as a share of the window's kernel time
+    passes: int | None = None  #: modelled number of passes
     passes_how: str | None = None  #: the model, one sentence
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which launches to profile: the options that select them, how many, and what part of the gap they close."""
+    """A selection of launches to profile: options, number of launches, and the part of the gap they close."""
 
     names: tuple[str, ...]
     filters: tuple[str, ...]
@@ -76,47 +76,47 @@ class Choice:
 
 
 def no_run(counters: KernelCounters, version: str | None, reason: str) -> NextRun:
-    """No command, and why; for the version that the user or the report names.
+    """An empty result with its reason, for the version that the user or the report names.
 
     Raises:
         UsageError: the version cannot be read.
     """
-    return NextRun(None, reason, _valid_version(version or counters.capture.tool_version or _READ_VERSION)[0])
+    return NextRun(None, reason, _valid_version(version or counters.capture.tool_version or _DEFAULT_VERSION)[0])
 
 
-def _run(counters: KernelCounters, gap: _Gap, chosen: Choice, version: str | None) -> NextRun:
-    """The command that profiles the chosen launches with the sections of the gap, collected as the report was."""
-    valid_for, remark = _valid_version(version or counters.capture.tool_version or _READ_VERSION)
+def _run(counters: KernelCounters, gap: _Gap, choice: Choice, version: str | None) -> NextRun:
+    """The command that profiles the chosen launches with the sections of the gap, with the report's settings."""
+    valid_for, remark = _valid_version(version or counters.capture.tool_version or _DEFAULT_VERSION)
     session = counters.session
     arguments = [
-        *("-k", f"regex:^({'|'.join(re.escape(name) for name in chosen.names)})$"),
-        *chosen.filters,
-        *("--launch-count", str(chosen.launches)),
+        *("-k", f"regex:^({'|'.join(re.escape(name) for name in choice.names)})$"),
+        *choice.filters,
+        *("--launch-count", str(choice.launches)),
         *(part for section in gap.sections for part in ("--section", section)),
         *("--replay-mode", "kernel"),
         *("--clock-control", session.clock_control or "base"),
         *("--cache-control", session.cache_control or "all"),
         *("--export", "next_run"),
     ]
-    each, how = _passes_each(counters, len(gap.sections))
+    passes_per_launch, estimate_source = _passes_per_launch(counters, len(gap.sections))
     return NextRun(
         command=shlex.join(("ncu", *arguments, *_PROGRAM)),
         reason=(_NEW_KERNELS if gap.is_new else _NEW_SECTIONS) + remark,
         ncu_version=valid_for,
-        kernels=chosen.names,
-        launches=chosen.launches,
+        kernels=choice.names,
+        launches=choice.launches,
         gap_share=gap.share,
-        covered_share=chosen.worth,
-        passes=each * chosen.launches,
-        passes_how=how,
+        covered_share=choice.worth,
+        passes=passes_per_launch * choice.launches,
+        passes_how=estimate_source,
     )
 
 
 def _valid_version(stated: str) -> tuple[str, str]:
-    """The version that the command is for, and what to say if the stated one is too old for it."""
+    """The version that the command is for, and a remark if the stated one is too old for it."""
     numbers = re.match(r"\s*(\d{4})\.(\d+)(?:\.(\d+))?", stated)
     if numbers is None:
-        raise UsageError(f"{stated!r} is not a version of Nsight Compute; one is written like {_READ_VERSION}")
+        raise UsageError(f"{stated!r} is not a version of Nsight Compute; one is written like {_DEFAULT_VERSION}")
     version = tuple(int(number or 0) for number in numbers.groups())
     if version >= _OLDEST:
         return ".".join(map(str, version)), ""
@@ -124,29 +124,32 @@ def _valid_version(stated: str) -> tuple[str, str]:
     return oldest, f"; ncu {stated} is too old for it, use {oldest} or later"
 
 
-def _passes_each(counters: KernelCounters, sections: int) -> tuple[int, str]:
-    """Passes that a launch takes with so many sections, and how that was estimated."""
-    passes, had = measured(counters, "profiler__replayer_passes").max(), len(counters.session.sections)
-    if isinstance(passes, float) and had:
-        each = max(1, round(sections * passes / had))
-        return each, f"modelled: {each} a launch for {sections} sections, as this report took {passes:.0f} for {had}"
-    each = max(1, round(sections * _PASSES_PER_SECTION))
-    return each, f"modelled: {each} a launch, {_PASSES_PER_SECTION:.0f} for each of {sections} sections"
+def _passes_per_launch(counters: KernelCounters, sections: int) -> tuple[int, str]:
+    """Passes per launch with this many sections, and the basis of the estimate."""
+    passes, collected = measured(counters, "profiler__replayer_passes").max(), len(counters.session.sections)
+    if isinstance(passes, float) and collected:
+        estimated = max(1, round(sections * passes / collected))
+        basis = (
+            f"modelled: {estimated} a launch for {sections} sections, as this report took {passes:.0f} for {collected}"
+        )
+        return estimated, basis
+    estimated = max(1, round(sections * _PASSES_PER_SECTION))
+    return estimated, f"modelled: {estimated} a launch, {_PASSES_PER_SECTION:.0f} for each of {sections} sections"
 
 
-#: What the bound of a kernel follows from, with its longest stall.
-_FOR_A_BOUND: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats")
+#: Sections that give the bound of a kernel, and its longest stall.
+_BOUND_SECTIONS: Final = ("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats")
 
-#: What tells more about a kernel of this bound.
-_FOR_THE_CAUSE: Final = {
-    "unknown": _FOR_A_BOUND,
+#: Sections that explain a kernel of this bound.
+_CAUSE_SECTIONS: Final = {
+    "unknown": _BOUND_SECTIONS,
     "latency": ("WarpStateStats", "SchedulerStats"),
     "memory": ("MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
     "compute": ("ComputeWorkloadAnalysis", "InstructionStats"),
 }
 
 #: Every section that a command here can ask for (`ncu --list-sections`, 2024.1.1).
-SECTIONS: Final = tuple(dict.fromkeys(section for sections in _FOR_THE_CAUSE.values() for section in sections))
+SECTIONS: Final = tuple(dict.fromkeys(section for sections in _CAUSE_SECTIONS.values() for section in sections))
 
 #: A gap of less than a twentieth of the kernel time is not worth another run.
 _LEAST_GAP: Final = 0.05
@@ -157,7 +160,7 @@ _ENOUGH_OF_GAP: Final = 0.5
 #: A launch takes some ten passes, each with memory saved and restored: more launches than this take minutes.
 _MOST_LAUNCHES: Final = 50
 
-#: A command with more names than this is no longer read by anyone.
+#: A command with more names than this is not readable.
 _MOST_NAMES: Final = 8
 
 #: `$` and backslashes cannot be written in a filter for ranges in the same way for all shells (CLI, "NVTX Filtering").
@@ -172,7 +175,7 @@ _NEW_SECTIONS: Final = "what holds profiled kernels back is not known without th
 
 @dataclass(frozen=True)
 class _Gap:
-    """What is missing: for these groups of the trace, these sections."""
+    """Missing sections for some groups of the trace."""
 
     groups: pl.DataFrame
     sections: tuple[str, ...]
@@ -189,9 +192,9 @@ def next_run(
 ) -> NextRun:
     """The command that fills the most valuable gap.
 
-    A gap is either kernels of the window without counters, worth their share of the time, or sections that would say
-    why a profiled kernel is off its roof, worth what it could gain. Clock and cache control are those of the report,
-    so that both can be compared.
+    A gap is either kernels of the window without counters, worth their share of the time, or sections that would
+    explain why a profiled kernel is off its roof, worth its possible gain. Clock and cache control are those of the
+    report, so that both can be compared.
 
     Args:
         coverage: of that report and this window.
@@ -201,93 +204,96 @@ def next_run(
         UsageError: the version cannot be read.
     """
     missing = coverage.groups.filter(pl.col("matched") != "exact").with_columns(worth="share")
-    unprofiled = _Gap(missing, _FOR_A_BOUND, float(missing["share"].sum()), is_new=True)
-    gap = max((unprofiled, _unexplained(counters, coverage.ranking)), key=lambda found: found.share)
+    unprofiled = _Gap(missing, _BOUND_SECTIONS, float(missing["share"].sum()), is_new=True)
+    gap = max((unprofiled, _unexplained(counters, coverage.ranking)), key=lambda candidate: candidate.share)
     if gap.share < _LEAST_GAP:
         return no_run(counters, version, "nothing is missing that is worth a twentieth of the kernel time")
     return _run(counters, gap, _cheapest(gap, timeline, window), version)
 
 
 def next_sections(counters: KernelCounters) -> NextRun:
-    """The command that would tell why the kernels of a report are off their roofs, as far as the report alone knows.
+    """The command that would explain why the kernels of a report are off their roofs, from the report alone.
 
-    Without a trace nobody knows which other kernels there are: the command profiles the same ones again, with the
-    sections that are missing. The shares of its answer are of the profiled time.
+    Without a trace other kernels are unknown: the command profiles the same ones again, with the missing sections. The
+    shares of the result are of the profiled time.
     """
     summary = counters_summary(counters).filter((pl.col("kind") == "kernel") & (pl.col("total_ns") > 0))
     if summary.is_empty():
         return no_run(counters, None, "no kernel was profiled by itself with success; profile the program first")
     share = pl.col("total_ns") / pl.col("total_ns").sum()
-    distance = (1 - pl.max_horizontal("compute_share", "memory_share")).clip(0, 1)
-    groups = summary.select("launch", "name", "bound", share=share, gain_share=distance * share)
+    missing_share = (1 - pl.max_horizontal("compute_share", "memory_share")).clip(0, 1)
+    groups = summary.select("launch", "name", "bound", share=share, gain_share=missing_share * share)
     gap = _unexplained(counters, groups)
     if gap.share < _LEAST_GAP:
         reason = "no section is missing that would tell more of a twentieth of the profiled time"
         return no_run(counters, None, reason)
-    by_name = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
-    names = tuple(by_name["name"].head(_MOST_NAMES).to_list())
-    # A filter by name lets launches of other sizes through, too: they count up to the last one that is wanted.
+    names = tuple(_names_by_worth(gap))
+    # A filter by name also matches launches of other sizes: they count up to the last wanted one.
     passing = counters.launches.filter(pl.col("name").cast(pl.String).is_in(names)).with_row_index("at")
-    wanted = passing.select("launch", pl.col("at").cast(pl.Int64)).join(gap.groups, on="launch").sort("at")
-    reached = wanted.filter(pl.col("at") < _MOST_LAUNCHES)
+    launches_wanted = passing.select("launch", pl.col("at").cast(pl.Int64)).join(gap.groups, on="launch").sort("at")
+    reached = launches_wanted.filter(pl.col("at") < _MOST_LAUNCHES)
     if reached.is_empty():
         return no_run(counters, None, f"the kernels in question come after {_MOST_LAUNCHES} others of their names")
-    chosen = Choice(names, (), int(reached["at"].tail(1).item()) + 1, float(reached["worth"].sum()))
-    return _run(counters, gap, chosen, None)
+    choice = Choice(names, (), int(reached["at"].tail(1).item()) + 1, float(reached["worth"].sum()))
+    return _run(counters, gap, choice, None)
 
 
 def _unexplained(counters: KernelCounters, ranking: pl.DataFrame) -> _Gap:
-    """Profiled kernels of the bound that loses most, with the sections on it that were not collected."""
+    """Profiled kernels of the bound with the largest loss, with its sections that were not collected."""
     gaps = [_Gap(ranking.with_columns(worth="share"), (), 0.0, is_new=False)]
-    had = set(counters.session.sections)
-    for bound, sections in _FOR_THE_CAUSE.items():
-        missing = tuple(section for section in sections if section not in had)
-        # What an export without its list of sections lacks is only known of the throughputs.
-        if missing and (had or bound == "unknown"):
+    collected = set(counters.session.sections)
+    for bound, sections in _CAUSE_SECTIONS.items():
+        missing = tuple(section for section in sections if section not in collected)
+        # Without a list of collected sections, only missing throughputs are certain.
+        if missing and (collected or bound == "unknown"):
             worth = pl.coalesce("gain_share", "share")
             groups = ranking.filter(pl.col("bound") == bound).with_columns(worth=worth)
             gaps.append(_Gap(groups, missing, float(groups["worth"].sum()), is_new=False))
-    return max(gaps, key=lambda found: found.share)
+    return max(gaps, key=lambda gap: gap.share)
 
 
-#: How launches of the trace are told apart in both frames.
-_IN_TRACE: Final = ("full_name", "grid", "block")
+#: Identity of a launch of the trace in both frames.
+_LAUNCH_KEY: Final = ("full_name", "grid", "block")
 
 
 def _cheapest(gap: _Gap, timeline: Timeline, window: Window) -> Choice:
     """The selection that closes enough of the gap with the fewest launches, else the one that closes most of it.
 
-    Inside annotated steps nothing has to be counted. Elsewhere, the launches before the window are skipped.
+    Inside annotated steps no launches need to be skipped. Elsewhere, those before the window are.
     """
     launches, shapes = recorded_launches(timeline, window)
     choices: list[Choice] = []
     if step := _step_filter(timeline, window):
-        # ncu knows the ranges of the launching thread alone; what was attributed across threads does not pass.
+        # ncu only sees ranges of the launching thread; work attributed across threads does not match.
         visible = pl.col("inside") & ~pl.col("inferred") & pl.col("range").is_not_null()
         choices = list(_choices(gap, launches.filter(visible), shapes, ("--nvtx", "--nvtx-include", step), skips=False))
     if not any(choice.worth >= _ENOUGH_OF_GAP * gap.share for choice in choices):
         choices += _choices(gap, launches, shapes, _profiler_start(timeline), skips=True)
 
     def order(choice: Choice) -> tuple[bool, float, float]:
-        enough = choice.worth >= _ENOUGH_OF_GAP * gap.share
-        return (True, -choice.launches, choice.worth) if enough else (False, choice.worth, -choice.launches)
+        is_enough = choice.worth >= _ENOUGH_OF_GAP * gap.share
+        return (True, -choice.launches, choice.worth) if is_enough else (False, choice.worth, -choice.launches)
 
     return max(choices, key=order)
+
+
+def _names_by_worth(gap: _Gap) -> list[str]:
+    worths = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
+    return worths["name"].head(_MOST_NAMES).to_list()
 
 
 def _choices(
     gap: _Gap, launches: pl.DataFrame, shapes: pl.DataFrame, filters: tuple[str, ...], *, skips: bool
 ) -> Iterator[Choice]:
-    """For one name more each time, the stretch of launches of these names that closes enough of the gap."""
-    ranked = gap.groups.group_by("name").agg(pl.col("worth").sum()).sort("worth", "name", descending=[True, False])
-    names = ranked["name"].head(_MOST_NAMES).to_list()
-    wanted = shapes.join(gap.groups, on=_IN_TRACE, nulls_equal=True).select("shape", "worth")
+    """For each leading number of names, the stretch of their launches that closes enough of the gap."""
+    names = _names_by_worth(gap)
+    worth_of_shape = shapes.join(gap.groups, on=_LAUNCH_KEY, nulls_equal=True).select("shape", "worth")
     for count in range(1, len(names) + 1):
-        chosen = names[:count]
-        passing = shapes.filter(pl.col("name").is_in(chosen))["shape"].to_list()
+        selected = names[:count]
+        passing = shapes.filter(pl.col("name").is_in(selected))["shape"].to_list()
         passed = launches.select("shape", "inside").filter(pl.col("shape").is_in(passing)).with_row_index("at")
         first = passed.filter("inside").group_by("shape").agg(pl.col("at").min().cast(pl.Int64))
-        first = first.join(wanted, on="shape").sort("at")
+        first = first.join(worth_of_shape, on="shape").sort("at")
         begin = first["at"].head(1).sum() if skips else 0
         first = first.filter(pl.col("at") < begin + _MOST_LAUNCHES)
         if first.is_empty():
@@ -297,30 +303,30 @@ def _choices(
         end = (enough if enough.height else first.tail(1))["at"][0]
         skip = ("--launch-skip", str(begin)) if begin else ()
         worth = float(closed.filter(first["at"] <= end)[-1])
-        yield Choice(tuple(chosen), (*filters, *skip), end - begin + 1, worth)
+        yield Choice(tuple(selected), (*filters, *skip), end - begin + 1, worth)
 
 
 def _step_filter(timeline: Timeline, window: Window) -> str | None:
-    """The NVTX filter for the first step of the window; None where that has no range of its own name.
+    """The NVTX filter for the first step of the window; None where its range's name is not its own.
 
-    A range that steps of warm-up share would let these through, too.
+    A name shared with steps of warm-up would match those, too.
     """
     search, ranges = timeline.steps, timeline.trace.ranges
     if search.source != "range" or window.kind != "steady" or window.range_name is not None:
         return None
     named = ranges.filter(pl.col("name").cast(pl.String).str.replace_all(r"\d+", "N") == search.name)
     texts = named.sort("start_ns")["name"].cast(pl.String)
-    left_out = len(search.steps) - len(search.steady)
+    warmup = len(search.steps) - len(search.steady)
     if texts.len() != len(search.steps) or named["kind"].n_unique() != 1 or (named["domain"] != 0).any():
         return None
-    name = str(texts[left_out])
-    if name in texts[:left_out].to_list() or _UNWRITABLE & set(name):
+    name = str(texts[warmup])
+    if name in texts[:warmup].to_list() or _UNWRITABLE & set(name):
         return None
     return _QUANTIFIERS.sub(r"\\\1", name) + ("/" if named["kind"][0] == "push-pop" else "")
 
 
 def _profiler_start(timeline: Timeline) -> tuple[str, ...]:
-    """Where the program itself starts the profiler, and nothing was recorded before, ncu must wait for it, too."""
+    """The option for programs that start the profiler themselves before their first launch."""
     calls, work = timeline.trace.api_calls, timeline.work
     starts = calls.filter(pl.col("name").cast(pl.String).str.contains("ProfilerStart", literal=True))["start_ns"]
     start, first_launch = number(starts.min()), number(work["launch_start_ns"].min())

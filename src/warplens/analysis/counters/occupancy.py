@@ -1,6 +1,6 @@
-"""Occupancy: how many warps of a kernel fit on a multiprocessor, what keeps more of them out, how many there were.
+"""Occupancy: resident warps of a kernel on a multiprocessor, their limiter, and the achieved number.
 
-The formulas stand, with their sources, in `docs/reference/occupancy.md`.
+The formulas and their sources are in `docs/reference/occupancy.md`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 from warplens.profile.trace import BLOCK_THREADS, GRID_BLOCKS
 
-# --- What fits on one multiprocessor at a time, by compute capability ---
+# --- Limits of one multiprocessor, by compute capability ---
 #
 # Sources: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per Compute Capability"
 # (resident threads and blocks, registers, shared memory), and for granularities, sub-partitions and barriers, which
@@ -28,7 +28,7 @@ WARP_SIZE: Final = 32
 SUB_PARTITIONS: Final = 4
 MAX_THREADS_PER_BLOCK: Final = 1024
 MAX_REGISTERS_PER_THREAD: Final = 255
-#: Registers are given to a warp in units of this many.
+#: Registers are allocated to a warp in units of this many.
 REGISTER_GRANULARITY: Final = 256
 
 _KIB = 1024
@@ -41,7 +41,7 @@ class SmLimits:
     warps: int  #: resident at a time
     blocks: int  #: resident at a time
     shared_bytes: int  #: shared memory at the largest carve-out
-    barriers: int  #: named barriers; every block holds as many as it uses
+    barriers: int  #: named barriers; every block reserves the ones it uses
     registers: int = 64 * 1024  #: of 32 bits
     shared_granularity_bytes: int = 128  #: a block's shared memory is rounded up to a multiple of this
     reserved_shared_bytes: int = 1 * _KIB  #: of each block, taken by the driver
@@ -65,7 +65,7 @@ SM_LIMITS: Final = {
     (12, 1): SmLimits(48, 24, 100 * _KIB, 24),
 }
 
-#: The calculator counts barriers as a limit from this major version on; before, blocks run out first.
+#: Barriers are a limit of the calculator from this major version on; before, blocks run out first.
 FIRST_MAJOR_LIMITED_BY_BARRIERS: Final = 9
 
 
@@ -91,10 +91,10 @@ def limits_frame() -> pl.DataFrame:
 
 
 def filling_block_warps() -> pl.DataFrame:
-    """The block size to try where resident warps or blocks limit: `sm_warps`, `least_warps` and `filling_warps`.
+    """Block sizes to try where resident warps or blocks limit: `sm_warps`, `least_warps` and `filling_warps`.
 
-    It is the smallest size of at least `least_warps` warps that divides the warps of a multiprocessor, so that whole
-    blocks fill it; or the largest that does, where no block may be so large.
+    The smallest size of at least `least_warps` warps that divides the warps of a multiprocessor, so that whole blocks
+    fill it; or the largest divisor, where no block may be that large.
     """
     largest = MAX_THREADS_PER_BLOCK // WARP_SIZE
     rows = []
@@ -107,14 +107,14 @@ def filling_block_warps() -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["sm_warps", "least_warps", "filling_warps"], orient="row")
 
 
-#: What can keep further blocks off a multiprocessor. Where several do, the first of these is called the limiter: while
-#: resident warps or blocks have run out, no saving of the other resources lets a block more in.
+#: Resources that limit the blocks on a multiprocessor. Where several do, the first of these is called the limiter:
+#: while resident warps or blocks have run out, saving other resources does not admit another block.
 LIMITERS: Final = ("warps", "blocks", "registers", "shared-memory", "barriers")
 
-#: Percentage points by which a stated occupancy may differ from the recomputed one (Nsight Compute prints two digits).
+#: Tolerance of a stated occupancy against the recomputed one (Nsight Compute prints two digits).
 _TOLERANCE_SHARE: Final = 0.005
 
-#: Achieved occupancy can exceed the theoretical one by measurement alone: passes are replayed, counters sampled.
+#: Achieved occupancy can exceed the theoretical one by measurement error: passes are replayed, counters sampled.
 _MEASUREMENT_SHARE: Final = 0.02
 
 CONFIGURATIONS: Final = table(
@@ -189,48 +189,49 @@ LAUNCH_OCCUPANCY: Final = table(
 
 
 def theoretical_occupancy(configurations: pl.DataFrame) -> pl.DataFrame:
-    """How many warps fit on a multiprocessor, what keeps out more, and what would let a block more in.
+    """Resident warps on a multiprocessor, their limiters, and the change that would admit another block.
 
     Args:
         configurations: `CONFIGURATIONS`.
 
     Returns:
-        `OCCUPANCY`, a row a configuration. A configuration that cannot be launched fits 0 blocks.
+        `OCCUPANCY`, one row per configuration. A configuration that cannot be launched fits 0 blocks.
 
     Raises:
         UsageError: a compute capability is not known.
-        SchemaError: the frame is no `CONFIGURATIONS`.
+        SchemaError: the frame does not match `CONFIGURATIONS`.
     """
     known = CONFIGURATIONS.checked(configurations).join(
         limits_frame(), on=["major", "minor"], how="left", maintain_order="left"
     )
     if unknown := known.filter(pl.col("sm_warps").is_null()).select("major", "minor").unique().rows():
-        found = ", ".join(f"{major}.{minor}" for major, minor in unknown)
+        capabilities = ", ".join(f"{major}.{minor}" for major, minor in unknown)
         supported = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
-        raise UsageError(f"occupancy of compute capability {found} is not known; known are {supported}")
+        raise UsageError(f"occupancy of compute capability {capabilities} is not known; known are {supported}")
     frame = _with_blocks(known)
     full = pl.col("warps_per_sm") >= pl.col("sm_warps")
     fits = {limiter: blocks > pl.col("blocks_per_sm") for limiter, blocks in _BLOCKS_BY.items()}
-    # The driver configures no more shared memory than the other limits can use: a tie with them says nothing unless the
-    # largest carve-out would be just as full. Nor do barriers, which count no further than blocks do.
-    others = pl.min_horizontal(*(blocks for limiter, blocks in _BLOCKS_BY.items() if limiter != "shared-memory"))
+    # The driver configures no more shared memory than the other limits can use: a tie with them is meaningless unless
+    # the largest carve-out would be just as full. The same holds for barriers, which are counted only up to the block
+    # limit.
+    other_limits = pl.min_horizontal(*(blocks for limiter, blocks in _BLOCKS_BY.items() if limiter != "shared-memory"))
     at_largest = (pl.col("block_shared") == 0) | (
         pl.col("sm_shared_bytes") // pl.col("block_shared") > pl.col("blocks_per_sm")
     )
-    fits["shared-memory"] |= at_largest & (pl.col("shared_memory_blocks") >= others)
+    fits["shared-memory"] |= at_largest & (pl.col("shared_memory_blocks") >= other_limits)
     by_barriers = pl.col("sm_barriers") // pl.max_horizontal(pl.col("barriers"), pl.lit(1, dtype=pl.Int64))
     fits["barriers"] |= (by_barriers > pl.col("blocks_per_sm")).fill_null(value=True)
-    limiting = pl.concat_list(pl.when(~more).then(pl.lit(limiter)) for limiter, more in fits.items())
+    limiting = pl.concat_list(pl.when(~admits_more).then(pl.lit(limiter)) for limiter, admits_more in fits.items())
     frame = frame.with_columns(co_limiters=pl.when(~full).then(limiting.list.drop_nulls()))
     return OCCUPANCY.checked(_with_next_step(frame.with_columns(limiter=pl.col("co_limiters").list.first())))
 
 
-#: By limiter, the blocks that fit by it.
+#: Number of blocks that each resource admits.
 _BLOCKS_BY: Final = {limiter: pl.col(f"{limiter.replace('-', '_')}_blocks") for limiter in LIMITERS}
 
 
 def _with_blocks(known: pl.DataFrame) -> pl.DataFrame:
-    """Adds the blocks that fit by each resource, the least of them, and the occupancy that they make."""
+    """Add the number of blocks by each resource, their minimum, and the resulting occupancy."""
     threads, warps, warp_registers = (pl.col(name) for name in ("threads_per_block", "warps", "warp_registers"))
     sm_blocks, sm_registers, block_shared = (pl.col(name) for name in ("sm_blocks", "sm_registers", "block_shared"))
     shared_bytes = pl.col("shared_bytes_per_block") + pl.col("reserved_shared_bytes")
@@ -264,7 +265,7 @@ def _with_blocks(known: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_next_step(frame: pl.DataFrame) -> pl.DataFrame:
-    """How far the limiters must come down for one block more, or which block size fills the warps, and the result."""
+    """Add the limiters' values that would admit another block, the block size that fills the warps, and the result."""
     more = pl.col("blocks_per_sm") + 1
     fits = (pl.col("warps") * more <= pl.col("sm_warps")) & (more <= pl.col("sm_blocks"))
     warps_per_partition = _divided_up(more * pl.col("warps"), SUB_PARTITIONS)
@@ -304,7 +305,7 @@ def _with_next_step(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def launch_configurations(counters: KernelCounters) -> pl.DataFrame:
-    """How each launch was configured: `CONFIGURATIONS` beside `launch`, for the launches that say all of it."""
+    """The configuration of each launch: `CONFIGURATIONS` beside `launch`, for the launches that state all of it."""
     capability = next((device.compute_capability for device in counters.capture.devices), None) or (None, None)
     attribute = "device__attribute_compute_capability_"
     configured = with_launch(
@@ -324,21 +325,21 @@ def launch_configurations(counters: KernelCounters) -> pl.DataFrame:
     )
     stated = (pl.lit(number, dtype=pl.Float64) for number in capability)
     configured = configured.with_columns(map(pl.coalesce, ("major", "minor"), stated))
-    whole = pl.exclude("launch").round().cast(pl.Int64, strict=False)  # a damaged report may hold any number
+    as_integers = pl.exclude("launch").round().cast(pl.Int64, strict=False)  # a damaged report may hold any number
     required = [column.name for column in CONFIGURATIONS.columns if not column.nullable]
-    # Of ranges and graphs, these are means or maxima over the kernels in them, and belong to no launch.
-    configured = configured.with_columns(whole).filter(_of_kernels(counters))
+    # For ranges and graphs, these are means or maxima over their kernels, not of one launch.
+    configured = configured.with_columns(as_integers).filter(_of_kernels(counters))
     return configured.drop_nulls(required).filter(pl.col("threads_per_block") > 0)
 
 
 def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
-    """Theoretical occupancy of each launch, recomputed from its configuration, beside what the tool says and measured.
+    """Theoretical occupancy of each launch, recomputed from its configuration, with the reported and achieved ones.
 
-    A report whose numbers contradict one another is not believed: `inconsistent` says why, for instance a theoretical
-    occupancy of 100 % with 64 registers per thread, or an achieved occupancy above the theoretical one.
+    Contradictory numbers are not used: `inconsistent` gives the reason, for instance a theoretical occupancy of 100 %
+    with 64 registers per thread, or an achieved occupancy above the theoretical one.
 
     Returns:
-        `LAUNCH_OCCUPANCY`, a row a launch. What a launch does not tell is null.
+        `LAUNCH_OCCUPANCY`, one row per launch; null where a launch does not state a value.
     """
     configured = launch_configurations(counters)
     known = configured.join(limits_frame().select("major", "minor"), on=["major", "minor"], how="semi")
@@ -346,9 +347,9 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
         [known.select("launch"), theoretical_occupancy(known.select(c.name for c in CONFIGURATIONS.columns))],
         how="horizontal",
     )
-    # Launches without clusters say 0 for their size, or 1 block.
-    size, active = (measured(counters, f"launch__cluster_{what}") for what in ("size", "max_active"))
-    none = size.clear(size.len())
+    # Launches without clusters have a size of 0, or 1 block.
+    size, active = (measured(counters, f"launch__cluster_{metric}") for metric in ("size", "max_active"))
+    nulls = size.clear(size.len())
     sm_count = measured(counters, "launch__sm_count", "device__attribute_multiprocessor_count")
     frame = with_launch(
         counters,
@@ -356,8 +357,8 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
         achieved_share=share(counters, "sm__warps_active.avg.pct_of_peak_sustained_active"),
         grid_blocks=counters.launches.select(GRID_BLOCKS).to_series(),
         sm_count=sm_count.cast(pl.Int64, strict=False),
-        cluster_blocks=size.zip_with(size > 1, none).cast(pl.Int64, strict=False),
-        cluster_max_active=active.zip_with((size > 1) & (active > 0), none).cast(pl.Int64, strict=False),
+        cluster_blocks=size.zip_with(size > 1, nulls).cast(pl.Int64, strict=False),
+        cluster_max_active=active.zip_with((size > 1) & (active > 0), nulls).cast(pl.Int64, strict=False),
     )
     frame = frame.join(occupancy, on="launch", how="left", maintain_order="left")
     fitting = pl.col("blocks_per_sm") * pl.col("sm_count")
@@ -370,14 +371,15 @@ def launch_occupancy(counters: KernelCounters) -> pl.DataFrame:
         pl.col("grid_blocks") / pl.when(clustered).then(in_clusters).otherwise(fitting)
     )
     of_kernels = _of_kernels(counters)
-    told = ("reported_share", "grid_blocks", "cluster_blocks", "cluster_max_active", "cluster_share", "reported_waves")
+    cluster_columns = ("cluster_blocks", "cluster_max_active", "cluster_share")
+    per_kernel = pl.col("reported_share", "grid_blocks", *cluster_columns, "reported_waves")
     reported = measured(counters, "launch__waves_per_multiprocessor").alias("reported_waves")
-    frame = frame.with_columns(reported).with_columns(pl.when(of_kernels).then(pl.col(told)))
+    frame = frame.with_columns(reported).with_columns(pl.when(of_kernels).then(per_kernel))
     waves = pl.coalesce(computed, "reported_waves")
     # A last wave that is not full takes as long as a full one: 1 / (full waves + 1) of the run time.
-    untold = waves.is_null() | (pl.col("cluster_blocks").is_not_null() & ~clustered)
+    unknown_waves = waves.is_null() | (pl.col("cluster_blocks").is_not_null() & ~clustered)
     partial = (waves > 1) & (waves > waves.floor())
-    tail_share = pl.when(~untold).then(pl.when(partial).then(1 / (waves.floor() + 1)).otherwise(0.0))
+    tail_share = pl.when(~unknown_waves).then(pl.when(partial).then(1 / (waves.floor() + 1)).otherwise(0.0))
     return LAUNCH_OCCUPANCY.checked(
         frame.with_columns(waves=waves, tail_share=tail_share, inconsistent=_contradiction())
     )

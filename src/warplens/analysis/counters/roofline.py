@@ -1,8 +1,8 @@
-"""Roofline: measured work and traffic of each kernel against what the GPU could do, at each level of memory.
+"""Roofline: measured work and traffic of each kernel against the GPU's peaks, at each level of memory.
 
-`roofline` gives every kind of arithmetic and level of a launch; `roofline_points` is what a chart shows: a point for
-each group of launches at each level, and the roofs over them. The work of tensor cores is counted by number format,
-each with the rate that the GPU has for it.
+`roofline` covers every kind of arithmetic and level of a launch; `roofline_points` is for charts: a point for each
+group of launches at each level, and the roofs over them. Work of tensor cores is counted by number format, each with
+the GPU's rate for it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _RATE = re.compile(
     r"(?:_dst_(?P<result>\w+?))?(?:_sparsity_(?P<sparsity>on|off))?\.sum\.per_second$"
 )
 
-#: Products with two of four values zero run twice as fast as dense ones on the paper of every GPU that has them
-#: (compute capability 8.0 and later), and the peak of a data type's total is theirs: on an H200, 8,192 operations a
+#: Products with two of four values zero run twice as fast as dense ones by specification on every GPU that has them
+#: (compute capability 8.0 and later), and the peak of a data type's total is theirs: on an H200, 8,192 operations per
 #: multiprocessor and cycle for bfloat16 in total and with sparsity, 4,096 without.
 SPARSE_GAIN: Final = 2
 _FIRST_WITH_SPARSITY: Final = 8
 
-#: Types that have no sparse products.
+#: Types without sparse products.
 _ALWAYS_DENSE: Final = ("fp64", "int1")
 
 
 @dataclass(frozen=True)
 class _Rate:
-    """One metric: what it counts."""
+    """The meaning of one rate metric."""
 
     name: str
     is_instruction: bool
@@ -50,36 +50,37 @@ class _Rate:
 
 
 def tensor_work(counters: KernelCounters, clock: pl.Series) -> pl.DataFrame | None:
-    """Operations of the tensor cores of each launch, and the peak that they are to be measured against.
+    """Operations of the tensor cores of each launch, and the applicable peak.
 
     All types count. The peak is that of the instruction that did most of them; where only totals of data types were
     collected, that of the type. A dense product is not measured against the peak of a sparse one: a total's peak is
-    halved where the type has sparse products, unless the operations counted show that these were at work.
+    halved where the type has sparse products, unless the operations counted show that these were used.
 
     Args:
         clock: of the multiprocessors in each launch, in Hz.
 
     Returns:
         `launch`, `flops_per_s`, `peak_flops_per_s`, `format` (data type of the factors), `sparse` (null where only a
-        total was collected and does not tell) and `precision`, which is `tensor`; None where nothing was collected.
+        total was collected) and `precision`, which is `tensor`; None where nothing was collected.
     """
     rates = _rates(counters)
     if not rates:
         return None
     totals = {rate.total for rate in rates if rate.sparse is None}
-    typed = any(not rate.is_instruction for rate in rates)
+    has_type_totals = any(not rate.is_instruction for rate in rates)
     parts = []
     for rate in rates:
         per_cycle = measured(counters, rate.name.removesuffix("per_second") + "peak_sustained")
-        # A sum counts once: the total of a type, or its parts with and without sparsity; instructions only alone.
-        counts = (not rate.is_instruction or not typed) and (rate.sparse is None or rate.total not in totals)
+        # Each operation counts once: in the total of a type, or in its parts with and without sparsity; in instructions
+        # only where there are no types.
+        counts = (not rate.is_instruction or not has_type_totals) and (rate.sparse is None or rate.total not in totals)
         part = with_launch(counters, flops_per_s=measured(counters, rate.name), peak_flops_per_s=per_cycle * clock)
         parts.append(
             part.with_columns(
                 format=pl.lit(rate.source),
                 sparse=pl.lit(rate.sparse, dtype=pl.Boolean),
                 counts=pl.lit(counts),
-                # The nearer to the instruction, the truer its peak.
+                # The more specific the metric, the more accurate its peak.
                 closeness=pl.lit(2 * rate.is_instruction + (rate.sparse is not None)),
                 halved=pl.lit(rate.sparse is None and not rate.is_instruction and rate.source not in _ALWAYS_DENSE),
             )
@@ -93,54 +94,54 @@ def tensor_work(counters: KernelCounters, clock: pl.Series) -> pl.DataFrame | No
         descending=[False, True, True, True, True],
         maintain_order=True,
     )
-    first = ranked.group_by("launch", maintain_order=True).agg(
+    by_launch = ranked.group_by("launch", maintain_order=True).agg(
         pl.col("flops_per_s").filter("counts").sum(),
         pl.col("peak_flops_per_s", "format", "sparse", "halved").first(),
     )
-    return _with_dense_peaks(counters, first).with_columns(precision=pl.lit("tensor"))
+    return _with_dense_peaks(counters, by_launch).with_columns(precision=pl.lit("tensor"))
 
 
-def _with_dense_peaks(counters: KernelCounters, first: pl.DataFrame) -> pl.DataFrame:
-    """Halves the peaks that are those of sparse products, where the products can have been dense."""
+def _with_dense_peaks(counters: KernelCounters, work: pl.DataFrame) -> pl.DataFrame:
+    """Halves peaks of sparse products where the products may have been dense."""
     major = with_launch(counters, major=measured(counters, "device__attribute_compute_capability_major"))
     capabilities = [device.compute_capability for device in counters.capture.devices if device.compute_capability]
     known = max((major for major, _ in capabilities), default=0)
     half = pl.col("peak_flops_per_s") / SPARSE_GAIN
     sparsity = pl.coalesce("major", pl.lit(float(known))) >= _FIRST_WITH_SPARSITY
     halved = pl.col("halved") & sparsity & (pl.col("flops_per_s") <= half)
-    above = pl.col("halved") & sparsity & (pl.col("flops_per_s") > half)
-    return first.join(major, on="launch", how="left", maintain_order="left").select(
+    is_sparse = pl.col("halved") & sparsity & (pl.col("flops_per_s") > half)
+    return work.join(major, on="launch", how="left", maintain_order="left").select(
         "launch",
         "flops_per_s",
         pl.when(halved).then(half).otherwise("peak_flops_per_s").alias("peak_flops_per_s"),
         pl.when(pl.col("flops_per_s") > 0).then("format").alias("format"),
-        pl.when(above).then(pl.lit(value=True)).otherwise("sparse").alias("sparse"),
+        pl.when(is_sparse).then(pl.lit(value=True)).otherwise("sparse").alias("sparse"),
     )
 
 
 def _rates(counters: KernelCounters) -> list[_Rate]:
-    found = []
+    rates = []
     for name in counters.metrics.columns:
         if match := _RATE.match(name):
             sparsity = match["sparsity"]
             total = f"{match['what']}_{match['source']}_{match['result']}"
             sparse = None if sparsity is None else sparsity == "on"
-            found.append(_Rate(name, match["what"] != "src", match["source"], total, sparse))
-    return found
+            rates.append(_Rate(name, match["what"] != "src", match["source"], total, sparse))
+    return rates
 
 
-#: Levels of memory whose traffic is set against the work: from the slowest to the fastest.
+#: Levels of memory, from the slowest to the fastest.
 LEVELS: Final = ("dram", "l2", "l1")
 
 #: Kinds of arithmetic with a peak of their own. `tensor` is every operation of the tensor cores that was counted.
 PRECISIONS: Final = ("fp64", "fp32", "fp16", "tensor")
 
-#: Bytes that move in a cycle in which the interface is busy: one sector out of L2, 32 words out of L1 (the metric
-#: definitions of Nsight Compute's hierarchical roofline sections).
+#: Bytes per busy cycle of the interface: one sector out of L2, 32 words out of L1 (the metric definitions of Nsight
+#: Compute's hierarchical roofline sections).
 _L2_BYTES: Final = 32
 _L1_BYTES: Final = 128
 
-#: Above this share of its cycles, a tensor pipe that was not counted makes the counted FLOPs too few to judge by.
+#: Above this share of cycles, an uncounted tensor pipe makes the counted FLOPs too few to judge by.
 _TENSOR_IN_USE: Final = 0.01
 
 _THREAD = "sass_thread_inst_executed_op_"
@@ -166,34 +167,34 @@ ROOFLINE: Final = table(
     Column("ceiling_source", pl.String, "where the roofs come from"),
 )
 
-#: Where a roof comes from: the report,
+#: Sources of a roof: the report,
 REPORTED: Final = "metrics of the report: peak rate per cycle × clock during the measurement"
 
-#: or whoever asked.
+#: or the user.
 GIVEN: Final = "given by the user"
 
 _MIXED: Final = f"one {GIVEN}, the other from {REPORTED}"
 
 
-#: First letters of the instructions of a kind of arithmetic (`dadd`, `dmul`, `dfma`). A half-precision one works on two
-#: values where the tool says so (`…_x4`), which it does since its metrics count packed instructions once.
+#: First letters of the instructions of a kind of arithmetic (`dadd`, `dmul`, `dfma`). Half-precision instructions work
+#: on two values where the tool has the metric `…_x4`; with it, packed instructions are counted once.
 _LETTERS: Final = {"fp64": "d", "fp32": "f", "fp16": "h"}
-#: Operations that one of them stands for: a fused multiply-add is two.
+#: Operations per instruction: a fused multiply-add is two.
 _OPERATIONS: Final = {"add": 1, "mul": 1, "fma": 2}
 _PACKED_MARK: Final = "derived__sm__sass_thread_inst_executed_op_hfma_pred_on_x4"
 
 
 def roofline(counters: KernelCounters, ceilings: Mapping[str, float] | None = None) -> pl.DataFrame:
-    """Where each launch stands under the roofs of its GPU.
+    """Position of each launch under the roofs of its GPU.
 
-    FLOPs and bytes are measured, not modelled. Which side of the ridge a kernel stands on follows from its arithmetic
-    intensity alone; how far it is below the roof is a separate matter (`roof_share`): a kernel on the memory side can
-    be at its roof, or far from it because it waits (S. Williams et al., "Roofline", CACM 52(4), 2009). Roofs hold at
-    the clocks of the measurement, which Nsight Compute locks to base unless told otherwise.
+    FLOPs and bytes are measured, not modelled. The side of the ridge follows from a kernel's arithmetic intensity
+    alone; its distance from the roof is a separate matter (`roof_share`): a kernel on the memory side can be at its
+    roof, or far from it because it waits (S. Williams et al., "Roofline", CACM 52(4), 2009). Roofs hold at the clocks
+    of the measurement, which Nsight Compute locks to base unless told otherwise.
 
     Args:
-        ceilings: roofs to be used in the place of the report's, such as measured ones: FLOPs a second of `PRECISIONS`,
-            bytes a second of `LEVELS`.
+        ceilings: roofs that replace the report's, such as measured ones: FLOPs per second by `PRECISIONS`, bytes per
+            second by `LEVELS`.
 
     Returns:
         `ROOFLINE`, for each launch the kinds of arithmetic and levels of memory whose metrics were collected.
@@ -214,7 +215,7 @@ def roofline(counters: KernelCounters, ceilings: Mapping[str, float] | None = No
         ridge=peak_flops / peak_traffic,
     )
     intensity = pl.col("intensity")
-    # Reached / roof is FLOPs / min(peak, intensity × bandwidth): the larger of the two shares. It also holds for
+    # Achieved / roof is FLOPs / min(peak, intensity × bandwidth): the larger of the two shares. It also holds for
     # kernels without any FLOPs, such as copies.
     frame = frame.with_columns(
         side=pl.when((traffic == 0) & (flops == 0))
@@ -238,19 +239,19 @@ def roofline(counters: KernelCounters, ceilings: Mapping[str, float] | None = No
     return ROOFLINE.checked(frame.sort("launch", *order))
 
 
-def _with_ceilings(frame: pl.DataFrame, given: Mapping[str, float]) -> pl.DataFrame:
-    """The peaks, those that were given in the place of the report's, and where they come from."""
-    if unknown := sorted(set(given) - {*PRECISIONS, *LEVELS}):
+def _with_ceilings(frame: pl.DataFrame, ceilings: Mapping[str, float]) -> pl.DataFrame:
+    """The peaks, with given ones in place of the report's, and their source."""
+    if unknown := sorted(set(ceilings) - {*PRECISIONS, *LEVELS}):
         raise UsageError(f"there is no roof {', '.join(unknown)}; there are {', '.join((*PRECISIONS, *LEVELS))}")
     replaced = {"precision": "peak_flops_per_s", "level": "peak_bytes_per_s"}
-    values = {name: pl.lit(value, dtype=pl.Float64) for name, value in given.items()}
+    values = {name: pl.lit(value, dtype=pl.Float64) for name, value in ceilings.items()}
     peaks = [
-        pl.coalesce(*(pl.when(pl.col(of) == name).then(value) for name, value in values.items()), peak).alias(peak)
-        for of, peak in replaced.items()
+        pl.coalesce(*(pl.when(pl.col(key) == name).then(value) for name, value in values.items()), peak).alias(peak)
+        for key, peak in replaced.items()
     ]
-    stated = pl.col("precision").is_in(list(given)), pl.col("level").is_in(list(given))
+    is_given = pl.col("precision").is_in(list(ceilings)), pl.col("level").is_in(list(ceilings))
     source = (
-        pl.when(stated[0] & stated[1]).then(pl.lit(GIVEN)).when(stated[0] | stated[1]).then(pl.lit(_MIXED))
+        pl.when(is_given[0] & is_given[1]).then(pl.lit(GIVEN)).when(is_given[0] | is_given[1]).then(pl.lit(_MIXED))
     ).otherwise(pl.lit(REPORTED))
     return frame.with_columns(*peaks, ceiling_source=source).drop_nulls(list(replaced.values()))
 
@@ -271,8 +272,8 @@ def _work(counters: KernelCounters, precision: str) -> pl.DataFrame | None:
     if flops.null_count() == flops.len() or peak.null_count() == peak.len():
         return None
     frame = with_launch(counters, flops_per_s=flops * own_clock, peak_flops_per_s=peak * clock)
-    of_tensors = {"format": pl.lit(None, dtype=pl.String), "sparse": pl.lit(None, dtype=pl.Boolean)}
-    return frame.with_columns(precision=pl.lit(precision), **of_tensors)
+    tensor_columns = {"format": pl.lit(None, dtype=pl.String), "sparse": pl.lit(None, dtype=pl.Boolean)}
+    return frame.with_columns(precision=pl.lit(precision), **tensor_columns)
 
 
 def _traffic(counters: KernelCounters, level: str) -> pl.DataFrame:
@@ -285,13 +286,13 @@ def _traffic(counters: KernelCounters, level: str) -> pl.DataFrame:
         traffic = measured(counters, "lts__lts2xbar_cycles_active.sum.per_second") * _L2_BYTES
         peak = measured(counters, "lts__lts2xbar_cycles_active.sum.peak_sustained") * _L2_BYTES
         clock = measured(counters, "lts__cycles_elapsed.avg.per_second")
-        # Reads and writes have links of their own, of the same width: the busier one is nearer to its roof.
+        # Reads and writes have separate links of the same width: the busier one is nearer to its roof.
         written = share(counters, "lts__xbar2lts_cycles_active.avg.pct_of_peak_sustained_elapsed") * peak * clock
         traffic = pl.DataFrame({"read": traffic, "written": written}).max_horizontal()
     else:
-        lines = [f"l1tex__lsu_writeback_active{scope}.sum" for scope in ("_mem_lgds", "_mem_lg", "")]
-        traffic = measured(counters, *(f"{line}.per_second" for line in lines)) * _L1_BYTES
-        peak = measured(counters, *(f"{line}.peak_sustained" for line in lines)) * _L1_BYTES
+        metrics = [f"l1tex__lsu_writeback_active{scope}.sum" for scope in ("_mem_lgds", "_mem_lg", "")]
+        traffic = measured(counters, *(f"{line}.per_second" for line in metrics)) * _L1_BYTES
+        peak = measured(counters, *(f"{line}.peak_sustained" for line in metrics)) * _L1_BYTES
         clock = measured(counters, "l1tex__cycles_elapsed.avg.per_second")
     frame = with_launch(counters, bytes_per_s=traffic, peak_bytes_per_s=peak * clock)
     return frame.with_columns(level=pl.lit(level))
@@ -358,23 +359,23 @@ ROOFS: Final = table(
 class Roofline:
     """Groups of launches under the roofs of their GPU."""
 
-    points: pl.DataFrame  #: `POINTS`, every group, with or without counters for it
-    roofs: pl.DataFrame  #: `ROOFS`; arithmetic that no group did is not among them
+    points: pl.DataFrame  #: `POINTS`, every group, with or without counters
+    roofs: pl.DataFrame  #: `ROOFS`; only arithmetic that some group did
 
     @property
     def placed(self) -> pl.DataFrame:
-        """The points that have a place in a chart: with arithmetic, and bytes through a level of memory."""
-        some = pl.any_horizontal(pl.col(f"{level}_intensity") > 0 for level in LEVELS)
-        return self.points.filter(pl.col("precision").is_not_null() & some)
+        """The points that can be drawn: with arithmetic, and bytes through a level of memory."""
+        has_intensity = pl.any_horizontal(pl.col(f"{level}_intensity") > 0 for level in LEVELS)
+        return self.points.filter(pl.col("precision").is_not_null() & has_intensity)
 
 
 def roofline_points(counters: KernelCounters, ceilings: Mapping[str, float] | None = None) -> Roofline:
-    """Where each group of launches stands under the hierarchical roofline of its GPU.
+    """Position of each group of launches under the hierarchical roofline of its GPU.
 
-    What a kernel can achieve at most is the lowest of its roofs: the peak of its arithmetic, and for each level of
-    memory the intensity against that level times its bandwidth (C. Yang, T. Kurth, S. Williams, "Hierarchical Roofline
-    analysis for GPUs", CCPE 32(20), 2020). The nearest roof is the one of which the largest share was reached. A kernel
-    with several kinds of arithmetic is measured by the one that came nearest to its own peak.
+    The most that a kernel can achieve is the lowest of its roofs: the peak of its arithmetic, and for each level of
+    memory the intensity at that level times its bandwidth (C. Yang, T. Kurth, S. Williams, "Hierarchical Roofline
+    analysis for GPUs", CCPE 32(20), 2020). The nearest roof is the one with the largest share reached. A kernel with
+    several kinds of arithmetic is measured by the one nearest to its own peak.
 
     Args:
         ceilings: see `roofline`.
@@ -382,27 +383,27 @@ def roofline_points(counters: KernelCounters, ceilings: Mapping[str, float] | No
     Raises:
         UsageError: there is no roof of such a name.
     """
-    taken = group_launches(counters)
-    under = roofline(taken.counters, ceilings)
-    main = under.filter("main").unique("launch", keep="first", maintain_order=True)
+    grouped = group_launches(counters)
+    roofline_rows = roofline(grouped.counters, ceilings)
+    main = roofline_rows.filter("main").unique("launch", keep="first", maintain_order=True)
     arithmetic = main.select(
         "launch", "precision", "format", "sparse", "flops_per_s", "peak_flops_per_s",
         compute_share=pl.col("flops_per_s") / pl.col("peak_flops_per_s"),
     )  # fmt: skip
-    frame = described(taken).join(arithmetic, on="launch", how="left", maintain_order="left")
+    frame = described(grouped).join(arithmetic, on="launch", how="left", maintain_order="left")
     for level in LEVELS:
-        rows = under.filter(pl.col("level") == level).unique("launch", keep="first", maintain_order=True)
-        moved = rows.select("launch", **{f"{level}_bytes": "bytes_per_s", f"{level}_peak": "peak_bytes_per_s"})
-        frame = frame.join(moved, on="launch", how="left", maintain_order="left")
-    uncounted = under.group_by("launch").agg(pl.col("uncounted_tensor").any())
-    bounds = kernel_bounds(taken.counters).select("launch", "bound", "unit")
+        level_rows = roofline_rows.filter(pl.col("level") == level).unique("launch", keep="first", maintain_order=True)
+        traffic = level_rows.select("launch", **{f"{level}_bytes": "bytes_per_s", f"{level}_peak": "peak_bytes_per_s"})
+        frame = frame.join(traffic, on="launch", how="left", maintain_order="left")
+    uncounted = roofline_rows.group_by("launch").agg(pl.col("uncounted_tensor").any())
+    bounds = kernel_bounds(grouped.counters).select("launch", "bound", "unit")
     for more in (uncounted, bounds):
         frame = frame.join(more, on="launch", how="left", maintain_order="left")
     points = _with_nearest_roof(frame).with_columns(
         pl.col("uncounted_tensor").fill_null(value=False), launch="first_launch"
     )
     points = points.sort("total_ns", "launch", descending=[True, False], nulls_last=True)
-    return Roofline(POINTS.checked(points), _roofs(under, ceilings or {}))
+    return Roofline(POINTS.checked(points), _roofs(roofline_rows, ceilings or {}))
 
 
 def _with_nearest_roof(frame: pl.DataFrame) -> pl.DataFrame:
@@ -432,19 +433,19 @@ def _with_nearest_roof(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _roofs(under: pl.DataFrame, ceilings: Mapping[str, float]) -> pl.DataFrame:
-    """The roofs that a point stands under, arithmetic first."""
+    """The roofs that some point is under, arithmetic first."""
     flat = under.filter("main").unique("launch", keep="first", maintain_order=True)
     slopes = under.unique(["launch", "level"], keep="first", maintain_order=True).filter(pl.col("bytes_per_s") > 0)
     keys = ("roof", "precision", "format", "sparse")
     flat = flat.select(*keys[1:], roof=pl.lit("compute"), peak="peak_flops_per_s")
     rows = pl.concat([flat, slopes.select(roof="level", peak="peak_bytes_per_s")], how="diagonal")
-    found = rows.group_by(keys, maintain_order=True).agg(
+    roofs = rows.group_by(keys, maintain_order=True).agg(
         peak=pl.col("peak").max(),
         least_peak=pl.col("peak").min(),
         points=pl.len().cast(pl.Int64),
     )
-    given = pl.coalesce("precision", "roof").is_in(list(ceilings))
-    found = found.with_columns(source=pl.when(given).then(pl.lit(GIVEN)).otherwise(pl.lit(REPORTED)))
+    has_ceiling = pl.coalesce("precision", "roof").is_in(list(ceilings))
+    roofs = roofs.with_columns(source=pl.when(has_ceiling).then(pl.lit(GIVEN)).otherwise(pl.lit(REPORTED)))
     return ROOFS.checked(
-        found.sort(pl.col("roof").cast(pl.Enum(("compute", *LEVELS))), "peak", descending=[False, True])
+        roofs.sort(pl.col("roof").cast(pl.Enum(("compute", *LEVELS))), "peak", descending=[False, True])
     )

@@ -1,4 +1,4 @@
-"""Metrics of `KernelCounters` as numbers, whatever a version of Nsight Compute calls them."""
+"""Speed of light and instructions: throughputs from the metrics of `KernelCounters`, across versions of the tool."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PERCENT = 100.0
 def measured(counters: KernelCounters, *names: str) -> pl.Series:
     """A quantity of every launch: the first of these metrics that was collected for it, in its base unit.
 
-    A launch that was not collected is null, also where the tool wrote a NaN (as it does for kernels that failed).
+    Null for a launch without them, also where the tool wrote NaN (as it does for kernels that failed).
     """
     values = pl.Series(names[0], [None] * counters.launches.height, dtype=pl.Float64)
     for name in names:
         if name in counters.metrics.columns and values.null_count():
-            found = counters.values(name).cast(pl.Float64, strict=False)
-            values = either(values, found.rename(values.name))
+            metric = counters.values(name).cast(pl.Float64, strict=False)
+            values = either(values, metric.rename(values.name))
     return values
 
 
@@ -41,13 +41,13 @@ def share(counters: KernelCounters, *names: str) -> pl.Series:
 
 
 def text(counters: KernelCounters, name: str) -> pl.Series:
-    """A metric that is no number, such as a list of names; null where it was not collected."""
+    """A text metric, such as a list of names; null where it was not collected."""
     values = counters.values(name)
     return values if values.dtype == pl.String else pl.Series(name, [None] * values.len(), dtype=pl.String)
 
 
 def with_launch(counters: KernelCounters, **columns: pl.Series) -> pl.DataFrame:
-    """These columns beside `launch`, a row a launch."""
+    """These columns beside `launch`, one row per launch."""
     return pl.DataFrame([counters.launches["launch"], *(series.rename(name) for name, series in columns.items())])
 
 
@@ -57,11 +57,11 @@ MEMORY: Final = "memory"
 _OF_PEAK = ".avg.pct_of_peak_sustained_elapsed"
 _THROUGHPUTS: Final = {COMPUTE: f"sm__throughput{_OF_PEAK}", MEMORY: f"gpu__compute_memory_throughput{_OF_PEAK}"}
 
-#: Metrics that add others up, so that they are no part of the GPU themselves. The shared pipe of 9.0 and later is what
-#: FP64 and tensor instructions pass through; its parts are collected beside it.
+#: Metrics that sum up others and are no unit of the GPU themselves. FP64 and tensor instructions pass through the
+#: shared pipe of 9.0 and later; its parts are collected beside it.
 _SUMS = r"throughput(\.|_sol)|^sm__pipe_shared_"
 
-#: Which part of the GPU a metric watches; the first pattern that matches decides.
+#: The unit of the GPU that a metric measures; the first pattern that matches decides.
 _UNITS: Final = {
     COMPUTE: (
         (r"^sm__(inst_executed_)?pipe_tensor", "tensor"),
@@ -90,7 +90,7 @@ _UNITS: Final = {
     ),
 }
 
-#: Pipes that do the arithmetic that a kernel is for.
+#: Pipes that do a kernel's arithmetic.
 _MATH_PIPES: Final = ("tensor", "fma-heavy", "fma", "fp64", "alu", "xu")
 
 SPEED_OF_LIGHT: Final = table(
@@ -139,10 +139,10 @@ BREAKDOWN: Final = table(
 
 
 def speed_of_light(counters: KernelCounters) -> pl.DataFrame:
-    """How near each launch came to the peak of the multiprocessors and of the memory system.
+    """How near each launch came to the peaks of the multiprocessors and of the memory system.
 
     The two shares are Nsight Compute's "Compute (SM) Throughput" and "Memory Throughput": the highest of the parts that
-    `throughput_breakdown` lists (Kernel Profiling Guide, "GPU Speed Of Light Throughput"). Low shares say that the
+    `throughput_breakdown` lists (Kernel Profiling Guide, "GPU Speed Of Light Throughput"). Low shares mean that the
     kernel waited inside itself, not that the GPU was idle between kernels.
 
     Returns:
@@ -166,8 +166,8 @@ def speed_of_light(counters: KernelCounters) -> pl.DataFrame:
     )
     parts = throughput_breakdown(counters).filter(pl.col("share") > 0)
     sides = {f"{side}_unit": pl.col("side") == side for side in (COMPUTE, MEMORY)}
-    for name, which in (*sides.items(), ("pipe_unit", pl.col("unit").is_in(_MATH_PIPES))):
-        busiest = parts.filter(which).unique("launch", keep="first", maintain_order=True)
+    for name, condition in (*sides.items(), ("pipe_unit", pl.col("unit").is_in(_MATH_PIPES))):
+        busiest = parts.filter(condition).unique("launch", keep="first", maintain_order=True)
         columns = {name: pl.col("unit"), **({"pipe_share": pl.col("share")} if name == "pipe_unit" else {})}
         shares = shares.join(busiest.select("launch", **columns), on="launch", how="left", maintain_order="left")
     return SPEED_OF_LIGHT.checked(shares)
@@ -176,8 +176,8 @@ def speed_of_light(counters: KernelCounters) -> pl.DataFrame:
 def throughput_breakdown(counters: KernelCounters) -> pl.DataFrame:
     """Every part of the GPU that counts towards the two throughputs, with its share of its own peak.
 
-    Reports name the parts themselves, in metrics `breakdown:…`. Where those are absent (CSV exports), the parts are the
-    collected metrics whose names say that they watch one, and that are not above the throughput that they make up.
+    Reports list the parts in metrics `breakdown:…`. Where those are absent (CSV exports), the parts are the collected
+    metrics with names of such parts that are not above the throughput they make up.
 
     Returns:
         `BREAKDOWN`, sorted by launch, side and falling share.
@@ -186,16 +186,16 @@ def throughput_breakdown(counters: KernelCounters) -> pl.DataFrame:
     metrics = [name for name in counters.metrics.columns if name.endswith(_OF_PEAK) and not re.search(_SUMS, name)]
     for side, patterns in _UNITS.items():
         total = share(counters, _THROUGHPUTS[side])
-        named = "," + text(counters, f"breakdown:{_THROUGHPUTS[side]}") + ","
+        listed_metrics = "," + text(counters, f"breakdown:{_THROUGHPUTS[side]}") + ","
         for metric in metrics:
             unit = next((unit for pattern, unit in patterns if re.search(pattern, metric)), None)
             if unit is not None:
                 value = share(counters, metric)
-                listed = named.str.contains(f",{metric},", literal=True).fill_null(value=False)
-                part = with_launch(counters, share=value).filter((named.is_null() & (value <= total)) | listed)
-                watched = {"side": pl.lit(side), "unit": pl.lit(unit), "metric": pl.lit(metric)}
-                parts.append(part.drop_nulls().select("launch", **watched, share=pl.col("share")))
-    # Where two say the same (the tensor pipe and its one kind of instruction), the first pattern names it.
+                listed = listed_metrics.str.contains(f",{metric},", literal=True).fill_null(value=False)
+                part = with_launch(counters, share=value).filter((listed_metrics.is_null() & (value <= total)) | listed)
+                labels = {"side": pl.lit(side), "unit": pl.lit(unit), "metric": pl.lit(metric)}
+                parts.append(part.drop_nulls().select("launch", **labels, share=pl.col("share")))
+    # Where two have the same value (the tensor pipe and its one kind of instruction), the first pattern names it.
     order = {unit: rank for side in _UNITS.values() for rank, (_, unit) in enumerate(side)}
     rank = pl.col("unit").replace_strict(order, return_dtype=pl.Int64)
     falling = [False, False, True, False]
@@ -239,7 +239,7 @@ _ELAPSED = ".avg.pct_of_peak_sustained_elapsed"
 
 
 def instruction_use(counters: KernelCounters) -> pl.DataFrame:
-    """How full the warps were when they executed, how often schedulers issued, and how busy the math pipes were.
+    """Active threads per warp instruction, issue rate of the schedulers, and use of the math pipes.
 
     Returns:
         `INSTRUCTIONS`, a row a launch.
@@ -274,7 +274,7 @@ def instruction_use(counters: KernelCounters) -> pl.DataFrame:
 
 
 def instruction_mix(counters: KernelCounters) -> pl.DataFrame:
-    """Which machine instructions each launch executed.
+    """Machine instructions executed by each launch.
 
     Returns:
         `INSTRUCTION_MIX`; empty unless the report was read with the instances of `sass__inst_executed_per_opcode`.

@@ -1,9 +1,9 @@
-"""The headroom: one budget from the measured step down to what the machine needs for the same mathematics.
+"""The headroom: one budget from the measured step down to the machine's minimum for the same mathematics.
 
-measured → without idle time → every kernel at its practical roof → without avoidable work → in the precision that the
-hardware is made for → the limit. `work` says what each piece had to do, `shapes` reads its sizes, `levels` holds it
-against the roofs (`warplens.analysis.roofs`), `budget` sums up. A new source of work goes into `work`, a new kind of
-avoidable work into `levels.LOSSES`.
+measured → without idle time → every kernel at its practical roof → without avoidable work → in the native precision of
+the hardware → the limit. `work` determines the work of each piece, `shapes` reads its sizes, `levels` compares it with
+the roofs (`warplens.analysis.roofs`), `budget` sums up. A new source of work goes into `work`, a new kind of avoidable
+work into `levels.LOSSES`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The headroom of one device: from the measured step down to what the machine needs, in parts that add up exactly."""
+"""The headroom of one device: from the measured step down to the machine's limit, in parts that add up exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column, name_categories
 
-#: The steps down, in order; `limit` is what is left.
+#: The steps down, in order; `limit` is the remainder.
 STEPS_DOWN: Final = ("idle", "roof", "avoidable", "precision", "limit")
 
 PARTS: Final = table(
@@ -58,9 +58,10 @@ GROUPS: Final = table(
     bytes="bytes that all calls have to move at least; null where not known",
 )  # fmt: skip
 
-#: At which step down each loss goes away.
+#: The step down at which each loss is removed; the others at `avoidable`.
 _STEP_OF: Final = {"roof": "roof", "precision": "precision"}
-#: How sure the avoidable parts are: what runs twice is seen to; what a fusion saves rests on neighbourhood alone.
+#: Confidence of the avoidable parts: recomputation is observed; a fusion's saving is inferred from neighbouring kernels
+#: alone.
 _CONFIDENCE: Final = {
     "recomputation": "high", "unfused-attention": "medium", "explicit-mask": "low", "conversion": "medium",
     "fusion": "low",
@@ -68,9 +69,9 @@ _CONFIDENCE: Final = {
 }  # fmt: skip
 _NEARLY_ALL: Final = 0.9
 _MOST: Final = 0.5
-#: Owners that a part names.
+#: Number of owners named by a part.
 _OWNERS: Final = 3
-#: The part of the limit about which no model says anything.
+#: The part of the limit without a model.
 NO_MODEL: Final = "no model: counts as measured"
 COMMUNICATION: Final = "exposed-communication"
 LINKS: Final = "exposed-copies"
@@ -81,21 +82,21 @@ class Headroom:
     """The headroom of one device over one window."""
 
     device: int  #: CUDA ordinal
-    window: Window  #: what was measured
-    steps: int  #: steps in the window; 0 where none were found, and a "step" then is the window
+    window: Window  #: the measured window
+    steps: int  #: steps in the window; 0 where none were found, and a "step" is then the window
     duration_ns: int  #: measured time of the window; the parts sum to it
     parts: pl.DataFrame  #: `PARTS`, from the top down
-    groups: pl.DataFrame  #: `GROUPS`, those that could give most first
+    groups: pl.DataFrame  #: `GROUPS`, sorted by possible gain
     pieces: pl.DataFrame  #: `groups.PIECES`
     known_share: float | None  #: share of the busy time whose work (FLOPs, bytes) is known; None without busy time
     product_known_share: float | None  #: the same of products' time; None without products
-    flops: int  #: operations of products, convolutions and attention as run; `model_flops` without what is run again
+    flops: int  #: operations of products, convolutions and attention as run; `model_flops` excludes recomputed ones
     model_flops: int
-    roofs: Roofs | None  #: what kernels were held against; None where nothing is known of the GPU
-    rates: Rates  #: what the window got through, and the floor that its weights set
+    roofs: Roofs | None  #: the roofs used; None where the GPU is unknown
+    rates: Rates  #: throughput of the window, and the floor set by reading its weights
 
     def after(self, step: str) -> int:
-        """Time of the window that is left after a step down (one of `STEPS_DOWN`, or `measured`)."""
+        """Time of the window that remains after a step down (one of `STEPS_DOWN`, or `measured`)."""
         if step == "measured":
             return self.duration_ns
         gone = STEPS_DOWN[: STEPS_DOWN.index(step) + 1]
@@ -103,17 +104,17 @@ class Headroom:
         return self.duration_ns - int(removed["time_ns"].sum())
 
     def per_step(self, time_ns: int) -> int:
-        """Of one step, to the nanosecond."""
+        """The part of this time per step, in whole nanoseconds."""
         return round(time_ns / max(1, self.steps))
 
     @property
     def to_roof_share(self) -> float | None:
-        """Share of the measured time that is above the practical roof of the very kernels that run, idle included."""
+        """Share of the measured time above the practical roof of the kernels that run, idle time included."""
         return 1 - self.after("roof") / self.duration_ns if self.duration_ns else None
 
     @property
     def peak_format(self) -> str:
-        """The format whose peak utilisation is of: the tensor cores' own, or a narrower one that a product is in."""
+        """The format for utilisation: the native one of the tensor cores, or a narrower one that a product uses."""
         if self.roofs is None:
             return "fp32"
         peaks = self.roofs.peaks.flops_per_s
@@ -125,7 +126,7 @@ class Headroom:
 
     @property
     def peak_flops_per_s(self) -> float | None:
-        """The peak that utilisation is of: dense products in `peak_format`."""
+        """The peak for utilisation: dense products in `peak_format`."""
         return None if self.roofs is None else self.roofs.peaks.flops_per_s.get(self.peak_format)
 
     @property
@@ -135,7 +136,7 @@ class Headroom:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation: the same without operations that were run a second time (PaLM, appendix B)."""
+        """Model FLOPs utilisation: `hfu` without recomputed operations (PaLM, appendix B)."""
         return self._utilisation(self.model_flops)
 
     def _utilisation(self, flops: int) -> float | None:
@@ -153,25 +154,25 @@ def headrooms(
     program: Timeline | None = None,
     counters: KernelCounters | None = None,
 ) -> tuple[Headroom, ...]:
-    """One headroom for each device that did any work in the window.
+    """One headroom for each device that worked in the window.
 
     Args:
         timeline: the profile, read with launch configurations.
-        window: what to measure.
-        budgets: `time_budgets` of the window, where they are at hand.
-        program: a trace of the same program with shapes, whose equal kernels tell the work of this profile's.
-        counters: hardware counters of the same program, whose measurements replace models.
+        window: the part to measure.
+        budgets: `time_budgets` of the window, if already computed.
+        program: a trace of the same program with shapes; equal kernels give the work of this profile's.
+        counters: hardware counters of the same program; measurements replace models.
     """
-    told = None if program is None else kernels_of_program(program)
+    known_kernels = None if program is None else kernels_of_program(program)
     budgets = time_budgets(timeline, window) if budgets is None else budgets
-    return tuple(_headroom(timeline, window, budget, told, counters) for budget in budgets)
+    return tuple(_headroom(timeline, window, budget, known_kernels, counters) for budget in budgets)
 
 
 def _headroom(
     timeline: Timeline,
     window: Window,
     budget: TimeBudget,
-    told: pl.DataFrame | None,
+    known_kernels: pl.DataFrame | None,
     counters: KernelCounters | None,
 ) -> Headroom:
     device = timeline.trace.capture.device(budget.device)
@@ -180,12 +181,16 @@ def _headroom(
     steps = len(window.steps)
     idle = [*_idle(timeline, budget, pieces)]
     pieces = pieces.only(~pieces.kinds["link"])
-    held, launched = groups_of(timeline, pieces, roofs, device, steps=steps, told=told, counters=counters)
-    held = held.sort(pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False])
-    parts = _parts([*idle, *_losses(held), *_limit(held)], budget.duration_ns, steps)
-    products = held.filter(pl.col("category").is_in(PRODUCTS))
-    flops, again = (int(products[name].sum()) for name in ("flops", "flops_again"))
-    groups = GROUPS.conform(held)
+    losses, launched = groups_of(
+        timeline, pieces, roofs, device, steps=steps, known_kernels=known_kernels, counters=counters
+    )
+    losses = losses.sort(
+        pl.col("measured_ns") - pl.col("limit_ns"), "measured_ns", "name", descending=[True, True, False]
+    )
+    parts = _parts([*idle, *_losses(losses), *_limit(losses)], budget.duration_ns, steps)
+    products = losses.filter(pl.col("category").is_in(PRODUCTS))
+    flops, recomputed_flops = (int(products[name].sum()) for name in ("flops", "flops_again"))
+    groups = GROUPS.conform(losses)
     return Headroom(
         device=budget.device,
         window=window,
@@ -197,28 +202,28 @@ def _headroom(
         known_share=_share(groups, pl.col("known") != "none"),
         product_known_share=_share(products, pl.col("flops") > 0),
         flops=flops,
-        model_flops=flops - again,
+        model_flops=flops - recomputed_flops,
         roofs=roofs,
         rates=rates_of(timeline, window, groups, roofs),
     )
 
 
 def _in_order(timeline: Timeline, budget: TimeBudget, launched: pl.DataFrame) -> pl.DataFrame:
-    """`PIECES` from those of them that have a roof, which are named by their row of `Timeline.work` (`work`)."""
-    rows, own = timeline.rows_on(budget.device, budget.owned_ns > 0), launched["work"].to_numpy()
-    found = launched.drop("work")
-    if len(rows) == len(own) and (rows == own).all():  # one stream, and no link
-        return found
-    place = np.full(timeline.work.height, -1, dtype=np.int64)
-    place[own] = np.arange(len(own))
-    at = place[rows]
-    chosen = pl.Series(at).set(pl.Series(at < 0), None) if (at < 0).any() else pl.Series(at)
-    return found.select(pl.all().gather(chosen))
+    """`PIECES` in the order of the device's work, from the pieces with a roof (named by their `work` row)."""
+    rows, piece_rows = timeline.rows_on(budget.device, budget.owned_ns > 0), launched["work"].to_numpy()
+    pieces = launched.drop("work")
+    if len(rows) == len(piece_rows) and (rows == piece_rows).all():  # one stream and no links
+        return pieces
+    piece_at = np.full(timeline.work.height, -1, dtype=np.int64)
+    piece_at[piece_rows] = np.arange(len(piece_rows))
+    index = piece_at[rows]
+    piece = pl.Series(index).set(pl.Series(index < 0), None) if (index < 0).any() else pl.Series(index)
+    return pieces.select(pl.all().gather(piece))
 
 
 def _share(table: pl.DataFrame, condition: pl.Expr) -> float | None:
-    whole = int(table["measured_ns"].sum())
-    return int(table.filter(condition)["measured_ns"].sum()) / whole if whole else None
+    total = int(table["measured_ns"].sum())
+    return int(table.filter(condition)["measured_ns"].sum()) / total if total else None
 
 
 # --- Parts -----------------------------------------------------------------------------------------------------------
@@ -226,30 +231,30 @@ def _share(table: pl.DataFrame, condition: pl.Expr) -> float | None:
 Part = dict[str, Any]
 
 
-def _part(level: str, part: str, time_ns: int, how: str, confidence: str, owners: list[str]) -> Part:
+def _part(level: str, part: str, time_ns: int, method: str, confidence: str, owners: list[str]) -> Part:
     return {
-        "level": level, "part": part, "time_ns": time_ns, "how": how, "confidence": confidence, "owners": owners,
+        "level": level, "part": part, "time_ns": time_ns, "how": method, "confidence": confidence, "owners": owners,
     }  # fmt: skip
 
 
 def _idle(timeline: Timeline, budget: TimeBudget, pieces: Pieces) -> Iterator[Part]:
-    """Idle time by cause, and what else keeps the device from computing: links that nothing hides.
+    """Idle time by cause, and the device's other waits: transfers over links that nothing hides.
 
-    A pause belongs to the part of the program that issued the work which ends it.
+    A gap belongs to the part of the program that issued the work which ends it.
     """
     rows = pieces.rows
     names = name_categories(rows["owner"]).to_list()
-    # The part of the program that each row of work belongs to; the last stands for none.
+    # The part of the program that each row of work belongs to; the last entry stands for none.
     owner = np.full(timeline.work.height + 1, len(names), dtype=np.int64)
     owner[rows["work"].to_numpy()] = rows["owner"].to_physical().cast(pl.Int64).fill_null(len(names)).to_numpy()
     issuer = owner[np.r_[timeline.rows_on(budget.device), -1][budget.gaps.ended_by]]
-    for cause, spent in budget.gaps.parts.items():
-        if spent.total:
-            # Whole numbers far below 2⁵³, which floating point adds up exactly.
-            paused = np.bincount(issuer[spent.at], weights=spent.ns, minlength=len(names))[: len(names)]
-            most = sorted(np.flatnonzero(paused).tolist(), key=lambda name: (-paused[name], name))
-            yield _part("idle", cause, spent.total, "measured", "high" if cause != "unknown" else "low",
-                        [names[name] for name in most[:_OWNERS]])  # fmt: skip
+    for cause, cause_ns in budget.gaps.parts.items():
+        if cause_ns.total:
+            # Whole numbers far below 2⁵³ add up exactly in floating point.
+            idle_ns = np.bincount(issuer[cause_ns.at], weights=cause_ns.ns, minlength=len(names))[: len(names)]
+            longest_first = sorted(np.flatnonzero(idle_ns).tolist(), key=lambda name: (-idle_ns[name], name))
+            yield _part("idle", cause, cause_ns.total, "measured", "high" if cause != "unknown" else "low",
+                        [names[name] for name in longest_first[:_OWNERS]])  # fmt: skip
     exposed = pieces.only(pieces.kinds["link"]).wide()
     for name, rows in (
         (COMMUNICATION, exposed.filter(pl.col("kind") == "kernel")),
@@ -267,32 +272,32 @@ def _losses(table: pl.DataFrame) -> Iterator[Part]:
             for (category,), rows in lost.group_by("category", maintain_order=True):
                 yield _part(
                     _STEP_OF[loss], str(category), int(rows[column].sum()), "modelled",
-                    _CONFIDENCE.get(loss) or _sureness(rows, column), _owners(rows, column),
+                    _CONFIDENCE.get(loss) or _confidence_of(rows, column), _owners(rows, column),
                 )  # fmt: skip
         elif lost.height:
             owners = _owners(lost, column)
             yield _part("avoidable", loss, int(lost[column].sum()), "modelled", _CONFIDENCE[loss], owners)
 
 
-def _sureness(rows: pl.DataFrame, column: str) -> str:
-    """High where shapes or counters tell nearly all of it, medium where they or another trace tell most."""
-    whole = max(1, int(rows[column].sum()))
-    surely, told = (
-        int(rows.filter(pl.col("known").is_in(sources))[column].sum()) / whole
+def _confidence_of(rows: pl.DataFrame, column: str) -> str:
+    """High where shapes or counters give nearly all of it, medium where they or another trace give most."""
+    total = max(1, int(rows[column].sum()))
+    measured_share, known_share = (
+        int(rows.filter(pl.col("known").is_in(sources))[column].sum()) / total
         for sources in (["counters", "shapes"], ["counters", "shapes", "trace"])
     )
-    return "high" if surely > _NEARLY_ALL else "medium" if told > _MOST else "low"
+    return "high" if measured_share > _NEARLY_ALL else "medium" if known_share > _MOST else "low"
 
 
 def _limit(table: pl.DataFrame) -> Iterator[Part]:
-    left = table.filter(pl.col("limit_ns") > 0)
-    known = left.filter(pl.col("known") != "none")
+    remaining = table.filter(pl.col("limit_ns") > 0)
+    known = remaining.filter(pl.col("known") != "none")
     for (category,), rows in known.group_by("category", maintain_order=True):
-        yield _part("limit", str(category), int(rows["limit_ns"].sum()), "modelled", _sureness(rows, "limit_ns"),
+        yield _part("limit", str(category), int(rows["limit_ns"].sum()), "modelled", _confidence_of(rows, "limit_ns"),
                     _owners(rows, "limit_ns"))  # fmt: skip
-    rest = left.filter(pl.col("known") == "none")
-    if rest.height:
-        yield _part("limit", NO_MODEL, int(rest["limit_ns"].sum()), "measured", "high", _owners(rest, "limit_ns"))
+    unknown = remaining.filter(pl.col("known") == "none")
+    if unknown.height:
+        yield _part("limit", NO_MODEL, int(unknown["limit_ns"].sum()), "measured", "high", _owners(unknown, "limit_ns"))
 
 
 def _owners(rows: pl.DataFrame, column: str) -> list[str]:
@@ -301,18 +306,18 @@ def _owners(rows: pl.DataFrame, column: str) -> list[str]:
 
 
 def _parts(parts: list[Part], duration: int, steps: int) -> pl.DataFrame:
-    """The parts in order, with their share and what they are of one step.
+    """The parts in order, with their share and their time per step.
 
-    Steps share the window's nanoseconds out so that the rounded parts still sum to the rounded step.
+    Times per step are rounded cumulatively, so that they sum to the rounded step.
     """
     order = {level: place for place, level in enumerate(STEPS_DOWN)}
     ranked = sorted(parts, key=lambda part: (order[part["level"]], -part["time_ns"], part["part"]))
-    reached, cuts = 0, [0]
+    cumulative, step_edges = 0, [0]
     for part in ranked:
-        reached += part["time_ns"]
-        cuts.append(round(reached / max(1, steps)))
+        cumulative += part["time_ns"]
+        step_edges.append(round(cumulative / max(1, steps)))
     rows: list[Mapping[str, Any]] = [
         {**part, "step_ns": end - begin, "share": part["time_ns"] / duration if duration else 0.0}
-        for part, begin, end in zip(ranked, cuts, cuts[1:], strict=False)
+        for part, begin, end in zip(ranked, step_edges, step_edges[1:], strict=False)
     ]
     return pl.DataFrame(rows, schema=PARTS.schema)

@@ -1,7 +1,7 @@
-"""The levels that a group of equal work goes down: as measured, at its practical roof, without what is avoidable.
+"""Levels of a group of equal work: as measured, at its practical roof, without avoidable work, in native precision.
 
-Every level is at most the one before it. What lies between two levels is a part of the headroom; the last level is
-what this machine needs for the mathematics.
+Every level is at most the one before it. The difference between two levels is a part of the headroom; the last level is
+the machine's minimum for the mathematics.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.roofs import Roofs, Task
 from warplens.profile.schema import Float64s
 
-#: What keeps a group above its limit, in the order in which it is taken away, and what each is.
+#: Losses of a group in the order of their removal, with descriptions.
 LOSSES: Final = {
     "roof": "above its practical roof",
     "recomputation": "forward work that the backward pass recomputes",
@@ -34,27 +34,27 @@ LOSSES: Final = {
 
 
 def loss_column(loss: str) -> str:
-    """The column that holds a loss."""
+    """The column of a loss."""
     return f"{loss.replace('-', '_')}_loss_ns"
 
 
-#: Categories whose kernels only pass over memory, so that neighbours can be made one.
+#: Categories whose kernels only pass over memory, so that neighbours can be fused.
 PASSES: Final = ("elementwise", "normalization", "softmax", "copy-cast", "reduction", "random")
 
-#: Work that stays as wide as it is: an optimizer's state, indices, and what no rule knows.
+#: Work that keeps its format: an optimizer's state, indices, and unrecognised kernels.
 _KEPT_WIDE: Final = ("optimizer", "gather-scatter", "sort-topk", "other", "triton", "recurrence", "communication")
 _WIDE: Final = ("fp32", "tf32")
 
-#: A group further than this above its roof lacks something that is worth a name.
+#: A group above its roof by more than this gets a reason.
 WORTH_A_REASON: Final = 0.85
 #: Kernels shorter than this are mostly ramp: filling and draining the GPU takes about as long.
 _SHORT_NS: Final = 5_000
-#: Scores of attention are at least this long on both sides; smaller squares are other things.
+#: Scores of attention have at least this size on both sides; smaller squares are something else.
 _LEAST_SCORES: Final = 64
-#: The own profile's best rate counts for work of at least half and at most twice the size.
-_LIKE: Final = 2.0
-#: No rate above this share of the data sheet's is believed: then the model counts too much.
-_BELIEVED: Final = 0.97
+#: The profile's own best rate applies to work of at least half and at most twice the size.
+_SIZE_TOLERANCE: Final = 2.0
+#: Rates above this share of the data sheet's peak are rejected: the model overestimates the work.
+_MAX_PEAK_SHARE: Final = 0.97
 _NO_RATES: Final[tuple[Float64s, Float64s]] = (np.zeros(0), np.zeros(0))
 
 
@@ -65,111 +65,112 @@ class Levels:
     remaining: tuple[int, ...]  #: never rising
     #: at the data sheet's peaks, and at most as measured; None where the work is not known
     theoretical_ns: float | None
-    lacks: str | None  #: why it is above its roof, in words; None where it is near it or nothing tells
+    lacks: str | None  #: reason for being above its roof, in words; None where it is near it or the reason is unknown
     modelled: bool  #: whether a roof was found
 
 
 def with_chains(pieces: Pieces) -> Pieces:
-    """Adds `spared` to the pieces: whether a fused chain of passes would not move what this piece moves.
+    """Add `spared` to the pieces: whether fusing a chain of passes would avoid this piece's traffic.
 
     Neighbours on a stream that pass over as many elements, in one phase, could be one kernel, which moves at least as
-    much as the largest of them; the others' traffic is spared. Generated kernels are taken as fused already. Pieces
+    much as the largest of them; the traffic of the others is spared. Generated kernels count as fused already. Pieces
     are in the order of their streams.
     """
     rows, kinds, kind = pieces
-    # Looked up among the few texts that there are.
+    # Tested once per distinct text.
     generated = [text for text in kinds["kernel"].drop_nulls().unique() if text.startswith("triton_")]
-    can = (
+    fusible = (
         pl.col("category").is_in(PASSES)
         & (pl.col("phase") != "optimizer")
         & (pl.col("elements") > 0)
         & ~pl.col("kernel").is_in(generated)
     ).fill_null(value=False)
-    kinds = kinds.with_columns(can.alias("can"))
-    if not rows.height or not kinds["can"].any():
+    kinds = kinds.with_columns(fusible.alias("fusible"))
+    if not rows.height or not kinds["fusible"].any():
         return pieces._replace(rows=rows.with_columns(pl.lit(value=False).alias("spared")))
-    # What an operator launched is one pass, which its first kernel describes.
-    unit, operator = np.arange(rows.height), kinds["op"].to_numpy()[kind]
+    # All kernels of an operator are one pass, described by the first of them.
+    pass_of, operator = np.arange(rows.height), kinds["op"].to_numpy()[kind]
     if (operator >= 0).any():
-        unit = np.where(operator >= 0, operator, -1 - unit)
-        _, unit = numbered(rows.select("stream", pl.Series("unit", unit)), ("stream", "unit"))
-    first, _ = by_occurrence(unit, int(unit.max()) + 1)
+        pass_of = np.where(operator >= 0, operator, -1 - pass_of)
+        _, pass_of = numbered(rows.select("stream", pl.Series("unit", pass_of)), ("stream", "unit"))
+    first, _ = by_occurrence(pass_of, int(pass_of.max()) + 1)
     stream, kind = rows["stream"].gather(first), kind[first]
-    _, alike = numbered(kinds, ("phase", "elements", "recomputed"))
-    passing, alike = kinds["can"].to_numpy()[kind], alike[kind]
-    begins = np.ones(len(kind), dtype=np.bool_)
-    begins[1:] = ~(passing[1:] & passing[:-1] & (alike[1:] == alike[:-1]))
-    begins |= stream.ne_missing(stream.shift(1)).to_numpy()
-    # All of a chain but the one that moves most, the first of equals.
-    moved, chain = kinds["bytes"].fill_null(0).to_numpy()[kind], np.cumsum(begins) - 1
-    most = np.maximum.reduceat(moved, np.flatnonzero(begins))
-    at = np.flatnonzero(moved == most[chain])
+    _, likeness = numbered(kinds, ("phase", "elements", "recomputed"))
+    is_fusible, likeness = kinds["fusible"].to_numpy()[kind], likeness[kind]
+    begins_chain = np.ones(len(kind), dtype=np.bool_)
+    begins_chain[1:] = ~(is_fusible[1:] & is_fusible[:-1] & (likeness[1:] == likeness[:-1]))
+    begins_chain |= stream.ne_missing(stream.shift(1)).to_numpy()
+    # Spares all of a chain but the first piece with the largest traffic.
+    moved, chain = kinds["bytes"].fill_null(0).to_numpy()[kind], np.cumsum(begins_chain) - 1
+    chain_max = np.maximum.reduceat(moved, np.flatnonzero(begins_chain))
+    largest = np.flatnonzero(moved == chain_max[chain])
     spared = np.ones(len(chain), dtype=np.bool_)
-    spared[at[np.diff(chain[at], prepend=-1) > 0]] = False
-    return pieces._replace(rows=rows.with_columns(pl.Series("spared", spared[unit])))
+    spared[largest[np.diff(chain[largest], prepend=-1) > 0]] = False
+    return pieces._replace(rows=rows.with_columns(pl.Series("spared", spared[pass_of])))
 
 
 def score_sizes(groups: pl.DataFrame) -> frozenset[tuple[int, int, int]]:
-    """The scores of attention written out: (elements, queries, keys) of softmaxes that a product has as its result."""
+    """Attention scores in memory: (elements, queries, keys) of softmaxes over the result of a product."""
     softmaxes = groups.filter(pl.col("category") == "softmax")["shapes"].drop_nulls().unique().to_list()
-    wanted = set()
+    of_softmaxes = set()
     for shapes in softmaxes:
         shape = first_shape(shapes)
         if len(shape) >= 3 and min(shape[-2:]) >= _LEAST_SCORES:
-            wanted.add((int(np.prod(shape)), shape[-2], shape[-1]))
+            of_softmaxes.add((int(np.prod(shape)), shape[-2], shape[-1]))
     products = groups.filter(pl.col("category") == "gemm").select("name", "shapes", "types").drop_nulls().unique()
-    made = set()
+    of_products = set()
     for name, shapes, types in products.iter_rows():
         sizes = sizes_of("gemm", name, shapes, types)
         if sizes and sizes["b"] > 1:
-            made.add((int(sizes["b"] * sizes["m"] * sizes["n"]), int(sizes["m"]), int(sizes["n"])))
-    return frozenset(wanted & made)
+            of_products.add((int(sizes["b"] * sizes["m"] * sizes["n"]), int(sizes["m"]), int(sizes["n"])))
+    return frozenset(of_softmaxes & of_products)
 
 
-#: Operators that pick elements by index, and that put them back.
-_PICKING: Final = ("aten::gather", "aten::index_select", "aten::embedding")
-_PUTTING: Final = ("aten::scatter_add_", "aten::index_add_", "aten::scatter_reduce_")
+#: Operators that gather elements by index, and those that scatter them.
+_GATHERING: Final = ("aten::gather", "aten::index_select", "aten::embedding")
+_SCATTERING: Final = ("aten::scatter_add_", "aten::index_add_", "aten::scatter_reduce_")
 
 
 def messages(groups: pl.DataFrame) -> frozenset[tuple[str, int]]:
-    """(phase, elements) of what is picked and put back in one pass: a sparse product would keep it out of memory."""
+    """(phase, elements) of messages gathered and scattered in one pass: a sparse product would avoid their traffic."""
     sizes = groups.filter(pl.col("elements") > 0).select("phase", "elements", "name")
-    picked, put = (
+    gathered, scattered = (
         set(sizes.filter(pl.col("name").is_in(names)).select("phase", "elements").iter_rows())
-        for names in (_PICKING, _PUTTING)
+        for names in (_GATHERING, _SCATTERING)
     )
-    return frozenset(picked & put)
+    return frozenset(gathered & scattered)
 
 
-#: Operators that fill and add up the gradient of a whole tensor for each slice of it, and how often makes it a habit.
+#: Operators that fill and accumulate the gradient of a whole tensor for each slice of it, and the number per step from
+#: which this counts.
 _FILLING, _ADDING = ("aten::fill_", "aten::zero_"), ("aten::add_", "aten::add")
 _MANY_SLICES: Final = 8
 
 
 def sliced(groups: pl.DataFrame, steps: int) -> frozenset[int]:
-    """Elements of tensors that the backward pass fills with zeros and adds up many times a step, once for each slice.
+    """Elements of tensors whose gradients the backward pass fills and accumulates many times a step, once per slice.
 
     Indexing one tensor (stacked weights of experts) gives each slice a gradient as large as the whole.
     """
-    often = (
+    repeated = (
         groups.filter((pl.col("phase") == "backward") & (pl.col("elements") > 0))
         .group_by("elements")
         .agg(
-            pl.col("calls").filter(pl.col("name").is_in(names)).sum().alias(what)
-            for what, names in (("filled", _FILLING), ("added", _ADDING))
+            pl.col("calls").filter(pl.col("name").is_in(names)).sum().alias(operation)
+            for operation, names in (("filled", _FILLING), ("added", _ADDING))
         )
         .filter(pl.min_horizontal("filled", "added") >= _MANY_SLICES * max(1, steps))
     )
-    return frozenset(often["elements"].to_list())
+    return frozenset(repeated["elements"].to_list())
 
 
-class Grounds:
-    """What groups are held against: the roofs of the GPU, and the best rates that this very profile shows.
+class References:
+    """References for groups: the roofs of the GPU, and the best rates in this profile.
 
     Args:
-        roofs: those of the GPU; None where nothing is known of it.
+        roofs: those of the GPU; None where it is unknown.
         groups: rows of `work` grouped, with `owned_ns` and `calls`.
-        multiprocessors: of the GPU; None where the profile does not say.
+        multiprocessors: of the GPU; None where the profile does not state it.
         steps: in the window.
     """
 
@@ -178,41 +179,43 @@ class Grounds:
         self.scores, self.messages, self.slices = score_sizes(groups), messages(groups), sliced(groups, steps)
         self._rates: dict[tuple[str, ...], tuple[Float64s, Float64s]] = {}
         if roofs is not None:
-            self._rates = self._believed(roofs, groups)
+            self._rates = self._plausible_rates(roofs, groups)
 
     @staticmethod
-    def _believed(roofs: Roofs, groups: pl.DataFrame) -> dict[tuple[str, ...], tuple[Float64s, Float64s]]:
-        """By kind of work: amounts in order, and the rate (a second) of each that no peak contradicts."""
-        found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    def _plausible_rates(roofs: Roofs, groups: pl.DataFrame) -> dict[tuple[str, ...], tuple[Float64s, Float64s]]:
+        """By kind of work: ascending amounts, and their rates per second, where no peak contradicts them."""
+        rates_by_key: dict[tuple[str, ...], list[tuple[float, float]]] = {}
         for row in groups.iter_rows(named=True):
             task, calls, measured = task_of(row), row["calls"], row["owned_ns"]
             if task is None or not calls or not measured or row["known"] not in ("shapes", "counters"):
                 continue
             for side, amount, key in _sides(task):
                 peaks, rate = roofs.peaks, amount * calls / measured * 1e9
-                most = peaks.bytes_per_s if side == "bytes" else peaks.of(task.dtype, tensor_cores=task.tensor_cores)
-                if most is not None and rate <= _BELIEVED * most:
-                    found.setdefault((side, *key), []).append((amount, rate))
-        columns = {key: np.array(sorted(rates)).T for key, rates in found.items()}
+                peak = peaks.bytes_per_s if side == "bytes" else peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+                if peak is not None and rate <= _MAX_PEAK_SHARE * peak:
+                    rates_by_key.setdefault((side, *key), []).append((amount, rate))
+        columns = {key: np.array(sorted(rates)).T for key, rates in rates_by_key.items()}
         return {key: (amounts, rates) for key, (amounts, rates) in columns.items()}
 
     def roof_ns(self, task: Task) -> float | None:
-        """Its practical roof: the table's, or what like work reaches in this profile, whichever is faster."""
+        """The practical roof: the table's, or the rate of similar work in this profile, whichever is faster."""
         if self.roofs is None:
             return None
         table = self.roofs.time_ns(task)
         if table is None:
             return None
-        own = next((self._own_ns(amount, (side, *key)) for side, amount, key in _sides(task)), None)
-        if own is None:
+        own_ns = next((self._own_ns(amount, (side, *key)) for side, amount, key in _sides(task)), None)
+        if own_ns is None:
             return table
-        # Like work has as many operations, but may move less.
-        return min(table, max(own, self.roofs.theoretical_ns(task) or 0.0))
+        # Similar work has as many operations, but may move less.
+        return min(table, max(own_ns, self.roofs.theoretical_ns(task) or 0.0))
 
     def _own_ns(self, amount: float, key: tuple[str, ...]) -> float | None:
-        """Its time at the best rate of like work of about its size."""
+        """Time at the best rate of similar work of about this size."""
         amounts, rates = self._rates.get(key, _NO_RATES)
-        first, last = np.searchsorted(amounts, (amount / _LIKE * (1 - 1e-9), amount * _LIKE * (1 + 1e-9)))
+        first, last = np.searchsorted(
+            amounts, (amount / _SIZE_TOLERANCE * (1 - 1e-9), amount * _SIZE_TOLERANCE * (1 + 1e-9))
+        )
         return amount / float(rates[first:last].max()) * 1e9 if last > first else None
 
     def levels(self, row: Mapping[str, Any]) -> Levels:
@@ -230,28 +233,28 @@ class Grounds:
         lower(self._without_scores(row, task, calls, remaining[-1]))
         lower(self._without_mask(task, calls, remaining[-1]))
         lower(0.0 if row["category"] == "copy-cast" and row["phase"] != "optimizer" else remaining[-1])
-        kept = self._kept(row, calls)
-        lower(remaining[-1] * kept)
+        traffic_share = self._kept(row, calls)
+        lower(remaining[-1] * traffic_share)
         large = self.roofs.large_ns(task) if task is not None and self.roofs is not None else None
-        lower(remaining[-1] if large is None else large * calls * kept)
-        lower(self._narrowed(row, self._fused(row, task) or task, calls * kept, remaining[-1]))
+        lower(remaining[-1] if large is None else large * calls * traffic_share)
+        lower(self._narrowed(row, self._fused(row, task) or task, calls * traffic_share, remaining[-1]))
         theory = self.roofs.theoretical_ns(task) if task is not None and self.roofs is not None else None
-        known = roof is not None or remaining[1] < measured
+        modelled = roof is not None or remaining[1] < measured
         lacks = None
         if remaining[1] < WORTH_A_REASON * measured:
             lacks = self._why(row, task)
-        # What was measured to be faster had its data in a cache, or did less than its shapes say.
-        best = None if theory is None else min(theory * calls, float(measured))
-        return Levels(tuple(round(level) for level in remaining), best, lacks, known)
+        # Where the measurement is faster, the data came from a cache, or the work is less than the shapes imply.
+        peak_ns = None if theory is None else min(theory * calls, float(measured))
+        return Levels(tuple(round(level) for level in remaining), peak_ns, lacks, modelled)
 
     def _kept(self, row: Mapping[str, Any], calls: float) -> float:
-        """Share of a group's traffic that is left where neighbours are fused."""
-        kept = 1 - row["spared_calls"] / calls if calls else 1.0
+        """Share of a group's traffic that remains where neighbours are fused."""
+        kept_share = 1 - row["spared_calls"] / calls if calls else 1.0
         if (row["phase"], row["elements"]) in self.messages:
-            kept *= 0.5 if row["name"] in _PICKING else 0.0 if row["name"] in _PUTTING else 1.0
+            kept_share *= 0.5 if row["name"] in _GATHERING else 0.0 if row["name"] in _SCATTERING else 1.0
         if row["phase"] == "backward" and row["elements"] in self.slices and row["name"] in (*_FILLING, *_ADDING):
-            kept = min(kept, max(1, self.steps) / max(calls, 1.0))
-        return kept
+            kept_share = min(kept_share, max(1, self.steps) / max(calls, 1.0))
+        return kept_share
 
     def _at_roof(self, row: Mapping[str, Any], roof: float | None) -> float:
         measured = float(row["owned_ns"])
@@ -261,67 +264,67 @@ class Grounds:
             return measured * (self.roofs.unaligned_share(row["dtype"], legacy=row["legacy"]) or 1.0)
         return measured
 
-    def _without_scores(self, row: Mapping[str, Any], task: Task | None, calls: float, now: float) -> float:
-        """Fused attention writes no scores: passes over them vanish, products with them read and write the rest."""
+    def _without_scores(self, row: Mapping[str, Any], task: Task | None, calls: float, current_ns: float) -> float:
+        """Fused attention writes no scores: passes over them vanish, products with them only move the rest."""
         if not self.scores:
-            return now
+            return current_ns
         if row["category"] in PASSES and any(row["elements"] == elements for elements, _, _ in self.scores):
             return 0.0
         fused = self._fused(row, task)
         large = None if fused is None or self.roofs is None else self.roofs.large_ns(fused)
-        return now if large is None else min(now, large * calls)
+        return current_ns if large is None else min(current_ns, large * calls)
 
     def _fused(self, row: Mapping[str, Any], task: Task | None) -> Task | None:
-        """A product with scores as the part of fused attention that it would be; None for any other work."""
+        """A product with scores as its part of fused attention; None for any other work."""
         if row["category"] != "gemm" or task is None or task.bytes is None or not task.sizes:
             return None
         b, m, n, k = (int(task.sizes[name]) for name in "bmnk")
         item = 2 if task.dtype in ("bf16", "fp16") else 4
         for elements, queries, keys in self.scores:
-            made = b * m * n == elements and {m, n} == {queries, keys}
-            taken = {(b * m * k, m, k), (b * k * n, k, n)} & {(elements, queries, keys), (elements, keys, queries)}
-            if made or taken:
+            produces = b * m * n == elements and {m, n} == {queries, keys}
+            consumes = {(b * m * k, m, k), (b * k * n, k, n)} & {(elements, queries, keys), (elements, keys, queries)}
+            if produces or consumes:
                 return Task(
                     "attention", task.flops, max(0.0, task.bytes - elements * item), task.dtype, task.tensor_cores,
                     row["phase"] == "backward", sizes={"s": keys, "d": min(m, n, k)},
                 )  # fmt: skip
         return None
 
-    def _without_mask(self, task: Task | None, calls: float, now: float) -> float:
-        """Without a mask in memory; one as long as it is wide may be causal, which leaves half of the pairs out."""
+    def _without_mask(self, task: Task | None, calls: float, current_ns: float) -> float:
+        """Without a mask in memory; a square one may be causal, which leaves out half of the pairs."""
         if task is None or self.roofs is None or not task.flops or not task.sizes.get("mask"):
-            return now
+            return current_ns
         square = task.sizes["q"] == task.sizes["s"]
-        bare = replace(
+        unmasked = replace(
             task, flops=task.flops / 2 if square else task.flops, bytes=None,
             sizes={**task.sizes, "mask": 0, "causal": square},
         )  # fmt: skip
-        time = self.roofs.time_ns(bare)
-        return now if time is None else time * calls
+        time = self.roofs.time_ns(unmasked)
+        return current_ns if time is None else time * calls
 
-    def _narrowed(self, row: Mapping[str, Any], task: Task | None, calls: float, now: float) -> float:
-        """In the format that the GPU's tensor cores are made for: half of the bytes, products on tensor cores."""
+    def _narrowed(self, row: Mapping[str, Any], task: Task | None, calls: float, current_ns: float) -> float:
+        """In the native 16-bit format: half of the bytes, products on tensor cores."""
         roofs = self.roofs
         if roofs is None or roofs.narrow is None or row["dtype"] not in _WIDE or row["category"] in _KEPT_WIDE:
-            return now
+            return current_ns
         if task is None:
-            # Whatever the product was, it was not more than the vector units can do in that time.
+            # The product's size is unknown, but at most what the vector units can do in that time.
             wide = roofs.peaks.of(row["dtype"], tensor_cores=row["tensor_cores"])
             narrow = roofs.large_ns(Task(row["category"], 1e15, None, roofs.narrow, True))
             if row["category"] in PRODUCTS and wide and narrow is not None:
-                return min(now, now * wide * narrow / 1e24)
-            return now
+                return min(current_ns, current_ns * wide * narrow / 1e24)
+            return current_ns
         narrow_task = Task(
             task.family, task.flops, None if task.bytes is None else task.bytes / 2, roofs.narrow, True,
             task.backward, task.operation, task.sizes,
         )  # fmt: skip
         large = roofs.large_ns(narrow_task)
-        return now if large is None else large * calls
+        return current_ns if large is None else large * calls
 
     def _why(self, row: Mapping[str, Any], task: Task | None) -> str:
-        """What a group lacks, as far as shapes, names and launch configurations tell."""
-        if task is not None and (found := misaligned(row["category"], row["dtype"], dict(task.sizes))):
-            return f"misaligned: {found}"
+        """The reason for a distance from the roof, as far as shapes, names and launch configurations show it."""
+        if task is not None and (size := misaligned(row["category"], row["dtype"], dict(task.sizes))):
+            return f"misaligned: {size}"
         if row["misaligned"]:
             return "misaligned: a kernel for operands not aligned to 16 bytes"
         if task is not None and task.sizes.get("mask"):
@@ -357,7 +360,7 @@ def _sides(task: Task) -> Iterable[tuple[str, float, tuple[str, ...]]]:
 
 
 def task_of(row: Mapping[str, Any]) -> Task | None:
-    """What one call of a group had to do; None where that is not known."""
+    """The work of one call of a group; None where it is unknown."""
     if row["known"] == "none" or (not row["bytes"] and not row["flops"]):
         return None
     category = row["category"]
@@ -368,7 +371,7 @@ def task_of(row: Mapping[str, Any]) -> Task | None:
     return Task(category, row["flops"], row["bytes"], row["dtype"], row["tensor_cores"], backward, operation, sizes)
 
 
-#: Operators and kernels whose rates the table of roofs has by operation.
+#: Operators with separate rates in the table of roofs.
 _OPERATIONS: Final = {
     "aten::sort": "sort", "aten::topk": "topk",
     "aten::embedding": "embedding", "aten::embedding_dense_backward": "embedding_backward",

@@ -1,4 +1,4 @@
-"""What recorded shapes tell: sizes as the roofs ask for them, which of them keep kernels slow, and rates."""
+"""Recorded shapes: sizes for the roofs, sizes that slow kernels down, and rates of a window."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from warplens.analysis.window import Window
 from warplens.analysis.work.amounts import ITEM_BYTES, Arguments, UnknownWorkError
 from warplens.profile.schema import name_categories
 
-#: Where the two operands of a product stand.
-_SECOND_ON: Final = (
+#: Products whose two operands are the second and third argument.
+_ADDED_PRODUCTS: Final = (
     "aten::addmm", "aten::addmm_", "aten::_addmm_activation", "aten::baddbmm", "aten::baddbmm_", "aten::addmv",
     "aten::addmv_", "_C::cutlass_scaled_mm",
 )  # fmt: skip
@@ -28,7 +28,7 @@ _SECOND_ON: Final = (
 def sizes_of(
     family: str, name: str, shapes: str | None, types: str | None, *, causal: bool = False
 ) -> dict[str, float]:
-    """Sizes by name as `roofs.Task` holds them; empty where the shapes do not tell."""
+    """Sizes by name as in `roofs.Task.sizes`; empty where the shapes do not give them."""
     try:
         arguments = Arguments(shapes, types, None, None)
         if family == "gemm":
@@ -43,14 +43,14 @@ def sizes_of(
 
 
 def _product(name: str, arguments: Arguments) -> dict[str, float]:
-    first = 1 if name in _SECOND_ON else 0
+    first = 1 if name in _ADDED_PRODUCTS else 0
     left, right = arguments.matrix(first, 1), arguments.matrix(first + 1, 1)
     if name == "aten::linear":
         return {"m": math.prod(left.shape[:-1]), "n": right.shape[0], "k": left.shape[-1], "b": 1}
     rows = left.shape[-2] if len(left.shape) > 1 else 1
     columns = right.shape[-1] if len(right.shape) > 1 else 1
     batch = math.prod(left.shape[:-2])
-    if len(right.shape) == 2 and batch > 1:  # one matrix for all of the batch
+    if len(right.shape) == 2 and batch > 1:  # one matrix for the whole batch
         rows, batch = rows * batch, 1
     return {"m": rows, "n": columns, "k": left.shape[-1], "b": batch}
 
@@ -58,10 +58,10 @@ def _product(name: str, arguments: Arguments) -> dict[str, float]:
 def _attention(name: str, arguments: Arguments, *, causal: bool) -> dict[str, float]:
     query, key = (arguments.matrix(("backward" in name) + place, 3) for place in (0, 1))
     batch, *between, size = query.shape if len(query.shape) == 4 else (1, *query.shape)
-    # Heads stand before or after the sequence; there are fewer of them.
+    # Heads come before or after the sequence; there are fewer of them.
     queries, keys = max(between), max(key.shape[-3:-1])
-    further = (arguments.optional(place) for place in range(3, len(arguments)))
-    mask = any(len(tensor.shape) > 2 and tensor.shape[-2:] == (queries, keys) for tensor in further if tensor)
+    later_tensors = (arguments.optional(place) for place in range(3, len(arguments)))
+    mask = any(len(tensor.shape) > 2 and tensor.shape[-2:] == (queries, keys) for tensor in later_tensors if tensor)
     return {
         "b": batch, "h": min(between), "q": queries, "s": keys, "d": size, "causal": causal,
         "mask": mask and keys != size,
@@ -86,7 +86,7 @@ def largest_tensor(shapes: str | None) -> int:
 
 @lru_cache(maxsize=65_536)
 def bytes_of_all(shapes: str | None, types: str | None) -> int | None:
-    """Bytes of all tensors named: what a generated kernel, whose arguments are inputs and outputs alike, moves."""
+    """Bytes of all recorded tensors: the traffic of a generated kernel, whose arguments are its inputs and outputs."""
     listed = json.loads(types) if types else []
     total = 0
     for shape, type_ in zip(json.loads(shapes) if shapes else [], listed, strict=False):
@@ -106,43 +106,43 @@ def first_shape(shapes: str | None) -> tuple[int, ...]:
 
 
 def tensors_of(shapes: str | None) -> list[tuple[int, ...]]:
-    """The shapes of the inputs that are tensors, lists of tensors left out."""
+    """Shapes of the inputs that are tensors; lists of tensors are left out."""
     items: list[Any] = json.loads(shapes) if shapes else []
     return [tuple(item) for item in items if isinstance(item, list) and item and all(isinstance(s, int) for s in item)]
 
 
 def misaligned(family: str, dtype: str | None, sizes: dict[str, float]) -> str | None:
-    """Which size of a product or attention is no multiple of what tensor cores like, in words; None for none."""
+    """The size of a product or attention that is unsuitable for tensor cores, in words; None where all are suitable."""
     multiple = ALIGNED.get(dtype or "", 0)
     if not multiple:
         return None
-    wanted = {"gemm": ("n", "k", "m"), "attention": ("d",), "convolution": ("in", "out")}.get(family, ())
+    sizes_checked = {"gemm": ("n", "k", "m"), "attention": ("d",), "convolution": ("in", "out")}.get(family, ())
     if family == "convolution" and (sizes.get("groups", 1) > 1 or sizes.get("in", 0) <= 4):
-        return None  # depthwise work has no product, and the few channels of an image are what they are
-    for name in wanted:
+        return None  # depthwise work has no product, and an image has a fixed number of channels
+    for name in sizes_checked:
         size = int(sizes.get(name, 0))
-        # Few rows are a vector's, not a matrix's.
+        # Few rows make a vector, not a matrix.
         if size % multiple and size > multiple:
             return f"{name} = {size:,} is not a multiple of {multiple}"
     return None
 
 
-#: Convolutions of at most so many channels read images.
+#: Convolutions of at most this many channels read images.
 _MOST_CHANNELS: Final = 4
-#: Products of at most so many rows read their weights for little work: on an H200 below some 200 FLOP a byte.
+#: Products of at most this many rows are bound by reading their weights: on an H200 below some 200 FLOPs per byte.
 _FEW_ROWS: Final = 64
-#: The weights are a floor where such products have most of the products' time.
+#: The weights set a floor where such products take at least this share of the products' time.
 _MOST: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a window got through; None where the shapes do not tell."""
+    """Throughput of a window; None where the shapes do not give it."""
 
-    tokens: int | None = None  #: looked up in the largest embedding of the forward pass
-    images: int | None = None  #: read by convolutions of a few channels in the forward pass
-    weight_bytes: int | None = None  #: weights that products of few rows read, each call once (decoding)
-    weights_ns: int | None = None  #: reading them at the practical bandwidth
+    tokens: int | None = None  #: tokens looked up in the largest embedding of the forward pass
+    images: int | None = None  #: images read by convolutions of few channels in the forward pass
+    weight_bytes: int | None = None  #: weights read by products of few rows, once per call (decoding)
+    weights_ns: int | None = None  #: time to read them at the practical bandwidth
 
 
 def rates_of(timeline: Timeline, window: Window, groups: pl.DataFrame, roofs: Roofs | None) -> Rates:
@@ -155,21 +155,21 @@ def rates_of(timeline: Timeline, window: Window, groups: pl.DataFrame, roofs: Ro
 
 
 def _tokens(timeline: Timeline, window: Window) -> int | None:
-    """Indices into the embedding with the most rows, whose GPU work lies in the window."""
+    """Number of indices into the embedding with the most rows, for GPU work in the window."""
     names = timeline.trace.ranges["name"]
     if not timeline.has_operators or "aten::embedding" not in name_categories(names):
         return None
     tree, links = timeline.operators, timeline.autograd
-    wanted = (names == "aten::embedding").to_numpy() & ~links.in_backward
-    label = np.where(wanted, np.arange(1, names.len() + 1), 0)
-    held = np.r_[tree.forest.outermost_match(label), 0][timeline.places.operator[timeline.work_rows_in(window)]]
-    rows = np.unique(held[held > 0]) - 1
+    is_forward_embedding = (names == "aten::embedding").to_numpy() & ~links.in_backward
+    label = np.where(is_forward_embedding, np.arange(1, names.len() + 1), 0)
+    embedding = np.r_[tree.forest.outermost_match(label), 0][timeline.places.operator[timeline.work_rows_in(window)]]
+    rows = np.unique(embedding[embedding > 0]) - 1
     shapes = timeline.trace.operators.filter(pl.col("range").is_in(rows))["input_shapes"].cast(pl.String).to_list()
-    found: dict[int, int] = {}
+    indices_by_rows: dict[int, int] = {}
     for table, *indices in filter(None, map(tensors_of, shapes)):
         if indices:
-            found[table[0]] = found.get(table[0], 0) + math.prod(indices[0])
-    return found[max(found)] if found else None
+            indices_by_rows[table[0]] = indices_by_rows.get(table[0], 0) + math.prod(indices[0])
+    return indices_by_rows[max(indices_by_rows)] if indices_by_rows else None
 
 
 def _images(groups: pl.DataFrame) -> int | None:
@@ -182,11 +182,11 @@ def _images(groups: pl.DataFrame) -> int | None:
 
 def _weights(groups: pl.DataFrame) -> int | None:
     products = groups.filter((pl.col("category") == "gemm") & pl.col("input_shapes").is_not_null())
-    moved, spent = 0.0, 0
+    weight_bytes, small_ns = 0.0, 0
     for row in products.iter_rows(named=True):
         sizes = sizes_of("gemm", row["name"], row["input_shapes"], None)
         if sizes and sizes["b"] == 1 and sizes["m"] <= _FEW_ROWS:
-            moved += row["calls"] * sizes["n"] * sizes["k"] * ITEM.get(row["dtype"], 2)
-            spent += row["measured_ns"]
-    whole = int(groups.filter(pl.col("category").is_in(["gemm", "attention", "convolution"]))["measured_ns"].sum())
-    return round(moved) if whole and spent > _MOST * whole else None
+            weight_bytes += row["calls"] * sizes["n"] * sizes["k"] * ITEM.get(row["dtype"], 2)
+            small_ns += row["measured_ns"]
+    product_ns = int(groups.filter(pl.col("category").is_in(["gemm", "attention", "convolution"]))["measured_ns"].sum())
+    return round(weight_bytes) if product_ns and small_ns > _MOST * product_ns else None

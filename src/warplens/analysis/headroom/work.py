@@ -1,7 +1,7 @@
-"""What each piece of a device's busy time had to do: floating-point operations and bytes, and how that is known.
+"""Work of each piece of a device's busy time: floating-point operations and bytes, with their source.
 
-Four sources, the surest first: hardware counters of the same kernels, the shapes that operators recorded, a trace of
-the same program, and what kernel names and launch configurations imply. What none of them tells stays unknown.
+Four sources, the most reliable first: hardware counters of the same kernels, recorded shapes of operators, a trace of
+the same program, and names with launch configurations. Without any of them the work is unknown.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.work.catalogue import count_work, operator_work
 from warplens.profile.schema import Bools, Int64s, name_categories
 
-#: How the work of a piece is known.
+#: Sources of a piece's work.
 KNOWN: Final = ("counters", "shapes", "trace", "names", "none")
 SOURCE: Final = pl.Enum(KNOWN)
 
 #: Families of `warplens.analysis.work` → categories of kernels.
 _CATEGORY_OF: Final = {"copy": "copy-cast"}
 
-#: Copies between host and device, and between GPUs, are bound by links: they are hidden, not sped up.
+#: Copies between host and device, and between GPUs, are bound by links: they can be hidden, not sped up.
 ON_DEVICE: Final = ("device-to-device",)
 
-#: Names of work that is no kernel.
+#: Names of work other than kernels.
 _FILL, _HIDDEN = "memset", "inside CUDA graphs"
 _CATEGORY: Final = CLASSES.schema["category"]
 
@@ -45,61 +45,61 @@ _DTYPES: Final = {
 
 
 class Pieces(NamedTuple):
-    """Pieces of work, and what they are: millions of them are of a few hundred kinds, which are described once."""
+    """Pieces of work and their kinds: millions of pieces are of a few hundred kinds, which are described once."""
 
-    #: a row a piece, by stream and begin: `work` (row of `Timeline.work`), `stream`, `owned_ns`, `duration_ns`,
-    #: `owner`, `line`, and with `by_shapes` `calls` (which part of one call of its operator it is)
+    #: one row per piece, by stream and begin: `work` (row of `Timeline.work`), `stream`, `owned_ns`, `duration_ns`,
+    #: `owner`, `line`, and after `by_shapes` `calls` (its part of one call of its operator)
     rows: pl.DataFrame
-    #: a row a kind: `kind`, `category`, `precision`, `item` (bytes of a number of that precision), `tensor_cores`,
-    #: `name`, `backward` (by that name), `code` (of the full name), `blocks`, `threads`, `link` (bound by a link, or
-    #: exposed communication), `moved`, `phase`, `recomputed`, and what is found out later. Where operators recorded
-    #: shapes, each piece is a kind of its own.
+    #: one row per kind: `kind`, `category`, `precision`, `item` (bytes of an element of that precision),
+    #: `tensor_cores`, `name`, `backward` (by that name), `code` (of the full name), `blocks`, `threads`, `link` (bound
+    #: by a link, or exposed communication), `moved`, `phase`, `recomputed`, and columns added later. Where operators
+    #: recorded shapes, each piece is a kind of its own.
     kinds: pl.DataFrame
-    kind: Int64s  #: of each piece its row in `kinds`
+    kind: Int64s  #: row in `kinds` of each piece
 
     def wide(self) -> pl.DataFrame:
-        """All that is known of each piece in one frame."""
+        """All columns of each piece in one frame."""
         return self.rows.with_columns(self.kinds[self.kind].get_columns())
 
-    def only(self, which: pl.Series) -> Pieces:
-        """The pieces of the kinds for which this holds."""
-        if which.all():
+    def only(self, selected: pl.Series) -> Pieces:
+        """The pieces whose kinds the mask selects."""
+        if selected.all():
             return self
-        mine = which.to_numpy()[self.kind]
-        return Pieces(self.rows.filter(pl.Series(mine)), self.kinds, self.kind[mine])
+        is_selected = selected.to_numpy()[self.kind]
+        return Pieces(self.rows.filter(pl.Series(is_selected)), self.kinds, self.kind[is_selected])
 
 
 def pieces_of(timeline: Timeline, budget: TimeBudget) -> Pieces:
-    """The work of one device that owns time of a budget, with what its launch and its name tell."""
-    mine = np.flatnonzero(budget.owned_ns > 0)
+    """The work of one device that owns time of a budget, with the facts from its launch and its name."""
+    owning = np.flatnonzero(budget.owned_ns > 0)
     # Neighbours on a stream are neighbours in the frame; work is in order of time.
-    stream = timeline.work_on(budget.device)["stream"].to_numpy()[mine]
+    stream = timeline.work_on(budget.device)["stream"].to_numpy()[owning]
     if (stream[1:] < stream[:-1]).any():
-        mine = mine[np.argsort(stream, kind="stable")]
-    at = timeline.rows_on(budget.device)[mine]
-    work = timeline.work.select("kind", "row", "stream", "start_ns", "end_ns")[at]
+        owning = owning[np.argsort(stream, kind="stable")]
+    work_rows = timeline.rows_on(budget.device)[owning]
+    work = timeline.work.select("kind", "row", "stream", "start_ns", "end_ns")[work_rows]
     levels = levels_of_work(timeline, timeline.places)
     rows = work.select(
-        pl.Series("work", at), "stream", pl.Series("owned_ns", budget.owned_ns[mine]),
+        pl.Series("work", work_rows), "stream", pl.Series("owned_ns", budget.owned_ns[owning]),
         (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"),
-        _owners(timeline, levels.level[at], levels.row[at]).alias("owner"),
-        _lines(timeline, at),
+        _owners(timeline, levels.level[work_rows], levels.row[work_rows]).alias("owner"),
+        _lines(timeline, work_rows),
     )  # fmt: skip
-    told, which = _told_by_tables(timeline, work["kind"], work["row"])
+    kinds_by_table, table_kind = _table_kinds(timeline, work["kind"], work["row"])
     del work, levels
-    again = pl.Series("recomputed", recomputed(timeline)[at])
-    found = pl.DataFrame([pl.Series("told", which), phase_of_work(timeline).gather(at), again])
-    heads, kind = (found, np.arange(found.height)) if timeline.has_operators else numbered(found, found.columns)
-    kinds = heads.drop("told").with_columns(told[heads["told"]].get_columns())
+    is_recomputed = pl.Series("recomputed", recomputed(timeline)[work_rows])
+    keys = pl.DataFrame([pl.Series("table_kind", table_kind), phase_of_work(timeline).gather(work_rows), is_recomputed])
+    distinct, kind = (keys, np.arange(keys.height)) if timeline.has_operators else numbered(keys, keys.columns)
+    kinds = distinct.drop("table_kind").with_columns(kinds_by_table[distinct["table_kind"]].get_columns())
     return Pieces(rows, kinds, kind)
 
 
-def _told_by_tables(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tuple[pl.DataFrame, Int64s]:
-    """What the tables tell of kernels, copies, fills and graphs, and which row of that is each of these pieces'.
+def _table_kinds(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tuple[pl.DataFrame, Int64s]:
+    """The distinct kinds of kernels, copies, fills and graphs by their tables, and the kind of each piece.
 
-    That are names, the size of the launch of a kernel (`blocks`, `threads`), and the bytes `moved` by what is none.
-    Texts stay dictionary-encoded, and what follows from a name is worked out once for each, for millions of pieces
-    have a few hundred of them.
+    A kind has names, the size of a kernel's launch (`blocks`, `threads`), and the bytes `moved` by other work. Texts
+    stay dictionary-encoded, and facts from a name are computed once per name, since millions of pieces have a few
+    hundred of them.
     """
     trace = timeline.trace
     kernels, copies, fills = trace.kernels, trace.copies, trace.memsets
@@ -108,8 +108,8 @@ def _told_by_tables(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tupl
     filled, fill = numbered(fills.select(moved="bytes"), ("moved",))
     short, by_short, full = name_categories(kernels["name"]), launches["name"].to_physical(), launches["full_name"]
     directions, full = name_categories(copies["direction"]), full.to_physical()
-    named = [f"copy {text}" for text in directions]
-    names = pl.Enum(list(dict.fromkeys([*short, *named, _FILL, _HIDDEN])))
+    copy_names = [f"copy {text}" for text in directions]
+    names = pl.Enum(list(dict.fromkeys([*short, *copy_names, _FILL, _HIDDEN])))
     classes = class_table(kernels["full_name"])
     items = [ITEM.get(text) for text in classes["precision"].cast(pl.String)]
     of_kernels = launches.select(
@@ -122,115 +122,117 @@ def _told_by_tables(timeline: Timeline, kind: pl.Series, row: pl.Series) -> tupl
     )  # fmt: skip
     of_copies = copied.select(
         "moved",
-        pl.Series("name", named, dtype=names).gather(copied["direction"].to_physical()),
+        pl.Series("name", copy_names, dtype=names).gather(copied["direction"].to_physical()),
         link=~pl.col("direction").is_in(ON_DEVICE).fill_null(value=False),
     )
-    others = [
+    other_kinds = [
         rows.with_columns(
-            pl.lit(what, dtype=kind.dtype).alias("kind"),
+            pl.lit(kind_name, dtype=kind.dtype).alias("kind"),
             pl.lit(category, dtype=_CATEGORY).alias("category"),
             *(() if name is None else (pl.lit(name, dtype=names).alias("name"), pl.lit(value=False).alias("link"))),
         )
-        for what, category, name, rows in (
+        for kind_name, category, name, rows in (
             ("copy", "copy-cast", None, of_copies),
             ("memset", "elementwise", _FILL, filled),
             ("graph", "other", _HIDDEN, pl.DataFrame({"moved": [None]}, schema={"moved": pl.Int64})),
         )
     ]
-    told = pl.concat([of_kernels, *others], how="diagonal").with_columns(pl.col("link").fill_null(value=False))
+    all_kinds = pl.concat([of_kernels, *other_kinds], how="diagonal").with_columns(
+        pl.col("link").fill_null(value=False)
+    )
     hidden = np.broadcast_to(np.int64(0), trace.graph_launches.height)
-    which, rows, before = np.empty(kind.len(), dtype=np.int64), row.to_numpy(), 0
+    kind_of_piece, rows, offset = np.empty(kind.len(), dtype=np.int64), row.to_numpy(), 0
     tables = (("kernel", launch, launches), ("copy", copy, copied), ("memset", fill, filled), ("graph", hidden, None))
-    for each, numbers, table in tables:
-        mine = np.flatnonzero((kind == each).to_numpy())
-        which[mine] = numbers[rows[mine]] + before
-        before += 0 if table is None else table.height
-    return told, which
+    for work_kind, numbers, table in tables:
+        of_kind = np.flatnonzero((kind == work_kind).to_numpy())
+        kind_of_piece[of_kind] = numbers[rows[of_kind]] + offset
+        offset += 0 if table is None else table.height
+    return all_kinds, kind_of_piece
 
 
 def joined(pieces: pl.DataFrame, table: pl.DataFrame, on: str) -> pl.DataFrame:
-    """A left join in the order of the pieces; columns of nulls where there is nothing to join."""
+    """A left join that keeps the order of the pieces; columns of nulls where the table is empty."""
     if table.is_empty():
         schema = table.drop(on).schema.items()
         return pieces.with_columns(pl.lit(None, dtype=dtype).alias(name) for name, dtype in schema)
     return pieces.join(table, on=on, how="left", maintain_order="left")
 
 
-#: Where more of the backward pass than this runs with gradients enabled, gradients of gradients are wanted.
-_MOST_RECOMPUTED: Final = 0.6
+#: If more of the backward pass than this runs with gradients enabled, it computes gradients of gradients.
+_MAX_RECOMPUTED_SHARE: Final = 0.6
 
 
 def recomputed(timeline: Timeline) -> Bools:
-    """Which rows of `Timeline.work` do forward work again inside the backward pass (activation checkpointing).
+    """Mask of the rows of `Timeline.work` that recompute forward work in the backward pass (activation checkpointing).
 
-    The backward pass computes without gradients; an operator in it that bears a number of the autograd graph without
-    being a node of it runs a piece of the forward pass again.
+    The backward pass computes without gradients; an operator in it that has a number of the autograd graph without
+    being a node of it recomputes a piece of the forward pass.
     """
-    nothing = np.zeros(timeline.work.height, dtype=np.bool_)
+    none = np.zeros(timeline.work.height, dtype=np.bool_)
     if not timeline.has_operators:
-        return nothing
+        return none
     links, tree = timeline.autograd, timeline.operators
     numbered = timeline.trace.operators.filter((pl.col("sequence") >= 0) & (pl.col("forward_thread").fill_null(0) == 0))
     roots = np.zeros(len(links.in_backward), dtype=np.int64)
     roots[numbered["range"].to_numpy()] = 1
-    again = tree.forest.outermost_match(roots * links.in_backward) > 0
-    operator, spent = timeline.places.operator, timeline.places.duration_ns
-    found: Bools = np.r_[again, False][operator]
-    backward = int(spent[np.r_[links.in_backward, False][operator]].sum())
-    return found if int(spent[found].sum()) <= _MOST_RECOMPUTED * backward else nothing
+    recomputes = tree.forest.outermost_match(roots * links.in_backward) > 0
+    operator, time_ns = timeline.places.operator, timeline.places.duration_ns
+    is_recomputed: Bools = np.r_[recomputes, False][operator]
+    backward = int(time_ns[np.r_[links.in_backward, False][operator]].sum())
+    return is_recomputed if int(time_ns[is_recomputed].sum()) <= _MAX_RECOMPUTED_SHARE * backward else none
 
 
 def _owners(timeline: Timeline, level: npt.NDArray[np.int8], row: Int64s) -> pl.Series:
-    """The finest part of the program that each piece is known to come from: module, annotation or operator."""
+    """The finest known part of the program of each piece: module, annotation or operator."""
     in_module = level == LEVELS.index("module")
     texts: list[str] = []
     position = np.full(len(row), NO_RANGE, dtype=np.int64)
-    for names, mine in (
+    for names, selected in (
         (timeline.trace.python_functions["name"], in_module & (row != NO_RANGE)),
         (timeline.trace.ranges["name"], ~in_module & (row != NO_RANGE)),
     ):
-        # Only names that occur: a trace may have a name for each call of an operator.
-        distinct, place = np.unique(names.to_physical().to_numpy()[row[mine]], return_inverse=True)
-        position[mine] = len(texts) + place
+        # Only names that occur: a trace may have a separate name for each call of an operator.
+        distinct, place = np.unique(names.to_physical().to_numpy()[row[selected]], return_inverse=True)
+        position[selected] = len(texts) + place
         texts += [module_name(text) or text for text in name_categories(names).gather(distinct)]
-    return pl.Series(texts, dtype=pl.Enum(sorted(set(texts)))).gather(_known(position))
+    return pl.Series(texts, dtype=pl.Enum(sorted(set(texts)))).gather(_or_null(position))
 
 
 def _lines(timeline: Timeline, rows: Int64s) -> pl.Series:
-    """The Python function and line of each of these rows of `Timeline.work`, in the order of their texts."""
+    """The Python function and line of each of these rows of `Timeline.work`; categories in the order of their texts."""
     names = timeline.trace.python_functions["name"]
     if not names.len():
         return pl.Series("line", [None], dtype=pl.Enum([])).new_from_index(0, len(rows))
     texts = name_categories(names)
-    found = pl.Series("line", texts, dtype=pl.Enum(texts.sort()))
-    return found.gather(names.to_physical().gather(_known(timeline.places.function[rows])))
+    lines = pl.Series("line", texts, dtype=pl.Enum(texts.sort()))
+    return lines.gather(names.to_physical().gather(_or_null(timeline.places.function[rows])))
 
 
-def _known(rows: Int64s) -> pl.Series:
-    """Row numbers with null for none."""
+def _or_null(rows: Int64s) -> pl.Series:
+    """Row numbers with null for `NO_RANGE`."""
     return pl.Series(rows).replace(NO_RANGE, None)
 
 
 # --- Shapes ----------------------------------------------------------------------------------------------------------
 
 
-def by_shapes(timeline: Timeline, given: Pieces) -> Pieces:
-    """The pieces with the work of the operator that launched them, where its shapes tell it.
+def by_shapes(timeline: Timeline, by_kind: Pieces) -> Pieces:
+    """The pieces with the work of the operator that launched them, where its shapes give it.
 
     Adds `calls` to the pieces, and to the kinds `op` (the operator that the work is counted at, or -1), `alone`
-    (whether the piece is all that this operator launched), `kernel` (what was `name`, which is the operator's from here
-    on), and `shapes`, `types`, `flops`, `bytes`, `elements`, `dtype`, `known`; null where not known.
+    (whether the piece is all that this operator launched), `kernel` (the former `name`; `name` becomes the operator's),
+    and `shapes`, `types`, `flops`, `bytes`, `elements`, `dtype`, `known`; null where not known.
     """
     if not timeline.has_operators:
-        return _without_shapes(given)
-    pieces = given.wide().with_columns(
+        return _without_shapes(by_kind)
+    pieces = by_kind.wide().with_columns(
         pl.col("name", "category", "precision", "phase", "owner", "line").cast(pl.String)
     )
     counting = count_work(timeline)
     all_rows = timeline.work.select(
         pl.Series("op", counting.counted_at), (pl.col("end_ns") - pl.col("start_ns")).alias("whole_ns")
     )
-    whole = all_rows.filter(pl.col("op") != NO_RANGE).group_by("op").agg(pl.col("whole_ns").sum())
+    whole_times = all_rows.filter(pl.col("op") != NO_RANGE).group_by("op").agg(pl.col("whole_ns").sum())
     modelled = operator_work(timeline, timeline.window("all")).operators
     ranges = timeline.trace.ranges
     operators = (
@@ -238,7 +240,7 @@ def by_shapes(timeline: Timeline, given: Pieces) -> Pieces:
             pl.col("range").alias("op"), pl.col("name").alias("op_name"), pl.col("family").cast(pl.String),
             pl.col("input_shapes").alias("shapes"), pl.col("input_types").alias("types"), "flops", "flops_full",
             "bytes", pl.col("precision").alias("op_precision"), pl.col("tensor_cores").alias("op_tensor_cores"),
-        ).join(whole, on="op")
+        ).join(whole_times, on="op")
     )  # fmt: skip
     pieces = pieces.with_columns(
         pl.Series("op", counting.counted_at[pieces["work"].to_numpy()]),
@@ -253,7 +255,7 @@ def by_shapes(timeline: Timeline, given: Pieces) -> Pieces:
     pieces = joined(pieces, recorded, "launcher").with_columns(
         ranges["name"].gather(launcher).cast(pl.String).alias("launched_by")
     )
-    found = _generated(pieces).with_columns(
+    with_work = _generated(pieces).with_columns(
         (pl.col("owned_ns") / pl.coalesce("whole_ns", "duration_ns")).alias("calls"),
         (pl.col("whole_ns") == pl.col("duration_ns")).alias("alone"),
         pl.when(pl.col("family").is_not_null() & pl.col("bytes").is_not_null())
@@ -268,11 +270,11 @@ def by_shapes(timeline: Timeline, given: Pieces) -> Pieces:
         pl.col("name").alias("kernel"),
         pl.col("shapes").map_elements(largest_tensor, return_dtype=pl.Int64).alias("elements"),
     )
-    of_rows = [*given.rows.columns, "calls"]
-    return Pieces(found.select(of_rows), found.drop(of_rows), np.arange(found.height))
+    piece_columns = [*by_kind.rows.columns, "calls"]
+    return Pieces(with_work.select(piece_columns), with_work.drop(piece_columns), np.arange(with_work.height))
 
 
-#: The source of a copy's or fill's work is its own record.
+#: The work of a copy or fill is in its own record.
 _MOVED: Final = (
     pl.when(pl.col("moved").is_not_null())
     .then(pl.lit("names", dtype=SOURCE))
@@ -281,18 +283,18 @@ _MOVED: Final = (
 
 
 def _without_shapes(pieces: Pieces) -> Pieces:
-    """The same columns where the profile has no operators."""
-    nothing, number = pl.lit(None, dtype=pl.Enum([])), pl.lit(None, dtype=pl.Int64)
+    """The same columns for a profile without operators."""
+    null_text, null_int = pl.lit(None, dtype=pl.Enum([])), pl.lit(None, dtype=pl.Int64)
     kinds = pieces.kinds.with_columns(
         pl.lit(NO_RANGE, dtype=pl.Int64).alias("op"),
         pl.col("name").alias("kernel"),
         pl.col("moved").alias("bytes"),
         pl.col("precision").alias("dtype"),
         _MOVED.alias("known"),
-        nothing.alias("shapes"),
-        nothing.alias("types"),
+        null_text.alias("shapes"),
+        null_text.alias("types"),
         pl.lit(value=True).alias("alone"),
-        *(number.alias(name) for name in ("flops", "flops_full", "elements")),
+        *(null_int.alias(name) for name in ("flops", "flops_full", "elements")),
     )
     return Pieces(
         pieces.rows.with_columns((pl.col("owned_ns") / pl.col("duration_ns")).alias("calls")), kinds, pieces.kind
@@ -314,12 +316,12 @@ def _generated(pieces: pl.DataFrame) -> pl.DataFrame:
     if generated.is_empty():
         return pieces
     table = generated.with_columns(pl.Series("generated_bytes", moved, dtype=pl.Int64), own_bool=pl.lit(value=True))
-    joined = pieces.join(table, on=["own_shapes", "own_types"], how="left", maintain_order="left", nulls_equal=True)
-    found = is_generated & pl.col("generated_bytes").is_not_null()
-    return joined.with_columns(
-        pl.when(found).then("category").otherwise("family").alias("family"),
-        pl.when(found).then("own_shapes").otherwise("shapes").alias("shapes"),
-        pl.when(found).then("own_types").otherwise("types").alias("types"),
-        pl.when(found).then(0).otherwise("flops").alias("flops"),
-        pl.when(found).then("generated_bytes").otherwise("bytes").alias("bytes"),
+    with_bytes = pieces.join(table, on=["own_shapes", "own_types"], how="left", maintain_order="left", nulls_equal=True)
+    has_bytes = is_generated & pl.col("generated_bytes").is_not_null()
+    return with_bytes.with_columns(
+        pl.when(has_bytes).then("category").otherwise("family").alias("family"),
+        pl.when(has_bytes).then("own_shapes").otherwise("shapes").alias("shapes"),
+        pl.when(has_bytes).then("own_types").otherwise("types").alias("types"),
+        pl.when(has_bytes).then(0).otherwise("flops").alias("flops"),
+        pl.when(has_bytes).then("generated_bytes").otherwise("bytes").alias("bytes"),
     ).drop("generated_bytes", "own_bool")  # fmt: skip

@@ -1,4 +1,4 @@
-"""How much of the GPU work operators explain, and how much of the host's time in them is the framework's own."""
+"""The share of GPU work explained by operators, and the framework's own share of the host time in them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from warplens.analysis.trees import NO_RANGE
 from warplens.analysis.window import Window
 from warplens.profile.schema import Bools, name_categories
 
-#: Autograd's node that adds a gradient to the parameter's; it has no forward operator.
+#: Autograd's node that accumulates a gradient; it has no forward operator.
 _ACCUMULATION: Final = "torch::autograd::AccumulateGrad"
 
 
 @dataclass(frozen=True)
 class OperatorCoverage:
-    """How much of the window's GPU work (summed durations) the operators explain."""
+    """GPU work of the window (summed durations) that operators explain."""
 
     total_ns: int
     operator_ns: int  #: launched inside operators
     backward_ns: int  #: launched inside operators of the backward pass
     linked_ns: int  #: part of `backward_ns` whose forward operator is known
-    #: part of `backward_ns` that belongs to no forward operator by its nature: adding gradients up, and what hooks on
-    #: that launch (the all-reduce of data parallelism)
+    #: part of `backward_ns` without a forward operator by its nature: accumulation of gradients, and the work of hooks
+    #: there (the all-reduce of data parallelism)
     accumulation_ns: int
-    #: the work by the finest `LEVELS` that names its place in the program: a module (where Python stacks were
-    #: recorded), an annotation of the user that is neither a step nor a whole pass, the outermost operator, or `none`.
-    #: Backward work counts with its forward operator, and where that is unknown with its own.
+    #: the work by the finest of `LEVELS` that names its place in the program: a module (where Python stacks were
+    #: recorded), an annotation that is neither a step nor a whole pass, the outermost operator, or `none`. Backward
+    #: work counts with its forward operator, and where that is unknown with its own.
     level_ns: Mapping[str, int]
     backward_level_ns: Mapping[str, int]  #: the same of the linked backward work alone
 
@@ -48,27 +48,29 @@ class OperatorCoverage:
 
 
 def operator_coverage(timeline: Timeline, window: Window) -> OperatorCoverage:
-    """How much of the window's GPU work belongs to operators, to forward operators, and to parts of the program."""
-    found = timeline.places.part(timeline.work_rows_in(window))
-    levels = levels_of_work(timeline, found)
+    """GPU work of the window that belongs to operators, to forward operators, and to parts of the program."""
+    work_places = timeline.places.part(timeline.work_rows_in(window))
+    levels = levels_of_work(timeline, work_places)
 
     def spent(selected: Bools) -> int:
-        return int(found.duration_ns[selected].sum())
+        return int(work_places.duration_ns[selected].sum())
 
     by_level = {name: levels.level == number for number, name in enumerate(LEVELS)}
     return OperatorCoverage(
         total_ns=spent(np.ones(len(levels.level), dtype=np.bool_)),
-        operator_ns=spent(found.operator != NO_RANGE),
-        backward_ns=spent(found.backward),
-        linked_ns=spent(found.linked),
-        accumulation_ns=spent(found.backward & ~found.linked & _accumulating(timeline)[found.operator]),
-        level_ns={name: spent(mine) for name, mine in by_level.items()},
-        backward_level_ns={name: spent(mine & found.linked) for name, mine in by_level.items()},
+        operator_ns=spent(work_places.operator != NO_RANGE),
+        backward_ns=spent(work_places.backward),
+        linked_ns=spent(work_places.linked),
+        accumulation_ns=spent(
+            work_places.backward & ~work_places.linked & _accumulating(timeline)[work_places.operator]
+        ),
+        level_ns={name: spent(at_level) for name, at_level in by_level.items()},
+        backward_level_ns={name: spent(at_level & work_places.linked) for name, at_level in by_level.items()},
     )
 
 
 def _accumulating(timeline: Timeline) -> Bools:
-    """Which operators are or lie in autograd's accumulation of gradients; the last entry answers for none."""
+    """Mask of the operators that are or lie in autograd's accumulation of gradients; the last entry stands for none."""
     names = timeline.trace.ranges["name"]
     if not names.len():
         return np.zeros(1, dtype=np.bool_)
@@ -80,27 +82,27 @@ def _accumulating(timeline: Timeline) -> Bools:
 
 @dataclass(frozen=True)
 class FrameworkOverhead:
-    """Kernel time against framework time over a window."""
+    """Kernel time and framework time of a window."""
 
     window_ns: int
-    busy_ns: int  #: time of it in which at least one GPU worked
+    busy_ns: int  #: time in which at least one GPU worked
     threads: int  #: threads that ran operators
     host_ns: int  #: time in which they were inside operators, summed over threads
     api_ns: int  #: part of it inside CUDA API calls: launching, copying, waiting
 
     @property
     def framework_ns(self) -> int:
-        """Time inside operators, but outside of CUDA: dispatch, shapes, allocation, autograd's bookkeeping."""
+        """Time inside operators, but outside CUDA: dispatch, shapes, allocation, autograd's bookkeeping."""
         return self.host_ns - self.api_ns
 
     @property
     def uncovered_ns(self) -> int:
-        """Time of the window in which no GPU worked: the overhead that kernels do not hide."""
+        """Time of the window without GPU work: overhead that kernels do not hide."""
         return self.window_ns - self.busy_ns
 
 
 def framework_overhead(timeline: Timeline, window: Window) -> FrameworkOverhead | None:
-    """The split for the operators of the window; None where the profile holds no operators."""
+    """Framework overhead of the window's operators; None where the profile holds no operators."""
     if not timeline.has_operators:
         return None
     tree = timeline.operators

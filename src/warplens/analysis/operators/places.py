@@ -1,11 +1,11 @@
-"""The operators of each thread as trees, and where each piece of GPU work comes from: operators, module, function.
+"""The operators of each thread as trees, and the origin of GPU work: operators, module, function.
 
-An operator's children are the operators that run inside it on the same thread, whatever annotation stands in between.
+An operator's children are the operators that run inside it on the same thread, regardless of annotations in between.
 Its host time has three parts: the operators inside it, the CUDA API calls that it makes itself, and the rest, which is
 the framework's own work (dispatch, shape checks, allocation): PyTorch calls that *self CPU time*.
 
 Work of the forward pass comes from where it was launched. Work of the backward pass is launched by autograd's thread,
-which knows nothing of modules: it comes from where the forward operator ran whose gradient it computes.
+which knows no modules: it comes from the place of the forward operator whose gradient it computes.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class OperatorTree:
     """The operators of a profile. All arrays have one entry for each row of `Trace.ranges`."""
 
     is_operator: Bools
-    enclosing: Int64s  #: for any range itself or the nearest operator around it on its thread; `NO_RANGE` for none
-    forest: Forest  #: each operator's parent among the operators; other ranges stand alone
+    enclosing: Int64s  #: for any range, itself or the nearest operator around it on its thread; `NO_RANGE` for none
+    forest: Forest  #: each operator's parent among the operators; other ranges are isolated
     host_ns: Int64s  #: duration of each operator
     api_ns: Int64s  #: time in CUDA API calls made inside it, at any depth
     self_ns: Int64s  #: host time that is neither in operators inside it nor in CUDA API calls that it makes itself
 
     @property
     def is_outermost(self) -> Bools:
-        """Which operators lie in no other one."""
+        """Mask of the operators that lie in no other operator."""
         outermost: Bools = self.is_operator & (self.forest.parent == NO_RANGE)
         return outermost
 
@@ -48,64 +48,64 @@ class OperatorTree:
 def operator_tree(trace: Trace, ranges: RangeForest) -> OperatorTree:
     """The operators of a profile; `ranges` is the `forest` of its `Timeline`."""
     table = trace.ranges
-    mine = is_operator(table)
+    is_op = is_operator(table)
     same_thread = table["parent"].fill_null(NO_RANGE).to_numpy()
-    enclosing = nearest(same_thread, mine, np.arange(table.height))
-    above = nearest(same_thread, mine, same_thread)
-    parent = np.where(mine, above, NO_RANGE)
+    enclosing = nearest(same_thread, is_op, np.arange(table.height))
+    parent_operator = nearest(same_thread, is_op, same_thread)
+    parent = np.where(is_op, parent_operator, NO_RANGE)
     forest = Forest.of(parent)
-    host = np.where(mine, (table["end_ns"] - table["start_ns"]).to_numpy(), 0)
+    host_ns = np.where(is_op, (table["end_ns"] - table["start_ns"]).to_numpy(), 0)
     nested = np.flatnonzero(parent != NO_RANGE)
-    in_children = sum_by(parent[nested], host[nested], table.height)
-    api = _direct_api_ns(trace, ranges, enclosing)
-    # Clocks are read one after the other: a child that was written to end after its parent must not make time negative.
-    own = np.maximum(host - in_children - api, 0)
-    return OperatorTree(mine, enclosing, forest, host, forest.inclusive(api), np.where(mine, own, 0))
+    children_ns = sum_by(parent[nested], host_ns[nested], table.height)
+    api_ns = _direct_api_ns(trace, ranges, enclosing)
+    # Clocks are read one after the other: a child recorded as ending after its parent must not make time negative.
+    self_ns = np.maximum(host_ns - children_ns - api_ns, 0)
+    return OperatorTree(is_op, enclosing, forest, host_ns, forest.inclusive(api_ns), np.where(is_op, self_ns, 0))
 
 
 def _direct_api_ns(trace: Trace, ranges: RangeForest, enclosing: Int64s) -> Int64s:
-    """Time in CUDA API calls that each operator makes itself; a call made inside another one is part of that one."""
-    spent = np.zeros(len(enclosing), dtype=np.int64)
+    """Time in CUDA API calls made by each operator itself; a nested call is part of its outer call."""
+    direct_ns = np.zeros(len(enclosing), dtype=np.int64)
     calls = trace.api_calls.select("start_ns", "end_ns", "process", "thread")
     if not calls.height or not (enclosing != NO_RANGE).any():
-        return spent
+        return direct_ns
     for (process, thread), rows in calls.group_by("process", "thread", maintain_order=True):
         pieces = owned_union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
         count = len(pieces.starts)
-        held = ranges.open_on(
+        innermost = ranges.open_on(
             np.full(count, process, dtype=np.int64), np.full(count, thread, dtype=np.int64), pieces.starts
         )
-        owner = look_up(enclosing, held)
+        owner = look_up(enclosing, innermost)
         known = owner != NO_RANGE
-        np.add.at(spent, owner[known], (pieces.ends - pieces.starts)[known])
-    return spent
+        np.add.at(direct_ns, owner[known], (pieces.ends - pieces.starts)[known])
+    return direct_ns
 
 
-# --- Which forward operator each backward operator belongs to ---
+# --- Links from backward operators to forward operators ---
 #
-# Autograd numbers the nodes of its graph: a forward operator bears the number that the next node will get, and the
-# backward operator that runs a node bears the node's number and the number of the thread that made it. So several
-# forward operators bear one number (`aten::linear` and the `aten::t` inside it), and the one that began last before
-# the backward operator made the node: this is the rule by which PyTorch draws its own arrows
-# (`torch/csrc/profiler/kineto_shim` and `collection`, "among all ops with same sequence number, the one with largest
-# start time is most likely launching the backward op"). Where the profile holds those arrows, they are used first.
+# Autograd numbers the nodes of its graph: a forward operator carries the number that the next node will get, and the
+# backward operator that runs a node carries the node's number and the number of the thread that made it. So several
+# forward operators carry one number (`aten::linear` and the `aten::t` inside it), and the one that began last before
+# the backward operator made the node. PyTorch draws its own arrows by this rule (`torch/csrc/profiler/kineto_shim` and
+# `collection`, "among all ops with same sequence number, the one with largest start time is most likely launching the
+# backward op"). Where the profile holds those arrows, they are used first.
 
 
 @dataclass(frozen=True, eq=False)
 class AutogradLinks:
     """Backward operators and their forward operators. All arrays have one entry for each row of `Trace.ranges`."""
 
-    #: row of the forward operator that a backward operator runs the gradient of; `NO_RANGE` for none
+    #: row of the forward operator whose gradient a backward operator computes; `NO_RANGE` for none
     forward_of: Int64s
     in_backward: Bools  #: which operators are or lie in a backward operator, linked or not
     #: for each operator the innermost linked backward operator that it is or lies in; `NO_RANGE` for none
     linked: Int64s
 
     def forward_chain(self, operators: Int64s) -> list[Int64s]:
-        """The forward operators that these operators (rows of `Trace.ranges`, or `NO_RANGE`) work for.
+        """The forward operators of these operators (rows of `Trace.ranges`, or `NO_RANGE`).
 
-        A forward operator may itself run inside the backward pass (activation checkpointing): then the next array
-        holds the forward operator of that backward operator, and so on.
+        A forward operator may itself run inside the backward pass (activation checkpointing): then the next array holds
+        the forward operator of that backward operator, and so on.
         """
         chain = []
         current = self._forward(operators)
@@ -127,35 +127,35 @@ def autograd_links(trace: Trace, tree: OperatorTree) -> AutogradLinks:
     forward_of[arrows["backward"].to_numpy()] = arrows["forward"].to_numpy()
     numbered = _by_sequence(trace)
     rows = numbered["range"].to_numpy()
-    fresh = forward_of[rows] == NO_RANGE
-    forward_of[rows[fresh]] = numbered["forward"].to_numpy()[fresh]
+    unlinked = forward_of[rows] == NO_RANGE
+    forward_of[rows[unlinked]] = numbered["forward"].to_numpy()[unlinked]
     _lift_to_engine(trace, tree.forest, forward_of)
-    # Nothing works for what begins after it: such links, of a damaged profile, could lead around in a circle.
-    begun = trace.ranges["start_ns"].to_numpy()
+    # A forward operator begins before its backward operator: other links, of a damaged profile, could form a cycle.
+    starts = trace.ranges["start_ns"].to_numpy()
     linked_rows = np.flatnonzero(forward_of != NO_RANGE)
-    forward_of[linked_rows[begun[forward_of[linked_rows]] >= begun[linked_rows]]] = NO_RANGE
+    forward_of[linked_rows[starts[forward_of[linked_rows]] >= starts[linked_rows]]] = NO_RANGE
 
     is_backward = forward_of != NO_RANGE
     is_backward[trace.operators.filter(pl.col("forward_thread") > 0)["range"].to_numpy()] = True
-    is_backward |= _named_by_engine(trace) & tree.is_operator
+    is_backward |= _is_engine_operator(trace) & tree.is_operator
     row = np.arange(1, count + 1)
     in_backward = tree.forest.outermost_match(np.where(is_backward, row, 0)) > 0
     linked = tree.forest.innermost_match(np.where(forward_of != NO_RANGE, row, 0)) - 1
     return AutogradLinks(forward_of, in_backward, linked)
 
 
-def _named_by_engine(trace: Trace) -> Bools:
+def _is_engine_operator(trace: Trace) -> Bools:
     named: Bools = name_labels(trace.ranges["name"], lambda name: name.startswith(AUTOGRAD_ENGINE)) > 0
     return named
 
 
 def _lift_to_engine(trace: Trace, forest: Forest, forward_of: Int64s) -> None:
-    """The engine's operator around a linked one works for the same node: it sums what broadcasting had expanded."""
-    engine = _named_by_engine(trace) & (forward_of == NO_RANGE)
+    """Links the engine's operator around a linked one to the same node: it sums what broadcasting had expanded."""
+    engine = _is_engine_operator(trace) & (forward_of == NO_RANGE)
     inner = np.flatnonzero(forward_of != NO_RANGE)
-    above = forest.parent[inner]
-    direct = np.r_[engine, False][above]
-    forward_of[above[direct]] = forward_of[inner[direct]]
+    parents = forest.parent[inner]
+    is_engine = np.r_[engine, False][parents]
+    forward_of[parents[is_engine]] = forward_of[inner[is_engine]]
 
 
 def _by_sequence(trace: Trace) -> pl.DataFrame:
@@ -171,11 +171,15 @@ def _by_sequence(trace: Trace) -> pl.DataFrame:
     backward = numbered.filter(pl.col("forward_thread") > 0)
     if not forward.height or not backward.height:
         return pl.DataFrame(schema={"range": pl.Int64, "forward": pl.Int64})
-    # Autograd's numbers of threads and the operating system's are not recorded side by side. A number belongs to the
-    # thread whose forward operators bear most of the sequence numbers that backward operators ask that number for.
-    asked = backward.select("process", "forward_thread", "sequence").unique()
-    borne = forward.select("process", "thread", "sequence").unique()
-    shared = asked.join(borne, on=["process", "sequence"]).group_by("process", "forward_thread", "thread").len("shared")
+    # Autograd's thread numbers and the operating system's are not recorded side by side. A number belongs to the thread
+    # whose forward operators carry most of the sequence numbers that backward operators refer to with that number.
+    referenced = backward.select("process", "forward_thread", "sequence").unique()
+    carried = forward.select("process", "thread", "sequence").unique()
+    shared = (
+        referenced.join(carried, on=["process", "sequence"])
+        .group_by("process", "forward_thread", "thread")
+        .len("shared")
+    )
     most = shared.sort("shared", "thread", descending=[True, False])
     threads = most.unique(["process", "forward_thread"], keep="first", maintain_order=True).drop("shared")
     keys = ["process", "thread", "sequence"]
@@ -197,31 +201,31 @@ def _by_sequence(trace: Trace) -> pl.DataFrame:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Arrays alongside `Timeline.work`, or a part of it; rows that do not exist are `NO_RANGE`."""
+    """Origins of GPU work: arrays alongside `Timeline.work`, or a part of it; missing rows are `NO_RANGE`."""
 
-    work: pl.DataFrame  #: columns `kind`, `start_ns`, `end_ns`, `range` of it
+    work: pl.DataFrame  #: its columns `kind`, `start_ns`, `end_ns`, `range`
     operator: Int64s  #: row (of `Trace.ranges`) of the innermost operator that launched it
     backward: Bools  #: whether that operator is part of the backward pass
-    #: the forward operators that backward work belongs to: first that of the innermost backward operator, then, where
-    #: that one ran inside the backward pass itself, its own; and so on
+    #: the forward operators of backward work: first that of the innermost backward operator, then, where that one ran
+    #: inside the backward pass itself, its own; and so on
     forwards: tuple[Int64s, ...]
     module: Int64s  #: row (of `Trace.python_functions`) of the module that it comes from
     function: Int64s  #: row (of `Trace.python_functions`) of the Python function that it comes from
 
     def part(self, rows: slice | Int64s) -> Places:
-        """The same of some of the work."""
+        """The places of some of the work."""
         forwards = tuple(forward[rows] for forward in self.forwards)
         origin = self.operator[rows], self.backward[rows], forwards, self.module[rows], self.function[rows]
         return Places(self.work[rows], *origin)
 
     @property
     def duration_ns(self) -> Int64s:
-        """Of the work."""
+        """Durations of the work."""
         return (self.work["end_ns"] - self.work["start_ns"]).to_numpy()
 
     @property
     def is_kernel(self) -> Bools:
-        """Whether it is a kernel."""
+        """Mask of the work that is a kernel."""
         return (self.work["kind"] == "kernel").to_numpy()
 
     @property
@@ -231,13 +235,13 @@ class Places:
 
     @property
     def linked(self) -> Bools:
-        """Which backward work has a known forward operator."""
+        """Mask of the backward work with a known forward operator."""
         linked: Bools = self.backward & (self.forwards[0] != NO_RANGE if self.forwards else np.False_)
         return linked
 
     @property
     def origin(self) -> Int64s:
-        """The operator of the forward pass that work comes from: for backward work the last of `forwards`."""
+        """The forward-pass operator of each piece of work: for backward work the last of `forwards`."""
         origin = np.where(self.backward, NO_RANGE, self.operator)
         for forward in self.forwards:
             origin = np.where(forward != NO_RANGE, forward, origin)
@@ -245,9 +249,9 @@ class Places:
 
 
 def places(trace: Trace, work: pl.DataFrame, tree: OperatorTree, links: AutogradLinks, frames: PythonFrames) -> Places:
-    """Where all GPU work of a profile (`Timeline.work`) comes from."""
-    nowhere = np.broadcast_to(np.int64(NO_RANGE), work.height)  # takes no room
-    operator: Int64s = nowhere
+    """The origin of all GPU work of a profile (`Timeline.work`)."""
+    no_rows = np.broadcast_to(np.int64(NO_RANGE), work.height)  # takes no memory
+    operator: Int64s = no_rows
     backward: Bools = np.broadcast_to(np.False_, work.height)
     forwards: tuple[Int64s, ...] = ()
     if tree.is_operator.any():
@@ -255,7 +259,7 @@ def places(trace: Trace, work: pl.DataFrame, tree: OperatorTree, links: Autograd
         backward = np.r_[links.in_backward, False][operator]
         forwards = tuple(links.forward_chain(np.where(backward, operator, NO_RANGE)))
 
-    module = function = nowhere
+    module = function = no_rows
     if trace.python_functions.height:
         known = np.flatnonzero(work["launch_start_ns"].is_not_null().to_numpy())
         process = work["process"].to_numpy().astype(np.int64)[known]
@@ -270,29 +274,28 @@ def places(trace: Trace, work: pl.DataFrame, tree: OperatorTree, links: Autograd
             module = np.where(module == NO_RANGE, look_up(frames.enclosing_module, call), module)
         for call in (*calls, waiting):
             function = np.where(function == NO_RANGE, look_up(frames.enclosing_function, call), function)
-    described = work.select("kind", "start_ns", "end_ns", "range")
-    return Places(described, operator, backward, forwards, module, function)
+    work_columns = work.select("kind", "start_ns", "end_ns", "range")
+    return Places(work_columns, operator, backward, forwards, module, function)
 
 
 def _running_at(ranges: pl.DataFrame, frames: PythonFrames, operators: Int64s) -> Int64s:
     """The Python call in which each of these operators began."""
-    found = np.full(len(operators), NO_RANGE, dtype=np.int64)
+    calls = np.full(len(operators), NO_RANGE, dtype=np.int64)
     known = np.flatnonzero(operators != NO_RANGE)
     rows = operators[known]
-    found[known] = frames.running(
+    calls[known] = frames.running(
         ranges["process"].to_numpy()[rows].astype(np.int64),
         ranges["thread"].to_numpy()[rows].astype(np.int64),
         ranges["start_ns"].to_numpy()[rows],
     )
-    return found
+    return calls
 
 
 # --- The recorded Python calls of each thread ---
 #
 # A profiler that records Python stacks writes three kinds of calls: functions (`model.py(12): forward`), built-ins
-# (`<built-in method linear …>`) and the calls of modules (`nn.Module: Linear_3`), whose number tells instances of a
-# class apart. Built-ins and module calls have no source line: what they launch belongs to the function that calls
-# them.
+# (`<built-in method linear …>`) and the calls of modules (`nn.Module: Linear_3`), whose number identifies the instance
+# of a class. Built-ins and module calls have no source line: their launches belong to the function that calls them.
 
 _MODULE = "nn.Module: "
 
@@ -327,7 +330,7 @@ class PythonFrames:
         return self._threads.open_on(process, thread, when)
 
     def waiting(self, process: Int64s, thread: Int64s, when: Int64s) -> Int64s:
-        """The same, or the call that a waiting thread of the process is in (`Tensor.backward`), where there is none."""
+        """As `running`; where there is none, the call (`Tensor.backward`) of a waiting thread of the process."""
         return self._threads.attribute(process, thread, when)[0]
 
 
@@ -338,7 +341,11 @@ def python_frames(calls: pl.DataFrame) -> PythonFrames:
     codes = calls["name"].to_physical().to_numpy()
     is_module = np.array([name.startswith(_MODULE) for name in names], dtype=np.bool_)[codes]
     has_line = np.array(["): " in name and not name.startswith("<") for name in names], dtype=np.bool_)[codes]
-    own = np.arange(calls.height)
+    all_rows = np.arange(calls.height)
     return PythonFrames(
-        parent, is_module, nearest(parent, is_module, own), nearest(parent, has_line, own), range_forest(calls)
+        parent,
+        is_module,
+        nearest(parent, is_module, all_rows),
+        nearest(parent, has_line, all_rows),
+        range_forest(calls),
     )

@@ -1,10 +1,10 @@
-"""Operators, modules and Python functions with their host time, their GPU time, and that of their backward pass.
+"""Operators, modules and Python functions with host time, GPU time, and the GPU time of their backward pass.
 
 GPU figures count the work that begins in the window. Host figures count the operators whose first GPU work does, and
 those without any that begin in it themselves: so a step has all of its operators, however far the host runs ahead. A
 part's backward time is that of the backward operators whose forward operator ran in it.
 
-Inclusive times never count a thing twice: an operator inside another one of the same name adds nothing to the name's
+Inclusive times never count anything twice: an operator inside another one of the same name adds nothing to the name's
 host or GPU time. (`torch.profiler`'s tables add both.) `aten::mm` runs in the forward pass, and again to compute its
 own gradient: that work is GPU time and backward time of `aten::mm`, and once in its total.
 """
@@ -28,11 +28,11 @@ from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Int64s, name_categories, name_labels
 
-#: What makes a row.
+#: Groupings of rows.
 GROUPINGS: Final = ("name", "shapes", "tree", "module", "python")
 
 
-#: What names a place in the program, the finest first.
+#: Kinds of places in the program, the finest first.
 LEVELS: Final = ("module", "annotation", "operator", "none")
 
 OPERATORS: Final = table(
@@ -83,7 +83,7 @@ OPERATORS: Final = table(
 
 
 def operators_by(timeline: Timeline, window: Window, by: str = "name") -> pl.DataFrame:
-    """Operators and what encloses them (`OPERATORS`), most GPU time (forward and backward) first.
+    """Operators and the parts of the program around them (`OPERATORS`), most GPU time (forward and backward) first.
 
     Args:
         window: the part of it to look at.
@@ -114,16 +114,16 @@ def operators_by(timeline: Timeline, window: Window, by: str = "name") -> pl.Dat
 
 def _operator_rows(timeline: Timeline, window: Window, by: str) -> pl.DataFrame:
     tree, ranges = timeline.operators, timeline.trace.ranges
-    found = timeline.places.part(timeline.work_rows_in(window))
+    work_places = timeline.places.part(timeline.work_rows_in(window))
     counts = counted(timeline, window, ranges, tree.forest, timeline.places.operator) & tree.is_operator
     nodes = Nodes(
         tree.forest,
         counts,
         tree.host_ns,
-        found.duration_ns,
-        found.is_kernel,
-        found.operator,
-        found.forwards,
+        work_places.duration_ns,
+        work_places.is_kernel,
+        work_places.operator,
+        work_places.forwards,
         tree.api_ns,
         tree.self_ns,
     )
@@ -144,80 +144,80 @@ def _operator_rows(timeline: Timeline, window: Window, by: str) -> pl.DataFrame:
 
 
 def _module_rows(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """Modules as a tree, then annotations and operators with the work that no module is known for."""
+    """Modules as a tree, then annotations and operators for the work without a known module."""
     levels = levels_of_work(timeline, timeline.places)
-    ranges, above = timeline.trace.ranges, timeline.forest.parent
-    telling, modules = _telling(timeline), timeline.python
-    shown, used = [], 0
-    for level, calls, wanted, parent in (
+    ranges, range_parent = timeline.trace.ranges, timeline.forest.parent
+    is_place, modules = _is_place(timeline), timeline.python
+    tables, row_count = [], 0
+    for level, calls, is_level, parent in (
         ("module", timeline.trace.python_functions, modules.is_module, modules.module_parent),
-        ("annotation", ranges, telling, nearest(above, telling, above)),
+        ("annotation", ranges, is_place, nearest(range_parent, is_place, range_parent)),
         ("operator", ranges, timeline.operators.is_outermost, np.full(ranges.height, NO_RANGE)),
     ):
-        mine = np.where(levels.level == LEVELS.index(level), levels.row, NO_RANGE)
-        nodes = _nodes(timeline, window, mine, calls, np.where(wanted, parent, NO_RANGE), wanted)
-        rows = by_path(nodes, _codes(calls), wanted if level == "module" else wanted & nodes.causing())
-        numbered = _named(rows, calls, _module_title if level == "module" else str)
-        shown.append(numbered.with_columns(pl.col("id", "parent") + used, level=pl.lit(level)))
-        used += rows.height
+        node_of_work = np.where(levels.level == LEVELS.index(level), levels.row, NO_RANGE)
+        nodes = _nodes(timeline, window, node_of_work, calls, np.where(is_level, parent, NO_RANGE), is_level)
+        rows = by_path(nodes, _codes(calls), is_level if level == "module" else is_level & nodes.causing())
+        numbered = _named(rows, calls, (lambda text: module_name(text) or text) if level == "module" else str)
+        tables.append(numbered.with_columns(pl.col("id", "parent") + row_count, level=pl.lit(level)))
+        row_count += rows.height
     work = timeline.work_rows_in(window)
-    found, lost = timeline.places.part(work), levels.level[work] == LEVELS.index("none")
-    if lost.any():
-        spent = int(found.duration_ns[lost].sum())
+    work_places, is_nowhere = timeline.places.part(work), levels.level[work] == LEVELS.index("none")
+    if is_nowhere.any():
+        nowhere_ns = int(work_places.duration_ns[is_nowhere].sum())
         nowhere = {
-            "id": used,
+            "id": row_count,
             "depth": 0,
             "level": "none",
             "name": "outside all operators",
-            "gpu_ns": spent,
-            "gpu_self_ns": spent,
+            "gpu_ns": nowhere_ns,
+            "gpu_self_ns": nowhere_ns,
             "backward_ns": 0,
             "backward_self_ns": 0,
-            "total_ns": spent,
-            "kernels": int((lost & found.is_kernel).sum()),
+            "total_ns": nowhere_ns,
+            "kernels": int((is_nowhere & work_places.is_kernel).sum()),
         }
-        shown.append(pl.DataFrame([nowhere]))
-    return pl.concat(shown, how="diagonal")
+        tables.append(pl.DataFrame([nowhere]))
+    return pl.concat(tables, how="diagonal")
 
 
 def _python_rows(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """Python functions with a source line, by the GPU time of what they launched themselves."""
+    """Python functions with a source line, by the GPU time of the work they launched themselves."""
     calls, frames = timeline.trace.python_functions, timeline.python
-    wanted = frames.enclosing_function == np.arange(calls.height)
-    parent = np.where(wanted, frames.function_parent, NO_RANGE)
-    nodes = _nodes(timeline, window, timeline.places.function, calls, parent, wanted)
-    return _named(by_group(nodes, _codes(calls), wanted), calls).sort(
+    is_outermost = frames.enclosing_function == np.arange(calls.height)
+    parent = np.where(is_outermost, frames.function_parent, NO_RANGE)
+    nodes = _nodes(timeline, window, timeline.places.function, calls, parent, is_outermost)
+    return _named(by_group(nodes, _codes(calls), is_outermost), calls).sort(
         pl.col("gpu_self_ns") + pl.col("backward_self_ns"), "total_ns", "name", descending=[True, True, False]
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """What nodes cost on the host, and which GPU work belongs to them."""
+    """Host costs of nodes, and the GPU work that belongs to them."""
 
-    forest: Forest  #: which node lies in which, n of them
-    counted: Bools  #: shape (n,), whether it counts in the window (`counted`), so that its host time does
+    forest: Forest  #: the nesting of the n nodes
+    counted: Bools  #: shape (n,), whether it counts in the window (`counted`)
     host_ns: Int64s  #: shape (n,), its duration on the host
     #: duration_ns, is_kernel: shape (m,), of each piece of GPU work
     duration_ns: Int64s
     is_kernel: Bools
     launched_by: Int64s  #: shape (m,), the innermost node that launched the work; `NO_RANGE` for none
-    #: for each piece of GPU work the nodes that it is backward work of, each shape (m,); the innermost first
+    #: for each piece of GPU work the nodes whose backward work it is, each shape (m,); the innermost first
     backward_of: tuple[Int64s, ...]
-    #: api_ns, host_self_ns: shape (n,), as in the schema; None where they are not known
+    #: api_ns, host_self_ns: shape (n,), as in the schema; None where unknown
     api_ns: Int64s | None = None
     host_self_ns: Int64s | None = None
 
     def causing(self) -> Bools:
-        """Nodes that GPU work belongs to, forward or backward, itself or through a node inside."""
-        caused = np.zeros(len(self.counted), dtype=np.int64)
-        for where in (self.launched_by, *self.backward_of):
-            caused[where[where != NO_RANGE]] = 1
-        causing: Bools = self.forest.latest(caused) > 0
+        """Nodes with GPU work, forward or backward, their own or of a node inside."""
+        has_work = np.zeros(len(self.counted), dtype=np.int64)
+        for node_of_work in (self.launched_by, *self.backward_of):
+            has_work[node_of_work[node_of_work != NO_RANGE]] = 1
+        causing: Bools = self.forest.latest(has_work) > 0
         return causing
 
     def sums(self, rows: Int64s, group: Int64s, count: int) -> pl.DataFrame:
-        """One row a group: every piece of work, and every instant of the host, counts once in each group it is in.
+        """One row per group: every piece of work, and every instant of the host, counts once in each group it is in.
 
         Args:
             rows: the nodes that are listed.
@@ -226,29 +226,29 @@ class Nodes:
         of_node = np.full(len(self.counted), NO_RANGE, dtype=np.int64)
         of_node[rows] = group
         counts = self.counted[rows]
-        outer = counts & ~self.forest.repeats(of_node)[rows]
+        is_outermost = counts & ~self.forest.repeats(of_node)[rows]
         launched, backward = [self.launched_by], list(self.backward_of)
-        nowhere = np.full(len(self.launched_by), NO_RANGE)
-        first = np.r_[of_node, NO_RANGE]
+        no_nodes = np.full(len(self.launched_by), NO_RANGE)
+        group_of = np.r_[of_node, NO_RANGE]
         columns = {
             "id": np.arange(count),
             "calls": sum_at(count, group, counts.astype(np.int64)),
-            "host_ns": sum_at(count, group[outer], self.host_ns[rows][outer]),
+            "host_ns": sum_at(count, group[is_outermost], self.host_ns[rows][is_outermost]),
             "gpu_ns": self._inside(of_node, launched, self.duration_ns, count),
-            "gpu_self_ns": sum_at(count, first[self.launched_by], self.duration_ns),
+            "gpu_self_ns": sum_at(count, group_of[self.launched_by], self.duration_ns),
             "backward_ns": self._inside(of_node, backward, self.duration_ns, count),
-            "backward_self_ns": sum_at(count, first[(backward or [nowhere])[0]], self.duration_ns),
+            "backward_self_ns": sum_at(count, group_of[(backward or [no_nodes])[0]], self.duration_ns),
             "total_ns": self._inside(of_node, [*launched, *backward], self.duration_ns, count),
             "kernels": self._inside(of_node, launched, self.is_kernel.astype(np.int64), count),
         }
         if self.api_ns is not None:
-            columns["api_ns"] = sum_at(count, group[outer], self.api_ns[rows][outer])
+            columns["api_ns"] = sum_at(count, group[is_outermost], self.api_ns[rows][is_outermost])
         if self.host_self_ns is not None:
             columns["host_self_ns"] = sum_at(count, group[counts], self.host_self_ns[rows][counts])
         return pl.DataFrame(columns)
 
     def _inside(self, group: Int64s, starts: list[Int64s], amounts: Int64s, count: int) -> Int64s:
-        """Amounts of the work by group, where it belongs to a node of the group or to one inside such a node."""
+        """Amounts of the work by group, where it belongs to a node of the group or to a node inside one."""
         pairs = [np.empty(0, dtype=np.int64)]
         for start in starts:
             work = np.flatnonzero(start != NO_RANGE)
@@ -258,50 +258,50 @@ class Nodes:
                 pairs.append(work[known] * count + group[node][known])
                 node = self.forest.parent[node]
                 work, node = work[node != NO_RANGE], node[node != NO_RANGE]
-        # Sorting beats the hash table of `np.unique`, which such regular keys fill badly.
+        # Sorting is faster than the hash table of `np.unique`, which such regular keys fill badly.
         ordered = np.sort(np.concatenate(pairs))
         distinct = ordered[np.r_[True, ordered[1:] != ordered[:-1]]] if len(ordered) else ordered
         return sum_at(count, distinct % max(count, 1), amounts[distinct // max(count, 1)])
 
 
 def counted(timeline: Timeline, window: Window, calls: pl.DataFrame, forest: Forest, launched_by: Int64s) -> Bools:
-    """Which host intervals a window counts: those whose first GPU work begins in it.
+    """Mask of the host intervals that count in a window: those whose first GPU work begins in it.
 
-    Those without GPU work count where they begin themselves. So a step has all of its operators, however far the host
-    runs ahead of the GPU.
+    Intervals without GPU work count where they begin themselves. So a step has all of its operators, however far the
+    host runs ahead of the GPU.
 
     Args:
         calls: a table of host intervals, the nodes of the forest.
-        launched_by: the innermost of them that launched each row of `Timeline.work`; `NO_RANGE` for none.
+        launched_by: the innermost interval that launched each row of `Timeline.work`; `NO_RANGE` for none.
     """
-    within = timeline.lie_in_range(window, calls)
+    in_range = timeline.lie_in_range(window, calls)
     if window.kind == "all":
-        return within
+        return in_range
     never = np.iinfo(np.int64).max
     first = np.full(calls.height, never)
     known = launched_by != NO_RANGE
     np.minimum.at(first, launched_by[known], timeline.work["start_ns"].to_numpy()[known])
     first = forest.earliest(first)
-    when = np.where(first == never, calls["start_ns"].to_numpy(), first)
-    inside: Bools = within & (when >= window.start_ns) & (when < window.end_ns)
-    return inside
+    counted_at = np.where(first == never, calls["start_ns"].to_numpy(), first)
+    in_window: Bools = in_range & (counted_at >= window.start_ns) & (counted_at < window.end_ns)
+    return in_window
 
 
-def by_group(nodes: Nodes, code: Int64s, wanted: Bools) -> pl.DataFrame:
-    """Nodes of the same code (column `code`) as one row, most GPU time first.
+def by_group(nodes: Nodes, code: Int64s, selected: Bools) -> pl.DataFrame:
+    """One row per code (column `code`), most GPU time first.
 
     Args:
-        wanted: which nodes may be listed; those that neither count in the window nor have GPU work in it are not.
+        selected: nodes that may be listed; those that neither count in the window nor have GPU work in it are left out.
     """
-    rows = np.flatnonzero(wanted & (nodes.counted | nodes.causing()))
+    rows = np.flatnonzero(selected & (nodes.counted | nodes.causing()))
     codes, group = np.unique(code[rows], return_inverse=True)
     table = nodes.sums(rows, group.reshape(-1), len(codes)).with_columns(pl.Series("code", codes, dtype=pl.Int64))
     return table.sort("total_ns", "host_ns", "code", descending=[True, True, False])
 
 
-def by_path(nodes: Nodes, code: Int64s, wanted: Bools) -> pl.DataFrame:
-    """Nodes at the same path of codes as one row; parents before their children. `code` is that of the last name."""
-    rows = np.flatnonzero(wanted & (nodes.counted | nodes.causing()))
+def by_path(nodes: Nodes, code: Int64s, selected: Bools) -> pl.DataFrame:
+    """One row per path of codes, parents before their children. `code` is that of the path's last name."""
+    rows = np.flatnonzero(selected & (nodes.counted | nodes.causing()))
     paths = name_paths(code, rows, nodes.forest.parent[rows])
     table = nodes.sums(rows, paths.path, len(paths.code)).with_columns(
         pl.Series("parent", paths.parent, dtype=pl.Int64).replace(NO_RANGE, None),
@@ -317,88 +317,83 @@ def sum_at(count: int, places: Int64s, amounts: Int64s) -> Int64s:
     return sum_by(places[known], amounts[known], count)
 
 
-#: Annotations of whole passes say no more than the phase does; an optimizer's annotation names the part itself.
+#: Annotations of whole passes only name the phase; an optimizer's annotation names the part itself.
 _WHOLE_PASSES = ("forward", "backward")
 
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """For each piece of work the finest part of the program that is known; arrays alongside `Places`."""
+    """For each piece of work the finest known part of the program; arrays alongside `Places`."""
 
     level: npt.NDArray[np.int8]  #: position in `LEVELS`
-    #: of the module in `Trace.python_functions`, of the annotation or outermost operator in `Trace.ranges`; `NO_RANGE`
-    #: for `none`
+    #: row of the module in `Trace.python_functions`, of the annotation or outermost operator in `Trace.ranges`;
+    #: `NO_RANGE` for `none`
     row: Int64s
 
 
 _ANNOTATION, _NONE = (np.int8(LEVELS.index(name)) for name in ("annotation", "none"))
 
 
-def levels_of_work(timeline: Timeline, found: Places) -> Levels:
-    """Module, else annotation, else outermost operator, of each piece of work."""
+def levels_of_work(timeline: Timeline, work_places: Places) -> Levels:
+    """Module, else annotation, else outermost operator of each piece of work."""
     if not timeline.has_operators and not timeline.trace.python_functions.height:
-        # The range that it was launched in tells all: asked of each range instead of each piece.
+        # The launch's range determines the level: computed per range instead of per piece of work.
         rows = np.arange(timeline.trace.ranges.height)
-        nearest_telling = nearest(timeline.forest.parent, _telling(timeline), rows)
-        row = look_up(nearest_telling, found.range)
+        nearest_place = nearest(timeline.forest.parent, _is_place(timeline), rows)
+        row = look_up(nearest_place, work_places.range)
         return Levels(np.where(row != NO_RANGE, _ANNOTATION, _NONE), row)
-    origin = found.origin
+    origin = work_places.origin
     # Backward work without a known forward operator stays where it was launched.
-    operator = np.where(origin != NO_RANGE, origin, found.operator)
-    held = np.where(found.linked, operator, found.range)
-    annotation = nearest(timeline.forest.parent, _telling(timeline), held)
+    operator = np.where(origin != NO_RANGE, origin, work_places.operator)
+    innermost = np.where(work_places.linked, operator, work_places.range)
+    annotation = nearest(timeline.forest.parent, _is_place(timeline), innermost)
     tree = timeline.operators
-    numbered = np.where(tree.is_operator, np.arange(1, len(tree.is_operator) + 1), 0)
-    outermost = look_up(tree.forest.outermost_match(numbered) - 1, operator)
-    level = np.full(len(held), _NONE, dtype=np.int8)
-    row = np.full(len(held), NO_RANGE, dtype=np.int64)
-    for name, rows in (("operator", outermost), ("annotation", annotation), ("module", found.module)):
+    operator_label = np.where(tree.is_operator, np.arange(1, len(tree.is_operator) + 1), 0)
+    outermost = look_up(tree.forest.outermost_match(operator_label) - 1, operator)
+    level = np.full(len(innermost), _NONE, dtype=np.int8)
+    row = np.full(len(innermost), NO_RANGE, dtype=np.int64)
+    for name, rows in (("operator", outermost), ("annotation", annotation), ("module", work_places.module)):
         known = rows != NO_RANGE
         level[known], row[known] = LEVELS.index(name), rows[known]
     return Levels(level, row)
 
 
 def _nodes(
-    timeline: Timeline, window: Window, where: Int64s, calls: pl.DataFrame, parent: Int64s, wanted: Bools
+    timeline: Timeline, window: Window, node_of_work: Int64s, calls: pl.DataFrame, parent: Int64s, selected: Bools
 ) -> Nodes:
     """Nodes that are rows of a table of host intervals (`calls`), with the GPU work that belongs to them.
 
     Args:
-        where: the innermost node that each row of `Timeline.work` belongs to, forward or backward.
+        node_of_work: the innermost node that each row of `Timeline.work` belongs to, forward or backward.
     """
     forest = Forest.of(parent)
-    launched = np.where(timeline.places.backward, NO_RANGE, where)
-    backward = np.where(timeline.places.backward, where, NO_RANGE)
+    launched = np.where(timeline.places.backward, NO_RANGE, node_of_work)
+    backward = np.where(timeline.places.backward, node_of_work, NO_RANGE)
     rows = timeline.work_rows_in(window)
-    found = timeline.places.part(rows)
+    work_places = timeline.places.part(rows)
     return Nodes(
         forest,
-        counted(timeline, window, calls, forest, launched) & wanted,
+        counted(timeline, window, calls, forest, launched) & selected,
         (calls["end_ns"] - calls["start_ns"]).to_numpy(),
-        found.duration_ns,
-        found.is_kernel,
+        work_places.duration_ns,
+        work_places.is_kernel,
         launched[rows],
         (backward[rows],),
     )
 
 
-def _telling(timeline: Timeline) -> Bools:
-    """Annotations that say which part of the program work belongs to: neither a step nor a whole pass."""
+def _is_place(timeline: Timeline) -> Bools:
+    """Annotations that name a part of the program: neither a step nor a whole pass."""
 
-    def tells(name: str) -> bool:
+    def names_place(name: str) -> bool:
         return not is_step_name(generic_name(name)) and phase_of_name(name) not in _WHOLE_PASSES
 
-    telling: Bools = (name_labels(timeline.trace.ranges["name"], tells) > 0) & ~timeline.operators.is_operator
-    return telling
+    is_place: Bools = (name_labels(timeline.trace.ranges["name"], names_place) > 0) & ~timeline.operators.is_operator
+    return is_place
 
 
 def _codes(calls: pl.DataFrame) -> Int64s:
-    """The number of the name of each range or Python call."""
     return calls["name"].to_physical().cast(pl.Int64).to_numpy()
-
-
-def _module_title(name: str) -> str:
-    return module_name(name) or name
 
 
 def _named(rows: pl.DataFrame, calls: pl.DataFrame, shown: Callable[[str], str] = str) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Where the ranks' time went side by side, and how evenly they computed."""
+"""Time budgets of the ranks side by side, load imbalance, arrivals at collectives, and waits."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ class Balance:
     parts: pl.DataFrame  #: `PARTS`
     steps: pl.DataFrame  #: `RANK_STEPS`
     step_balance: pl.DataFrame  #: `STEP_BALANCE`; empty where the ranks found different numbers of steps, or none
-    #: largest compute time of a rank by the mean of all, from common steps where there are any, else from the windows;
-    #: None where nothing was computed
+    #: largest compute time of a rank over the mean of all, from common steps where there are any, else from the
+    #: windows; None without compute
     imbalance: float | None
-    how: str  #: what `imbalance` rests on, one sentence
+    how: str  #: basis of `imbalance`, one sentence
 
 
 def balance(summaries: Sequence[RankSummary], ranks: Sequence[int]) -> Balance:
@@ -104,22 +104,22 @@ def balance(summaries: Sequence[RankSummary], ranks: Sequence[int]) -> Balance:
     comparable = len(counts) == 1 and 0 not in counts
     step_balance = _steps(steps) if comparable else STEP_BALANCE.empty()
     common = set(step_balance.filter("in_window")["step"].to_list())
-    table = _ranks(numbered, steps, common)
+    rank_table = _ranks(numbered, steps, common)
     if common:
-        compute = table["compute_per_step_ns"]
-        how = f"mean compute time of the {len(common)} steps that all ranks share"
+        compute = rank_table["compute_per_step_ns"]
+        basis = f"mean compute time of the {len(common)} steps that all ranks share"
     else:
-        compute = table["compute_ns"].cast(pl.Float64)
-        how = "compute time of the windows, since the ranks share no steps"
-    mean, most = number(compute.mean()), number(compute.max())
-    uneven = most / mean if mean and most is not None else None
+        compute = rank_table["compute_ns"].cast(pl.Float64)
+        basis = "compute time of the windows, since the ranks share no steps"
+    mean, largest = number(compute.mean()), number(compute.max())
+    imbalance = largest / mean if mean and largest is not None else None
     budget = _stacked([(rank, summary.budget) for rank, summary in numbered], RANK_BUDGETS)
-    return Balance(table, budget, _parts(budget, table), steps, step_balance, uneven, how)
+    return Balance(rank_table, budget, _parts(budget, rank_table), steps, step_balance, imbalance, basis)
 
 
-def _stacked(frames: Sequence[tuple[int, pl.DataFrame]], declared: Table) -> pl.DataFrame:
+def _stacked(frames: Sequence[tuple[int, pl.DataFrame]], result_table: Table) -> pl.DataFrame:
     parts = [frame.select(pl.lit(rank, dtype=pl.Int64).alias("rank"), pl.all()) for rank, frame in frames]
-    return pl.concat([declared.empty(), *parts])
+    return pl.concat([result_table.empty(), *parts])
 
 
 def _ranks(numbered: Sequence[tuple[int, RankSummary]], steps: pl.DataFrame, common: set[int]) -> pl.DataFrame:
@@ -153,22 +153,22 @@ def _ranks(numbered: Sequence[tuple[int, RankSummary]], steps: pl.DataFrame, com
 
 
 def _parts(budget: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    whole, count = int(table["duration_ns"].sum()), table.height
+    total, count = int(table["duration_ns"].sum()), table.height
     everywhere = pl.len() == count
-    found = budget.group_by("group", "part").agg(
+    parts = budget.group_by("group", "part").agg(
         pl.col("time_ns").sum(),
         (pl.col("time_ns").sum() / count).alias("mean_ns"),
         pl.when(everywhere).then(pl.col("time_ns").min()).otherwise(0).alias("min_ns"),
         pl.col("time_ns").max().alias("max_ns"),
         pl.col("rank").sort_by("time_ns", "rank", descending=[True, False]).first().alias("max_rank"),
     )
-    found = found.with_columns(ratio(pl.col("time_ns"), pl.lit(whole)).alias("share"))
-    return PARTS.conform(found).sort(["group", "time_ns", "part"], descending=[False, True, False])
+    parts = parts.with_columns(ratio(pl.col("time_ns"), pl.lit(total)).alias("share"))
+    return PARTS.conform(parts).sort(["group", "time_ns", "part"], descending=[False, True, False])
 
 
 def _steps(steps: pl.DataFrame) -> pl.DataFrame:
     largest = pl.col("rank").sort_by("compute_ns", "rank", descending=[True, False]).first()
-    found = steps.group_by("step").agg(
+    balance = steps.group_by("step").agg(
         pl.col("in_window").all(),
         pl.col("duration_ns").max().alias("wall_max_ns"),
         pl.col("compute_ns").mean().alias("compute_mean_ns"),
@@ -177,17 +177,18 @@ def _steps(steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("exposed_ns").mean().alias("exposed_mean_ns"),
         pl.col("idle_ns").mean().alias("idle_mean_ns"),
     )
-    found = found.with_columns(ratio(pl.col("compute_max_ns"), pl.col("compute_mean_ns")).alias("imbalance"))
-    return STEP_BALANCE.conform(found).sort("step")
+    balance = balance.with_columns(ratio(pl.col("compute_max_ns"), pl.col("compute_mean_ns")).alias("imbalance"))
+    return STEP_BALANCE.conform(balance).sort("step")
 
 
-# --- Who arrived last, how often, and how much everyone waited ---
+# --- Arrivals at collectives and waits ---
 #
-# A communication kernel that finds its peers absent spins until they come, so that its duration says more of the
-# others than of the network. On the common clock of all ranks, with the latest begin as the moment at which all have
-# arrived: * a rank *waits* from its own begin to that moment (or to its own end, if it left before: the root of a
-# broadcast); * what remains is *transfer*; * the rank that began last is the *straggler* of that collective; by how
-# much it was behind the second to last is the *delay* that it alone caused.
+# A communication kernel spins until its peers arrive, so that its duration depends more on the others than on the
+# network. On the common clock of all ranks, with the latest begin as the time at which all have arrived:
+# * a rank *waits* from its own begin to that time (or to its own end, if it left before: the root of a broadcast);
+# * the rest is *transfer*;
+# * the rank that began last is the *straggler* of that collective; its distance from the second to last is the *delay*
+#   that it alone caused.
 
 
 MEMBERS: Final = table(
@@ -256,17 +257,17 @@ def waits(
     ranks: Sequence[int],
     tolerance_ns: int,
 ) -> Waits:
-    """Arrivals and waits of the collectives that lie in the window on every rank that took part.
+    """Arrivals and waits of the collectives that lie in the window on every participating rank.
 
     Args:
         events: of `across.all_events`.
         instance: the collective of each event, −1 for none; shape (events,).
         start, end: of each event on the common clock; shape (events,).
         summaries: for the exposed communication of each rank.
-        tolerance_ns: how far the clocks may be off.
+        tolerance_ns: possible error of the clocks.
     """
     rank = np.asarray(ranks, dtype=np.int64)[events["place"].to_numpy()]
-    told = events.select(
+    events_on_clock = events.select(
         "event", "place", "kind", "group", "group_size", "size_bytes", "in_window", "exposed_ns"
     ).with_columns(
         pl.Series("collective", instance),
@@ -275,9 +276,9 @@ def waits(
         pl.Series("start_ns", start),
         pl.Series("end_ns", end),
     )
-    inside = told.filter("in_window")
-    matched = told.filter((pl.col("collective") >= 0) & pl.col("in_window").all().over("collective"))
-    # One rank's window may end before another's: what is left alone says nothing of waiting.
+    inside = events_on_clock.filter("in_window")
+    matched = events_on_clock.filter((pl.col("collective") >= 0) & pl.col("in_window").all().over("collective"))
+    # One rank's window may end before another's: a single remaining event has no waits.
     matched = matched.filter(pl.len().over("collective") > 1)
     arrived = pl.col("start_ns").max().over("collective")
     matched = matched.with_columns(
@@ -285,12 +286,14 @@ def waits(
         (pl.col("end_ns") - pl.min_horizontal(arrived, "end_ns")).alias("transfer_ns"),
     )
     # The exposed intervals are in the file's own clock; durations are the same in both but for the drift.
-    begin = matched["own_start_ns"].to_numpy()
-    until = begin + matched["wait_ns"].to_numpy()
+    wait_begins = matched["own_start_ns"].to_numpy()
+    wait_ends = wait_begins + matched["wait_ns"].to_numpy()
     exposed = np.zeros(matched.height, dtype=np.int64)
     for place, summary in enumerate(summaries):
         rows = (matched["place"] == place).to_numpy()
-        exposed[rows] = measure_before(summary.exposed, until[rows]) - measure_before(summary.exposed, begin[rows])
+        exposed[rows] = measure_before(summary.exposed, wait_ends[rows]) - measure_before(
+            summary.exposed, wait_begins[rows]
+        )
     matched = matched.with_columns(pl.Series("exposed_wait_ns", exposed))
     collectives = _instances(matched)
     return Waits(
@@ -302,12 +305,12 @@ def waits(
 
 
 #: A rank is the straggler if it causes this many times its even share of all delay (of two ranks: three quarters), and
-#: arrives last more often than its turn.
+#: arrives last more often than its even share.
 _STANDS_OUT: Final = 2.0
 
 
 def straggler(waits: Waits) -> int | None:
-    """The rank that the others wait for; None where none stands out, or no collective was found on several ranks."""
+    """The rank that the others wait for; None where none stands out, or no collective was matched."""
     if not waits.collectives.height:
         return None
     worst = waits.ranks.sort(["delay_ns", "rank"], descending=[True, False]).row(0, named=True)
@@ -318,21 +321,21 @@ def straggler(waits: Waits) -> int | None:
 
 
 def held_up(waits: Waits, rank: int) -> pl.DataFrame:
-    """What each other rank waited for this one alone, with nothing to compute: `rank`, `held_ns`.
+    """Time that each other rank waited for this one alone, without anything to compute: `rank`, `held_ns`.
 
-    Of a wait, that is what lies between the last arrival but one and the last: the rest is for ranks that were late
+    Of a wait, this is the part between the last arrival but one and the last: the rest is due to ranks that were late
     as well.
     """
     late = waits.collectives.filter((pl.col("last_rank") == rank) & (pl.col("delay_ns") > waits.tolerance_ns))
     members = waits.members.join(late.select("collective", "delay_ns"), on="collective").filter(pl.col("rank") != rank)
-    held = pl.min_horizontal("exposed_wait_ns", "delay_ns").sum()
-    return members.group_by("rank").agg(held_ns=held).sort("rank")
+    caused = pl.min_horizontal("exposed_wait_ns", "delay_ns").sum()
+    return members.group_by("rank").agg(held_ns=caused).sort("rank")
 
 
 def _instances(matched: pl.DataFrame) -> pl.DataFrame:
     by_arrival = pl.col("rank").sort_by("start_ns", "rank")
     second = pl.col("start_ns").sort().get(-2)
-    found = matched.group_by("collective").agg(
+    instances = matched.group_by("collective").agg(
         pl.col("kind").mode(maintain_order=True).first(),
         pl.col("group").first(),
         pl.col("group_size").first(),
@@ -346,14 +349,14 @@ def _instances(matched: pl.DataFrame) -> pl.DataFrame:
         pl.col("start_ns").min(),
         pl.col("wait_ns", "exposed_wait_ns").sum(),
     )
-    return COLLECTIVE_INSTANCES.conform(found).sort("start_ns", "collective")
+    return COLLECTIVE_INSTANCES.conform(instances).sort("start_ns", "collective")
 
 
 def _by_rank(
     inside: pl.DataFrame, matched: pl.DataFrame, collectives: pl.DataFrame, ranks: Sequence[int], tolerance_ns: int
 ) -> pl.DataFrame:
     duration = duration_ns()
-    all_of = inside.group_by("rank").agg(
+    in_window = inside.group_by("rank").agg(
         pl.len().cast(pl.Int64).alias("collectives"), duration.sum().alias("communication_ns")
     )
     shared = matched.group_by("rank").agg(
@@ -362,11 +365,11 @@ def _by_rank(
         duration.sum().alias("matched_ns"),
     )
     late = collectives.filter(pl.col("delay_ns") > tolerance_ns)
-    held_up = late.group_by(pl.col("last_rank").alias("rank")).agg(
+    delays = late.group_by(pl.col("last_rank").alias("rank")).agg(
         pl.len().cast(pl.Int64).alias("last"), pl.col("delay_ns").sum()
     )
     table = pl.DataFrame({"rank": list(ranks)}, schema={"rank": pl.Int64})
-    for part in (all_of, shared, held_up):
+    for part in (in_window, shared, delays):
         table = table.join(part, on="rank", how="left", maintain_order="left")
     table = table.with_columns(pl.exclude("rank").fill_null(0))
     table = table.with_columns(

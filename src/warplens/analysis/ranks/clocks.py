@@ -1,16 +1,16 @@
 """One clock for all ranks.
 
-Every file keeps its own clock. Two things bring them together:
+Every file has its own clock. Two things align them:
 
 1. the Unix time of the clock's zero, where the file records it (ranks of one file share its clock anyway);
-2. collectives: no rank can leave one before all have arrived, so it ends on all ranks at nearly the same moment. The
-   offset of a file is the median of the differences between its ends and the median end of each collective, taken
-   over the kinds that end together (`collectives.ENDS_TOGETHER`); medians, so that a few wrong pairs do no harm.
-   Files are reached one from another through the collectives that they share, then all offsets are refined together.
-   Over a long recording two clocks drift apart; where a straight line through the differences explains clearly more
-   than a constant, it is taken.
+2. collectives: no rank can leave one before all have arrived, so it ends on all ranks at nearly the same time. The
+   offset of a file is the median of the differences between its ends and the median end of each collective, taken over
+   the kinds that end together (`collectives.ENDS_TOGETHER`); medians, so that a few wrong pairs do no harm. Files are
+   connected one by one through the collectives that they share, then all offsets are refined together. Over a long
+   recording two clocks drift apart; where a straight line through the differences explains clearly more than a
+   constant, it is used.
 
-What is left, the residual, is printed: waits shorter than it mean nothing.
+The remaining differences, the residual, are printed: waits shorter than it are meaningless.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from warplens.analysis.ranks.summary import RankSummary
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Float64s, Int64s
 
-#: A drift is looked for from so many collectives on, and believed if it takes away this share of the residual.
+#: A drift is estimated from this many collectives on, and used if it removes this share of the residual.
 _DRIFT_COLLECTIVES: Final = 24
 _DRIFT_GAIN: Final = 0.5
-#: Oscillators of hosts and GPUs are within some 100 ppm; a steeper line is no drift.
+#: Oscillators of hosts and GPUs are within some 100 ppm; a steeper line is not a drift.
 _MOST_DRIFT: Final = 500e-6
 
 _ROUNDS: Final = 4
@@ -39,16 +39,16 @@ _ROUNDS: Final = 4
 def clock_offsets(
     instance: Int64s, unit: Int64s, end: Int64s, unit_of_rank: Int64s
 ) -> tuple[Int64s, Float64s, Bools, int]:
-    """Offset and drift of each clock, which clocks were reached, and the time at which drift adds nothing.
+    """Offset and drift of each clock, which clocks were reached, and the time at which drift is zero.
 
     Args:
         instance: the collective of each event, numbered from 0; shape (events,).
         end: its end by that clock, nanoseconds.
-        unit_of_rank: the clock of each rank; that of the first is the one that all are brought to.
+        unit_of_rank: the clock of each rank; that of the first is the reference.
 
     Returns:
-        For each clock the nanoseconds to add and the further nanoseconds a nanosecond after the anchor, whether it is
-        connected with the first one; and the anchor.
+        For each clock the nanoseconds to add, the further nanoseconds per nanosecond after the anchor, and whether it
+        is connected with the first one; and the anchor.
     """
     units = int(unit_of_rank.max(initial=0)) + 1
     offset = np.zeros(units, dtype=np.int64)
@@ -61,10 +61,10 @@ def clock_offsets(
         inside = reached[unit]
         middle = group_median(instance[inside], (end + offset[unit])[inside], int(instance.max()) + 1)
         nearby = ~inside & ~np.isnan(middle[instance])
-        fresh = np.unique(unit[nearby])
-        if not len(fresh):
+        newly_reached = np.unique(unit[nearby])
+        if not len(newly_reached):
             break
-        for number in fresh:
+        for number in newly_reached:
             rows = nearby & (unit == number)
             offset[number] = _middle(middle[instance[rows]] - end[rows])
             reached[number] = True
@@ -76,46 +76,47 @@ def clock_offsets(
         middle = group_median(instance, end + offset[unit], int(instance.max()) + 1)
         change = np.zeros(units, dtype=np.int64)
         for number in np.unique(unit):
-            mine = unit == number
-            change[number] = _middle(middle[instance[mine]] - (end + offset[unit])[mine])
+            of_clock = unit == number
+            change[number] = _middle(middle[instance[of_clock]] - (end + offset[unit])[of_clock])
         change -= change[anchor_unit]
         change[~reached] = 0
         if not change.any():
             break
         offset += change
-    # The end of each collective on the first clock where that took part, else the median end.
-    moved, mine, count = end + offset[unit], unit == anchor_unit, int(instance.max()) + 1
-    own = group_median(instance[mine], moved[mine], count)
-    reference = np.where(np.isnan(own), group_median(instance, moved, count), own)
+    # The end of each collective on the first clock if it took part, else the median end.
+    moved, of_clock, count = end + offset[unit], unit == anchor_unit, int(instance.max()) + 1
+    anchor_ends = group_median(instance[of_clock], moved[of_clock], count)
+    reference = np.where(np.isnan(anchor_ends), group_median(instance, moved, count), anchor_ends)
     for number in np.unique(unit):
         if number != anchor_unit:
-            mine = unit == number
-            drift[number], extra = _drift(end[mine], (reference[instance] - end - offset[unit])[mine], anchor)
+            of_clock = unit == number
+            drift[number], extra = _drift(end[of_clock], (reference[instance] - end - offset[unit])[of_clock], anchor)
             offset[number] += extra
     return offset, drift, reached, anchor
 
 
 def _drift(end: Int64s, difference: Float64s, anchor: int) -> tuple[float, int]:
-    """Slope of the differences over time and what it adds to the offset at the anchor; (0, 0) where there is none."""
+    """Slope of the differences over time and its part of the offset at the anchor; (0, 0) without drift."""
     if len(end) < _DRIFT_COLLECTIVES:
         return 0.0, 0
     order = np.argsort(end, kind="stable")
     when, difference = (end[order] - anchor).astype(np.float64), difference[order]
     third = len(order) // 3
     early, late = slice(0, third), slice(-third, None)
-    length = float(np.median(when[late]) - np.median(when[early]))
-    if length <= 0:
+    time_span = float(np.median(when[late]) - np.median(when[early]))
+    if time_span <= 0:
         return 0.0, 0
-    slope = float(np.median(difference[late]) - np.median(difference[early])) / length
+    slope = float(np.median(difference[late]) - np.median(difference[early])) / time_span
     level = float(np.median(difference - slope * when))
-    constant, straight = np.median(np.abs(difference)), np.median(np.abs(difference - level - slope * when))
-    if abs(slope) > _MOST_DRIFT or straight > (1 - _DRIFT_GAIN) * constant:
+    constant_residual = np.median(np.abs(difference))
+    linear_residual = np.median(np.abs(difference - level - slope * when))
+    if abs(slope) > _MOST_DRIFT or linear_residual > (1 - _DRIFT_GAIN) * constant_residual:
         return 0.0, 0
     return slope, round(level)
 
 
 def group_median(instance: Int64s, values: Int64s, count: int) -> Float64s:
-    """The median of each instance's values, NaN where it has none; relative to the first, so that it stays exact."""
+    """The median of each instance's values, NaN for none; exact, since it is computed relative to a value."""
     result = np.full(count, np.nan)
     if len(instance):
         order = np.lexsort((values, instance))
@@ -132,7 +133,7 @@ def _middle(differences: Float64s) -> int:
 
 
 def codes(values: Int64s) -> Int64s:
-    """Distinct values numbered in ascending order; for each value its number."""
+    """The rank of each value among the distinct ones, ascending from 0."""
     numbered: Int64s = np.unique(values, return_inverse=True)[1].reshape(-1)
     return numbered
 
@@ -165,16 +166,16 @@ CLOCKS: Final = table(
     Column("residual_max_ns", pl.Float64, "largest of them", title="Residual, largest"),
 )
 
-#: With fewer shared collectives, one that was delayed on its way out decides the offset.
+#: With fewer shared collectives, a single one with a delayed end decides the offset.
 _FEW_COLLECTIVES: Final = 3
 
 
 @dataclass(frozen=True, eq=False)
 class BaseClocks:
-    """What the files say of their clocks."""
+    """The clocks as recorded in the files."""
 
     shift: Int64s  #: nanoseconds to add to each rank's times; shape (ranks,)
-    unit: Int64s  #: which ranks share a clock for certain, being of one file; shape (ranks,)
+    unit: Int64s  #: number of each rank's file: ranks of one file share a clock; shape (ranks,)
     kind: tuple[str, ...]  #: `unix`, `file` or `own`, for each rank
     comparable: bool  #: whether all ranks are on one clock already
 
@@ -188,19 +189,19 @@ class Alignment:
     start: Int64s
     end: Int64s
     aligned: Bools  #: for each rank whether it is on the common clock; shape (ranks,)
-    method: str  #: how, one sentence for people
+    method: str  #: the method, one sentence for people
     #: residual_median_ns, residual_max_ns: of the absolute differences between the ends of each collective and their
     #: median; None where no collective ends together on two ranks
     residual_median_ns: float | None
     residual_max_ns: float | None
-    warning: str | None  #: why the common clock is not to be trusted; None where it is
+    warning: str | None  #: why the common clock is unreliable; None where it is reliable
 
 
 def base_clocks(summaries: Sequence[RankSummary], files: Sequence[int]) -> BaseClocks:
     """The clocks as the files record them.
 
     Args:
-        files: the number of the file that each is from.
+        files: the file number of each summary.
     """
     unit = np.array(files, dtype=np.int64)
     epochs = [summary.epoch_ns for summary in summaries]
@@ -213,36 +214,38 @@ def base_clocks(summaries: Sequence[RankSummary], files: Sequence[int]) -> BaseC
 
 
 def align(events: pl.DataFrame, instance: Int64s, usable: Bools, base: BaseClocks, ranks: Sequence[int]) -> Alignment:
-    """Bring all ranks onto one clock.
+    """Brings all ranks onto one clock.
 
     Args:
         events: of `across.all_events`.
         instance: the collective of each event, −1 for none.
         usable: which events may be used to estimate offsets.
-        base: what the files say.
+        base: the recorded clocks.
     """
     place = events["place"].to_numpy()
     start = events["start_ns"].to_numpy() + base.shift[place]
     end = events["end_ns"].to_numpy() + base.shift[place]
-    together = events["kind"].is_in(list(ENDS_TOGETHER)).to_numpy()
-    chosen = _spanning(instance, usable & together, base.unit[place])
-    loosely = False
-    if not len(chosen) and not base.comparable:
-        chosen, loosely = _spanning(instance, usable, base.unit[place]), True
-    unit_of_event = base.unit[place[chosen]]
-    offset, drift, reached, anchor = clock_offsets(codes(instance[chosen]), unit_of_event, end[chosen], base.unit)
+    ends_together = events["kind"].is_in(list(ENDS_TOGETHER)).to_numpy()
+    anchors = _spanning(instance, usable & ends_together, base.unit[place])
+    any_kind = False
+    if not len(anchors) and not base.comparable:
+        anchors, any_kind = _spanning(instance, usable, base.unit[place]), True
+    unit_of_event = base.unit[place[anchors]]
+    offset, drift, reached, anchor = clock_offsets(codes(instance[anchors]), unit_of_event, end[anchors], base.unit)
     unit = base.unit[place]
-    moved = np.rint(drift[unit] * (end - anchor)).astype(np.int64)
-    end = end + offset[unit] + moved
+    drift_ns = np.rint(drift[unit] * (end - anchor)).astype(np.int64)
+    end = end + offset[unit] + drift_ns
     start = start + offset[unit] + np.rint(drift[unit] * (start - anchor)).astype(np.int64)
 
-    measured = _spanning(instance, usable & together, place) if not loosely else chosen
-    number = codes(instance[measured])
-    left = np.abs(end[measured] - group_median(number, end[measured], int(number.max(initial=0)) + 1)[number])
-    never = np.iinfo(np.int64).max
-    first = np.full(len(ranks), never)
+    compared = _spanning(instance, usable & ends_together, place) if not any_kind else anchors
+    collective = codes(instance[compared])
+    residuals = np.abs(
+        end[compared] - group_median(collective, end[compared], int(collective.max(initial=0)) + 1)[collective]
+    )
+    no_event = np.iinfo(np.int64).max
+    first = np.full(len(ranks), no_event)
     np.minimum.at(first, place, events["start_ns"].to_numpy() + base.shift[place])
-    first[first == never] = 0
+    first[first == no_event] = 0
     shift_at_first = offset[base.unit] + np.rint(drift[base.unit] * (first - anchor)).astype(np.int64)
     aligned = np.full(len(ranks), base.comparable)
     aligned |= reached[base.unit]
@@ -253,29 +256,29 @@ def align(events: pl.DataFrame, instance: Int64s, usable: Bools, base: BaseClock
             bool(aligned[row]),
             int(shift_at_first[row]),
             float(drift[base.unit[row]] * 1e6) if drift[base.unit[row]] else None,
-            int((place[chosen] == row).sum()),
-            *_typical(left[place[measured] == row]),
+            int((place[anchors] == row).sum()),
+            *_median_and_max(residuals[place[compared] == row]),
         )
         for row, rank in enumerate(ranks)
     ]
-    clocks, collectives = pl.DataFrame(rows, schema=CLOCKS.schema, orient="row"), len(np.unique(instance[chosen]))
-    method, warning = (_method(base, collectives, len(ranks)), _warning(base, aligned, ranks, collectives, loosely))
-    return Alignment(clocks, start, end, aligned, method, *_typical(left), warning)
+    clocks, collectives = pl.DataFrame(rows, schema=CLOCKS.schema, orient="row"), len(np.unique(instance[anchors]))
+    method, warning = (_method(base, collectives, len(ranks)), _warning(base, aligned, ranks, collectives, any_kind))
+    return Alignment(clocks, start, end, aligned, method, *_median_and_max(residuals), warning)
 
 
 def _spanning(instance: Int64s, usable: Bools, unit: Int64s) -> Int64s:
-    """The usable events whose collective reaches over at least two clocks."""
+    """The usable events whose collective spans at least two clocks."""
     rows = np.flatnonzero(usable & (instance >= 0))
     if not len(rows):
         return rows
     count = int(instance[rows].max()) + 1
-    low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
-    np.minimum.at(low, instance[rows], unit[rows])
-    np.maximum.at(high, instance[rows], unit[rows])
-    return rows[(high > low)[instance[rows]]]
+    lowest, highest = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
+    np.minimum.at(lowest, instance[rows], unit[rows])
+    np.maximum.at(highest, instance[rows], unit[rows])
+    return rows[(highest > lowest)[instance[rows]]]
 
 
-def _typical(values: Float64s) -> tuple[float | None, float | None]:
+def _median_and_max(values: Float64s) -> tuple[float | None, float | None]:
     return (float(np.median(values)), float(values.max())) if len(values) else (None, None)
 
 
@@ -289,16 +292,16 @@ def _method(base: BaseClocks, collectives: int, ranks: int) -> str:
     return f"{origin}; {refined}"
 
 
-def _warning(base: BaseClocks, aligned: Bools, ranks: Sequence[int], collectives: int, loosely: bool) -> str | None:
+def _warning(base: BaseClocks, aligned: Bools, ranks: Sequence[int], collectives: int, any_kind: bool) -> str | None:
     if len(ranks) < 2 or len(set(base.unit.tolist())) == 1:
         return None
     if not aligned.all():
-        apart = ", ".join(str(rank) for rank, found in zip(ranks, aligned, strict=True) if not found)
+        strays = ", ".join(str(rank) for rank, ok in zip(ranks, aligned, strict=True) if not ok)
         return (
-            f"The clocks of ranks {apart} cannot be compared with that of rank {ranks[0]}: no Unix time is recorded "
+            f"The clocks of ranks {strays} cannot be compared with that of rank {ranks[0]}: no Unix time is recorded "
             "and no collective connects them. Arrivals and waits leave them out."
         )
-    if loosely:
+    if any_kind:
         return (
             "The clocks were aligned by operations that need not end together (sends, broadcasts): arrivals and waits "
             "may be off by as much as those take."

@@ -1,4 +1,4 @@
-"""What a collective is: its kind, read from names; the bytes that count as its size; its bandwidth formulas.
+"""Collectives: their kind, read from names; their size in bytes; and their bandwidth formulas.
 
 Sizes and factors are those of NVIDIA's nccl-tests (doc/PERFORMANCE.md, and `…GetBw` of each test): the algorithm
 bandwidth is `S / t`, and the bus bandwidth multiplies it with a factor that makes it comparable with the hardware's
@@ -28,7 +28,7 @@ from warplens.profile.schema import Column, Int64s, name_categories
 #: The kind of a collective that no name reveals.
 UNKNOWN_KIND: Final = "unknown"
 
-#: Every kind, in the order in which people expect to read them.
+#: Every kind, in the order of presentation.
 KINDS: Final = (
     "all_reduce",
     "all_gather",
@@ -44,7 +44,7 @@ KINDS: Final = (
 )
 
 #: Kinds that no rank can leave before every rank has arrived and contributed: they end on all ranks at nearly the same
-#: moment. The root of a broadcast, in contrast, is done as soon as its data is out.
+#: time. The root of a broadcast, in contrast, is done as soon as its data is out.
 ENDS_TOGETHER: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 
 # Spellings: `allreduce`, `all_reduce`, `AllReduce`, `_allgather_base`, `reduce_scatter_tensor_coalesced`, `alltoallv`.
@@ -62,8 +62,8 @@ _SPELLINGS: Final = (
     ("scatter", re.compile(r"scatter")),
 )
 
-#: Ranges that speak of a collective: PyTorch's (`nccl:all_reduce`, with or without the suffixes that `emit_nvtx`
-#: appends) and NCCL's own NVTX (`ncclAllReduce`). `ncclGroupEnd` and the like match and name no kind.
+#: Ranges of a collective: PyTorch's (`nccl:all_reduce`, with or without the suffixes that `emit_nvtx` appends) and
+#: NCCL's own NVTX (`ncclAllReduce`). `ncclGroupEnd` and the like match and give no kind.
 _COLLECTIVE_RANGE: Final = re.compile(r"^(?:[nr]ccl:|[nr]ccl(?=[A-Z])|c10d::)(?P<what>[^,\[(]*)")
 
 #: Bytes of an element by PyTorch's names of types, as `record_param_comms` gives them.
@@ -77,7 +77,7 @@ _ELEMENT_BYTES: Final = {
 
 @lru_cache(maxsize=4096)
 def kind_of_description(name: str) -> str:
-    """The kind of a collective that a framework calls by this name (`allreduce`, `_reduce_scatter_base`)."""
+    """The kind of a collective from a framework's name (`allreduce`, `_reduce_scatter_base`)."""
     lowered = name.lower()
     return next((kind for kind, spelling in _SPELLINGS if spelling.search(lowered)), UNKNOWN_KIND)
 
@@ -88,22 +88,22 @@ def kind_of_kernel(name: str) -> str:
 
     A kernel that serves every kind (`ncclDevKernel_Generic`, RCCL) is of unknown kind.
     """
-    # Only the function's own name counts: arguments and template parameters speak of element types and operations.
+    # Only the function's own name counts: arguments and template parameters contain element types and operations.
     return kind_of_description(re.split(r"[(<]", name, maxsplit=1)[0])
 
 
 @lru_cache(maxsize=65_536)
 def kind_of_range(name: str) -> str:
-    """The kind of the collective that an annotated range speaks of; unknown for a range that speaks of none."""
-    found = _COLLECTIVE_RANGE.match(name)
-    return kind_of_description(found["what"]) if found else UNKNOWN_KIND
+    """The kind of the collective that an annotated range names; unknown for other ranges."""
+    range_match = _COLLECTIVE_RANGE.match(name)
+    return kind_of_description(range_match["what"]) if range_match else UNKNOWN_KIND
 
 
 def size_bytes(kind: str, in_elements: int | None, out_elements: int | None, dtype: str | None) -> int | None:
     """The size `S` of a collective as nccl-tests counts it; None where the trace does not record it.
 
-    All-gather and gather count the gathered whole, reduce-scatter, scatter and all-to-all the whole that is given in,
-    the others the buffer of a rank.
+    All-gather and gather count the gathered whole, reduce-scatter, scatter and all-to-all the whole input, the others
+    the buffer of a rank.
 
     Args:
         kind: one of `KINDS`.
@@ -111,7 +111,7 @@ def size_bytes(kind: str, in_elements: int | None, out_elements: int | None, dty
         out_elements: output elements per rank.
         dtype: type of an element as PyTorch calls it.
     """
-    each = _ELEMENT_BYTES.get((dtype or "").lower().removeprefix("c10::").removeprefix("torch."))
+    element_bytes = _ELEMENT_BYTES.get((dtype or "").lower().removeprefix("c10::").removeprefix("torch."))
     if kind in ("all_gather", "gather", "send_recv"):
         known = [count for count in (in_elements, out_elements) if count is not None]
         elements = max(known) if known else None
@@ -119,13 +119,13 @@ def size_bytes(kind: str, in_elements: int | None, out_elements: int | None, dty
         elements = in_elements if in_elements is not None else out_elements
         if kind == "broadcast" and not elements:
             elements = out_elements
-    return None if each is None or elements is None else elements * each
+    return None if element_bytes is None or elements is None else elements * element_bytes
 
 
 def bus_factor(kind: str, ranks: int | None) -> float | None:
-    """What multiplies the algorithm bandwidth of a collective among `ranks` ranks to give its bus bandwidth.
+    """Factor from the algorithm bandwidth of a collective among `ranks` ranks to its bus bandwidth.
 
-    None for kinds without a formula, and where the number of ranks is not known. Source: nccl-tests, see the module.
+    None for kinds without a formula, and for an unknown number of ranks. Source: nccl-tests, see the module.
     """
     if kind in ("broadcast", "reduce", "send_recv"):
         return 1.0
@@ -140,7 +140,7 @@ def bus_factor(kind: str, ranks: int | None) -> float | None:
 
 _KIND = pl.Enum(KINDS)
 
-#: What collectives are told apart by.
+#: Columns that identify groups of collectives.
 GROUP: Final = column("group", dtype=pl.String, help="process group; null where it is not recorded", kind="name")
 GROUP_RANKS: Final = column("group_ranks")
 GROUP_SIZE: Final = column("group_size")
@@ -184,23 +184,23 @@ def rank_collectives(timeline: Timeline, device: int, busy: BusyTime, window: Wi
     rows = communication_rows(timeline)
     rows = rows[(kernels["device"] == device).to_numpy()[rows]]
     rows = rows[np.argsort(kernels["start_ns"].to_numpy()[rows], kind="stable")]
-    picked = kernels.select("start_ns", "end_ns", "stream", "full_name")[rows]
-    named = [kind_of_kernel(text) for text in name_categories(kernels["full_name"])]
-    by_name = pl.Series("kernel_kind", named, dtype=_KIND).gather(picked["full_name"].to_physical())
+    communication = kernels.select("start_ns", "end_ns", "stream", "full_name")[rows]
+    kernel_kinds = [kind_of_kernel(text) for text in name_categories(kernels["full_name"])]
+    by_name = pl.Series("kernel_kind", kernel_kinds, dtype=_KIND).gather(communication["full_name"].to_physical())
     described = _described(timeline.trace.collectives)
-    frame = picked.drop("full_name").with_columns(pl.Series("kernel", rows), by_name)
+    frame = communication.drop("full_name").with_columns(pl.Series("kernel", rows), by_name)
     frame = frame.join(described, on="kernel", how="left", maintain_order="left")
-    told = frame["kind"]
-    unclear = told.is_null() & frame["kernel_kind"].is_in([UNKNOWN_KIND, "send_recv"])
+    kinds = frame["kind"]
+    unclear = kinds.is_null() & frame["kernel_kind"].is_in([UNKNOWN_KIND, "send_recv"])
     if unclear.any():
-        told = told.scatter(unclear.arg_true(), _kinds_of_ranges(timeline, rows[unclear.to_numpy()]))
+        kinds = kinds.scatter(unclear.arg_true(), _kinds_of_ranges(timeline, rows[unclear.to_numpy()]))
     starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
     exposed = measure_before(busy.exposed, ends) - measure_before(busy.exposed, starts)
     inside = np.full(len(rows), True)
     if window.kind != "all":
         inside = (starts >= window.start_ns) & (starts < window.end_ns)
     frame = frame.with_columns(
-        pl.Series("kind", told).fill_null(frame["kernel_kind"]),
+        pl.Series("kind", kinds).fill_null(frame["kernel_kind"]),
         pl.Series("exposed_ns", exposed),
         pl.Series("in_window", inside),
     )
@@ -208,37 +208,39 @@ def rank_collectives(timeline: Timeline, device: int, busy: BusyTime, window: Wi
 
 
 def _joinable(timeline: Timeline, device: int, frame: pl.DataFrame) -> pl.Series:
-    """Whether nothing but small work stands between a collective and the one before it, or nothing waited for that.
+    """Whether each collective could be merged with the one before it: no product ran or waited between them.
 
     The sums of a tensor-parallel layer are needed by its next product: a product begins between any two of them, and
-    none while one is under way. Gradients are needed by the optimizer alone: their collectives follow each other, or
-    the backward pass goes on beside them.
+    none while one is in progress. Gradients are needed by the optimizer alone: their collectives follow each other, or
+    the backward pass runs beside them.
     """
     kernels = timeline.trace.kernels
     products = categories_of(kernels["full_name"]).is_in(list(PRODUCTS)) & (kernels["device"] == device)
     begins = np.sort(kernels["start_ns"].to_numpy()[products.to_numpy()])
     starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
-    beside = (ends - starts) > frame["exposed_ns"].to_numpy()
-    until = np.searchsorted(begins, starts, side="right")
-    between = until[1:] - np.searchsorted(begins, np.minimum(ends[:-1], starts[1:]), side="left")
-    same = (frame["kind"] == frame["kind"].shift(1)) & frame["group"].eq_missing(frame["group"].shift(1))
-    follows = np.r_[False, (between <= 0) | beside[:-1]] if frame.height else np.zeros(0, dtype=np.bool_)
-    return pl.Series("joinable", follows & same.fill_null(value=False).to_numpy())
+    overlaps_compute = (ends - starts) > frame["exposed_ns"].to_numpy()
+    products_before = np.searchsorted(begins, starts, side="right")
+    between = products_before[1:] - np.searchsorted(begins, np.minimum(ends[:-1], starts[1:]), side="left")
+    is_same = (frame["kind"] == frame["kind"].shift(1)) & frame["group"].eq_missing(frame["group"].shift(1))
+    follows = np.r_[False, (between <= 0) | overlaps_compute[:-1]] if frame.height else np.zeros(0, dtype=np.bool_)
+    return pl.Series("joinable", follows & is_same.fill_null(value=False).to_numpy())
 
 
 def _described(collectives: pl.DataFrame) -> pl.DataFrame:
-    """What the framework said about each kernel: a row a kernel."""
-    known = collectives.filter(pl.col("kernel").is_not_null()).with_columns(
+    """The framework's description of each kernel, one row per kernel."""
+    with_kernel = collectives.filter(pl.col("kernel").is_not_null()).with_columns(
         pl.col("name", "group", "group_ranks", "dtype").cast(pl.String)
     )
-    distinct = known.select("name", "in_elements", "out_elements", "dtype").unique()
+    distinct = with_kernel.select("name", "in_elements", "out_elements", "dtype").unique()
     kinds = [kind_of_description(name) for name in distinct["name"]]
     sizes = [size_bytes(kind, *row) for kind, row in zip(kinds, distinct.drop("name").iter_rows(), strict=True)]
-    looked_up = distinct.with_columns(
+    sizes_by_description = distinct.with_columns(
         pl.Series("kind", kinds, dtype=_KIND), pl.Series("size_bytes", sizes, dtype=pl.Int64)
     )
     return (
-        known.join(looked_up, on=["name", "in_elements", "out_elements", "dtype"], how="left", nulls_equal=True)
+        with_kernel.join(
+            sizes_by_description, on=["name", "in_elements", "out_elements", "dtype"], how="left", nulls_equal=True
+        )
         .group_by("kernel")
         .agg(
             pl.col("kind", "group", "group_ranks", "group_size").first(),
@@ -249,9 +251,9 @@ def _described(collectives: pl.DataFrame) -> pl.DataFrame:
 
 
 def _kinds_of_ranges(timeline: Timeline, kernels: Int64s) -> pl.Series:
-    """The kind that the outermost enclosing range names that speaks of a collective; null where none does.
+    """The kind of the outermost enclosing range that names a collective; null for none.
 
-    An all-to-all runs as a kernel of sends and receives: only the call around it (`nccl:all_to_all`) tells.
+    An all-to-all runs as a kernel of sends and receives: only the call around it (`nccl:all_to_all`) names it.
     """
     ranges = timeline.trace.ranges
     kinds = pl.Series("kind", [None, *KINDS], dtype=_KIND)
@@ -264,15 +266,15 @@ def _kinds_of_ranges(timeline: Timeline, kernels: Int64s) -> pl.Series:
     is_kernel = (work["kind"] == "kernel").to_numpy()
     range_of_kernel = np.full(timeline.trace.kernels.height, NO_RANGE, dtype=np.int64)
     range_of_kernel[work["row"].to_numpy()[is_kernel]] = work["range"].fill_null(NO_RANGE).to_numpy()[is_kernel]
-    found = np.r_[timeline.forest.outermost_match(label), 0][range_of_kernel[kernels]]
-    return kinds.gather(found)
+    outermost_kind = np.r_[timeline.forest.outermost_match(label), 0][range_of_kernel[kernels]]
+    return kinds.gather(outermost_kind)
 
 
 # --- Collectives by kind, size and process group ---
 #
-# Two times are given, and a bandwidth for each. The *own* duration of a kernel holds the waiting for late peers; it
-# is what a profile of one rank can tell. The *transfer*, from the last rank's arrival to the last end, is what the
-# network took; it needs the collective to be found on several ranks.
+# There are two times, each with a bandwidth. The *own* duration of a kernel includes waiting for late peers; it is all
+# that a profile of one rank shows. The *transfer*, from the last rank's arrival to the last end, is the network's time;
+# it needs the collective to be matched on several ranks.
 
 COLLECTIVE_GROUPS: Final = table(
     "collectives by size and group",
@@ -311,7 +313,7 @@ _KEY = ["kind", "group", "group_size", "size_bytes"]
 
 
 def collective_groups(events: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
-    """The collectives of the window by kind, group and size, those that took most time first.
+    """The collectives of the window by kind, group and size, largest total time first.
 
     Args:
         events: of `across.all_events`.
@@ -331,12 +333,12 @@ def collective_groups(events: pl.DataFrame, collectives: pl.DataFrame) -> pl.Dat
             duration.median().alias("median_ns"),
         )
     )
-    moved = collectives.group_by(_KEY).agg(
+    transfers = collectives.group_by(_KEY).agg(
         pl.len().cast(pl.Int64).alias("collectives"),
         pl.col("transfer_ns").median().alias("transfer_median_ns"),
         pl.col("wait_ns").sum(),
     )
-    table = kernels.join(moved, on=_KEY, how="left", nulls_equal=True)
+    table = kernels.join(transfers, on=_KEY, how="left", nulls_equal=True)
     factors = [bus_factor(kind, size) for kind, size in table.select("kind", "group_size").iter_rows()]
     table = table.with_columns(pl.col("collectives", "wait_ns").fill_null(0), pl.Series("factor", factors, pl.Float64))
     table = table.with_columns(

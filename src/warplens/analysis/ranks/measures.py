@@ -1,4 +1,4 @@
-"""Where one rank's time went, in a handful of numbers: for the window and for each step."""
+"""The time of one rank by kind, for the window and for each step; and the ranks of a trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.categories import categories_of
-from warplens.analysis.frames import chosen, numbered
+from warplens.analysis.frames import numbered, select_rows
 from warplens.analysis.intervals import Intervals, measure_before, union, without
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import edges_of
@@ -18,7 +18,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Int64s
 from warplens.profile.trace import TABLES
 
-#: The measured times; the first five sum to the sixth, and the last two of them to `communication_ns`.
+#: The measured times; the first five sum to the sixth, and exposed and overlapped to `communication_ns`.
 TIMES: Final = (
     Column("compute_ns", pl.Int64, "at least one kernel runs that is no communication"),
     Column(
@@ -48,7 +48,7 @@ STEP_TIMES: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class BusyTime:
-    """When one GPU did what, over the whole profile; each a set of disjoint intervals."""
+    """Activity of one GPU over the whole profile; each a set of disjoint intervals."""
 
     compute: Intervals  #: a kernel ran that is not communication
     hidden: Intervals  #: a CUDA graph traced as a whole ran, and none of those kernels
@@ -58,25 +58,25 @@ class BusyTime:
 
 
 def communication_rows(timeline: Timeline) -> Int64s:
-    """The rows of the table of kernels that are communication, judged by their names."""
+    """The rows of the table of kernels that are communication, by their names."""
     return np.flatnonzero((categories_of(timeline.trace.kernels["full_name"]) == "communication").to_numpy())
 
 
 def busy_time(timeline: Timeline, device: int) -> BusyTime:
-    """When one device did what, by the priorities of `warplens.analysis.timebudget`."""
+    """Activity of one device, by the priorities of `warplens.analysis.timebudget`."""
     trace = timeline.trace
-    mine = (trace.kernels["device"] == device).to_numpy()
-    talks = np.zeros(trace.kernels.height, dtype=np.bool_)
-    talks[communication_rows(timeline)] = True
+    on_device = (trace.kernels["device"] == device).to_numpy()
+    is_communication = np.zeros(trace.kernels.height, dtype=np.bool_)
+    is_communication[communication_rows(timeline)] = True
     times = trace.kernels.select("start_ns", "end_ns")
-    compute = union(Intervals.of(chosen(times, mine & ~talks)))
-    graphs = union(Intervals.of(chosen(trace.graph_launches, trace.graph_launches["device"] == device)))
+    compute = union(Intervals.of(select_rows(times, on_device & ~is_communication)))
+    graphs = union(Intervals.of(select_rows(trace.graph_launches, trace.graph_launches["device"] == device)))
     working = compute
     if len(graphs.starts):
         working = union(
             Intervals(np.concatenate((compute.starts, graphs.starts)), np.concatenate((compute.ends, graphs.ends)))
         )
-    communication = union(Intervals.of(chosen(times, mine & talks)))
+    communication = union(Intervals.of(select_rows(times, on_device & is_communication)))
     return BusyTime(
         compute=compute,
         hidden=without(graphs, compute),
@@ -98,8 +98,8 @@ def times_between(busy: BusyTime, starts: Int64s, ends: Int64s) -> pl.DataFrame:
     """
 
     def inside(intervals: Intervals) -> Int64s:
-        until = measure_before(intervals, np.concatenate((starts, ends)))
-        return until[len(starts) :] - until[: len(starts)]
+        measured = measure_before(intervals, np.concatenate((starts, ends)))
+        return measured[len(starts) :] - measured[: len(starts)]
 
     compute, hidden, exposed = inside(busy.compute), inside(busy.hidden), inside(busy.exposed)
     communication, working, duration = inside(busy.communication), inside(busy.busy), ends - starts
@@ -130,16 +130,16 @@ def step_times(timeline: Timeline, busy: BusyTime, window_steps: frozenset[int])
         `STEP_TIMES`, in order of time.
     """
     numbers, starts, ends = edges_of(timeline.steps.steps)
-    told = times_between(busy, starts, ends).with_columns(
+    times = times_between(busy, starts, ends).with_columns(
         pl.Series("step", numbers),
         pl.Series("in_window", [number in window_steps for number in numbers.tolist()], dtype=pl.Boolean),
         pl.Series("start_ns", starts),
         pl.Series("end_ns", ends),
     )
-    return STEP_TIMES.conform(told)
+    return STEP_TIMES.conform(times)
 
 
-#: Columns that hold row numbers of another table (or of their own): table → column → table that is pointed into.
+#: Columns that hold row numbers of another table (or of their own): table → column → target table.
 _POINTERS = {
     "ranges": {"parent": "ranges"},
     "operators": {"range": "ranges"},
@@ -148,17 +148,17 @@ _POINTERS = {
     "collectives": {"kernel": "kernels"},
 }
 
-#: Tables of which a row without the row that it points to would say nothing.
+#: Tables whose rows are meaningless without the row that they point to.
 _OWNED = ("operators", "autograd_links", "collectives")
 
 
 def split_ranks(trace: Trace) -> tuple[tuple[int | None, int | None, Trace], ...]:
-    """The ranks of a trace: process and device of each, by device and process, and its part of the tables.
+    """The ranks of a trace: process, device and tables of each, by device and process.
 
-    There is one for each process and GPU that ran kernels or graphs; of one rank the trace is whole, and process and
-    device are None where nothing ran. What a process did on another GPU without ever running a kernel there (a stray
-    context, a copy) belongs to no rank; a note says how much that is. Host tables go by process alone, so that two GPUs
-    of one process share its host side.
+    There is one for each process and GPU that ran kernels or graphs. With one rank, the trace is returned whole;
+    process and device are None where nothing ran. Work of a process on another GPU without any kernel there (a stray
+    context, a copy) belongs to no rank; a note gives its amount. Host tables are divided by process alone, so that two
+    GPUs of one process share its host side.
     """
     homes = pl.concat([trace.kernels.select("process", "device"), trace.graph_launches.select("process", "device")])
     distinct, _ = numbered(homes, ("process", "device"))
@@ -180,37 +180,37 @@ def split_ranks(trace: Trace) -> tuple[tuple[int | None, int | None, Trace], ...
 
 
 def _part(trace: Trace, process: int, device: int) -> Trace:
-    kept: dict[str, Int64s] = {}
+    kept_rows: dict[str, Int64s] = {}
     for name in TABLES:
         if name not in _OWNED:
-            kept[name] = np.flatnonzero(_belongs(getattr(trace, name), process, device))
-    frames: dict[str, Any] = {name: getattr(trace, name)[rows] for name, rows in kept.items()}
+            kept_rows[name] = np.flatnonzero(_belongs(getattr(trace, name), process, device))
+    frames: dict[str, Any] = {name: getattr(trace, name)[rows] for name, rows in kept_rows.items()}
     for name in _OWNED:
         frames[name] = getattr(trace, name)
     for name, pointers in _POINTERS.items():
         for pointer, target in pointers.items():
-            renumbered = _renumbered(frames[name][pointer], kept[target], getattr(trace, target).height)
+            renumbered = _renumbered(frames[name][pointer], kept_rows[target], getattr(trace, target).height)
             frames[name] = frames[name].with_columns(renumbered.alias(pointer))
         if name in _OWNED:
             frames[name] = frames[name].drop_nulls(list(pointers))
     capture = trace.capture
-    devices = tuple(found for found in capture.devices if found.ordinal == device)
+    devices = tuple(candidate for candidate in capture.devices if candidate.ordinal == device)
     return Trace(replace(capture, devices=devices), **frames)
 
 
 def _belongs(frame: pl.DataFrame, process: int, device: int) -> Bools:
-    mine = pl.lit(True)
+    condition = pl.lit(True)
     if "process" in frame.columns:
-        mine = mine & (pl.col("process") == process)
+        condition = condition & (pl.col("process") == process)
     if "device" in frame.columns:
-        mine = mine & (pl.col("device").is_null() | (pl.col("device") == device))
-    found: Bools = frame.select(mine.alias("mine") if frame.width else mine)["mine"].to_numpy()
-    return np.broadcast_to(found, (frame.height,)) if len(found) != frame.height else found
+        condition = condition & (pl.col("device").is_null() | (pl.col("device") == device))
+    mask: Bools = frame.select(condition.alias("mine") if frame.width else condition)["mine"].to_numpy()
+    return np.broadcast_to(mask, (frame.height,)) if len(mask) != frame.height else mask
 
 
-def _renumbered(pointer: pl.Series, kept: Int64s, height: int) -> pl.Series:
+def _renumbered(pointer: pl.Series, kept_rows: Int64s, height: int) -> pl.Series:
     """Row numbers of the whole table as row numbers of its kept rows; null where the row is not kept."""
-    place = np.full(height + 1, -1, dtype=np.int64)
-    place[kept] = np.arange(len(kept))
-    moved = place[pointer.fill_null(height).to_numpy()]
-    return pl.Series(pointer.name, moved).replace(-1, None)
+    new_row = np.full(height + 1, -1, dtype=np.int64)
+    new_row[kept_rows] = np.arange(len(kept_rows))
+    new_rows = new_row[pointer.fill_null(height).to_numpy()]
+    return pl.Series(pointer.name, new_rows).replace(-1, None)

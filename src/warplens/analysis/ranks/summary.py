@@ -1,4 +1,4 @@
-"""What remains of one rank's profile when all ranks are put side by side: sums, steps and collectives, no events."""
+"""The summary of one rank's profile for the comparison of ranks: sums, steps and collectives, no events."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from warplens.profile import Note, Trace
 
 @dataclass(frozen=True, eq=False)
 class RankSummary:
-    """One rank, reduced. Times are in nanoseconds of its file's own clock."""
+    """The summary of one rank. Times are in nanoseconds of its file's own clock."""
 
     source: str  #: the file's name, without folders
-    #: part, parts: which of how many ranks of that file this is, counted from 0
+    #: part, parts: index of this rank in its file, from 0, and number of ranks in it
     part: int
     parts: int
     #: process, device: where its kernels ran; None where there were none
@@ -47,10 +47,10 @@ class RankSummary:
     budget: pl.DataFrame  #: the time budget of the window (`timebudget.BUDGET`)
     steps: pl.DataFrame  #: `measures.STEP_TIMES`, all steps of the file
     collectives: pl.DataFrame  #: `collectives.COLLECTIVES`, all of the file
-    exposed: Intervals  #: when communication was exposed, disjoint; to split waits into exposed and hidden
-    undescribed: int  #: collectives that the framework described and that ran no kernel of their own
+    exposed: Intervals  #: intervals of exposed communication, disjoint; to split waits into exposed and hidden
+    undescribed: int  #: collectives described by the framework that ran no kernel of their own
     kernels: int
-    notes: tuple[Note, ...] = field(default=())  #: what limits the answers, of the reader and of the analyses
+    notes: tuple[Note, ...] = field(default=())  #: limits of the results, from the reader and the analyses
 
     @property
     def label(self) -> str:
@@ -60,12 +60,12 @@ class RankSummary:
 
 @dataclass(frozen=True, eq=False)
 class RankWindow:
-    """One rank of a trace, before it is reduced."""
+    """One rank of a trace with its window, before it is summarized."""
 
     #: process, device: where its kernels ran; None where the file holds one rank, or no kernel at all
     process: int | None
     device: int | None
-    #: part, parts: which of how many ranks of the file this is, counted from 0
+    #: part, parts: index of this rank in the file, from 0, and number of ranks in it
     part: int
     parts: int
     #: timeline, window: the rank's own profile, and the part of it that is analysed
@@ -74,7 +74,7 @@ class RankWindow:
 
 
 def rank_windows(timeline: Timeline, window: str | Window = "steady") -> tuple[RankWindow, ...]:
-    """The ranks of a profile of one rank, or of several processes or GPUs, each with its window.
+    """The ranks of a profile, of one or of several processes or GPUs, each with its window.
 
     Args:
         window: as `Timeline.window` takes it, and each rank finds its own steady steps; or one window for all ranks,
@@ -84,12 +84,14 @@ def rank_windows(timeline: Timeline, window: str | Window = "steady") -> tuple[R
         UsageError: the window lies outside the profile.
     """
     ranks = split_ranks(timeline.trace)
-    found = []
-    for place, (process, device, trace) in enumerate(ranks):
-        own = timeline if len(ranks) == 1 else Timeline(trace)
-        chosen = own.window(window) if isinstance(window, str) else _with_own_steps(own, window)
-        found.append(RankWindow(process, device, place, len(ranks), own, chosen))
-    return tuple(found)
+    windows = []
+    for part, (process, device, trace) in enumerate(ranks):
+        rank_timeline = timeline if len(ranks) == 1 else Timeline(trace)
+        rank_window = (
+            rank_timeline.window(window) if isinstance(window, str) else _with_own_steps(rank_timeline, window)
+        )
+        windows.append(RankWindow(process, device, part, len(ranks), rank_timeline, rank_window))
+    return tuple(windows)
 
 
 def _with_own_steps(timeline: Timeline, window: Window) -> Window:
@@ -115,7 +117,7 @@ def summarize(trace: Trace, window: str = "steady") -> tuple[RankSummary, ...]:
 def summary_of(
     rank: RankWindow, budgets: Sequence[TimeBudget] | None = None, notes: Sequence[Note] | None = None
 ) -> RankSummary:
-    """One rank, reduced; the time budgets and notes of its window are computed unless they are given."""
+    """The summary of one rank; time budgets and notes of its window are computed unless given."""
     timeline, window, capture = rank.timeline, rank.window, rank.timeline.trace.capture
     gpu = capture.device(rank.device) if rank.device is not None else None
     # A rank without any GPU work is idle throughout.
@@ -146,11 +148,11 @@ def summary_of(
     busy = busy_time(timeline, rank.device)
     edges = np.array([window.start_ns]), np.array([window.end_ns])
     budgets = time_budgets(timeline, window) if budgets is None else budgets
-    mine = [budget.parts for budget in budgets if budget.device == rank.device]
+    own_budget = [budget.parts for budget in budgets if budget.device == rank.device]
     return replace(
         summary,
         times=times_between(busy, *edges).row(0, named=True),
-        budget=mine[0] if mine else summary.budget,
+        budget=own_budget[0] if own_budget else summary.budget,
         steps=step_times(timeline, busy, frozenset(step.index for step in window.steps)),
         collectives=rank_collectives(timeline, rank.device, busy, window),
         exposed=busy.exposed,

@@ -1,4 +1,4 @@
-"""`Arguments`: what was recorded of an operator's inputs; `Work`: what it has to compute and to move at least."""
+"""`Arguments`: the recorded inputs of an operator; `Work`: its minimum computation and traffic."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _LONGEST_LIST: Final = 30
 
 
 class UnknownWorkError(Exception):
-    """What was recorded does not determine an operator's work; the text says what is missing."""
+    """The recorded inputs do not determine an operator's work; the text names the missing information."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Tensor:
 
     shape: tuple[int, ...]
     type: str | None  #: the type's name as recorded; None where it was not recorded
-    stored: int  #: number of distinct elements in memory: an expanded tensor (stride 0) stores fewer than it shows
+    stored: int  #: number of distinct elements in memory: fewer than in the shape for an expanded tensor (stride 0)
 
     @property
     def elements(self) -> int:
@@ -78,22 +78,22 @@ class Tensor:
 
     @property
     def item_bytes(self) -> int | None:
-        """Size of one element; None where the type is not known."""
+        """Size of one element; None for an unknown type."""
         return None if self.type is None else ITEM_BYTES.get(self.type)
 
 
 class Arguments:
-    """The inputs of one operator by position, as its signature numbers them.
+    """The inputs of one operator by position, as in its signature.
 
     Args:
         shapes, types, strides, values: the JSON lists of the table `operators`; None for what was not recorded.
     """
 
     def __init__(self, shapes: str | None, types: str | None, strides: str | None, values: str | None) -> None:
-        self._shapes = _listed(shapes)
-        self._types = _listed(types)
-        self._strides = _listed(strides)
-        self._values = _listed(values)
+        self._shapes = _json_list(shapes)
+        self._types = _json_list(types)
+        self._strides = _json_list(strides)
+        self._values = _json_list(values)
         if not self._shapes:
             raise UnknownWorkError("shapes were not recorded")
 
@@ -101,15 +101,15 @@ class Arguments:
         return len(self._shapes)
 
     def optional(self, position: int) -> Tensor | None:
-        """The tensor at this position; None where there is none (a number, or an optional tensor left out)."""
+        """The tensor at this position; None for a number, or an optional tensor left out."""
         if position >= len(self._shapes):
             return None
-        shape, type_ = self._shapes[position], _at(self._types, position)
+        shape, type_ = self._shapes[position], _item_or_none(self._types, position)
         if not isinstance(shape, list) or any(not isinstance(size, int) for size in shape):
             return None
         if (self._types and type_ not in ITEM_BYTES) or (not self._types and not shape):
             return None
-        return _tensor(shape, type_, _at(self._strides, position))
+        return _tensor(shape, type_, _item_or_none(self._strides, position))
 
     def tensor(self, position: int) -> Tensor:
         """The tensor at this position.
@@ -117,25 +117,25 @@ class Arguments:
         Raises:
             UnknownWorkError: there is none.
         """
-        found = self.optional(position)
-        if found is None:
+        result = self.optional(position)
+        if result is None:
             raise UnknownWorkError("the shape of an input was not recorded")
-        return found
+        return result
 
     def matrix(self, position: int, least: int = 2) -> Tensor:
-        """The tensor at this position, which must have at least so many dimensions."""
-        found = self.tensor(position)
-        if len(found.shape) < least:
+        """The tensor at this position, which must have at least `least` dimensions."""
+        result = self.tensor(position)
+        if len(result.shape) < least:
             raise UnknownWorkError("an input has fewer dimensions than its operator needs")
-        return found
+        return result
 
     def holds_shapes(self, position: int) -> bool:
         """Whether there is a list of tensors at this position whose shapes were recorded."""
         return bool(self._nested(position))
 
     def is_list(self, position: int) -> bool:
-        """Whether a list of tensors stands at this position."""
-        return _at(self._types, position) in _LISTS or bool(self._nested(position))
+        """Whether a list of tensors is at this position."""
+        return _item_or_none(self._types, position) in _LISTS or bool(self._nested(position))
 
     def tensors(self, position: int) -> list[Tensor]:
         """The tensors of the list at this position; their type is not recorded.
@@ -146,18 +146,18 @@ class Arguments:
         nested = self._nested(position)
         if not nested:
             raise UnknownWorkError(f"shapes of lists of more than {_LONGEST_LIST} tensors are not recorded")
-        strides = _at(self._strides, position) or []
-        return [_tensor(shape, None, _at(strides, number)) for number, shape in enumerate(nested)]
+        strides = _item_or_none(self._strides, position) or []
+        return [_tensor(shape, None, _item_or_none(strides, number)) for number, shape in enumerate(nested)]
 
     def _nested(self, position: int) -> list[list[int]]:
-        shape = _at(self._shapes, position)
+        shape = _item_or_none(self._shapes, position)
         if isinstance(shape, list) and shape and all(isinstance(inner, list) for inner in shape):
             return shape
         return []
 
     def value(self, position: int) -> str | None:
         """The text of the scalar at this position; None where it was not recorded or left at None."""
-        text = _at(self._values, position)
+        text = _item_or_none(self._values, position)
         return text if isinstance(text, str) and text not in ("", "None") else None
 
     def integer(self, position: int) -> int | None:
@@ -194,26 +194,26 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of an elementwise result of these inputs."""
     length = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (length - len(shape)) + shape for shape in shapes]
-    # A size of 1 gives way to any other, also to 0.
+    # A size of 1 broadcasts to any other, also to 0.
     return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 def promoted(tensors: list[Tensor]) -> str | None:
-    """The type of an elementwise result: the widest one of the highest kind; tensors without dimensions give way.
+    """The type of an elementwise result: the widest one of the highest kind; tensors without dimensions yield.
 
     This is PyTorch's rule of type promotion as far as sizes are concerned (docs: torch.result_type).
     """
     if any(tensor.type is None for tensor in tensors):
         return None
     dimensioned = [tensor for tensor in tensors if tensor.shape] or tensors
-    kind = max(_kind(tensor) for tensor in dimensioned)
-    if any(_kind(tensor) > kind for tensor in tensors):
-        dimensioned = [tensor for tensor in tensors if _kind(tensor) > kind]
-        kind = max(_kind(tensor) for tensor in dimensioned)
-    return max((t for t in dimensioned if _kind(t) == kind), key=lambda tensor: tensor.item_bytes or 0).type
+    kind = max(_type_rank(tensor) for tensor in dimensioned)
+    if any(_type_rank(tensor) > kind for tensor in tensors):
+        dimensioned = [tensor for tensor in tensors if _type_rank(tensor) > kind]
+        kind = max(_type_rank(tensor) for tensor in dimensioned)
+    return max((t for t in dimensioned if _type_rank(t) == kind), key=lambda tensor: tensor.item_bytes or 0).type
 
 
-def _kind(tensor: Tensor) -> int:
+def _type_rank(tensor: Tensor) -> int:
     if tensor.type == "bool":
         return 0
     if tensor.type in _INTEGERS:
@@ -223,7 +223,7 @@ def _kind(tensor: Tensor) -> int:
 
 def _tensor(shape: list[int], type_: str | None, strides: Any) -> Tensor:
     elements = math.prod(shape)
-    if shape and strides == []:  # only sparse and nested tensors have none
+    if shape and strides == []:  # only sparse and nested tensors have no strides
         raise UnknownWorkError("an input is sparse, and how many of its elements are stored was not recorded")
     if not isinstance(strides, list) or len(strides) != len(shape) or not elements:
         return Tensor(tuple(shape), type_, elements)
@@ -231,12 +231,12 @@ def _tensor(shape: list[int], type_: str | None, strides: Any) -> Tensor:
     return Tensor(tuple(shape), type_, stored)
 
 
-def _at(items: list[Any], position: int) -> Any:
+def _item_or_none(items: list[Any], position: int) -> Any:
     return items[position] if position < len(items) else None
 
 
 @lru_cache(maxsize=65_536)
-def _listed_once(text: str) -> list[Any]:
+def _parsed(text: str) -> list[Any]:
     try:
         items = json.loads(text)
     except ValueError:
@@ -244,11 +244,11 @@ def _listed_once(text: str) -> list[Any]:
     return items if isinstance(items, list) else []
 
 
-def _listed(text: str | None) -> list[Any]:
-    return [] if text is None else _listed_once(text)
+def _json_list(text: str | None) -> list[Any]:
+    return [] if text is None else _parsed(text)
 
 
-#: Kinds of modelled operators, in the order in which people expect to read them.
+#: Families of modelled operators, in the order of presentation.
 FAMILIES: Final = (
     "gemm",
     "convolution",
@@ -263,27 +263,27 @@ FAMILIES: Final = (
     "optimizer",
 )
 
-#: Families whose FLOPs are those of matrix products: what FLOP counters usually count, and what tensor cores do.
+#: Families whose FLOPs are those of matrix products: the usual subject of FLOP counters, and the work of tensor cores.
 MATMUL_FAMILIES: Final = ("gemm", "convolution", "attention")
 
 
 @dataclass(frozen=True)
 class Work:
-    """The least that an operator has to do, whatever its kernels really do."""
+    """The minimum work of an operator, regardless of its kernels."""
 
     family: str  #: one of `FAMILIES`
-    flops: int  #: floating-point operations, a multiply-add being two; what a mask leaves out is not counted
+    flops: int  #: floating-point operations, a multiply-add being two; masked-out work is not counted
     bytes: int = 0  #: every input element read once and every output element written once, of the tensors of known type
     untyped: int = 0  #: elements moved whose type was not recorded
-    flops_full: int | None = None  #: as `flops`, with what a mask leaves out; the same where there is no mask
+    flops_full: int | None = None  #: as `flops`, including masked-out work; None if there is no mask
 
     def moving(self, tensors: Iterable[Tensor]) -> Work:
-        """The same work that also moves these tensors."""
+        """The same work plus the traffic of these tensors."""
         known, untyped = moved(tensors)
         return replace(self, bytes=self.bytes + known, untyped=self.untyped + untyped)
 
     def writing(self, elements: int, type_: str | None) -> Work:
-        """The same work that also moves so many elements of this type."""
+        """The same work plus the traffic of this many elements of this type."""
         size = ITEM_BYTES.get(type_) if type_ is not None else None
         if size is None:
             return replace(self, untyped=self.untyped + elements)

@@ -1,9 +1,9 @@
-"""At which operator each piece of GPU work is counted, so that no work is counted twice.
+"""The operator at which each piece of GPU work is counted, so that no work is counted twice.
 
 Operators nest: `aten::linear` calls `aten::addmm`, which launches the kernels. Each piece of GPU work goes to the
-innermost operator around its launch whose work can be modelled; where two operators found so enclose one another, the
-outer one stands for both. So products are counted where they are launched, and an operator without a formula is
-counted through the one that called it.
+innermost operator around its launch with a model; where two operators chosen in this way enclose one another, the outer
+one stands for both. So products are counted where they are launched, and an operator without a formula is counted
+through its caller.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from warplens.profile.schema import Column, Int64s, name_categories
 
 _INPUTS = ("name", "input_shapes", "input_types", "input_strides", "concrete_inputs")
 
-#: What a model says of an operator. Either a family or a reason is null.
+#: Result of a model. Either the family or the reason is null.
 _MODEL_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "family": pl.Enum(FAMILIES),
     **dict.fromkeys(("flops", "flops_full", "known_bytes", "untyped"), pl.Int64),
@@ -40,17 +40,17 @@ _MODEL_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 
 @dataclass(frozen=True, eq=False)
 class Counting:
-    """Where GPU work is counted."""
+    """The operators at which GPU work is counted."""
 
     #: for each row of `Timeline.work` the innermost operator around its launch, a row of `Trace.ranges`; `NO_RANGE` for
     #: none
     launcher: Int64s
-    counted_at: Int64s  #: the operator that its work is counted at; `NO_RANGE` where none has a model
-    models: pl.DataFrame  #: `range`, an operator that launched GPU work, itself or through others; `_MODEL_SCHEMA`
+    counted_at: Int64s  #: the operator at which its work is counted; `NO_RANGE` where none has a model
+    models: pl.DataFrame  #: `range` (an operator that launched GPU work, itself or through others) and `_MODEL_SCHEMA`
 
 
 def count_work(timeline: Timeline) -> Counting:
-    """Models every operator that launched GPU work, and decides at which of them each piece is counted."""
+    """Models every operator that launched GPU work, and chooses the operator at which each piece is counted."""
     tree, count = timeline.operators, timeline.trace.ranges.height
     work = timeline.work
     launched = work["range"].fill_null(NO_RANGE).to_numpy()
@@ -61,15 +61,15 @@ def count_work(timeline: Timeline) -> Counting:
     rows = models.filter(pl.col("family").is_not_null())["range"].to_numpy()
     modelled[rows] = rows + 1
     innermost = np.r_[tree.forest.innermost_match(modelled), 0][launcher] - 1
-    chosen = np.zeros(count, dtype=np.int64)
-    used = innermost[innermost != NO_RANGE]
-    chosen[used] = used + 1
-    counted_at = np.r_[tree.forest.outermost_match(chosen), 0][innermost] - 1
+    selected = np.zeros(count, dtype=np.int64)
+    innermost_used = innermost[innermost != NO_RANGE]
+    selected[innermost_used] = innermost_used + 1
+    counted_at = np.r_[tree.forest.outermost_match(selected), 0][innermost] - 1
     return Counting(launcher, counted_at, models)
 
 
-#: No operator does more: 1e18 FLOPs take the fastest GPU minutes, and 1e18 bytes are in no memory.
-_MOST: Final = 10**18
+#: Upper bound of an operator's work: 1e18 FLOPs take the fastest GPU minutes, and no memory holds 1e18 bytes.
+_LARGEST_WORK: Final = 10**18
 
 
 def _model(inputs: tuple[str | None, ...]) -> dict[str, Any]:
@@ -78,18 +78,18 @@ def _model(inputs: tuple[str | None, ...]) -> dict[str, Any]:
     if isinstance(work, str):
         return {"reason": work}
     full = work.flops if work.flops_full is None else work.flops_full
-    if max(full, work.flops, work.bytes) > _MOST:  # a trace may make shapes up
+    if max(full, work.flops, work.bytes) > _LARGEST_WORK:  # a trace may contain wrong shapes
         return {"reason": "its shapes are larger than any memory"}
     counted = {"flops": work.flops, "flops_full": full, "known_bytes": work.bytes, "untyped": work.untyped}
     return {"family": work.family, **counted}
 
 
 def _models(timeline: Timeline, rows: Int64s) -> pl.DataFrame:
-    """The models of these operators (rows of `Trace.ranges`); each distinct combination of inputs is looked at once."""
+    """The models of these operators (rows of `Trace.ranges`); each distinct combination of inputs is evaluated once."""
     names = timeline.trace.ranges["name"].gather(rows)
-    wanted = pl.DataFrame({"range": rows, "name": names}, schema_overrides={"range": pl.Int64})
+    modules = pl.DataFrame({"range": rows, "name": names}, schema_overrides={"range": pl.Int64})
     recorded = timeline.trace.operators.select("range", *_INPUTS[1:])
-    joined = wanted.join(recorded, on="range", how="left", maintain_order="left")
+    joined = modules.join(recorded, on="range", how="left", maintain_order="left")
     combinations = joined.group_by(_INPUTS, maintain_order=True).agg("range")
     inputs = combinations.select(pl.col(_INPUTS).cast(pl.String)).iter_rows()
     models = pl.DataFrame([*map(_model, inputs)], schema=_MODEL_SCHEMA, orient="row")
@@ -132,10 +132,10 @@ UNMODELLED: Final = table(
 #: Copies of these directions stay on the GPU.
 _ON_DEVICE: Final = ("device-to-device",)
 
-#: Where lists hold tensors of unrecorded type, the kernel's name tells their size: PyTorch copies opaque items of so
+#: Where lists hold tensors of unrecorded type, the kernel's name gives the size: PyTorch copies opaque items of this
 #: many bytes, or names the type.
 _OPAQUE: Final = r"OpaqueType<(\d+)"
-#: Types of operands that are only ever multiplied in one format; a product of `float` may be computed as tf32.
+#: Operand types with one possible format; a product of `float` may be computed as tf32.
 _FORMATS: Final = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "double": "fp64", "c10::Float8_e4m3fn": "fp8"}
 _FIRST_TYPE: Final = r'^\["([^"]*)"'
 
@@ -147,7 +147,7 @@ class ModelledWork:
     operators: pl.DataFrame  #: `OPERATOR_WORK`, in the order of the profile
     unmodelled: pl.DataFrame  #: `UNMODELLED`, the largest first
     total_ns: int  #: summed time of all GPU work of the window
-    peak_sources: tuple[str, ...]  #: where the roofs come from, one sentence for each kind of GPU
+    peak_sources: tuple[str, ...]  #: sources of the peaks, one sentence for each kind of GPU
 
     @property
     def modelled_ns(self) -> int:
@@ -166,13 +166,13 @@ class ModelledWork:
 
     @property
     def matmul_flops(self) -> int:
-        """FLOPs of matrix products, convolutions and attention alone: what FLOP counters usually count."""
+        """FLOPs of matrix products, convolutions and attention: the usual subject of FLOP counters."""
         products = self.operators.filter(pl.col("family").cast(pl.String).is_in(MATMUL_FAMILIES))
         return int(products["flops"].sum())
 
 
 def operator_work(timeline: Timeline, window: Window) -> ModelledWork:
-    """The modelled work of the operators in the window, beside the measured time of what they launched.
+    """The modelled work of the operators in the window, with the measured time of the work they launched.
 
     An operator's work counts in the window in which the first of its GPU work begins, so that adjoining windows add up.
 
@@ -189,27 +189,27 @@ def operator_work(timeline: Timeline, window: Window) -> ModelledWork:
     )
     total = int(pieces.filter("inside")["duration_ns"].sum())
     counted = pieces.filter(pl.col("range") != NO_RANGE)
-    rest = pieces.filter((pl.col("range") == NO_RANGE) & pl.col("inside"))
+    uncounted = pieces.filter((pl.col("range") == NO_RANGE) & pl.col("inside"))
     sources = {
-        found.source for found in map(peaks_of, timeline.trace.capture.devices) if found is not None and found.source
+        peaks.source for peaks in map(peaks_of, timeline.trace.capture.devices) if peaks is not None and peaks.source
     }
     return ModelledWork(
         _operators(timeline, counted, counting.models),
-        _unmodelled(timeline, rest, counting.models, total),
+        _unmodelled(timeline, uncounted, counting.models, total),
         total,
         tuple(sorted(sources)),
     )
 
 
 def _pieces(timeline: Timeline) -> pl.DataFrame:
-    """All GPU work with what its kernel's name tells."""
+    """All GPU work with the facts from its kernels' names."""
     work = timeline.work.select("kind", "row", "device", "api_row", "range", duration_ns().alias("duration_ns")).rename(
         {"range": "held"}
     )
     kernels = timeline.trace.kernels
-    # What stands in a name is looked up once for each distinct name, not for each kernel.
+    # Names are searched once per distinct name, not per kernel.
     opaque = name_categories(kernels["full_name"]).str.extract(_OPAQUE).cast(pl.Int64)
-    told = classify_names(kernels).select(
+    kernel_facts = classify_names(kernels).select(
         pl.col("precision").cast(pl.String),
         "tensor_cores",
         pl.coalesce(
@@ -218,12 +218,12 @@ def _pieces(timeline: Timeline) -> pl.DataFrame:
         ).alias("item_bytes"),
         kernels["graph_node"].is_not_null().alias("replayed"),
     )
-    told = told.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64), kind=pl.lit("kernel"))
+    kernel_facts = kernel_facts.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64), kind=pl.lit("kernel"))
     directions = timeline.trace.copies["direction"].cast(pl.String)
     copies = pl.DataFrame({"link": ~directions.is_in(_ON_DEVICE)}).with_row_index("row")
     copies = copies.with_columns(pl.col("row").cast(pl.Int64), kind=pl.lit("copy"))
     work = work.with_columns(pl.col("kind").cast(pl.String))
-    return work.join(told, on=["kind", "row"], how="left", maintain_order="left").join(
+    return work.join(kernel_facts, on=["kind", "row"], how="left", maintain_order="left").join(
         copies, on=["kind", "row"], how="left", maintain_order="left"
     )
 
@@ -232,7 +232,7 @@ def _operators(timeline: Timeline, counted: pl.DataFrame, models: pl.DataFrame) 
     duration, inside = pl.col("duration_ns"), pl.col("inside")
     longest = duration.arg_max()
     measured = counted.group_by("range", maintain_order=True).agg(
-        # Work is in order of its begin: the first piece decides which window the operator belongs to.
+        # Work is sorted by begin: the first piece decides which window the operator belongs to.
         inside.first().alias("begins_inside"),
         pl.col("phase").first().cast(pl.String),
         pl.col("device").first(),
@@ -256,9 +256,9 @@ def _operators(timeline: Timeline, counted: pl.DataFrame, models: pl.DataFrame) 
 
 
 def _with_peaks(timeline: Timeline, frame: pl.DataFrame) -> pl.DataFrame:
-    """The roofs of each operator: those of its GPU, for the format that its longest kernel multiplies."""
+    """The peaks of each operator: those of its GPU, for the format of its longest kernel."""
     products = pl.col("family").cast(pl.String).is_in(MATMUL_FAMILIES)
-    # Everything else computes on the vector units in fp32, whatever it stores; only fp64 stays what it is.
+    # Everything else computes on the vector units in fp32, whatever its storage format; only fp64 stays fp64.
     operand = pl.col("input_types").cast(pl.String).str.extract(_FIRST_TYPE)
     multiplied = pl.coalesce("precision", operand.replace_strict(_FORMATS, default=None, return_dtype=pl.String))
     frame = frame.with_columns(
@@ -277,7 +277,7 @@ def _with_peaks(timeline: Timeline, frame: pl.DataFrame) -> pl.DataFrame:
         orient="row",
     )
     joined = frame.join(roofs, on=["device", "format", "on_tensor_cores"], how="left", nulls_equal=True)
-    # What crosses the link between host and GPU is bound by the link, whose speed is not in the profile.
+    # Transfers between host and GPU are bound by the link, whose speed is not in the profile.
     return joined.with_columns(
         pl.when(pl.col("link")).then(None).otherwise("peak_bytes_per_s").alias("peak_bytes_per_s")
     )
@@ -360,16 +360,16 @@ WORK: Final = table(
 
 
 def work_statistics(modelled: ModelledWork, by: str = "name") -> pl.DataFrame:
-    """The operators summed up, those with the most GPU time first.
+    """Modelled work by group of operators, most GPU time first.
 
     Args:
-        modelled: what `operator_work` found.
+        modelled: result of `operator_work`.
         by: one of `GROUPINGS`.
 
     Returns:
-        `WORK` by the columns that the groups differ by. `share` is of all GPU work's time in the window,
-        modelled or not; `side` is `memory` left of the ridge where the two roofs meet, else `compute`; `roof_share` is
-        how much of its roof a group reached. Null is what does not apply or is not known.
+        `WORK` by the columns of the grouping. `share` is of all GPU work's time in the window, modelled or not; `side`
+        is `memory` left of the ridge where the two roofs meet, else `compute`; `roof_share` is the share of its roof
+        that a group reached. Null where not applicable or unknown.
 
     Raises:
         UsageError: operators cannot be grouped by that.
@@ -403,7 +403,7 @@ def work_statistics(modelled: ModelledWork, by: str = "name") -> pl.DataFrame:
         .when(pl.col("intensity") < ridge)
         .then(pl.lit("memory"))
         .alias("side"),
-        # Reached / roof is FLOP/s / min(peak, intensity × bandwidth): the larger of the two shares.
+        # Achieved / roof is FLOP/s / min(peak, intensity × bandwidth): the larger of the two shares.
         pl.when(pl.col("bytes_share").is_not_null() & pl.col("flops_share").is_not_null())
         .then(pl.max_horizontal("flops_share", "bytes_share"))
         .alias("roof_share"),

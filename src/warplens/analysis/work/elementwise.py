@@ -1,7 +1,7 @@
-"""Work of operators that treat every element alike: each input element read once, each output element written once.
+"""Work of elementwise operators: each input element read once, each output element written once.
 
-A result element costs as many FLOPs as the textbook formula has operations, an elementary function (exp, sqrt, tanh)
-being one. Inputs that are broadcast are read once at their own size.
+A result element costs as many FLOPs as the textbook formula has operations; an elementary function (exp, sqrt, tanh)
+counts as one. Inputs that are broadcast are read once at their own size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from warplens.analysis.work.amounts import Arguments, Tensor, UnknownWorkError, 
 
 
 class _Rule(NamedTuple):
-    """FLOPs of a result element, and how many leading arguments are inputs (a later tensor is where to write)."""
+    """FLOPs per result element, and the number of leading arguments that are inputs (a later tensor is an output)."""
 
     flops: int
     inputs: int
@@ -25,7 +25,7 @@ def _rules(inputs: int, **flops: int) -> dict[str, _Rule]:
     return {name: _Rule(count, inputs) for name, count in flops.items()}
 
 
-#: Operators of the namespace `aten`, without the underscore that marks those that write into their first input.
+#: Operators of the namespace `aten`, without the underscore of in-place variants.
 PER_ELEMENT: Final[dict[str, _Rule]] = {
     **_rules(
         1, abs=1, neg=1, exp=1, exp2=1, expm1=1, log=1, log2=1, log10=1, log1p=1, sqrt=1, rsqrt=1, reciprocal=1, sin=1,
@@ -61,7 +61,7 @@ _WRITTEN_ONLY: Final = (
     "geometric_",
 )  # fmt: skip
 
-#: Losses that give one number, unless their fourth argument (`reduction`) is 0.
+#: Losses that return one number, unless their fourth argument (`reduction`) is 0.
 _LOSSES: Final = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 
 _GLU_FLOPS, _GLU_BACKWARD_FLOPS = 5, 8
@@ -87,17 +87,17 @@ def _per_element(name: str, rule: _Rule, *, in_place: bool) -> Callable[[Argumen
 
 
 def _result_type(name: str, arguments: Arguments, inputs: list[Tensor]) -> str | None:
-    """The type of the result: that of a tensor given to write to, else what promotion gives."""
+    """The type of the result: that of an output tensor among the arguments, else by promotion."""
     rule = PER_ELEMENT[name]
-    given = [tensor for tensor in map(arguments.optional, range(rule.inputs, len(arguments))) if tensor is not None]
-    if given:
-        return given[-1].type
+    outputs = [tensor for tensor in map(arguments.optional, range(rule.inputs, len(arguments))) if tensor is not None]
+    if outputs:
+        return outputs[-1].type
     if name in ("where", "masked_fill", "native_dropout_backward"):  # one of the inputs is a mask
         inputs = [tensor for tensor in inputs if tensor.type != "bool"] or inputs
     return promoted(inputs)
 
 
-def _written(arguments: Arguments) -> Work:
+def _write_only(arguments: Arguments) -> Work:
     return Work("elementwise", 0).moving([arguments.tensor(0)])
 
 
@@ -130,29 +130,29 @@ def _gated(function: int) -> Callable[[Arguments], Work]:
     return formula
 
 
-def _copied(arguments: Arguments) -> Work:
-    # copy_(self, src): every element of the destination is written, the source is read as far as it is stored
+def _copy(arguments: Arguments) -> Work:
+    # copy_(self, src): every element of the destination is written, the stored elements of the source are read
     return Work("copy", 0).moving([arguments.tensor(0), arguments.tensor(1)])
 
 
-def _cloned(arguments: Arguments) -> Work:
+def _clone(arguments: Arguments) -> Work:
     source = arguments.tensor(0)
     return Work("copy", 0).moving([source]).writing(source.elements, source.type)
 
 
-def _concatenated(arguments: Arguments) -> Work:
+def _concatenate(arguments: Arguments) -> Work:
     tensors = arguments.tensors(0)
     return Work("copy", 0).moving(tensors).writing(sum(tensor.elements for tensor in tensors), None)
 
 
-def _gathered(arguments: Arguments) -> Work:
+def _gather(arguments: Arguments) -> Work:
     # gather(self, dim, index): one element for each index
     source, index = arguments.tensor(0), arguments.tensor(2)
     work = Work("gather-scatter", 0).moving([index])
     return work.writing(2 * index.elements, source.type)
 
 
-def _selected(arguments: Arguments) -> Work:
+def _index_select(arguments: Arguments) -> Work:
     # index_select(self, dim, index): whole slices
     source, index, dimension = arguments.tensor(0), arguments.tensor(2), arguments.integer(1)
     if dimension is None or not source.shape:
@@ -161,7 +161,7 @@ def _selected(arguments: Arguments) -> Work:
     return Work("gather-scatter", 0).moving([index]).writing(2 * picked, source.type)
 
 
-def _embedded(arguments: Arguments) -> Work:
+def _embedding(arguments: Arguments) -> Work:
     weight, index = arguments.matrix(0), arguments.tensor(1)
     picked = index.elements * math.prod(weight.shape[1:])
     return Work("gather-scatter", 0).moving([index]).writing(2 * picked, weight.type)
@@ -176,8 +176,8 @@ def _embedding_backward(arguments: Arguments) -> Work:
     return work.writing(rows * gradient.shape[-1], gradient.type)
 
 
-def _put(arguments: Arguments) -> Work:
-    # _index_put_impl_(self, indices, values, accumulate, …): the places are lists, whose shapes are not recorded
+def _index_put(arguments: Arguments) -> Work:
+    # _index_put_impl_(self, indices, values, accumulate, …): the indices are lists, whose shapes are not recorded
     target, values = arguments.tensor(0), arguments.tensor(2)
     added = int(bool(arguments.flag(3)))
     return (
@@ -187,7 +187,7 @@ def _put(arguments: Arguments) -> Work:
     )
 
 
-def _bags(arguments: Arguments) -> Work:
+def _embedding_bag(arguments: Arguments) -> Work:
     # _embedding_bag(weight, indices, offsets, …): a row for each index is read, one for each bag is written
     weight, index, offsets = arguments.matrix(0), arguments.tensor(1), arguments.tensor(2)
     width = math.prod(weight.shape[1:])
@@ -195,7 +195,7 @@ def _bags(arguments: Arguments) -> Work:
     return work.writing((index.elements + offsets.elements) * width, weight.type)
 
 
-def _bags_backward(arguments: Arguments) -> Work:
+def _embedding_bag_backward(arguments: Arguments) -> Work:
     # (grad, indices, offset2bag, bag_size, maximum_indices, num_weights, …): a gradient for every row of the table
     gradient, index, rows = arguments.matrix(0, 1), arguments.tensor(1), arguments.integer(5)
     if rows is None or rows < 0:
@@ -205,14 +205,14 @@ def _bags_backward(arguments: Arguments) -> Work:
     return work.writing(rows * width, gradient.type)
 
 
-def _scattered(flops: int) -> Callable[[Arguments], Work]:
-    """scatter_add_(self, dim, index, src) and the like, in place: as many elements as the index has."""
+def _scatter(flops: int) -> Callable[[Arguments], Work]:
+    """In-place scatter_add_(self, dim, index, src) and the like: as many elements as the index has."""
 
     def formula(arguments: Arguments) -> Work:
-        target, places, given = arguments.tensor(0), arguments.tensor(2), arguments.optional(3)
-        moving = places.elements if given is None else given.elements
-        work = Work("gather-scatter", flops * moving).moving([places, *([given] if given else [])])
-        return work.writing((1 + flops) * moving, target.type)
+        target, index, source = arguments.tensor(0), arguments.tensor(2), arguments.optional(3)
+        element_count = index.elements if source is None else source.elements
+        work = Work("gather-scatter", flops * element_count).moving([index, *([source] if source else [])])
+        return work.writing((1 + flops) * element_count, target.type)
 
     return formula
 
@@ -229,11 +229,11 @@ _ADAM_FLOPS, _SGD_FLOPS, _ADAGRAD_FLOPS = 14, 6, 8
 def _foreach(flops: int, inputs: int) -> Callable[[Arguments], Work]:
     def formula(arguments: Arguments) -> Work:
         first = arguments.tensors(0)
-        others = [
+        other_tensors = [
             t for position in range(1, inputs) if arguments.is_list(position) for t in arguments.tensors(position)
         ]
         elements = sum(tensor.elements for tensor in first)
-        return Work("optimizer", flops * elements).moving([*first, *others]).writing(elements, None)
+        return Work("optimizer", flops * elements).moving([*first, *other_tensors]).writing(elements, None)
 
     return formula
 
@@ -257,12 +257,12 @@ def _fused(flops: int, states: int) -> Callable[[Arguments], Work]:
 
     def formula(arguments: Arguments) -> Work:
         parameters, gradients = arguments.tensors(0), arguments.tensors(1)
-        held: list[Tensor] = []
+        state_tensors: list[Tensor] = []
         for position in range(2, 2 + states):
-            # The tensors of a list that may be empty, such as the momentum of an optimizer that has none.
-            held.extend(arguments.tensors(position) if arguments.holds_shapes(position) else [])
+            # The list may be empty, such as the momentum of an optimizer without it.
+            state_tensors.extend(arguments.tensors(position) if arguments.holds_shapes(position) else [])
         work = Work("optimizer", flops * sum(tensor.elements for tensor in parameters))
-        return work.moving([*parameters, *gradients, *held, *parameters, *held])
+        return work.moving([*parameters, *gradients, *state_tensors, *parameters, *state_tensors])
 
     return formula
 
@@ -276,24 +276,24 @@ _OF_LISTS: Final = (
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **{f"aten::{name}": _per_element(name, rule, in_place=False) for name, rule in PER_ELEMENT.items()},
     **{f"aten::{name}_": _per_element(name, rule, in_place=True) for name, rule in PER_ELEMENT.items()},
-    **{f"aten::{name}": _written for name in _WRITTEN_ONLY},
+    **{f"aten::{name}": _write_only for name in _WRITTEN_ONLY},
     "aten::native_dropout": _dropout,
     "aten::glu": _glu,
     "aten::glu_backward": _glu_backward,
     "_C::silu_and_mul": _gated(PER_ELEMENT["silu"].flops),
     "_C::gelu_and_mul": _gated(PER_ELEMENT["gelu"].flops),
-    "aten::copy_": _copied,
-    **dict.fromkeys(("aten::clone", "aten::flip", "aten::roll"), _cloned),
-    **dict.fromkeys(("aten::cat", "aten::_cat"), _concatenated),
-    "aten::gather": _gathered,
-    "aten::index_select": _selected,
-    "aten::embedding": _embedded,
+    "aten::copy_": _copy,
+    **dict.fromkeys(("aten::clone", "aten::flip", "aten::roll"), _clone),
+    **dict.fromkeys(("aten::cat", "aten::_cat"), _concatenate),
+    "aten::gather": _gather,
+    "aten::index_select": _index_select,
+    "aten::embedding": _embedding,
     "aten::embedding_dense_backward": _embedding_backward,
-    **dict.fromkeys(("aten::_index_put_impl_", "aten::index_put_"), _put),
-    "aten::_embedding_bag": _bags,
-    "aten::_embedding_bag_dense_backward": _bags_backward,
-    **dict.fromkeys(("aten::scatter_", "aten::index_copy_"), _scattered(0)),
-    **dict.fromkeys(("aten::scatter_add_", "aten::index_add_"), _scattered(1)),
+    **dict.fromkeys(("aten::_index_put_impl_", "aten::index_put_"), _index_put),
+    "aten::_embedding_bag": _embedding_bag,
+    "aten::_embedding_bag_dense_backward": _embedding_bag_backward,
+    **dict.fromkeys(("aten::scatter_", "aten::index_copy_"), _scatter(0)),
+    **dict.fromkeys(("aten::scatter_add_", "aten::index_add_"), _scatter(1)),
     **{
         f"aten::_foreach_{name}{mark}": _foreach(PER_ELEMENT[name].flops, PER_ELEMENT[name].inputs)
         for name in _OF_LISTS

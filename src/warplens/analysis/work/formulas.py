@@ -1,4 +1,4 @@
-"""The work of any operator, by its name; and of those that go over rows: norms, softmax, reductions, sorts."""
+"""The work of any operator, by its name; formulas of row-wise operators: norms, softmax, reductions, sorts."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _SOFTMAX_FLOPS: Final = 5
 _SOFTMAX_BACKWARD_FLOPS: Final = 4
 
 
-def _norm(flops: int, at: int = 0, *parameters: int) -> Callable[[Arguments], Work]:
-    """Reads the input at this position and the parameters at others, writes as much as it read of the input."""
+def _norm(flops: int, *parameters: int) -> Callable[[Arguments], Work]:
+    """A norm that reads input 0 and the parameters at these positions, and writes as many elements as the input."""
 
     def formula(arguments: Arguments) -> Work:
-        inputs = arguments.tensor(at)
-        work = Work("normalization", flops * inputs.elements).moving([inputs, *_given(arguments, parameters)])
+        inputs = arguments.tensor(0)
+        work = Work("normalization", flops * inputs.elements).moving([inputs, *_present_tensors(arguments, parameters)])
         return work.writing(inputs.elements, inputs.type)
 
     return formula
 
 
 def _norm_backward(*read: int) -> Callable[[Arguments], Work]:
-    """Reads these (gradient and input first), writes the gradient of the input and those of its parameters."""
+    """A norm's backward pass: reads these positions (gradient, input, …), writes gradients of input and parameters."""
 
     def formula(arguments: Arguments) -> Work:
         gradient, inputs = arguments.tensor(read[0]), arguments.tensor(read[1])
-        parameters = _given(arguments, read[2:])
+        parameters = _present_tensors(arguments, read[2:])
         work = Work("normalization", _NORM_BACKWARD_FLOPS * gradient.elements)
         work = work.moving([gradient, inputs, *parameters, *parameters])
         return work.writing(inputs.elements, inputs.type)
@@ -45,7 +45,7 @@ def _norm_backward(*read: int) -> Callable[[Arguments], Work]:
 
 
 def _norm_into(flops: int, *, added: bool) -> Callable[[Arguments], Work]:
-    """Of inference engines: (out, input, weight), or (input, residual, weight) where both are updated."""
+    """Norms of inference engines: (out, input, weight), or (input, residual, weight) where both are updated."""
 
     def formula(arguments: Arguments) -> Work:
         first, second, weight = (arguments.tensor(position) for position in range(3))
@@ -69,42 +69,42 @@ def _softmax_backward(arguments: Arguments) -> Work:
 
 
 def _reduction(flops: int, dimensions: int | None = 1, result: str | None = None) -> Callable[[Arguments], Work]:
-    """Reads the input once. `dimensions`: position of those that are reduced; None where all are."""
+    """A reduction that reads the input once. `dimensions`: position of the reduced dimensions; None if all are."""
 
     def formula(arguments: Arguments) -> Work:
         inputs = arguments.tensor(0)
         work = Work("reduction", flops * inputs.elements).moving([inputs])
-        return work.writing(_remaining(arguments, inputs, dimensions), result or inputs.type)
+        return work.writing(_result_elements(arguments, inputs, dimensions), result or inputs.type)
 
     return formula
 
 
-def _remaining(arguments: Arguments, inputs: Tensor, position: int | None) -> int:
-    """Elements that a reduction leaves; 0 where it is not recorded which dimensions it reduced."""
+def _result_elements(arguments: Arguments, inputs: Tensor, position: int | None) -> int:
+    """Elements of a reduction's result; 0 where the reduced dimensions were not recorded."""
     if position is None or position >= len(arguments):
         return 1
-    one = arguments.integer(position)
-    reduced = arguments.integers(position) if one is None else (one,)
+    single = arguments.integer(position)
+    reduced = arguments.integers(position) if single is None else (single,)
     if reduced is None:
         return 0 if arguments.value(position) is None and len(arguments) > position + 1 else 1
     if not reduced:
         return 1
-    gone = {dimension % len(inputs.shape) for dimension in reduced if inputs.shape}
-    return math.prod(size for dimension, size in enumerate(inputs.shape) if dimension not in gone)
+    reduced_dimensions = {dimension % len(inputs.shape) for dimension in reduced if inputs.shape}
+    return math.prod(size for dimension, size in enumerate(inputs.shape) if dimension not in reduced_dimensions)
 
 
 def _extreme(arguments: Arguments) -> Work:
     # max(self), max(self, dim, keepdim) → values and indices, max(self, other)
-    other = arguments.optional(1)
+    second = arguments.optional(1)
     inputs = arguments.tensor(0)
-    if other is not None:
-        work = Work("elementwise", inputs.elements).moving([inputs, other])
-        return work.writing(max(inputs.elements, other.elements), inputs.type)
+    if second is not None:
+        work = Work("elementwise", inputs.elements).moving([inputs, second])
+        return work.writing(max(inputs.elements, second.elements), inputs.type)
     work = Work("reduction", inputs.elements).moving([inputs])
     if len(arguments) == 1:
         return work.writing(1, inputs.type)
-    left = _remaining(arguments, inputs, 1)
-    return work.writing(left, inputs.type).writing(left, "long int")
+    result_elements = _result_elements(arguments, inputs, 1)
+    return work.writing(result_elements, inputs.type).writing(result_elements, "long int")
 
 
 def _scan(arguments: Arguments) -> Work:
@@ -132,23 +132,23 @@ def _ranking(arguments: Arguments) -> Work:
 
 
 def _top(arguments: Arguments) -> Work:
-    inputs, kept, dimension = arguments.tensor(0), arguments.integer(1), arguments.integer(2)
-    if kept is None or kept < 0 or dimension is None or not inputs.shape:
+    inputs, count, dimension = arguments.tensor(0), arguments.integer(1), arguments.integer(2)
+    if count is None or count < 0 or dimension is None or not inputs.shape:
         raise UnknownWorkError("how many elements are kept was not recorded")
-    left = inputs.elements // max(1, inputs.shape[dimension % len(inputs.shape)]) * kept
-    return Work("sort-topk", 0).moving([inputs]).writing(left, inputs.type).writing(left, _INDEX)
+    kept_elements = inputs.elements // max(1, inputs.shape[dimension % len(inputs.shape)]) * count
+    return Work("sort-topk", 0).moving([inputs]).writing(kept_elements, inputs.type).writing(kept_elements, _INDEX)
 
 
 _INDEX: Final = "long int"
 
 
-def _given(arguments: Arguments, positions: tuple[int, ...]) -> list[Tensor]:
+def _present_tensors(arguments: Arguments, positions: tuple[int, ...]) -> list[Tensor]:
     return [tensor for tensor in map(arguments.optional, positions) if tensor is not None]
 
 
 _ROWS: Final[dict[str, Callable[[Arguments], Work]]] = {
-    "aten::native_layer_norm": _norm(_NORM_FLOPS, 0, 2, 3),
-    "aten::native_group_norm": _norm(_NORM_FLOPS, 0, 1, 2),
+    "aten::native_layer_norm": _norm(_NORM_FLOPS, 2, 3),
+    "aten::native_group_norm": _norm(_NORM_FLOPS, 1, 2),
     **dict.fromkeys(
         (
             "aten::native_batch_norm",
@@ -156,9 +156,9 @@ _ROWS: Final[dict[str, Callable[[Arguments], Work]]] = {
             "aten::miopen_batch_norm",
             "aten::_batch_norm_with_update",
         ),
-        _norm(_NORM_FLOPS, 0, 1, 2, 3, 4),
+        _norm(_NORM_FLOPS, 1, 2, 3, 4),
     ),
-    **dict.fromkeys(("aten::_fused_rms_norm", "aten::rms_norm"), _norm(_RMS_FLOPS, 0, 2)),
+    **dict.fromkeys(("aten::_fused_rms_norm", "aten::rms_norm"), _norm(_RMS_FLOPS, 2)),
     "aten::native_layer_norm_backward": _norm_backward(0, 1, 5, 6),
     "aten::_fused_rms_norm_backward": _norm_backward(0, 1, 4),
     "aten::native_group_norm_backward": _norm_backward(0, 1, 4),
@@ -184,12 +184,12 @@ _ROWS: Final[dict[str, Callable[[Arguments], Work]]] = {
 }
 
 
-#: Name of an operator → how much work it is.
+#: Name of an operator → formula of its work.
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {**ELEMENTWISE, **_ROWS, **PRODUCTS}
 
 NO_FORMULA: Final = "there is no formula for it"
 
-#: What tensors and sizes cannot tell, by the beginning of a name.
+#: Work that tensors and sizes do not determine, by prefix of the name.
 _BEYOND_FORMULAS: Final = (
     (("triton_", "triton::"), "generated code, whose name does not say what it computes"),
     (("nccl:", "c10d::", "record_param_comms", "symm_mem::", "rccl:", "gloo:"), "communication"),
@@ -201,7 +201,7 @@ _BEYOND_FORMULAS: Final = (
 def work_of(
     name: str, shapes: str | None, types: str | None, strides: str | None = None, values: str | None = None
 ) -> Work | str:
-    """The modelled work of an operator, or in words why it has none.
+    """The modelled work of an operator, or the reason why it has none.
 
     Args:
         name: as recorded (`aten::addmm`).
@@ -216,5 +216,5 @@ def work_of(
         return next(reasons, NO_FORMULA)
     try:
         return formula(Arguments(shapes, types, strides, values))
-    except UnknownWorkError as missing:
-        return str(missing)
+    except UnknownWorkError as error:
+        return str(error)

@@ -1,4 +1,4 @@
-"""Work of matrix products: 2·M·N·K FLOPs, both operands read once, the result written once."""
+"""Work of matrix products, attention and convolutions. Products take 2·M·N·K FLOPs and move each matrix once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCALAR_TYPES: Final = {
 
 
 def _product(left: Tensor, right: Tensor, batch: tuple[int, ...], result: str | None) -> Work:
-    """`[…, M, K] × […, K, N]` of so many pairs."""
+    """`[…, M, K] × […, K, N]`, once for each item of the batch."""
     (rows, inner), columns = left.shape[-2:], right.shape[-1]
     if right.shape[-2] != inner:
         raise UnknownWorkError("the shapes of a product's operands do not fit")
@@ -35,7 +35,7 @@ def _matmul(arguments: Arguments, first: int = 0, result: str | None = None) -> 
     kind = result or promoted([left, right])
     rows = Tensor((1, *left.shape), left.type, left.stored) if len(left.shape) == 1 else left
     columns = Tensor((*right.shape, 1), right.type, right.stored) if len(right.shape) == 1 else right
-    if len(columns.shape) == 2 and len(rows.shape) > 2:  # one matrix for all of the batch: a single product
+    if len(columns.shape) == 2 and len(rows.shape) > 2:  # one matrix for the whole batch: a single product
         rows = Tensor((math.prod(rows.shape[:-1]), rows.shape[-1]), rows.type, rows.stored)
     return _product(rows, columns, broadcast(rows.shape[:-2], columns.shape[:-2]), kind)
 
@@ -60,7 +60,7 @@ def _linear(arguments: Arguments) -> Work:
 
 def _scaled(arguments: Arguments) -> Work:
     # _scaled_mm(self, mat2, scale_a, scale_b, bias?, scale_result?, out_dtype?, use_fast_accum); two elements of fp4
-    # stand in one byte, so that its recorded inner size is half of the true one.
+    # share one byte, so that its recorded inner size is half of the true one.
     left, right = arguments.matrix(0), arguments.matrix(1)
     result = _SCALAR_TYPES.get(arguments.integer(6) or -1, left.type)
     packed = 2 if left.type == "c10::Float4_e2m1fn_x2" else 1
@@ -74,7 +74,8 @@ def _integers(arguments: Arguments) -> Work:
 
 
 def _grouped(arguments: Arguments) -> Work:
-    # Rows (or the inner dimension) are dealt out to the groups; every row meets exactly one of the matrices.
+    # Rows (or the inner dimension) are distributed over the groups; every row is multiplied with exactly one of the
+    # matrices.
     left, right = arguments.matrix(0), arguments.matrix(1)
     (rows, inner), columns = left.shape[-2:], right.shape[-1]
     groups = 1
@@ -101,7 +102,7 @@ def _outer(arguments: Arguments) -> Work:
     return Work("gemm", size).moving((left, right)).writing(size, promoted([left, right]))
 
 
-def _written_first(arguments: Arguments) -> Work:
+def _product_into(arguments: Arguments) -> Work:
     """Products of inference engines: (out, left, right, scales …)."""
     out, left, right = arguments.matrix(0), arguments.matrix(1), arguments.matrix(2)
     work = _product(left, right, (), out.type)
@@ -111,18 +112,17 @@ def _written_first(arguments: Arguments) -> Work:
 
 # --- Work of fused attention ---
 #
-# A backward pass computes the scores anew, then the gradients of scores, values, queries and keys: five products to
-# the forward pass's two, which is the factor 2.5 of the FlashAttention papers. The softmax between them is not
-# counted, as in `torch.utils.flop_counter`, which in turn counts what a causal mask leaves out: `Work.flops_full` is
-# its figure.
+# A backward pass recomputes the scores, then the gradients of scores, values, queries and keys: five products to the
+# forward pass's two, which is the factor 2.5 of the FlashAttention papers. The softmax between them is not counted, as
+# in `torch.utils.flop_counter`, which however counts what a causal mask leaves out: `Work.flops_full` is its figure.
 
 
 class _Signature(NamedTuple):
-    """Where an attention operator takes what it is asked for; None for what it does not take.
+    """Positions of an attention operator's arguments; None for arguments it does not have.
 
     `heads_first`: whether tensors are [batch, heads, sequence, head size], not [batch, sequence, heads, head size].
-    `from_end`: whether a causal mask lets the last query see the last key (FlashAttention since 2.1), not the first
-    the first. `sequences`: position of the running lengths of sequences that stand one after the other.
+    `from_end`: whether a causal mask aligns the last query with the last key (FlashAttention since 2.1), not the first
+    with the first. `sequences`: position of the cumulative lengths of packed sequences.
     """
 
     causal: int | None
@@ -170,22 +170,22 @@ _FROM_START, _FROM_END = 1, 2
 
 
 def unmasked_pairs(queries: int, keys: int, *, from_end: bool, left: int | None = None, right: int = 0) -> int:
-    """Pairs of query and key that attention looks at.
+    """Pairs of query and key that are not masked.
 
     Args:
         queries, keys: lengths of the sequences.
-        from_end: whether the last query is level with the last key, not the first query with the first key.
-        left: how many keys before its own one a query sees; None for all.
-        right: how many keys after its own one a query sees; 0 is a causal mask.
+        from_end: whether the last query is aligned with the last key, not the first query with the first key.
+        left: number of keys before its own that a query attends to; None for all.
+        right: number of keys after its own that a query attends to; 0 is a causal mask.
     """
-    # Query i sees keys from i + shift − left to i + shift + right, as far as they exist.
+    # Query i attends to keys from i + shift − left to i + shift + right, as far as they exist.
     shift = keys - queries if from_end else 0
-    upto = _sum_clamped(queries, shift + right + 1, keys)
-    return upto if left is None else upto - _sum_clamped(queries, shift - left, keys)
+    pairs = _sum_clamped(queries, shift + right + 1, keys)
+    return pairs if left is None else pairs - _sum_clamped(queries, shift - left, keys)
 
 
 def _sum_clamped(count: int, offset: int, most: int) -> int:
-    """Sum over i < count of i + offset, each brought into 0 … most."""
+    """Sum over i < count of i + offset, each clamped to 0 … most."""
     rising = max(0, -offset)  # before, terms are 0
     full = min(count, max(0, most - offset))  # from here on, terms are `most`
     between = max(0, full - rising)
@@ -206,7 +206,7 @@ def _attention(signature: _Signature) -> Callable[[Arguments], Work]:
         read = [query, key, value, *([bias] if bias else [])]
         output = batch * heads * queries * value_size
         work = Work("attention", per_pair * pairs, flops_full=per_pair * queries * keys).moving(read)
-        if signature.backward:  # reads the output and its gradient, writes those of query, key and value
+        if signature.backward:  # reads the output and its gradient, writes the gradients of query, key and value
             return work.moving([query, key, value]).writing(2 * output, query.type)
         return work.writing(output, query.type)
 
@@ -222,8 +222,8 @@ def _sizes(arguments: Arguments, tensor: Tensor, signature: _Signature, side: in
         return batch, heads, length, size
     if signature.heads_first and signature.sequences is None:  # no dimension for the batch
         return 1, *shape[-3:]  # type: ignore[return-value]
-    # Sequences one after the other, [tokens, heads, size] or [1, tokens, heads, size]: their lengths are numbers on the
-    # GPU that the profiler does not see. Only if all are as long as the longest is the work known.
+    # Packed sequences, [tokens, heads, size] or [1, tokens, heads, size]: their lengths are numbers on the GPU that the
+    # profiler does not record. The work is known only if all are as long as the longest.
     if lengths is None or signature.sequences is None or len(lengths.shape) != 1:
         raise UnknownWorkError("lengths of the sequences are not recorded")
     tokens, heads, size = shape[-3:]
@@ -251,7 +251,7 @@ def _pairs(arguments: Arguments, signature: _Signature, queries: int, keys: int)
     return unmasked_pairs(queries, keys, from_end=from_end, left=left, right=reach)
 
 
-def _of_autograd_function(arguments: Arguments) -> Work:
+def _attention_of_autograd_function(arguments: Arguments) -> Work:
     # flash-attn's autograd functions record their tensors only: [batch, sequence, heads, head size].
     return _attention(_Signature(None, False))(arguments)
 
@@ -265,7 +265,7 @@ Ints = tuple[int, ...]
 
 
 class _Convolution(NamedTuple):
-    """Positions of what a forward convolution takes; None for what it does not."""
+    """Positions of a forward convolution's arguments; None for arguments it does not have."""
 
     bias: int | None
     padding: int
@@ -324,15 +324,15 @@ def _output_shape(
         raise UnknownWorkError("an input has another number of dimensions than its weight")
     space = len(inputs) - 2
     filters = weight[2:]
-    stride = _each(arguments.integers(signature.stride), space, least=1)
-    padding = _each(arguments.integers(signature.padding), space)
+    stride = _per_dimension(arguments.integers(signature.stride), space, least=1)
+    padding = _per_dimension(arguments.integers(signature.padding), space)
     dilation = (1,) * space
     if signature.dilation is not None:
-        dilation = _each(arguments.integers(signature.dilation), space, least=1)
+        dilation = _per_dimension(arguments.integers(signature.dilation), space, least=1)
     if transposed:
         groups = max(1, arguments.integer(signature.groups) or 1) if signature.groups is not None else 1
         position = signature.output_padding
-        extra = _each(arguments.integers(position), space) if position is not None else (0,) * space
+        extra = _per_dimension(arguments.integers(position), space) if position is not None else (0,) * space
         sizes = tuple(
             max(0, (size - 1) * s - 2 * p + d * (k - 1) + e + 1)
             for size, s, p, d, k, e in zip(inputs[2:], stride, padding, dilation, filters, extra, strict=True)
@@ -345,8 +345,8 @@ def _output_shape(
     return (inputs[0], weight[0], *sizes)
 
 
-def _each(recorded: Ints | None, space: int, least: int = 0) -> Ints:
-    """One number for each dimension of space; a single one stands for all."""
+def _per_dimension(recorded: Ints | None, space: int, least: int = 0) -> Ints:
+    """One number per spatial dimension; a single one holds for all."""
     if recorded is None or len(recorded) not in (1, space) or min(recorded, default=0) < least:
         raise UnknownWorkError("stride and padding were not recorded")
     return recorded * space if len(recorded) == 1 else recorded
@@ -355,23 +355,23 @@ def _each(recorded: Ints | None, space: int, least: int = 0) -> Ints:
 def _backward(arguments: Arguments) -> Work:
     # convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed,
     # output_padding, groups, output_mask): as much as the forward pass for each of the two gradients wanted.
-    wanted = arguments.flags(10)
+    needed = arguments.flags(10)
     transposed = arguments.flag(7)
     gradient, inputs, weight = arguments.matrix(0, 3), arguments.matrix(1, 3), arguments.matrix(2, 3)
-    if wanted is None or len(wanted) != 3 or transposed is None:
+    if needed is None or len(needed) != 3 or transposed is None:
         raise UnknownWorkError("which gradients were wanted was not recorded")
-    return _gradients(gradient, inputs, weight, wanted=wanted, transposed=transposed)
+    return _gradients(gradient, inputs, weight, needed=needed, transposed=transposed)
 
 
-def _gradients(gradient: Tensor, inputs: Tensor, weight: Tensor, *, wanted: tuple[bool, ...], transposed: bool) -> Work:
+def _gradients(gradient: Tensor, inputs: Tensor, weight: Tensor, *, needed: tuple[bool, ...], transposed: bool) -> Work:
     positions = math.prod((inputs if transposed else gradient).shape[2:])
     once = 2 * gradient.shape[0] * positions * weight.elements
-    work = Work("convolution", (wanted[0] + wanted[1]) * once).moving([gradient])
-    if wanted[0]:
+    work = Work("convolution", (needed[0] + needed[1]) * once).moving([gradient])
+    if needed[0]:
         work = work.moving([weight]).writing(inputs.elements, inputs.type)
-    if wanted[1]:
+    if needed[1]:
         work = work.moving([inputs]).writing(weight.elements, weight.type)
-    if len(wanted) > 2 and wanted[2]:
+    if len(needed) > 2 and needed[2]:
         channels = gradient.shape[1]
         work = work.writing(channels, gradient.type)
     return work
@@ -380,7 +380,7 @@ def _gradients(gradient: Tensor, inputs: Tensor, weight: Tensor, *, wanted: tupl
 def _both_gradients(arguments: Arguments) -> Work:
     # cudnn_convolution_backward(self, grad_output, weight, …) of PyTorch before 1.11
     inputs, gradient, weight = (arguments.matrix(position, 3) for position in range(3))
-    return _gradients(gradient, inputs, weight, wanted=(True, True), transposed=False)
+    return _gradients(gradient, inputs, weight, needed=(True, True), transposed=False)
 
 
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
@@ -395,10 +395,10 @@ FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
     **dict.fromkeys(("aten::_grouped_mm", "aten::_scaled_grouped_mm"), _grouped),
     **dict.fromkeys(("aten::dot", "aten::vdot"), _dot),
     **dict.fromkeys(("aten::outer", "aten::ger"), _outer),
-    "_C::cutlass_scaled_mm": _written_first,
+    "_C::cutlass_scaled_mm": _product_into,
     **{name: _forward(signature) for name, signature in _CONVOLUTIONS.items()},
     **dict.fromkeys(("aten::convolution_backward", "aten::convolution_backward_overrideable"), _backward),
     **dict.fromkeys(("aten::cudnn_convolution_backward", "aten::miopen_convolution_backward"), _both_gradients),
     **{name: _attention(signature) for name, signature in _SIGNATURES.items()},
-    "FlashAttnFunc": _of_autograd_function,
+    "FlashAttnFunc": _attention_of_autograd_function,
 }

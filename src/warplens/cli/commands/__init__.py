@@ -1,4 +1,4 @@
-"""One module a command, named after it, with one function of the same name: parse, call the library, render.
+"""The commands, each a function of the command's name: it parses arguments, calls the library, and prints the result.
 
-A module here is imported only when its command runs, so that it may import what it needs at its head.
+A module is imported only when one of its commands runs, so it may import heavy modules at its top.
 """

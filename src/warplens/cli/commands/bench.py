@@ -1,4 +1,4 @@
-"""`warplens bench` and `numerics`: the reference workloads measured on this machine, and how exact tensors are."""
+"""`warplens bench` and `numerics`: measure reference workloads on this machine, and compare tensors."""
 
 from __future__ import annotations
 
@@ -31,68 +31,68 @@ from warplens.workloads.tensors import read_tensors
 
 _SECOND_NS: Final = 10**9
 
-#: Repetitions of a cell in each of its turns, unless the user says otherwise.
+#: Default repetitions of a cell in each of its turns.
 REPETITIONS_PER_TURN: Final = 4
 
-#: Time before the first step that counts, where the user fixes no number of steps: see `Plan.warmup_ns`.
+#: Warm-up time before the first measured step if no number of repetitions is given: see `Plan.warmup_ns`.
 _WARMUP_NS: Final = 100_000_000
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to measure and how."""
+class Request:
+    """The cells to measure, and the method."""
 
     workload: str
     axes: Mapping[str, Sequence[Any]]  #: values of each setting that was given
-    plan: Plan  #: how often to repeat
+    plan: Plan  #: repetitions
     device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
-    ranges: bool = False  #: whether to annotate for a profiler
-    range_names: Mapping[str, str] = field(default_factory=dict)
-    rounds: int | None = None  #: measure the cells in turns, so many; None for one cell after the other
-    command: str | None = None
+    ranges: bool = False  #: whether to annotate ranges for a profiler
+    range_names: Mapping[str, str] = field(default_factory=dict)  #: replacements of range names
+    rounds: int | None = None  #: number of turns if cells are measured in turns; None for one cell after the other
+    command: str | None = None  #: the command line, for the file
 
 
-def axes_of(workload: str, given: Mapping[str, str | None]) -> dict[str, list[Any]]:
-    """The values of each setting, from texts of options; those not given are left out.
+def axes_of(workload: str, options: Mapping[str, str | None]) -> dict[str, list[Any]]:
+    """The values of each setting, parsed from the texts of options; settings not given are left out.
 
     Raises:
-        UsageError: a value that cannot be read.
+        UsageError: a value is invalid or repeated.
     """
     axes: dict[str, list[Any]] = {}
-    for item in fields(workload_named(workload).cell):
-        name, text = item.name, given.get(item.name)
+    for setting in fields(workload_named(workload).cell):
+        name, text = setting.name, options.get(setting.name)
         if text is None:
             continue
-        option = f"--{name.replace('_', '-')}"
-        values = [setting_value(option, word.strip(), item.default) for word in text.split(",")]
+        option_name = f"--{name.replace('_', '-')}"
+        values = [setting_value(option_name, word.strip(), setting.default) for word in text.split(",")]
         if len(set(values)) < len(values):
-            raise UsageError(f"{option} names something twice: {text}")
+            raise UsageError(f"{option_name} names something twice: {text}")
         axes[name] = values
     return axes
 
 
-def range_names(given: Sequence[str]) -> dict[str, str]:
-    """Other names of ranges, from texts `what=name`.
+def range_names(texts: Sequence[str]) -> dict[str, str]:
+    """Replacements of range names, from texts `RANGE=NAME`.
 
     Raises:
-        UsageError: a text of another form.
+        UsageError: a text has another form.
     """
     names = {}
-    for text in given:
-        what, equals, name = text.partition("=")
-        if not (what and equals and name):
+    for text in texts:
+        range_, equals, name = text.partition("=")
+        if not (range_ and equals and name):
             raise UsageError(f"--range-name takes WHAT=NAME, such as softmax=my_softmax, not {text!r}")
-        names[what] = name
+        names[range_] = name
     return names
 
 
 def make_plan(
     warmup: int, repetitions: int | None, interval: float, seconds: float, flush_l2: bool, rounds: int | None
 ) -> Plan:
-    """The plan that the options describe; in turns, the repetitions are those of a turn.
+    """The plan of these options; with `rounds`, the repetitions are those of a turn.
 
     Raises:
-        UsageError: the cache is to be flushed in turns.
+        UsageError: both `flush_l2` and `rounds` are given.
     """
     if rounds is not None and flush_l2:
         raise UsageError(
@@ -111,52 +111,57 @@ def make_plan(
     )  # fmt: skip
 
 
-def measure_all(asked: Asked, output: Path | None, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Measure every cell; the file is written anew after each, so that an interruption loses one cell at most.
+def measure_all(request: Request, output: Path | None, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Measure every cell. The file is rewritten after each cell, so that an interruption loses at most one.
 
-    In turns, all cells are done at the same time, and the file is written then.
+    Cells measured in turns all finish at the end, and the file is written then.
 
     Args:
+        request: cells and method.
         output: the measurements file; None for none.
-        tell: is told what is being done.
+        tell: receives the current activity.
 
     Returns:
-        The measurements file's content.
+        The content of the measurements file.
     """
     from warplens.workloads.cells import cell_grid, default_device, run_cells, run_cells_in_turns
     from warplens.workloads.registry import Ranges, document, write_measurements
 
-    cells, impossible = cell_grid(workload_named(asked.workload).cell, asked.axes)
-    ranges, device = Ranges(asked.ranges, asked.range_names), asked.device or default_device()
+    cells, impossible = cell_grid(workload_named(request.workload).cell, request.axes)
+    ranges, device = Ranges(request.ranges, request.range_names), request.device or default_device()
     torch_or_advice()
     from warplens.workloads.cells import environment
 
     records: list[dict[str, Any]] = []
     content: dict[str, Any]
-    if asked.rounds is not None:
+    if request.rounds is not None:
         tell(f"measuring {len(cells)} cells in turns")
         records = run_cells_in_turns(
-            asked.workload, cells, rounds=asked.rounds, per_round=asked.plan.most, plan=asked.plan, device=device,
-            ranges=ranges,
+            request.workload, cells, rounds=request.rounds, per_round=request.plan.most, plan=request.plan,
+            device=device, ranges=ranges,
         )  # fmt: skip
-        content = document(asked.workload, asked.plan, environment(device), [*records, *impossible], asked.command)
+        content = document(
+            request.workload, request.plan, environment(device), [*records, *impossible], request.command
+        )
         if output is not None:
             write_measurements(output, content)
         return content
     content = {}
     facts: dict[str, Any] = {}
     tell(f"measuring cell 1 of {len(cells)}")
-    for number, record in enumerate(run_cells(asked.workload, cells, plan=asked.plan, device=device, ranges=ranges), 1):
+    for number, record in enumerate(
+        run_cells(request.workload, cells, plan=request.plan, device=device, ranges=ranges), 1
+    ):
         facts = facts or environment(device)
         records.append(record)
-        content = document(asked.workload, asked.plan, facts, [*records, *impossible], asked.command)
+        content = document(request.workload, request.plan, facts, [*records, *impossible], request.command)
         if output is not None:
             write_measurements(output, content)
         tell(f"measuring cell {min(number + 1, len(cells))} of {len(cells)}")
     return content
 
 
-#: The settings of each workload that are options, each with its form and its meaning.
+#: The settings of each workload that are options, with metavar and help.
 _SETTINGS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "lm": {
         "size": ("NAME,…", "tiny, small, medium, large, xl, 2.7B, xl-2026, 10B."),
@@ -213,7 +218,7 @@ def bench_show(
 
 def _measure(
     workload: str,
-    given: Mapping[str, str | None],
+    settings: Mapping[str, str | None],
     warmup: Annotated[int, option("N", "At least this many warm-up steps.", min=0, show_default=True)] = 5,
     repetitions: Annotated[
         int | None, option("N", "Exactly this many steps, instead of as many as the precision needs.", min=1)
@@ -246,21 +251,21 @@ def _measure(
     names = range_names(range_name or [])
     until = rounds is None and repetitions is None
     precision = given_share(interval)
-    asked = Asked(
+    request = Request(
         workload=workload,
-        axes=axes_of(workload, given),
+        axes=axes_of(workload, settings),
         plan=make_plan(warmup, repetitions, precision, seconds, flush_l2, rounds),
         device=device,
         ranges=ranges or bool(names),
         range_names=names,
         rounds=rounds,
         command=command_line(
-            "warplens", "bench", workload, **given, warmup=warmup, rounds=rounds, repetitions=repetitions,
+            "warplens", "bench", workload, **settings, warmup=warmup, rounds=rounds, repetitions=repetitions,
             interval=f"{precision:g}" if until else None, seconds=f"{seconds:g}" if until else None, flush_l2=flush_l2,
         ),
     )  # fmt: skip
     with progress("preparing") as tell:
-        content = measure_all(asked, output, tell)
+        content = measure_all(request, output, tell)
     if output is not None:
         note(f"{output}: {len(content['measurements'])} cells")
     _tell(measurements_of(content, output or Path("measurements")), report, form)
@@ -272,22 +277,22 @@ _CheckOption = Annotated[
 
 
 def _check(
-    given: Mapping[str, str | None], device: str | None, output: Path | None, report: Path | None, form: Format
+    settings: Mapping[str, str | None], device: str | None, output: Path | None, report: Path | None, form: Format
 ) -> None:
-    """How exact the kernels are: a table and, with `report`, a page with a chart."""
+    """Compare the kernels with float64; print a table and, with `report`, write a document with a chart."""
     from warplens.report.measured import errors_document, errors_tables
     from warplens.workloads.cells import cell_grid, default_device
 
     path, folder = None if output is None else checked_file(output), None if report is None else checked_folder(report)
-    cells, _ = cell_grid(workload_named("attention").cell, axes_of("attention", given))
+    cells, _ = cell_grid(workload_named("attention").cell, axes_of("attention", settings))
     torch_or_advice()
     from warplens.workloads.cells import environment
     from warplens.workloads.tensors import attention_errors
 
-    where = device or default_device()
+    torch_device = device or default_device()
     with progress(f"comparing {len(cells)} cells with float64"):
-        rows = attention_errors(cells, where)
-    data = {"environment": environment(where), "rows": rows}
+        rows = attention_errors(cells, torch_device)
+    data = {"environment": environment(torch_device), "rows": rows}
     part = Part(head=["differences from float64, on the first and the last head; nothing is timed"],
                 tables=errors_tables(rows))  # fmt: skip
     answer = Answer("attention-errors", "attention", [part], rows, lambda: data)
@@ -305,27 +310,32 @@ def _check(
 
 
 def _command(workload: str) -> Callable[..., None]:
-    """The command of a workload: its settings as options, then those of `_measure`."""
+    """The command of a workload: its settings as options, then the options of `_measure`."""
     settings = _SETTINGS[workload]
 
-    def command(**asked: Any) -> None:
-        given = {name: asked.pop(name) for name in settings}
-        if asked.pop("check", False):
-            _check(given, **{name: asked[name] for name in ("device", "output", "report", "form")})
+    def command(**options: Any) -> None:
+        values = {name: options.pop(name) for name in settings}
+        if options.pop("check", False):
+            _check(values, **{name: options[name] for name in ("device", "output", "report", "form")})
         else:
-            _measure(workload, given, **asked)
+            _measure(workload, values, **options)
 
-    own = [
+    own_parameters = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option(*told)]
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, option(*metavar_and_help)],
         )
-        for name, told in settings.items()
+        for name, metavar_and_help in settings.items()
     ]
     if workload == "attention":
-        own.append(inspect.Parameter("check", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_CheckOption))
+        own_parameters.append(
+            inspect.Parameter("check", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_CheckOption)
+        )
     shared = list(inspect.signature(_measure, eval_str=True).parameters.values())[2:]
-    parameters = [*own, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared)]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    parameters = [*own_parameters, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shared)]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__doc__ = f"""{workload_named(workload).summary}
 
@@ -395,16 +405,16 @@ def numerics(
 
     Tensors are paired by name. Elements that are not finite are counted and left out of the differences.
     """
-    one, other = read_tensors(a), read_tensors(b)
-    frames = [numeric_differences(one, other, f"{a.name} to {b.name}")]
+    tensors_a, tensors_b = read_tensors(a), read_tensors(b)
+    frames = [numeric_differences(tensors_a, tensors_b, f"{a.name} to {b.name}")]
     if exact is not None:
-        truth = read_tensors(exact)
-        frames += [numeric_differences(tensors, truth, f"{path.name} to {exact.name}")
-                   for path, tensors in ((a, one), (b, other))]  # fmt: skip
+        exact_tensors = read_tensors(exact)
+        frames += [numeric_differences(tensors, exact_tensors, f"{path.name} to {exact.name}")
+                   for path, tensors in ((a, tensors_a), (b, tensors_b))]  # fmt: skip
     rows = pl.concat(frames)
     compared = plural(rows.height, "comparison")
     facts = [f"differences in float64; ULPs of the coarser format; {compared}"]
-    if missing := sorted(set(one) ^ set(other)):
+    if missing := sorted(set(tensors_a) ^ set(tensors_b)):
         facts.append(f"only in one of the files, and left out: {', '.join(missing[:5])}" + ("…" * (len(missing) > 5)))
     errors = pick(NUMERICS, "pair", "tensor", "shape", "ulp_format", "not_finite", "not_finite_other",
                   "identical_share", "max_abs", "mean_abs", "relative", "max_relative")  # fmt: skip
@@ -418,8 +428,11 @@ def numerics(
     if fail_on is not None:
         beyond = frames[0].filter(pl.col("relative") > fail_on)["tensor"]
         one_sided = frames[0].filter(pl.col("not_finite") != pl.col("not_finite_other"))["tensor"]
-        for what, tensors in ((f"beyond the limit of {fail_on:g}", beyond), ("not finite on one side only", one_sided)):
+        for problem, tensors in (
+            (f"beyond the limit of {fail_on:g}", beyond),
+            ("not finite on one side only", one_sided),
+        ):
             if tensors.len():
-                note(f"{what}: {', '.join(tensors.head(3))}" + ("…" * (tensors.len() > 3)))
+                note(f"{problem}: {', '.join(tensors.head(3))}" + ("…" * (tensors.len() > 3)))
         if beyond.len() or one_sided.len():
             raise typer.Exit(GATE_FAILED)

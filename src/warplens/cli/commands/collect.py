@@ -1,4 +1,4 @@
-"""`warplens collect` and `doctor`: a program under a profiler, and what this machine can record."""
+"""`warplens collect` and `doctor`: run a program under a profiler, and check what this machine can record."""
 
 from __future__ import annotations
 
@@ -44,34 +44,39 @@ from warplens.report.text import span
 
 
 class CollectionFailedError(Exception):
-    """A tool failed; the text is for people, and the tool has said the rest."""
+    """A tool failed; the message is for the user, after the tool's own output."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One command, and what it leaves."""
+    """One command of a collection, and the file that it writes."""
 
-    tool: str  #: that it belongs to: nsys, ncu or torch
-    version: str  #: of the tool; empty where it is the program's own
-    command: Sequence[str]  #: its words
-    leaves: Path  #: the file that it writes; it must be there afterwards
-    runs_program: bool = True  #: whether it starts the user's program, which is told by which tool
+    tool: str  #: nsys, ncu or torch
+    version: str  #: of the tool; empty if it is the program's own
+    command: Sequence[str]  #: words of the command line
+    leaves: Path  #: the file that it must write
+    runs_program: bool = True  #: whether it starts the user's program, with `COLLECTING` in its environment
 
 
 def shown(stage: Stage) -> str:
-    """The command as a shell would take it, with the variable that tells the program which tool is recording."""
+    """The command as typed in a shell, with the variable that tells the program which tool records it."""
     return (f"{COLLECTING}={stage.tool} " if stage.runs_program else "") + shlex.join(stage.command)
 
 
 def collect_stages(stages: Sequence[Stage], folder: Path, *, force: bool) -> list[Path]:
-    """Run commands one after the other; what is there of a failed run is kept and listed in the manifest, too.
+    """Run commands one after the other; files of a failed run are kept and listed in the manifest, too.
+
+    Args:
+        stages: the commands.
+        folder: receives the manifest.
+        force: whether to replace existing files.
 
     Returns:
-        The files that they left.
+        The files that they wrote.
 
     Raises:
-        UsageError: a file would be written over, or a program does not exist.
-        CollectionFailedError: a command failed, or left no file.
+        UsageError: a file exists already, or a program does not exist.
+        CollectionFailedError: a command failed, or wrote no file.
     """
     for stage in stages:
         if stage.leaves.exists() and not force:
@@ -79,41 +84,43 @@ def collect_stages(stages: Sequence[Stage], folder: Path, *, force: bool) -> lis
     folder.mkdir(parents=True, exist_ok=True)
     for stage in stages:
         stage.leaves.unlink(missing_ok=True)
-    code, failed = 0, None
+    code, failure = 0, None
     for stage in stages:
         note(f"running {stage.tool}: {shown(stage)}")
         variables = {COLLECTING: stage.tool} if stage.runs_program else {}
-        ran = run_command(stage.command, variables, lambda line: note(f"  {line}"))
-        code = code or ran.code
-        if not stage.leaves.exists() or ran.code:
-            failed = _failure(stage, ran.code, ran.tail, ran.failure)
+        outcome = run_command(stage.command, variables, lambda line: note(f"  {line}"))
+        code = code or outcome.code
+        if not stage.leaves.exists() or outcome.code:
+            failure = _failure(stage, outcome.code, outcome.tail, outcome.failure)
         if not stage.leaves.exists():
             break
     files = [stage.leaves for stage in stages if stage.leaves.exists()]
     if files:
         commands = [stage.command for stage in stages]
         add_run(folder, tool=stages[0].tool, version=stages[0].version, commands=commands, files=files, exit_code=code)
-    if failed and files:
-        failed += f" (kept in {folder.name}: {', '.join(file.name for file in files)})"
-    if failed:
-        raise CollectionFailedError(failed)
+    if failure and files:
+        failure += f" (kept in {folder.name}: {', '.join(file.name for file in files)})"
+    if failure:
+        raise CollectionFailedError(failure)
     return files
 
 
-def _failure(stage: Stage, code: int, tail: Sequence[str], known: str | None) -> str:
+def _failure(stage: Stage, code: int, tail: Sequence[str], reason: str | None) -> str:
     if stage.tool == "nsys" and (lacking := missing_libraries(Tool("nsys", stage.command[0], ()), machine())):
-        known = f"its importer lacks {', '.join(lacking)}: {IMPORTER_FIX}"
-    what = f"{stage.tool} or the program that it ran ended with code {code}" if code else f"{stage.tool} left no file"
-    if known:
-        return f"{what}: {known}"
+        reason = f"its importer lacks {', '.join(lacking)}: {IMPORTER_FIX}"
+    summary = (
+        f"{stage.tool} or the program that it ran ended with code {code}" if code else f"{stage.tool} left no file"
+    )
+    if reason:
+        return f"{summary}: {reason}"
     if not code and stage.runs_program:
-        what += ": a program that ends through os._exit, or is killed, may leave none; let it end by itself"
-    last = " | ".join(one_line(line) for line in tail[-3:])
-    return f"{what}. Its last lines: {last}" if last else what
+        summary += ": a program that ends through os._exit, or is killed, may leave none; let it end by itself"
+    last_lines = " | ".join(one_line(line) for line in tail[-3:])
+    return f"{summary}. Its last lines: {last_lines}" if last_lines else summary
 
 
 def cost_line(phase: str, cost: Cost) -> str:
-    """What a phase will take, for people."""
+    """The estimated cost of a phase in one line."""
     if cost.passes is None or cost.least_s is None or cost.most_s is None:
         return f"{phase}: about {cost.passes_each} passes for each launch, of as many as there are"
     time = f"{span(cost.least_s)} to {span(cost.most_s)}"
@@ -123,14 +130,13 @@ def cost_line(phase: str, cost: Cost) -> str:
     )
 
 
-#: What tools are looked for on; tests put recorded machines here.
+#: The machine on which tools are searched; tests replace it by recorded machines.
 machine: Callable[[], System] = System
 
-#: Launches of a light pass where nothing else limits it: some minutes.
+#: Launches of a light pass without another limit: some minutes.
 _MOST_LAUNCHES = 1000
 
-#: Launches of kernels that the user names, or of counters that the user chooses, without a trace that tells how many
-#: there are: as many passes as those of a light pass, or fewer.
+#: Launches with kernels or counters chosen by the user, without a trace: no more passes than in a light pass.
 _MOST_CHOSEN = 50
 
 
@@ -165,7 +171,7 @@ class Replay(str, Enum):
 
 
 class Clocks(str, Enum):
-    """What ncu does to the clocks."""
+    """How ncu sets the clocks."""
 
     NONE = "none"
     BASE = "base"
@@ -270,7 +276,7 @@ def collect(
             options = {"memory": memory, "shapes": shapes, "stacks": stacks, "modules": modules}
             files = _run([_torch(program, base, steps, options)], output, dry_run=dry_run, force=force)
         else:
-            asked = _Ncu(
+            ncu = _Ncu(
                 needed_tool("ncu", machine(), tool),
                 Profiling(replay_mode=replay.value, clock_control=clocks.value, force=force),
                 parse_capture(capture),
@@ -278,11 +284,11 @@ def collect(
                 program,
             )
             pattern = kernel_pattern(_words(*target or ()), kernel or ())
-            wanted = _chosen_counters(asked.profiling, preset or (), set_name, section or (), _words(*metrics or ()))
-            if wanted or pattern:
-                files = asked.run_chosen(wanted, pattern, trace, launches, dry_run=dry_run, force=force)
+            runs = _chosen_counters(ncu.profiling, preset or (), set_name, section or (), _words(*metrics or ()))
+            if runs or pattern:
+                files = ncu.run_chosen(runs, pattern, trace, launches, dry_run=dry_run, force=force)
             else:
-                files = asked.run(phase, trace, launches, dry_run=dry_run, force=force)
+                files = ncu.run(phase, trace, launches, dry_run=dry_run, force=force)
     except CollectionFailedError as failure:
         complain(failure)
         raise typer.Exit(GATE_FAILED) from None
@@ -291,8 +297,8 @@ def collect(
     _conclude(files, output, report=report)
 
 
-#: Options that one profiler alone knows.
-_OF_ONE: Final = {
+#: Options that apply to one profiler only.
+_PROFILER_OF: Final = {
     **dict.fromkeys(("--preset", "--set", "--section", "--metrics", "--kernel", "--target"), Profiler.NCU),
     "--also": Profiler.NSYS,
     "--stacks": Profiler.TORCH,
@@ -300,24 +306,26 @@ _OF_ONE: Final = {
 }
 
 
-def _refuse_foreign(profiler: Profiler, given: dict[str, object]) -> None:
-    for name, value in given.items():
-        if value and _OF_ONE[name] is not profiler:
-            raise UsageError(f"{name} is an option of collect {_OF_ONE[name].value}, not of collect {profiler.value}")
+def _refuse_foreign(profiler: Profiler, options: dict[str, object]) -> None:
+    for name, value in options.items():
+        if value and _PROFILER_OF[name] is not profiler:
+            raise UsageError(
+                f"{name} is an option of collect {_PROFILER_OF[name].value}, not of collect {profiler.value}"
+            )
 
 
 def _words(*lists: str | None) -> list[str]:
-    """Words that were joined by commas."""
+    """The words of comma-separated lists."""
     return [word.strip() for words in lists if words for word in words.split(",") if word.strip()]
 
 
 def _chosen_counters(
     profiling: Profiling, presets: Sequence[str], set_name: str | None, sections: Sequence[str], metrics: Sequence[str]
 ) -> dict[str, Profiling]:
-    """What is to be counted in each run, by the name of the run; nothing where the user chose nothing."""
+    """The counters chosen by the user for each run, by name of the run; empty if there are none."""
     if unknown := [name for name in presets if name not in PRESETS]:
         raise UsageError(f"--preset takes {', '.join(PRESETS)}, not {unknown[0]!r}")
-    wanted = {
+    runs = {
         name: replace(
             profiling,
             sections=PRESETS[name].sections,
@@ -328,12 +336,12 @@ def _chosen_counters(
         for name in presets
     }
     if set_name or sections or metrics:
-        wanted["chosen"] = replace(profiling, sections=tuple(sections), metrics=tuple(metrics), set_name=set_name)
-    return wanted
+        runs["chosen"] = replace(profiling, sections=tuple(sections), metrics=tuple(metrics), set_name=set_name)
+    return runs
 
 
 def _stem(program: Sequence[str]) -> str:
-    """A name for the files: that of the script, of the module, or of the program."""
+    """The default name of the files: that of the script, the module or the program."""
     for word, following in zip(program, [*program[1:], ""], strict=True):
         if word == "-m" and following:
             return following
@@ -343,18 +351,16 @@ def _stem(program: Sequence[str]) -> str:
 
 
 def _nsys(recording: Recording, tool: str | None, base: Path, program: Sequence[str]) -> list[Stage]:
-    found = needed_tool("nsys", machine(), tool)
-    version = ".".join(map(str, found.version))
-    note(f"using {found.title}")
+    nsys = needed_tool("nsys", machine(), tool)
+    version = ".".join(map(str, nsys.version))
+    note(f"using {nsys.title}")
     report = str(base)
     return [
-        Stage(
-            "nsys", version, record_command(found, recording, report, program), base.parent / f"{base.name}.nsys-rep"
-        ),
+        Stage("nsys", version, record_command(nsys, recording, report, program), base.parent / f"{base.name}.nsys-rep"),
         Stage(
             "nsys",
             version,
-            export_command(found, report, force=recording.force),
+            export_command(nsys, report, force=recording.force),
             base.parent / f"{base.name}.sqlite",
             runs_program=False,
         ),
@@ -387,14 +393,14 @@ def _run(stages: Sequence[Stage], folder: Path, *, dry_run: bool, force: bool) -
 
 
 class _Ncu:
-    """The phases of Nsight Compute: what each profiles may come from a trace, or from the phase before."""
+    """The phases of Nsight Compute; the kernels of a phase are selected from a trace or from the phase before."""
 
     def __init__(self, tool: Tool, profiling: Profiling, capture: Capture, base: Path, program: Sequence[str]) -> None:
         self.tool, self.profiling, self.capture, self.base, self.program = tool, profiling, capture, base, program
         note(f"using {tool.title}")
 
     def run(self, phase: Phase, trace: Path | None, launches: int | None, *, dry_run: bool, force: bool) -> list[Path]:
-        """Run the phases that were asked for; the files that they left."""
+        """Run the requested phases, and return the files that they wrote."""
         if phase is Phase.TARGETED and trace is None:
             raise UsageError("--phase targeted needs --trace, to know the kernels that matter")
         light, targeted = Selection(launches=_MOST_LAUNCHES if launches is None else launches or None), None
@@ -415,7 +421,7 @@ class _Ncu:
 
     def run_chosen(
         self,
-        wanted: dict[str, Profiling],
+        runs: dict[str, Profiling],
         pattern: str | None,
         trace: Path | None,
         launches: int | None,
@@ -423,13 +429,13 @@ class _Ncu:
         dry_run: bool,
         force: bool,
     ) -> list[Path]:
-        """Run what the user chose, of the kernels that the user named; the files that it left, one a run."""
+        """Profile the chosen kernels with the chosen counters, and return the files, one per run."""
         selection = Selection(launches=_MOST_CHOSEN, pattern=pattern)
         if trace is not None:
             _, selection = _from_trace(trace, pattern)
         selection = _limited(selection, launches)
-        wanted = wanted or {"targeted": replace(self.profiling, sections=TARGETED)}
-        stages = [self._stage(name, selection, profiling) for name, profiling in wanted.items()]
+        runs = runs or {"targeted": replace(self.profiling, sections=TARGETED)}
+        stages = [self._stage(name, selection, profiling) for name, profiling in runs.items()]
         return [path for stage in stages for path in _run([stage], self.base.parent, dry_run=dry_run, force=force)]
 
     def _stage(self, phase: str, selection: Selection, profiling: Profiling | None = None) -> Stage:
@@ -446,7 +452,7 @@ class _Ncu:
 
 
 def _from_trace(trace: Path, *pattern: str | None) -> tuple[Selection, Selection]:
-    """What a trace shows to be worth a light pass, and a targeted one."""
+    """The selections for a light and a targeted pass, from a trace."""
     from warplens import Timeline, read
 
     with progress(f"reading {trace.name}"):
@@ -455,12 +461,12 @@ def _from_trace(trace: Path, *pattern: str | None) -> tuple[Selection, Selection
 
 
 def _limited(selection: Selection, launches: int | None) -> Selection:
-    """The selection with as many launches as the user said, 0 being all."""
+    """The selection with the given number of launches, 0 for all; unchanged if it is None."""
     return selection if launches is None else replace(selection, launches=launches or None, busy_ns=None)
 
 
 def _from_light(report: Path) -> Selection:
-    """The kernels that matter, by the times of a light report."""
+    """The kernels with the most time in a light report."""
     import polars as pl
 
     from warplens import read_counters
@@ -475,18 +481,18 @@ def _from_light(report: Path) -> Selection:
 
 def _conclude(files: Sequence[Path], folder: Path, *, report: bool) -> None:
     print_lines(files)
-    # Of a recording and its export, the export is what is read everywhere.
-    wanted = [path for path in files if path.suffix != ".nsys-rep"]
+    # Of a recording and its export, the export is read, since it needs no nsys.
+    profiles = [path for path in files if path.suffix != ".nsys-rep"]
     if report:
         from warplens.cli.commands.report import report as write_report
 
-        write_report(wanted, output=folder / "report")
+        write_report(profiles, output=folder / "report")
         return
-    note(f"next: {shlex.join(['warplens', 'report', *map(str, wanted), '-o', str(folder / 'report')])}")
+    note(f"next: {shlex.join(['warplens', 'report', *map(str, profiles), '-o', str(folder / 'report')])}")
 
 
 class DoctorFormat(str, Enum):
-    """What the checks can be printed as."""
+    """Output formats of the checks."""
 
     TABLE = "table"
     JSON = "json"

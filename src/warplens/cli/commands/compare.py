@@ -1,4 +1,4 @@
-"""`warplens compare`: why a variant is slower or faster than its baseline, and whether that is decided."""
+"""`warplens compare`: why a variant is slower or faster than its baseline, and how certain that is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from warplens.analysis.counters.comparison import Comparison as CountersComparison
 from warplens.analysis.timeline import Timeline
-from warplens.answers.given import both_sides, trace_side
+from warplens.answers.inputs import both_sides, trace_side
 from warplens.cli.answer import Answer, Part, answered, checked_target, give, limited, most_rows, note_lines
 from warplens.cli.commands.counters import load_counters
 from warplens.cli.edge import GATE_FAILED, State, complain, note, progress, reuse_freed_memory
@@ -50,16 +50,16 @@ from warplens.studies.sweeps.sweep import Cell, Sweep
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished comparison, of whatever the sides are."""
+    """A finished comparison of two sides of any kind."""
 
     answer: Answer
-    document: Callable[[], Document]  #: makes the document; charts are drawn for it alone
-    gate: Sequence[str] = ()  #: how the gate ended, a line each; () without a gate
-    failed: bool = False
+    document: Callable[[], Document]  #: makes the document; only this draws charts
+    gate: Sequence[str] = ()  #: lines on the result of the gate; () without a gate
+    failed: bool = False  #: whether the gate failed
 
 
 class Content(Enum):
-    """What a side holds. The value says it for people."""
+    """The kind of files of a side; the value is used in messages."""
 
     TRACES = "a trace"
     MEASUREMENTS = "measurements"
@@ -67,69 +67,70 @@ class Content(Enum):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A side before it is read."""
+class SideFiles:
+    """The files of a side."""
 
     path: Path
     content: Content
-    files: tuple[Path, ...]  #: the files of it to read; several only for traces, each a repeat
-    #: files of a folder of traces that a run may have left, too, and that are no repeats: empty ones, measurements,
-    #: counters
-    passed_over: tuple[Path, ...] = ()
+    files: tuple[Path, ...]  #: the files to read; several only for traces, each a repeat
+    #: other files in a folder of traces, which are no repeats: empty ones, measurements and counters
+    skipped: tuple[Path, ...] = ()
 
 
-#: The setting that tells the sides apart where two files were put together; no workload has one of this name.
+#: The setting that distinguishes the sides after two files were merged; no workload has a setting of this name.
 _SIDE: Final = "compared side"
 
 
-def find_sides(baseline: Path, variant: Path) -> tuple[Found, Found]:
-    """What the two sides hold, told by content before anything is read in full.
+def find_sides(baseline: Path, variant: Path) -> tuple[SideFiles, SideFiles]:
+    """The files of the two sides and their kind, determined by content without reading them in full.
 
     Raises:
-        UsageError: they hold different things, or a folder holds several files that are no repeats.
-        UnreadableInputError: there is no such file, or nothing in a folder that could be compared.
+        UsageError: the sides are of different kinds, or a folder has several files that are no repeats.
+        UnreadableInputError: there is no such file, or nothing in a folder can be compared.
     """
-    sides = _found(baseline), _found(variant)
+    sides = _side_files(baseline), _side_files(variant)
     if sides[0].content is not sides[1].content:
         for side in sides:
             if side.path.is_file() and side.content is Content.TRACES and not holds_trace(side.path):
                 raise refusal(side.path)
-        told = " and ".join(f"{side.path.name} holds {side.content.value}" for side in sides)
+        contents = " and ".join(f"{side.path.name} holds {side.content.value}" for side in sides)
         raise UsageError(
-            f"{told}: give two traces (or folders of repeats), two measurements files, or two reports of counters"
+            f"{contents}: give two traces (or folders of repeats), two measurements files, or two reports of counters"
         )
     return sides
 
 
-def _found(path: Path) -> Found:
+def _side_files(path: Path) -> SideFiles:
     if not path.is_dir():
         if path.is_file() and holds_counters(path):
-            return Found(path, Content.COUNTERS, (path,))
+            return SideFiles(path, Content.COUNTERS, (path,))
         if path.is_file() and holds_measurements(path):
-            return Found(path, Content.MEASUREMENTS, (path,))
-        return Found(path, Content.TRACES, tuple(discover([path])))
+            return SideFiles(path, Content.MEASUREMENTS, (path,))
+        return SideFiles(path, Content.TRACES, tuple(discover([path])))
     try:
         traces, counters = discover_both([path])
     except UnreadableInputError:
         measured = [file for file in sorted(files_below(path)) if holds_measurements(file)]
         if not measured:
             raise
-        return Found(path, Content.MEASUREMENTS, _only(path, measured, "measurements files"))
+        return SideFiles(path, Content.MEASUREMENTS, _only(path, measured, "measurements files"))
     if traces:
         others = [file for file in sorted(files_below(path)) if file not in traces and file not in counters]
-        passed_over = [file for file in others if not file.stat().st_size or holds_measurements(file)]
-        return Found(path, Content.TRACES, tuple(traces), (*counters, *passed_over))
-    return Found(path, Content.COUNTERS, _only(path, counters, "reports of counters"))
+        skipped = [file for file in others if not file.stat().st_size or holds_measurements(file)]
+        return SideFiles(path, Content.TRACES, tuple(traces), (*counters, *skipped))
+    return SideFiles(path, Content.COUNTERS, _only(path, counters, "reports of counters"))
 
 
-def _only(folder: Path, files: Sequence[Path], what: str) -> tuple[Path, ...]:
+def _only(folder: Path, files: Sequence[Path], noun: str) -> tuple[Path, ...]:
     if len(files) > 1:
-        raise UsageError(f"{folder.name}: the folder holds {len(files)} {what}; name the one to compare")
+        raise UsageError(f"{folder.name}: the folder holds {len(files)} {noun}; name the one to compare")
     return tuple(files)
 
 
-def load_traces(sides: tuple[Found, Found], window: str, range_name: str | None) -> tuple[TraceFiles, TraceFiles]:
-    """Both sides, every repeat with its window; grids of kernels are read, since kernels are matched by them.
+def load_traces(
+    sides: tuple[SideFiles, SideFiles], window: str, range_name: str | None
+) -> tuple[TraceFiles, TraceFiles]:
+    """Both sides, every repeat with its window, with launch configurations, by which kernels are matched.
 
     Raises:
         UsageError: a window lies outside of a trace, or a range is not in it; the message names the file.
@@ -142,11 +143,11 @@ def load_traces(sides: tuple[Found, Found], window: str, range_name: str | None)
     baseline, variant = (
         trace_side(name, _timelines(side.files), window, range_name) for name, side in zip(names, sides, strict=True)
     )
-    same = {file.resolve() for file in sides[0].files} & {file.resolve() for file in sides[1].files}
-    baseline, variant = both_sides(baseline, variant, same_file=bool(same))
+    common = {file.resolve() for file in sides[0].files} & {file.resolve() for file in sides[1].files}
+    baseline, variant = both_sides(baseline, variant, same_file=bool(common))
     baseline, variant = (
-        replace(side, notes=((*side.notes[0], *_passed_over(name, found)), *side.notes[1:]))
-        for name, side, found in zip(names, (baseline, variant), sides, strict=True)
+        replace(side, notes=((*side.notes[0], *_skipped_note(files.skipped)), *side.notes[1:]))
+        for side, files in zip((baseline, variant), sides, strict=True)
     )
     return baseline, variant
 
@@ -159,51 +160,51 @@ def _timelines(paths: Iterable[Path]) -> Iterator[Timeline]:
             yield timeline
 
 
-def _passed_over(name: str, found: Found) -> Iterator[Note]:
-    if found.passed_over:
-        first, more = found.passed_over[0].name, len(found.passed_over) - 1
+def _skipped_note(skipped: Sequence[Path]) -> Iterator[Note]:
+    if skipped:
+        first, more = skipped[0].name, len(skipped) - 1
         text = f"the folder holds files that are not traces; they were skipped: {first}"
         text += f" and {more} more" if more else ""
         yield Note("passed-over", NoteLevel.WARNING, text, "If a run failed, record it again")
 
 
 def load_measurements(
-    sides: tuple[Found, Found], where: tuple[str | None, str | None]
+    sides: tuple[SideFiles, SideFiles], settings: tuple[str | None, str | None]
 ) -> tuple[Sweep, tuple[Note, ...]]:
-    """The cells of two measurements files, matched by equal settings; what differs between the sides aside.
+    """The cells of two measurements files, matched by equal settings apart from those that distinguish the sides.
 
     Args:
         sides: the files; the same one twice compares cells of it.
-        where: for each side the settings of the cells to take (`method=topk,keep=0.1`); None for all.
+        settings: for each side the settings of the cells to select (`method=topk,keep=0.1`); None for all.
 
     Returns:
-        A sweep without the name of the file in the settings of its sides, and what limits the comparison. Rounds of
-        different files are not paired: they were not taken in turns.
+        A sweep without `_SIDE` in the settings of its sides, and notes that limit the comparison. Rounds of different
+        files are not paired, since they were not measured in turns.
 
     Raises:
         UsageError: no cell has these settings, or no cells of the two sides match.
     """
-    chosen = [side_of(text) if text is not None else {} for text in where]
+    selected = [side_of(text) if text is not None else {} for text in settings]
     first, second = (side.files[0] for side in sides)
     with progress(f"reading {first.name}") as tell:
         baseline = read_measurements(first)
         same_file = first.resolve() == second.resolve()
-        if same_file and all(chosen):
-            return sweep_of(baseline, chosen[0], chosen[1]), ()
+        if same_file and all(selected):
+            return sweep_of(baseline, selected[0], selected[1]), ()
         tell(f"reading {second.name}")
         variant = baseline if same_file else read_measurements(second)
     merged = _merged(baseline, variant)
     try:
-        found = sweep_of(merged, {_SIDE: "baseline", **chosen[0]}, {_SIDE: "variant", **chosen[1]})
-    except UsageError as error:  # which file a cell is from is a setting here, and none of the user's
+        sweep = sweep_of(merged, {_SIDE: "baseline", **selected[0]}, {_SIDE: "variant", **selected[1]})
+    except UsageError as error:  # `_SIDE` is not a setting of the user, so the message names the files instead
         text = str(error).replace(f"{_SIDE}=baseline", first.name).replace(f"{_SIDE}=variant", second.name)
         raise UsageError(text) from error
-    notes = tuple(_of_files(baseline, variant, same_file=same_file and not any(chosen)))
-    return _without_side(found, paired=found.paired and same_file), notes
+    notes = tuple(_of_files(baseline, variant, same_file=same_file and not any(selected)))
+    return _without_side(sweep, paired=sweep.paired and same_file), notes
 
 
 def _of_files(baseline: Measurements, variant: Measurements, *, same_file: bool) -> Iterator[Note]:
-    """What makes two measurements files hard to compare."""
+    """Notes on two measurements files that are hard to compare."""
     if same_file:
         text = "Both sides hold the same cells: their times are compared with themselves"
         yield Note("same-file", NoteLevel.WARNING, text, "Choose cells: --baseline-where, --variant-where")
@@ -214,7 +215,7 @@ def _of_files(baseline: Measurements, variant: Measurements, *, same_file: bool)
 
 
 def _merged(baseline: Measurements, variant: Measurements) -> Measurements:
-    """Both files as one, each cell with the setting `_SIDE`."""
+    """Both files merged, each cell with the setting `_SIDE`."""
     if baseline.workload != variant.workload:
         raise UsageError(
             f"{baseline.source} holds measurements of {baseline.workload}, {variant.source} of {variant.workload}: "
@@ -224,7 +225,7 @@ def _merged(baseline: Measurements, variant: Measurements) -> Measurements:
         file.cells.with_columns(pl.lit(name).alias(_SIDE))
         for file, name in ((baseline, "baseline"), (variant, "variant"))
     ]
-    moved = {
+    merged = {
         name: pl.concat([
             getattr(baseline, name), getattr(variant, name).with_columns(pl.col("cell") + baseline.cells.height)
         ])
@@ -236,8 +237,8 @@ def _merged(baseline: Measurements, variant: Measurements) -> Measurements:
         settings=(_SIDE, *dict.fromkeys((*baseline.settings, *variant.settings))),
         cells=pl.concat(cells, how="diagonal_relaxed"),
         details=(*baseline.details, *variant.details),
-        samples=moved["samples"],
-        phases=moved["phases"],
+        samples=merged["samples"],
+        phases=merged["phases"],
         sweep=None,
     )
 
@@ -262,20 +263,18 @@ def _unpaired(cell: Cell | None, paired: bool) -> Cell | None:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the user asked of a comparison."""
+class Options:
+    """The options of a comparison; pairs are of the baseline and the variant."""
 
-    margin: float  #: differences of this share and less do not matter
-    level: float  #: how often an interval misses the truth: 0.05 for 95 % confidence
+    margin: float  #: differences of at most this share count as none
+    level: float  #: 0.05 for 95 % confidence
     fail_on: float | None  #: the gate's limit, a share; None without a gate
     #: window, range_name: part of each trace
     window: str
     range_name: str | None
-    where: tuple[str | None, str | None]  #: settings of the cells to take, of the baseline and of the variant
-    #: reports of Nsight Compute beside the traces, of the baseline and of the variant
-    counters: tuple[Path | None, Path | None]
-    #: floating-point operations of a step of each side, beside the traces; None where nobody said
-    flops: tuple[float, float] | None
+    where: tuple[str | None, str | None]  #: settings of the cells to select
+    counters: tuple[Path | None, Path | None]  #: reports of Nsight Compute
+    flops: tuple[float, float] | None  #: floating-point operations per step, if given
     most: int | None  #: rows of a table to print; None for all
 
 
@@ -285,14 +284,14 @@ def _answer(
     notes: Sequence[Note],
     rows: pl.DataFrame,
     data: Callable[[], Mapping[str, Any]],
-    asked: Asked,
+    options: Options,
 ) -> Answer:
-    part = replace(part, notes=note_lines(notes), tables=limited(part.tables, asked.most))
-    return Answer("compare", sources, [part], rows if asked.most is None else rows.head(asked.most), data, notes)
+    part = replace(part, notes=note_lines(notes), tables=limited(part.tables, options.most))
+    return Answer("compare", sources, [part], rows if options.most is None else rows.head(options.most), data, notes)
 
 
-def of_measurements(sides: tuple[Found, Found], asked: Asked) -> Outcome:
-    """Cells against cells.
+def of_measurements(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
+    """Compare cells of measurements.
 
     Raises:
         UsageError: no cells of the two sides match.
@@ -300,9 +299,9 @@ def of_measurements(sides: tuple[Found, Found], asked: Asked) -> Outcome:
     """
     from warplens.studies.sweeps import cells
 
-    sweep, notes = load_measurements(sides, asked.where)
+    sweep, notes = load_measurements(sides, options.where)
     with progress("comparing"):
-        numbers = cells.compare_cells(sweep, margin=asked.margin, level=asked.level, fail_on=asked.fail_on)
+        numbers = cells.compare_cells(sweep, margin=options.margin, level=options.level, fail_on=options.fail_on)
         numbers = replace(numbers, notes=(*notes, *numbers.notes))
     part = Part(
         head=cells.cell_head(sweep), verdict=[cells.cell_answer(numbers)], tables=[cells.cell_table(numbers, 0)]
@@ -313,29 +312,34 @@ def of_measurements(sides: tuple[Found, Found], asked: Asked) -> Outcome:
             part,
             numbers.notes,
             cells.cell_rows(numbers),
-            lambda: cells.cell_data(numbers, asked.fail_on),
-            asked,
+            lambda: cells.cell_data(numbers, options.fail_on),
+            options,
         ),
         document=lambda: cells.cell_document(numbers),
-        gate=[cells.cell_gate_line(numbers, asked.fail_on)] if asked.fail_on is not None else (),
-        failed=asked.fail_on is not None and bool(numbers.regressions or numbers.broken),
+        gate=[cells.cell_gate_line(numbers, options.fail_on)] if options.fail_on is not None else (),
+        failed=options.fail_on is not None and bool(numbers.regressions or numbers.broken),
     )
 
 
-def of_counters(sides: tuple[Found, Found], asked: Asked) -> Outcome:
-    """Hardware counters of one report against those of the other."""
+def of_counters(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
+    """Compare two reports of hardware counters."""
     from warplens.report.comparison.document import counter_document
     from warplens.report.counters.beside import comparison_data, comparison_lines, comparison_tables
 
-    found = _compared(side.files[0] for side in sides)
-    head, *verdict = comparison_lines(found)
-    part = Part(head=[head], verdict=verdict, tables=comparison_tables(found, limit=0))
-    sources = [found.before, found.after]
+    comparison = _compared(side.files[0] for side in sides)
+    head, *verdict = comparison_lines(comparison)
+    part = Part(head=[head], verdict=verdict, tables=comparison_tables(comparison, limit=0))
+    sources = [comparison.before, comparison.after]
     return Outcome(
         _answer(
-            sources, part, found.notes, found.groups, lambda: {"kind": "counters", **comparison_data(found)}, asked
+            sources,
+            part,
+            comparison.notes,
+            comparison.groups,
+            lambda: {"kind": "counters", **comparison_data(comparison)},
+            options,
         ),
-        document=lambda: counter_document(found),
+        document=lambda: counter_document(comparison),
     )
 
 
@@ -347,35 +351,35 @@ def _compared(paths: Iterable[Path]) -> CountersComparison:
         return compare_counters(before, after)
 
 
-def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
-    """Steps against steps.
+def of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
+    """Compare steps of traces.
 
     Raises:
         UsageError: the window or range is not in a trace.
         UnreadableInputError: a file cannot be read.
-        MissingDataError: there is a gate, and a side cannot be judged.
+        MissingDataError: there is a gate, and the sides cannot be compared.
     """
     from warplens.answers import comparison_answer
     from warplens.report.comparison.numbers import compare_steps, step_head
     from warplens.report.comparison.words import forbids_verdict, gate_line, needed_text, step_answer, work_sentence
 
-    counters = _compared(filter(None, asked.counters)) if all(asked.counters) else None
-    baseline, variant = load_traces(sides, asked.window, asked.range_name)
+    counters = _compared(filter(None, options.counters)) if all(options.counters) else None
+    baseline, variant = load_traces(sides, options.window, options.range_name)
     with progress("comparing"):
         numbers = compare_steps(
             baseline,
             variant,
-            margin=asked.margin,
-            level=asked.level,
-            fail_on=asked.fail_on,
-            flops=asked.flops,
+            margin=options.margin,
+            level=options.level,
+            fail_on=options.fail_on,
+            flops=options.flops,
             counters=counters,
         )
     blocking = forbids_verdict(numbers)
-    if asked.fail_on is not None and blocking is not None:  # a step that ran out of memory is fast
+    if options.fail_on is not None and blocking is not None:  # e.g. a step that ran out of memory, which is fast
         raise MissingDataError(f"the gate has nothing to go by: {blocking.text}")
-    found, gate = numbers.comparison, numbers.regression
-    further = (work_sentence(numbers), needed_text(found) if blocking is None else None)
+    comparison, gate = numbers.comparison, numbers.regression
+    further = (work_sentence(numbers), needed_text(comparison) if blocking is None else None)
     answer = comparison_answer(numbers, (baseline, variant))
     if counters is not None:
         from warplens.report.counters.beside import comparison_tables
@@ -389,22 +393,22 @@ def of_traces(sides: tuple[Found, Found], asked: Asked) -> Outcome:
 
     verdict = [*step_answer(numbers), *(line for line in further if line is not None)]
     return Outcome(
-        answered(answer, Part(head=step_head(numbers), verdict=verdict), asked.most),
+        answered(answer, Part(head=step_head(numbers), verdict=verdict), options.most),
         document=document,
-        gate=[gate_line(gate, found)] if gate is not None else (),
+        gate=[gate_line(gate, comparison)] if gate is not None else (),
         failed=gate is not None and gate.found,
     )
 
 
-#: A variant a hundred times as slow is beyond what a gate is for; more is a slip of the keyboard.
+#: Largest limit of a gate, as a share; larger ones are typing errors.
 _MOST_LIMIT: Final = 100.0
 
-#: Nearer to 100 % no interval of a few steps is finite.
+#: Largest confidence for which intervals of a few steps are finite.
 _MOST_CONFIDENCE: Final = 0.999999
 
 
 def _limit(text: str | None) -> str | None:
-    """Refuse now, not after two large profiles were read."""
+    """Check the limit before two large profiles are read."""
     if text is not None and _share(text) > _MOST_LIMIT:
         raise typer.BadParameter(f"{text!r} is not a limit: write at most {100 * _MOST_LIMIT:.0f}%")
     return text
@@ -491,7 +495,7 @@ def compare(
     are repeats: only repeats are independent of each other. "Undecided" is an answer and does not fail the gate.
     """
     folder = checked_target(output, (baseline, variant)) if output else None
-    asked = Asked(
+    options = Options(
         margin=_share(margin),
         level=round(1 - _share(level), 9),
         fail_on=None if fail_on is None else _share(fail_on),
@@ -503,35 +507,39 @@ def compare(
         most=most_rows(form, limit),
     )
     sides = find_sides(baseline, variant)
-    _check(sides[0].content, asked)
+    _check(sides[0].content, options)
     find = {Content.TRACES: of_traces, Content.MEASUREMENTS: of_measurements, Content.COUNTERS: of_counters}
-    outcome = find[sides[0].content](sides, asked)
+    outcome = find[sides[0].content](sides, options)
     give(outcome.answer, form, folder, outcome.document)
     if outcome.failed:
-        # Never silent, whatever else --quiet suppresses: whoever reads the log of a failed run looks for this line.
+        # Printed even with --quiet: it explains a failed run in a log.
         complain("; ".join(outcome.gate))
         raise typer.Exit(GATE_FAILED)
     for line in outcome.gate:
         note(line)
 
 
-def _check(content: Content, asked: Asked) -> None:
-    """Refuse options that say nothing about sides of this kind, rather than pass over them."""
-    if content is not Content.MEASUREMENTS and any(asked.where):
+def _check(content: Content, options: Options) -> None:
+    """Refuse options that do not apply to sides of this kind.
+
+    Raises:
+        UsageError: such an option was given.
+    """
+    if content is not Content.MEASUREMENTS and any(options.where):
         raise UsageError(
             f"--baseline-where and --variant-where choose cells of measurements; each side is {content.value}"
         )
-    if content is not Content.TRACES and (asked.window != "steady" or asked.range_name is not None):
+    if content is not Content.TRACES and (options.window != "steady" or options.range_name is not None):
         raise UsageError(f"--window and --range choose a part of a trace; each side is {content.value}")
-    if content is not Content.TRACES and any(asked.counters):
+    if content is not Content.TRACES and any(options.counters):
         raise UsageError(
             f"--counters-baseline and --counters-variant stand beside traces; each side is {content.value}"
         )
-    if content is not Content.TRACES and asked.flops is not None:
+    if content is not Content.TRACES and options.flops is not None:
         raise UsageError(f"--flops tells what traces cannot; each side is {content.value}")
-    if sum(path is not None for path in asked.counters) == 1:
+    if sum(path is not None for path in options.counters) == 1:
         raise UsageError("counters are compared with counters: give both --counters-baseline and --counters-variant")
-    if content is Content.COUNTERS and asked.fail_on is not None:
+    if content is Content.COUNTERS and options.fail_on is not None:
         raise UsageError(
             "--fail-on needs repeated step times, which reports of Nsight Compute lack: gate on traces or measurements"
         )

@@ -1,4 +1,4 @@
-"""`warplens counters` and `warplens roofline`: what Nsight Compute's counters say of each kernel."""
+"""`warplens counters` and `warplens roofline`: bounds of kernels from Nsight Compute counters."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def counters(
         for report, (summary, _) in zip(reports, summaries, strict=True)
     )
     parts, notes = [], []
-    for place, (report, (_, table)) in enumerate(zip(reports, summaries, strict=True)):
-        own = _notes(report, bool(joined))
-        notes += own
+    for index, (report, (_, table)) in enumerate(zip(reports, summaries, strict=True)):
+        report_notes = _notes(report, bool(joined))
+        notes += report_notes
         head = [recorded_by(report.capture, devices=True)]
-        parts.append(Part(head=head, notes=note_lines(own, all_of_them=True), tables=[table]))
+        parts.append(Part(head=head, notes=note_lines(report_notes, all_of_them=True), tables=[table]))
         if joined:
-            parts.append(_joined_part(joined[place], most))
+            parts.append(_joined_part(joined[index], most))
     flat = rows.select(pl.exclude("evidence", "fault_evidence"))
     flat = flat.with_columns(cs.by_name("co_limiters", require_all=False).list.join(" "))
 
@@ -102,7 +102,7 @@ def counters(
 
 
 def load_counters(path: Path) -> KernelCounters:
-    """A report of Nsight Compute, or its CSV."""
+    """Read a report of Nsight Compute, or its CSV."""
     with progress(f"reading {path.name}") as tell:
         return read_counters(path, progress=tell)
 
@@ -110,7 +110,7 @@ def load_counters(path: Path) -> KernelCounters:
 def _join_trace(
     reports: Sequence[KernelCounters], trace: Path, window: str, ncu_version: str | None
 ) -> tuple[Joined, ...]:
-    """Each report with the same window of the trace."""
+    """Each report joined with the same window of the trace."""
     with progress(f"reading {trace.name}") as tell:
         timeline = Timeline(read(trace, progress=tell, gpu=State.gpu))
         selected = timeline.window(window)
@@ -129,12 +129,12 @@ def _facts(report: KernelCounters) -> dict[str, object]:
 
 
 def _notes(report: KernelCounters, with_trace: bool) -> list[Note]:
-    """The notes on a report; that its coverage is unknown only where no trace tells it."""
-    return [item for item in counter_notes(report) if not (with_trace and item.code == "coverage-unknown")]
+    """The notes on a report, without "coverage-unknown" if there is a trace."""
+    return [note for note in counter_notes(report) if not (with_trace and note.code == "coverage-unknown")]
 
 
 def _joined_part(joined: Joined, most: int | None) -> Part:
-    """Coverage, ranking and the next run, under the table of a report."""
+    """Coverage, ranking and the next run, to follow the table of a report."""
     return Part(
         lines=list(coverage_lines(joined)),
         tables=list(coverage_tables(joined, most)),
@@ -144,7 +144,7 @@ def _joined_part(joined: Joined, most: int | None) -> Part:
 
 
 def _check_comparison(reports: int, compare: bool, pairs: Sequence[str], with_trace: bool) -> None:
-    """Refuse what makes no comparison, before any report is read."""
+    """Check the options of a comparison before any report is read."""
     if pairs and not compare:
         raise UsageError("--pair says which kernels to compare: add --compare")
     if compare and reports < 2:
@@ -154,10 +154,10 @@ def _check_comparison(reports: int, compare: bool, pairs: Sequence[str], with_tr
 
 
 def parse_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """`BEFORE=AFTER` as two names; a kernel's full name may hold `=` only within `==`, `<=` and the like.
+    """Texts `BEFORE=AFTER` as pairs of names, split at the first `=`.
 
     Raises:
-        UsageError: a text is not of that form.
+        UsageError: a text has another form.
     """
     pairs = []
     for text in texts:
@@ -171,46 +171,48 @@ def parse_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
 def _side_by_side(
     reports: Sequence[KernelCounters], pairs: Sequence[tuple[str, str]], metrics: Sequence[str], most: int | None
 ) -> Answer:
-    """Each report against the first."""
-    comparisons = [compare_counters(reports[0], after, pairs) for after in reports[1:]]
-    unknown = [name for name in metrics if not any((found.metrics["metric"] == name).any() for found in comparisons)]
+    """The comparison of each further report with the first."""
+    comparisons = [compare_counters(reports[0], report, pairs) for report in reports[1:]]
+    unknown = [
+        name for name in metrics if not any((comparison.metrics["metric"] == name).any() for comparison in comparisons)
+    ]
     if unknown:
         raise UsageError(f"no kernel has {', '.join(unknown)} in both reports")
     parts = [
         Part(
-            head=comparison_lines(found),
-            notes=note_lines(found.notes, all_of_them=True),
-            tables=comparison_tables(found, most, metrics),
+            head=comparison_lines(comparison),
+            notes=note_lines(comparison.notes, all_of_them=True),
+            tables=comparison_tables(comparison, most, metrics),
         )
-        for found in comparisons
+        for comparison in comparisons
     ]
 
     def data() -> dict[str, Any]:
-        entries = [comparison_data(found) for found in comparisons]
+        entries = [comparison_data(comparison) for comparison in comparisons]
         if most is not None:
             entries = [{**entry, **{key: entry[key].head(most) for key in ("rows", "unpaired")}} for entry in entries]
         return {"comparisons": entries}
 
-    rows = pl.concat([_flat(found, metrics, most) for found in comparisons])
-    warnings = list(dict.fromkeys(item for found in comparisons for item in found.notes))
+    rows = pl.concat([_flat(comparison, metrics, most) for comparison in comparisons])
+    warnings = list(dict.fromkeys(note for comparison in comparisons for note in comparison.notes))
     return Answer("counters", [report.capture.source for report in reports], parts, rows, data, warnings)
 
 
-def _flat(found: Comparison, metrics: Iterable[str], most: int | None) -> pl.DataFrame:
-    """The groups of a comparison with both sources, and the metrics asked for as further columns."""
-    rows = found.groups if most is None else found.groups.head(most)
+def _flat(comparison: Comparison, metrics: Iterable[str], most: int | None) -> pl.DataFrame:
+    """The groups of a comparison with both sources, and columns of the given metrics."""
+    rows = comparison.groups if most is None else comparison.groups.head(most)
     for name in metrics:
-        own = found.metrics.filter(pl.col("metric") == name).select(
+        of_metric = comparison.metrics.filter(pl.col("metric") == name).select(
             "pair", pl.col("before", "after", "points", "ratio").name.prefix(f"{name} ")
         )
-        rows = rows.join(own, on="pair", how="left", maintain_order="left")
-    return rows.select(pl.lit(found.before).alias("before"), pl.lit(found.after).alias("after"), pl.all())
+        rows = rows.join(of_metric, on="pair", how="left", maintain_order="left")
+    return rows.select(pl.lit(comparison.before).alias("before"), pl.lit(comparison.after).alias("after"), pl.all())
 
 
 _PICTURES: Final = (".png", ".svg")
 _CHARTS: Final = (".html", *_PICTURES)
 
-#: What may stand behind the number of a roof, for people.
+#: Suffixes of the number of a roof.
 _UNITS: Final = {"G": 1e9, "T": 1e12, "P": 1e15}
 
 _ROOFS: Final = (*PRECISIONS, *LEVELS)
@@ -247,22 +249,22 @@ def roofline(
         return
     most = most_rows(form, limit)
     parts, warnings, rows = [], [], []
-    for capture, found in reports:
-        head = [recorded_by(capture, devices=True), *roof_lines(found)]
-        if reason := why_no_chart(found):
+    for capture, analysis in reports:
+        head = [recorded_by(capture, devices=True), *roof_lines(analysis)]
+        if reason := why_no_chart(analysis):
             head.append(f"caution: {reason}")
             warnings.append(f"{capture.source}: {reason}")
-        parts.append(Part(head=head, tables=[roofline_table(numbered_points(found), limit=most)]))
-        points = found.points if most is None else found.points.head(most)
+        parts.append(Part(head=head, tables=[roofline_table(numbered_points(analysis), limit=most)]))
+        points = analysis.points if most is None else analysis.points.head(most)
         rows.append(points.select(pl.lit(capture.source).alias("source"), pl.all()))
-    roofs = [{"source": capture.source, "roofs": found.roofs} for capture, found in reports]
+    roofs = [{"source": capture.source, "roofs": analysis.roofs} for capture, analysis in reports]
     table = pl.concat(rows)
     sources = [capture.source for capture, _ in reports]
     emit(Answer("roofline", sources, parts, table, lambda: {"reports": roofs, "rows": table}, warnings), form)
 
 
 def _check_output(output: Path | None, paths: Sequence[Path]) -> None:
-    """Refuse what cannot be written now, not after large reports were read."""
+    """Check the output before large reports are read."""
     if output is None:
         return
     suffix = output.suffix.lower()
@@ -295,10 +297,10 @@ def _write(output: Path, reports: Sequence[tuple[Capture, Roofline]]) -> None:
 
         write_whole(output, render_html(roofline_document(reports)))
         return
-    capture, found = reports[0]
-    figure = roofline_figure(found, numbered_points(found))
+    capture, analysis = reports[0]
+    figure = roofline_figure(analysis, numbered_points(analysis))
     if figure is None:
-        raise UsageError(f"{capture.source}: {why_no_chart(found)}")
+        raise UsageError(f"{capture.source}: {why_no_chart(analysis)}")
     if suffix == ".svg":
         write_whole(output, figure.chart.svg(figure.alt))
     else:

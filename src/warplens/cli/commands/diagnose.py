@@ -1,4 +1,4 @@
-"""`warplens diagnose`: what limits a program, what to do about it, and how to check that."""
+"""`warplens diagnose`: what limits a program, what to do about it, and how to verify it."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def diagnose(
     Predictions are modelled. Of several profiles, which must be the ranks of one run, what they cost each other comes
     first: a late rank, small collectives, a pipeline's bubble; then each rank separately.
     """
-    found_paths = discover([located(path) for path in paths])
-    if len(found_paths) > 1:
+    profile_paths = discover([located(path) for path in paths])
+    if len(profile_paths) > 1:
         if counters is not None or changes is not None or range_name is not None:
             raise UsageError("--counters, --if and --range are about one profile: name it")
-        _diagnose_run(found_paths, window, form)
+        _diagnose_run(profile_paths, window, form)
         return
     report = read_counters(counters) if counters is not None else None
     selection = select(paths[0], window, range_name, launch_configuration=True)
     with progress("diagnosing"):
-        found = diagnose_selection(selection, report, changes.split(",") if changes is not None else ())
-    part = Part(head=head(selection), entries=list(_entries(found)), closing=found.facts)
-    emit(answered(found, part, None), form)
+        diagnosed = diagnose_selection(selection, report, changes.split(",") if changes is not None else ())
+    part = Part(head=head(selection), entries=list(_entries(diagnosed)), closing=diagnosed.facts)
+    emit(answered(diagnosed, part, None), form)
 
 
 def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
@@ -84,24 +84,24 @@ def _diagnose_run(paths: list[Path], window: str, form: Format) -> None:
 
     with progress(f"reading {fmt.plural(len(paths), 'profile')}") as tell:
         run = diagnose_ranks(paths, window, progress=tell)
-    found = run_answer(run.diagnosis, run.sources, run.problems)
-    *head, closing = found.facts
-    emit(answered(found, Part(head=head, entries=list(_entries(found)), closing=[closing]), None), form)
+    diagnosed = run_answer(run.diagnosis, run.sources, run.problems)
+    *head, closing = diagnosed.facts
+    emit(answered(diagnosed, Part(head=head, entries=list(_entries(diagnosed)), closing=[closing]), None), form)
     end_with(run.problems, "answer")
 
 
-def _entries(found: VerdictAnswer) -> Iterator[tuple[str, str]]:
-    """The verdict and each finding for a terminal and as Markdown."""
+def _entries(answer: VerdictAnswer) -> Iterator[tuple[str, str]]:
+    """The verdict and each finding, for a terminal and as Markdown."""
     from warplens.report.markdown import escaped
 
-    verdict = f"verdict: {verdict_words(found.findings[0])}"
-    yield f"{verdict}\n{one_line(found.headline)}", f"**{escaped(verdict)}** {escaped(found.headline)}"
-    steps = steps_judged(found.diagnosis)
-    yield from (_entry(rank, finding, steps) for rank, finding in enumerate(found.findings, start=1))
+    verdict = f"verdict: {verdict_words(answer.findings[0])}"
+    yield f"{verdict}\n{one_line(answer.headline)}", f"**{escaped(verdict)}** {escaped(answer.headline)}"
+    steps = steps_judged(answer.diagnosis)
+    yield from (_entry(rank, finding, steps) for rank, finding in enumerate(answer.findings, start=1))
 
 
 def _entry(rank: int, finding: Finding, steps: int) -> tuple[str, str]:
-    """A finding of a window of so many steps for a terminal and as Markdown."""
+    """A finding, for a terminal and as Markdown; `steps` is the number of steps in the window."""
     from warplens.report.markdown import escaped
 
     text = [f"{rank}. {finding.id}: {standing(finding)}", f"   {one_line(finding.title)}"]
@@ -112,11 +112,11 @@ def _entry(rank: int, finding: Finding, steps: int) -> tuple[str, str]:
         if fact:
             text.append(f"   {label}: {one_line(fact)}")
             markdown.append(f"   - {label}: {escaped(fact)}")
-    for item in finding.remedies:
-        text.append(f"   do: {one_line(item.action)} [{one_line(brings(item))}]")
-        text += [f"       {one_line(line)}" for line in ways(item.how)]
+    for remedy in finding.remedies:
+        text.append(f"   do: {one_line(remedy.action)} [{one_line(brings(remedy))}]")
+        text += [f"       {one_line(line)}" for line in ways(remedy.how)]
         markdown.append(
-            f"   - do: {escaped(item.action)} ({escaped(brings(item))}): {escaped('; '.join(ways(item.how)))}"
+            f"   - do: {escaped(remedy.action)} ({escaped(brings(remedy))}): {escaped('; '.join(ways(remedy.how)))}"
         )
     text.append(f"   refuted if: {one_line(finding.refute)}")
     markdown.append(f"   - refuted if: {escaped(finding.refute)}")

@@ -1,4 +1,4 @@
-"""`warplens report` and `demo`: what limits programs, as documents."""
+"""`warplens report` and `demo`: reports on profiles."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from warplens.cli.reading import (
     Reading,
     examined,
     find_cells,
+    limited_to_full_reports,
     read_all,
     read_profiles,
     run_in,
-    told_in_full,
 )
 from warplens.errors import UsageError
 from warplens.readers import read, read_counters
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from warplens.report.overview.numbers import Numbers
     from warplens.studies.reports.evidence import Evidence
 
-#: Where reports go unless the user says otherwise.
+#: Default folder of reports.
 DEFAULT_FOLDER: Final = Path("warplens-report")
 
-#: What `report` writes unless the user says otherwise.
+#: Default formats of `report`.
 _FORMS: Final = "html,json"
 
 
@@ -92,13 +92,13 @@ def report(
     from warplens.readers.timings import read_timings
     from warplens.studies.grid.cells import parse_cell
 
-    wanted = _forms(output, formats)
+    forms = _forms(output, formats)
     grid = GridRequest(dict(map(parse_cell, cells or ())), read_timings(timings) if timings else None, batch)
-    to_stdout = output is None and wanted == ["json"] and not grid.is_explicit
+    to_stdout = output is None and forms == ["json"] and not grid.is_explicit
     folder = DEFAULT_FOLDER if to_stdout else checked_target(output or DEFAULT_FOLDER, paths)
     reading = read_all(paths, window, range_name, grid)
     run = run_in(reading) if range_name is None else None
-    reading, run = told_in_full(reading, run)
+    reading, run = limited_to_full_reports(reading, run)
     if to_stdout:
         print_json(_json(reading, run))
     else:
@@ -107,8 +107,8 @@ def report(
         if reading.profiles.timelines:
             numbers = examined(reading)
             print_answers(numbers, run)
-            written += write_overview(numbers, folder, wanted, run)
-        written += write_besides(reading, grid, folder, wanted, numbers)
+            written += write_overview(numbers, folder, forms, run)
+        written += write_besides(reading, grid, folder, forms, numbers)
         print_lines(written)
     end_with(reading.unreadable, "report")
 
@@ -116,7 +116,7 @@ def report(
 def write_besides(
     reading: Reading, grid: GridRequest, folder: Path, formats: Sequence[ReportFormat], numbers: Sequence[Numbers]
 ) -> list[Path]:
-    """The documents on the grid of the profiles and on hardware counters; one file holds the first document alone."""
+    """Write the documents on the grid of the profiles and on counters, unless the target is a file for the report."""
     if (reading.cells is not None or reading.counters) and numbers and form_named(folder) is not None:
         note(f"{folder.name} is the report on the profiles; name a folder for those on their grid and on counters")
         return []
@@ -129,12 +129,16 @@ def write_besides(
 
 
 def _forms(output: Path | None, formats: str) -> list[ReportFormat]:
-    """What to write: what --format says; in one file what its suffix says, which must not contradict it."""
-    wanted = cast("list[ReportFormat]", formats.split(","))
+    """The formats to write: those of `--format`, or for a single file that of its suffix.
+
+    Raises:
+        UsageError: the suffix contradicts `--format`.
+    """
+    requested = cast("list[ReportFormat]", formats.split(","))
     form = form_named(output) if output is not None else None
     if output is None or form is None:
-        return wanted
-    if formats != _FORMS and wanted != [form]:
+        return requested
+    if formats != _FORMS and requested != [form]:
         raise UsageError(
             f"{output.name} is to hold {form}, but --format says {formats}: leave --format out, or name a folder"
         )
@@ -142,26 +146,26 @@ def _forms(output: Path | None, formats: str) -> list[ReportFormat]:
 
 
 def print_answers(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> None:
-    """What limits each profile: of one, and of the ranks of a run, in five lines; of several a row each."""
+    """Print the answer in five lines for one profile or a run, or one row per profile for several."""
     from warplens.report.brief import brief, brief_table
     from warplens.report.terminal import print_brief, print_table
 
-    found = [(each.capture.source, each.diagnosis) for each in profiles if each.diagnosis is not None]
+    diagnoses = [(numbers.capture.source, numbers.diagnosis) for numbers in profiles if numbers.diagnosis is not None]
     with answering() as stdout:
         if run is not None:
             from warplens.report.run import by_itself_table  # charts cost half a second to import
 
             print_brief(brief(run), stdout)
             print_table(by_itself_table(run), "table", stdout)
-        elif len(found) == 1:
-            print_brief(brief(found[0][1]), stdout)
+        elif len(diagnoses) == 1:
+            print_brief(brief(diagnoses[0][1]), stdout)
         else:
-            print_table(brief_table(found), "table", stdout)
+            print_table(brief_table(diagnoses), "table", stdout)
         stdout.write("\n")
 
 
 def _json(reading: Reading, run: RunDiagnosis | None) -> bytes:
-    """One object: on the profiles, with what the counters say of them; on the counters where there is no profile."""
+    """The JSON of the report on the profiles, with counters joined; without profiles, that on the counters."""
     if not reading.profiles.timelines:
         from warplens.report.counters.document import counters_json
 
@@ -174,7 +178,7 @@ def _json(reading: Reading, run: RunDiagnosis | None) -> bytes:
 def write_overview(
     numbers: Sequence[Numbers], folder: Path, formats: Sequence[ReportFormat], run: RunDiagnosis | None = None
 ) -> list[Path]:
-    """The report on the profiles, and on the run that they are the ranks of."""
+    """Write the report on the profiles, and on their run if they are the ranks of one."""
     from warplens.report.write import write_examined
 
     with progress("drawing"):
@@ -182,12 +186,12 @@ def write_overview(
 
 
 def write_counter_reports(reading: Reading, folder: Path, formats: Sequence[ReportFormat]) -> list[Path]:
-    """The report on hardware counters, and on what they say of the profiles beside them."""
+    """Write the report on hardware counters."""
     from warplens.report.counters.document import write_counters
 
-    examined = reading.counter_numbers
+    reports = reading.counter_numbers
     with progress("writing the counters") as tell:
-        return write_counters(examined, folder, formats, tell)
+        return write_counters(reports, folder, formats, tell)
 
 
 def write_grid(
@@ -198,7 +202,7 @@ def write_grid(
     formats: Sequence[ReportFormat],
     numbers: Sequence[Numbers] = (),
 ) -> list[Path]:
-    """The answers about a grid of models × contexts; `numbers` are those of profiles that were diagnosed already."""
+    """Write the document on a grid of models × contexts; `numbers` are the analyses of profiles that are available."""
     from warplens.report.jsonout import envelope
     from warplens.studies.grid.answers import GridCell
     from warplens.studies.grid.document import grid_data, grid_document
@@ -221,8 +225,8 @@ def write_grid(
         def data() -> bytes:
             return envelope("grid", [cell.source for cell in grid.cells], grid_data(grid), warnings)
 
-        diagnosed = {each.capture.source: each.diagnosis for each in numbers if each.diagnosis is not None}
-        return write_document(grid_document(grid, diagnosed), folder, formats, "grid", data)
+        diagnoses = {profile.capture.source: profile.diagnosis for profile in numbers if profile.diagnosis is not None}
+        return write_document(grid_document(grid, diagnoses), folder, formats, "grid", data)
 
 
 # --- `warplens demo` -------------------------------------------------------------------------------------------------
@@ -230,10 +234,10 @@ def write_grid(
 
 _CAPTURES: Final = Path(warplens.__file__).parent / "data" / "captures"
 
-#: Of the language models, which the grid shows all, the report shows a training step and one that ran out of memory.
+#: Language models in the report: a training step, and one that ran out of memory. The grid has all of them.
 _ALSO_IN_REPORT: Final = ("lm_small_ctx256_train.sqlite.xz", "lm_large_ctx1024_train.sqlite.xz")
 
-#: Host times of the grid's programs, measured without a profiler.
+#: Host times of the programs of the grid, measured without a profiler.
 _TIMINGS: Final = "lm_timings.csv"
 
 #: Sequences in a batch, in all captures of language models.
@@ -260,22 +264,22 @@ def demo(
     from warplens.studies.reports.findings import findings_document
 
     folder = checked_folder(output)
-    # What is printed can be read by programs, too.
-    wanted = [form for form in REPORT_FORMATS if form == "json" or form in formats.split(",")]
+    # JSON is always written, since the summary announces files for programs.
+    forms = [form for form in REPORT_FORMATS if form == "json" or form in formats.split(",")]
     entries = _shipped_profiles()
     shipped = read_profiles([_CAPTURES / entry["file"] for entry in entries])
     in_grid = {entry["file"] for entry in entries if "model" in entry}
-    shown = _selected(shipped, {entry["file"] for entry in entries} - in_grid | set(_ALSO_IN_REPORT))
+    in_report = _selected(shipped, {entry["file"] for entry in entries} - in_grid | set(_ALSO_IN_REPORT))
     models = _selected(shipped, in_grid)
     grid = GridRequest({}, read_timings(_CAPTURES / _TIMINGS), _BATCH)
 
-    numbers = examined(Reading(shown, _steady, (), (), None, ()))
-    written = write_overview(numbers, folder, wanted)
+    numbers = examined(Reading(in_report, _steady, (), (), None, ()))
+    written = write_overview(numbers, folder, forms)
     if (cells := find_cells(models.paths, grid)) is not None:
-        written += write_grid(models, cells, grid, folder, wanted, numbers)
+        written += write_grid(models, cells, grid, folder, forms, numbers)
     with progress("telling the findings"):
         findings = findings_document(shipped_evidence(), TITLE)
-        written += write_document(findings, folder, wanted, name="findings_report")
+        written += write_document(findings, folder, forms, name="findings_report")
     _print_summary(entries, numbers)
     print_lines([TITLE, findings.lead, "", "Written, to be opened in a browser or read by programs:"])
     print_lines(written)
@@ -301,18 +305,18 @@ def _selected(profiles: Profiles, names: set[str]) -> Profiles:
 
 
 def _print_summary(entries: list[dict[str, Any]], numbers: Sequence[Numbers]) -> None:
-    """Of each profile what limits it, what there is to gain, and what to do."""
+    """Print limiter, gain and remedy of each profile."""
     from warplens.report.brief import brief
     from warplens.report.terminal import print_brief
     from warplens.studies.grid.cells import plain_name
 
     workloads = {entry["file"]: entry["workload"] for entry in entries}
     with answering() as stdout:
-        for each in numbers:
-            if each.diagnosis is not None:
-                name = each.capture.source
+        for profile in numbers:
+            if profile.diagnosis is not None:
+                name = profile.capture.source
                 stdout.write(f"{workloads[name]} ({plain_name(name)})\n")
-                print_brief([replace(line, code=()) for line in brief(each.diagnosis)[:3]], stdout)
+                print_brief([replace(line, code=()) for line in brief(profile.diagnosis)[:3]], stdout)
                 stdout.write("\n")
 
 
@@ -327,10 +331,10 @@ _SIDES: Final = (("baseline", {"method": "none"}), ("topk0.1", {"method": "topk"
 
 
 def shipped_evidence(counters: Path | None = None) -> Evidence:
-    """What the measurements, profiles and policy that come with Warplens say.
+    """The evidence of the shipped measurements, profiles and policy.
 
     Args:
-        counters: the folder with reports of Nsight Compute on the same programs, which only the repository has.
+        counters: folder with reports of Nsight Compute on the same programs, which only the repository has.
     """
     from warplens.readers.measurements import read_measurements
     from warplens.studies.policies.files import read_policy
@@ -351,14 +355,15 @@ def shipped_evidence(counters: Path | None = None) -> Evidence:
     ]
     policy = read_policy(data / "policies" / "token_reduction.json")
     name, side = _SIDES[1]  # hypotheses are about the variant
-    counted = [
-        (
-            {"input_size": size, "batch": batch, **side},
-            read_counters(counters / f"deit{size}_bs{batch}_{name}.ncu-rep.xz"),
-        )
-        for size, batch in (_POINTS if counters is not None else ())
-        if counters is not None
-    ]
+    counted = []
+    if counters is not None:
+        counted = [
+            (
+                {"input_size": size, "batch": batch, **side},
+                read_counters(counters / f"deit{size}_bs{batch}_{name}.ncu-rep.xz"),
+            )
+            for size, batch in _POINTS
+        ]
     return study_evidence(
         measured[0], profiles, counters=counted, remedies=measured[1], grid=measured[2], policy=policy
     )

@@ -1,4 +1,4 @@
-"""`warplens study` and `policy`: experiments that run by themselves with their reports, and choices made from them."""
+"""`warplens study` and `policy`: run whole experiments and report on them, and fit policies to their results."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _report(folder: Path, profiles: Path | None, policy: Path | None) -> None:
 
 
 def _evidence(measurements: Measurements, profiles: Path, policy: Path | None) -> Evidence:
-    """What a study says, with profiles and reports of counters in a folder, named after their cells."""
+    """The evidence of a study, with a folder of profiles and counter reports named after their cells."""
     from warplens.cli.commands.sweep import COUNTERS, listed_profiles
     from warplens.readers import read, read_counters
     from warplens.studies.reports.evidence import study_evidence
@@ -163,8 +163,8 @@ def _evidence(measurements: Measurements, profiles: Path, policy: Path | None) -
     return study_evidence(measurements, traces, counters=counters, policy=chosen)
 
 
-class Doing(str, Enum):
-    """What to do with a policy."""
+class PolicyAction(str, Enum):
+    """Actions on a policy."""
 
     FIT = "fit"
     SHOW = "show"
@@ -172,7 +172,7 @@ class Doing(str, Enum):
 
 
 def policy(
-    doing: Annotated[Doing, argument("fit|show|check", "Fit a policy, show one, or check one against a sweep.")],
+    doing: Annotated[PolicyAction, argument("fit|show|check", "Fit a policy, show one, or check one against a sweep.")],
     file: Annotated[Path, argument("FILE", "fit: the sweep. show, check: the policy.")],
     against: Annotated[
         Path | None, argument("[SWEEP]", "check: other measurements, best of points left out of the fit.")
@@ -205,28 +205,28 @@ def policy(
     """
     _check_arguments(doing, against, output, baseline, variant, fallback, fail_on)
     limit = None if fail_on is None else _share("--fail-on", fail_on)
-    if doing is Doing.CHECK:
+    if doing is PolicyAction.CHECK:
         assert against is not None
         _check(file, against, baseline, variant, limit, form)
         return
-    if doing is Doing.FIT:
+    if doing is PolicyAction.FIT:
         from warplens.studies.policies.fitting import fit_policy
 
         share = _share("--margin", margin)
-        found = fit_policy(_sweeps(file, baseline, variant), margin=share, fallback=fallback)
+        fitted = fit_policy(_sweeps(file, baseline, variant), margin=share, fallback=fallback)
         if output is not None:
-            write_policy(found, checked_file(output))
+            write_policy(fitted, checked_file(output))
             note(f"{output.name}: written")
     else:
-        found = read_policy(file)
+        fitted = read_policy(file)
     from warplens.studies.policies.document import points_table, policy_facts, policy_rows
 
-    data = {"policy": document_of(found), "rows": policy_rows(found)}
-    _emit(found.source, list(policy_facts(found)), points_table(found), data, form)
+    data = {"policy": document_of(fitted), "rows": policy_rows(fitted)}
+    _emit(fitted.source, list(policy_facts(fitted)), points_table(fitted), data, form)
 
 
 def _check_arguments(
-    doing: Doing,
+    doing: PolicyAction,
     against: Path | None,
     output: Path | None,
     baseline: str | None,
@@ -234,24 +234,28 @@ def _check_arguments(
     fallback: str | None,
     fail_on: str | None,
 ) -> None:
-    if doing is Doing.CHECK and against is None:
+    if doing is PolicyAction.CHECK and against is None:
         raise UsageError("check needs measurements beside the policy: warplens policy check policy.json SWEEP")
-    if doing is not Doing.CHECK and against is not None:
+    if doing is not PolicyAction.CHECK and against is not None:
         raise UsageError(f"{doing.value} takes one file, and no second one ({against.name})")
-    of = {
-        "--output": (output, (Doing.FIT,)),
-        "--baseline": (baseline, (Doing.FIT, Doing.CHECK)),
-        "--variant": (variant, (Doing.FIT, Doing.CHECK)),
-        "--fallback": (fallback, (Doing.FIT,)),
-        "--fail-on": (fail_on, (Doing.CHECK,)),
+    allowed_actions = {
+        "--output": (output, (PolicyAction.FIT,)),
+        "--baseline": (baseline, (PolicyAction.FIT, PolicyAction.CHECK)),
+        "--variant": (variant, (PolicyAction.FIT, PolicyAction.CHECK)),
+        "--fallback": (fallback, (PolicyAction.FIT,)),
+        "--fail-on": (fail_on, (PolicyAction.CHECK,)),
     }
-    for name, (value, allowed) in of.items():
+    for name, (value, allowed) in allowed_actions.items():
         if value is not None and doing not in allowed:
             raise UsageError(f"{name} is not an option of policy {doing.value}")
 
 
 def _share(option: str, text: str) -> float:
-    """A share, written as a percentage."""
+    """The share below 1 of a percentage.
+
+    Raises:
+        UsageError: the text is not such a percentage.
+    """
     value = share_in(text)
     if value is None or value >= 1:
         raise UsageError(f"{option} takes a percentage below 100%, such as 2%, not {text!r}")
@@ -261,11 +265,12 @@ def _share(option: str, text: str) -> float:
 def _sweeps(file: Path, baseline: str | None, variant: Sequence[str] | None) -> list[Sweep]:
     measurements = read_sweep(file)
     before = side_of(baseline) if baseline is not None else None
-    return [sweep_of(measurements, before, side_of(one) if one is not None else None) for one in variant or [None]]  # type: ignore[list-item]
+    sides: list[dict[str, str] | None] = [side_of(text) for text in variant or ()] or [None]
+    return [sweep_of(measurements, before, side) for side in sides]
 
 
 def _sweeps_of(policy: Policy, file: Path) -> list[Sweep]:
-    """The policy's own sides, where the file has cells of all of them; else the sides that the file names."""
+    """The sweeps of the policy's sides if the file has cells of all of them, else of the sides that the file names."""
     measurements = read_sweep(file)
     first, *others = policy.sides
     try:
@@ -285,24 +290,24 @@ def _check(
     from warplens.studies.policies.document import check_table, regret_rows, regret_sentence
     from warplens.studies.policies.regret import regrets_on, summary
 
-    found = read_policy(file)
-    sweeps = _sweeps_of(found, against) if baseline is None and not variant else _sweeps(against, baseline, variant)
-    cells = regrets_on(found, sweeps)
-    axes = [axis.name for axis in found.axes]
-    whole = summary(cells)
+    policy = read_policy(file)
+    sweeps = _sweeps_of(policy, against) if baseline is None and not variant else _sweeps(against, baseline, variant)
+    cells = regrets_on(policy, sweeps)
+    axes = [axis.name for axis in policy.axes]
+    overall = summary(cells)
     by_reason = {
         reason: summary(cell for cell in cells if cell.reason == reason)
         for reason in dict.fromkeys(cell.reason for cell in cells)
     }
-    facts = [f"{file.name} (fitted to {found.source}), checked against {sweeps[0].source}"]
-    facts += [f"{reason}: {regret_sentence(one, axes)}" for reason, one in by_reason.items()]
-    failed = limit is not None and (whole.not_run > 0 or whole.worst is None or whole.worst > limit)
-    data = {"regret": _plain(whole), "by_reason": {reason: _plain(one) for reason, one in by_reason.items()}}
+    facts = [f"{file.name} (fitted to {policy.source}), checked against {sweeps[0].source}"]
+    facts += [f"{reason}: {regret_sentence(regret, axes)}" for reason, regret in by_reason.items()]
+    failed = limit is not None and (overall.not_run > 0 or overall.worst is None or overall.worst > limit)
+    data = {"regret": _plain(overall), "by_reason": {reason: _plain(regret) for reason, regret in by_reason.items()}}
     data |= {"limit": limit, "failed": failed, "rows": regret_rows(cells, axes)}
     _emit(sweeps[0].source, facts, check_table(cells, axes), data, form)
     if failed:
-        where = f": {regret_sentence(whole, axes)}"
-        note(f"the policy is beyond the limit of {100 * (limit or 0):g} %{where}")
+        summary_text = f": {regret_sentence(overall, axes)}"
+        note(f"the policy is beyond the limit of {100 * (limit or 0):g} %{summary_text}")
         raise typer.Exit(GATE_FAILED)
 
 

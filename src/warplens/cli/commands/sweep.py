@@ -1,4 +1,4 @@
-"""`warplens sweep`: a baseline and a variant over a grid, measured or read."""
+"""`warplens sweep`: measure a baseline and a variant over a grid, and report on the measurements."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from warplens.studies.sweeps.sweep import Sweep
 
 
-#: How reports of hardware counters are called beside traces of the same cells.
+#: Matches the file names of counter reports, to distinguish them from traces of the same cells.
 COUNTERS: Final = re.compile(r"\.(?:ncu-rep|csv)(?:\.(?:gz|xz|zst))?$")
 
-#: Suffixes of profiles, which are no part of a setting.
+#: Suffixes of profiles, which are not part of a setting.
 _SUFFIXES: Final = re.compile(r"(?:\.(?:sqlite|nsys-rep|ncu-rep|csv|json|gz|xz|zst))+$")
 
-#: Rows of the points' table in a terminal; the report and other formats hold all.
+#: Rows of the table of points in a terminal; the report and other formats have all.
 _ROWS: Final = 60
 
 
@@ -58,15 +58,16 @@ def report_sweep(
     margin: float = 0.02,
     profiles: Path | None = None,
 ) -> None:
-    """Print what a sweep says, or write `sweep.html`, `sweep.md` and `sweep.json` to a folder.
+    """Print the results of a sweep, or write `sweep.html`, `sweep.md` and `sweep.json` to a folder.
 
     Args:
         path: measurements, or a published table.
-        baseline, variant: settings of the sides (`method=topk,keep=0.1`); None: those that the file names, or that
+        baseline, variant: settings of the sides (`method=topk,keep=0.1`); None for those that the file names, or that
             are unambiguous.
         output: the folder; None to print.
-        level: confidence of the intervals, all together; above 0.5 and below 1.
-        margin: differences of this share and less do not matter.
+        form: format of the printed answer.
+        level: simultaneous confidence of all intervals; above 0.5 and below 1.
+        margin: differences of at most this share count as none.
         profiles: folder with profiles of cells, named after their settings
             (`method=topk,input_size=224,batch=1.nsys-rep`) or listed in its `profiles.json`.
     """
@@ -93,33 +94,33 @@ def report_sweep(
 
 
 def _profiled(sweep: Sweep, folder: Path, tell: Any) -> tuple[dict[Any, tuple[Regime, str]], list[Note]]:
-    """The regime of each cell that has a profile, and notes on profiles that are of no cell or cannot be read."""
+    """The regime of each cell that has a profile, and notes on profiles without a cell or that cannot be read."""
     from warplens.analysis.timeline import Timeline
     from warplens.diagnosis.verdict import diagnose
     from warplens.readers import read
     from warplens.studies.sweeps.numbers import regime_of
 
-    found: dict[Any, tuple[Regime, str]] = {}
+    regimes: dict[Any, tuple[Regime, str]] = {}
     notes = []
     for path, settings in listed_profiles(folder):
         if COUNTERS.search(path.name):
-            continue  # of no use without the timeline
+            continue  # the regime needs a timeline
         cells = list(_cells_of(sweep, settings))
         if len(cells) != 1:
-            why = "no cell has its settings" if not cells else f"its settings are those of {len(cells)} cells"
-            notes.append(Note("profile-unplaced", NoteLevel.WARNING, f"{path.name} was left out: {why}."))
+            reason = "no cell has its settings" if not cells else f"its settings are those of {len(cells)} cells"
+            notes.append(Note("profile-unplaced", NoteLevel.WARNING, f"{path.name} was left out: {reason}."))
             continue
         tell(f"reading {path.name}")
         try:
             timeline = Timeline(read(path))
-            found[cells[0]] = regime_of(diagnose(timeline, timeline.window()), path.name)
+            regimes[cells[0]] = regime_of(diagnose(timeline, timeline.window()), path.name)
         except (UnreadableInputError, MissingDataError) as error:
             notes.append(Note("profile-unreadable", NoteLevel.WARNING, str(error)))
-    return found, notes
+    return regimes, notes
 
 
 def listed_profiles(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Profiles with the settings that the index, or their names, give them."""
+    """Profiles of a folder with their settings, from its index or from their names."""
     if not folder.is_dir():
         raise UnreadableInputError(folder, "it is not a folder", "Give the folder with profiles of the cells")
     index = folder / INDEX
@@ -145,10 +146,10 @@ def listed_profiles(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 def _cells_of(sweep: Sweep, settings: Mapping[str, str]) -> Iterator[Any]:
     """Keys of the cells that have all of these settings."""
     for point in sweep.points:
-        for side, own in (("baseline", sweep.baseline), ("variant", sweep.variant)):
-            known = {**sweep.shared, **own, **point.settings}
+        for side, side_settings in (("baseline", sweep.baseline), ("variant", sweep.variant)):
+            cell_settings = {**sweep.shared, **side_settings, **point.settings}
             if getattr(point, side) is not None and all(
-                name in known and same(known[name], text) for name, text in settings.items()
+                name in cell_settings and same(cell_settings[name], text) for name, text in settings.items()
             ):
                 yield cell_key(point.settings, side)
 
@@ -158,13 +159,17 @@ def _answer(numbers: SweepNumbers) -> Answer:
     from warplens.studies.sweeps.numbers import point_frame
     from warplens.studies.sweeps.words import answer, crossing_text, facts
 
-    tests, found = numbers.anomalies.tests.height, numbers.anomalies.found.height
+    tests, anomalies = numbers.anomalies.tests.height, numbers.anomalies.found.height
     lines = [f"crossover: {crossing_text(line)}" for lines in numbers.crossovers.values() for line in lines]
-    lines += [f"crossover: none along {axis.replace('_', ' ')}: {why}" for axis, why in numbers.no_crossovers.items()]
+    lines += [
+        f"crossover: none along {axis.replace('_', ' ')}: {reason}" for axis, reason in numbers.no_crossovers.items()
+    ]
     lines += [f"break-even: {line}" for line in breakeven_lines(numbers)]
-    lines.append(f"anomalies: {found} among {tests} cells tested" if tests else "anomalies: no cell could be tested")
+    lines.append(
+        f"anomalies: {anomalies} among {tests} cells tested" if tests else "anomalies: no cell could be tested"
+    )
     tables = [replace(point_table(numbers), limit=_ROWS)]
-    tables += [anomaly_table(numbers)] if found else []
+    tables += [anomaly_table(numbers)] if anomalies else []
     tables += [lost_table(numbers)] if numbers.lost.height else []
     part = Part(
         head=list(facts(numbers)),
@@ -286,9 +291,9 @@ def sweep_run(
 
 
 def _failed_sides(output: Path) -> list[str]:
-    """The sides that failed in all of their cells: such a sweep compares nothing. Single cells may fail in any."""
+    """The sides that failed in all of their cells, so that the sweep compares nothing."""
     if not output.is_file():
-        return []  # no side was measurable here, and none has failed
+        return []  # nothing was measurable on this machine, so nothing failed
     content = orjson.loads(output.read_bytes())
     failed = []
     for side in ("baseline", "variant"):
@@ -303,6 +308,6 @@ def _failed_sides(output: Path) -> list[str]:
     return failed
 
 
-def _refuse(options: Mapping[str, object], why: str) -> None:
-    if given := [name for name, value in options.items() if value not in (None, [], False)]:
-        raise UsageError(f"{given[0]} is {why}")
+def _refuse(options: Mapping[str, object], explanation: str) -> None:
+    if used := [name for name, value in options.items() if value not in (None, [], False)]:
+        raise UsageError(f"{used[0]} is {explanation}")

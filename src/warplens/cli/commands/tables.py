@@ -1,4 +1,4 @@
-"""Commands that answer about one profile with tables: those of the questions of `warplens.report`, and `headroom`."""
+"""Commands that print tables on one profile: those of `warplens.report.questions`, and `headroom`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from warplens.analysis.timeline import Timeline
 from warplens.answers import headroom_selection
-from warplens.answers.given import Selection, only_profile
+from warplens.answers.inputs import Selection, only_profile
 from warplens.cli.answer import Answer, Part, answered, emit, head, limited, most_rows, note_lines, select
 from warplens.cli.edge import progress
 from warplens.cli.memory import TABLE, needed_beyond_limit
@@ -37,26 +37,30 @@ if TYPE_CHECKING:
 
 
 def command_of(question: Question) -> Callable[..., None]:
-    """A function whose parameters are the arguments and options of the question's command."""
+    """The command of a question: a function whose parameters are its arguments and options."""
     name = question.ask.__name__
 
-    def command(path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **asked: Any) -> None:
+    def command(
+        path: Path, window: str, range_name: str | None, form: Format, limit: int | None, **own_options: Any
+    ) -> None:
         profile = only_profile(path)
-        whole = window == "steady" or range_name is not None
-        if (question.counted or question.alone) and not whole and needed_beyond_limit(profile, TABLE):
-            capture, limits, found = in_slices(question, profile, window, **asked)
+        needs_whole = window == "steady" or range_name is not None
+        if (question.counted or question.alone) and not needs_whole and needed_beyond_limit(profile, TABLE):
+            capture, limits, answer = in_slices(question, profile, window, **own_options)
             selection = Selection(Timeline(Trace(capture)), limits, capture.notes)
         else:
             selection = select(profile, window, range_name)
-            found = question.ask(selection.timeline, selection.window, **asked)
+            answer = question.ask(selection.timeline, selection.window, **own_options)
         most = most_rows(form, limit)
-        if found.largest_by is not None and most is not None and most < found.rows.height:
-            found = _largest(found, most)
-        rows = found.rows if most is None else found.rows.head(most)
+        if answer.largest_by is not None and most is not None and most < answer.rows.height:
+            answer = _largest(answer, most)
+        rows = answer.rows if most is None else answer.rows.head(most)
         part = Part(
-            head=[*head(selection), *found.facts], notes=note_lines(selection.notes), tables=limited(found.tables, most)
+            head=[*head(selection), *answer.facts],
+            notes=note_lines(selection.notes),
+            tables=limited(answer.tables, most),
         )
-        data = {"window": window_data(selection.window), **found.data, "rows": rows}
+        data = {"window": window_data(selection.window), **answer.data, "rows": rows}
         emit(Answer(name, selection.source, [part], rows, lambda: data, selection.notes), form)
 
     parameters: dict[str, tuple[Any, Any]] = {"path": (ProfileArgument, inspect.Parameter.empty)}
@@ -75,14 +79,14 @@ def command_of(question: Question) -> Callable[..., None]:
     return command
 
 
-def in_slices(question: Question, profile: Path, window: str, **asked: Any) -> tuple[Capture, Window, Found]:
-    """The answer of a profile that is larger than memory, with facts about the file and the window.
+def in_slices(question: Question, profile: Path, window: str, **own_options: Any) -> tuple[Capture, Window, Found]:
+    """The answer for a profile larger than memory, with its capture and window.
 
     Args:
-        question: one that needs no step and no range, which only a whole profile has.
+        question: one with `counted` or `alone`.
         profile: the file.
-        window: `all`, or `START:END`.
-        asked: the question's own options.
+        window: `all` or `START:END`; steps and ranges need the whole profile.
+        own_options: options of the question.
     """
     from warplens.readers.nsys.slices import Slices
 
@@ -90,22 +94,22 @@ def in_slices(question: Question, profile: Path, window: str, **asked: Any) -> t
         if question.counted is None:
             timeline = Timeline(slices.tables(*question.alone))
             limits = timeline.window(window)
-            return timeline.trace.capture, limits, question.ask(timeline, limits, **asked)
+            return timeline.trace.capture, limits, question.ask(timeline, limits, **own_options)
         capture = slices.capture
         limits = Timeline(Trace(capture)).window(window)
         span = (None, None) if window == "all" else (limits.start_ns, limits.end_ns)
-        counts = slices.counts(question.counted.table, question.counted.columns(asked["by"]), span)
-        return capture, limits, question.counted.answer(counts, asked["by"])
+        counts = slices.counts(question.counted.table, question.counted.columns(own_options["by"]), span)
+        return capture, limits, question.counted.answer(counts, own_options["by"])
 
 
-def _largest(found: Found, most: int) -> Found:
-    """The rows of a tree with the most of a column, still as a tree."""
-    column, what = found.largest_by or ("", "")
-    ranked = found.rows.with_row_index("place").sort(column, descending=True, maintain_order=True)
-    rows = ranked.head(most).sort("place").drop("place")
-    fact = f"the {most} of {fmt.count(found.rows.height)} {what} with the most GPU time; --limit 0 shows all"
-    (table,) = found.tables
-    return replace(found, rows=rows, tables=(replace(table, rows=rows),), facts=(*found.facts, fact))
+def _largest(answer: Found, most: int) -> Found:
+    """The largest rows of a tree by `largest_by`, in their order. Parents are never smaller, so it stays a tree."""
+    column, noun = answer.largest_by or ("", "")
+    ranked = answer.rows.with_row_index("index").sort(column, descending=True, maintain_order=True)
+    rows = ranked.head(most).sort("index").drop("index")
+    fact = f"the {most} of {fmt.count(answer.rows.height)} {noun} with the most GPU time; --limit 0 shows all"
+    (table,) = answer.tables
+    return replace(answer, rows=rows, tables=(replace(table, rows=rows),), facts=(*answer.facts, fact))
 
 
 def headroom(
@@ -136,6 +140,6 @@ def headroom(
     selection = select(path, window, range_name, launch_configuration=True)
     program = None if with_trace is None else Timeline(read(with_trace, launch_configuration=True))
     counted = None if counters is None else read_counters(counters)
-    found = headroom_selection(selection, program, counted)
-    shown = answered(found, Part(head=[*head(selection), *found.facts]), most_rows(form, limit))
-    emit(replace(shown, data=lambda: {**found.data(), "rows": shown.rows}), form)
+    answer = headroom_selection(selection, program, counted)
+    printed = answered(answer, Part(head=[*head(selection), *answer.facts]), most_rows(form, limit))
+    emit(replace(printed, data=lambda: {**answer.data(), "rows": printed.rows}), form)

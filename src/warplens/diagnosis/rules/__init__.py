@@ -1,6 +1,6 @@
-"""The rules: all that is known of each finding, in one object a finding.
+"""The rules, one object for each finding.
 
-Every `Rule` that a module here declares is in `RULES`; who adds a finding writes one, and changes nothing else.
+Every `Rule` that a module here declares is in `RULES`; to add a finding, declare one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["FINDING_IDS", "RULES", "rule"]
 
 
 def _declared() -> tuple[Rule, ...]:
-    """One of each rule of each module, in the order of the modules' names and of their lines."""
-    modules = (import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__))
+    """An instance of each rule, by module name and line."""
+    modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
     return tuple(
         value()
         for module in modules
@@ -28,13 +28,13 @@ def _declared() -> tuple[Rule, ...]:
     )
 
 
-#: Every rule.
+#: All rules.
 RULES: Final = _declared()
 
-#: Id of every finding → what limits a window with it.
-FINDING_IDS: Final = {each.id: each.limiter for each in RULES}
+#: Finding id → limit of a window with it, in a few words.
+FINDING_IDS: Final = {rule.id: rule.limiter for rule in RULES}
 
 
 def rule(id_: str) -> Rule:
     """The rule of this finding."""
-    return next(each for each in RULES if each.id == id_)
+    return next(declared for declared in RULES if declared.id == id_)

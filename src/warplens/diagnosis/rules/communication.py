@@ -1,4 +1,4 @@
-"""Communication between GPUs: what nothing hides, and what is split into too many collectives."""
+"""Rules for communication between GPUs: exposed time, and too many small collectives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from warplens.diagnosis.run import Run, run_of
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Float64s
 
-#: By what most of the exposed time is for: how to hide it, and how to make it less.
+#: Purpose of most of the exposed time → how to hide it, and how to reduce it.
 _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
     "gradients": (
         Remedy(
@@ -40,15 +40,15 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
     "all_to_all": (
         Remedy(
             "Exchange rows while others are computed",
-            "# embedding tables: torchrec's TrainPipelineSparseDist exchanges the next batch beside this one\n"
-            "# experts: two halves of the batch in turn, one of them computes while the other is exchanged\n"
+            "# embedding tables: torchrec's TrainPipelineSparseDist exchanges the next batch during this one\n"
+            "# experts: split the batch in two, and compute one half while the other is exchanged\n"
             "# attention over parts of a sequence: queries are exchanged while keys and values are projected",
             "",
         ),
         Remedy(
             "Exchange fewer bytes",
             "# rows in bfloat16 or fp8: torchrec's QCommsConfig, DeepEP for experts\n"
-            "# tables or experts that are used together on one rank; all of a host before those of others",
+            "# tables or experts that are used together: on one rank, or on one host",
             "",
         ),
     ),
@@ -56,7 +56,7 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
         Remedy(
             "Send the next block while this one is computed",
             "# dist.batch_isend_irecv of the next block into a second buffer, before the work on this one;\n"
-            "# wait() behind it, as ring attention does with keys and values",
+            "# wait() after it, as ring attention does with keys and values",
             "",
         ),
         Remedy(
@@ -68,14 +68,14 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
     "layers": (
         Remedy(
             "Communicate for one part while another is computed",
-            "torch._inductor.config._micro_pipeline_tp = True  # with torch.compile: sums beside the products\n"
-            "# or two halves of the batch in turn, one of them computes while the other is summed",
+            "torch._inductor.config._micro_pipeline_tp = True  # with torch.compile: overlaps sums and products\n"
+            "# or split the batch in two, and compute one half while the other is summed",
             "",
         ),
         Remedy(
             "Split each model over fewer GPUs",
             "# tensor parallel over as few GPUs as hold the model, and more copies of it\n"
-            "# kernels for small sums inside of a host (engines: their custom all-reduce; symmetric memory)",
+            "# kernels for small sums inside a host (custom all-reduce of inference engines; symmetric memory)",
             "",
         ),
     ),
@@ -83,12 +83,12 @@ _REMEDIES: Final[dict[str, tuple[Remedy, Remedy]]] = {
 
 
 def _kind(facts: Facts, claimed: pl.Series) -> str:
-    """What most of the claimed work is for, one of `_REMEDIES`: exchanges by their kind, sums by what is summed."""
+    """Purpose of most of the claimed work (key of `_REMEDIES`): exchanges by their kind, sums by the summed tensors."""
     run = run_of(facts)
     if run is not None:
         begins = facts.work["start_ns"].filter(claimed > 0).implode()
-        every = (run.summary(rank).collectives for rank in run.ranks)
-        rows = pl.concat([each.filter(pl.col("start_ns").is_in(begins)) for each in every])
+        collectives = (run.summary(rank).collectives for rank in run.ranks)
+        rows = pl.concat([of_rank.filter(pl.col("start_ns").is_in(begins)) for of_rank in collectives])
         spent = rows.group_by(pl.col("kind").cast(pl.String)).agg(pl.col("exposed_ns").sum())
         most = spent.sort("exposed_ns", "kind", descending=[True, False])["kind"].head(1).to_list()
         if most and most[0] in _REMEDIES:
@@ -97,7 +97,7 @@ def _kind(facts: Facts, claimed: pl.Series) -> str:
 
 
 class ExposedCommunication(Rule):
-    """Time of communication kernels in which no other kernel ran on their GPU."""
+    """Time of communication kernels during which no other kernel ran on their GPU."""
 
     id = "exposed-communication"
     question = "Do collectives run while nothing computes?"
@@ -114,7 +114,7 @@ class ExposedCommunication(Rule):
         "collectives_per_step": "exposed collectives",
         "most_exposed_gpu_share": "of the window, on the GPU with the most of it",
         "most_to_least_exposed_gpu_factor": "ratio of the most to the least exposed GPU",
-        "unprofiled_host_share": "host time to issue the work without a profiler, where that limits the gain",
+        "unprofiled_host_share": "host time to issue the work without a profiler, if that limits the gain",
     }
     refutation = (
         "Leave the collectives out of one step (model.no_sync() with DistributedDataParallel; results are wrong then, "
@@ -138,20 +138,20 @@ class ExposedCommunication(Rule):
         kernels = facts.work.select("start_ns", "end_ns", "own_ns", "device", "label").filter(
             pl.col("label") == "communication"
         )
-        # What is hidden entirely owns no time, and is not in the table: the share is that of those which show.
-        lasting = int((kernels["end_ns"] - kernels["start_ns"]).sum())
+        # Completely hidden collectives own no time and are not in the table: the share is that of the exposed ones.
+        duration = int((kernels["end_ns"] - kernels["start_ns"]).sum())
         by_device = kernels.group_by("device").agg(pl.col("own_ns").sum())["own_ns"]
         uneven = float(by_device.max()) / float(by_device.min()) if by_device.len() > 1 and by_device.min() else None  # type: ignore[arg-type]
-        # Averages over GPUs hide the one that waits: what is claimed on that one bounds it.
-        mine = claims.pieces(self.id)
-        on_each = pl.DataFrame({"device": facts.work["device"].to_numpy()[mine.at], "claimed": mine.ns})
-        most = on_each.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
+        # Averages hide the GPU that waits the most, whose claimed time bounds the gain.
+        pieces = claims.pieces(self.id)
+        claimed_on = pl.DataFrame({"device": facts.work["device"].to_numpy()[pieces.at], "claimed": pieces.ns})
+        most = claimed_on.group_by("device").agg(pl.col("claimed").sum())["claimed"].max()
         most_ns = int(most) * by_device.len() if isinstance(most, int) else claimed
-        hideable = self._beside(facts, claimed) / claimed
+        hideable = self._hideable_ns(facts, claimed) / claimed
         beside, fewer = _REMEDIES[_kind(facts, claims.of_work(self.id))]
         hides = hideable >= self.fewer_bytes
         kept = 1 - max(hideable, self.fewer_bytes)
-        # What the GPU saves helps only until the host, which issues the same work, sets the pace.
+        # Saved GPU time helps only until the host sets the pace, which issues the same work.
         behind = facts.unprofiled_host_ns > facts.busy_ns - (1 - kept) * claimed
         needed = facts.unprofiled_host_ns / facts.wall_ns
         pace = f"; the host then sets the pace: without a profiler it needs {percent(needed)} of this time"
@@ -161,8 +161,8 @@ class ExposedCommunication(Rule):
             if hides
             else "limited by the compute that can run beside it, which takes less time",
         )
-        told = "" if hides else f"{GAIN}{pace if behind else ''}; "
-        less = replace(fewer, expected=f"{told}in proportion to the bytes")
+        gain = "" if hides else f"{GAIN}{pace if behind else ''}; "
+        less = replace(fewer, expected=f"{gain}in proportion to the bytes")
         if hides:
             halved = gain_of(facts, int(claimed * self.fewer_bytes), on_gpu=True)
             less = bringing(less, Gain(halved, halved, halved), self.model)
@@ -173,7 +173,7 @@ class ExposedCommunication(Rule):
             evidence={
                 "exposed_ns": claimed,
                 "exposed_share": claimed / facts.wall_ns,
-                "exposed_of_their_time_share": claimed / lasting if lasting else None,
+                "exposed_of_their_time_share": claimed / duration if duration else None,
                 "collectives_per_step": kernels.height / facts.steps,
                 "most_exposed_gpu_share": most_ns / facts.wall_ns if by_device.len() > 1 else None,
                 "most_to_least_exposed_gpu_factor": uneven,
@@ -193,28 +193,28 @@ class ExposedCommunication(Rule):
             bound_ns=most_ns,
         )
 
-    def _beside(self, facts: Facts, exposed_ns: int) -> int:
-        """How much of the exposed time could hide: compute beside which no collective runs yet, on the same GPUs."""
+    def _hideable_ns(self, facts: Facts, exposed_ns: int) -> int:
+        """How much of the exposed time could be hidden: compute on the same GPUs without a collective beside it."""
         compute, hidden = 0, -exposed_ns
-        every = facts.work.select("device", "kind", "label", "start_ns", "end_ns", "own_ns")
-        for device in every["device"].unique():
-            mine = every["device"] == device
-            collective = mine & (every["label"] == "communication")
-            spans = every.filter(collective)
+        work = facts.work.select("device", "kind", "label", "start_ns", "end_ns", "own_ns")
+        for device in work["device"].unique():
+            on_device = work["device"] == device
+            collective = on_device & (work["label"] == "communication")
+            spans = work.filter(collective)
             hidden += total(union(Intervals(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())))
-            compute += int(every["own_ns"].filter(mine & ~collective & (every["kind"] != "copy")).sum())
+            compute += int(work["own_ns"].filter(on_device & ~collective & (work["kind"] != "copy")).sum())
         return min(max(compute - hidden, 0), exposed_ns)
 
 
 class UnbucketedCommunication(RanksRule):
-    """Collectives so small that their latency and not their bytes is what they take, where one could do for many."""
+    """Collectives that are dominated by latency and could be merged."""
 
     id = "unbucketed-communication"
     question = "Are gradients reduced one by one, in collectives dominated by latency?"
     limiter = "many small collectives"
     cause = "many small collectives per step, which could be merged into a few"
     raised_when = (
-        "a step has 32 collectives of up to 1 MiB (where sizes are not recorded, of up to 50 µs) with only small "
+        "a step has 32 collectives of up to 1 MiB (if sizes are not recorded, of up to 50 µs) with only small "
         "work between them, or overlapped with compute, and it costs 2 %"
     )
     claimed = "the exposed part of collectives that could be merged with a neighbour"
@@ -238,12 +238,12 @@ class UnbucketedCommunication(RanksRule):
     )
     least_per_step = Limit(32, "A network of a few layers, FSDP by layers, or buckets of 25 MB have fewer.")
     small_bytes = Limit(1 << 20, "Up to 1 MiB, collectives reach a fifth of the bus bandwidth or less (nccl-tests).")
-    small_ns = Limit(50_000, "Where sizes are not recorded: an all-reduce of 1 MiB within a host takes 20 to 50 µs.")
+    small_ns = Limit(50_000, "For unrecorded sizes: an all-reduce of 1 MiB within a host takes 20 to 50 µs.")
     link_bytes_per_s = Limit(900e9, "The rate of NVLink 5 in each direction, the fastest link between GPUs.")
 
     def _joinable(self, run: Run) -> dict[int, pl.DataFrame]:
-        """Of each rank the collectives that could be one with a neighbour, and which are `small`; {} if too few are."""
-        found = {}
+        """By rank, the collectives that could be merged with a neighbour, and which are `small`; {} if too few are."""
+        by_rank = {}
         for rank in run.ranks:
             summary = run.summary(rank)
             rows = summary.collectives.filter("in_window", ~pl.col("kind").is_in(["send_recv", "barrier"]))
@@ -253,22 +253,22 @@ class UnbucketedCommunication(RanksRule):
                 .then(length <= self.small_ns)
                 .otherwise(pl.col("size_bytes") <= self.small_bytes)
             )
-            joined = pl.col("joinable") | pl.col("joinable").shift(-1).fill_null(value=False)
-            mine = rows.filter(joined).with_columns(small.alias("small"))
-            if int(mine["small"].sum()) >= self.least_per_step * max(1, len(summary.window.steps)):
-                found[rank] = mine
-        return found if len(found) == len(run.ranks) else {}
+            is_joinable = pl.col("joinable") | pl.col("joinable").shift(-1).fill_null(value=False)
+            joinable = rows.filter(is_joinable).with_columns(small.alias("small"))
+            if int(joinable["small"].sum()) >= self.least_per_step * max(1, len(summary.window.steps)):
+                by_rank[rank] = joinable
+        return by_rank if len(by_rank) == len(run.ranks) else {}
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """These collectives, whole."""
+        """1 for these collectives."""
         run = run_of(facts)
         joinable = self._joinable(run) if run is not None else {}
         if not joinable:
             return None
         begins = np.unique(np.concatenate([rows["start_ns"].to_numpy() for rows in joinable.values()]))
-        mine = np.flatnonzero(facts.program.having("label", "communication"))
+        collectives = np.flatnonzero(facts.program.having("label", "communication"))
         share = np.zeros(facts.work.height)
-        share[mine] = np.isin(facts.work["start_ns"].to_numpy()[mine], begins)
+        share[collectives] = np.isin(facts.work["start_ns"].to_numpy()[collectives], begins)
         return share
 
     def across(self, run: Run, limits: Thresholds) -> Finding | None:
@@ -279,44 +279,44 @@ class UnbucketedCommunication(RanksRule):
         exposed = {rank: int(rows["exposed_ns"].sum()) for rank, rows in joinable.items()}
         if ceiling(round(run.wall_ns), sum(exposed.values()) / len(exposed)) < limits.raise_ceiling:
             return None
-        every = pl.concat(joinable.values())
-        length = (every["end_ns"] - every["start_ns"]).to_numpy()
-        small = length[every["small"].to_numpy()]
+        collectives = pl.concat(joinable.values())
+        length = (collectives["end_ns"] - collectives["start_ns"]).to_numpy()
+        small = length[collectives["small"].to_numpy()]
         floor = float(np.quantile(small, 0.05))
-        # t = α + S / β (R. Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994): beyond the
-        # floor α, what is left of each is its bytes, and its waiting.
+        # t = α + S / β (R. Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994): the time of
+        # each beyond the floor α is that of its bytes and its waiting.
         saved_share = 1 - float(np.maximum(length - floor, 0).sum() / max(length.sum(), 1))
         shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in exposed.items()}
-        sizes = every["size_bytes"]
+        sizes = collectives["size_bytes"]
         known = sizes.null_count() == 0
-        # What stands between two of them, scaling one gradient for example, is one pass over all of them afterwards.
-        whole = {rank: float(spent + _between_ns(joinable[rank])) for rank, spent in exposed.items()}
+        # Work between two of them, such as scaling one gradient, becomes one pass over all of them.
+        with_work_between = {rank: float(spent + _between_ns(joinable[rank])) for rank, spent in exposed.items()}
         bound = max(
             most_of(
                 run.ranks[rank],
                 max(spent - self._at_link(joinable[rank]), 0.0),
                 run.ranks[rank].before_communication_ns,
             )
-            for rank, spent in whole.items()
+            for rank, spent in with_work_between.items()
         )
         ranks, steps = len(joinable), run.steps
-        kinds = every["kind"].cast(pl.String).value_counts(sort=True)["kind"].to_list()
+        kinds = collectives["kind"].cast(pl.String).value_counts(sort=True)["kind"].to_list()
         per_step = len(small) / ranks / steps
         return self.costing(
             run,
             limits,
-            gains_of(run.ranks, whole, 1 - saved_share),
+            gains_of(run.ranks, with_work_between, 1 - saved_share),
             bound=bound,
             title=f"There are {per_step:,.0f} small collectives per step, which could be merged into a few",
             confidence="high" if known and run.sure else "medium" if run.sure else "low",
             evidence={
                 "small_collectives_per_step": per_step,
-                "joinable_collectives_per_step": every.height / ranks / steps,
+                "joinable_collectives_per_step": collectives.height / ranks / steps,
                 "collectives_per_step": sum(_in_window(run, rank) for rank in run.ranks) / ranks / steps,
                 "joinable_bytes_per_step": int(sizes.sum()) / ranks / steps if known else None,
                 "floor_ns": floor,
                 "small_median_ns": float(np.median(small)),
-                "between_ns": (sum(whole.values()) - sum(exposed.values())) / ranks,
+                "between_ns": (sum(with_work_between.values()) - sum(exposed.values())) / ranks,
                 "exposed_ns": sum(exposed.values()) / ranks,
                 "exposed_share": sum(shares.values()) / ranks,
                 "most_exposed_rank_share": max(shares.values()),
@@ -327,7 +327,7 @@ class UnbucketedCommunication(RanksRule):
                 Remedy(
                     "Reduce the gradients in buckets, overlapped with the backward pass",
                     "model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)\n"
-                    "# in place of an all_reduce for each parameter; where it is used already: a larger bucket_cap_mb",
+                    "# instead of an all_reduce for each parameter; if it is used already: a larger bucket_cap_mb",
                     GAIN,
                 ),
                 Remedy(
@@ -347,7 +347,7 @@ class UnbucketedCommunication(RanksRule):
         )
 
     def _at_link(self, rows: pl.DataFrame) -> float:
-        """Nanoseconds that their bytes take on the fastest link there is; 0 where no sizes are recorded."""
+        """Nanoseconds that their bytes take on the fastest existing link; 0 if no sizes are recorded."""
         sizes = (
             rows.filter(pl.col("size_bytes").is_not_null())
             .group_by("kind", "group_size")
@@ -362,7 +362,7 @@ def _in_window(run: Run, rank: int) -> int:
 
 
 def _between_ns(rows: pl.DataFrame) -> int:
-    """Time between collectives that follow each other, where the first of them ran alone."""
+    """Time between successive collectives of which the first ran alone."""
     alone = pl.col("exposed_ns") == pl.col("end_ns") - pl.col("start_ns")
     pause = (pl.col("start_ns") - pl.col("end_ns").shift(1)).clip(0)
     return int(rows.select(pause.filter(pl.col("joinable") & alone.shift(1)).sum()).item() or 0)

@@ -1,4 +1,4 @@
-"""Generation, token by token: passes over all tokens so far, and copies of all that was kept of them."""
+"""Token-by-token generation: repeated passes over all tokens and inputs, and copies of whole caches."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from warplens.diagnosis.rule import GAIN, Limit, remembered
 from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
-#: Passes over a growing text, at least: fewer grids in a row grow by the same amount by chance.
+#: Least passes over a growing text: fewer grids may grow evenly by chance.
 _LEAST_PASSES: Final = 6
-#: Kernels of a pass that move data, at least; grids of fewer blocks do not show what they grow by.
+#: Least kernels of a pass that move data.
 _LEAST_KERNELS: Final = 4
+#: Least blocks of a grid for its growth to show.
 _LEAST_BLOCKS: Final = 4
-#: Of those kernels, the share whose grids grow. With a cache it is what attention does to its scores and the appended
-#: cache, a quarter of a layer; without one it is everything.
+#: Least share of those kernels whose grids grow. With a cache, only attention's work on scores and on the appended
+#: cache grows, a quarter of a layer; without a cache, everything does.
 _GROWING_SHARE: Final = 0.6
-#: How far a growth may be from the usual one: a block where rounding up makes it, or this share. A decoder of images
-#: doubles its sides instead.
+#: Largest deviation from the mean growth, as a share of it; at least one block, for rounding up. Image decoders double
+#: their sides instead.
 _UNEVEN_SHARE: Final = 0.2
 #: Longer sequences of a step are not searched.
 _MOST_KERNELS: Final = 200_000
-#: Turns with a pass of an encoder before each token, at least: of fewer, grids grow evenly by chance.
+#: Least turns with an encoder pass before each token: fewer grids may grow evenly by chance.
 _LEAST_TURNS: Final = 4
-#: So many kernels in the same order on the same grids are more than a layer's norms and products; that many stretches
-#: are looked at.
+#: Least kernels of a recurring stretch in the same order on the same grids, more than a layer's norms and products.
 _STRETCH: Final = 24
+#: Most stretches that are examined.
 _TRIES: Final = 16
-#: A copy of so many bytes to the GPU may be the input of an encoder; a token, a mask or a position is smaller.
+#: Copies to the GPU from this size on may be the input of an encoder; a token, a mask or a position is smaller.
 _INPUT_BYTES: Final = 65_536
-#: A kernel for one token takes about this long: it starts, and reads its weights.
+#: Approximate duration of a kernel for one token: it starts and reads its weights.
 _OF_A_TOKEN_NS: Final = 5_000
 
 
@@ -49,17 +50,17 @@ _OF_A_TOKEN_NS: Final = 5_000
 class Growing:
     """Passes of a step over all tokens so far."""
 
-    share: Float64s  #: of each piece of work, the share of its time that a cache of keys and values saves
-    passes: float  #: how many there are in a step
+    share: Float64s  #: share of each piece of work that a cache of keys and values saves
+    passes: float  #: passes per step
     growth: float  #: tokens of the last pass over those of the first
 
 
 @once
 def growing_passes(facts: Facts) -> Growing | None:
-    """Passes that launch the same kernels on grids that grow by the same amount each time; None where there are none.
+    """Passes that launch the same kernels on evenly growing grids; None without such passes.
 
-    With a cache, a pass works on the token that the last one chose. Without, it works on all: what is added to each
-    grid from one pass to the next is the work of one token.
+    With a cache, a pass works on one token. Without a cache it works on all tokens, and each grid grows by the work of
+    one token from pass to pass.
     """
     if facts.trains:
         return None
@@ -68,26 +69,25 @@ def growing_passes(facts: Facts) -> Growing | None:
     share = np.zeros(facts.work.height)
     counts: list[float] = []
     growths: list[float] = []
-    # A step may be one token: then the passes are steps.
+    # A step may be one token: then the passes are steps, and the whole program is searched.
     for rows in steps if len(steps) < _LEAST_PASSES else [*steps, program.order]:
         if rows is program.order and counts:
             break
-        found = _in(program, rows)
-        if found is not None:
-            begins, kept = found
-            counts.append(len(kept) if rows is not program.order else len(kept) / len(steps))
-            growths.append(kept[0] / kept[-1])
-            # The first pass reads the prompt.
-            for place in range(1, len(kept)):
-                end = begins[place + 1] if place + 1 < len(begins) else len(rows)
-                mine = rows[begins[place] : end]
-                least = np.minimum(_OF_A_TOKEN_NS / np.maximum(program.own_ns[mine], 1), 1.0)
-                share[mine] = np.where(program.is_kernel[mine], 1 - np.maximum(kept[place], least), 0.0)
+        passes = _growing_passes_in(program, rows)
+        if passes is not None:
+            begins, token_shares = passes
+            counts.append(len(begins) if rows is not program.order else len(begins) / len(steps))
+            growths.append(token_shares[0] / token_shares[-1])
+            # The first pass reads the prompt, which a cache needs as well.
+            for begin, end, token_share in list(zip(begins, [*begins[1:], len(rows)], token_shares, strict=True))[1:]:
+                of_pass = rows[begin:end]
+                least = np.minimum(_OF_A_TOKEN_NS / np.maximum(program.own_ns[of_pass], 1), 1.0)
+                share[of_pass] = np.where(program.is_kernel[of_pass], 1 - np.maximum(token_share, least), 0.0)
     return Growing(share, float(np.mean(counts)), float(np.median(growths))) if counts else None
 
 
-def _in(program: Program, rows: Int64s) -> tuple[list[int], list[float]] | None:
-    """Where such passes begin among these pieces, and what one token is of each; None where there are none."""
+def _growing_passes_in(program: Program, rows: Int64s) -> tuple[list[int], list[float]] | None:
+    """Begin of each such pass among these pieces, and the share of its work for one token; None without passes."""
     places = np.flatnonzero(program.labelled(*PASSES)[rows])
     if not _LEAST_PASSES * _LEAST_KERNELS <= len(places) <= _MOST_KERNELS:
         return None
@@ -97,34 +97,34 @@ def _in(program: Program, rows: Int64s) -> tuple[list[int], list[float]] | None:
         return None
     turns = places[begin : begin + repeats * period].reshape(repeats, period)
     grids = np.nan_to_num(program.blocks(rows[turns.ravel()])).reshape(repeats, period)
-    # Where layers are all that repeats, those of a pass have equal grids.
+    # The repetition may be a layer; all layers of a pass have equal grids.
     firsts = np.flatnonzero(np.r_[True, (grids[1:] != grids[:-1]).any(axis=1)])
-    kept = _of_a_token(grids[firsts]) if len(firsts) >= _LEAST_PASSES else None
-    return None if kept is None else (turns[firsts][:, 0].tolist(), kept.tolist())
+    token_shares = _token_shares(grids[firsts]) if len(firsts) >= _LEAST_PASSES else None
+    return None if token_shares is None else (turns[firsts][:, 0].tolist(), token_shares.tolist())
 
 
-def _of_a_token(grids: Float64s) -> Float64s | None:
-    """Of each turn, the share of its work that one token is, by the blocks of its grids, shape (turns, kernels).
+def _token_shares(grids: Float64s) -> Float64s | None:
+    """Share of the work of each turn for one token, by the blocks of its grids, shape (turns, kernels).
 
-    None where most grids do not grow by the same amount each time.
+    None unless most grids grow by the same amount each time.
     """
     grids = grids[:, grids[-1] >= _LEAST_BLOCKS]
-    more = np.diff(grids, axis=0)
-    usual = more.mean(axis=0) if grids.shape[1] else np.zeros(0)
-    even = (np.abs(more - usual) <= np.maximum(1.0, _UNEVEN_SHARE * usual)).all(axis=0)
-    growing = even & (more >= 0).all(axis=0) & (grids[-1] >= grids[0] + len(grids) / 2)
+    growth = np.diff(grids, axis=0)
+    mean = growth.mean(axis=0) if grids.shape[1] else np.zeros(0)
+    even = (np.abs(growth - mean) <= np.maximum(1.0, _UNEVEN_SHARE * mean)).all(axis=0)
+    growing = even & (growth >= 0).all(axis=0) & (grids[-1] >= grids[0] + len(grids) / 2)
     if growing.sum() < _LEAST_KERNELS or growing.mean() < _GROWING_SHARE:
         return None
-    return np.asarray(np.median(usual[growing] / grids[:, growing], axis=1).clip(0.0, 1.0), dtype=np.float64)
+    return np.asarray(np.median(mean[growing] / grids[:, growing], axis=1).clip(0.0, 1.0), dtype=np.float64)
 
 
 @once
 def encoded_again(facts: Facts) -> tuple[Bools, float]:
-    """Work of the second and later passes of an encoder, and how many passes a step has; none where it trains.
+    """Work of the second and later passes of an encoder, and its passes per step; none if the program trains.
 
-    A long stretch is launched with the same kernels on the same grids, turn after turn, and what follows it works on a
-    text that grows by a token each time. What the stretch reads does not grow with the text, so it is what the first
-    pass read, unless the host sends something new before it.
+    A long stretch recurs with the same kernels on the same grids, turn after turn, and the work after it goes over a
+    text that grows by a token each time. The stretch does not grow with the text, so it reads the same input as the
+    first one, unless the host sends new input before it.
     """
     program = facts.program
     again = np.zeros(facts.work.height, dtype=np.bool_)
@@ -153,99 +153,99 @@ def encoded_again(facts: Facts) -> tuple[Bools, float]:
 
 
 def _stretches(codes: Int64s, own_ns: Int64s) -> tuple[Int64s, int]:
-    """Begins and length of the stretch with the most time that recurs as it is, with something else between.
+    """Begins and length of the recurring stretch with the most time and other work in between; length 0 for none.
 
-    A length of 0 where there is none. Layers recur as well, but next to each other.
+    Layers recur as well, but without other work in between.
     """
-    best, length = np.zeros(0, dtype=np.int64), 0
-    hashed = np.zeros(len(codes) - _STRETCH + 1, dtype=np.int64)
-    for place in range(_STRETCH):  # a number for each window of the sequence, modulo 2⁶⁴
-        hashed = hashed * 1_000_003 + codes[place : place + len(hashed)]
-    _, windows, counts = np.unique(hashed, return_inverse=True, return_counts=True)
+    best, best_length = np.zeros(0, dtype=np.int64), 0
+    hashes = np.zeros(len(codes) - _STRETCH + 1, dtype=np.int64)
+    for offset in range(_STRETCH):  # a polynomial hash of each window of the sequence, modulo 2⁶⁴
+        hashes = hashes * 1_000_003 + codes[offset : offset + len(hashes)]
+    _, windows, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     before, most = np.r_[0, np.cumsum(own_ns)], 0
     covered = np.zeros(len(codes), dtype=np.bool_)
-    many = counts[windows] >= _LEAST_TURNS
+    recurs = counts[windows] >= _LEAST_TURNS
     for _ in range(_TRIES):
-        # The rarest of what recurs is what a turn has once.
-        left = np.flatnonzero(many & ~covered[: len(windows)])
+        # The rarest recurring window occurs once per turn.
+        left = np.flatnonzero(recurs & ~covered[: len(windows)])
         if not len(left):
             break
-        at = np.flatnonzero(windows == windows[left[np.argmin(counts[windows[left]])]])
-        apart = int(np.diff(at).min())
-        ahead = _alike(codes[at[:, None] + np.arange(min(apart, len(codes) - int(at[-1])))])
-        behind = _alike(codes[at[:, None] - 1 - np.arange(min(apart - ahead, int(at[0])))])
-        begins, mine = at - behind, ahead + behind
-        covered[(begins[:, None] + np.arange(mine)).ravel()] = True
-        covered[at] = True
-        spent = int((before[begins + mine] - before[begins]).sum())
-        if apart - mine >= _LEAST_KERNELS and spent > most:
-            best, length, most = begins, mine, spent
-    return best, length
+        places = np.flatnonzero(windows == windows[left[np.argmin(counts[windows[left]])]])
+        distance = int(np.diff(places).min())
+        after = _equal_columns(codes[places[:, None] + np.arange(min(distance, len(codes) - int(places[-1])))])
+        ahead = _equal_columns(codes[places[:, None] - 1 - np.arange(min(distance - after, int(places[0])))])
+        begins, length = places - ahead, after + ahead
+        covered[(begins[:, None] + np.arange(length)).ravel()] = True
+        covered[places] = True
+        spent = int((before[begins + length] - before[begins]).sum())
+        if distance - length >= _LEAST_KERNELS and spent > most:
+            best, best_length, most = begins, length, spent
+    return best, best_length
 
 
-def _alike(turns: Int64s) -> int:
-    """How many of the first columns are the same in all rows."""
+def _equal_columns(turns: Int64s) -> int:
+    """How many of the first columns are equal in all rows."""
     differs = (turns != turns[0]).any(axis=0)
     return int(np.argmax(differs)) if differs.any() else turns.shape[1]
 
 
 def _follows_growing(program: Program, rows: Int64s, begins: Int64s, length: int) -> bool:
-    """Whether what stands behind each of these stretches goes over a text that is a token longer each time."""
+    """Whether the work after each of these stretches goes over a text that is a token longer each time."""
     passes, names, ends = program.labelled(*PASSES), program.names(), np.r_[begins[1:], len(rows)]
     turns = [rows[begin + length : end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     turns = [turn[passes[turn]] for turn in turns]
     usual = names[turns[len(turns) // 2]]
-    # What the loop does before its first token, or behind its last, is not in all of them.
+    # The first and the last turn may have other work as well.
     alike = [turn[: len(usual)] for turn in turns if np.array_equal(names[turn[: len(usual)]], usual)]
     if len(alike) < _LEAST_TURNS or len(usual) < _LEAST_KERNELS:
         return False
     grids = np.nan_to_num(program.blocks(np.concatenate(alike))).reshape(len(alike), len(usual))
-    return _of_a_token(grids) is not None
+    return _token_shares(grids) is not None
 
 
-#: Where rows of a cache change their places.
+#: For caches whose rows are reordered.
 _IN_PLACE: Final = (
     Remedy(
         "Move indices, not the cache",
         "# a paged cache whose block table is reordered (vllm), or rows that are gathered once at the end\n"
-        "# sampling or greedy search in place of beams where quality allows: num_beams=1",
+        "# sampling or greedy search instead of beams if quality allows: num_beams=1",
         GAIN,
     ),
 )
 
-#: Where a loop appends what it made.
+#: For loops that append their results.
 _COLLECTED: Final = (
     Remedy(
         "Collect results, and concatenate once",
-        "parts.append(y)  # in the loop\nresult = torch.cat(parts)  # behind it\n"
-        "# or result = torch.empty(n, ...); result[i] = y  # of known length",
+        "parts.append(y)  # in the loop\nresult = torch.cat(parts)  # after it\n"
+        "# or, for a known length: result = torch.empty(n, ...); result[i] = y",
         "each result is copied once",
     ),
 )
 
 
-#: Where a history loses as much as it gains.
+#: For histories of fixed length.
 _RING: Final = (
     Remedy(
         "Write into a ring",
-        "history[:, turn % length] = frame  # in place of torch.cat([history[:, 1:], frame], dim=1) or torch.roll\n"
-        "# what reads it takes the frames in their order: history[:, order], or weights rolled by the turn\n"
+        "history[:, turn % length] = frame  # instead of torch.cat([history[:, 1:], frame], dim=1) or torch.roll\n"
+        "# readers put the frames in order: history[:, order], or weights rolled by the turn\n"
         "# or a buffer twice as long, written in place, of which each turn reads a slice",
-        f"{GAIN}: one frame is written in place of the whole history",
+        f"{GAIN}: one frame is written instead of the whole history",
     ),
 )
 
 
 def _new_share(shapes: str) -> float | None:
-    """Of the numbers that a concatenation joins, the share of all parts but the largest; None where not told."""
+    """Share of the numbers of a concatenation outside its largest part; None if unknown."""
     lists = [part for part in json.loads(shapes) if isinstance(part, list)]
     parts: list[int] = [math.prod(part) for part in (lists[0] if lists else ()) if isinstance(part, list)]
-    whole = sum(parts)
-    return 1 - max(parts) / whole if len(parts) > 1 and whole else None
+    numbers = sum(parts)
+    return 1 - max(parts) / numbers if len(parts) > 1 and numbers else None
 
 
 class GrowingCache(StructureRule):
-    """Copies of all that was kept before: concatenations that grow, and caches whose rows change their places."""
+    """Copies of a whole cache: growing concatenations, reordered caches, rolled histories."""
 
     id = "growing-cache"
     question = "Is a whole cache copied in order to append to it?"
@@ -255,16 +255,16 @@ class GrowingCache(StructureRule):
         "histories of fixed length that are joined anew or rolled"
     )
     raised_when = (
-        "without training, concatenations grow from step to step, or they, or gathers of rows, occur with each "
-        "attention of a decoder and take far longer than what is done with one token; or sixteen concatenations of a "
-        "step or more get longer in turn; or eight or more of one size take 15 % of the busy time; or torch.roll takes "
-        "that much, in training as well; and it costs 2 %"
+        "in inference, concatenations grow from step to step; or concatenations or gathers of rows occur with each "
+        "attention of a decoder and take far longer than the work on one token; or at least sixteen concatenations of "
+        "a step get longer in turn; or at least eight of one size take 15 % of the busy time; or, also in training, "
+        "torch.roll takes that much; and it costs 2 %"
     )
     claimed = "these copies"
     headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
     title = "A cache is extended by concatenation, which copies all of it in every step"
     reordered_title: ClassVar = "A cache is reordered by copying all of it for each token, as beam search does"
-    appended_title: ClassVar = "Results are appended by concatenation, which copies all that there are each time"
+    appended_title: ClassVar = "Results are appended by concatenation, which copies all earlier ones each time"
     rolled_title: ClassVar = "A history of fixed length is joined anew in each turn, which copies all of it"
     shifted_title: ClassVar = "A buffer is shifted by torch.roll, which copies all of it to make room for new rows"
     shifted_headline: ClassVar = "Limited by torch.roll: {share} of the time goes into copying a whole buffer"
@@ -287,19 +287,18 @@ class GrowingCache(StructureRule):
     least_per_step = Limit(4, "A network with a few layers concatenates the keys and values of each.")
     longer = Limit(
         10,
-        "A cache of a thousand tokens is a thousand times as large as what one token adds; passes over the "
-        "addition are short.",
+        "A cache of a thousand tokens is a thousand times as large as the addition of one token, whose passes are "
+        "short.",
     )
     saved_share = Limit(
         0.92,
-        "One token is written instead of copying all of them, a thousandth; but attention reads a cache of fixed "
-        "size in its full length, or through a view. Programs timed with and without it saved between 0.87 of the "
-        "copies and all of them.",
+        "One token, a thousandth of all, is written; but attention reads a cache of fixed size in its full length, or "
+        "through a view. Programs timed with and without the copies saved between 0.87 of them and all of them.",
     )
     least_growth = Limit(0.0005, "Above noise: a cache of 2,000 tokens grows by this much per step.")
 
-    least_appended = Limit(16, "Fewer concatenations of a step may have any lengths, and rise by chance.")
-    rank_correlation = Limit(0.9, "Of their lengths with their order: that of copies of all that there are is near 1.")
+    least_appended = Limit(16, "Fewer concatenations of a step may get longer by chance.")
+    rank_correlation = Limit(0.9, "Between the durations of the copies and their order; near 1 if all is copied.")
 
     least_turns = Limit(8, "Turns of a step that make the same concatenation: a network has few of one size.")
     least_rolled_share = Limit(
@@ -307,32 +306,32 @@ class GrowingCache(StructureRule):
         "Of the busy time: networks that join branches spend less in joining one size, and networks with shifted "
         "windows spend 0.05 in torch.roll.",
     )
-    most_new_share = Limit(0.25, "Of what is joined, all but the largest part: where two halves meet, neither is kept.")
+    most_new_share = Limit(0.25, "All but the largest part, of the joined tensor: two equal halves are no history.")
 
     def share(self, facts: Facts) -> Float64s:
-        """The concatenations, if they grow; gathers of whole caches."""
+        """Share saved of concatenations and gathers that copy a whole cache."""
         joined, gathers, _ = self._copies(facts)
-        found = joined | gathers
-        # Of most programs none, which takes no room.
-        return np.where(found, float(self.saved_share), 0.0) if found.any() else np.broadcast_to(0.0, len(found))
+        copies = joined | gathers
+        # Most programs have none, and broadcasting takes no memory.
+        return np.where(copies, float(self.saved_share), 0.0) if copies.any() else np.broadcast_to(0.0, len(copies))
 
     @remembered
     def _copies(self, facts: Facts) -> tuple[Bools, Bools, str]:
-        """Which concatenations copy what was kept, which gathers do, and what the former are about, as a title."""
+        """Concatenations and gathers that copy a whole cache, and the title for the concatenations."""
         program = facts.program
-        mine, nothing = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
+        joins, nothing = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
         shifts = program.marked("rolling")
         if time_of(program, shifts) >= self.least_rolled_share * facts.busy_ns:
             return shifts, nothing, self.shifted_title
-        # Who trains keeps no cache: what is concatenated there are halves of a rotary embedding, and the like.
+        # Training keeps no cache: its concatenations are those of rotary embeddings and the like.
         if facts.trains:
             return nothing, nothing, ""
-        many = mine.sum() >= self.least_per_step * facts.steps
-        pairs, gathers = (self._with_each_attention(facts, which) for which in (mine, self._gathers(facts)))
+        many = joins.sum() >= self.least_per_step * facts.steps
+        pairs, gathers = (self._with_each_attention(facts, which) for which in (joins, self._gathers(facts)))
         attention = self._attention(facts).any()
-        grown = self._growth(facts, mine) if many and attention else None
-        if pairs.any() or (grown is not None and grown >= self.least_growth):
-            return (pairs if pairs.any() else mine), gathers, ""
+        growth = self._growth(facts, joins) if many and attention else None
+        if pairs.any() or (growth is not None and growth >= self.least_growth):
+            return (pairs if pairs.any() else joins), gathers, ""
         appended = self._appended(facts)
         if appended.any():
             return appended, gathers, "" if attention else self.appended_title
@@ -345,63 +344,63 @@ class GrowingCache(StructureRule):
         program = facts.program
         return np.asarray(program.labelled("gather-scatter") & ~program.marked("adding-rows"), dtype=np.bool_)
 
-    def _with_each_attention(self, facts: Facts, mine: Bools) -> Bools:
-        """Those of these that take far longer than what is done with one token, if each attention has a pair."""
+    def _with_each_attention(self, facts: Facts, which: Bools) -> Bools:
+        """Those of these that take far longer than the work on one token, if each attention has a pair of them."""
         program, attention = facts.program, self._attention(facts)
         others = program.labelled(*PASSES) & ~program.marked("concatenation")
-        if not attention.any() or not others.any() or mine.sum() < self.least_per_step * facts.steps:
-            return np.zeros_like(mine)
-        long = mine & (program.own_ns >= self.longer * float(np.median(program.own_ns[others])))
-        return long if long.sum() >= 1.5 * attention.sum() else np.zeros_like(mine)
+        if not attention.any() or not others.any() or which.sum() < self.least_per_step * facts.steps:
+            return np.zeros_like(which)
+        long = which & (program.own_ns >= self.longer * float(np.median(program.own_ns[others])))
+        return long if long.sum() >= 1.5 * attention.sum() else np.zeros_like(which)
 
     @remembered
     def _appended(self, facts: Facts) -> Bools:
         """Concatenations of each step that get longer from the first to the last."""
         program = facts.program
-        mine, found = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
-        for rows in program.by_step() if mine.any() else ():
-            row = rows[mine[rows]]
-            if len(row) < self.least_appended:
+        joins, appended = program.marked("concatenation"), np.zeros(facts.work.height, dtype=np.bool_)
+        for rows in program.by_step() if joins.any() else ():
+            of_step = rows[joins[rows]]
+            if len(of_step) < self.least_appended:
                 continue
-            lengths = program.own_ns[row]
-            quarter = len(row) // 4
-            rank = np.argsort(np.argsort(lengths, kind="stable"))
-            along = float(np.corrcoef(np.arange(len(row)), rank)[0, 1])
-            if along >= self.rank_correlation and np.median(lengths[-quarter:]) >= 2 * np.median(lengths[:quarter]):
-                found[row] = True
-        return found
+            time = program.own_ns[of_step]
+            quarter = len(of_step) // 4
+            rank = np.argsort(np.argsort(time, kind="stable"))
+            correlation = float(np.corrcoef(np.arange(len(of_step)), rank)[0, 1])
+            if correlation >= self.rank_correlation and np.median(time[-quarter:]) >= 2 * np.median(time[:quarter]):
+                appended[of_step] = True
+        return appended
 
     @remembered
     def _rolled(self, facts: Facts) -> Bools:
-        """Concatenations of one size that turns of a step repeat: a history that loses as much as it gains.
+        """Concatenations of one size that turns of a step repeat: a history of fixed length.
 
-        Where shapes are recorded, one part has to be far larger than what is joined to it.
+        With recorded shapes, one part has to be far larger than the others.
         """
-        program, found = facts.program, np.zeros(facts.work.height, dtype=np.bool_)
+        program, rolled = facts.program, np.zeros(facts.work.height, dtype=np.bool_)
         rows = np.flatnonzero(program.marked("concatenation"))
         keys = program.launched_as(rows)
         shapes = program.shapes()
         for key in np.unique(keys):
-            mine = rows[keys == key]
-            enough = time_of(program, mine) >= self.least_rolled_share * facts.busy_ns
-            if not enough or len(mine) < self.least_turns * facts.steps:
+            equal = rows[keys == key]
+            enough = time_of(program, equal) >= self.least_rolled_share * facts.busy_ns
+            if not enough or len(equal) < self.least_turns * facts.steps:
                 continue
-            told = [_new_share(text) for text in shapes.gather(mine).drop_nulls().unique().to_list()]
-            found[mine] = all(share is None or share <= self.most_new_share for share in told)
-        return found
+            new_shares = [_new_share(text) for text in shapes.gather(equal).drop_nulls().unique().to_list()]
+            rolled[equal] = all(share is None or share <= self.most_new_share for share in new_shares)
+        return rolled
 
-    def _removable_ns(self, facts: Facts, mine: Bools) -> int:
+    def _removable_ns(self, facts: Facts, copies: Bools) -> int:
         """The copies, all pauses (a fixed size can be replayed from a graph), and half of the other passes."""
-        beside = facts.program.labelled(*PASSES) & ~mine
-        return time_of(facts.program, mine) + facts.idle_ns + time_of(facts.program, beside) // 2
+        other_passes = facts.program.labelled(*PASSES) & ~copies
+        return time_of(facts.program, copies) + facts.idle_ns + time_of(facts.program, other_passes) // 2
 
-    def _growth(self, facts: Facts, mine: Bools) -> float | None:
-        """Growth of their time in a step, as a share of it; None where there are too few."""
-        if facts.steps < 3 or mine.sum() < self.least_per_step * facts.steps:
+    def _growth(self, facts: Facts, copies: Bools) -> float | None:
+        """Growth of their time from step to step, as a share of it; None if there are too few or they do not grow."""
+        if facts.steps < 3 or copies.sum() < self.least_per_step * facts.steps:
             return None
         program = facts.program
-        steps = np.unique(program.step[mine])
-        rows = np.flatnonzero(mine)
+        steps = np.unique(program.step[copies])
+        rows = np.flatnonzero(copies)
         grid, own, step_of = np.nan_to_num(program.blocks(rows)), program.own_ns[rows], program.step[rows]
         sums = np.array([own[step_of == step].sum() for step in steps], dtype=np.float64)
         blocks = np.array([grid[step_of == step].sum() for step in steps])
@@ -413,21 +412,21 @@ class GrowingCache(StructureRule):
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
-        mine = claims.of_work(self.id).to_numpy() > 0
-        joined, gathers, about = self._copies(facts)
-        gathered = time_of(facts.program, mine & gathers) > time_of(facts.program, mine & joined)
-        appended = not gathered and about == self.appended_title
-        rolled = not gathered and about in (self.rolled_title, self.shifted_title)
+        claimed = claims.of_work(self.id).to_numpy() > 0
+        joined, gathers, title = self._copies(facts)
+        gathered = time_of(facts.program, claimed & gathers) > time_of(facts.program, claimed & joined)
+        appended = not gathered and title == self.appended_title
+        rolled = not gathered and title in (self.rolled_title, self.shifted_title)
         return self.seen(
             facts,
             claims,
-            title=self.reordered_title if gathered else about,
-            confidence="medium" if about == self.rolled_title and facts.program.shapes().is_null().all() else "high",
+            title=self.reordered_title if gathered else title,
+            confidence="medium" if title == self.rolled_title and facts.program.shapes().is_null().all() else "high",
             evidence={
-                "concatenations_per_step": int(mine.sum()) / facts.steps,
-                "growth_per_step": self._growth(facts, mine),
+                "concatenations_per_step": int(claimed.sum()) / facts.steps,
+                "growth_per_step": self._growth(facts, claimed),
             },
-            bound_ns=self._removable_ns(facts, mine),
+            bound_ns=self._removable_ns(facts, claimed),
             remedies=_COLLECTED
             if appended
             else _RING

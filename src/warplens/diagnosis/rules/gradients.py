@@ -1,4 +1,4 @@
-"""Gradients that no optimizer takes: backward work for weights that stay as they are."""
+"""Rule for gradients that no optimizer takes: backward work for weights that never change."""
 
 from __future__ import annotations
 
@@ -28,39 +28,38 @@ from warplens.diagnosis.structure import (
     passes_over_one_graph,
     time_of,
 )
-from warplens.profile.schema import Float64s, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
-#: How PyTorch names autograd's node that hands a gradient to its parameter, and the passes of its optimizers.
+#: PyTorch's name of autograd's node that hands a gradient to its parameter.
 _ACCUMULATES: Final = "torch::autograd::AccumulateGrad"
+#: Begin of PyTorch's names of optimizer passes.
 _OPTIMIZES: Final = "Optimizer.step#"
-#: Of an optimizer's time that of kernels on lists of tensors, where their blocks tell how many it goes over: what it
-#: does in other kernels may be for other gradients.
+#: Least share of an optimizer's time in kernels on lists of tensors for their blocks to show how many numbers it takes:
+#: its other kernels may work on other gradients.
 _LISTS_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, eq=False)
 class Unused:
-    """Gradients that are handed to parameters which the following passes of optimizers do not take."""
+    """Gradients handed to parameters that the following optimizer passes do not take."""
 
-    share: Float64s  #: of each piece of work, the share of its time that makes them
-    gradients: int  #: how many there are, summed over the backward passes of the window
-    numbers_share: float | None  #: of all numbers of gradients, theirs; None where sizes are not recorded
+    share: Float64s  #: share of each piece of work that makes them
+    gradients: int  #: their count, summed over the backward passes of the window
+    numbers_share: float | None  #: their numbers over those of all gradients; None if sizes are not recorded
 
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """One backward pass: begin and end of each accumulation, its gradient's size, and the share of it that is unused.
+    """One backward pass with its accumulations of gradients. Times in nanoseconds."""
 
-    `thread` is autograd's; `until` is when the host goes on with something else, `begin` when it was last seen at it.
-    """
-
-    thread: int
-    begin: int
-    until: int
+    thread: int  #: autograd's
+    begin: int  #: last other activity of the host before it
+    until: int  #: first other activity of the host after it
+    #: starts, ends: of each accumulation
     starts: Int64s
     ends: Int64s
-    numbers: Int64s
-    unused: Float64s
+    numbers: Int64s  #: size of each gradient
+    unused: Float64s  #: share of gradients of that size that no optimizer takes
 
 
 class UnusedGradients(StructureRule):
@@ -68,20 +67,20 @@ class UnusedGradients(StructureRule):
 
     id = "unused-gradients"
     model = "products"
-    question = "Does the backward pass work out gradients that no optimizer takes?"
+    question = "Does the backward pass compute gradients that no optimizer takes?"
     limiter = "gradients that no optimizer takes"
     cause = "gradients of weights that no optimizer changes: a frozen part that is run with gradients, a missing detach"
     raised_when = (
-        "in a trace with shapes, a tenth of the gradients or more, and of their numbers, is handed to parameters that "
-        "the following passes of the optimizers do not take; without shapes, each backward pass adds its gradients to "
-        "those of the last step, down to the biases, or those of a part of the network; and it costs 2 %"
+        "in a trace with shapes, at least a tenth of the gradients, and of their numbers, is handed to parameters that "
+        "the following optimizer passes do not take; without shapes, each backward pass adds all its gradients, or "
+        "those of a part of the network, to those of the last step; and it costs 2 %"
     )
     claimed = (
-        "backward work behind the last gradient that is taken; before it, half of the products of the others; where "
-        "sizes do not tell which are taken, the pass in proportion to the numbers; the pauses while the host issues it"
+        "backward work after the last gradient that is taken; before it, half of the products of the others; if sizes "
+        "do not show which are taken, the pass in proportion to the numbers; the pauses while the host issues it"
     )
     headline = "Limited by gradients that nothing uses: {share} of the time goes into gradients that no optimizer takes"
-    title = "The backward pass works out gradients that no optimizer takes"
+    title = "The backward pass computes gradients that no optimizer takes"
     evidence: ClassVar = {
         "unused_gradients_per_step": "gradients handed to parameters that no optimizer takes",
         "unused_numbers_share": "their numbers, of those of all gradients",
@@ -94,31 +93,31 @@ class UnusedGradients(StructureRule):
     small_threads = Limit(16_384, "Biases and norms have up to some ten thousand numbers; activations, millions.")
     least_small = Limit(16, "A few small sums may be those of a loss.")
     least_products = Limit(4, "A backward pass of fewer products is that of a head or a loss.")
-    weights_share = Limit(0.25, "Weights for each small gradient: a norm has two of these, a product's bias one.")
+    weights_share = Limit(0.25, "Weights per small gradient: a norm has two small gradients, a product's bias one.")
     most_added_share = Limit(
-        1.25, "Each gradient is added once: parts that a loop uses many times add theirs as often."
+        1.25, "Each gradient is added once; parts that a loop uses many times add theirs many times."
     )
     added_share = Limit(
         0.6,
-        "Of small gradients and the passes that make them: one of each for a bias, two for the three passes of a norm. "
-        "Where every part is used twice, half are added.",
+        "Small gradients added, over passes that make them: one of one for a bias, two of three for a norm. If every "
+        "part is used twice, half are added.",
     )
-    least_added = Limit(4, "Of weights, and of biases or norms: one of either may be a part that is used twice.")
+    least_added = Limit(4, "Weights, and biases or norms, that are added: a single one may be a part used twice.")
     product_share = Limit(
-        0.5, "Of two products of a layer's backward pass one makes the gradient of its weight, one that of its input."
+        0.5, "A layer's backward pass has two products, one for the gradient of its weight, one for that of its input."
     )
 
     def needless(self, finding: Finding) -> bool:
-        """That is what it is about."""
+        """True: nothing uses the results."""
         return True
 
     def share(self, facts: Facts) -> Float64s:
-        """The work that makes them."""
+        """Share of the work that makes unused gradients."""
         found = self._unused(facts)
         return np.zeros(facts.work.height) if found is None else found.share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """The pauses before that work, and of all others as much as a host without it would be ahead by."""
+        """The pauses before that work, and the share of all others that go away as the host gets ahead."""
         share = self.share(facts)
         if not share.any():
             return None
@@ -127,16 +126,16 @@ class UnusedGradients(StructureRule):
     @remembered
     def _unused(self, facts: Facts) -> Unused | None:
         if facts.program.labelled("communication").any():
-            return None  # another rank's optimizer may take what this one's does not
+            return None  # another rank's optimizer may take these gradients
         passes = _passes(facts)
         if not passes:
             return self._never_cleared(facts) or self._part_never_cleared(facts)
         numbers = sum(int(each.numbers.sum()) for each in passes)
         unused = sum(float(each.numbers @ each.unused) for each in passes)
         gradients = sum(float(each.unused.sum()) for each in passes)
-        many = sum(len(each.unused) for each in passes)
-        # A single large one may be that of an input, which checkpoints ask for.
-        if not numbers or unused < self.least_share * numbers or gradients < self.least_share * many:
+        count = sum(len(each.unused) for each in passes)
+        # A single large gradient may be that of an input, which checkpoints need.
+        if not numbers or unused < self.least_share * numbers or gradients < self.least_share * count:
             return None
         launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
         product = facts.program.labelled(*PRODUCTS)
@@ -145,7 +144,7 @@ class UnusedGradients(StructureRule):
             inside = (facts.program.thread == each.thread) & (launched >= each.begin) & (launched < each.until)
             unsure = (each.unused > 0) & (each.unused < 1)
             if float(each.numbers[unsure] @ each.unused[unsure]) > float(each.numbers @ each.unused) / 2:
-                # Two parts have parameters of the same sizes: their work is as their weights.
+                # A used and an unused part have parameters of the same sizes: their work is proportional to these.
                 share[inside] = float(each.numbers @ each.unused) / max(int(each.numbers.sum()), 1)
                 continue
             taken = np.flatnonzero(each.unused < 1)
@@ -158,13 +157,13 @@ class UnusedGradients(StructureRule):
         return Unused(share, round(gradients), unused / numbers) if share.any() else None
 
     def _never_cleared(self, facts: Facts) -> Unused | None:
-        """Gradients that are added to those of the last step, where no sizes of parameters are recorded.
+        """Gradients that are added to those of the last step; for profiles without recorded sizes of parameters.
 
-        An optimizer clears what it takes, and autograd hands a cleared gradient over as it is. Only what nobody clears
-        is added to what is there, in each backward pass: also the small gradients of biases and norms, which nothing
-        else in a network is as small as. Micro-batches begin with cleared ones, and parts that are used twice add half.
-        A network that is run many times in a step adds nearly all of them, but then those of its first and its last
-        layer as often as others: a network that is run once adds some gradient of a size that no other has.
+        The owner of an optimizer clears the gradients that it takes, and autograd hands over the first gradient after
+        clearing without an addition. Only gradients that nobody clears are added in each backward pass, including the
+        small ones of biases and norms, the smallest tensors of a network. Micro-batches begin with cleared gradients,
+        and parts that are used twice add half of theirs. A network that is run many times in a step adds nearly all,
+        but then each equally often: one that is run once adds some gradient of a size that no other has.
         """
         program, backward = facts.program, backward_work(facts)
         adds, small = program.marked("adding") & backward, program.labelled("reduction", "normalization") & backward
@@ -172,43 +171,48 @@ class UnusedGradients(StructureRule):
         if not adds.any() or not program.labelled("optimizer").any() or passes_over_one_graph(facts)[0].any():
             return None
         if PerExpertLoop().share(facts).any():
-            return None  # what a loop does to parts of stacked weights is added up for all of them
+            return None  # a loop over parts of stacked weights adds the gradients of all parts
         threads = np.zeros(len(adds))
         threads[adds] = program.threads(np.flatnonzero(adds))
         tiny = adds & (threads <= self.small_threads)
         cleared = (program.marked("filling") | program.marked("clearing")) & ~backward
         for rows in program.by_step():
-            held = rows[backward[rows] | program.labelled(*PRODUCTS)[rows]]
-            edges = np.flatnonzero(np.diff(backward[held].astype(np.int8), prepend=0, append=0))
-            parts = [held[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
-            parts = [part for part in parts if program.labelled(*PRODUCTS)[part].sum() >= self.least_products]
+            parts = self._backward_parts(program, rows, backward)
             if not parts or cleared[rows].sum() > tiny[rows].sum() / 2:
                 return None
             for part in parts:
-                at = np.flatnonzero(tiny[part])
+                places = np.flatnonzero(tiny[part])
                 made = int(small[part].sum())
-                if not max(self.least_small, self.added_share * made) <= len(at) <= self.most_added_share * made:
+                if not max(self.least_small, self.added_share * made) <= len(places) <= self.most_added_share * made:
                     return None
                 large = int((adds[part] & ~tiny[part]).sum())
-                if large < self.weights_share * len(at) or len(np.unique(threads[part[at]])) < 2:
-                    return None  # sums of activations are of one size
+                if large < self.weights_share * len(places) or len(np.unique(threads[part[places]])) < 2:
+                    return None  # sums of activations have a single size
                 if np.unique(threads[part[adds[part]]], return_counts=True)[1].min() > 1:
                     return None  # each is added several times: the part is run several times
-                share[part[at[0] :]] = 1.0
-                added, seen = added + int(adds[part].sum()), seen + len(at)
+                share[part[places[0] :]] = 1.0
+                added, seen = added + int(adds[part].sum()), seen + len(places)
         return Unused(share, added, None) if seen else None
 
-    def _part_never_cleared(self, facts: Facts) -> Unused | None:
-        """The same of a part of a network under autocast, such as what a perceptual loss looks through.
+    def _backward_parts(self, program: Program, rows: Int64s, backward: Bools) -> list[Int64s]:
+        """The backward work of a step, split where forward products lie between; parts with few products left out."""
+        products = program.labelled(*PRODUCTS)
+        rows = rows[backward[rows] | products[rows]]
+        edges = np.flatnonzero(np.diff(backward[rows].astype(np.int8), prepend=0, append=0))
+        parts = (rows[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True))
+        return [part for part in parts if products[part].sum() >= self.least_products]
 
-        Autocast narrows each weight once, so its gradient is widened once, and handed over. Where all of a part are
-        added to what is there, as wide as weights that were narrowed are, nobody clears them. What has not been cleared
-        when the first backward pass of a step begins was cleared by no optimizer, unless by filling it with zeros. Of
-        weights that are narrowed each time that they are used, the first gradient is not added; where the loss has a
-        term of the weights, as wide gradients of that are computed in the same pass.
+    def _part_never_cleared(self, facts: Facts) -> Unused | None:
+        """Never cleared gradients of a part of a network under autocast, such as the network of a perceptual loss.
+
+        Autocast narrows each weight once per step, so its gradient is widened once and handed over. If all gradients of
+        a part are added, with the size of narrowed weights, nobody clears them: gradients that are not cleared before
+        the first backward pass of a step are cleared by no optimizer, except by filling them with zeros. If a weight is
+        narrowed at each use, its first gradient is not added. If the loss has a term of the weights, gradients of the
+        same size are computed in the same pass.
         """
         program, backward = facts.program, backward_work(facts)
-        products, casts = program.labelled(*PRODUCTS), program.labelled("copy-cast")
+        casts = program.labelled("copy-cast")
         adds = program.marked("adding-floats") & backward
         share, added = np.zeros(facts.work.height), 0
         if not adds.any() or not program.labelled("optimizer").any():
@@ -219,47 +223,44 @@ class UnusedGradients(StructureRule):
         for rows in program.by_step():
             if not program.labelled("optimizer")[rows].any():
                 return None
-            held = rows[backward[rows] | products[rows]]
-            edges = np.flatnonzero(np.diff(backward[held].astype(np.int8), prepend=0, append=0))
-            parts = [held[begin:end] for begin, end in zip(edges[::2], edges[1::2], strict=True)]
             narrowed = np.unique(program.blocks(rows[(program.marked("narrowing") & ~backward)[rows]]))
-            for part in (each for each in parts if products[each].sum() >= self.least_products):
-                at = np.flatnonzero(adds[part] & np.r_[False, casts[part][:-1]])
-                at = at[np.isin(program.blocks(part[at]), narrowed)]
-                tiny = program.threads(part[at]) <= self.small_threads
+            for part in self._backward_parts(program, rows, backward):
+                places = np.flatnonzero(adds[part] & np.r_[False, casts[part][:-1]])
+                places = places[np.isin(program.blocks(part[places]), narrowed)]
+                tiny = program.threads(part[places]) <= self.small_threads
                 if min(tiny.sum(), (~tiny).sum()) < self.least_added or cleared[rows].any():
                     break  # the first pass begins with cleared gradients
-                if longest(filled[rows]) > len(at) / 2:
-                    break  # one after the other
-                sizes, times = np.unique(program.launched_as(part[at - 1][~tiny]), return_counts=True)
+                if longest(filled[rows]) > len(places) / 2:
+                    break  # gradients are filled with zeros one after the other
+                sizes, times = np.unique(program.launched_as(part[places - 1][~tiny]), return_counts=True)
                 widened = program.launched_as(part[casts[part]])
                 if 2 * sum(times < (widened[:, None] == sizes).sum(axis=0)) > len(sizes):
-                    break  # others are as large, and not added
-                wide = np.unique(program.blocks(part[at][~tiny]))
+                    break  # other gradients of these sizes are not added
+                wide = np.unique(program.blocks(part[places][~tiny]))
                 if 2 * np.isin(wide, program.blocks(part[computed[part]])).sum() > len(wide):
                     break  # a second term of the loss, such as a penalty of the weights, has gradients as well
-                self._take(program, part, at, share)
-                added += len(at)
+                self._set_share(program, part, places, share)
+                added += len(places)
         return Unused(share, added, None) if added else None
 
-    def _take(self, program: Program, part: Int64s, at: Int64s, share: Float64s) -> None:
-        """Writes what of a backward pass nobody needs who adds no gradients at these places of it."""
+    def _set_share(self, program: Program, part: Int64s, places: Int64s, share: Float64s) -> None:
+        """Sets the share of a backward pass that is unused if the gradients added at these places of it are."""
         products, casts = program.labelled(*PRODUCTS), program.labelled("copy-cast")
         making = program.marked("weight-gradient") | program.labelled("reduction")
-        before = np.flatnonzero(products[part][: at[0]])
+        before = np.flatnonzero(products[part][: places[0]])
         begin = int(before[-2:][0]) if len(before) else 0
-        names = np.isin(program.name_codes[part], np.unique(program.name_codes[part[at - 1]]))
-        if not (names & casts[part])[at[-1] + 1 :].any():
-            share[part[begin:]] = 1.0  # nothing behind it is handed to anybody else
+        names = np.isin(program.name_codes[part], np.unique(program.name_codes[part[places - 1]]))
+        if not (names & casts[part])[places[-1] + 1 :].any():
+            share[part[begin:]] = 1.0  # no other gradient is handed over after them
             return
-        mine, ahead = part[begin : at[-1] + 1], part[:begin]
-        named = making[mine] & products[mine]
-        share[mine[products[mine]]] = 0.0 if named.any() else self.product_share
-        share[mine[making[mine]]] = 1.0
-        # Where it is run on several inputs, the sum of all is handed over behind the last of them.
-        codes = program.launched_as(mine[making[mine]])
-        share[ahead[making[ahead] & np.isin(program.launched_as(ahead), codes)]] = 1.0
-        share[part[np.r_[at, at - 1]]] = 1.0
+        unused, earlier = part[begin : places[-1] + 1], part[:begin]
+        weight_gradients = making[unused] & products[unused]
+        share[unused[products[unused]]] = 0.0 if weight_gradients.any() else self.product_share
+        share[unused[making[unused]]] = 1.0
+        # A part that is run on several inputs hands over the sum of all gradients after the last input.
+        codes = program.launched_as(unused[making[unused]])
+        share[earlier[making[earlier] & np.isin(program.launched_as(earlier), codes)]] = 1.0
+        share[part[np.r_[places, places - 1]]] = 1.0
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
@@ -279,13 +280,13 @@ class UnusedGradients(StructureRule):
                 Remedy(
                     "Run what is not trained without gradients",
                     "with torch.no_grad(): features = backbone(x)  # a frozen backbone, a teacher, a reference model\n"
-                    "critic(fake.detach())  # where the part before it is not trained by this loss\n"
-                    "backbone.requires_grad_(False)  # where gradients have to pass through it",
-                    "its backward pass goes away, and the memory that its activations take",
+                    "critic(fake.detach())  # if this loss does not train the part before it\n"
+                    "backbone.requires_grad_(False)  # if gradients have to pass through it",
+                    "its backward pass goes away, and the memory of its activations",
                 ),
                 Remedy(
                     "Or train it",
-                    "# if these weights were meant to be trained, the optimizer lacks them:\n"
+                    "# if these weights should be trained, the optimizer lacks them:\n"
                     "taken = {id(p) for group in optimizer.param_groups for p in group['params']}\n"
                     "[name for name, p in model.named_parameters() if p.grad is not None and id(p) not in taken]",
                     "the same time, and weights that change",
@@ -295,7 +296,7 @@ class UnusedGradients(StructureRule):
 
 
 def _passes(facts: Facts) -> list[_Pass]:
-    """The backward passes of the window that passes of optimizers follow; none where shapes were not recorded."""
+    """The backward passes of the window that are followed by optimizer passes; none if shapes were not recorded."""
     trace, window = facts.timeline.trace, facts.window
     if not trace.operators.height or trace.operators["input_shapes"].null_count() == trace.operators.height:
         return []
@@ -316,31 +317,31 @@ def _passes(facts: Facts) -> list[_Pass]:
     main = operators.filter((pl.col("thread") == thread) & pl.col("name").str.starts_with("aten::"))
     elsewhere = np.sort(np.r_[main["start_ns"].to_numpy(), optimizing["start_ns"].to_numpy()])
     starts, ends, threads = (handed[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
-    # While a backward pass runs, the thread that asked for it does nothing.
-    place = np.searchsorted(elsewhere, starts)
-    edges = np.r_[0, np.flatnonzero(np.diff(place)) + 1, len(starts)]
-    sizes = [first_shape(text) for text in handed["shapes"].to_list()]
-    begun = optimizing["start_ns"].to_numpy()
-    edges_of = list(optimizing.select("start_ns", "end_ns").iter_rows())
-    taken_by = [_taken(main, begin, end) for begin, end in edges_of]
-    blocks_by = [_blocks_taken(facts, begin, end) for begin, end in edges_of]
-    found = []
+    # While a backward pass runs, the thread that called it does nothing else.
+    next_elsewhere = np.searchsorted(elsewhere, starts)
+    edges = np.r_[0, np.flatnonzero(np.diff(next_elsewhere)) + 1, len(starts)]
+    shapes_handed = [first_shape(text) for text in handed["shapes"].to_list()]
+    optimizer_starts = optimizing["start_ns"].to_numpy()
+    optimizer_passes = list(optimizing.select("start_ns", "end_ns").iter_rows())
+    taken_by = [_taken(main, begin, end) for begin, end in optimizer_passes]
+    blocks_by = [_blocks_taken(facts, begin, end) for begin, end in optimizer_passes]
+    passes = []
     for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        group = _following(begun, int(starts[first]), starts[edges[:-1]])
-        taken = sum((taken_by[index] for index in group), Counter[tuple[int, ...]]())
-        mine = sizes[first:stop]
-        counts = Counter(mine)
-        numbers = np.array([math.prod(shape) for shape in mine], dtype=np.int64)
-        blocks = sum(blocks_by[index] for index in group)
+        following = _following(optimizer_starts, int(starts[first]), starts[edges[:-1]])
+        taken = sum((taken_by[index] for index in following), Counter[tuple[int, ...]]())
+        shapes_of_pass = shapes_handed[first:stop]
+        counts = Counter(shapes_of_pass)
+        numbers = np.array([math.prod(shape) for shape in shapes_of_pass], dtype=np.int64)
+        blocks = sum(blocks_by[index] for index in following)
         if any(shape in taken for shape in counts):
-            unused = np.array([max(1 - taken[shape] / counts[shape], 0.0) for shape in mine])
+            unused = np.array([max(1 - taken[shape] / counts[shape], 0.0) for shape in shapes_of_pass])
         elif blocks:
-            # The sizes of lists were not recorded; a block goes over so many numbers of one tensor.
-            unused = np.full(len(mine), max(1 - blocks / float((-(-numbers // OF_A_BLOCK)).sum()), 0.0))
+            # The sizes of lists were not recorded; a block goes over `OF_A_BLOCK` numbers of one tensor.
+            unused = np.full(len(numbers), max(1 - blocks / float((-(-numbers // OF_A_BLOCK)).sum()), 0.0))
         else:
-            continue  # an optimizer of flat copies, or none that was recorded
-        before, after = place[first] - 1, place[first]
-        found.append(
+            continue  # an optimizer of flat copies, or one that was not recorded
+        before, after = next_elsewhere[first] - 1, next_elsewhere[first]
+        passes.append(
             _Pass(
                 int(threads[first]),
                 int(elsewhere[before]) if before >= 0 else window.start_ns,
@@ -351,40 +352,40 @@ def _passes(facts: Facts) -> list[_Pass]:
                 unused,
             )
         )
-    return found
+    return passes
 
 
-def _following(begun: Int64s, start: int, passes: Int64s) -> Sequence[int]:
-    """The passes of optimizers that come after a backward pass and before the next one that begins behind them."""
-    first = int(np.searchsorted(begun, start))
-    if first >= len(begun):
+def _following(optimizer_starts: Int64s, start: int, passes: Int64s) -> Sequence[int]:
+    """The optimizer passes after a backward pass and before the next backward pass that begins after them."""
+    first = int(np.searchsorted(optimizer_starts, start))
+    if first >= len(optimizer_starts):
         return ()
-    later = passes[passes > begun[first]]
-    stop = int(np.searchsorted(begun, later[0])) if len(later) else len(begun)
+    later = passes[passes > optimizer_starts[first]]
+    stop = int(np.searchsorted(optimizer_starts, later[0])) if len(later) else len(optimizer_starts)
     return range(first, stop)
 
 
 def _taken(operators: pl.DataFrame, begin: int, end: int) -> Counter[tuple[int, ...]]:
-    """The sizes of the tensors that one pass of an optimizer goes over: of each, as often as its commonest operator."""
-    found: dict[str, Counter[tuple[int, ...]]] = {}
-    mine = operators.filter(pl.col("start_ns").is_between(begin, end, closed="left"))
-    for name, text, count in mine.group_by("name", "shapes").len().drop_nulls().iter_rows():
+    """Shapes of the tensors that one optimizer pass takes, each counted as often as in its commonest operator."""
+    by_name: dict[str, Counter[tuple[int, ...]]] = {}
+    inside = operators.filter(pl.col("start_ns").is_between(begin, end, closed="left"))
+    for name, text, count in inside.group_by("name", "shapes").len().drop_nulls().iter_rows():
         first = json.loads(text)[:1]
         if not first or not isinstance(first[0], list):
             continue
         tensors = first[0] if any(isinstance(part, list) for part in first[0]) else [first[0]]
         for shape in tensors:
-            found.setdefault(name, Counter())[tuple(shape)] += count
+            by_name.setdefault(name, Counter())[tuple(shape)] += count
     taken: Counter[tuple[int, ...]] = Counter()
-    for counts in found.values():
+    for counts in by_name.values():
         taken |= counts
     return taken
 
 
 def _blocks_taken(facts: Facts, begin: int, end: int) -> float:
-    """Blocks of the tensors that a pass of an optimizer goes over in kernels on lists; 0 where others do its work.
+    """Blocks of the tensors that an optimizer pass takes in kernels on lists; 0 if other kernels do its work.
 
-    A fused optimizer goes over each tensor once, others do in each of their operations.
+    A fused optimizer goes over each tensor once, others once per operation.
     """
     program = facts.program
     launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()

@@ -1,4 +1,4 @@
-"""What the host does while the GPU waits: launching, waiting, something else, copies, allocation, communication."""
+"""Rules for idle time that the host causes: launches, synchronization, copies over the link, allocation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.frames import number, once
@@ -46,7 +45,7 @@ HOST_COPIES: Final = ("host-to-device", "device-to-host")
 
 
 def _copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
-    """The copies over the link: those that read a few bytes back, all others, or both."""
+    """Rows of copies over the link: read-backs of a few bytes, all others, or both (None)."""
     rows = _link_copies(facts)
     if read_back is None:
         return rows
@@ -66,14 +65,13 @@ def _fetches(facts: Facts) -> Bools:
     return fetches
 
 
-def _all_of(facts: Facts, rows: Int64s) -> Float64s:
-    """1 for this work."""
+def _ones_at(facts: Facts, rows: Int64s) -> Float64s:
     share = np.zeros(facts.work.height)
     share[rows] = 1.0
     return share
 
 
-#: Where CUDA graphs are what the GPU waits for.
+#: For idle time before launches of CUDA graphs.
 _FROM_GRAPHS: Final = (
     Remedy(
         "Launch the next graph before this one has finished",
@@ -88,52 +86,48 @@ _FROM_GRAPHS: Final = (
 )
 
 
-def _passes_ns(facts: Facts) -> int:
-    """Time of kernels that only pass over memory."""
-    return facts.own_ns_having("label", *PASSES)
-
-
-#: Where a step's launches are mostly those of one loop.
+#: For steps whose launches mostly come from one loop.
 _ALL_TURNS: Final = Remedy(
     "Do the work of all turns at once",
-    "# one operation over the whole tensor in place of a loop over its rows, times, classes or words:\n"
+    "# one operation over the whole tensor instead of a loop over its rows, times, classes or words:\n"
     "# broadcasting, torch.where, cumsum, a product with a matrix of factors, torch.vmap, one gather for all\n"
-    "# where a turn needs the last one: torch.compile(loop), or one kernel for the recurrence (a scan)",
-    f"{GAIN}: the launches of one turn in place of all",
+    "# if a turn needs the result of the last: torch.compile(loop), or one kernel for the recurrence (a scan)",
+    f"{GAIN}: the launches of one turn instead of all",
 )
 
 
-#: Where a recurrent network is launched a time step at a time.
+#: For recurrent networks that are launched one time step at a time.
 _ONE_RECURRENCE: Final = Remedy(
     "Run the whole recurrence in one call",
-    "y, state = nn.LSTM(width, width, layers, batch_first=True)(x)  # in place of nn.LSTMCell in a loop\n"
+    "y, state = nn.LSTM(width, width, layers, batch_first=True)(x)  # instead of nn.LSTMCell in a loop\n"
     "# torch.backends.cudnn.enabled = True, inputs and weights in one format, nothing between the time steps\n"
-    "# where a time step needs what another network made of the last: a CUDA graph of the loop",
-    f"{GAIN}: cuDNN issues the time steps without the framework's work between them, and fuses what is not a product",
+    "# if another network runs between time steps: a CUDA graph of the loop",
+    f"{GAIN}: cuDNN issues the time steps without the framework in between, and fuses all but the products",
 )
 
-#: Kernels between two cells, at most, and cells in a row, at least: fewer time steps are no loop.
-_OF_A_CELL: Final = 64
+#: Most kernels between two cells of one recurrence.
+_MOST_BETWEEN_CELLS: Final = 64
+#: Least cells of a recurrence: fewer time steps are no loop.
 _LEAST_CELLS: Final = 8
-#: Of the host's time for such a loop, what goes away with it.
-_CELLS_SAVED: Final = 0.78
+#: Share of the host's time for such a loop that one call saves.
+_CELLS_SAVED_SHARE: Final = 0.78
 
 
 @dataclass(frozen=True, eq=False)
 class _Recurrence:
     """A recurrent network that is launched one time step after another."""
 
-    time: Float64s  #: of each piece of work, the share of its time that one call for all time steps saves
-    calls: Float64s  #: of each, the share of the host's time for issuing it
-    cells: float  #: cells a step
+    time: Float64s  #: share of the time of each piece of work that one call for all time steps saves
+    calls: Float64s  #: share of the host's time for issuing each piece that goes away
+    cells: float  #: cells per step
 
 
 def _recurrence(facts: Facts) -> _Recurrence | None:
-    """The recurrence of a step; None where no cells are launched one by one.
+    """The recurrence of a step; None if no cells are launched one by one.
 
-    Copies, sums and casts between the cells go away; products and the cells' own arithmetic stay. cuDNN launches a few
-    kernels for each time step: two LSTMs in place of loops took a quarter and a fifth of the host's time (26 and 34 µs
-    a time step, forward or backward, on an H200).
+    One call removes the copies, sums and casts between cells. Products and the arithmetic of the cells stay. cuDNN
+    still launches a few kernels per time step: two LSTMs took a quarter and a fifth of the host time of their loops
+    (26 and 34 µs per time step, forward or backward, on an H200).
     """
     program, cells = facts.program, facts.program.marked("recurrent-cell")
     if cells.sum() < _LEAST_CELLS * facts.steps:
@@ -141,18 +135,18 @@ def _recurrence(facts: Facts) -> _Recurrence | None:
     inside = np.zeros(facts.work.height, dtype=np.bool_)
     for rows in program.by_step():
         places = np.flatnonzero(cells[rows])
-        for group in np.split(places, np.flatnonzero(np.diff(places) > _OF_A_CELL) + 1):
+        for group in np.split(places, np.flatnonzero(np.diff(places) > _MOST_BETWEEN_CELLS) + 1):
             if len(group) >= _LEAST_CELLS:
                 inside[rows[group[0] : group[-1] + 1]] = True
     if not inside.any():
         return None
     passes = inside & program.labelled(*PASSES) & ~cells
-    saved = np.where(inside, _CELLS_SAVED, 0.0)
-    return _Recurrence(passes.astype(np.float64), saved, float(cells.sum()) / facts.steps)
+    calls = np.where(inside, _CELLS_SAVED_SHARE, 0.0)
+    return _Recurrence(passes.astype(np.float64), calls, float(cells.sum()) / facts.steps)
 
 
 class LaunchOverhead(Rule):
-    """Idle time in which the host was between or inside launching calls, less what waits and the optimizer claim."""
+    """Idle time while the host was between or inside launching calls, less the claims of waits and the optimizer."""
 
     id = "launch-overhead"
     model = "host"
@@ -161,8 +155,8 @@ class LaunchOverhead(Rule):
     cause = "the host's launch rate: the GPU is idle because the next kernel, or CUDA graph, was not launched yet"
     raised_when = "it costs 2 %. Informational where the host is well ahead of the GPU without the profiler"
     claimed = (
-        "idle time while the host was between or inside launching calls, the GPU's own latency included. A warning "
-        "from 1.25× where the host may be ahead of the GPU without the profiler"
+        "idle time while the host was between or inside launching calls, including the GPU's own latency. A warning "
+        "from 1.25× if the host may be ahead of the GPU without the profiler"
     )
     headline = (
         "Limited by the host's launch rate: for {share} of the time the GPU had no work, because the next kernel "
@@ -176,8 +170,8 @@ class LaunchOverhead(Rule):
         **LAUNCHES_PER_STEP,
         "passes_per_step": "equal passes over different inputs, which could be one batch",
         "cells_per_step": "time steps of a recurrent network that are launched one by one",
-        "turns_per_step": "turns of a loop that launches the same few small kernels in each",
-        "launches_per_turn_factor": "launches of a turn",
+        "turns_per_step": "turns of a loop that launches the same few small kernels in each turn",
+        "launches_per_turn_factor": "launches per turn",
         "launch_interval_median_ns": "from one launch to the next on the thread that launches most",
         "launch_call_median_ns": "duration of the launching call",
         "kernel_median_ns": "duration of the kernels",
@@ -199,15 +193,13 @@ class LaunchOverhead(Rule):
 
     cells_title: ClassVar = "A recurrent network is launched one time step after another, and the GPU waits for it"
 
-    ahead_share = Limit(
-        0.8, "A host that needs at most four fifths of the GPU's time is ahead of it without the profiler."
-    )
+    ahead_share = Limit(0.8, "A host that needs at most 80 % of the GPU's time is ahead of it without the profiler.")
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.idle_ns(self.id)
         launches = facts.host.launches
-        whole = facts.phase is None
+        is_whole = facts.phase is None
         passes = passes_of_step(facts)
         graph = replayed = facts.replayed("cuda-graph") if claimed else None
         merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
@@ -219,7 +211,9 @@ class LaunchOverhead(Rule):
         one_call = facts.replayed(time=cells.time, calls=cells.calls, elsewhere=True) if cells is not None else None
         if one_call is None or (graph is not None and one_call.expected < graph.expected):
             cells = one_call = None
-        replayed = merged or at_once or one_call or graph
+        # Turns that need the result of the last turn cannot become one, but a graph can replay them.
+        in_turn = turns is not None and turns.searches and graph is not None
+        replayed = merged or (None if in_turn else at_once) or one_call or graph
         removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
         if merged is not None:
             removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
@@ -230,7 +224,7 @@ class LaunchOverhead(Rule):
             "g = torch.cuda.CUDAGraph()\n"
             "with torch.cuda.graph(g): y = model(static_x)\n"
             "static_x.copy_(x); g.replay()",
-            modelled(facts, "cuda-graph") + self._barred(facts),
+            modelled(facts, "cuda-graph") + self._obstacles(facts),
         )
         larger = Remedy(
             "Give each launch more work",
@@ -239,8 +233,8 @@ class LaunchOverhead(Rule):
             else "# a larger batch: answer several requests, or chunks of the input, in one pass",
             "the same step time for more samples, until the GPU is busy",
         )
-        # Where it is the host's pace, most kernels find the GPU waiting for them.
-        prompt = launches.prompt_share if whole else None
+        # If the host sets the pace, most kernels start at once on a waiting GPU.
+        prompt = launches.prompt_share if is_whole else None
         sure = facts.sure and (prompt is None or prompt >= 0.5)
         confidence: Confidence = "high" if sure else "medium"
         is_kernel = pl.col("kind") == "kernel"
@@ -259,19 +253,22 @@ class LaunchOverhead(Rule):
                 "cells_per_step": cells.cells if cells is not None else None,
                 "turns_per_step": turns.count if turns is not None else None,
                 "launches_per_turn_factor": turns.launches if turns is not None else None,
-                "launch_interval_median_ns": launches.interval_median_ns if whole else None,
-                "launch_call_median_ns": launches.api_median_ns if whole else None,
+                "launch_interval_median_ns": launches.interval_median_ns if is_whole else None,
+                "launch_call_median_ns": launches.api_median_ns if is_whole else None,
                 "kernel_median_ns": number(durations.median()),
-                "kernels_shorter_than_interval_share": launches.shorter_than_interval_share if whole else None,
+                "kernels_shorter_than_interval_share": launches.shorter_than_interval_share if is_whole else None,
                 "launched_onto_idle_gpu_share": prompt,
                 "host_needed_ns_per_step": facts.host_needed_ns / facts.steps,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             issuing_ns=claims.issuing_ns[self.id],
-            # Graphs take every pause away; fused kernels most passes over memory, too. One batch in place of equal
-            # passes may take no longer than one of these.
+            # Graphs remove every pause, and fused kernels most passes over memory. One batch instead of equal passes
+            # may take no longer than one of them.
             bound_ns=facts.idle_ns
-            + max(_passes_ns(facts), int(facts.program.own_ns[passes.work].sum() * passes.freed)),
+            + max(
+                facts.own_ns_having("label", *PASSES),
+                int(facts.program.own_ns[passes.work].sum() * passes.freed),
+            ),
             at_least=predicted(facts, "cuda-graph", "free-launches"),
             replayed=replayed,
             busy_ns=removed_ns,
@@ -279,7 +276,7 @@ class LaunchOverhead(Rule):
             warning=facts.thresholds.unsure_warning_ceiling
             if turns is None and facts.unprofiled_host_ns < facts.busy_ns
             else None,
-            # A loop over next to nothing stays one, however fast a launch is.
+            # A loop of tiny kernels is worth fixing however fast a launch is.
             informs=turns is None and facts.unprofiled_host_ns < self.ahead_share * facts.busy_ns,
             remedies=(
                 *((as_one_batch(passes.count),) if merged is not None else ()),
@@ -289,9 +286,10 @@ class LaunchOverhead(Rule):
             if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
             else (
                 *((as_one_batch(passes.count),) if merged is not None else ()),
-                *((_ALL_TURNS,) if turns is not None else ()),
+                *((_ALL_TURNS,) if turns is not None and not in_turn else ()),
                 *((_ONE_RECURRENCE,) if cells is not None else ()),
                 graphed if replayed is graph else bringing(graphed, graph),
+                *((bringing(_ALL_TURNS, at_once),) if in_turn else ()),
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
@@ -299,7 +297,7 @@ class LaunchOverhead(Rule):
                     "# a fused optimizer for its kernels: torch.optim.AdamW(model.parameters(), fused=True)",
                     "in proportion to the launches saved",
                 ),
-                # Where launches cost little, more work in each brings little.
+                # If launches cost little, more work in each brings little.
                 more_at_a_time(facts, larger)
                 if replayed is not None and replayed.expected >= facts.thresholds.warning_ceiling
                 else larger,
@@ -307,20 +305,20 @@ class LaunchOverhead(Rule):
         )
 
     @staticmethod
-    def _barred(facts: Facts) -> str:
-        """What has to go before a graph can hold the step: behind what it brings."""
+    def _obstacles(facts: Facts) -> str:
+        """Text after the gain of a graph: which calls must be removed before the step can be captured."""
         allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.steps
         calls = (("waits", facts.waits_inside), ("allocations", allocates))
         inside = " and ".join(name for name, seen in calls if seen)
         if not inside:
             return ""
-        return f"; no graph holds the {inside} inside this step: they go first, and their gain is counted in"
+        return f"; remove the {inside} inside this step first: no graph can capture them, and the gain includes them"
 
     def _merged(self, facts: Facts, passes: Passes) -> Gain | None:
-        """What it brings to run these passes of a step as one: launches once, kernels as long as they fill the GPU.
+        """Gain of running these passes of a step as one: one set of launches, kernels as long as they fill the GPU.
 
-        How much of what the host does beside launching comes once for each pass, and how much for each item, does not
-        show: half of it is expected to go away.
+        The profile does not show how much of the host's other work is per pass and how much per item: half of it is
+        expected to go away.
         """
         return facts.replayed(time=self._saved(facts, passes), calls=passes.calls(facts), stalls=0.5)
 
@@ -329,25 +327,25 @@ class LaunchOverhead(Rule):
         return passes.saved_share(facts, filled_share(facts))
 
 
-#: Where a loop reads back item by item.
+#: For loops that read back item by item.
 _AT_ONCE: Final = (
     Remedy(
         "Process all items at once",
         "losses = torch.stack(values).tolist()  # once, after the loop\n"
-        "# weights or torch.where over the whole batch in place of x[i][mask[i]] for each i\n"
+        "# weights or torch.where over the whole batch instead of x[i][mask[i]] for each i\n"
         "# torch._foreach_norm for norms of many tensors",
         GAIN,
     ),
 )
 
 
-#: Where each gradient is looked at.
+#: For programs that check each gradient.
 _NO_CHECKS: Final = (
     Remedy(
         "Turn the detection of anomalies off",
         "torch.autograd.set_detect_anomaly(False)  # Lightning: Trainer(detect_anomaly=False)\n"
-        "# on again for the few steps in which a NaN is looked for\n"
-        "# checks of one's own: look at the loss, or at torch.nn.utils.get_total_norm of all, once a step",
+        "# turn it on only for the few steps in which you look for a NaN\n"
+        "# checks of your own: test the loss, or torch.nn.utils.get_total_norm of all gradients, once per step",
         GAIN,
     ),
 )
@@ -356,7 +354,7 @@ _NO_CHECKS: Final = (
 class HostSync(Rule):
     """Pauses that began while the host waited for the GPU, until it had issued the next work.
 
-    One wait at the end of a step is normal; what it costs is named, but never as more than an information.
+    One wait at the end of a step is normal: its cost is reported, but only as information.
     """
 
     id = "host-sync"
@@ -368,10 +366,10 @@ class HostSync(Rule):
         "synchronization: the host lets the GPU run dry (`.item()`, `cudaStreamSynchronize`, a copy of a few bytes "
         "to the host), then refills its queue"
     )
-    raised_when = "it costs 2 %. Informational with 1.5 waits or fewer per step, where ranges mark the steps"
+    raised_when = "it costs 2 %. Informational with 1.5 waits or fewer per step, if ranges mark the steps"
     claimed = (
-        f"idle time from a wait to the next work; read-backs of up to {_SMALL_COPIES}, and loops around them that "
-        "hold no matrix product; the part of the launch pauses that a host without these waits would hide"
+        f"idle time from a wait to the next work; read-backs of up to {_SMALL_COPIES}, and loops around them without "
+        "matrix products; the part of the launch pauses that a host without these waits would hide"
     )
     headline = "Limited by synchronization: {share} of the time goes into draining the GPU's queue and refilling it"
     title = "The host waits until the GPU's queue is empty and then has to refill it"
@@ -402,102 +400,102 @@ class HostSync(Rule):
     crowded_title: ClassVar = "The host waits for the GPU after every few launches, and never gets ahead of it"
     checks_title: ClassVar = "The host reads back whether each tensor holds a NaN, as anomaly detection does"
     faster_percent = Limit(25, "A quarter of the launches belongs to operators that record no traceback.")
-    in_a_row = Limit(8, "Fewer read-backs with next to nothing between them are not a loop.")
+    in_a_row = Limit(8, "Fewer read-backs in close succession are not a loop.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
-    between = Limit(16, "What is launched for one item of such a loop; layers of a network have products between.")
+    between = Limit(16, "Launches for one item of such a loop; layers of a network have products in between.")
 
     def headline_of(self, finding: Finding) -> str:
-        """What such a loop runs is not waiting."""
+        """The headline; that of loops says that their kernels count as well as the waiting."""
         return self.looped_headline if finding.evidence.get("looped_kernels_per_step") else self.headline
 
     def makes_launches(self, finding: Finding) -> bool:
-        """A host that waits cannot run ahead."""
+        """True: a host that waits cannot run ahead."""
         return True
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """Copies of a few bytes to the host, and what a loop around them runs for each item."""
+        """Copies of a few bytes to the host, and the work that a loop around them runs for each item."""
         share = self._loops(facts).copy()
         share[_copies(facts, read_back=True)] = 1.0
         return share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """The pauses in loops that read something back for each item: read at once, nothing is issued one by one.
+        """Pauses in loops that read a value back for each item: with one read-back, nothing is issued item by item.
 
-        Where the host works for long on what it read, that stays, and is `host-stall`'s.
+        Long work of the host on the values that it read would stay; it belongs to `host-stall`.
         """
-        loop = self._loops(facts)
-        if not loop.any():
+        loops = self._loops(facts)
+        if not loops.any():
             return None
         gaps = facts.gaps
         length = (gaps["end_ns"] - gaps["start_ns"]).to_numpy()
-        short = 1 - np.minimum(facts.causes["host"].whole() / np.maximum(length, 1), 1.0)
-        return np.asarray(facts.program.of_gaps(loop) * short, dtype=np.float64)
+        not_stalled = 1 - np.minimum(facts.causes["host"].whole() / np.maximum(length, 1), 1.0)
+        return np.asarray(facts.program.of_gaps(loops) * not_stalled, dtype=np.float64)
 
     @remembered
-    def _checks(self, facts: Facts) -> npt.NDArray[np.bool_]:
-        """Comparisons of whole tensors whose outcome the host reads: most read-backs, and many a step.
+    def _checks(self, facts: Facts) -> Bools:
+        """Tests of whole tensors whose result the host reads, if they are most read-backs and many per step.
 
-        That is how autograd's detection of anomalies looks for NaN in each gradient. It also notes a traceback for each
+        Autograd's anomaly detection looks for NaN in each gradient this way. It also records a traceback for each
         operator of the forward pass, which no call shows.
         """
         program, order = facts.program, facts.program.order
-        found = np.zeros(facts.work.height, dtype=np.bool_)
+        checks = np.zeros(facts.work.height, dtype=np.bool_)
         tests, compares = (program.marked(mark) for mark in ("any-of", "of-itself"))
         if not tests.any() or not compares.any():
-            return found
+            return checks
         reads = self._reads(facts)
         kernels = np.flatnonzero(program.is_kernel[order])
 
-        def before(places: Int64s) -> Int64s:
-            """The kernel before each piece; fills of what a reduction needs may stand between them."""
-            found: Int64s = np.r_[0, kernels][np.searchsorted(kernels, places)]
-            return found
+        def kernel_before(places: Int64s) -> Int64s:
+            """The kernel before each piece; fills that a reduction needs may lie between them."""
+            before: Int64s = np.r_[0, kernels][np.searchsorted(kernels, places)]
+            return before
 
-        tested = before(reads)
-        compared = before(tested)
-        whole = tests[order[tested]] & compares[order[compared]]
-        at, compared = reads[whole], compared[whole]
-        if len(at) >= self.in_a_row * facts.steps and 2 * len(at) > len(reads):
+        tested = kernel_before(reads)
+        compared = kernel_before(tested)
+        is_check = tests[order[tested]] & compares[order[compared]]
+        ends, begins = reads[is_check], compared[is_check]
+        if len(ends) >= self.in_a_row * facts.steps and 2 * len(ends) > len(reads):
             edges = np.zeros(len(order) + 1, dtype=np.int64)
-            np.add.at(edges, compared, 1)
-            np.add.at(edges, at + 1, -1)
-            found[order] = np.cumsum(edges[:-1]) > 0
-        return found
+            np.add.at(edges, begins, 1)
+            np.add.at(edges, ends + 1, -1)
+            checks[order] = np.cumsum(edges[:-1]) > 0
+        return checks
 
     def _reads(self, facts: Facts) -> Int64s:
-        """The places of read-backs in the order of the program."""
+        """Places of read-backs in program order."""
         reads = np.zeros(facts.work.height, dtype=np.bool_)
         reads[_copies(facts, read_back=True)] = True
         return np.flatnonzero(facts.program.in_order(reads))
 
-    def _undetected(self, facts: Facts, checks: npt.NDArray[np.bool_]) -> Gain | None:
-        """Without these checks and tracebacks: the host issues the rest at the pace of the faster quarter of it.
+    def _gain_without_checks(self, facts: Facts, checks: Bools) -> Gain | None:
+        """Gain without these checks and tracebacks: the host issues the rest at the pace of its faster quarter.
 
-        Only the detection of anomalies, which looks at gradients, notes tracebacks; hooks of one's own do not.
+        Only anomaly detection, which tests gradients, records tracebacks; a user's own hooks do not.
         """
         order = facts.program.order
-        if 2 * int((checks & backward_work(facts)).sum()) < int(checks.sum()):
-            return facts.replayed("no-synchronization", time=checks.astype(np.float64), calls=checks.astype(np.float64))
-        starts = facts.work["launch_start_ns"].fill_null(0).to_numpy()[order]
-        interval = np.r_[0, np.diff(starts)]
-        rest = ~checks[order] & (interval > 0)
-        if not rest.any():
-            return None
-        pace = float(np.percentile(interval[rest], self.faster_percent / 2))
-        calls = checks.astype(np.float64)
-        calls[order[rest]] = np.maximum(1 - pace / interval[rest], 0.0)
-        return facts.replayed("no-synchronization", time=checks.astype(np.float64), calls=calls)
+        time = checks.astype(np.float64)
+        calls = time.copy()
+        if 2 * int((checks & backward_work(facts)).sum()) >= int(checks.sum()):
+            starts = facts.work["launch_start_ns"].fill_null(0).to_numpy()[order]
+            interval = np.r_[0, np.diff(starts)]
+            rest = ~checks[order] & (interval > 0)
+            if not rest.any():
+                return None
+            pace = float(np.percentile(interval[rest], self.faster_percent / 2))
+            calls[order[rest]] = np.maximum(1 - pace / interval[rest], 0.0)
+        return facts.replayed("no-synchronization", time=time, calls=calls)
 
     @remembered
     def _loops(self, facts: Facts) -> Float64s:
-        """Of each piece of work, the share that goes away where a loop reads back once, and not for each item."""
+        """Share of each piece of work that goes away if a loop reads back once instead of for each item."""
         program = facts.program
         if (checks := self._checks(facts)).any():
             return checks.astype(np.float64)
         order, places = program.order, self._reads(facts)
         if len(places) < self.in_a_row:
-            return np.broadcast_to(0.0, len(checks))  # takes no room
-        found = np.zeros(len(checks))
+            return np.broadcast_to(0.0, len(checks))  # takes no memory
+        share = np.zeros(len(checks))
         close = np.diff(places) <= self.between
         for parting in (program.in_order(program.labelled(*PRODUCTS)), program.breaks):
             close &= np.diff(np.searchsorted(np.flatnonzero(parting), places, side="right")) == 0
@@ -505,27 +503,27 @@ class HostSync(Rule):
         for first, last in zip(edges, np.r_[edges[1:], len(places)], strict=True):
             if last - first >= self.in_a_row:
                 rows = order[places[first] : places[last - 1] + 1]
-                found[rows] = 1 - 1 / (last - first)
-        return found
+                share[rows] = 1 - 1 / (last - first)
+        return share
 
     def _replayed(self, facts: Facts) -> Gain | None:
-        """Without waits and copies, and without what stands behind each wait of a host that is never ahead.
+        """Gain without waits and read-backs.
 
-        Without the profiler such a host waits for the last kernel and for the start of the next; with it, the GPU has
-        often done before the host asks.
+        A host that is never ahead of the GPU waits, without the profiler, for the last kernel and the start of the next
+        one. With the profiler, the GPU has often finished before the host asks, so this time is added to the gain.
         """
-        gain = self._unread(facts)
+        gain = self._gain_without_reads(facts)
         ahead = facts.unprofiled_host_ns < facts.busy_ns
         if gain is None or ahead or not facts.waits_crowded or self._loops(facts).any():
             return gain
-        each = float(np.median((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy())) + self.restart_ns
-        more = 1 + facts.host.waits * each / max(facts.wall_ns - facts.added_ns, 1)
-        return Gain(gain.expected * more, gain.low, gain.high * more)
+        wait_ns = float(np.median((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy())) + self.restart_ns
+        factor = 1 + facts.host.waits * wait_ns / max(facts.wall_ns - facts.added_ns, 1)
+        return Gain(gain.expected * factor, gain.low, gain.high * factor)
 
-    def _unread(self, facts: Facts) -> Gain | None:
-        """Without waits and copies, and with one turn of the loops that read something back for each item."""
+    def _gain_without_reads(self, facts: Facts) -> Gain | None:
+        """Gain without waits and read-backs, and with one turn of the loops that read a value back for each item."""
         if (checks := self._checks(facts)).any():
-            return self._undetected(facts, checks)
+            return self._gain_without_checks(facts, checks)
         loops = self._loops(facts)
         return facts.replayed("no-synchronization", time=loops, calls=loops, elsewhere=True)
 
@@ -533,7 +531,7 @@ class HostSync(Rule):
         """The finding, if the window has it."""
         claimed = claims.total_ns(self.id)
         waits = facts.host.waits / facts.steps
-        whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
+        is_whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
         inside, checked = facts.waits_inside, bool(self._checks(facts).any())
         looped = not checked and bool(self._loops(facts).any())
         rarely = Remedy(
@@ -550,9 +548,9 @@ class HostSync(Rule):
             "# read `out` after event.synchronize() in the next step",
             f"{GAIN}: the copy is then finished before the host waits for it",
         )
-        # What such loops run for each item goes away with their own remedy alone.
-        several = checked or looped
-        unwaited = facts.replayed("no-synchronization") if several else None
+        # Only their own remedy removes the work that such loops run for each item.
+        has_own_remedy = checked or looped
+        unwaited = facts.replayed("no-synchronization") if has_own_remedy else None
         return self.raised(
             facts,
             claimed,
@@ -569,22 +567,22 @@ class HostSync(Rule):
                 "readback_ns": int(facts.program.own_ns[_copies(facts, read_back=True)].sum()),
                 "looped_kernels_per_step": int((self._loops(facts) > 0).sum()) / facts.steps or None,
                 "gpu_busy_share": facts.busy_share,
-                "waits_per_step": waits if whole else None,
-                "readbacks_per_step": facts.host.readbacks / facts.steps if whole else None,
-                "idle_ns_per_wait": seen / facts.host.waits if whole and facts.host.waits else None,
-                "host_waiting_share": facts.host.waited_ns / facts.window.duration_ns if whole else None,
+                "waits_per_step": waits if is_whole else None,
+                "readbacks_per_step": facts.host.readbacks / facts.steps if is_whole else None,
+                "idle_ns_per_wait": seen / facts.host.waits if is_whole and facts.host.waits else None,
+                "host_waiting_share": facts.host.waited_ns / facts.window.duration_ns if is_whole else None,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
                 *(_NO_CHECKS if checked else _AT_ONCE if looped else ()),
-                bringing(rarely, unwaited) if several else rarely,
+                bringing(rarely, unwaited) if has_own_remedy else rarely,
                 Remedy(
                     "Find all synchronizing operations",
                     "torch.cuda.set_sync_debug_mode('warn')  # a traceback at each synchronizing operation\n"
                     "# remove torch.cuda.synchronize() calls left over from timing",
                     "a list of the lines to change",
                 ),
-                bringing(later, unwaited) if several else later,
+                bringing(later, unwaited) if has_own_remedy else later,
             ),
             informs=not inside,
             replayed=self._replayed(facts) if claimed and inside else None,
@@ -600,7 +598,7 @@ _PAGE_BYTES: Final = 4096
 
 
 class BlockingCopy(Rule):
-    """Copies over the link that no kernel hides, and pauses in which the host was held by one."""
+    """Copies over the link that no kernel hides, and pauses while one blocked the host."""
 
     id = "blocking-copy"
     model = "host"
@@ -614,9 +612,9 @@ class BlockingCopy(Rule):
     evidence: ClassVar = {
         "exposed_copy_ns": "exposed copies",
         "host_held_idle_ns": "pauses while a copy blocked the host",
-        "claimed_share": "everything that it claims, of the window",
+        "claimed_share": "all claimed time, of the window",
         "copied_bytes_per_step": "copies between host and GPU",
-        "copies_per_step": "how many there are",
+        "copies_per_step": "number of copies",
         "bandwidth_bytes_per_s": "their bytes over the time in which one of them ran",
         "pageable_share": "the share of the bytes from or to pageable memory",
     }
@@ -632,28 +630,29 @@ class BlockingCopy(Rule):
         2.0, "Pinned memory is one argument; a separate stream is worth the effort only if it gains twice as much."
     )
     least_inside = Limit(
-        4, "Copies of a step behind its first matrix product: an input has a few parts, each layer has its own weights."
+        4, "Copies of a step after its first matrix product: an input has a few parts, each layer has its own weights."
     )
-    inside_share = Limit(0.5, "Of the bytes sent to the GPU: below this, most are the step's input.")
+    inside_share = Limit(0.5, "Of the bytes sent to the GPU: below this share, most are the step's input.")
     page_ns = Limit(
-        300, "A page of memory is given back in 210 ns (352 MB in 18 ms); a thread needs longer to read what it holds."
+        300, "A page of memory is freed in 210 ns (352 MB in 18 ms); a thread needs longer to read its contents."
     )
     fewer_bytes = Limit(0.5, "Float32 sent as bfloat16 is half of the bytes, images as uint8 a quarter.")
-    in_a_row = Limit(16, "A batch has a few parts; so many copies with nothing between them are sent by a loop.")
+    in_a_row = Limit(16, "A batch has a few parts; so many copies in a row are sent by a loop.")
     piece_bytes = Limit(
-        1 << 18, "At 10 GB/s, from pageable memory, so many take 26 µs: what a call takes without them."
+        1 << 18, "From pageable memory at 10 GB/s, so many bytes take 26 µs, as long as the call itself."
     )
 
     pieces_title: ClassVar = "Many small pieces are sent to the GPU one by one, and each waits for the last"
 
     @remembered
     def _pieces(self, facts: Facts) -> Float64s:
-        """Of each small copy to the GPU in a long row of such copies, the share that goes away with one copy of all."""
+        """Share of each small copy to the GPU that goes away if a long row of such copies becomes one copy."""
         work, program = facts.work, facts.program
-        if program.having("label", HOST_COPIES[0]).sum() < self.in_a_row:
-            return np.broadcast_to(0.0, work.height)  # takes no room
+        sent = program.having("label", HOST_COPIES[0])
+        if sent.sum() < self.in_a_row:
+            return np.broadcast_to(0.0, work.height)  # takes no memory
         small = (work["bytes"] <= self.piece_bytes).fill_null(value=False).to_numpy()
-        sent = program.having("label", HOST_COPIES[0]) & small & work["pageable"].fill_null(value=False).to_numpy()
+        sent = sent & small & work["pageable"].fill_null(value=False).to_numpy()
         share = np.zeros(work.height)
         if sent.sum() >= self.in_a_row:
             for rows in program.runs(sent, (sent, int(self.in_a_row))):
@@ -661,13 +660,13 @@ class BlockingCopy(Rule):
         return share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """The pauses between pieces that are sent one by one: in one copy there are none."""
+        """The pauses between pieces that are sent one by one, which one copy does not have."""
         pieces = self._pieces(facts)
         return facts.program.of_gaps(pieces) if pieces.any() else None
 
     def claim(self, facts: Facts) -> Float64s | None:
         """All other copies over the link."""
-        return _all_of(facts, _copies(facts, read_back=False))
+        return _ones_at(facts, _copies(facts, read_back=False))
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -676,7 +675,7 @@ class BlockingCopy(Rule):
         if not claimed:
             return None
         copies = facts.work.select("start_ns", "end_ns", "bytes", "pageable")[_copies(facts)]
-        busy = total(union(Intervals(copies["start_ns"].to_numpy(), copies["end_ns"].to_numpy())))
+        copying_ns = total(union(Intervals(copies["start_ns"].to_numpy(), copies["end_ns"].to_numpy())))
         moved = int(copies["bytes"].sum())
         pageable = copies.filter("pageable")
         from_pageable = int(pageable["bytes"].sum()) / moved if moved else None
@@ -713,11 +712,11 @@ class BlockingCopy(Rule):
         if not overlaps or not others:
             ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
         if not link_bound:
-            # Of what is fetched, far less may be needed: a class for each pixel is a hundredth of its scores.
+            # Far less than was fetched may be needed: a class for each pixel is a hundredth of its scores.
             fetched = int(facts.work["bytes"].gather(_copies(facts)[_fetches(facts)]).sum())
             known = halved > 1 and 2 * fetched <= moved
             less = bringing(less, Gain(halved, halved, halved) if known else None, "traffic")
-        # Pageable memory says itself what is wrong; a pinned copy that nothing hides may be the program's first need.
+        # Pageable memory is a certain fault; a pinned copy that nothing hides may be the program's first input.
         return self.raised(
             facts,
             claimed,
@@ -735,7 +734,7 @@ class BlockingCopy(Rule):
                 "claimed_share": claimed / facts.wall_ns,
                 "copied_bytes_per_step": moved / facts.steps,
                 "copies_per_step": copies.height / facts.steps,
-                "bandwidth_bytes_per_s": moved / busy * _NS_PER_S if busy else None,
+                "bandwidth_bytes_per_s": moved / copying_ns * _NS_PER_S if copying_ns else None,
                 "pageable_share": from_pageable,
             },
             where=range_names(facts, facts.work["range"], exposed)
@@ -759,11 +758,11 @@ class BlockingCopy(Rule):
 
     @remembered
     def _staying(self, facts: Facts) -> Float64s:
-        """1 for copies behind the first product of a step, which bring no input: weights, constants, activations.
+        """1 for copies after the first product of a step, which are no input: weights, constants, activations.
 
-        What went to the host in the same step and comes back need not have gone there.
+        Data that were copied to the host in the same step and come back count as well, in both directions.
         """
-        none = np.broadcast_to(0.0, facts.work.height)  # takes no room
+        none = np.broadcast_to(0.0, facts.work.height)  # takes no memory
         if not facts.window.steps:
             return none
         work, program = facts.work, facts.program
@@ -789,40 +788,39 @@ class BlockingCopy(Rule):
         # Equal parts of a step that each begin with a copy may be layers, or passes over inputs.
         if passes_of_step(facts).count > 1 and (sent & large & ~inside).any():
             return none
-        return _all_of(facts, rows[inside | (fetched & there_and_back)])
+        return _ones_at(facts, rows[inside | (fetched & there_and_back)])
 
     def _between_layers(self, facts: Facts, sent: Int64s) -> bool:
-        """Whether products lie between these copies of a step, several times."""
+        """Whether several of these copies of a step have products between them."""
         starts, products = facts.work["start_ns"].to_numpy(), facts.program.labelled(*PRODUCTS)
         before = np.searchsorted(np.sort(starts[products]), starts[sent])
         return len(np.unique(before)) >= self.least_inside * facts.steps
 
     def _replayed(self, facts: Facts, staying: Float64s) -> Gain | None:
-        """From pinned memory in order, beside the kernels where that is told first, or without those that need not be.
+        """Gain of the first remedy: without avoidable copies, with overlapped copies, or with pinned memory.
 
-        With copies that are not made goes what the host does for them, such as memory that it obtains and gives back.
+        Without avoidable copies, the host's work for them goes as well, such as allocating and freeing memory.
         """
-        pinned, beside = self._copied(facts, "async-copies"), self._copied(facts, "overlapped-copies")
-        gains = [gain for gain in (pinned, beside) if gain is not None]
+        pinned, overlapped = self._copied(facts, "async-copies"), self._copied(facts, "overlapped-copies")
+        gains = [gain for gain in (pinned, overlapped) if gain is not None]
         without = None
         if staying.any():
             without = facts.replayed("async-copies", "no-host-stall", time=staying, calls=staying)
             gains += [without] if without is not None else []
         if not gains:
             return None
-        told = without or (beside if self._overlaps(facts) else None) or gains[0]
-        return Gain(told.expected, gains[0].low, max(gain.high for gain in gains))
+        best = without or (overlapped if self._overlaps(facts) else None) or gains[0]
+        return Gain(best.expected, gains[0].low, max(gain.high for gain in gains))
 
     def _copied(self, facts: Facts, change: Change) -> Gain | None:
-        """With copies made in this way, and kept memory where that goes with them."""
-        freed: tuple[Change, ...] = ("no-host-stall",) if self._gives_back(facts) else ()
-        return facts.replayed(change, *freed)
+        """Gain of copies made in this way; pinned memory is kept, so pauses for freeing memory go as well."""
+        freeing: tuple[Change, ...] = ("no-host-stall",) if self._frees_memory(facts) else ()
+        return facts.replayed(change, *freeing)
 
-    def _gives_back(self, facts: Facts) -> bool:
-        """Whether most of the host's long pauses are those in which it gives back what an earlier copy was fetched to.
+    def _frees_memory(self, facts: Facts) -> bool:
+        """Whether the host spends most of its long pauses freeing the memory that an earlier copy wrote to.
 
-        They stand right behind the next copy, and are shorter than it takes to read its bytes once. Pinned memory is
-        kept.
+        Such pauses come right after the next copy, and are shorter than reading its bytes once.
         """
         fetched = facts.copies.filter(pl.col("pageable") & (pl.col("label") == HOST_COPIES[1])).sort("end_ns")
         host = facts.causes["host"]
@@ -830,24 +828,24 @@ class BlockingCopy(Rule):
             return False
         spent, begins = host.ns, facts.gaps["start_ns"].to_numpy()[host.at]
         ends = fetched["end_ns"].to_numpy()
-        place = np.minimum(np.searchsorted(ends, begins), len(ends) - 1)
-        pages = np.where(ends[place] == begins, fetched["bytes"].to_numpy()[place] / _PAGE_BYTES, 0.0)
+        copy = np.minimum(np.searchsorted(ends, begins), len(ends) - 1)
+        pages = np.where(ends[copy] == begins, fetched["bytes"].to_numpy()[copy] / _PAGE_BYTES, 0.0)
         return bool(2 * spent[spent <= self.page_ns * pages].sum() > spent.sum())
 
     def _overlaps(self, facts: Facts) -> bool:
-        """Whether copies on a stream of their own gain clearly more than pinned ones."""
+        """Whether copies on a separate stream gain clearly more than pinned ones."""
         return predicted(facts, "overlapped-copies") - 1 > self.clearly * (predicted(facts, "async-copies") - 1)
 
 
-#: Where a loop sends what one copy could.
+#: For loops that send in pieces what one copy could send.
 _ALL_PIECES: Final = Remedy(
     "Send all pieces in one copy",
     "batch = torch.stack(columns).to('cuda')  # put together on the host first; views of it are the pieces\n"
     "# or fill one pinned buffer, and copy it with non_blocking=True",
-    f"{GAIN}: the call and the wait of one piece in place of all",
+    f"{GAIN}: the call and the wait of one piece instead of all",
 )
 
-#: Where what is sent to the GPU is no input of the step.
+#: For data sent to the GPU that are no input of the step.
 _STAYING: Final = Remedy(
     "Keep on the GPU what is used in every step",
     "self.register_buffer('bias', bias)  # constants and tables; then model.to('cuda')\n"
@@ -857,7 +855,7 @@ _STAYING: Final = Remedy(
 
 
 class AllocatorChurn(Rule):
-    """Idle time in which the host was inside cudaMalloc, cudaFree and their kin, and there are some in every step."""
+    """Idle time while the host was inside cudaMalloc, cudaFree and similar calls, which occur in every step."""
 
     id = "allocator-churn"
     model = "host"
@@ -869,13 +867,13 @@ class AllocatorChurn(Rule):
     claimed = "idle time while the host was inside one"
     headline = "Limited by memory allocation: for {share} of the time the GPU waits for cudaMalloc or cudaFree"
     title = "Memory is allocated and freed inside the steps, and the GPU waits for it"
-    once_title: ClassVar = "Memory is allocated and freed, which may belong to the start, and the GPU waits for it"
+    once_title: ClassVar = "The GPU waits while memory is allocated and freed, which may belong to the start-up"
     evidence: ClassVar = {
         **IDLE_NS,
         **IDLE_SHARE,
         **LAUNCHES_BEHIND_NS,
-        "allocation_calls_per_step": "calls that allocate or free memory, and their time",
-        "allocation_call_ns_per_step": "calls that allocate or free memory, and their time",
+        "allocation_calls_per_step": "calls that allocate or free memory",
+        "allocation_call_ns_per_step": "their time",
         **GPU_BUSY_SHARE,
     }
     refutation = (
@@ -885,7 +883,7 @@ class AllocatorChurn(Rule):
     thresholds = ("allocations_per_step",)
 
     def makes_launches(self, finding: Finding) -> bool:
-        """No graph captures an allocation, and most of them wait for the GPU."""
+        """True: no graph captures an allocation, and most allocations wait for the GPU."""
         return True
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -894,7 +892,7 @@ class AllocatorChurn(Rule):
         if calls < facts.thresholds.allocations_per_step:
             return None
         claimed = claims.idle_ns(self.id)
-        whole = facts.phase is None
+        is_whole = facts.phase is None
         return self.raised(
             facts,
             claimed,
@@ -902,8 +900,8 @@ class AllocatorChurn(Rule):
             confidence="high" if facts.sure else "low",
             evidence={
                 **seen_idle(facts, claims, self.id),
-                "allocation_calls_per_step": calls if whole else None,
-                "allocation_call_ns_per_step": facts.host.allocation_ns / facts.steps if whole else None,
+                "allocation_calls_per_step": calls if is_whole else None,
+                "allocation_call_ns_per_step": facts.host.allocation_ns / facts.steps if is_whole else None,
                 "gpu_busy_share": facts.busy_share,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),

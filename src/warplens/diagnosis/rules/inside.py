@@ -1,4 +1,4 @@
-"""Faults inside kernels that only hardware counters can show, weighted by the kernels' share of the window."""
+"""Rules for faults inside kernels, which only hardware counters show."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from warplens.diagnosis.findings import Finding, Remedy
 from warplens.diagnosis.rule import GAIN, Rule
 from warplens.profile.schema import Float64s
 
-#: Where products come from that their user has written: no library's name, or a compiler's.
+#: Library names of products that the user can change: none, or a compiler's.
 _OWN: Final = ("", "triton")
 
 
 class CounterRule(Rule):
     """A fault inside kernels.
 
-    One that loses the share g of a kernel's time costs the window g times the kernel's own share of it (Amdahl's law).
+    A fault that costs the share g of a kernel's time costs g times the kernel's share of the window (Amdahl's law).
     """
 
-    faults: ClassVar[tuple[str, ...]]  #: what `analysis.counters` calls it
+    faults: ClassVar[tuple[str, ...]]  #: its names in `analysis.counters`
     remedies: ClassVar[tuple[Remedy, ...]]  #: what to do about it
     raised_when = "counters only"
-    claimed = "the fault's share of the kernel's time, of kernels that are no product of a library"
+    claimed = "the fault's share of the kernel's time, for kernels other than a library's products"
     precedence = "measured"
     thresholds = ("counters_share", "counters_complete_share")
     evidence: ClassVar = {
-        "lost_ns": "what a fault costs",
+        "lost_ns": "cost of the fault",
         "lost_of_their_time_share": "of the time of the kernels that have it",
         "kernels_share": "their share of the window",
         "counters_of_kernel_time_share": "of the kernel time, with counters",
     }
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """The share of its time that the fault costs each kernel that can be written differently.
+        """Share of the time of each kernel that the fault costs; 0 for a library's products.
 
-        What a product of a library does inside is nobody's to mend: which of its kernels runs follows from sizes,
-        layouts and number formats, or from the fused operator in its place, and those have findings of their own.
+        Users cannot change a library's products: the choice of its kernel follows from sizes, layouts and number
+        formats, or from a missing fused operator, which have findings of their own.
         """
         if facts.work["fault"].null_count() == facts.work.height:
             return None
-        mine = facts.work["fault"].is_in(self.faults).fill_null(value=False).to_numpy()
+        has_fault = facts.work["fault"].is_in(self.faults).fill_null(value=False).to_numpy()
         library = class_table(facts.timeline.trace.kernels["full_name"])["library"].cast(pl.String).fill_null("")
-        libraries = ~library.is_in(_OWN).to_numpy()
-        given = facts.program.labelled(*PRODUCTS) & libraries[facts.program.name_codes]
-        return np.where(mine & ~given, facts.work["fault_share"].fill_null(0.0).to_numpy(), 0.0)
+        is_library = ~library.is_in(_OWN).to_numpy()
+        fixed = facts.program.labelled(*PRODUCTS) & is_library[facts.program.name_codes]
+        return np.where(has_fault & ~fixed, facts.work["fault_share"].fill_null(0.0).to_numpy(), 0.0)
 
     def title_for(self, facts: Facts, claims: Claims) -> str:
-        """The title, where it says more than `title`."""
+        """A more specific title; empty for `title`."""
         return ""
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -61,11 +61,11 @@ class CounterRule(Rule):
         claimed = claims.busy_ns(self.id)
         if not claimed:
             return None
-        mine = claims.of_work(self.id)
-        affected = int(facts.work["own_ns"].filter(mine > 0).sum())
+        claimed_of_work = claims.of_work(self.id)
+        affected = int(facts.work["own_ns"].filter(claimed_of_work > 0).sum())
         measured = facts.own_ns(pl.col("bound").is_not_null())
-        every = facts.own_ns_having("kind", "kernel")
-        covered = measured / every if every else 0.0
+        kernels = facts.own_ns_having("kind", "kernel")
+        covered = measured / kernels if kernels else 0.0
         limits = facts.thresholds
         return self.raised(
             facts,
@@ -82,7 +82,7 @@ class CounterRule(Rule):
                 "lost_of_their_time_share": claimed / max(1, affected),
                 "counters_of_kernel_time_share": covered,
             },
-            where=kernel_names(facts, mine),
+            where=kernel_names(facts, claimed_of_work),
             remedies=self.remedies,
             on_gpu=True,
             claims=claims,
@@ -117,10 +117,10 @@ class Occupancy(CounterRule):
     )
 
     def title_for(self, facts: Facts, claims: Claims) -> str:
-        """The title, with what limits occupancy in most of the kernels."""
+        """The title, with the limiter of occupancy in most of the kernels."""
         limiters = facts.work.filter(claims.of_work(self.id) > 0)["limiter"].drop_nulls()
-        named = str(limiters.mode().sort().first()) if limiters.len() else None
-        return "Kernels have too few resident warps to hide latency" + (f" (limited by {named})" if named else "")
+        limiter = str(limiters.mode().sort().first()) if limiters.len() else None
+        return "Kernels have too few resident warps to hide latency" + (f" (limited by {limiter})" if limiter else "")
 
 
 class Uncoalesced(CounterRule):

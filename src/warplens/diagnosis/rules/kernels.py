@@ -1,4 +1,4 @@
-"""What the GPU is busy with: traffic, products, small grids."""
+"""Rules for a busy GPU: memory traffic, matrix products, small grids."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from warplens.patterns import lazy_pattern
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s
 
-#: Of those, such as must have seen all numbers of a row before they can go on: a fused pass ends there.
+#: Passes that need all numbers of a row before their result is known: a fused pass ends there.
 _ENDS_PASS: Final = ("reduction", "normalization", "softmax")
 
 
 def moves_data(facts: Facts) -> pl.Series:
-    """Which pieces of work are limited by memory traffic: measured, or inferred from category, length and grid."""
+    """Which pieces of work are limited by memory traffic: measured, or inferred from category, duration and grid."""
     limits = facts.thresholds
     long = (pl.col("end_ns") - pl.col("start_ns")) >= limits.bandwidth_kernel_ns
     wide = pl.col("fill_share").fill_null(1.0) >= 1.0
@@ -46,11 +46,11 @@ def moves_data(facts: Facts) -> pl.Series:
 
 
 def _fusible(facts: Facts) -> Float64s:
-    """1 for every kernel of a chain but the longest: a single fused pass would still take about as long as that one.
+    """1 for every kernel of a chain but the longest, as one fused pass would take about as long as the longest.
 
-    A chain is an unbroken sequence of kernels of one stream and step that move data. A reduction ends it, for what
-    follows needs all of its result. So does the same kernel again where no library is known to have made it: what
-    somebody has written by hand is fused as far as it goes, and is called again for other data.
+    A chain is an unbroken sequence of kernels of one stream and step that move data. A reduction ends it, because later
+    kernels need its whole result. So does a repeated kernel of no known library: hand-written kernels are already fused
+    as far as possible, and are called again for other data.
     """
     work = facts.work
     saved = np.zeros(work.height)
@@ -86,7 +86,7 @@ def _fusible(facts: Facts) -> Float64s:
 
 
 def _by_hand(facts: Facts) -> Bools:
-    """Which kernels have names that no library is known to give, and were not measured."""
+    """Which kernels belong to no known library and were not measured."""
     program, names = facts.program, facts.timeline.trace.kernels["full_name"]
     if not names.len():
         return np.zeros(facts.work.height, dtype=np.bool_)
@@ -96,9 +96,9 @@ def _by_hand(facts: Facts) -> Bools:
 
 
 class MemoryBandwidth(Rule):
-    """Kernels at the memory's roof (measured), or of kinds that hardly compute (inferred), on a busy GPU.
+    """Kernels at the memory roof (measured), or of kinds that hardly compute (inferred), on a busy GPU.
 
-    What can be saved is what a chain of them costs beyond one pass. Where they do not dominate, that only informs.
+    The claim is the cost of each chain beyond one pass. The finding only informs unless such kernels dominate.
     """
 
     id = "memory-bandwidth"
@@ -126,7 +126,7 @@ class MemoryBandwidth(Rule):
     least_products_share = Limit(0.05, "A program without matrix products is one that moves data.")
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """Of chains of kernels that move data, all but the longest; between products that is `unfused-chain`'s."""
+        """All but the longest kernel of each chain that moves data; `unfused-chain` claims those between products."""
         products = facts.own_ns_having("label", *PRODUCTS)
         inferred = products < self.least_products_share * facts.wall_ns
         measured = facts.work["bound"].is_not_null().to_numpy()
@@ -175,16 +175,16 @@ class MemoryBandwidth(Rule):
             ),
             on_gpu=True,
             informs=not dominates,
-            # Where steps may be parts of one, chains go on behind their ends.
+            # If steps may be parts of a step, chains may continue beyond their ends.
             bound_known=not facts.window.steps or facts.timeline.steps.is_sure,
-            # What one fused pass still moves may be half as wide.
+            # The remaining pass may move half as many bytes.
             bound_ns=claims.busy_ns(self.id) + (time - min(claims.busy_ns(self.id), time)) // 2,
         )
 
 
-#: Kinds of work that are products of matrices, as people call them.
+#: Names of products in texts.
 _PRODUCTS: Final = dict(zip(PRODUCTS, ("matrix products", "attention", "convolutions"), strict=True))
-#: Other kinds of kernels, where one of them takes most of the time.
+#: Names of other kernels in texts, if one kind takes most of the time.
 _OTHERS: Final = {
     "softmax": "softmax",
     "normalization": "norms",
@@ -198,16 +198,16 @@ _OTHERS: Final = {
     "communication": "communication",
     "random": "random numbers",
 }
-#: A smaller share of products is not worth a word.
-_WORTH_SAYING: Final = 0.01
+#: A kind of product with a smaller share of the products' time is not named.
+_LEAST_NAMED_SHARE: Final = 0.01
 
 
 def busy_with(facts: Facts, beside: str = "") -> str:
-    """How much of the time the GPU is busy, and with what, where one kind of work has most of it: a clause behind `is`.
+    """Text to follow "the GPU is": its busy share and, if one kind of work takes most of the time, that kind.
 
     Args:
         facts: the window.
-        beside: what to say of the share.
+        beside: text after the share.
     """
     busy = f"busy for {percent(facts.busy_share)} of the time{beside}"
     spent = {title: facts.own_ns_having("label", label) for label, title in _PRODUCTS.items()}
@@ -217,24 +217,24 @@ def busy_with(facts: Facts, beside: str = "") -> str:
         others = {title: facts.own_ns_having("label", label) for label, title in _OTHERS.items()}
         most = max(others, key=lambda title: others[title])
         return f"{busy}, {percent(others[most] / facts.busy_ns)} of it with {most}" if others[most] > dominant else busy
-    *firsts, last = [title for title, own in spent.items() if own > _WORTH_SAYING * products]
-    named = f"{', '.join(firsts)} and {last}" if firsts else last
-    return f"{busy}, {percent(products / facts.busy_ns)} of it with {named}"
+    *firsts, last = [title for title, own in spent.items() if own > _LEAST_NAMED_SHARE * products]
+    kinds = f"{', '.join(firsts)} and {last}" if firsts else last
+    return f"{busy}, {percent(products / facts.busy_ns)} of it with {kinds}"
 
 
 class TensorCompute(Rule):
-    """Products on tensor cores that take most of a busy GPU's time. It informs: such a program does what it is for."""
+    """Products on tensor cores that take most of a busy GPU's time. It only informs: this is useful work."""
 
     id = "tensor-compute"
     question = "Does the GPU spend its time on matrix products?"
     limiter = "matrix products"
     cause = "matrix products"
-    raised_when = "they take half of the time of a GPU that is busy for 90 %. Informational"
+    raised_when = "they take half of the time of a GPU that is busy for 90 % of it. Informational"
     claimed = "nothing: this is the work that the program exists for"
     evidence: ClassVar = {
         "products_ns": "matrix products",
         "products_share": "of the window",
-        "on_tensor_cores_share": "of the products whose name tells, where that is most of them",
+        "on_tensor_cores_share": "of the products whose name shows it, if those are most of them",
         **GPU_BUSY_SHARE,
         "at_tensor_roof_share": "of the counted products' time, at 60 % or more of the tensor pipe's peak",
     }
@@ -246,7 +246,7 @@ class TensorCompute(Rule):
     describes = True
 
     def told(self, facts: Facts, finding: Finding) -> str:
-        """Such a program does what it is for."""
+        """The verdict: nothing to fix."""
         return f"Nothing to fix: the GPU is {busy_with(facts)}, near the peak of its tensor cores."
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -265,13 +265,13 @@ class TensorCompute(Rule):
         )
         counted = facts.own_ns(is_product & pl.col("bound").is_not_null())
         at_roof = facts.own_ns(is_product & pipe) if counted else 0
-        mine = facts.work.select(is_product.fill_null(value=False)).to_series()
+        products = facts.work.select(is_product.fill_null(value=False)).to_series()
         near = counted and at_roof > limits.dominant_share * counted
         return self.described(
             title="Matrix products take most of the time of a busy GPU"
             + (", near the peak of its tensor cores" if near else ""),
             confidence="high" if near else "medium",
-            gain=None,  # what fewer operations or a narrower format bring, nothing here bounds
+            gain=None,  # fewer operations or a narrower format have no known bound
             evidence={
                 "products_ns": time,
                 "products_share": time / facts.wall_ns,
@@ -279,7 +279,7 @@ class TensorCompute(Rule):
                 "gpu_busy_share": facts.busy_share,
                 "at_tensor_roof_share": at_roof / counted if counted else None,
             },
-            where=kernel_names(facts, facts.work["own_ns"] * mine),
+            where=kernel_names(facts, facts.work["own_ns"] * products),
             remedies=(
                 Remedy(
                     "Do fewer FLOPs, or use a narrower format",
@@ -303,7 +303,7 @@ class TensorCompute(Rule):
 
 
 def _could_be_narrower(facts: Facts) -> bool:
-    """Whether the GPU multiplies 8-bit floats, and most of the products' time is not in 8 bits or fewer already."""
+    """Whether the GPU multiplies 8-bit floats, and most of the products' time is not yet in 8 bits or fewer."""
     if not any("fp8" in peaks.flops_per_s for peaks in map(peaks_of, facts.devices) if peaks is not None):
         return False
     program = facts.program
@@ -311,29 +311,29 @@ def _could_be_narrower(facts: Facts) -> bool:
     return bool(2 * spent[program.marked("quantized")].sum() < spent.sum())
 
 
-#: Threads that a multiprocessor holds at a time, since compute capability 7.0 (8.6 and 8.9 hold three quarters of it).
+#: Threads that a multiprocessor holds at a time, since compute capability 7.0 (8.6 and 8.9 hold 1536).
 _THREADS: Final = 2048
-#: Numbers of a product that a multiprocessor needs in hand for its tensor cores to work at their rate: 64 × 128.
+#: Numbers of the result that a multiprocessor has to compute at a time for full tensor core throughput.
 _TILE: Final = 64 * 128
 _TILES: Final = lazy_pattern(r"(?:tilesize|_)(\d+)x(\d+)(?:x\d+)?_")
 
 
 def filled_share(facts: Facts) -> Float64s:
-    """The share of the GPU that each kernel can keep busy, by its blocks; nan where that is not known.
+    """Share of the GPU that each kernel can keep busy, by its blocks; nan if unknown.
 
-    A short kernel of many small blocks is over before it has moved or multiplied anything to speak of: there it is the
-    share of the threads that the GPU holds, and of a product the share of the numbers that its tiles hold.
+    A short kernel of many small blocks ends before it reaches full throughput. For short passes the share is therefore
+    at most that of the threads that the GPU holds, and for short products it is reduced by the size of their tiles.
     """
     program = facts.program
     filled = facts.work["fill_share"].fill_null(float("nan")).to_numpy().copy()
     counts = [device.sm_count for device in facts.devices if device.sm_count]
-    lasting = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()
-    short = lasting < facts.thresholds.bandwidth_kernel_ns
+    duration = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()
+    short = duration < facts.thresholds.bandwidth_kernel_ns
     grids = facts.timeline.trace.kernels["grid_x"]
     if not counts or not short.any() or grids.null_count() == grids.len():
         return filled
-    passing = np.flatnonzero(program.labelled(*PASSES) & short)
-    filled[passing] = np.fmin(filled[passing], program.threads(passing) / (min(counts) * _THREADS))
+    passes = np.flatnonzero(program.labelled(*PASSES) & short)
+    filled[passes] = np.fmin(filled[passes], program.threads(passes) / (min(counts) * _THREADS))
     products = np.flatnonzero(program.labelled("gemm") & short)
     products = products[program.blocks(products) <= min(counts)]
     filled[products] *= np.minimum(np.nan_to_num(tiles(facts)[products], nan=_TILE) / _TILE, 1.0)
@@ -341,57 +341,57 @@ def filled_share(facts: Facts) -> Float64s:
 
 
 def tiles(facts: Facts) -> Float64s:
-    """Numbers of the result that a block of each product makes at a time, by its name; nan where that does not tell."""
-    texts = [_TILES.search(text) for text in facts.program.full_names()]
-    areas = np.array([float(found[1]) * float(found[2]) if found else np.nan for found in texts] or [np.nan])
+    """Numbers of the result that a block of each product computes at a time, by the kernel name; nan if unknown."""
+    matches = [_TILES.search(text) for text in facts.program.full_names()]
+    areas = np.array([float(match[1]) * float(match[2]) if match else np.nan for match in matches] or [np.nan])
     return np.asarray(areas[facts.program.name_codes], dtype=np.float64)
 
 
 def as_one_batch(passes: int) -> Remedy:
-    """For a step of equal passes, each over an input of its own."""
+    """For a step of equal passes over different inputs."""
     return Remedy(
         "Run the passes of a step as one batch",
         f"# a step runs {passes} equal passes over different inputs: torch.stack or torch.cat before one call,\n"
-        "# encode(inputs, batch_size=n), generate() on padded prompts, a larger micro-batch in place of accumulation\n"
-        "# what reads the same input in each pass (one picture, many questions): once, and its result is kept",
+        "# encode(inputs, batch_size=n), generate() on padded prompts, a larger micro-batch instead of accumulation\n"
+        "# if all passes share an input (one picture, many questions): encode it once and keep the result",
         GAIN,
     )
 
 
-#: For how many times as much work at a time gains are told, and for which of them the gain of the remedy is.
+#: Multiples of the work of a step for which gains are given.
 BATCHES: Final = (2, 4, 16)
+#: The multiple whose gain is that of the remedy.
 _USUAL_BATCH: Final = 4
 
 
 def at_a_time(facts: Facts, count: int, filled: Float64s, stalls: float = 0.5) -> Gain | None:
-    """What it brings for the same work to do so many times the work of a step at once; None where it is not replayed.
+    """Gain, for the same work, of doing `count` times the work of a step at once; None if it cannot be replayed.
 
-    Each launch comes once for all of them, and each kernel takes as long as they fill the GPU; an optimizer's come once
-    for any batch.
+    All items share each launch, each kernel takes as long as they fill the GPU, and the optimizer runs once per batch.
 
     Args:
         facts: the window.
         count: how many times as much.
         filled: as `filled_share`.
-        stalls: of what the host does beside launching, the share that comes once for a batch, and not for each item.
+        stalls: share of the host's time beside launching that is spent per batch, not per item.
     """
     if facts.pace is None:
         return None
     batch = Passes(count, np.ones(facts.work.height, dtype=np.bool_))
-    # What is replayed is a part of the window.
+    # Only a part of the window is replayed.
     known = facts.replayed_rows >= 0
     rows = facts.replayed_rows[known]
-    once = facts.program.having("phase", "optimizer")[rows] | facts.program.labelled("optimizer")[rows]
+    optimizer = facts.program.having("phase", "optimizer")[rows] | facts.program.labelled("optimizer")[rows]
     share, calls = np.zeros(len(known)), np.where(known, batch.freed, 0.0)
-    share[known] = np.where(once, batch.freed, batch.saved_share(facts, filled, rows))
+    share[known] = np.where(optimizer, batch.freed, batch.saved_share(facts, filled, rows))
     return facts.pace.gain(less=Less(share, calls, stalls))
 
 
 def more_at_a_time(facts: Facts, remedy: Remedy) -> Remedy:
-    """The remedy with what it brings to do more at a time.
+    """The remedy with its gain for several batches.
 
-    How much of what the host does beside launching comes once for each batch, and how much for each item, does not
-    show: half of it is expected to go away, and the interval reaches from none of it to all.
+    The profile does not show how much of the host's other work is per batch and how much per item: half of it is
+    expected to go away, and the interval reaches from none to all of it.
     """
     if facts.pace is None:
         return remedy
@@ -407,12 +407,12 @@ def more_at_a_time(facts: Facts, remedy: Remedy) -> Remedy:
     )
 
 
-#: Where starting the kernels takes longer than running them.
+#: For kernels that take longer to start than to run.
 _STARTED_SOONER: Final = Remedy(
     "Make the pauses between the kernels shorter or fewer",
     "with torch.cuda.graph(g): y = model(static_x)  # nodes of a graph start sooner after one another\n"
     "# one kernel instead of several in a row; one stream instead of events between streams\n"
-    "# own kernels: programmatic dependent launch (cudaLaunchAttributeProgrammaticStreamSerialization)",
+    "# your own kernels: programmatic dependent launch (cudaLaunchAttributeProgrammaticStreamSerialization)",
     "a part of these pauses, as nodes of one graph",
 )
 
@@ -427,8 +427,7 @@ class SmallKernels(Rule):
         "grids that cannot fill the GPU, where the GPU is busy, or starts queued work, for at least 70 % of the time"
     )
     raised_when = (
-        "it costs 2 %; a warning from 1.25×. Informational where a graph replays turns that need one another, and "
-        "nothing else"
+        "it costs 2 %; a warning from 1.25×. Informational where a graph replays only turns that need one another"
     )
     claimed = (
         "the share of the GPU that is left empty by kernels with fewer blocks than multiprocessors, and by short "
@@ -442,24 +441,24 @@ class SmallKernels(Rule):
         "starting_ns": "pauses of the GPU before such kernels, although they were queued",
         "small_kernels_share": "time of such kernels, of the window",
         "multiprocessors_reached_share": "blocks over multiprocessors, at most 1, weighted by time",
-        "small_kernel_median_ns": "length of such kernels",
-        "small_kernels_per_step": "how many there are",
+        "small_kernel_median_ns": "duration of such kernels",
+        "small_kernels_per_step": "number of such kernels",
         "passes_per_step": "equal passes over different inputs, which could be one batch",
         **GPU_BUSY_SHARE,
     }
     refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
     thresholds = ("small_kernels_busy_share", "unsure_warning_ceiling")
     half_filled_share = Limit(0.5, "Grids that fill more leave no room for twice the work.")
-    recurring_share = Limit(0.9, "Of the launches of a step in a graph: it is nothing but turns that need one another.")
+    recurring_share = Limit(0.9, "From this share of the launches on, a graph is only turns that need one another.")
 
     def headline_of(self, finding: Finding) -> str:
-        """Where starting the kernels takes the most, this and not what they leave empty."""
+        """The headline; another one if starting the kernels costs more than the empty multiprocessors."""
         if finding.evidence["starting_ns"] > finding.evidence["empty_ns"]:
             return "Limited by short kernels: the GPU takes longer to start them than to run them"
         return self.headline
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """Of small grids, the share of the GPU that they leave empty, or what counters measured of it."""
+        """Share of the GPU that small grids leave empty, measured by counters or inferred."""
         empty = self._empty(facts)
         if facts.work["bound"].null_count() == facts.work.height:
             return empty
@@ -469,24 +468,21 @@ class SmallKernels(Rule):
 
     @remembered
     def _empty(self, facts: Facts) -> Float64s:
-        """The share of the GPU that each kernel leaves empty, less what other kernels fill at the same time."""
-        # Between queued kernels the GPU waits for itself: that the kernels are short is what makes it wait.
+        """Share of the GPU that each kernel leaves empty, less the share that concurrent kernels fill on average."""
+        # Start latency between queued kernels counts as busy time, because short kernels cause it.
         if facts.busy_ns + facts.idle("start-latency") < facts.thresholds.small_kernels_busy_share * facts.wall_ns:
-            return np.broadcast_to(0.0, facts.work.height)  # takes no room
+            return np.broadcast_to(0.0, facts.work.height)  # takes no memory
         program, order = facts.program, facts.program.order
         counted = program.is_kernel & ~program.labelled("communication")
         owned = int(program.own_ns[counted].sum())
-        lasting = int((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[counted].sum())
-        at_once = max(lasting / owned, 1.0) if owned else 1.0
-        empty = filled_share(facts)
-        np.nan_to_num(empty, copy=False, nan=1.0)
-        empty *= at_once
-        np.subtract(1, np.clip(empty, 0.0, 1.0, out=empty), out=empty)
+        duration = int((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[counted].sum())
+        concurrent = max(duration / owned, 1.0) if owned else 1.0
+        empty = 1 - np.clip(np.nan_to_num(filled_share(facts), copy=False, nan=1.0) * concurrent, 0.0, 1.0)
         empty[~counted] = 0.0
-        # A short fill belongs to the kernel behind it.
-        brief = np.flatnonzero(program.in_order(facts.program.having("kind", "memset"))[:-1])
-        brief = brief[program.own_ns[order[brief]] < facts.thresholds.bandwidth_kernel_ns]
-        empty[order[brief]] = empty[order[brief + 1]]
+        # A short fill belongs to the kernel after it.
+        fills = np.flatnonzero(program.in_order(program.having("kind", "memset"))[:-1])
+        fills = fills[program.own_ns[order[fills]] < facts.thresholds.bandwidth_kernel_ns]
+        empty[order[fills]] = empty[order[fills + 1]]
         return empty
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -494,15 +490,14 @@ class SmallKernels(Rule):
         claimed = claims.busy_ns(self.id)
         if not claimed:
             return None
-        mine = np.where(claims.of_work(self.id).to_numpy() > 0, self._empty(facts), 0.0)
-        pauses = facts.program.of_gaps(mine) * facts.causes["start-latency"].whole()
+        empty = np.where(claims.of_work(self.id).to_numpy() > 0, self._empty(facts), 0.0)
+        starting = int((facts.program.of_gaps(empty) * facts.causes["start-latency"].whole()).sum())
         kernels = facts.work.select("own_ns", "fill_share", length=pl.col("end_ns") - pl.col("start_ns")).drop_nulls()
         time = int(kernels["own_ns"].sum())
         small = kernels.filter(pl.col("fill_share") < 1)
         lengths, of_small = small["length"], int(small["own_ns"].sum())
         filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
         measured = bool(facts.work["bound"].is_not_null().any())
-        starting = int(pauses.sum())
         passes = passes_of_step(facts)
         merged = passes.saved_share(facts, filled_share(facts)) if passes.count > 1 else None
         slow_start = starting > claimed and merged is None
@@ -550,7 +545,7 @@ class SmallKernels(Rule):
             title="The GPU takes longer to start short kernels than to run them"
             if slow_start
             else ""
-            if 2 * claimed >= facts.program.own_ns[mine > 0].sum()
+            if 2 * claimed >= facts.program.own_ns[empty > 0].sum()
             else self.part_title,
             remedies=(
                 *((as_one_batch(passes.count),) if merged is not None else ()),
@@ -559,10 +554,10 @@ class SmallKernels(Rule):
                     for remedy in others
                 ),
             ),
-            # More work a launch costs the host no more, either.
+            # More work per launch takes no more host time, so the gain is not bounded.
             bound_known=False,
             warning=facts.thresholds.unsure_warning_ceiling,
-            # Whoever replays a recurrence from a graph has done what can be done for so many sequences.
+            # A recurrence replayed from a graph is as fast as it gets for this number of sequences.
             informs=merged is None and facts.graphed and recurring_share(facts) >= self.recurring_share,
             replayed=None if merged is None else facts.replayed(time=merged, calls=passes.calls(facts)),
             busy_ns=0 if merged is None else passes.removed_ns(facts, merged),

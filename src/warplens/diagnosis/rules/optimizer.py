@@ -1,4 +1,4 @@
-"""The optimizer: updates that go from tensor to tensor."""
+"""Rule for optimizers that update one tensor at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warplens.profile.schema import Bools, Float64s
 _ON_LISTS: Final = Remedy(
     "Update all tensors at once",
     "torch.optim.AdamW(model.parameters(), foreach=True)\n"
-    "# own optimizers: torch._foreach_* functions, or torch.compile(optimizer.step)",
+    "# your own optimizer: torch._foreach_* functions, or torch.compile(optimizer.step)",
     "a few launches in all instead of several per tensor; memory traffic stays",
 )
 
@@ -28,27 +28,27 @@ _FUSED_STEP: Final = Remedy(
     f"{GAIN}: one pass over the parameters in a few launches",
 )
 
-#: Where the optimizer is fused already, and something else goes from tensor to tensor.
+#: For fused optimizers with another loop over the parameters.
 _OVER_PARAMETERS: Final = Remedy(
     "Go over all parameters at once",
     "torch._foreach_lerp_(averages, parameters, 1 - decay)  # a moving average of the weights\n"
     "# torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))\n"
     "# torch._foreach_* for norms, clipping, penalties and copies; state_dict() once, not in every step",
-    f"{GAIN}: a few launches in all instead of some for each tensor",
+    f"{GAIN}: a few launches in all instead of several per tensor",
 )
 
-#: Where parameters are in groups of one or two.
+#: For parameters in groups of one or two.
 _FEW_GROUPS: Final = Remedy(
     "Put the parameters into few groups",
     "decayed = [p for p in model.parameters() if p.ndim > 1]\n"
     "plain = [p for p in model.parameters() if p.ndim <= 1]\n"
     "torch.optim.AdamW([{'params': decayed}, {'params': plain, 'weight_decay': 0}], fused=True)",
-    f"{GAIN}: the launches of two groups in place of one for each tensor",
+    f"{GAIN}: the launches of two groups instead of one for each tensor",
 )
 
 
 class UnfusedOptimizer(Rule):
-    """The launch pauses of the optimizer, and what a fused one saves of its kernels' memory traffic."""
+    """The launch pauses of the optimizer, and the memory traffic of its kernels that a fused optimizer saves."""
 
     id = "unfused-optimizer"
     question = "Does the optimizer launch several kernels for each parameter tensor?"
@@ -63,7 +63,7 @@ class UnfusedOptimizer(Rule):
         loop_title: "Limited by a loop over the parameters: going from tensor to tensor costs {share} of the time"
     }
     evidence: ClassVar = {
-        "claimed_share": "of the window, what updating one tensor at a time costs",
+        "claimed_share": "cost of updating one tensor at a time, of the window",
         "optimizer_share": "time of the optimizer: its work, and the pauses before that work",
         "optimizer_ns_per_step": "time of the optimizer: its work, and the pauses before that work",
         **LAUNCHES_PER_STEP,
@@ -81,7 +81,7 @@ class UnfusedOptimizer(Rule):
     groups_title: ClassVar = "The optimizer goes from group to group of parameters, with launches for each"
     precedence = "structure"
     thresholds = ("optimizer_launches_per_step", "optimizer_single_tensor_share", "optimizer_saved_share")
-    #: One launch updates many tensors: what is left of these passes hardly costs the host anything.
+    #: One launch updates many tensors: launches of the remaining passes hardly cost host time.
     unlaunched_share = 0.5
 
     lead_share = Limit(
@@ -96,43 +96,43 @@ class UnfusedOptimizer(Rule):
     least_lists = Limit(8, "Gradient clipping and loss scaling take a few foreach operations, AdamW a dozen.")
     least_operations = Limit(5, "A foreach optimizer runs several operations, clipping two or three.")
     least_groups = Limit(
-        8, "With and without weight decay, in two formats, make four groups; each rate of learning one more."
+        8, "Weight decay or none, in two formats, make four groups; each learning rate makes one more."
     )
 
     def makes_launches(self, finding: Finding) -> bool:
-        """Several for each tensor."""
+        """True: it launches several kernels for each tensor."""
         return True
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """Of the optimizer's kernels, the accesses that a fused one does not make."""
+        """Share of the memory accesses of the optimizer's kernels that a fused optimizer does not make."""
         in_optimizer = facts.program.having("phase", "optimizer")
         if is_unfused(facts):
-            each = facts.program.having("label", *PASSES, "optimizer", "device-to-device")
-            mine = in_optimizer & each & ~facts.program.marked("fused-optimizer")
-            return np.where(mine, facts.thresholds.optimizer_saved_share, 0.0)
+            passes = facts.program.having("label", *PASSES, "optimizer", "device-to-device")
+            unfused = in_optimizer & passes & ~facts.program.marked("fused-optimizer")
+            return np.where(unfused, facts.thresholds.optimizer_saved_share, 0.0)
         lists = self._lists(facts)
         return np.where(lists, float(self.lists_saved_share), 0.0) if lists.any() else None
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """Of all pauses, as much as a host that did not go from tensor to tensor would be ahead by."""
+        """The share of all pauses that goes away as a host without this work gets ahead."""
         if facts.phase is not None or not is_unfused(facts):
             return None
         ahead = ahead_without(facts, facts.program.having("phase", "optimizer"))
         return np.full(facts.gaps.height, self.lead_share * ahead) if ahead else None
 
     def _lists(self, facts: Facts) -> Bools:
-        """Kernels on lists of tensors, each with one operation, if an optimizer is written with many of them."""
+        """Kernels on lists of tensors with one operation each, if there are enough of them for an optimizer."""
         program = facts.program
-        mine = program.marked("foreach")
-        if not mine.any():
-            return mine
-        mine = mine & ~program.marked("fused-optimizer")
-        many = mine.sum() >= self.least_lists * facts.steps
-        names = len(set(program.launched_as(np.flatnonzero(mine)).tolist()))
-        return mine if many and names >= self.least_operations else np.zeros_like(mine)
+        lists = program.marked("foreach")
+        if not lists.any():
+            return lists
+        lists = lists & ~program.marked("fused-optimizer")
+        many = lists.sum() >= self.least_lists * facts.steps
+        operations = len(np.unique(program.launched_as(np.flatnonzero(lists))))
+        return lists if many and operations >= self.least_operations else np.zeros_like(lists)
 
     def _groups(self, facts: Facts, lists: Bools) -> float:
-        """How often the optimizer of a step begins each of its operations anew: once for each group of parameters."""
+        """Groups of parameters: how often the optimizer starts each of its operations in a step."""
         program = facts.program
         names = program.name_codes[program.order[program.in_order(lists)]]
         return (1 + int((np.diff(names) != 0).sum())) / len(np.unique(names)) / facts.steps if len(names) else 0.0
@@ -146,19 +146,19 @@ class UnfusedOptimizer(Rule):
             return None
         groups = self._groups(facts, lists) if foreach else 0.0
         many = groups >= self.least_groups
-        gone = np.where(lists, 1 - 1 / max(groups, 1.0), 0.0)
+        calls = np.where(lists, 1 - 1 / max(groups, 1.0), 0.0)
         saved = np.where(lists, float(self.lists_saved_share), 0.0)
-        found = optimizer_work(facts)
+        optimizer = optimizer_work(facts)
         claimed = claims.total_ns(self.id)
-        mine = facts.work["phase"] == "optimizer"
-        # Where there is none, nothing tells which work of a step is the optimizer's.
-        wall = facts.wall_of_phase("optimizer") if mine.any() else None
-        of_each = facts.program.having("phase", "optimizer") & facts.program.is_kernel
-        # Lists move the same bytes in a few launches: what goes is that each kernel is launched, starts and ends.
+        in_phase = facts.work["phase"] == "optimizer"
+        # Without a phase, it is unknown which work of a step is the optimizer's.
+        wall = facts.wall_of_phase("optimizer") if in_phase.any() else None
+        kernels = facts.program.having("phase", "optimizer") & facts.program.is_kernel
+        # Kernels on lists move the same bytes, but launch, start and end only a few times.
         on_lists = bringing(
             _ON_LISTS,
-            facts.replayed(time=np.where(of_each, started_share(facts), 0.0), calls=of_each.astype(np.float64))
-            if of_each.any() and not foreach
+            facts.replayed(time=np.where(kernels, started_share(facts), 0.0), calls=kernels.astype(np.float64))
+            if kernels.any() and not foreach
             else None,
         )
         return self.raised(
@@ -176,15 +176,17 @@ class UnfusedOptimizer(Rule):
                 "claimed_share": claims.seen_ns(self.id) / facts.wall_ns,
                 "optimizer_share": wall / facts.wall_ns if wall is not None else None,
                 "optimizer_ns_per_step": wall / facts.steps if wall is not None else None,
-                "launches_per_step": (int(lists.sum()) if foreach else found.launches) / facts.steps,
-                "single_tensor_launches_share": found.single_tensor / found.launches if found.launches else None,
-                "parameter_tensors_count": found.updates / facts.steps if found.updates else None,
-                "launches_per_tensor_factor": found.launches / found.updates if found.updates else None,
+                "launches_per_step": (int(lists.sum()) if foreach else optimizer.launches) / facts.steps,
+                "single_tensor_launches_share": optimizer.single_tensor / optimizer.launches
+                if optimizer.launches
+                else None,
+                "parameter_tensors_count": optimizer.updates / facts.steps if optimizer.updates else None,
+                "launches_per_tensor_factor": optimizer.launches / optimizer.updates if optimizer.updates else None,
                 "groups_per_step": groups if many else None,
                 "idle_ns": claims.idle_ns(self.id),
                 "saved_kernel_ns": claims.busy_ns(self.id),
             },
-            where=kernel_names(facts, facts.work["own_ns"] * (pl.Series(lists) if foreach else mine)),
+            where=kernel_names(facts, facts.work["own_ns"] * (pl.Series(lists) if foreach else in_phase)),
             remedies=(_OVER_PARAMETERS,)
             if looped
             else (
@@ -193,7 +195,7 @@ class UnfusedOptimizer(Rule):
             ),
             issuing_ns=claims.issuing_ns[self.id],
             claims=claims,
-            replayed=facts.replayed(time=saved, calls=gone, elsewhere=True) if many else None,
+            replayed=facts.replayed(time=saved, calls=calls, elsewhere=True) if many else None,
             busy_ns=claims.busy_ns(self.id),
             bound_ns=claimed
             + facts.idle_ns

@@ -1,4 +1,4 @@
-"""Formats of numbers: products off the tensor cores, and what narrower ones would save."""
+"""Rule for number formats: products off the tensor cores, and the savings of narrower formats."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from warplens.profile import Device
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s
 
-#: Formats of operands that have narrower ones on tensor cores beside them.
+#: Formats of operands that could be narrower on tensor cores.
 _WIDE: Final = ("fp32",)
 
-#: A product in fp32 that vector units carry out, as its name says.
+#: A product in fp32 on vector units, by its name.
 OFF_TENSOR_CORES: Final = (
     pl.col("label").is_in(PRODUCTS)
     & pl.col("precision").is_in(_WIDE)
@@ -30,7 +30,7 @@ OFF_TENSOR_CORES: Final = (
     & ~pl.col("vector_product")
 ).fill_null(value=False)
 
-#: What a program in fp32 can change to; each keeps its range of numbers or has scaling to make up for it.
+#: Formats that a program in fp32 can change to; each keeps the range of fp32 or makes up for it by scaling.
 _NARROWER: Final = ("tf32", "bf16", "fp16")
 
 #: Every GPU with tensor cores has at least twice the rate on them.
@@ -38,12 +38,12 @@ _LEAST_FACTOR: Final = 2.0
 
 
 def tensor_core_factor(device: Device | None, wide: str = "fp32") -> float:
-    """How much faster a product can get in narrower formats on this GPU's tensor cores, at most: by its peaks.
+    """Largest speed-up of a product in narrower formats on this GPU's tensor cores, by its peaks.
 
     Args:
         device: the GPU.
-        wide: what it is in: `fp32` beside the tensor cores, or `fp64-tensor`, which is that of the vector units where
-            there are no such tensor cores.
+        wide: present format: `fp32` on vector units, or `fp64-tensor`, for which vector units count if there are no
+            such tensor cores.
     """
     peaks = peaks_of(device)
     rates = peaks.flops_per_s if peaks is not None else {}
@@ -67,11 +67,11 @@ _TF32: Final = Remedy(
     "products at half the rate of bfloat16; inputs are rounded to 10 mantissa bits; memory traffic stays",
 )
 
-#: Where numbers have 16 bits, and the library has no kernel on tensor cores for what is asked.
+#: For products in 16 bits for which the library has no kernel on tensor cores.
 _OTHER_SHAPES: Final = (
     Remedy(
         "Write a convolution over patches as a product",
-        "# where the stride is the kernel's size, as in embeddings of patches (a video has a third side):\n"
+        "# if the stride is the kernel's size, as in embeddings of patches (a video has a third side):\n"
         "x = x.unflatten(-1, (-1, 16)).unflatten(-3, (-1, 16)).permute(0, 2, 4, 1, 3, 5).flatten(-3)\n"
         "nn.Linear(3 * 16 * 16, width)(x)  # the weights of the convolution, flattened",
         f"{GAIN}: a product on tensor cores",
@@ -80,11 +80,11 @@ _OTHER_SHAPES: Final = (
         "Ask for what has such kernels",
         "model.to(memory_format=torch.channels_last)  # torch.channels_last_3d for nn.Conv3d\n"
         "# channels in multiples of 8: pad the three of an image to eight",
-        "tensor cores, where the library then takes another kernel",
+        "tensor cores, if the library then takes another kernel",
     ),
 )
 
-#: What to compute in: TF32 and bfloat16 came with compute capability 8.0, fp16 on tensor cores with 7.0.
+#: Formats by GPU: TF32 and bfloat16 need compute capability 8.0, fp16 on tensor cores 7.0.
 _NARROWER_REMEDIES: Final = {
     "newer": (
         Remedy(
@@ -109,10 +109,10 @@ _NARROWER_REMEDIES: Final = {
 
 @once
 def off_tensor_cores(facts: Facts) -> Bools:
-    """Products in fp32 on vector units that tensor cores could do; no depthwise convolutions, which have no product.
+    """Products in fp32 on vector units, or in float64 of a network, that tensor cores could do.
 
-    Those of a network in float64 as well. Where other convolutions of the program run in TF32, which is the default, it
-    is allowed, and there is no such kernel for those that do not, such as convolutions in groups.
+    Depthwise convolutions are left out, as they have no matrix product. If some convolutions run in TF32, the default,
+    TF32 is allowed, and the library has no such kernel for the others, such as grouped convolutions.
     """
     if not has_tensor_cores(facts):
         return np.zeros(facts.work.height, dtype=np.bool_)
@@ -120,14 +120,13 @@ def off_tensor_cores(facts: Facts) -> Bools:
     convolutions = program.labelled("convolution")
     if (convolutions & program.having("precision", "tf32")).any():
         off = off & ~convolutions
-    found: Bools = (off | _doubles(facts)) & ~program.marked("depthwise")
-    return found
+    return np.asarray((off | _doubles(facts)) & ~program.marked("depthwise"), dtype=np.bool_)
 
 
 def _doubles(facts: Facts) -> Bools:
-    """Products in float64 of a network, which hardly ever needs it: of what has an optimizer, or softmax or norms.
+    """Products in float64 of a network, recognised by an optimizer, softmax or norms, which hardly ever needs float64.
 
-    Solvers and simulations multiply matrices in float64 because they have to: theirs are left alone.
+    Solvers and simulations need float64 for their matrix products; theirs are left out.
     """
     work = (facts.whole or facts).work
     doubles = facts.program.having("precision", "fp64")
@@ -136,13 +135,12 @@ def _doubles(facts: Facts) -> Bools:
     products = facts.program.labelled(*PRODUCTS) & doubles
     of_network = pl.col("label").is_in(["normalization", "softmax"]) & (pl.col("precision") == "fp64")
     of_network = of_network | (pl.col("label") == "optimizer") | (pl.col("phase") == "optimizer")
-    is_network = work.select(of_network.any()).item()
-    found: Bools = products & bool(is_network)
-    return found
+    is_network = bool(work.select(of_network.any()).item())
+    return np.asarray(products & is_network, dtype=np.bool_)
 
 
 def _capability(facts: Facts) -> tuple[int, int]:
-    """The least compute capability of the GPUs; that of today's where it is not known."""
+    """The least compute capability of the GPUs; 9.0 if unknown."""
     known = [device.compute_capability for device in facts.devices if device.compute_capability is not None]
     return min(known, default=(9, 0))
 
@@ -158,9 +156,9 @@ class Precision(Rule):
     raised_when = "it costs 2 %, and the GPU has tensor cores"
     claimed = (
         "the time that fp32 products on vector units, and float64 products of a program with norms, softmax or an "
-        "optimizer, would save at 0.55 of the ratio of the peaks; half of the passes over 32-bit numbers between them "
-        "where most products are such, a quarter in training; where others have 16 bits, half of the passes around "
-        "those that do not, and the casts between"
+        "optimizer, would save at 0.55 of the ratio of the peaks; if these are most products, half of the passes over "
+        "32-bit numbers, a quarter in training; if other products have 16 bits, half of the passes around these "
+        "products, and the casts in between"
     )
     headline = "Limited by matrix products off the tensor cores: TF32 or bfloat16 could save {share} of the time"
     older_headline = "Limited by matrix products off the tensor cores: fp16 could save {share} of the time"
@@ -172,17 +170,17 @@ class Precision(Rule):
     )
     default_title: ClassVar = "Convolutions run in TF32, which is the default, and everything between them in fp32"
     default_headline: ClassVar = (
-        "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and in what lies between"
+        "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and the work in between"
     )
     headlines: ClassVar = {default_title: default_headline, narrow_title: narrow_headline}
     evidence: ClassVar = {
-        "claimed_share": "everything that it claims, of the window",
+        "claimed_share": "all claimed time, of the window",
         "off_tensor_cores_ns": "products off the tensor cores",
         "off_tensor_cores_share": "of the window",
         "of_products_share": "of all products",
         "products_share": "of the window",
         "peak_ratio_factor": "peak of the fastest narrower format over that of fp32, or of float64",
-        "tf32_gain_factor": "modelled gain of TF32 alone, where that is a remedy",
+        "tf32_gain_factor": "modelled gain of TF32 alone, if that is a remedy",
         **GPU_BUSY_SHARE,
     }
     refutation = (
@@ -192,35 +190,35 @@ class Precision(Rule):
     thresholds = ("dominant_share",)
     reached_share = Limit(
         0.55,
-        "TF32 has half of the peak of 16 bits; of the latter, tensor cores reach 60 to 70 %, where vector units reach "
-        "85 % of theirs, and autocast spends the rest on casts of weights, inputs and gradients.",
+        "TF32 has half of the peak of 16 bits. Tensor cores reach 60 to 70 % of the latter, vector units 85 % of "
+        "theirs, and autocast spends the rest on casts of weights, inputs and gradients.",
     )
 
     mixed_reached_share = Limit(
         0.76,
-        "TF32, and products where others have 16 bits already, pay for no autocast: 0.65 of one peak over 0.85 of the "
+        "TF32, and programs that are in 16 bits otherwise, have no cost of autocast: 0.65 of one peak over 0.85 of the "
         "other.",
     )
-    mixed_share = Limit(0.05, "Of the time of products, that of those in 16 bits from which on they are no exception.")
-    passes_share = Limit(0.5, "Of passes over 32-bit numbers between such products: 16 bits are half of the bytes.")
+    mixed_share = Limit(0.05, "Products in 16 bits, of the time of all products: above it, 16 bits are no exception.")
+    passes_share = Limit(0.5, "Passes between such products in 16 bits move half of the bytes.")
     trained_passes_share = Limit(
-        0.25, "Autocast keeps norms, softmax and losses in 32 bits, and casts: half of that is saved."
+        0.25, "Autocast keeps norms, softmax and losses in 32 bits, and casts: half of `passes_share` is saved."
     )
-    reach = Limit(6, "Passes between such a product and the cast behind it: a scale, a mask, a sum.")
+    reach = Limit(6, "Passes between such a product and the cast after it: a scale, a mask, a sum.")
     default_share = Limit(
-        0.25, "Of the busy time, that of convolutions in TF32: below it, what narrower ones save is lost in casts."
+        0.25, "Convolutions in TF32, of the busy time: below it, casts cost as much as narrower formats save."
     )
     default_saved_share = Limit(
         0.4, "Convolutions and passes over memory take half of the time in 16 bits; autocast spends a fifth of it."
     )
 
     def headline_of(self, finding: Finding) -> str:
-        """Before compute capability 8.0, tensor cores take fp16 alone."""
+        """The headline; before compute capability 8.0, tensor cores only take fp16."""
         older = finding.remedies[-1].action == _NARROWER_REMEDIES["older"][0].action
         return self.older_headline if older else super().headline_of(finding)
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """Of products on vector units, what the fastest narrower format could save."""
+        """Share of products on vector units, and of passes, that the fastest narrower format could save."""
         off, default = off_tensor_cores(facts), self._by_default(facts)
         if not off.any() and not default.any():
             return None
@@ -242,70 +240,72 @@ class Precision(Rule):
 
     @remembered
     def _around(self, facts: Facts) -> Float64s:
-        """What lies between such products and the casts that lead into 32 bits and back, in a program of 16 bits.
+        """Share saved of casts and passes around such products, in a program that is in 16 bits otherwise.
 
-        Without them, the casts are not made, and passes move half of the bytes.
+        In 16 bits, the casts to 32 bits and back go away, and passes move half of the bytes.
         """
         program = facts.program
-        found = np.zeros(facts.work.height)
+        share = np.zeros(facts.work.height)
         casts = program.in_order(program.labelled("copy-cast"))
         wide = program.in_order(program.labelled(*PASSES) & program.having("precision", "fp32")) & ~casts
         off = program.in_order(off_tensor_cores(facts))
-        for way in (1, -1):
-            at = np.flatnonzero(off)
+        for direction in (1, -1):
+            places = np.flatnonzero(off)
             for _ in range(int(self.reach)):
-                at = at + way
-                at = at[(at >= 0) & (at < len(off))]
-                found[program.order[at[casts[at]]]] = 1.0
-                at = at[wide[at]]
-                found[program.order[at]] = np.maximum(found[program.order[at]], self.passes_share)
-        return found
+                places = places + direction
+                places = places[(places >= 0) & (places < len(off))]
+                share[program.order[places[casts[places]]]] = 1.0
+                places = places[wide[places]]
+                rows = program.order[places]
+                share[rows] = np.maximum(share[rows], self.passes_share)
+        return share
 
     @remembered
     def _mixed(self, facts: Facts) -> bool:
-        """Whether a part of the program computes in 16 bits already, so that somebody has chosen what does not."""
+        """Whether a part of the program computes in 16 bits already, so that its other formats are deliberate."""
         program = facts.program
         products = program.labelled(*PRODUCTS)
         narrow = products & program.having("precision", "bf16", "fp16", "fp8")
         return bool(program.own_ns[narrow].sum() >= self.mixed_share * program.own_ns[products].sum())
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
-        """By 16 bits; at least by TF32, which has half of their rate and leaves the passes as they are."""
-        found, tf32 = super()._without(facts, claims), self._by_tf32(facts)
-        if self._mixed(facts) and found is not None:
+        """Gain of 16 bits; its lower end is that of TF32, which has half of the rate and does not change passes."""
+        gain, tf32 = super()._without(facts, claims), self._by_tf32(facts)
+        if self._mixed(facts) and gain is not None:
             share = claims.pieces(self.id).share_of(facts.program.own_ns)
             casts = facts.program.labelled("copy-cast") & (share >= self.unlaunched_share)
-            found = facts.replayed(time=share, calls=casts.astype(np.float64)) or found
-        return found if found is None or tf32 is None else replace(found, low=min(found.low, tf32.low))
+            gain = facts.replayed(time=share, calls=casts.astype(np.float64)) or gain
+        return gain if gain is None or tf32 is None else replace(gain, low=min(gain.low, tf32.low))
 
     @remembered
     def _by_tf32(self, facts: Facts) -> Gain | None:
-        """What TF32 brings, the second remedy; None where the GPU has none, or no product would take it."""
+        """Gain of TF32, the second remedy; None if the GPU does not have it or no product would use it."""
         off = off_tensor_cores(facts)
         if _capability(facts) < (8, 0) or not off.any():
             return None
         factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
-        # Fused attention of fp32 numbers multiplies them in three TF32 products already, whatever is allowed.
+        # Fused attention of fp32 numbers always uses three TF32 products.
         off = off & ~facts.program.labelled("attention") & ~facts.program.marked("narrow-operands")
         return facts.replayed(time=np.where(off, 1 - 1 / max(self.mixed_reached_share * factor / 2, 1.0), 0.0))
 
     @remembered
     def _by_default(self, facts: Facts) -> Bools:
-        """Convolutions in TF32 of a program without products in 16 bits, and the passes over fp32 between them.
+        """Convolutions in TF32 of a program without products in 16 bits, and the fp32 passes between them.
 
-        PyTorch's convolutions use TF32 unless told not to, its products only if told to: where these do, somebody has
-        chosen the format.
+        TF32 is PyTorch's default for convolutions, but not for matrix products: if these use it, it is deliberate.
         """
         program = facts.program
         products = program.labelled(*PRODUCTS)
         tf32 = products & program.having("precision", "tf32")
         narrow = products & program.having("precision", "bf16", "fp16", "fp8")
-        plain = tf32 & program.labelled("convolution")
-        taken = int(program.own_ns[plain].sum())
-        chosen = narrow.any() or 2 * taken < int(program.own_ns[tf32].sum())
-        if chosen or taken < self.default_share * facts.busy_ns:
+        convolutions = tf32 & program.labelled("convolution")
+        convolutions_ns = int(program.own_ns[convolutions].sum())
+        deliberate = narrow.any() or 2 * convolutions_ns < int(program.own_ns[tf32].sum())
+        if deliberate or convolutions_ns < self.default_share * facts.busy_ns:
             return np.zeros(facts.work.height, dtype=np.bool_)
-        return np.asarray(plain | (program.labelled(*PASSES) & program.having("precision", "fp32")), dtype=np.bool_)
+        return np.asarray(
+            convolutions | (program.labelled(*PASSES) & program.having("precision", "fp32")), dtype=np.bool_
+        )
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -319,17 +319,16 @@ class Precision(Rule):
         wide = int(facts.program.own_ns[off].sum())
         passes = facts.own_ns_having("label", *PASSES)
         newer = _capability(facts) >= (8, 0)
-        doubles = _doubles(facts) & off
-        mostly = int(facts.program.own_ns[doubles].sum()) > wide / 2
-        peak = "fp64-tensor" if mostly else "fp32"
+        doubles = int(facts.program.own_ns[_doubles(facts) & off].sum()) > wide / 2
+        peak = "fp64-tensor" if doubles else "fp32"
         factor = min((tensor_core_factor(device, peak) for device in facts.devices), default=None)
         narrow = 2 * int(facts.program.own_ns[off & facts.program.marked("narrow-operands")].sum()) > wide
-        tf32 = None if mostly or by_default or narrow else self._by_tf32(facts)
+        tf32 = None if doubles or by_default or narrow else self._by_tf32(facts)
         return self.raised(
             facts,
             claimed,
             title=self.doubles_title
-            if mostly
+            if doubles
             else self.default_title
             if by_default
             else self.narrow_title
@@ -354,15 +353,15 @@ class Precision(Rule):
             remedies=_OTHER_SHAPES
             if narrow and not by_default
             else (
-                *((_NO_DOUBLES,) if mostly else ()),
+                *((_NO_DOUBLES,) if doubles else ()),
                 *(
                     bringing(remedy, tf32, self.model) if remedy is _TF32 else remedy
                     for remedy in _NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None]
                 ),
             ),
-            # Passes move two bytes a number where they moved four, or eight.
+            # Passes move two bytes per number instead of four or eight.
             bound_ns=int(wide * (1 - 0.75 / (factor or _LEAST_FACTOR)))
-            + int((0.8 if mostly else 0.6) * passes)
+            + int((0.8 if doubles else 0.6) * passes)
             + int(0.6 * facts.program.own_ns[default & facts.program.labelled(*PRODUCTS)].sum()),
             on_gpu=True,
             claims=claims,
@@ -370,6 +369,6 @@ class Precision(Rule):
 
 
 def has_tensor_cores(facts: Facts) -> bool:
-    """Whether no GPU is known to lack them: they came with compute capability 7.0."""
+    """Whether no GPU is known to lack tensor cores, which came with compute capability 7.0."""
     known = [device.compute_capability for device in facts.devices if device.compute_capability is not None]
     return all(capability >= (7, 0) for capability in known)

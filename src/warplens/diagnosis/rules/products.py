@@ -1,4 +1,4 @@
-"""Products done slowly: attention written out, sizes and formats that tensor cores do not take, few rows."""
+"""Rules for slow products: unfused attention, sizes and memory formats without fast kernels, few rows."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from warplens.diagnosis.structure import (
 )
 from warplens.profile.schema import Bools, Float64s, Int64s
 
-#: 16-bit formats, whose products tensor cores take eight numbers at a time.
+#: 16-bit formats, which tensor cores read in groups of eight numbers.
 _NARROW: Final = ("bf16", "fp16")
 
 
 class UnfusedAttention(StructureRule):
-    """A product, passes with a softmax among them, and a product again: attention scores written to memory."""
+    """Attention that writes its scores to memory: a product, passes including a softmax, and another product."""
 
     id = "unfused-attention"
     model = "products"
@@ -43,8 +43,8 @@ class UnfusedAttention(StructureRule):
         "one mask of queries × keys for all sequences and heads; and it costs 2 %"
     )
     claimed = (
-        "these passes, and the part of the products that write and read the scores that fused attention saves; of "
-        "fused attention with such a mask, the masked half of the scores and the cost of slower kernels"
+        "these passes, and the part of the two products that fused attention saves; for fused attention with such a "
+        "mask, the masked half of the scores and the cost of slower kernels"
     )
     headline = "Limited by attention that writes its scores to memory: fused attention could save {share} of the time"
     masked_headline: ClassVar = (
@@ -73,29 +73,29 @@ class UnfusedAttention(StructureRule):
     )
     product_saved_share = Limit(
         0.75,
-        "Fused attention keeps the scores on chip and computes no hidden ones; copies of queries, keys and values go, "
-        "too. Of eight programs timed both ways it left less than a quarter of the products' time in six.",
+        "Fused attention keeps the scores on chip and skips hidden ones; copies of queries, keys and values go as "
+        "well. In six of eight programs timed both ways, less than a quarter of the products' time was left.",
     )
     misaligned_saved_share = Limit(
         0.9, "Sequence lengths that are not a multiple of 8 slow the products down; fused attention takes any length."
     )
-    pass_to_softmax_share = Limit(0.03, "A pass over the scores takes at least this much of the softmax over them.")
+    pass_to_softmax_share = Limit(0.03, "A pass over the scores takes at least this share of their softmax's time.")
     masked_saved_share = Limit(
         0.6,
-        "Half of the scores need not be computed where later tokens are hidden, and kernels that read no mask reach "
-        "more of their roof: with a mask 314 TFLOP/s were measured on an H200, by is_causal 480.",
+        "If later tokens are hidden, half of the scores need not be computed, and kernels without a mask get nearer "
+        "to their roof: 314 TFLOP/s with a mask and 480 with is_causal were measured on an H200.",
     )
     least_mask = Limit(512, "A mask of fewer tokens costs little, and may be anything.")
-    hidden_share = Limit(0.5, "Of the scores, those of later tokens, which a triangle hides: half of a square.")
+    hidden_share = Limit(0.5, "A triangle hides the scores of later tokens, which are half of all.")
     narrowed_share = Limit(
         0.6,
-        "Fused kernels take 16 bits. Products gain more of the ratio of the peaks than by `precision`: no weight is "
+        "Fused kernels take 16 bits. Products gain more of the ratio of the peaks than in `precision`: no weight is "
         "cast, and hidden scores are not computed.",
     )
 
     def share(self, facts: Facts) -> Float64s:
-        """Passes go away whole, products in part; of fused attention with a mask of all scores, what that costs."""
-        passes, products, count = self._found(facts)
+        """All of the passes, a part of the products, and the cost of a mask for fused attention."""
+        passes, products, count = self._unfused(facts)
         share = np.zeros(facts.work.height)
         if count and time_of(facts.program, passes) >= self.least_share * facts.wall_ns:
             share[passes] = 1.0
@@ -113,18 +113,19 @@ class UnfusedAttention(StructureRule):
         return share
 
     def _made_by_fallback(self, facts: Facts, products: Bools) -> tuple[bool, Bools]:
-        """Whether the written-out form makes a triangle that hides later tokens, and copies that it makes of operands.
+        """Whether the unfused form makes a triangular mask, and which copies it makes of its operands.
 
-        Fused kernels know the triangle by a flag, and take operands with any strides, and keys that heads share.
+        Fused kernels need neither: a flag replaces the triangle, and they take operands with any strides, and keys that
+        heads share.
         """
         program, order = facts.program, facts.program.order
-        may = program.labelled("copy-cast", "elementwise") & ~program.marked("concatenation")
+        between = program.labelled("copy-cast", "elementwise") & ~program.marked("concatenation")
         copying, triangles = program.labelled("copy-cast") & ~program.marked("narrowing"), program.marked("triangle")
-        begins, ends = program.edges(may)
-        inside = np.minimum(ends, len(order) - 1)
-        ahead = (ends < len(order)) & products[order[inside]] & ~program.breaks[inside]
+        begins, ends = program.edges(between)
+        after = np.minimum(ends, len(order) - 1)
+        before_product = (ends < len(order)) & products[order[after]] & ~program.breaks[after]
         copies, causal = np.zeros(facts.work.height, dtype=np.bool_), False
-        for begin, end in zip(begins[ahead].tolist(), ends[ahead].tolist(), strict=True):
+        for begin, end in zip(begins[before_product].tolist(), ends[before_product].tolist(), strict=True):
             run = order[begin:end]
             copies[run[copying[run]]] = True
             causal = causal or bool(triangles[run].any())
@@ -132,77 +133,78 @@ class UnfusedAttention(StructureRule):
 
     @remembered
     def _falls_back(self, facts: Facts) -> bool:
-        """Whether PyTorch's own function writes the scores, as it does with what none of its fused kernels takes.
+        """Whether PyTorch's own function writes the scores, because none of its fused kernels takes the inputs.
 
-        The operator tells; without operators the check for rows that see nothing, which only that function makes.
+        The name of the operator shows it; without operators, a test for rows that are masked completely, which only
+        that function makes.
         """
         if (facts.timeline.trace.ranges["name"] == "aten::_scaled_dot_product_attention_math").any():
             return True
-        passes, _, _ = self._found(facts)
+        passes, _, _ = self._unfused(facts)
         return bool((passes & facts.program.marked("unseen-rows")).any())
 
     @remembered
     def _masked(self, facts: Facts) -> tuple[Bools, Bools]:
-        """Fused attention with one mask of all scores for every sequence and head, and passes that make numbers of it.
+        """Fused attention with one mask for all sequences and heads, and the passes that convert this mask to numbers.
 
-        Such a mask hides later or far tokens: what belongs to one sequence differs between sequences, and what belongs
-        to one head is a bias. Shapes tell, else the pass over booleans right before the kernel, by its size.
+        Such a mask hides later or far tokens: a mask of one sequence would differ between sequences, and a mask of one
+        head is a bias. Recorded shapes show it, else the size of the pass over booleans right before the kernel.
         """
         nothing = np.zeros(facts.work.height, dtype=np.bool_)
         found = attention_masks(facts)
         if found is None:
             return nothing, nothing
-        attended, before, making, least = found.attended, found.before, found.making, int(self.least_mask)
+        least = int(self.least_mask)
         if found.shapes is None:
             sides = np.sqrt(found.numbers)
-            told = making & (sides >= least) & (sides == np.round(sides))  # a square of them is one mask
+            is_masked = found.making & (sides >= least) & (sides == np.round(sides))  # a square is one mask
         else:
             texts = found.shapes.drop_nulls().unique().to_list()
-            masked = {text for text in texts if _mask_of_all(text) >= least}
-            told = found.shapes.is_in(list(masked)).fill_null(value=False).to_numpy()
-        if told.sum() < len(attended) / 2 or not told.any():
+            with_mask = [text for text in texts if _mask_of_all(text) >= least]
+            is_masked = found.shapes.is_in(with_mask).fill_null(value=False).to_numpy()
+        if is_masked.sum() < len(found.attended) / 2 or not is_masked.any():
             return nothing, nothing
         masks = nothing.copy()
-        masks[before[told & making]] = True
+        masks[found.before[is_masked & found.making]] = True
         return facts.program.labelled("attention"), masks
 
     @remembered
-    def _found(self, facts: Facts) -> tuple[Bools, Bools, int]:
-        """Which pieces are passes over scores, which products write or read them, and how many softmaxes there are."""
+    def _unfused(self, facts: Facts) -> tuple[Bools, Bools, int]:
+        """Passes over scores, products that write or read scores, and the number of softmaxes between products."""
         program = facts.program
         order, count = program.order, len(program.order)
         passes, products = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
-        softmax = program.labelled("softmax") & ~program.marked("log-softmax")
-        at = np.flatnonzero(program.in_order(softmax))
-        if not len(at):
+        is_softmax = program.labelled("softmax") & ~program.marked("log-softmax")
+        softmax = np.flatnonzero(program.in_order(is_softmax))
+        if not len(softmax):
             return passes, products, 0
         is_pass = np.append(program.in_order(program.labelled(*PASSES) | ~program.is_kernel), False)
         is_product = program.in_order(program.labelled("gemm"))
         breaks = program.breaks
         stops = np.ones(count + 1, dtype=np.bool_)  # whether a place cannot be reached from the one before it
         stops[1:-1] = breaks[1:]
-        # How far passes reach from each softmax to the left and to the right, with nothing else between.
-        left, right = at.copy(), at.copy()
+        # How far an unbroken row of passes reaches from each softmax to the left and to the right.
+        left, right = softmax.copy(), softmax.copy()
         for _ in range(int(self.farthest)):
             left -= ~stops[left] & is_pass[left - 1]
             right += ~stops[right + 1] & is_pass[right + 1]
-        between = ~stops[left] & ~stops[right + 1]
-        at, left, right = at[between], left[between], right[between]
+        reached = ~stops[left] & ~stops[right + 1]
+        softmax, left, right = softmax[reached], left[reached], right[reached]
         between = is_product[left - 1] & is_product[right + 1]
-        at, left, right = at[between], left[between], right[between]
+        softmax, left, right = softmax[between], left[between], right[between]
         lengths = right - left + 1
         inside = np.repeat(left - np.r_[0, np.cumsum(lengths)[:-1]], lengths) + np.arange(lengths.sum())
-        length = program.own_ns[order[at]]
-        over = program.own_ns[order[inside]] >= self.pass_to_softmax_share * np.repeat(length, lengths)
-        further = right[right + 2 < count] + 2
-        further = further[is_product[further] & ~breaks[further]]
-        passes[order[inside[over]]] = True
-        products[order[np.concatenate((left - 1, right + 1, further))]] = True
-        return passes, products, len(at)
+        softmax_ns = np.repeat(program.own_ns[order[softmax]], lengths)
+        over_scores = program.own_ns[order[inside]] >= self.pass_to_softmax_share * softmax_ns
+        second = right[right + 2 < count] + 2
+        second = second[is_product[second] & ~breaks[second]]
+        passes[order[inside[over_scores]]] = True
+        products[order[np.concatenate((left - 1, right + 1, second))]] = True
+        return passes, products, len(softmax)
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
-        passes, products, count = self._found(facts)
+        passes, products, count = self._unfused(facts)
         attention, masks = self._masked(facts)
         if attention.any() and not count:
             return self.seen(
@@ -225,7 +227,7 @@ class UnfusedAttention(StructureRule):
                 "attentions_per_step": count / facts.steps,
                 "passes_per_attention_factor": int(passes.sum()) / max(count, 1),
             },
-            # The mathematics of fused attention takes some time; how much, its products do not tell.
+            # Fused attention takes some time as well, which cannot be computed from these products.
             bound_ns=int(1.04 * time_of(facts.program, passes | products))
             + int(0.9 * time_beside(facts.program, products, reach=24)[~passes].sum()),
             remedies=_ACCEPTED if falls_back else _FUSED,
@@ -234,32 +236,34 @@ class UnfusedAttention(StructureRule):
 
 @dataclass(frozen=True, eq=False)
 class AttentionMasks:
-    """What stands right before each kernel of fused attention, and what that got. Rows are those of `Facts.work`."""
+    """Kernels of fused attention, the kernel right before each, and their inputs. Rows are those of `Facts.work`."""
 
-    attended: Int64s  #: rows of the kernels
-    before: Int64s  #: row of the kernel in front of each
-    making: Bools  #: whether that is a pass which makes numbers of booleans
-    numbers: Float64s  #: how many it makes, at four a thread
-    shapes: pl.Series | None  #: of the inputs of each attention, as JSON; None where none are recorded
+    attended: Int64s  #: rows of the attention kernels
+    before: Int64s  #: row of the kernel before each
+    making: Bools  #: whether that kernel converts a boolean mask to numbers
+    numbers: Float64s  #: how many numbers it makes, at four per thread
+    shapes: pl.Series | None  #: input shapes of each attention, as JSON; None if not recorded
 
 
 @once
 def attention_masks(facts: Facts) -> AttentionMasks | None:
-    """The kernels of fused attention with what may be their mask; None where there are none."""
+    """The kernels of fused attention with their possible masks; None without such kernels."""
     program, order = facts.program, facts.program.order
-    at = np.flatnonzero(program.in_order(program.labelled("attention")))
-    if not len(at):
+    places = np.flatnonzero(program.in_order(program.labelled("attention")))
+    if not len(places):
         return None
-    at = at[(at > 1) & ~program.breaks[at]]
-    # A short fill may stand in front of the kernel.
-    before = order[np.where(program.is_kernel[order[at - 1]], at - 1, at - 2)]
+    places = places[(places > 1) & ~program.breaks[places]]
+    # A short fill may lie right before the kernel.
+    before = order[np.where(program.is_kernel[order[places - 1]], places - 1, places - 2)]
     making = program.marked("choosing")[before] & program.labelled(*PASSES)[before]
-    shapes = program.shapes() if facts.timeline.has_operators else None
-    told = None if shapes is None or shapes.null_count() == shapes.len() else shapes.gather(order[at])
-    return AttentionMasks(order[at], before, making, np.nan_to_num(program.threads(before)) * 4, told)
+    attended, shapes = order[places], None
+    if facts.timeline.has_operators:
+        all_shapes = program.shapes()
+        shapes = None if all_shapes.null_count() == all_shapes.len() else all_shapes.gather(attended)
+    return AttentionMasks(attended, before, making, np.nan_to_num(program.threads(before)) * 4, shapes)
 
 
-#: Where attention is written out by hand.
+#: For attention that is written out by hand.
 _FUSED: Final = (
     Remedy(
         "Use fused attention",
@@ -277,19 +281,19 @@ _FUSED: Final = (
     ),
 )
 
-#: Where the fused function is called, and no fused kernel takes what it is given.
+#: For calls of the fused function whose inputs no fused kernel takes.
 _ACCEPTED: Final = (
     Remedy(
         "Give scaled_dot_product_attention what its fused kernels take",
         "q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))  # one 16-bit format: norms of queries and keys\n"
-        "# and rotary embeddings in fp32 leave fp32; head size a multiple of 8; a mask without a gradient\n"
+        "# and rotary embeddings in fp32 return fp32; head size a multiple of 8; a mask without a gradient\n"
         "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): y = model(x)  # warns what it cannot take",
         "the passes over the scores go away; products in fp32 reach tensor cores",
     ),
     _FUSED[1],
 )
 
-#: Where fused attention is told by a mask what is hidden.
+#: For fused attention with an explicit mask.
 _UNMASKED: Final = (
     Remedy(
         "Say what is hidden instead of passing a mask",
@@ -308,48 +312,49 @@ _UNMASKED: Final = (
 
 
 def _mask_of_all(shapes: str) -> int:
-    """Tokens on a side of a mask that all sequences and heads share, among the inputs of an attention; 0 for none."""
+    """Side, in tokens, of a square mask that all sequences and heads share, among an attention's inputs; 0 for none.
+
+    Backward operators and some kernels record the mask in expanded form, which is not recognised.
+    """
     tensors = [shape for shape in tensors_of(shapes) if len(shape) >= 2]
-    square = [shape[-1] for shape in tensors if shape[-1] == shape[-2] and math.prod(shape[:-2]) == 1]
-    # The operators of the backward pass, and of some kernels, give it as they expand it.
-    return max(square, default=0)
+    return max((shape[-1] for shape in tensors if shape[-1] == shape[-2] and math.prod(shape[:-2]) == 1), default=0)
 
 
-#: Where a matrix product is made of each pair of vectors.
+#: For batched products of single vectors.
 _WHOLE_TENSORS: Final = (
     Remedy(
         "Multiply and sum whole tensors",
-        "scores = (a * b).sum(-1)  # in place of torch.einsum('bnd,bnd->bn', a, b), or of bmm with one row a product\n"
-        "outer = a[..., :, None] * b[..., None, :]  # in place of bmm with an inner dimension of 1",
+        "scores = (a * b).sum(-1)  # instead of torch.einsum('bnd,bnd->bn', a, b), or bmm with one row per product\n"
+        "outer = a[..., :, None] * b[..., None, :]  # instead of bmm with an inner dimension of 1",
         f"{GAIN}: one pass over the operands",
     ),
     Remedy(
         "Give each product more rows",
-        "scores = a @ items.T  # where products share an operand: no expand() of it, and one product for all",
+        "scores = a @ items.T  # if products share an operand: one product for all, without expand()",
         "tensor cores are used, and the shared operand is read once",
     ),
 )
 
-#: Where cuFFT has to make a transform of two others.
+#: For lengths that cuFFT transforms by Bluestein's algorithm.
 _SMOOTH_LENGTHS: Final = (
     Remedy(
         "Transform a length with small prime factors",
-        "n = scipy.fft.next_fast_len(length, real=True)  # or the next power of two; not 2 * length - 1 as it comes\n"
+        "n = scipy.fft.next_fast_len(length, real=True)  # or the next power of two; not just 2 * length - 1\n"
         "y = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(filter, n), n)[..., :length]",
-        f"{GAIN}: one transform in place of two of more than twice the length",
+        f"{GAIN}: one transform instead of two of more than twice the length",
     ),
 )
 
-#: Products of fewer pairs of vectors are short, whatever makes them.
+#: Products of fewer pairs of vectors are short, whatever their kernel.
 _LEAST_VECTORS: Final = 1024
 
 
 def _pairs_of_vectors(shapes: str) -> bool:
-    """Whether a batched product multiplies many pairs of vectors: into a number each, or into an outer product."""
+    """Whether a batched product multiplies many pairs of vectors, as inner or outer products."""
     tensors = [shape for shape in tensors_of(shapes) if len(shape) == 3]
     if len(tensors) < 2:
         return False
-    (batch, rows, inner), (*_, columns) = tensors[-2:]  # what is added to stands before them
+    (batch, rows, inner), (*_, columns) = tensors[-2:]  # an addend comes before the two factors
     return batch >= _LEAST_VECTORS and (inner == 1 or rows == columns == 1)
 
 
@@ -363,17 +368,17 @@ class MisalignedShape(StructureRule):
     cause = "matrix products or attention whose sizes rule out the fast kernels"
     raised_when = (
         "16-bit products run in kernels for operands that are not aligned to 16 bytes, or batched products have a "
-        "single vector on each side, or Fourier transforms have a length with a large prime factor, and it costs 2 %"
+        "single vector on each side, or Fourier transforms have a length with a large prime factor; and it costs 2 %"
     )
     claimed = (
-        "the time that well-shaped products with as many FLOPs would save; passes that pad operands for attention; of "
-        "products of vectors, all but one pass over their operands; four fifths of such transforms"
+        "the time that well-shaped products with as many FLOPs would save; passes that pad operands for attention; "
+        "all but one pass over the operands of products of vectors; four fifths of such transforms"
     )
     headline = "Limited by sizes that the tensor cores cannot use: padding could save {share} of the time"
     transforms_title: ClassVar = (
-        "Fourier transforms have a length with a large prime factor, for which Bluestein's algorithm is taken"
+        "Fourier transforms have a length with a large prime factor, which needs Bluestein's slow algorithm"
     )
-    vectors_title: ClassVar = "Batched matrix products have one vector on each side, which no fast kernel is made for"
+    vectors_title: ClassVar = "Batched matrix products have one vector on each side, for which no fast kernel exists"
     headlines: ClassVar = {
         vectors_title: "Limited by matrix products of single vectors: multiplying and summing whole tensors could save "
         "{share} of the time",
@@ -402,58 +407,56 @@ class MisalignedShape(StructureRule):
     )
 
     def share(self, facts: Facts) -> Float64s:
-        """What a well-shaped product of as many operations would not need."""
-        mine, vectors = self._mine(facts), self._of_vectors(facts)
+        """Time beyond that of a well-shaped product of as many operations."""
+        misaligned, vectors = self._misaligned(facts), self._of_vectors(facts)
         transforms = np.where(facts.program.marked("bluestein"), float(self.transform_saved_share), 0.0)
-        if not mine.any() and not vectors.any():
+        if not misaligned.any() and not vectors.any():
             return transforms
         roof = facts.at_roof.select((pl.col("roof_ns") / pl.col("owned_ns")).fill_null(1.0)).to_series().to_numpy()
-        # Where nothing tells its roof, a piece is taken to be at it.
+        # Without a known roof, vectors are taken to be at it, and the usual share of misaligned products is saved.
         saved = np.where(roof < 1.0, 1.0 - roof, self.saved_share)
-        shaped = np.where(vectors, np.maximum(1.0 - roof, 0.0), np.where(mine, saved, 0.0)) + self._pads(facts, mine)
-        return np.maximum(shaped, transforms)
+        shaped = np.where(vectors, np.maximum(1.0 - roof, 0.0), np.where(misaligned, saved, 0.0))
+        return np.maximum(shaped + self._pads(facts, misaligned), transforms)
 
     @remembered
     def _of_vectors(self, facts: Facts) -> Bools:
-        """Batched products of single vectors; none where shapes are not recorded."""
-        found, rows = np.zeros(facts.work.height, dtype=np.bool_), np.flatnonzero(facts.program.labelled("gemm"))
+        """Batched products of single vectors; none if shapes are not recorded."""
+        of_vectors, rows = np.zeros(facts.work.height, dtype=np.bool_), np.flatnonzero(facts.program.labelled("gemm"))
         if len(rows) and facts.timeline.has_operators:
             shapes = facts.program.shapes().gather(rows)
-            named = [text for text in shapes.drop_nulls().unique().to_list() if _pairs_of_vectors(text)]
-            found[rows[shapes.is_in(named).fill_null(value=False).to_numpy()]] = True
-        return found
+            texts = [text for text in shapes.drop_nulls().unique().to_list() if _pairs_of_vectors(text)]
+            of_vectors[rows[shapes.is_in(texts).fill_null(value=False).to_numpy()]] = True
+        return of_vectors
 
-    def _pads(self, facts: Facts, mine: Bools) -> Float64s:
-        """Passes that widen operands to what attention takes, right before it: well-shaped ones need none."""
+    def _pads(self, facts: Facts, misaligned: Bools) -> Float64s:
+        """1 for passes that pad operands right before attention, which well-shaped operands do not need."""
         program = facts.program
         share = np.zeros(facts.work.height)
         attention = program.labelled("attention")
-        if not mine.any() or not attention.any():
+        if not misaligned.any() or not attention.any():
             return share
-        pads = program.marked("padding")
         order = program.order
-        follows = np.zeros(len(order), dtype=np.bool_)
-        for run in program.runs(pads):
+        before_attention = np.zeros(len(order), dtype=np.bool_)
+        for run in program.runs(program.marked("padding")):
             after = np.flatnonzero(order == run[-1])[0] + 1
-            follows[run] = after < len(order) and attention[order[after]]
-        share[follows & ~mine] = 1.0
+            before_attention[run] = after < len(order) and attention[order[after]]
+        share[before_attention & ~misaligned] = 1.0
         return share
 
-    def _mine(self, facts: Facts) -> Bools:
-        mine = facts.program.labelled("gemm", "attention") & facts.program.marked("misaligned")
-        if not mine.any():
-            return mine
-        narrow = facts.program.having("precision", *_NARROW)
-        return np.asarray(mine & narrow, dtype=np.bool_)
+    def _misaligned(self, facts: Facts) -> Bools:
+        misaligned = facts.program.labelled("gemm", "attention") & facts.program.marked("misaligned")
+        if not misaligned.any():
+            return misaligned
+        return np.asarray(misaligned & facts.program.having("precision", *_NARROW), dtype=np.bool_)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.of_work(self.id).to_numpy() > 0
-        mine, vectors = claimed & self._mine(facts), claimed & self._of_vectors(facts)
+        misaligned, vectors = claimed & self._misaligned(facts), claimed & self._of_vectors(facts)
         transforms = claimed & facts.program.marked("bluestein")
         for which, others, title, remedies in (
-            (transforms, mine | vectors, self.transforms_title, _SMOOTH_LENGTHS),
-            (vectors, mine, self.vectors_title, _WHOLE_TENSORS),
+            (transforms, misaligned | vectors, self.transforms_title, _SMOOTH_LENGTHS),
+            (vectors, misaligned, self.vectors_title, _WHOLE_TENSORS),
         ):
             if time_of(facts.program, which) > time_of(facts.program, others):
                 return self.seen(
@@ -462,36 +465,37 @@ class MisalignedShape(StructureRule):
                     title=title,
                     confidence="high",
                     evidence={"misaligned_per_step": int(which.sum()) / facts.steps},
-                    # Passes beside them go over the same numbers: what one fused pass would leave, nothing tells.
+                    # Passes next to them go over the same numbers; the time of one fused pass is unknown.
                     bound_ns=time_of(facts.program, which) + int(time_beside(facts.program, which).sum()),
                     remedies=remedies,
                 )
-        if not mine.any():
+        if not misaligned.any():
             return None
-        size, of_size = self._size(facts, mine)
-        at_peak = facts.at_roof["theoretical_ns"].filter(pl.Series(mine))
+        size, of_size = self._size(facts, misaligned)
+        at_peak = facts.at_roof["theoretical_ns"].filter(pl.Series(misaligned))
+        misaligned_ns = time_of(facts.program, misaligned)
         known = at_peak.is_not_null().all()
         padded = -(-size // 64) * 64 if size else None
-        named = f": {size:,} is not a multiple of 8" if size else ""
-        own = facts.program.own_ns
-        # What stands beside such a product has rows of the same odd length, and moves them faster when padded.
-        beside = int(time_beside(facts.program, mine).sum()) + time_of(
+        reason = f": {size:,} is not a multiple of 8" if size else ""
+        # Passes next to such a product have rows of the same odd length, and get faster when padded.
+        beside = int(time_beside(facts.program, misaligned).sum()) + time_of(
             facts.program, facts.program.marked("padding") & facts.program.marked("generated")
         )
+        helped = None if of_size[misaligned].all() else np.where(of_size, self.share(facts), 0.0)
         return self.seen(
             facts,
             claims,
-            title=f"Matrix products have sizes that the tensor cores cannot use{named}",
+            title=f"Matrix products have sizes that the tensor cores cannot use{reason}",
             confidence="high",
             evidence={
-                "misaligned_per_step": int(mine.sum()) / facts.steps,
+                "misaligned_per_step": int(misaligned.sum()) / facts.steps,
                 "size_count": size,
                 "padded_size_count": padded,
-                "flops_of_peak_share": float(at_peak.sum()) / int(own[mine].sum()) if known else None,
+                "flops_of_peak_share": float(at_peak.sum()) / misaligned_ns if known else None,
             },
-            bound_ns=int(own[mine].sum() - at_peak.sum()) + beside // 2,
-            # Padding one size helps the products that have it.
-            replayed=None if of_size[mine].all() else facts.replayed(time=np.where(of_size, self.share(facts), 0.0)),
+            bound_ns=int(misaligned_ns - at_peak.sum()) + beside // 2,
+            # Padding one size helps only the products that have it.
+            replayed=None if helped is None else facts.replayed(time=helped),
             remedies=(
                 Remedy(
                     f"Pad that size to {padded:,}" if padded else "Pad the odd size to a multiple of 64",
@@ -508,27 +512,27 @@ class MisalignedShape(StructureRule):
             ),
         )
 
-    def _size(self, facts: Facts, mine: Bools) -> tuple[int | None, Bools]:
-        """The recorded size that is no multiple of eight and that most of their time has, and which have it."""
+    def _size(self, facts: Facts, misaligned: Bools) -> tuple[int | None, Bools]:
+        """The recorded size, no multiple of 8, of most of these products' time; and the products that have it."""
         shapes, own = facts.program.shapes(), facts.program.own_ns
         spent: dict[int, int] = {}
         with_size: dict[int, Bools] = {}
-        for text in shapes.filter(pl.Series(mine)).drop_nulls().unique().sort():
-            rows = mine & (shapes == text).fill_null(value=False).to_numpy()
+        for text in shapes.filter(pl.Series(misaligned)).drop_nulls().unique().sort():
+            rows = misaligned & (shapes == text).fill_null(value=False).to_numpy()
             for size in {size for shape in tensors_of(text) for size in shape if size > 8 and size % 8}:
                 spent[size] = spent.get(size, 0) + int(own[rows].sum())
                 with_size[size] = with_size[size] | rows if size in with_size else rows
         most = max(spent, key=lambda size: (spent[size], size), default=None)
-        return most, mine if most is None else with_size[most]
+        return most, misaligned if most is None else with_size[most]
 
 
-#: By what convolutions go over: memory formats are of images (tensors of four dimensions) or of volumes (five).
+#: Dimensions that convolutions slide over → remedy. PyTorch has such formats for images (4-D) and volumes (5-D) only.
 _CHANNELS_LAST: Final[dict[int | None, Remedy]] = {
     1: Remedy(
         "Keep sequences as (batch, length, channels)",
-        "nn.Linear(c, d)(x)  # in place of nn.Conv1d(c, d, 1): the same product, without transposes before and after\n"
+        "nn.Linear(c, d)(x)  # instead of nn.Conv1d(c, d, 1): the same product, without transposes before and after\n"
         "# longer kernels: nn.Conv2d(c, d, (1, k)) on x.unsqueeze(2), both in memory_format=torch.channels_last",
-        "no conversions; channels_last itself is no format of three dimensions",
+        "no conversions; channels_last does not exist for tensors of three dimensions",
     ),
     2: Remedy(
         "Use channels last for model and images",
@@ -538,7 +542,7 @@ _CHANNELS_LAST: Final[dict[int | None, Remedy]] = {
     ),
     3: Remedy(
         "Use channels last for model and volumes",
-        "model = model.to(memory_format=torch.channels_last_3d)  # weights of other than 3-D convolutions: apart\n"
+        "model = model.to(memory_format=torch.channels_last_3d)  # convert weights of other convolutions separately\n"
         "x = x.to(device, memory_format=torch.channels_last_3d, non_blocking=True)",
         "no conversions, and higher bandwidth in norms and activations",
     ),
@@ -546,12 +550,12 @@ _CHANNELS_LAST: Final[dict[int | None, Remedy]] = {
 _CHANNELS_LAST[None] = replace(
     _CHANNELS_LAST[2],
     how=f"{_CHANNELS_LAST[2].how}\n"
-    "# volumes: torch.channels_last_3d; sequences: nn.Linear in place of nn.Conv1d(c, d, 1)",
+    "# volumes: torch.channels_last_3d; sequences: nn.Linear instead of nn.Conv1d(c, d, 1)",
 )
 
 
 class MemoryFormat(StructureRule):
-    """Convolutions between conversions of layout, and norms in the format that convolutions do not like."""
+    """Convolutions between layout conversions, and norms in the format that is slow for convolutions."""
 
     id = "memory-format"
     model = "layout"
@@ -568,7 +572,7 @@ class MemoryFormat(StructureRule):
     )
     title = "Images are in channels-first format (NCHW), which convolutions on tensor cores do not support"
     sequences_title: ClassVar = (
-        "Sequences are in channels-first format (batch, channels, length), which convolutions convert and convert back"
+        "Sequences are in channels-first format (batch, channels, length), which convolutions convert there and back"
     )
     volumes_title: ClassVar = (
         "Volumes are in channels-first format (NCDHW), which convolutions on tensor cores do not support"
@@ -589,7 +593,7 @@ class MemoryFormat(StructureRule):
     )
 
     def share(self, facts: Facts) -> Float64s:
-        """Conversions whole, norms on channels first in part."""
+        """All of the conversions, and a part of the slow kernels."""
         program = facts.program
         conversions = program.marked("layout-conversion")
         slow = self._slow(facts)
@@ -606,19 +610,19 @@ class MemoryFormat(StructureRule):
         return share
 
     def _slow(self, facts: Facts) -> Bools:
-        """Norms on channels first, and depthwise convolutions, of which the fast kernels take channels last alone."""
-        mine = facts.program.labelled("normalization", "reduction", "convolution")
-        first = facts.program.marked("channels-first") & mine
-        plain = facts.program.labelled("convolution") & ~facts.program.marked("depthwise")
-        if self._dimensions(facts) == 1:
-            plain = facts.program.labelled("convolution")  # there are no depthwise kernels for sequences, channels last
-        return np.asarray(first & ~plain, dtype=np.bool_)
+        """Channels-first norms and depthwise convolutions; fast depthwise kernels need channels last."""
+        program = facts.program
+        first = program.marked("channels-first") & program.labelled("normalization", "reduction", "convolution")
+        not_slow = program.labelled("convolution")
+        if self._dimensions(facts) != 1:  # for sequences, there are no depthwise kernels with channels last
+            not_slow = not_slow & ~program.marked("depthwise")
+        return np.asarray(first & ~not_slow, dtype=np.bool_)
 
     @remembered
     def _dimensions(self, facts: Facts) -> int | None:
-        """What most convolutions go over: sequences (1), images (2) or volumes (3); None where shapes do not tell.
+        """Dimensions of most convolutions: 1 (sequences), 2 (images) or 3 (volumes); None without shapes.
 
-        PyTorch runs those of sequences as convolutions of images of height 1.
+        PyTorch runs convolutions of sequences as those of images of height 1.
         """
         program = facts.program
         if not facts.timeline.has_operators:
@@ -649,9 +653,9 @@ class MemoryFormat(StructureRule):
             evidence={
                 "conversions_per_step": int(conversions.sum()) / facts.steps,
                 "conversions_share": time_of(program, conversions) / facts.wall_ns,
-                "channels_first_share": time_of(program, self._slow(facts)) / facts.wall_ns,
+                "channels_first_share": time_of(program, slow) / facts.wall_ns,
             },
-            # What is on the slow format may get as fast as its roof, of which the shapes tell.
+            # Kernels on the slow format may get as fast as their roof, which follows from the shapes.
             bound_ns=time_of(program, conversions)
             + int(0.85 * time_of(program, others))
             + int(time_of(program, slow) - facts.at_roof["theoretical_ns"].filter(pl.Series(slow)).sum()),
@@ -674,7 +678,7 @@ _QUANTIZED: Final = Remedy(
 
 
 class WeightBound(StructureRule):
-    """Products of few rows, whose time is that of reading the weights."""
+    """Products of few rows, which take as long as reading their weights."""
 
     id = "weight-bound"
     model = "products"
@@ -684,7 +688,7 @@ class WeightBound(StructureRule):
     raised_when = "products of at most 16 rows take 40 % of the time, and the GPU is busy for at least 70 % of it"
     claimed = (
         "the part of all kernels' time per unit of work that a batch of 16 would save, or of as many as a step does "
-        "one by one: of products all but one reading of the weights, of others what they leave empty of the GPU"
+        "one by one: for products all but one reading of the weights, for others the part of the GPU left empty"
     )
     headline = "Limited by reading the weights: a larger batch would save {share} of the time per unit of work"
     title = "Products have so few rows that they are bound by reading their weights"
@@ -695,57 +699,56 @@ class WeightBound(StructureRule):
     evidence: ClassVar = {
         "rows_count": "rows of such a product; only where shapes are recorded",
         "weights_bytes_per_step": "bytes of weights that they read; only where shapes are recorded",
-        "at_peak_share": "of their time, what the data sheet's peaks would take; only where shapes are recorded",
+        "at_peak_share": "time at the data sheet's peaks, of their time; only where shapes are recorded",
     }
     refutation = "Double the batch: if the step takes about twice as long, the products did more than read weights."
     fewest_share = Limit(0.4, "Products that take less of the time are not the limit.")
     least_busy_share = Limit(0.7, "While a GPU waits for its host, it reads no weights.")
     least_reading_ns = Limit(
         5_000,
-        "Libraries take narrow tiles for small products of many rows as well; these last about 3 µs, in which hardly "
+        "Libraries use narrow tiles for small products of many rows as well; these last about 3 µs, in which hardly "
         "any weights are read. Products of single sequences last 9 µs and more.",
     )
     least_peak_share = Limit(
-        0.2, "Reading at less than a fifth of the memory's rate is no limit: what a product has to start and sum up is."
+        0.2, "Below a fifth of the memory's rate, reading is not the limit, but starting and summing up the product."
     )
     rows = Limit(
-        16, "Up to 16 rows the time of a product hardly depends on them: a quarter of a tile of the tensor cores."
+        16, "Up to 16 rows, a quarter of a tile of the tensor cores, the time of a product hardly depends on them."
     )
 
     def share(self, facts: Facts) -> Float64s:
-        """What a larger batch would share."""
-        mine = self._narrow(facts)
-        enough = time_of(facts.program, mine) >= self.fewest_share * facts.wall_ns
+        """Time per unit of work that a larger batch would save."""
+        enough = time_of(facts.program, self._narrow(facts)) >= self.fewest_share * facts.wall_ns
         if enough and facts.busy_share >= self.least_busy_share:
             return self._shared(facts, self._batch(facts))
         return np.zeros(facts.work.height)
 
     def _shared(self, facts: Facts, count: int) -> Float64s:
-        """Of each piece, the share of its time per unit of work that a batch of so many saves."""
+        """Share of each piece's time per unit of work that a batch of `count` saves."""
         batch = Passes(count, np.ones(facts.work.height, dtype=np.bool_))
         saved = batch.saved_share(facts, filled_share(facts))
         return np.where(facts.program.labelled("gemm"), batch.freed, saved)
 
     def _whole_share(self, facts: Facts, count: int) -> float:
-        """The same of the window: what others claim of it would be shared as well, and so would pauses."""
+        """Share of the window that a batch of `count` saves, time of other claims and pauses included."""
         saved = self._shared(facts, count) @ facts.program.own_ns + (1 - 1 / count) * facts.idle_ns
         return float(saved) / facts.wall_ns
 
     def _gain(self, facts: Facts, count: int) -> float:
-        """What a batch of so many brings for each of its parts, and never more than so many times."""
-        whole = self._whole_share(facts, count)
-        issuing = int(whole * facts.idle(*ISSUING))
-        return min(gain_of(facts, int(whole * facts.wall_ns), on_gpu=False, issuing_ns=issuing), float(count))
+        """Gain per unit of work with a batch of `count`, at most `count`."""
+        share = self._whole_share(facts, count)
+        issuing = int(share * facts.idle(*ISSUING))
+        return min(gain_of(facts, int(share * facts.wall_ns), on_gpu=False, issuing_ns=issuing), float(count))
 
     def _batch(self, facts: Facts) -> int:
-        """How many could share the weights: what a loop of the step does one by one, or as many as cost nothing."""
+        """How many items could share the weights: the turns of a loop of the step, or `rows` if that is more."""
         turns = turns_of_step(facts)
         return int(max(self.rows, turns.count if turns is not None else 0))
 
     def _by_name(self, facts: Facts, products: Bools) -> Bools:
-        """Of these products those that names call narrow, if most of their time is long enough to read weights in.
+        """Products with a narrow name, if most of their time is in kernels long enough to read weights.
 
-        A batch of them has a matrix for each vector: there are no weights that more rows would share.
+        Batched products are left out: they have one matrix per vector, so more rows would not share weights.
         """
         named = products & facts.program.marked("vector-product") & ~facts.program.stacked
         reading = named & (facts.program.own_ns >= self.least_reading_ns)
@@ -753,29 +756,26 @@ class WeightBound(StructureRule):
         return named if enough else np.zeros_like(named)
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """The same of the pauses: a larger batch shares them, too."""
+        """Pauses, which a larger batch shares as well."""
         return np.full(facts.gaps.height, 1 - 1 / self._batch(facts)) if self.share(facts).any() else None
 
     @remembered
     def _narrow(self, facts: Facts) -> Bools:
-        """Which products have few rows: by their shapes, else by their names."""
+        """Products of few rows, by their shapes, else by their names."""
         program = facts.program
         products = program.labelled("gemm")
         shapes = program.shapes() if facts.timeline.has_operators else None
         if shapes is None or shapes.null_count() == shapes.len():
             return self._by_name(facts, products)
         texts = shapes.filter(pl.Series(products)).drop_nulls().unique().to_list()
-        few = {text: 0 < _rows(text) <= self.rows for text in texts}
-        found = shapes.replace_strict(few, default=False, return_dtype=pl.Boolean) if few else None
-        by_shape = (
-            found.fill_null(value=False).to_numpy() if found is not None else np.zeros(len(products), dtype=np.bool_)
-        )
+        few = [text for text in texts if 0 < _rows(text) <= self.rows]
+        by_shape = shapes.is_in(few).fill_null(value=False).to_numpy()
         by_name = self._by_name(facts, products & shapes.is_null().to_numpy())
         return np.asarray(products & (by_shape | by_name), dtype=np.bool_)
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
-        mine = claims.of_work(self.id).to_numpy() > 0
+        claimed = claims.of_work(self.id).to_numpy() > 0
         count = self._batch(facts)
         weights = self._weights(facts)
         reads = weights.get("at_peak_share", 1.0) >= self.least_peak_share
@@ -784,28 +784,28 @@ class WeightBound(StructureRule):
             claims,
             title="" if reads else self.slow_title,
             confidence="high" if not facts.program.shapes().is_null().all() else "medium",
-            evidence={"rows_count": self._most_rows(facts, mine), **weights},
+            evidence={"rows_count": self._most_rows(facts, claimed), **weights},
             whole_share=self._whole_share(facts, count),
             bound_ns=facts.wall_ns - facts.wall_ns // 128,
             remedies=(
                 Remedy(
                     "Process more sequences at a time",
                     "# continuous batching (vllm, text-generation-inference), or generate() on a batch",
-                    f"{GAIN} for each with {count} at a time; as many times the tokens as sequences, until products "
-                    "compute as long as they read",
+                    f"{GAIN} for each with {count} at a time; throughput grows with the number of sequences until "
+                    "products compute as long as they read",
                     gain_by_batch={size: self._gain(facts, size) for size in sorted({*BATCHES, count})},
                 ),
                 *((_QUANTIZED,) if reads else ()),
                 Remedy(
                     "Use speculative decoding",
-                    "model.generate(assistant_model=draft) # a small draft model proposes tokens",
+                    "model.generate(assistant_model=draft)  # a small draft model proposes tokens",
                     "two to three tokens per pass over the weights",
                 ),
             ),
         )
         if found is None or found.expected_interval is None:
             return found
-        # A batch of so many shares the weights so often, and never more.
+        # A batch of `count` cannot gain more than `count` times.
         low, high = found.expected_interval
         interval = low, min(high, max(float(count), found.expected or 0.0))
         first, *rest = found.remedies
@@ -818,18 +818,18 @@ class WeightBound(StructureRule):
         at_peak = float(products["theoretical_ns"].sum()) / int(products["owned_ns"].sum())
         return {"weights_bytes_per_step": float(products["bytes"].sum()) / facts.steps, "at_peak_share": at_peak}
 
-    def _most_rows(self, facts: Facts, mine: Bools) -> int | None:
-        texts = facts.program.shapes().filter(pl.Series(mine)).drop_nulls().unique().to_list()
+    def _most_rows(self, facts: Facts, products: Bools) -> int | None:
+        texts = facts.program.shapes().filter(pl.Series(products)).drop_nulls().unique().to_list()
         return max((_rows(text) for text in texts), default=None)
 
 
 def _rows(shapes: str) -> int:
-    """Rows of a product's left operand, by the shapes of its inputs; 0 where they do not tell."""
+    """Rows of a product's left operand, by the shapes of its inputs; 0 if unknown."""
     tensors = tensors_of(shapes)
     matrices = [shape for shape in tensors if len(shape) >= 2]
     if len(matrices) < 2:
         vectors = [shape for shape in tensors if len(shape) == 1]
-        # A matrix and a vector as long as its rows.
+        # The vector must be as long as the rows of the matrix.
         return int(len(matrices) == 1 and any(vector[0] == matrices[0][-1] for vector in vectors))
     left, right = matrices[-2:]
     return min(math.prod(left[:-1]), math.prod(right[:-1]), right[-1]) if len(left) == len(right) == 2 else 0

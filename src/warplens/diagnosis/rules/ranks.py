@@ -1,4 +1,4 @@
-"""What ranks cost each other: one that is late, many small collectives, stages of a pipeline that wait."""
+"""Rules for ranks that wait for each other: a late rank, stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from warplens.profile.schema import Float64s
 
 
 class RanksRule(Rule):
-    """A cause that shows between ranks: in one profile that holds several, or in the profiles of one run."""
+    """A cause that shows between ranks: in one profile of several ranks, or in the profiles of one run."""
 
     precedence = "certain"
 
@@ -51,10 +51,10 @@ class RanksRule(Rule):
         Args:
             run: the ranks.
             limits: of the severities.
-            gains: expected, and the ends of its interval, in any order.
-            bound: that no remedy can beat.
+            gains: the expected gain and the ends of its interval, in any order.
+            bound: that no remedy can exceed.
             title, confidence, where, remedies: as in `Finding`.
-            evidence: the same; what was not recorded is None and left out.
+            evidence: as in `Finding`; None for numbers that were not recorded, which are left out.
         """
         low, expected, high = sorted(max(gain, 1.0) for gain in gains)
         bound = max(bound, high)
@@ -77,32 +77,32 @@ class RanksRule(Rule):
 
 
 def most_of(facts: RankFacts, saved_ns: float, issuing_ns: float = 0.0) -> float:
-    """The most that can come of it, whatever the profiler added to the launches: nothing, or all of their time."""
+    """Largest speed-up if this time goes away, whether the profiler added nothing to the launches or all their time."""
     recorded = ceiling(facts.wall_ns, min(saved_ns, facts.wall_ns))
     wall = max(facts.wall_ns - facts.issuing_ns, 1)
     return max(recorded, ceiling(wall, min(max(saved_ns - issuing_ns, 0.0), wall)))
 
 
-#: Places between the least that a host needs without the profiler and what was recorded, at which a gain is looked at.
+#: Host paces over which a gain is averaged: 0 is the least time without the profiler, 1 the recorded time.
 _PACES: Final = np.linspace(0.0, 1.0, 11)
 
 
 def gains_of(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0) -> tuple[float, ...]:
-    """Expected gain of these ranks, and the ends of its interval; the median rank stands for all.
+    """Expected gain of these ranks, and the ends of its interval; the median over ranks.
 
-    Waiting in which the host issues what comes next costs nothing, and how long the hosts take without the profiler is
-    least sure. What is expected is the mean over that: evenly from what such hosts need at least to what was recorded.
+    Waiting during which the host issues the next work costs nothing, and the hosts' time without the profiler is the
+    least certain quantity. The expected gain is the mean over this time, from its least value to the recorded one.
     """
     left = 1 - kept
 
-    def of(place: float, part: float) -> float:
-        found = (
-            ranks[rank].gain(place + (1 - place) * ranks[rank].unprofiled_share, part * saved)
+    def gain_at(pace: float, part: float) -> float:
+        return median(
+            ranks[rank].gain(pace + (1 - pace) * ranks[rank].unprofiled_share, part * saved)
             for rank, saved in saved_ns.items()
         )
-        return median(found)
 
-    return (of(1.0, 0.8 * left), float(np.mean([of(place, left) for place in _PACES])), of(0.0, min(1.2 * left, 1.0)))
+    expected = float(np.mean([gain_at(pace, left) for pace in _PACES]))
+    return gain_at(1.0, 0.8 * left), expected, gain_at(0.0, min(1.2 * left, 1.0))
 
 
 # --- Stages of a pipeline that wait for each other -------------------------------------------------------------------
@@ -149,8 +149,8 @@ class PipelineBubble(RanksRule):
     kept_share = Limit(0.5, "Twice the micro-batches halve the time in which a pipeline fills and drains.")
 
     def _waits(self, run: Run) -> dict[int, pl.DataFrame]:
-        """Of each rank `step`, `waited_ns`, `longest_ns`, `at` (of the step, where the longest began), `transfers`."""
-        found = {}
+        """By rank: `step`, `waited_ns`, `longest_ns`, `at` (start of the longest, of the step), `transfers`."""
+        waits = {}
         for rank in run.ranks:
             summary = run.summary(rank)
             steps = summary.steps.filter("in_window").select(
@@ -161,7 +161,7 @@ class PipelineBubble(RanksRule):
                 return {}
             floor = (rows["end_ns"] - rows["start_ns"]).quantile(0.05) or 0.0
             waited = (pl.col("exposed_ns") - floor).clip(0.0)
-            found[rank] = (
+            waits[rank] = (
                 rows.sort("start_ns")
                 .join_asof(steps.sort("begin"), left_on="start_ns", right_on="begin")
                 .drop_nulls("step")
@@ -175,18 +175,18 @@ class PipelineBubble(RanksRule):
                 )
                 .sort("step")
             )
-        return found
+        return waits
 
     def _pattern(self, run: Run) -> dict[int, pl.DataFrame]:
-        """The same, if it is that of a pipeline; empty if not."""
+        """`_waits`, if they have the pattern of a pipeline; empty if not."""
         waits = self._waits(run) if len(run.ranks) > 1 else {}
         if not waits:
             return {}
         totals = {rank: float(rows["waited_ns"].sum()) for rank, rows in waits.items()}
-        # The window may hold a step more of one rank than of another: steps of all of them tell.
+        # The window may have one more step of some ranks, so that steps of all ranks are preferred.
         steps = pl.concat(waits.values()).group_by("step").agg(pl.col("waited_ns").sum(), pl.len().alias("ranks"))
         common = steps.filter(pl.col("ranks") == len(waits))
-        every = (common if common.height > 1 else steps)["waited_ns"].to_numpy()
+        waited = (common if common.height > 1 else steps)["waited_ns"].to_numpy()
         shares = {rank: spent / max(run.ranks[rank].wall_ns, 1) for rank, spent in totals.items()}
         places = [float(rows["at"].median() or 0.0) for rows in waits.values()]  # type: ignore[arg-type]
         longest = [float(rows["longest_ns"].sum()) / max(totals[rank], 1.0) for rank, rows in waits.items()]
@@ -194,7 +194,7 @@ class PipelineBubble(RanksRule):
             min(shares.values()) >= self.least_share
             and min(shares.values()) >= self.even_share * max(shares.values())
             and median(longest) >= self.longest_share
-            and float(every.std()) <= self.regular_share * float(every.mean())
+            and float(waited.std()) <= self.regular_share * float(waited.mean())
             and all(rows["transfers"].n_unique() == 1 for rows in waits.values())
             and max(places) - min(places) >= self.apart_share
         )
@@ -205,9 +205,11 @@ class PipelineBubble(RanksRule):
         run = run_of(facts)
         if run is None or not self._pattern(run):
             return None
-        begins = pl.concat([each.collectives.filter(pl.col("kind") == "send_recv") for each in run.result.summaries])
-        mine = (facts.work["label"] == "communication") & facts.work["start_ns"].is_in(begins["start_ns"].implode())
-        return np.where(mine.to_numpy(), 1.0, 0.0)
+        sends = pl.concat(
+            [summary.collectives.filter(pl.col("kind") == "send_recv") for summary in run.result.summaries]
+        )
+        claimed = (facts.work["label"] == "communication") & facts.work["start_ns"].is_in(sends["start_ns"].implode())
+        return np.where(claimed.to_numpy(), 1.0, 0.0)
 
     def across(self, run: Run, limits: Thresholds) -> Finding | None:
         """The finding, if the run has it."""
@@ -267,7 +269,7 @@ class PipelineBubble(RanksRule):
 # --- One rank that is late -------------------------------------------------------------------------------------------
 
 
-#: What makes a rank late → what it does, in a title, and what to do about it.
+#: Cause of a late rank → its text in the title, and remedies.
 _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
     "more-work": (
         "its GPU has {excess} more work per step",
@@ -363,7 +365,7 @@ _CAUSES: Final[dict[str, tuple[str, tuple[Remedy, ...]]]] = {
     ),
 }
 
-#: Which causes of idle time count as which of these.
+#: Cause of a late rank → causes of idle time that belong to it.
 _IDLE: Final = {
     "host": ("host",),
     "synchronization": ("synchronization", "refill"),
@@ -408,12 +410,12 @@ class Straggler(RanksRule):
     explained_share = Limit(0.5, "A cause that explains less than half of the waiting is not the main one.")
 
     def _waiting(self, run: Run) -> tuple[int, dict[int, float]] | None:
-        """The late rank, and what each other one waited for it."""
+        """The late rank, and the time that each other rank waited for it."""
         late = straggler(run.result.waits)
         if late is None:
             return None
         held = dict(held_up(run.result.waits, late).select("rank", pl.col("held_ns").cast(pl.Float64)).iter_rows())
-        # Of two stages of a pipeline one always comes last, by the schedule: only with more to do it is a late rank.
+        # By the schedule of a pipeline, one of two stages always comes last: it is only late for a known cause.
         caused = run.result.waits.collectives.filter(pl.col("last_rank") == late)
         exchanged = caused.filter(pl.col("kind").cast(pl.String) == "send_recv")["delay_ns"].sum()
         if held and 2 * exchanged > caused["delay_ns"].sum() and self._why(run, late, held)[0] == "unknown":
@@ -421,11 +423,11 @@ class Straggler(RanksRule):
         return (late, held) if held else None
 
     def _why(self, run: Run, late: int, held: Mapping[int, float]) -> tuple[str, dict[str, float], float]:
-        """What makes the rank late, its excess by cause, and the share of the others' waiting that it explains."""
+        """The cause of the late rank, its excess by cause, and the share of the others' waiting that it explains."""
         others = [run.ranks[rank] for rank in held]
         excess = _excess(run.ranks[late], others)
         cause = max(excess, key=lambda name: excess[name])
-        # Waiting in which the hosts issue what comes next costs nothing, and needs no explanation.
+        # Waiting during which the hosts issue the next work costs nothing and needs no explanation.
         costs = sum(
             own.unprofiled_ns(1.0) - own.unprofiled_ns(1.0, held[rank]) for rank, own in zip(held, others, strict=True)
         )
@@ -435,30 +437,30 @@ class Straggler(RanksRule):
         return cause, excess, explained
 
     def claim(self, facts: Facts) -> Float64s | None:
-        """Of collectives that mostly wait for the late rank, the waiting."""
+        """The waiting in collectives that mostly wait for the late rank."""
         run = run_of(facts)
-        found = self._waiting(run) if run is not None else None
-        if run is None or found is None:
+        waiting = self._waiting(run) if run is not None else None
+        if run is None or waiting is None:
             return None
-        late, _ = found
-        # Ranks of one file share its clock: their kernels are known by when they began.
+        late, _ = waiting
+        # Ranks of one file share its clock, so that start times identify their kernels.
         waits = run.result.waits
         instances = waits.collectives.filter(pl.col("last_rank") == late).select("collective")
         members = waits.members.filter(pl.col("rank") != late).join(instances, on="collective")
         share = members.group_by("start_ns").agg(
             (pl.col("wait_ns").sum() / (pl.col("end_ns") - pl.col("start_ns")).sum()).alias("share")
         )
-        known = facts.work.select("start_ns").join(share, on="start_ns", how="left", maintain_order="left")["share"]
-        talks = facts.program.having("label", "communication")
-        waiting = known.fill_null(0.0).to_numpy()
-        return np.where(talks & (waiting > 1 / 2), waiting, 0.0)
+        joined = facts.work.select("start_ns").join(share, on="start_ns", how="left", maintain_order="left")
+        collectives = facts.program.having("label", "communication")
+        waiting_share = joined["share"].fill_null(0.0).to_numpy()
+        return np.where(collectives & (waiting_share > 1 / 2), waiting_share, 0.0)
 
     def across(self, run: Run, limits: Thresholds) -> Finding | None:
         """The finding, if the run has it."""
-        found = self._waiting(run)
-        if found is None:
+        waiting = self._waiting(run)
+        if waiting is None:
             return None
-        late, held = found
+        late, held = waiting
         mean = sum(held.values()) / len(held)
         if ceiling(round(run.wall_ns), mean) < limits.raise_ceiling:
             return None
@@ -466,20 +468,20 @@ class Straggler(RanksRule):
         row = run.result.waits.ranks.row(by_predicate=pl.col("rank") == late, named=True)
         others = [run.ranks[rank] for rank in held]
         cause, excess, explained = self._why(run, late, held)
-        doing, remedies = _CAUSES[cause]
+        reason, remedies = _CAUSES[cause]
         stall = run.ranks[late].stall
         if cause == "host" and stall is not None:
-            remedies = (*(Remedy(each.action, each.how, GAIN) for each in stall.remedies[:1]), *remedies)
-        doing = doing.format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
-        # The late rank cannot save more than its excess, of which issuing work is longer by what the profiler adds.
+            remedies = (*(Remedy(remedy.action, remedy.how, GAIN) for remedy in stall.remedies[:1]), *remedies)
+        reason = reason.format(excess=f"{excess.get(cause, 0.0) / run.steps / 1e6:.1f} ms")
+        # The late rank cannot save more than its excess; the profiler's time in launches does not count.
         own = run.ranks[late]
-        given_back = sum(
+        saved = sum(
             max(spent, 0.0) * (own.unprofiled_share if name == "launch" else 1.0) for name, spent in excess.items()
         )
-        most = given_back if cause != "unknown" else float(own.wall_ns)
+        most = saved if cause != "unknown" else float(own.wall_ns)
         gains = gains_of(run.ranks, {rank: min(spent, most) for rank, spent in held.items()})
         if sorted(gains)[1] < limits.raise_ceiling:
-            doing += "; without it the hosts would limit the step just as much"
+            reason += "; without it the hosts would limit the step just as much"
         compute = {rank: run.summary(rank).times["compute_ns"] for rank in (late, *held)}
         idle = {rank: run.summary(rank).times["idle_ns"] for rank in (late, *held)}
         waits = run.result.waits.ranks.filter(pl.col("rank").is_in(list(held)))
@@ -489,7 +491,7 @@ class Straggler(RanksRule):
             limits,
             gains,
             bound=max(most_of(run.ranks[rank], exposed[rank]) for rank in held),
-            title=f"Rank {late} is late and the others wait for it, {mean / run.steps / 1e6:.1f} ms per step: {doing}",
+            title=f"Rank {late} is late and the others wait for it, {mean / run.steps / 1e6:.1f} ms per step: {reason}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
             evidence={
                 "collectives_per_step": row["matched"] / run.steps,
@@ -537,7 +539,7 @@ def _excess(late: RankFacts, others: Sequence[RankFacts]) -> dict[str, float]:
         pl.col("kernels", "usual", "time_ns", "taken").fill_null(0).cast(pl.Float64)
     )
     beyond = both["time_ns"] - both["taken"]
-    # A kind of kernel that runs as often and takes longer is slower; one that runs more often is more work.
+    # A kernel that runs as often and takes longer is slower; one that runs more often is more work.
     as_often = (both["kernels"] - both["usual"]).abs() <= _AS_OFTEN * both["usual"]
     slower, more = (float(beyond.filter(which).sum()) for which in (as_often, ~as_often))
     idle = {
@@ -545,7 +547,7 @@ def _excess(late: RankFacts, others: Sequence[RankFacts]) -> dict[str, float]:
         - median(sum(each.idle.get(cause, 0) for cause in causes) for each in others)
         for name, causes in _IDLE.items()
     }
-    # The others' own pauses are hidden behind their waiting: host time is compared as a whole, and then divided.
+    # Waiting hides the others' own pauses, so host time is compared as a whole and then divided.
     host = late.host_ns - median(each.host_ns for each in others)
     idle["host"] = min(idle["host"], max(host, 0.0))
     idle["launch"] = host - idle["host"]
@@ -553,7 +555,7 @@ def _excess(late: RankFacts, others: Sequence[RankFacts]) -> dict[str, float]:
 
 
 def _where(late: RankFacts, others: Sequence[RankFacts], cause: str) -> tuple[str, ...]:
-    """Where the late rank spends its excess: the most particular ranges that hold most of it, or the kernels."""
+    """The most specific range with most of the late rank's excess, and the kernel with the most."""
     if cause == "host" and late.stall is not None:
         return late.stall.where[:2]
     if cause not in ("more-work", "slower-kernels"):
@@ -563,21 +565,22 @@ def _where(late: RankFacts, others: Sequence[RankFacts], cause: str) -> tuple[st
         mean = pl.concat(usual).group_by("name").agg((pl.col(amount).sum() / len(others)).alias("usual"))
         summed = own.group_by("name").agg(pl.col(amount).sum())
         joined = summed.join(mean, on="name", how="left").with_columns(pl.col("usual").fill_null(0.0))
-        found = joined.with_columns((pl.col(amount) - pl.col("usual")).alias("excess")).filter(pl.col("excess") > 0)
-        return found.sort(["excess", "name"], descending=[True, False])
+        excess = joined.with_columns((pl.col(amount) - pl.col("usual")).alias("excess")).filter(pl.col("excess") > 0)
+        return excess.sort(["excess", "name"], descending=[True, False])
 
     places = beyond(late.places, [each.places for each in others], "busy_ns")
     kernels = beyond(late.kernels, [each.kernels for each in others], "time_ns")
-    named: list[str] = kernels["name"].head(1).to_list()
+    names: list[str] = kernels["name"].head(1).to_list()
     if places.height:
-        # Of the ranges with nearly all of it, the one that holds little else.
+        # Among the ranges with nearly all of the excess, the one with the least other work.
         most = places.filter(pl.col("excess") >= _NEARLY_ALL * places["excess"][0]).sort("busy_ns", "name")
-        named = [most["name"][0], *named]
-    return tuple(named)
+        names = [most["name"][0], *names]
+    return tuple(names)
 
 
-#: Counts of one kind of kernel on two ranks that differ by less are of the same program: windows do not end alike.
+#: Largest relative difference between counts of a kernel on two ranks that run the same program: windows end
+#: differently.
 _AS_OFTEN: Final = 0.05
 
-#: Of the excess of the range that has most: what lies inside of it, at any depth.
+#: Least share of the largest excess of any range that an inner range needs.
 _NEARLY_ALL: Final = 0.8

@@ -1,9 +1,9 @@
-"""Work that is done again and again: forward passes, and loops over parts of the data."""
+"""Rules for repeated work: recomputation, and loops over parts of the data."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -26,26 +26,26 @@ from warplens.profile.schema import Bools, Float64s, Int64s
 
 
 def _close(found: Bools, rows: Int64s, may: Bools, most: int) -> None:
-    """Add the rows between two found ones of a sequence, where that are few and each of them may be one."""
+    """Marks up to `most` rows between two marked ones of a sequence, if all of them `may` be marked."""
     places = np.flatnonzero(found[rows])
     left, right = places[:-1], places[1:]
-    barred = np.r_[0, np.cumsum(~may)]
-    filled = (right - left > 1) & (right - left <= most + 1) & (barred[right] == barred[left + 1])
+    excluded = np.r_[0, np.cumsum(~may)]
+    filled = (right - left > 1) & (right - left <= most + 1) & (excluded[right] == excluded[left + 1])
     for begin, end in zip((left[filled] + 1).tolist(), right[filled].tolist(), strict=True):
         found[rows[begin:end]] = True
 
 
 def _numbered(windows: Int64s) -> Int64s:
-    """A number for each row, the same for equal rows."""
+    """A number for each row, equal for equal rows."""
     number = np.unique(windows[:, 0], return_inverse=True)[1]
-    for place in range(1, windows.shape[1]):
-        values, codes = np.unique(windows[:, place], return_inverse=True)
+    for column in range(1, windows.shape[1]):
+        values, codes = np.unique(windows[:, column], return_inverse=True)
         number = np.unique(number * len(values) + codes, return_inverse=True)[1]
     return np.asarray(number, dtype=np.int64)
 
 
 class Recomputation(StructureRule):
-    """Work that was done before: the forward pass again in the backward pass, or all tokens again for each new one."""
+    """Work that is done again: the forward pass in the backward pass, or all tokens for each new one."""
 
     id = "recomputation"
     model = "products"
@@ -56,11 +56,10 @@ class Recomputation(StructureRule):
         "graph; generation that runs all tokens, or the encoder, again for each new one"
     )
     raised_when = (
-        "sequences of the forward pass's kernels recur in the backward pass, or what repeats there has far more "
-        "products than the forward pass; or without training six passes or more "
-        "launch the same kernels on grids that grow by the same amount each time, or four passes of an encoder launch "
-        "the same kernels on the same grids before work on a text that grows, and nothing is sent to the GPU between; "
-        "and it costs 2 %"
+        "sequences of the forward pass's kernels recur in the backward pass, or the backward pass repeats with far "
+        "more products than the forward pass; or in inference at least six passes launch the same kernels on evenly "
+        "growing grids, or at least four passes of an encoder launch the same kernels on the same grids before work on "
+        "a growing text, with nothing sent to the GPU in between; and it costs 2 %"
     )
     claimed = (
         "these kernels, and the pauses while the host issues them; of passes over a growing text, all but the work of "
@@ -88,8 +87,8 @@ class Recomputation(StructureRule):
     evidence: ClassVar = {
         "repeated_per_step": "kernels that run a second time",
         "of_forward_share": "of the kernels of the forward pass",
-        "backward_passes_per_step": "backward passes over the part of the graph that they have in common",
-        "passes_per_step": "passes over a text that grows, or of the encoder",
+        "backward_passes_per_step": "backward passes over the common part of the graph",
+        "passes_per_step": "passes over a growing text, or of the encoder",
         "growth_factor": "tokens of the last of them over those of the first",
     }
     refutation = (
@@ -106,20 +105,20 @@ class Recomputation(StructureRule):
     least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
 
     def needless(self, finding: Finding) -> bool:
-        """All but the last token of a growing text, and an encoder's result that is there already."""
+        """True for repeated tokens of a growing text and repeated encoder passes, whose results exist already."""
         return finding.title in (self.growing_title, self.encoded_title)
 
     def makes_launches(self, finding: Finding) -> bool:
-        """The host issues again what is run again."""
+        """True: the host issues repeated work again."""
         return True
 
     def share(self, facts: Facts) -> Float64s:
-        """The repeated kernels."""
+        """Share of the repeated work."""
         growing = growing_passes(facts)
         return self._again(facts).astype(np.float64) if growing is None else growing.share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """The pauses before them, and of all others as much as a host without that work would be ahead by."""
+        """The pauses before that work, and the share of all others that go away as the host gets ahead."""
         again = self._again(facts)
         if not again.any():
             return None
@@ -141,13 +140,13 @@ class Recomputation(StructureRule):
         keys = program.launched_as(np.arange(len(is_kernel)))
         kernels = kernels[np.argsort(program.step[kernels], kind="stable")]  # step by step, each in order
         steps = program.step[kernels]
-        # Most steps launch what others launched: what is found in one of them holds for all.
-        answered: dict[bytes, Bools] = {}
+        # Most steps launch the same kernels, so that one answer holds for all of them.
+        answers: dict[bytes, Bools] = {}
         for begin, end in pairwise(np.r_[np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]]), len(steps)].tolist()):
             rows = kernels[begin:end]
-            asked = b"".join(which[rows].tobytes() for which in (keys, backward, product))
-            if asked in answered:
-                again[rows] = answered[asked]
+            key = b"".join(which[rows].tobytes() for which in (keys, backward, product))
+            if key in answers:
+                again[rows] = answers[key]
                 continue
             forward, later = rows[~backward[rows]], rows[backward[rows]]
             if len(forward) < length or len(later) < length:
@@ -161,10 +160,9 @@ class Recomputation(StructureRule):
             for place in range(length):
                 again[later[place : place + len(found)][found]] = True
             _close(again, later, np.isin(keys[later], keys[forward]), int(self.between))
-            answered[asked] = again[rows]
-        spent = time_of(program, again)
+            answers[key] = again[rows]
         too_few = again.sum() < self.least_share * (is_kernel & ~backward).sum()
-        if too_few or spent > self.most_share * time_of(program, is_kernel & backward):
+        if too_few or time_of(program, again) > self.most_share * time_of(program, is_kernel & backward):
             again[:] = False
         return again
 
@@ -188,7 +186,7 @@ class Recomputation(StructureRule):
                 facts,
                 claims,
                 title=self.encoded_title,
-                confidence="medium",  # that the input is the same, and not of the same size alone, is inferred
+                confidence="medium",  # the input has the same size; that it is the same is inferred
                 evidence={"passes_per_step": encoders, "repeated_per_step": int(again.sum()) / facts.steps},
                 bound_ns=claims.total_ns(self.id) + facts.idle_ns - claims.idle_ns(self.id),
                 remedies=_ENCODED_ONCE,
@@ -205,7 +203,7 @@ class Recomputation(StructureRule):
                 "of_forward_share": min(int(again.sum()) / max(int(forward.sum()), 1), 1.0) if passes == 1 else None,
                 "backward_passes_per_step": passes if passes > 1 else None,
             },
-            # Without it, the bookkeeping of checkpoints goes as well: it saves and restores random states.
+            # The bookkeeping of checkpoints goes as well, which saves and restores random states.
             bound_ns=claims.total_ns(self.id) + facts.idle_ns - claims.idle_ns(self.id),
             remedies=_ONE_PASS
             if passes > 1
@@ -229,27 +227,27 @@ class Recomputation(StructureRule):
         )
 
 
-#: Where several losses go back over one graph.
+#: For several losses over one graph.
 _ONE_PASS: Final = (
     Remedy(
         "Differentiate the sum",
-        "(loss_a + loss_b + loss_c).backward()  # in place of a backward(retain_graph=True) for each\n"
-        "# gradients of the losses apart: of the last shared layer alone, torch.autograd.grad(loss, shared.weight)",
-        f"{GAIN}: the part of the graph that the losses share is gone through once",
+        "(loss_a + loss_b + loss_c).backward()  # instead of a backward(retain_graph=True) for each\n"
+        "# separate gradients of the losses: only for the last shared layer, torch.autograd.grad(loss, shared.weight)",
+        f"{GAIN}: one pass over the part of the graph that the losses share",
     ),
     Remedy(
         "Take rows of a Jacobian together",
         "torch.autograd.grad(y, x, directions, is_grads_batched=True)  # or torch.func.jacrev, vmap(vjp)",
-        "one pass with larger products in place of one a row",
+        "one pass with larger products instead of one per row",
     ),
 )
 
-#: Where all tokens run again for each new one.
+#: For generation without a cache.
 _CACHED: Final = (
     Remedy(
         "Keep keys and values",
         "model.generate(ids, use_cache=True)  # transformers: not config.use_cache = False\n"
-        "out = model(last_token, past_key_values=cache, use_cache=True)  # a loop of one's own: one token a pass",
+        "out = model(last_token, past_key_values=cache, use_cache=True)  # your own loop: one token per pass",
         GAIN,
     ),
     Remedy(
@@ -259,21 +257,29 @@ _CACHED: Final = (
     ),
 )
 
-#: Where an encoder runs for each token.
+#: For an encoder that runs for each token.
 _ENCODED_ONCE: Final = (
     Remedy(
         "Run the encoder once",
         "encoded = model.get_encoder()(input_ids, attention_mask=mask)  # before the loop\n"
         "model(encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=tokens)  # transformers\n"
-        "# model.generate does this, and keeps keys and values; so for images that a text is written about",
+        "# model.generate does this, and keeps keys and values; the same holds for image encoders",
         GAIN,
     ),
     Remedy(
         "Keep keys and values, of the encoder's result as well",
         "model(encoder_outputs=encoded, decoder_input_ids=last, past_key_values=cache, use_cache=True)",
-        "one token a pass, and no products over the encoder's result after the first",
+        "one token per pass, and no products over the encoder's result after the first",
     ),
 )
+
+
+class _PartLoops(NamedTuple):
+    """Loops over parts of the data."""
+
+    work: Bools  #: which pieces of work belong to one
+    saved_calls: Float64s  #: share of the host's time to issue each piece of work that grouped products save
+    repetitions: int  #: of all loops
 
 
 class PerExpertLoop(StructureRule):
@@ -288,15 +294,15 @@ class PerExpertLoop(StructureRule):
         "small matrix products between a gather and a scatter of rows repeat twenty times per step, and it costs 2 %"
     )
     claimed = (
-        "the pauses before these kernels, and the time of an empty one in each; nearly all of the time of passes over "
-        "the whole tensor"
+        "the pauses before these kernels, and the duration of an empty kernel in each; nearly all of the time of "
+        "passes over the whole tensor"
     )
     headline = "Limited by a loop over parts of the data: grouped products could save {share} of the time"
     title = "The same short chain of kernels is launched for each part of the data, one after the other"
     evidence: ClassVar = {
         "repetitions_per_step": "repetitions of the chain",
         "kernels_per_repetition_factor": "kernels per repetition",
-        "waits_per_step": "calls that block the host until the GPU is done, for counts of what each part gets",
+        "waits_per_step": "calls that block the host until the GPU is done, for the row counts of the parts",
     }
     refutation = (
         "Sort the rows by part and run one batched product over equal bins: if it is not faster, the parts were "
@@ -312,78 +318,85 @@ class PerExpertLoop(StructureRule):
         "of stacked weights, which each part fills with zeros and adds to the sum.",
     )
     whole_saved_share = Limit(0.95, "Grouped products write that gradient once instead of for each of twenty parts.")
+    remaining = Limit(
+        80,
+        "Launches that remain for each loop: rows are sorted by part, counted, multiplied in groups, weighted "
+        "and added back, beside the rest of the layer. A decoder with grouped products launched 88 for each loop.",
+    )
 
     def makes_launches(self, finding: Finding) -> bool:
-        """Each part has launches of its own."""
+        """True: each part has its own launches."""
         return True
 
     def share(self, facts: Facts) -> Float64s:
-        """A part of the chain's time."""
-        mine, _ = self._loop(facts)
+        """Share of the loop's kernels that grouped products save."""
+        in_loop = self._loop(facts).work
         program = facts.program
-        # Grouped products still do the work of all parts: what goes is that each kernel starts and ends.
-        share, rows = np.zeros(len(mine)), np.flatnonzero(mine)
+        # Grouped products still do the work of all parts, but start and end only once.
+        share, rows = np.zeros(len(in_loop)), np.flatnonzero(in_loop)
         if len(rows):
             share[rows] = np.minimum(started_share(facts, rows), self.whole_saved_share)
-            usual = float(np.median(program.own_ns[mine & program.labelled("gemm")]))
-            whole = mine & program.labelled("elementwise") & (program.own_ns >= self.longer * usual)
-            share[whole] = self.whole_saved_share
+            product_ns = float(np.median(program.own_ns[in_loop & program.labelled("gemm")]))
+            over_all = in_loop & program.labelled("elementwise") & (program.own_ns >= self.longer * product_ns)
+            share[over_all] = self.whole_saved_share
         return share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses before its kernels."""
-        mine, _ = self._loop(facts)
-        return facts.program.of_gaps(mine) if mine.any() else None
+        in_loop = self._loop(facts).work
+        return facts.program.of_gaps(in_loop) if in_loop.any() else None
 
     @remembered
-    def _loop(self, facts: Facts) -> tuple[Bools, int]:
-        """Which kernels belong to such a loop, and how many repetitions there are."""
+    def _loop(self, facts: Facts) -> _PartLoops:
+        """The loops of this kind."""
         program = facts.program
-        mine = np.zeros(facts.work.height, dtype=np.bool_)
+        in_loop = np.zeros(facts.work.height, dtype=np.bool_)
+        saved_calls = np.zeros(facts.work.height)
         product, writes = program.labelled("gemm"), program.marked("adding-rows")
         if not product.any() or not writes.any():
-            return mine, 0
+            return _PartLoops(in_loop, saved_calls, 0)
         scattered = program.labelled("gather-scatter", "sort-topk")
         other = program.labelled("attention", "normalization", "convolution", "communication", "optimizer")
         count = 0
         # Only sequences that write rows and have a product for each repetition can be such loops.
         for run in program.runs(~other, (writes, 1), (product, int(self.in_a_row))):
-            # Repetitions are told apart by where rows are picked: from one group of gathers to the next lie products.
+            # A repetition begins with a group of gathers; its products follow.
             picks = scattered[run]
             starts = np.flatnonzero(picks & np.r_[True, ~picks[:-1]])
             parts = np.split(np.arange(len(run)), starts[starts > 0])
-            telling = [part for part in parts if product[run[part]].any() and len(part) <= self.longest]
-            if len(telling) < self.in_a_row:
+            repetitions = [part for part in parts if product[run[part]].any() and len(part) <= self.longest]
+            if len(repetitions) < self.in_a_row:
                 continue
-            inside = run[np.arange(telling[0][0], telling[-1][-1] + 1)]
-            if len(inside) > self.longest * len(telling):
-                continue  # layers that pick rotations of positions, say
+            inside = run[np.arange(repetitions[0][0], repetitions[-1][-1] + 1)]
+            if len(inside) > self.longest * len(repetitions):
+                continue  # such as layers that gather rotations of positions
             if np.median(program.own_ns[inside[product[inside]]]) < self.small_ns:
-                count += len(telling)
-                mine[inside] = True
-        # Equal passes over different inputs have that many layers each, which gather rows as well.
+                count += len(repetitions)
+                in_loop[inside] = True
+                saved_calls[inside] = max(0.0, 1 - self.remaining / len(inside))
+        # Layers gather rows as well, and equal passes over different inputs multiply the layers.
         passes = passes_of_step(facts).count
         layers = passes if count >= 2 * passes * facts.steps else 1
         if count < self.repetitions * facts.steps * layers:
-            mine[:], count = False, 0
-        return mine, count
+            in_loop[:], saved_calls[:], count = False, 0.0, 0
+        return _PartLoops(in_loop, saved_calls, count)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         if not claims.total_ns(self.id):
             return None
-        mine, count = self._loop(facts)
+        loops = self._loop(facts)
         return self.seen(
             facts,
             claims,
             confidence="high" if facts.sure else "medium",
             evidence={
-                "repetitions_per_step": count / facts.steps,
-                "kernels_per_repetition_factor": int(mine.sum()) / max(count, 1),
+                "repetitions_per_step": loops.repetitions / facts.steps,
+                "kernels_per_repetition_factor": int(loops.work.sum()) / max(loops.repetitions, 1),
                 "waits_per_step": facts.host.waits / facts.steps,
             },
-            bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, mine)),
-            replayed=facts.replayed("no-synchronization", time=self.share(facts), calls=mine.astype(np.float64)),
+            bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, loops.work)),
+            replayed=facts.replayed("no-synchronization", time=self.share(facts), calls=loops.saved_calls),
             remedies=(
                 Remedy(
                     "Group the products",

@@ -1,4 +1,4 @@
-"""Results that nobody reads: a product for all positions of which a slice is used, and rows that are padding."""
+"""Rules for unread results: a product for all positions of which a slice is used, and rows that are padding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
-#: Views of a part of a tensor; they launch nothing.
+#: Operators that make a view of a part of a tensor, without a kernel.
 _SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")
-#: Numbers that a thread of a pass handles, at most.
+#: Most numbers that a thread of a pass handles.
 _OF_A_THREAD: Final = 16
 
 
 class UnusedResults(StructureRule):
-    """A product of a program that does not train, of whose result only a small slice is read."""
+    """A product in inference of whose result only a small slice is read."""
 
     id = "unused-results"
     model = "products"
@@ -34,66 +34,65 @@ class UnusedResults(StructureRule):
     limiter = "results that nothing reads"
     cause = "a product for all positions, such as scores over a vocabulary, of which only a few are read"
     raised_when = (
-        "in a program that does not train, a matrix product takes a twentieth of the time or more, and nothing that "
-        "follows in its step reads more than a sixteenth of its result; and it costs 2 %"
+        "in inference, a matrix product takes at least a twentieth of the time, and later work of its step reads at "
+        "most a sixteenth of its result; and it costs 2 %"
     )
     claimed = "nearly all of these products"
     headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
     title = "A product is computed for all positions, and only a small slice of its result is read"
     evidence: ClassVar = {
         "unread_products_per_step": "products of whose result only a slice is read",
-        "read_share": "of the numbers of their results, those that are read; at most",
+        "read_share": "upper limit of the numbers that are read, of their results",
     }
     refutation = (
         "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head): if the results differ, "
         "more of them was read."
     )
     least_share = Limit(0.05, "Of the busy time: a smaller product is not worth another call.")
-    most_read = Limit(1 / 16, "A result of which more is read is computed for a purpose.")
-    saved_share = Limit(0.95, "The product of what is read stays, and reads all of its weights.")
+    most_read = Limit(1 / 16, "If more of a result is read, it is computed for a purpose.")
+    saved_share = Limit(0.95, "The product for the slice stays, and reads all of its weights.")
     deepest = Limit(16_384, "Few matrices of weights have a longer inner dimension: it bounds the size of the result.")
-    reached_share = Limit(0.3, "Of the peak of its format, what a large product reaches at least.")
+    reached_share = Limit(0.3, "Least share of the peak of its format that a large product reaches.")
 
     def needless(self, finding: Finding) -> bool:
-        """That is what it is about."""
+        """True: nothing uses the results."""
         return True
 
     def share(self, facts: Facts) -> Float64s:
-        """These products, but for what is read of them."""
+        """Share saved of these products."""
         return np.where(self._unread(facts)[0], float(self.saved_share), 0.0)
 
     @remembered
     def _unread(self, facts: Facts) -> tuple[Bools, float]:
         """Products of whose result only a slice is read, and the largest share that is read of one."""
         program = facts.program
-        found = np.zeros(facts.work.height, dtype=np.bool_)
-        large = program.labelled("gemm") & ~program.marked("vector-product")
-        # Each of them: a layer's products together may take as much, but their results are the next layer's.
-        if facts.trains or not large.any() or time_of(program, large) < self.least_share * facts.busy_ns:
-            return found, 0.0
+        unread = np.zeros(facts.work.height, dtype=np.bool_)
+        products = program.labelled("gemm") & ~program.marked("vector-product")
+        if facts.trains or not products.any() or time_of(program, products) < self.least_share * facts.busy_ns:
+            return unread, 0.0
         shapes = program.shapes()
-        told = shapes.null_count() < shapes.len()
+        has_shapes = shapes.null_count() < shapes.len()
         most = 0.0
         for rows in program.by_step():
-            mine = np.flatnonzero(large[rows])
-            if not len(mine):
+            places = np.flatnonzero(products[rows])
+            if not len(places):
                 continue
-            busy = time_of(program, rows)
-            if not told:
-                mine = mine[-1:]  # without shapes, what reads a result is known of the last product alone
-            for place in mine[program.own_ns[rows[mine]] >= self.least_share * busy].tolist():
+            if not has_shapes:
+                places = places[-1:]  # without shapes, the readers are known only for the last product
+            # Each product has to be large; a layer's products together may be, but the next layer reads their results.
+            for place in places[program.own_ns[rows[places]] >= self.least_share * time_of(program, rows)].tolist():
                 later = rows[place + 1 :]
                 read = (
                     self._read_by_shapes(facts, int(rows[place]), later, shapes)
-                    if told
+                    if has_shapes
                     else self._read_by_grids(facts, int(rows[place]), later)
                 )
                 if read is not None and read <= self.most_read:
-                    found[rows[place]], most = True, max(most, read)
-        return found, most
+                    unread[rows[place]], most = True, max(most, read)
+        return unread, most
 
     def _read_by_shapes(self, facts: Facts, product: int, later: Int64s, shapes: pl.Series) -> float | None:
-        """The share of its result that later work of the step reads, where a slice of it is taken; else None."""
+        """Share of its result that later work of the step reads; None if no slice is taken or too much is read."""
         size = _result(shapes[product])
         starts = facts.work["launch_start_ns"]
         begin = starts[product]
@@ -109,7 +108,7 @@ class UnusedResults(StructureRule):
             shapes.gather(later).to_list(), threads.tolist(), scattered.tolist(), strict=True
         ):
             sizes = _sizes(text)
-            # A pass over what was recorded without shapes reads what its threads take.
+            # Gathers, and passes without recorded shapes, read at most what their threads handle.
             read = count * _OF_A_THREAD if picks or sizes is None else max(sizes, default=0)
             most = max(most, 0.0 if math.isnan(read) and sizes is None else read)
             if most > self.most_read * size:
@@ -117,7 +116,7 @@ class UnusedResults(StructureRule):
         return most / size
 
     def _read_by_grids(self, facts: Facts, product: int, later: Int64s) -> float | None:
-        """The same by the grids of what follows: passes over few numbers, the first of which has to copy a slice."""
+        """Share of its result that later work reads, by grids: passes over few numbers, the first copies a slice."""
         program = facts.program
         kernels = later[program.is_kernel[later]]
         if not len(kernels) or not program.labelled(*PASSES)[kernels].all():
@@ -125,16 +124,17 @@ class UnusedResults(StructureRule):
         narrowed = np.flatnonzero(program.labelled("elementwise", "copy-cast")[kernels])
         if not len(narrowed) or narrowed[0] != 0:
             return None  # a reduction reads more than it writes
-        told = facts.work["precision"][product] or "bf16"
+        precision = facts.work["precision"][product] or "bf16"
         rates = [
-            peaks.flops_per_s.get(told, peaks.flops_per_s.get("bf16", 0.0))
+            peaks.flops_per_s.get(precision, peaks.flops_per_s.get("bf16", 0.0))
             for device in facts.devices
             if (peaks := peaks_of(device))
         ]
-        held = float(program.blocks(np.array([product]))[0]) * float(tiles(facts)[product])
+        # Size of the result: by tiles, at least by the FLOPs of its time over those of the longest inner dimension.
+        by_tiles = float(program.blocks(np.array([product]))[0]) * float(tiles(facts)[product])
         rate = self.reached_share * min(rates, default=0.0)
-        made = float(program.own_ns[product]) / 1e9 * rate / (2 * self.deepest)
-        size = max(0.0 if math.isnan(held) else held, made)
+        by_time = float(program.own_ns[product]) / 1e9 * rate / (2 * self.deepest)
+        size = max(0.0 if math.isnan(by_tiles) else by_tiles, by_time)
         read = float(np.nan_to_num(program.threads(kernels), nan=np.inf).max()) * _OF_A_THREAD
         return read / size if size else None
 
@@ -151,25 +151,25 @@ class UnusedResults(StructureRule):
                 Remedy(
                     "Compute only what is read",
                     "scores = model(input_ids=ids, logits_to_keep=1).logits  # transformers\n"
-                    "scores = head(hidden[:, -1])  # in place of head(hidden)[:, -1]",
-                    "the product of all other positions, and the memory that its result takes",
+                    "scores = head(hidden[:, -1])  # instead of head(hidden)[:, -1]",
+                    "no product for all other positions, and no memory for its result",
                 ),
             ),
         )
 
 
 class PaddedWork(Rule):
-    """Attention with a mask for each sequence, at one length in all steps: some of the work is padding. It informs."""
+    """Attention with a mask for each sequence, of one length in all steps: padding is computed. It only informs."""
 
     id = "padded-work"
-    question = "Is part of each sequence hidden by a mask of its own, as padding is?"
+    question = "Is part of each sequence hidden by its own mask, as padding is?"
     limiter = "work on sequences of which a mask hides a part"
-    cause = "sequences that are padded to one length: how much of it is padding, no profile records"
+    cause = "sequences that are padded to one length; no profile records how much is padding"
     raised_when = (
         "fused attention gets a mask for each sequence, of one size in all steps. Informational; it is the verdict "
-        "where no finding is a warning"
+        "if no finding is a warning"
     )
-    title = "Attention gets a mask for each sequence, all of one length: padding that it hides is computed as well"
+    title = "Attention gets a mask for each sequence, all of one length: hidden padding is computed as well"
     evidence: ClassVar = {
         "masked_per_step": "kernels of attention with such a mask",
         "sequences_count": "sequences of one attention; only where shapes are recorded",
@@ -181,15 +181,15 @@ class PaddedWork(Rule):
         "texts packed into one row have such masks, too."
     )
     describes = True
-    least_length = Limit(64, "Sequences of fewer tokens cost little; one token a step is decoding.")
-    least_numbers = Limit(512 * 512, "The same without shapes: a smaller mask costs little, and may be anything.")
+    least_length = Limit(64, "Sequences of fewer tokens cost little; one token per step is decoding.")
+    least_numbers = Limit(512 * 512, "Without shapes: a smaller mask costs little, and may be anything.")
 
     def told(self, facts: Facts, finding: Finding) -> str:
-        """That some of the work may be padding, and that how much is not known."""
+        """The verdict: an unknown part of the work may be padding."""
         length = finding.evidence.get("length_count")
-        each = f"each sequence of {length:,} tokens" if length else "each sequence"
+        sequence = f"each sequence of {length:,} tokens" if length else "each sequence"
         return (
-            f"The GPU is {busy_with(facts)}, and part of that may be padding: attention gets a mask for {each}; "
+            f"The GPU is {busy_with(facts)}, and part of that may be padding: attention gets a mask for {sequence}; "
             "how much it hides is not recorded."
         )
 
@@ -204,12 +204,12 @@ class PaddedWork(Rule):
             masked = found.making & (found.numbers >= self.least_numbers) & (sides != np.round(sides))
             sizes = set(found.numbers[masked].tolist())
         else:
-            known = {text: _own_mask(text) for text in found.shapes.drop_nulls().unique().to_list()}
-            mine = [known.get(text) if text is not None else None for text in found.shapes.to_list()]
-            masked = np.array([one is not None and one[1] >= self.least_length for one in mine], dtype=np.bool_)
-            sizes = {one for one, holds in zip(mine, masked.tolist(), strict=True) if holds and one is not None}
+            by_text = {text: _own_mask(text) for text in found.shapes.drop_nulls().unique().to_list()}
+            masks = [by_text.get(text) if text is not None else None for text in found.shapes.to_list()]
+            masked = np.array([mask is not None and mask[1] >= self.least_length for mask in masks], dtype=np.bool_)
+            sizes = {mask for mask in masks if mask is not None and mask[1] >= self.least_length}
             sequences, length = max(sizes, default=(None, None))
-        # Where sizes differ, each batch is padded to its longest sequence only.
+        # If sizes differ, each batch is only padded to its longest sequence.
         if len(sizes) != 1 or 2 * masked.sum() < len(masked):
             return None
         return self.described(
@@ -224,8 +224,8 @@ class PaddedWork(Rule):
             remedies=(
                 Remedy(
                     "Find out how much is padding",
-                    "attention_mask.float().mean()  # the share of the tokens that are none",
-                    "1 over that share is what there is to gain, more in attention",
+                    "attention_mask.float().mean()  # the share of tokens that are not padding",
+                    "the gain is 1 over that share, and more in attention",
                 ),
                 Remedy(
                     "Pad to the longest of the batch, and batch by length",
@@ -237,30 +237,30 @@ class PaddedWork(Rule):
                     "Do without padding",
                     "# several texts in one row: flash_attn_varlen_func with their lengths, nested tensors,\n"
                     "# flex_attention with a mask of documents",
-                    "no token is computed that is none",
+                    "no padding is computed",
                 ),
             ),
         )
 
 
 def _own_mask(shapes: str) -> tuple[int, int] | None:
-    """Sequences and tokens of an attention that gets one mask for each sequence and for all heads; None for others."""
+    """Sequences and tokens of an attention with one mask per sequence, shared by all heads; None for others."""
     four = [shape for shape in tensors_of(shapes) if len(shape) == 4]
     if len(four) < 4:
         return None
     (count, _, queries, _), (_, _, keys, _) = four[:2]
-    # A mask for each head that is the same for all queries is one that was repeated for the heads.
+    # A mask per head that is the same for all queries was repeated for the heads.
     own = [shape for shape in four[3:] if shape[0] == count and 1 in shape[1:3] and shape[3] == keys]
     return (count, queries) if own and count > 1 and queries == keys else None
 
 
 def _sizes(shapes: str | None) -> list[int] | None:
-    """How many numbers each tensor among the inputs of an operator has; None where that was not recorded."""
+    """Numbers of each tensor among the inputs of an operator; None if not recorded."""
     return None if shapes is None else [math.prod(shape) for shape in tensors_of(shapes)]
 
 
 def _result(shapes: str | None) -> int:
-    """How many numbers the result of a product of two matrices has, by the shapes of its inputs; 0 if not known."""
+    """Numbers of the result of a product of two matrices, by the shapes of its inputs; 0 if unknown."""
     matrices = [shape for shape in tensors_of(shapes) if len(shape) >= 2]
     if len(matrices) < 2 or matrices[-2][-1] != matrices[-1][-2]:
         return 0
@@ -268,7 +268,7 @@ def _result(shapes: str | None) -> int:
 
 
 def _sliced(facts: Facts, size: int, begin: int, end: int) -> bool:
-    """Whether a slice of a tensor of so many numbers is taken in this time."""
+    """Whether a slice of a tensor of `size` numbers is taken in this time."""
     trace = facts.timeline.trace
     ranges = trace.ranges.with_row_index("range").select(
         pl.col("range").cast(pl.UInt32), pl.col("name").cast(pl.String), "start_ns"

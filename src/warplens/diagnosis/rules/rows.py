@@ -1,4 +1,4 @@
-"""Rows that are picked from a table and added to it, and gradients that are as large as the table."""
+"""Rule for rows that are gathered from a table and added to it, and for gradients as large as the table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from warplens.diagnosis.structure import StructureRule, time_beside, time_of
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
-#: Elements of a block of kernels on lists of tensors, and of a thread of others.
+#: Elements per block of kernels on lists of tensors.
 OF_A_BLOCK: Final = 65_536
-#: The newer of PyTorch's kernels take twice as many; which one it was, the memory's rate tells.
+#: Elements per thread of other kernels. Newer PyTorch kernels take twice as many; the memory's rate shows which.
 _OF_A_THREAD: Final = 4
 _FP32_BYTES: Final = 4
 
@@ -28,9 +28,9 @@ _FP32_BYTES: Final = 4
 class Dense:
     """Gradients of whole tables of which a step used few rows."""
 
-    share: Float64s  #: of each piece of work, what goes away where the gradient holds the used rows alone
-    calls: Float64s  #: of each, the same of the host's time for issuing it
-    used_share: float  #: rows used at most, of those written
+    share: Float64s  #: share of each piece of work that goes away if the gradient has only the used rows
+    calls: Float64s  #: share of the host's time for issuing each piece that goes away
+    used_share: float  #: upper limit of the used rows, of those written
 
 
 class ScatteredAccess(StructureRule):
@@ -49,7 +49,7 @@ class ScatteredAccess(StructureRule):
     )
     claimed = (
         "all but one access of rows that are gathered and scattered without a matrix product in between, the "
-        "passes over them, and sorts of indices; of dense gradients and their optimizer, the share of unused rows"
+        "passes over them, and sorts of indices; the share of unused rows of dense gradients and their optimizer"
     )
     headline = (
         "Limited by scattered memory access: {share} of the time could be saved if rows were not copied out or "
@@ -59,7 +59,7 @@ class ScatteredAccess(StructureRule):
     dense_title: ClassVar = "Gradients of whole embedding tables are written and applied, although a step uses few rows"
     evidence: ClassVar = {
         "scattered_per_step": "gathers, scatters and sorts of a step",
-        "used_rows_share": "rows used per step, of the rows of the tables with dense gradients; at most",
+        "used_rows_share": "upper limit of the rows used per step, of the rows of tables with dense gradients",
     }
     refutation = (
         "Replace the indices with 0, 1, 2, … in a test: if the kernels are as slow, the number of bytes is the "
@@ -74,13 +74,16 @@ class ScatteredAccess(StructureRule):
     )
     added_saved_share = Limit(
         0.8,
-        "Rows are read, written, read again, and added to what is read and written: a sparse product makes "
+        "Rows are read, written, read again, and added to rows that are read and written: a sparse product makes "
         "one of these five accesses.",
+    )
+    over_peak = Limit(
+        2, "A sum over sorted rows takes this many times what its bytes take at the peak rate of the memory."
     )
     sorted_saved_share = Limit(
         1 / 3,
-        "A selection of the largest few (topk) reads all numbers once for each digit, as the sort does; what the sort "
-        "writes in between is saved.",
+        "A selection of the largest few (topk) reads all numbers once for each digit, as the sort does; it saves the "
+        "sort's writes in between.",
     )
     selected_saved_share = Limit(
         6 / 7,
@@ -88,7 +91,7 @@ class ScatteredAccess(StructureRule):
         "them with their places (24). A selection of the largest few only counts.",
     )
     over_sorted_share = Limit(
-        0.01, "Of such a sort, what a pass over one number a key takes at least: it moves 4 of some 150 bytes."
+        0.01, "Least share of such a sort's time that a pass over its keys takes: it moves 4 of some 150 bytes."
     )
     needed_share = Limit(
         1 / 16,
@@ -103,38 +106,39 @@ class ScatteredAccess(StructureRule):
     freed_calls_share = Limit(0.75, "Share of the launches of a dense gradient that go away: sorts, scans and fills.")
 
     def makes_launches(self, finding: Finding) -> bool:
-        """Sorts and checks of indices have many launches each."""
+        """Whether indices are sorted and checked, with many launches each."""
         return UNSORTED in finding.remedies
 
     def share(self, facts: Facts) -> Float64s:
-        """Of rows that need not be copied, all but one access; of dense gradients, what was not used."""
+        """All but one access of rows that need not be copied, and the unused rows of dense gradients."""
         program = facts.program
-        mine = program.labelled("gather-scatter", "sort-topk")
+        scattered = program.labelled("gather-scatter", "sort-topk")
         share = np.zeros(facts.work.height)
-        if mine.any() and time_of(program, mine) >= self.least_share * min(facts.wall_ns, facts.unprofiled_ns()):
-            share = self._copied(facts, mine)
+        least_ns = self.least_share * min(facts.wall_ns, facts.unprofiled_ns())
+        if scattered.any() and time_of(program, scattered) >= least_ns:
+            share = self._copied(facts, scattered)
             share[self._preparing(facts)] = 1.0
         dense = self._dense(facts)
         return share if dense is None else np.maximum(share, dense.share)
 
     @remembered
     def _preparing(self, facts: Facts) -> Bools:
-        """What checks and sorts the indices of rows right before these are added in their order: atomics need none."""
+        """Kernels that check and sort indices right before rows are added in sorted order; atomics need none."""
         program, order = facts.program, facts.program.order
-        found = np.zeros(facts.work.height, dtype=np.bool_)
+        preparing = np.zeros(facts.work.height, dtype=np.bool_)
         if not program.marked("sorted-adding").any():
-            return found
+            return preparing
         helping = (program.marked("on-indices") & ~program.marked("sorted-adding")) | ~program.is_kernel
         begins, ends = program.edges(helping)
         follows = np.append(program.marked("sorted-adding")[order], False)[ends]
         sorts = np.r_[0, np.cumsum(program.labelled("sort-topk")[order])]
         for begin, end in zip(begins[follows].tolist(), ends[follows].tolist(), strict=True):
             if sorts[end] > sorts[begin]:
-                found[order[begin:end]] = True
-        return found
+                preparing[order[begin:end]] = True
+        return preparing
 
-    def _copied(self, facts: Facts, mine: Bools) -> Float64s:
-        """Of gathers and scatters what goes away: nothing of rows that a product takes or makes as they are."""
+    def _copied(self, facts: Facts, scattered: Bools) -> Float64s:
+        """Share saved of gathers and scatters; 0 if a product reads the gathered rows or makes the scattered ones."""
         program = facts.program
         order = program.order
         share = np.zeros(facts.work.height)
@@ -143,14 +147,15 @@ class ScatteredAccess(StructureRule):
         long_rows = program.marked("sorting-long-rows")
         begins, ends = program.edges(~product)
         own, reach = program.own_ns, int(self.reach)
+        at_peak = facts.at_roof.select(pl.col("theoretical_ns").fill_null(pl.col("owned_ns"))).to_series().to_numpy()
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             run = order[begin:end]
-            scattered = np.flatnonzero(mine[run])
-            if not len(scattered):
+            places = np.flatnonzero(scattered[run])
+            if not len(places):
                 continue
-            beyond = order[max(begin - reach, 0) : begin], order[end : end + reach]
-            before, after = (int((own * product)[rows].max(initial=0)) for rows in beyond)
-            for place in scattered.tolist():
+            around = order[max(begin - reach, 0) : begin], order[end : end + reach]
+            before, after = (int((own * product)[rows].max(initial=0)) for rows in around)
+            for place in places.tolist():
                 piece = run[place]
                 least = self.needed_share * own[piece]
                 if sorts[piece]:
@@ -158,42 +163,44 @@ class ScatteredAccess(StructureRule):
                     if values[piece] and long_rows[piece]:
                         share[piece] = self.selected_saved_share
                 elif adds[piece]:
-                    picked = (mine & ~adds & ~sorts)[run[:place]] & (own[run[:place]] >= least)
-                    if picked.any():
+                    gathers = (scattered & ~adds & ~sorts)[run[:place]] & (own[run[:place]] >= least)
+                    if gathers.any():
                         share[piece] = self.added_saved_share
                     elif before < least:
-                        share[piece] = self.saved_share
+                        # Many atomic additions to few rows wait for each other: a sum over sorted rows does not.
+                        summed_ns = self.over_peak * at_peak[piece]
+                        share[piece] = max(self.saved_share, 1 - summed_ns / max(own[piece], 1))
                 else:
                     later = run[place + 1 :]
-                    closed = later[sums[later] & (own[later] >= least)]
-                    if len(closed):
-                        share[piece] = self.added_saved_share if adds[closed[0]] else self.saved_share
+                    summing = later[sums[later] & (own[later] >= least)]
+                    if len(summing):
+                        share[piece] = self.added_saved_share if adds[summing[0]] else self.saved_share
                     elif after < least:
                         share[piece] = self.saved_share
             sorted_values = np.flatnonzero((values & long_rows)[run])
             if len(sorted_values):
                 share[self._over_sorted(facts, run, sorted_values)] = 1.0
         freed = share > 0
-        beside = (time_beside(program, mine & freed & ~sorts, reach=2) > 0) & ~mine
+        beside = (time_beside(program, scattered & freed & ~sorts, reach=2) > 0) & ~scattered
         share[beside] = self.saved_share
         return share
 
     def _over_sorted(self, facts: Facts, run: Int64s, sorts: Int64s) -> Int64s:
-        """Passes over all sorted numbers behind the last of these sorts: they go over the few that are selected.
+        """Passes over all sorted numbers after the last of these sorts, up to the scatter back to their places.
 
-        What scatters the numbers back to their places ends them.
+        After a selection, they would go over a few numbers only.
         """
         program = facts.program
         later = run[sorts[-1] + 1 :]
-        back = np.flatnonzero(program.labelled("gather-scatter")[later])
-        later = later[: back[0]] if len(back) else later
+        scatters = np.flatnonzero(program.labelled("gather-scatter")[later])
+        later = later[: scatters[0]] if len(scatters) else later
         least = self.over_sorted_share * program.own_ns[run[sorts]].sum()
         over = program.labelled(*PASSES)[later] & (program.own_ns[later] >= least)
         return np.asarray(later[over], dtype=np.int64)
 
     @remembered
     def _dense(self, facts: Facts) -> Dense | None:
-        """Fills of whole gradients beside kernels that add a few rows, and the optimizer's work on these tables."""
+        """Fills of whole gradients near kernels that add a few rows, and the optimizer's work on these tables."""
         program = facts.program
         adding = program.marked("embedding-gradient")
         if not adding.any():
@@ -225,27 +232,32 @@ class ScatteredAccess(StructureRule):
         return Dense(share, calls, kept)
 
     def _applied(self, facts: Facts, tables: float) -> Float64s:
-        """Of the optimizer's kernels, the share of numbers that belong to tables of so many numbers a step."""
+        """Share of the numbers of each optimizer kernel that belong to the tables.
+
+        Args:
+            facts: the window.
+            tables: numbers in the tables, per step.
+        """
         program = facts.program
         lists = program.marked("foreach")
         applying = facts.program.having("phase", "optimizer") | program.labelled("optimizer") | lists
-        found, rows = np.zeros(len(applying)), np.flatnonzero(applying)
+        applied, rows = np.zeros(len(applying)), np.flatnonzero(applying)
         if not len(rows):
-            return found
+            return applied
         numbers = np.where(lists[rows], np.nan_to_num(program.blocks(rows)) * OF_A_BLOCK, _elements(facts, rows))
         # One operation goes over all parameters, in one launch or several.
         frame = pl.DataFrame({"name": program.names()[rows], "numbers": np.nan_to_num(numbers)})
-        whole = frame.select(pl.col("numbers").sum().over("name") / facts.steps).to_series().to_numpy()
-        share = (tables / whole).clip(0.0, 1.0)
-        found[rows] = np.where(whole >= tables / 2, share, 0.0)
-        return found
+        of_operation = frame.select(pl.col("numbers").sum().over("name") / facts.steps).to_series().to_numpy()
+        share = (tables / of_operation).clip(0.0, 1.0)
+        applied[rows] = np.where(of_operation >= tables / 2, share, 0.0)
+        return applied
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
-        mine = claims.of_work(self.id).to_numpy() > 0
+        claimed = claims.of_work(self.id).to_numpy() > 0
         program, dense = facts.program, self._dense(facts)
-        preparing = self._preparing(facts) & mine
-        # What is not done is not launched either.
+        preparing = self._preparing(facts) & claimed
+        # Work that goes away is not launched either.
         calls = dense.calls if dense is not None else preparing.astype(np.float64)
         scattered = program.labelled("gather-scatter", "sort-topk")
         return self.seen(
@@ -257,12 +269,12 @@ class ScatteredAccess(StructureRule):
                 "scattered_per_step": int(scattered.sum()) / facts.steps,
                 "used_rows_share": None if dense is None else dense.used_share,
             },
-            bound_ns=int(0.97 * time_of(program, mine | scattered | program.labelled(*PASSES))),
+            bound_ns=int(0.97 * time_of(program, claimed | scattered | program.labelled(*PASSES))),
             replayed=facts.replayed(time=self.share(facts), calls=calls) if calls.any() else None,
             remedies=(
                 *(_SPARSE if dense is not None else ()),
                 *((UNSORTED,) if preparing.any() else ()),
-                *((_SELECTED,) if (mine & program.marked("sorting-values")).any() else ()),
+                *((_SELECTED,) if (claimed & program.marked("sorting-values")).any() else ()),
                 Remedy(
                     "Sum rows where they are read",
                     "# nn.EmbeddingBag instead of nn.Embedding and a mean\n"
@@ -273,7 +285,7 @@ class ScatteredAccess(StructureRule):
                 Remedy(
                     "Sort or deduplicate the indices once",
                     "rows, inverse = index.unique(return_inverse=True)  # sorted edges\n"
-                    "x.index_select(0, index)  # in place of x[index], whose gradient sorts\n"
+                    "x.index_select(0, index)  # instead of x[index], whose gradient sorts\n"
                     "# smaller or narrower tables",
                     "fewer rows, and neighbouring ones next to each other",
                 ),
@@ -282,9 +294,9 @@ class ScatteredAccess(StructureRule):
 
 
 def _elements(facts: Facts, rows: Int64s) -> Float64s:
-    """Numbers that each of these kernels or fills writes, if it writes fp32; nan where grids are not recorded.
+    """Numbers that each of these kernels or fills writes, if it writes fp32; nan if grids are not recorded.
 
-    Kernels write in vectors.
+    Kernels write vectors of numbers.
     """
     rates = [peaks.bytes_per_s for device in facts.devices if (peaks := peaks_of(device)) and peaks.bytes_per_s]
     written = facts.program.threads(rows) * _OF_A_THREAD
@@ -297,22 +309,22 @@ def _elements(facts: Facts, rows: Int64s) -> Float64s:
     return written
 
 
-#: Where indices are sorted so that rows are added in their order.
+#: For indices that are sorted in order to add rows in their order.
 UNSORTED: Final = Remedy(
     "Add rows without sorting their indices",
     "torch.use_deterministic_algorithms(False)  # scatter_add and index_add use atomics then\n"
-    "x.index_select(0, index)  # in place of x[index], whose gradient sorts",
+    "x.index_select(0, index)  # instead of x[index], whose gradient sorts",
     "no checks, sorts and scans of the indices, nor their launches; sums then differ in their last bits",
 )
 
-#: Where numbers are sorted, and not indices.
+#: For sorts of numbers other than indices.
 _SELECTED: Final = Remedy(
     "Select the largest instead of sorting all",
-    "values, index = x.topk(20)  # in place of x.argsort(descending=True)[..., :20]",
-    "no sort of what is not used; a selection still reads all numbers",
+    "values, index = x.topk(20)  # instead of x.argsort(descending=True)[..., :20]",
+    "unused numbers are not sorted; a selection still reads all numbers",
 )
 
-#: Where gradients of whole tables are written.
+#: For gradients of whole tables.
 _SPARSE: Final = (
     Remedy(
         "Keep gradients of used rows only",

@@ -1,4 +1,4 @@
-"""Pauses in which the host does something else than to issue work, and what to do about it, as far as names tell."""
+"""Rule for pauses in which the host does other work than issuing, with remedies by the names of open ranges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from warplens.diagnosis.rule import (
 )
 from warplens.profile.schema import Bools, Float64s
 
-#: Where it prepares what the next step works on.
+#: For preparing the input of the next step.
 _INPUT: Final = (
     Remedy(
         "Prepare the input while the GPU computes",
@@ -47,18 +47,18 @@ _INPUT: Final = (
     ),
 )
 
-#: Where it compiles, or tries out kernels.
+#: For compilation and autotuning.
 _COMPILING: Final = (
     Remedy(
         "Compile before the loop",
         "# warm up with each shape; torch._dynamo.mark_dynamic, or inputs padded to few shapes\n"
         "TORCH_LOGS=recompiles python train.py  # names the reason\n"
-        "torch.backends.cudnn.benchmark = False  # where sizes change: each new one is tried out again",
+        "torch.backends.cudnn.benchmark = False  # if sizes change: each new size is benchmarked again",
         GAIN,
     ),
 )
 
-#: What a host does in its pauses, by the name of a range that is open then, and what to do about it.
+#: Pattern of the name of a range that is open during a pause → remedies.
 _ACTIVITIES: Final = (
     (
         r"dataloader|__next__|(?<![a-z])(?:data|batch|batches|loader|loading|input|inputs|fetch|prefetch|decode_image|"
@@ -149,37 +149,37 @@ _ACTIVITIES: Final = (
     ),
 )
 
-#: Where no name says what the host does.
+#: For host work of unknown kind.
 _UNKNOWN_ACTIVITY: Final = (
     Remedy(
         "Move that host work out of the step",
-        "# onto another thread or process, or ahead of time; what it is, the profile does not say",
+        "# onto another thread or process, or ahead of time; the profile does not show what it is",
         GAIN,
     ),
 )
 
-#: Where the pauses lie outside of the ranges that are the steps.
+#: For pauses outside the ranges that mark the steps.
 _BETWEEN_STEPS: Final = (
     Remedy(
         "Shorten what lies between the steps",
         "# input: another thread or process prepares the next one meanwhile; logs, checkpoints: less often\n"
-        "# a server that waits there for requests lacks none of this: record it under load",
+        "# a server may just wait for requests there: record it under load",
         GAIN,
     ),
 )
 
-#: Where it is inside of operators of the framework, which launch little for the time that they take.
+#: For framework operators that take long on the host for the work that they launch.
 _IN_OPERATORS: Final = (
     Remedy(
         "Take the host out of these operators",
-        "# a CUDA graph launches what they launch, without their code on the host: torch.cuda.graph, or torch.compile\n"
-        "# one call over a sequence or batch in place of many: nn.LSTM on all frames, torch.vmap\n"
-        "# operators on tensors of the host: on the GPU",
+        "# a CUDA graph launches their kernels without their host code: torch.cuda.graph, or torch.compile\n"
+        "# one call over a sequence or batch instead of many: nn.LSTM on all frames, torch.vmap\n"
+        "# move operators on host tensors to the GPU",
         GAIN,
     ),
 )
 
-#: Where the host works on data that it then sends, or that it has just fetched.
+#: For host work on data that are then sent to the GPU, or were just fetched.
 _ON_DATA: Final = Remedy(
     "Process these data on the GPU",
     "# send images as uint8 and token ids as they are; convert, normalize and augment them there\n"
@@ -188,16 +188,16 @@ _ON_DATA: Final = Remedy(
     GAIN,
 )
 
-#: Where it works on what comes from the GPU and goes back there.
+#: For host work on data that come from the GPU and go back there.
 _ROUND_TRIP: Final = Remedy(
     "Do this work where its data are",
-    "# an optimizer whose state or weights are kept on the host: on the GPU, torch.optim.AdamW(…, fused=True),\n"
-    "# with 8-bit or sharded states where memory is short\n"
-    "# NumPy or SciPy between two operations of the GPU: torch has most of it",
+    "# an optimizer with state or weights on the host: move it to the GPU, torch.optim.AdamW(…, fused=True),\n"
+    "# with 8-bit or sharded states if memory is short\n"
+    "# NumPy or SciPy between two GPU operations: torch has most of it",
     GAIN,
 )
 
-#: Where the host works on what it has just read back.
+#: For host work on results that were just read back.
 _ON_RESULTS: Final = Remedy(
     "Work on these results on the GPU, or behind the loop",
     "# metrics: torchmetrics, torch.bincount, topk and comparisons on the GPU, and one number read back\n"
@@ -216,7 +216,7 @@ _SEE: Final = Remedy(
 
 
 class HostStall(Rule):
-    """Idle time in which no launching thread was inside a CUDA call for far longer than it takes to issue work."""
+    """Idle time during which no launching thread made a CUDA call for far longer than it takes to issue work."""
 
     id = "host-stall"
     model = "host"
@@ -224,7 +224,7 @@ class HostStall(Rule):
     question = "Is the host busy or asleep for long outside CUDA calls while the GPU runs out of work?"
     limiter = "long pauses of the host between CUDA calls"
     cause = "host code with no CUDA call in flight (input pipeline, Python, garbage collection)"
-    raised_when = "it costs 2 %. Informational where a host that never waits would hide it without the profiler"
+    raised_when = "it costs 2 %. Informational if a host that never waits would hide it without the profiler"
     claimed = (
         "idle time while no launching thread made a CUDA call for ten times its usual interval, and at least 0.1 ms"
     )
@@ -236,9 +236,9 @@ class HostStall(Rule):
         **LAUNCHES_BEHIND_NS,
         **GPU_BUSY_SHARE,
         "stalls_per_step": "pauses of the GPU while the host did other work",
-        "longest_stall_ns": "pauses of the GPU while the host did other work",
-        "stalls_apart_share": "of their time, in pauses as long as a hundred launches; given where that is most of it",
-        "in_os_calls_share": "of those pauses, with the launching thread blocked in operating-system calls",
+        "longest_stall_ns": "the longest of these pauses",
+        "stalls_apart_share": "share of their time in pauses as long as a hundred launches, if that is most of it",
+        "in_os_calls_share": "share of their time with the launching thread blocked in operating-system calls",
     }
     refutation = (
         "Leave that work out of a test run (the same batch in every step, no logging, gc.disable()): if the step "
@@ -246,43 +246,38 @@ class HostStall(Rule):
     )
 
     waiting = Limit(0.5, "A host that waits in most steps starts each step with an idle GPU.")
-    mostly = Limit(0.5, "A remedy is named only for what the host does in most of the time of its pauses.")
+    mostly = Limit(0.5, "A remedy needs an activity of the host that takes most of the time of its pauses.")
     kept_share = Limit(
         0.03,
-        "A GPU or a dozen processes do what one thread did in a small part of its time; that, and handing the result "
-        "over, stays. Of seven programs timed without these pauses none to 11 % of them stayed, 2 % in the median.",
+        "A GPU or a dozen processes need a small part of one thread's time, and the result has to be handed over. In "
+        "seven programs timed without these pauses, 0 to 11 % of them stayed, 2 % in the median.",
     )
     handed_share = Limit(
         0.1,
-        "What others prepare has to be handed over, and the GPU needs some time for what it does instead: of eleven "
-        "programs timed without such pauses a tenth of them stayed in the median, whichever set is left out.",
+        "Prepared data have to be handed over, and the GPU needs some time for work that it takes over: in eleven "
+        "programs timed without such pauses, a tenth of them stayed in the median, whichever set is left out.",
     )
     moved_kept_share = Limit(
         0.01,
-        "Work that moves to where its data are runs at the rate of the GPU's memory, which is that of a thread's a "
-        "hundred times and more (10 GB/s and some).",
+        "On the GPU, the work runs at the rate of its memory, a hundred times or more that of a thread (some 10 GB/s).",
     )
     large_bytes = Limit(1 << 20, "A smaller copy takes a fraction of a stall, and is not a batch of data.")
 
-    starting_title: ClassVar = (
-        "The window holds long pauses of the host that belong to no step, such as start-up or compilation"
-    )
-    launches_long = Limit(
-        100, "A pause as long as so many launches is other work, and not issuing that an interruption made longer."
-    )
-    results_bytes = Limit(1_024, "Fewer bytes are a loss, a count or a flag, and not what the host works on.")
+    starting_title: ClassVar = "The window has long host pauses that belong to no step, such as start-up or compilation"
+    launches_long = Limit(100, "A pause as long as so many launches is other work, not an interrupted launch.")
+    results_bytes = Limit(1_024, "Fewer bytes are a loss, a count or a flag, not data that the host works on.")
     input_title: ClassVar = "The host is busy until it sends the next data to the GPU, which runs out of work"
-    round_trip_title: ClassVar = "Data go from the GPU to the host, are worked on there, and come back"
+    round_trip_title: ClassVar = "Data are copied to the host, processed there, and copied back to the GPU"
     results_title: ClassVar = "The host works on results that it has read back, and the GPU runs out of work"
-    between_title: ClassVar = "Between the steps the GPU gets nothing to do"
+    between_title: ClassVar = "Between the steps the GPU gets no work"
     headlines: ClassVar = {
-        between_title: "Limited by what lies between the steps: for {share} of the time the GPU got no work there"
+        between_title: "Limited by pauses between the steps: for {share} of the time the GPU got no work there"
     }
     compiling_title: ClassVar = "The host compiles or loads code in the middle of the steps, and the GPU waits for it"
     steps_long = Limit(5, "A pause as long as several steps is start-up, compilation or evaluation.")
 
-    def _starting(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> bool:
-        """Whether most of it are pauses that no step has, where no range says what a step is."""
+    def _is_starting(self, facts: Facts, stalls: pl.DataFrame, claimed_ns: int) -> bool:
+        """Whether most of the claimed time is in pauses outside any step; only if no range marks the steps."""
         if facts.timeline.steps.source == "range" and facts.window.steps:
             return False
         length, loads = stalls["end_ns"] - stalls["start_ns"], _loads(facts, stalls)
@@ -293,26 +288,26 @@ class HostStall(Rule):
         return int(length.filter(pl.Series(loads | long, dtype=pl.Boolean)).sum()) > claimed_ns / 2
 
     def _apart(self, facts: Facts, spent: Float64s) -> float | None:
-        """The share of their time in pauses far longer than a launch takes, where that is most of it; else None."""
-        usual = facts.host.launches.interval_median_ns
+        """Share of their time in pauses far longer than a launch takes, if that is most of it; else None."""
+        interval = facts.host.launches.interval_median_ns
         length = (facts.gaps["end_ns"] - facts.gaps["start_ns"]).to_numpy()
-        apart = float(spent[length >= self.launches_long * usual].sum()) / max(spent.sum(), 1) if usual else 0.0
+        apart = float(spent[length >= self.launches_long * interval].sum()) / max(spent.sum(), 1) if interval else 0.0
         return apart if apart >= self.mostly else None
 
-    def _between_steps(self, facts: Facts, within: pl.Series, spent: pl.Series) -> bool:
-        """Whether most of their time lies outside of all ranges, where the steps are ranges.
+    def _is_between_steps(self, facts: Facts, within: pl.Series, spent: pl.Series) -> bool:
+        """Whether steps are ranges and most of the pauses' time lies outside all ranges.
 
-        The range of one step has ended then, and that of the next has not begun. Whether the host does anything there,
-        or waits to be asked, no range says.
+        The range of one step has then ended, and that of the next has not begun. The profile does not show whether the
+        host works there or waits for a request.
         """
-        between = facts.timeline.steps.source == "range" and facts.phase is None
-        return between and float(spent.filter(within.is_null()).sum()) > self.mostly * float(spent.sum())
+        has_ranges = facts.timeline.steps.source == "range" and facts.phase is None
+        return has_ranges and float(spent.filter(within.is_null()).sum()) > self.mostly * float(spent.sum())
 
-    def _on_data(self, facts: Facts, claims: Claims) -> bool:
+    def _is_on_data(self, facts: Facts, claims: Claims) -> bool:
         """Whether most of these pauses end with a large blocking copy to the GPU, or follow one from it.
 
-        What the host prepares, it sends; what it fetches, it looks at. Whoever moves such work to the GPU, or to other
-        processes that pin what they prepare, gets rid of the copies as well.
+        The host then prepares data to send, or looks at fetched data. If that work moves to the GPU, or to other
+        processes that pin their data, the copies go away as well.
         """
         if "blocking-copy" not in claims.causes or not claims.busy_ns("blocking-copy"):
             return False
@@ -320,106 +315,108 @@ class HostStall(Rule):
         label = work["label"].cast(pl.String)
         sent = np.sort(work.filter(label == "host-to-device")["start_ns"].to_numpy())
         if len(sent) and sent[0] == facts.window.start_ns:
-            sent = np.r_[sent, facts.window.end_ns]  # steps begin with such a copy: the next one, too
+            sent = np.r_[sent, facts.window.end_ns]  # steps begin with such a copy, and so does the next one
         fetched = np.sort(work.filter(label == "device-to-host")["end_ns"].to_numpy())
-        spent = claims.of_gaps(self.id).to_numpy()
-        mine = np.flatnonzero(spent)
-        spent, begins, ends = spent[mine], *(facts.gaps[name].to_numpy()[mine] for name in ("start_ns", "end_ns"))
-        beside = np.isin(ends, sent) | np.isin(begins, fetched)
-        return bool(spent[beside].sum() >= self.mostly * spent.sum())
+        pauses = claims.pauses(self.id)
+        begins, ends = (facts.gaps[name].to_numpy()[pauses.at] for name in ("start_ns", "end_ns"))
+        next_to_copy = np.isin(ends, sent) | np.isin(begins, fetched)
+        return bool(pauses.ns[next_to_copy].sum() >= self.mostly * pauses.total)
 
-    def _worked_on(self, facts: Facts, spent: Float64s) -> tuple[str, Remedy | None] | None:
-        """What most of these pauses are about, and what to do, by the copies that they lie between; None for neither.
+    def _title_and_remedy(self, facts: Facts, spent: Float64s) -> tuple[str, Remedy | None]:
+        """Title and remedy by the copies around most of these pauses; empty and None if most have none.
 
-        A host that fetches something and sends something back works on it; else on what it has read, or will send.
+        Between a fetch and a send, the host works on the fetched data; else on the data that it has read or will send.
         """
         copies = facts.copies.filter(pl.col("bytes") >= self.results_bytes)
         read = copies.filter(pl.col("label") == "device-to-host")["end_ns"].to_numpy()
         sent = copies.filter(pl.col("label") == "host-to-device")["start_ns"].to_numpy()
         if len(sent) and sent.min() == facts.window.start_ns:
             sent = np.r_[sent, facts.window.end_ns]
-        mine = np.flatnonzero(spent)
-        spent, pauses = spent[mine], facts.gaps.select("start_ns", "end_ns")[mine]
-        behind, ahead = np.isin(pauses["start_ns"].to_numpy(), read), np.isin(pauses["end_ns"].to_numpy(), sent)
+        rows = np.flatnonzero(spent)
+        spent, pauses = spent[rows], facts.gaps.select("start_ns", "end_ns")[rows]
+        after_read, before_send = (
+            np.isin(pauses["start_ns"].to_numpy(), read),
+            np.isin(pauses["end_ns"].to_numpy(), sent),
+        )
         kinds: tuple[tuple[Bools, str, Remedy | None], ...] = (
-            (behind & ahead, self.round_trip_title, _ROUND_TRIP),
-            (behind, self.results_title, _ON_RESULTS),
-            (ahead, self.input_title, None),  # a pause before the next batch may be about anything
+            (after_read & before_send, self.round_trip_title, _ROUND_TRIP),
+            (after_read, self.results_title, _ON_RESULTS),
+            (before_send, self.input_title, None),  # the host may do anything before the next batch
         )
         for which, title, remedy in kinds:
             if spent[which].sum() > self.mostly * spent.sum():
                 return title, remedy
-        return None
+        return "", None
 
     def _there_and_back(self, facts: Facts) -> Float64s:
-        """1 for the copies of what is worked on between two copies: done on the GPU, it need not leave it."""
+        """1 for copies of data that the host works on, which need not be copied if that work is done on the GPU."""
         work = facts.work
         between = work["label"].cast(pl.String).is_in(["host-to-device", "device-to-host"])
         return (between & (work["bytes"] >= self.results_bytes)).fill_null(value=False).to_numpy().astype(np.float64)
 
-    def _hidden(self, facts: Facts, claimed_ns: int) -> bool:
-        """Whether a host that never waits for the GPU would hide these pauses behind its work without the profiler."""
+    def _is_hidden(self, facts: Facts, claimed_ns: int) -> bool:
+        """Whether GPU work would hide these pauses without the profiler, as the host hardly ever waits."""
         if facts.host.waits >= self.waiting * facts.steps:
             return False
         return facts.unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
 
-    def _in_operators(self, facts: Facts, within: pl.Series, spent: pl.Series, apart: float | None) -> bool:
-        """Whether the host is inside of operators for most of the time of its pauses, which are not as long as others.
+    def _is_in_operators(self, facts: Facts, within: pl.Series, spent: pl.Series, apart: float | None) -> bool:
+        """Whether the host is inside operators for most of the time of its pauses, and the pauses are not very long.
 
-        In an operator that takes as long as a hundred launches, it may be at anything, such as collecting garbage.
+        In an operator that takes as long as a hundred launches, the host may do anything, such as collecting garbage.
         """
         times = time_by_range(facts, within, spent)
         inside = sum(time for name, time in times.items() if _is_plain_operator(name))
         return apart is None and bool(times) and inside >= self.mostly * float(spent.sum())
 
-    def _instead(
+    def _remedies(
         self, facts: Facts, within: pl.Series, spent: pl.Series, unknown: tuple[Remedy, ...]
     ) -> tuple[bool, tuple[Remedy, ...]]:
-        """Whether names of ranges tell what the host does in most of the time of its pauses, and remedies that fit it.
+        """Whether range names show the host's activity in most of the time of its pauses, and the remedies for it.
 
-        What they do not tell is `unknown`.
+        Remedies are `unknown` if they do not.
         """
         time_of: dict[tuple[Remedy, ...], int] = {}
         for name, time in time_by_range(facts, within, spent).items():
             activity = next((remedies for pattern, remedies in _ACTIVITIES if re.search(pattern, name, re.I)), None)
             if activity is not None and not _is_plain_operator(name):
                 time_of[activity] = time_of.get(activity, 0) + time
-        most = max(time_of, key=lambda activity: time_of[activity], default=unknown)
-        named = time_of.get(most, 0) >= self.mostly * float(spent.sum())
-        fitting = most if named else unknown
+        main = max(time_of, key=lambda activity: time_of[activity], default=unknown)
+        is_known = time_of.get(main, 0) >= self.mostly * float(spent.sum())
+        remedies = main if is_known else unknown
         gain = modelled(facts, "no-host-stall")
-        return named, (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in fitting), _SEE)
+        return is_known, (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in remedies), _SEE)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.idle_ns(self.id)
         spent = claims.of_gaps(self.id)
-        stalls = facts.gaps.filter(spent > 0)
-        waiting = _in_os_calls(facts, stalls)
-        within, spent_in = _open_ranges(facts, stalls), spent.filter(spent > 0)
-        starting = self._starting(facts, stalls, claimed)
-        on_data = bool(claimed) and not starting and self._on_data(facts, claims)
+        stalls, stalled_ns = facts.gaps.filter(spent > 0), spent.filter(spent > 0)
+        within = _open_ranges(facts, stalls)
+        starting = self._is_starting(facts, stalls, claimed)
+        on_data = bool(claimed) and not starting and self._is_on_data(facts, claims)
         copies = claims.busy_ns("blocking-copy") if on_data else 0
         if copies > claimed:
-            copies = 0  # then the copies are the cause, and the pauses what comes with them: another finding's
+            copies = 0  # then copies are the cause, which `blocking-copy` reports, and the pauses only go with them
         changes: tuple[Change, ...] = ("no-host-stall", "overlapped-copies") if copies else ("no-host-stall",)
-        found = self._worked_on(facts, spent.to_numpy()) if claimed and not starting else None
-        title, fitting = found or ("", None)
-        stays = self._there_and_back(facts) if title == self.round_trip_title else None
+        title, own_remedy = self._title_and_remedy(facts, spent.to_numpy()) if claimed and not starting else ("", None)
+        avoidable = self._there_and_back(facts) if title == self.round_trip_title else None
         kept = self.handed_share if title == self.input_title else self.kept_share
-        kept = kept if stays is None else self.moved_kept_share
-        fitting = fitting or (_ON_DATA if on_data else None)
+        if avoidable is not None:
+            kept, copies = self.moved_kept_share, int(facts.program.own_ns @ avoidable)
+        own_remedy = own_remedy or (_ON_DATA if on_data else None)
         apart = self._apart(facts, spent.to_numpy())
-        unknown: tuple[Remedy, ...] = (
-            _IN_OPERATORS if self._in_operators(facts, within, spent_in, apart) else _UNKNOWN_ACTIVITY
-        )
-        unknown = _INPUT if title == self.input_title else unknown
-        if claimed and not starting and spent_in.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
-            title, fitting, unknown = self.compiling_title, None, _COMPILING
-        named, instead = self._instead(facts, within, spent_in, unknown)
-        if not title and not named and self._between_steps(facts, within, spent_in):
+        unknown: tuple[Remedy, ...] = _UNKNOWN_ACTIVITY
+        if title == self.input_title:
+            unknown = _INPUT
+        elif self._is_in_operators(facts, within, stalled_ns, apart):
+            unknown = _IN_OPERATORS
+        if claimed and not starting and stalled_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
+            title, own_remedy, unknown = self.compiling_title, None, _COMPILING
+        is_known, remedies = self._remedies(facts, within, stalled_ns, unknown)
+        if not title and not is_known and self._is_between_steps(facts, within, stalled_ns):
             title = self.between_title
-            named, instead = self._instead(facts, within, spent_in, _BETWEEN_STEPS)
+            is_known, remedies = self._remedies(facts, within, stalled_ns, _BETWEEN_STEPS)
         return self.raised(
             facts,
             claimed,
@@ -431,41 +428,41 @@ class HostStall(Rule):
                 "stalls_per_step": stalls.height / facts.steps,
                 "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
                 "stalls_apart_share": apart,
-                "in_os_calls_share": waiting,
+                "in_os_calls_share": _in_os_calls(facts, stalls),
             },
-            where=range_names(facts, within, spent_in),
+            where=range_names(facts, within, stalled_ns),
             remedies=(
                 *((STEPS_ONLY,) if starting else ()),
-                *((fitting,) if fitting is not None else ()),
-                *instead,
+                *((own_remedy,) if own_remedy is not None else ()),
+                *remedies,
             ),
             issuing_ns=claims.issuing_ns.get(self.id, 0),
-            informs=starting or self._hidden(facts, claimed),
+            informs=starting or self._is_hidden(facts, claimed),
             kept=kept,
-            replayed=facts.replayed(*changes, time=stays, calls=stays, kept=kept) if claimed else None,
-            busy_ns=copies if stays is None else int(facts.program.own_ns @ stays),
-            # A host that does not stop can be ahead of the GPU, and hide all other pauses, too.
-            bound_ns=facts.idle_ns + (copies if stays is None else int(facts.program.own_ns @ stays)),
+            replayed=facts.replayed(*changes, time=avoidable, calls=avoidable, kept=kept) if claimed else None,
+            busy_ns=copies,
+            # A host that does not stop can be ahead of the GPU and hide all other pauses as well.
+            bound_ns=facts.idle_ns + copies,
             at_least=predicted(facts, "no-host-stall"),
-            # What the host does there may take many times as long in another run, as collecting garbage does.
-            bound_known=on_data or named,
+            # Unknown host work may take many times as long in another run, as garbage collection does.
+            bound_known=on_data or is_known,
         )
 
 
 def _loads(facts: Facts, stalls: pl.DataFrame) -> Bools:
-    """In which of these pauses the host loads code."""
+    """Whether the host loads code in each of these pauses."""
     loading = code_loading(facts)
     begins, ends = stalls["start_ns"].to_numpy(), stalls["end_ns"].to_numpy()
     return np.asarray(measure_before(loading, ends) > measure_before(loading, begins), dtype=np.bool_)
 
 
 def _is_plain_operator(name: str) -> bool:
-    """An operator says what is computed, not what the host is at; but those of optimizers do."""
+    """Whether a range is an operator, whose name does not show the host's activity; those of optimizers do show it."""
     return name.startswith("aten::") and not name.startswith(("aten::_foreach_", "aten::_fused_"))
 
 
 def _in_os_calls(facts: Facts, stalls: pl.DataFrame) -> float | None:
-    """Share of the stalls with the launching thread blocked in the operating system; None where not recorded."""
+    """Share of the stalls with the launching thread blocked in the operating system; None if not recorded."""
     thread = facts.host.launches.thread
     if "os_calls" not in facts.timeline.trace.capture.recorded or not stalls.height or thread is None:
         return None

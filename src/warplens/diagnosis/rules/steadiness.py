@@ -1,4 +1,4 @@
-"""What the recording itself shows: a GPU that gets slower, a profiler that costs too much."""
+"""Rules for the recording itself: a GPU that gets slower, a profiler that costs too much."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SlowingGpu(StructureRule):
     cause = "clocks: the same kernels take longer in later steps"
     raised_when = "products of the same name and grid take 8 % longer in the last third of the steps than in the first"
     claimed = "time beyond that of the first steps"
-    headline = "The GPU gets slower: {share} of the time is what the same kernels take longer than in the first steps"
+    headline = "The GPU gets slower: {share} of the time is extra time of kernels that were faster in the first steps"
     title = "The same kernels take longer in later steps"
     evidence: ClassVar = {
         "last_to_first_factor": "median time of equal kernels in the last third of the steps over that in the first",
@@ -43,20 +43,19 @@ class SlowingGpu(StructureRule):
     least_steps = Limit(9, "With fewer steps, a third is one or two steps, in which any GPU that warms up gets slower.")
 
     def share(self, facts: Facts) -> Float64s:
-        """What each kernel takes beyond the median of its kind in the first steps."""
+        """Share of each kernel's time beyond the median of its kind in the first steps."""
         share = np.zeros(facts.work.height)
         if facts.steps < self.least_steps:
             return share
         factor = self._factor(facts)
-        # Products on grids of one block a multiprocessor look the same over a longer text.
+        # Over a growing text, products on grids of one block per multiprocessor keep their grid and take longer.
         if factor is None or factor < self.least_factor or growing_passes(facts) is not None:
             return share
         frame = self._frame(facts, np.arange(len(share)))
         first = frame.filter(pl.col("third") == 0).group_by("kind").agg(pl.col("length").median().alias("first"))
         joined = frame.join(first, on="kind", how="left", maintain_order="left")
         excess = (1 - pl.col("first") / pl.col("length")).clip(0.0, 1.0).fill_null(0.0)
-        found = joined.select(pl.when(pl.col("third") == 0).then(0.0).otherwise(excess)).to_series()
-        return found.to_numpy()
+        return joined.select(pl.when(pl.col("third") == 0).then(0.0).otherwise(excess)).to_series().to_numpy()
 
     def _frame(self, facts: Facts, rows: Int64s) -> pl.DataFrame:
         program = facts.program
@@ -73,7 +72,7 @@ class SlowingGpu(StructureRule):
         return lengths.pivot(on="third", index="kind", values="length")
 
     def _factor(self, facts: Facts) -> float | None:
-        """Median over kinds of kernels, weighted by nothing: each kind has one voice."""
+        """Unweighted median over kinds of products of the last third's time over the first third's."""
         grouped = self._kinds(facts)
         if not {"0", "1", "2"} <= set(grouped.columns):
             return None
@@ -88,7 +87,7 @@ class SlowingGpu(StructureRule):
         return self.seen(
             facts,
             claims,
-            # One kind alone may have more to do: what it is given need not show in its grid.
+            # A single kind may have more work, which need not show in its grid.
             confidence="medium" if self._kinds(facts).height > 1 else "low",
             evidence={"last_to_first_factor": self._factor(facts)},
             bound_ns=2 * claims.busy_ns(self.id),
@@ -159,7 +158,7 @@ class ProfilerOverhead(Rule):
                 Remedy(
                     "Record less",
                     "torch.profiler.profile(with_stack=False, record_shapes=False, profile_memory=False)\n"
-                    "# frames in a recording of their own",
+                    "# record stacks separately",
                     "times closer to those without a profiler",
                 ),
             ),

@@ -1,4 +1,4 @@
-"""The profile as a whole: whether it can answer, what CUDA graphs hide, and whether the GPU is simply busy."""
+"""Rules for the profile as a whole: incomplete profiles, opaque CUDA graphs, and a GPU that is simply busy."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _HIDDEN_SHARE = 0.02
 
 
 class GraphOpaque(Rule):
-    """Busy time inside CUDA graphs of which no node was recorded. It informs."""
+    """Busy time inside CUDA graphs without recorded nodes. It only informs."""
 
     id = "graph-opaque"
     question = "Is the GPU busy inside CUDA graphs that were traced as a whole, so that their kernels are not recorded?"
     limiter = "work inside CUDA graphs that were traced as a whole"
     cause = "work inside CUDA graphs that were traced as a whole"
     raised_when = (
-        "2 % of the time is hidden. Informational; it is the verdict where more than half of the time is hidden "
+        "2 % of the time is hidden. Informational; it is the verdict if more than half of the time is hidden "
         "and nothing else is wrong"
     )
     claimed = "nothing"
@@ -41,14 +41,14 @@ class GraphOpaque(Rule):
     evidence: ClassVar = {
         "hidden_ns": "time inside CUDA graphs traced as a whole",
         "hidden_share": "of the window",
-        "graph_launches_per_step": "how many",
+        "graph_launches_per_step": "launches of such graphs",
         **GPU_BUSY_SHARE,
     }
     refutation = "Record with node tracing: if the graphs hold no pauses or small grids, nothing was hidden."
     describes = True
 
     def told(self, facts: Facts, finding: Finding) -> str:
-        """That the work is hidden."""
+        """The verdict: how busy the GPU is, with hidden work."""
         busy = percent(facts.busy_share)
         return f"The GPU is busy for {busy} of the time, inside CUDA graphs whose kernels were not recorded."
 
@@ -83,7 +83,7 @@ _MISSING: Final = ("no-api-calls", "unknown-launches", "dropped-events", "lost-g
 _PREFETCH: Final = Remedy(
     "Move managed memory ahead of its use",
     "cudaMemPrefetchAsync(data, bytes, where, 0, stream);  // to the GPU before kernels, to the host before it reads\n"
-    "# or cudaMalloc and cudaMemcpyAsync in place of cudaMallocManaged",
+    "# or cudaMalloc and cudaMemcpyAsync instead of cudaMallocManaged",
     "pages move in large pieces, and nothing waits for each",
 )
 
@@ -105,8 +105,8 @@ _NOT_THE_HOST: Final = {
 class Incomplete:
     """What is missing from a profile."""
 
-    finding: Finding  #: what is missing and how to record it; it informs
-    decides: bool  #: whether so much is missing that no other verdict would stand
+    finding: Finding  #: what is missing and how to record it; it only informs
+    decides: bool  #: whether too much is missing for any other verdict
 
 
 _BY_CAUSE: Final = "those pauses by [idle cause](../explanation/time-budget.md#why-the-gpu-was-idle), of the window"
@@ -122,24 +122,22 @@ _COMMAND: Final = re.compile(
 
 
 def _as_code(advice: str) -> str:
-    """Advice as a remedy's code: its words as a comment, and the command that it ends with on a line of its own."""
-    found = _COMMAND.fullmatch(advice)
-    if found is None:
-        return f"# {advice}"
-    return f"# {found['words']}:\n{found['command']}"
+    """Advice as a remedy's code: its text as a comment, and a command at its end on a separate line."""
+    match = _COMMAND.fullmatch(advice)
+    return f"# {advice}" if match is None else f"# {match['words']}:\n{match['command']}"
 
 
 class IncompleteProfile(Rule):
-    """Whether anything was lost, aborted or never recorded that the diagnosis needs; None if not."""
+    """Data that the diagnosis needs and that were lost, aborted or never recorded."""
 
     id = "incomplete-profile"
     question = "Can the profile answer at all, and if not, what is missing?"
     limiter = "the profile cannot answer"
     cause = (
-        "the profile cannot answer: nothing recorded, events lost, a step aborted, a start that loads code in place of "
+        "the profile cannot answer: nothing recorded, events lost, a step aborted, a start that loads code instead of "
         "steps, or pauses that no cause above explains"
     )
-    raised_when = "something is missing. Informational; it is the verdict where any other finding would be an artefact"
+    raised_when = "something is missing. Informational; it is the verdict if any other finding would be an artefact"
     claimed = "nothing"
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
@@ -158,31 +156,31 @@ class IncompleteProfile(Rule):
     describes = True
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
-        """What is missing, or else the pauses that nothing explains."""
+        """What is missing, or else the pauses without an explanation."""
         lacking = self.missing(facts)
         return lacking.finding if lacking is not None else self.unexplained(facts, claims)
 
     def missing(self, facts: Facts) -> Incomplete | None:
-        """Whether anything was lost, aborted or never recorded that the diagnosis needs; None if not."""
+        """Data that the diagnosis needs and that were lost, aborted or never recorded; None if nothing is missing."""
         limits, notes = facts.thresholds, facts.notes
         blocking = [note for note in notes if note.level is NoteLevel.BLOCKING]
         missing = blocking or [note for note in notes if note.code in _MISSING and note.level is not NoteLevel.INFO]
         aborted = len(aborted_steps(facts.timeline, facts.window)) if facts.wall_ns else 0
         managed = next(
-            (each for each in notes if each.code == "managed-memory" and each.level is NoteLevel.WARNING), None
+            (note for note in notes if note.code == "managed-memory" and note.level is NoteLevel.WARNING), None
         )
         unattributed = facts.attributed_share is not None and facts.attributed_share < limits.attributed_share
-        # Where next to nothing is idle, it does not matter that its cause is unknown.
+        # Unknown causes of little idle time do not matter.
         unknown = unattributed and ceiling(facts.wall_ns, facts.idle_ns) >= limits.warning_ceiling
-        talking = _only_communication(facts)
+        only_communicates = _only_communication(facts)
         loading = _loading_share(facts)
         starting = loading > limits.dominant_share
-        if not missing and facts.wall_ns and not unknown and not talking and not starting:
+        if not missing and facts.wall_ns and not unknown and not only_communicates and not starting:
             return None
         text = (
-            "The window holds communication between GPUs but no compute."
-            if talking
-            else f"The window holds a start: for {100 * loading:.1f} % of it the GPU waits while the host loads code."
+            "The window has communication between GPUs but no compute."
+            if only_communicates
+            else f"The window has a start-up: for {100 * loading:.1f} % of it the GPU waits while the host loads code."
             if starting
             else missing[0].text
             if missing
@@ -190,7 +188,7 @@ class IncompleteProfile(Rule):
             if managed is not None
             else "The profile does not record which calls launched the work, so the causes of idle time are unknown."
             if facts.wall_ns
-            else "No GPU work lies in the window."
+            else "The window has no GPU work."
         )
         remedies = tuple(Remedy("Record again", _as_code(note.remedy), _ANSWERS) for note in missing if note.remedy)
         if managed is not None and not missing:
@@ -200,7 +198,7 @@ class IncompleteProfile(Rule):
             confidence="high" if blocking or not facts.wall_ns else "medium",
             gain=None,
             evidence={
-                # Of no GPU work nothing is known, which is not 0 %.
+                # Without GPU work, its share is unknown, not 0 %.
                 "gpu_busy_share": facts.busy_share if facts.wall_ns else None,
                 "idle_share": facts.idle_ns / facts.wall_ns if facts.wall_ns else None,
                 "aborted_steps_count": aborted if facts.wall_ns else None,
@@ -213,21 +211,21 @@ class IncompleteProfile(Rule):
             bool(blocking)
             or not facts.wall_ns
             or unknown
-            or talking
+            or only_communicates
             or starting
             or aborted >= limits.aborted_share * facts.steps > 0
         )
         return Incomplete(finding, decides)
 
     def unexplained(self, facts: Facts, claims: Claims) -> Finding:
-        """The pauses that no cause in the vocabulary explains: dependencies, submission by the driver, the profiler.
+        """The pauses that no rule explains: dependencies, submission by the driver, the profiler.
 
-        The microsecond between two kernels that wait in the GPU's queue is not one of them: it is the GPU's own.
+        The microsecond between two kernels in the GPU's queue is not one of them: it is the GPU's own latency.
         """
         idle = facts.idle_ns - sum(claims.idle_ns(id_) for id_ in claims.gaps) - facts.idle("start-latency")
         share = {f"{cause}_share": facts.idle(cause) / facts.wall_ns for cause in _NOT_THE_HOST}
         worst = max(_NOT_THE_HOST, key=facts.idle)
-        found = self.described(
+        finding = self.described(
             title="The GPU is idle for reasons that the profile names but cannot explain: mostly "
             f"{_NOT_THE_HOST[worst]}",
             confidence="low",
@@ -248,21 +246,19 @@ class IncompleteProfile(Rule):
             ),
         )
         refute = "Run on a single stream with no other program on the GPU: if the pauses stay, the host causes them."
-        return replace(found, refute=refute)
+        return replace(finding, refute=refute)
 
 
 def _only_communication(facts: Facts) -> bool:
-    """Whether collectives are all that the GPU did: a test of the links, or a slice of a trace."""
-    talks = facts.own_ns_having("label", "communication")
-    return bool(talks) and not facts.own_ns(
-        pl.col("kind").is_in(["kernel", "graph"]) & (pl.col("label") != "communication")
-    )
+    """Whether the GPU only ran collectives: a test of the links, or a slice of a trace."""
+    others = pl.col("kind").is_in(["kernel", "graph"]) & (pl.col("label") != "communication")
+    return bool(facts.own_ns_having("label", "communication")) and not facts.own_ns(others)
 
 
 def _loading_share(facts: Facts) -> float:
-    """The share of a window without repeating steps in which the GPU waits for a call that loads code.
+    """Share of a window without repeating steps in which the GPU waits for a call that loads code.
 
-    Where steps repeat, their launches have loaded it before.
+    Repeating steps have loaded their code before.
     """
     if len(facts.window.steps) > 1 or not facts.wall_ns:
         return 0.0
@@ -271,7 +267,7 @@ def _loading_share(facts: Facts) -> float:
     return int((measure_before(loading, ends) - measure_before(loading, begins)).sum()) / facts.wall_ns
 
 
-#: Sections of Nsight Compute that tell why kernels of a category are below their roof; all others: `_OTHERS`.
+#: Sections of Nsight Compute that show why kernels of a category are below their roof; all others: `_OTHERS`.
 _SECTIONS: Final = {
     **dict.fromkeys(PRODUCTS, ("ComputeWorkloadAnalysis", "WarpStateStats", "Occupancy")),
     **dict.fromkeys((*PASSES, "gather-scatter", "sort-topk"), ("MemoryWorkloadAnalysis", "Occupancy")),
@@ -280,16 +276,16 @@ _OTHERS: Final = ("WarpStateStats",)
 
 
 def roof_known(facts: Facts) -> bool:
-    """Whether so much of the busy time's work is known that its distance from the roof can be told."""
+    """Whether enough of the work is known to compute its distance from the roof."""
     return facts.known_work_share >= facts.thresholds.known_work_share
 
 
 def is_known(finding: Finding) -> bool:
-    """Whether a finding is more than the absence of others: not where the work of a busy GPU is not known."""
+    """Whether a finding rests on data; False for `below-roof` if the work of the busy GPU is unknown."""
     return finding.id != BelowRoof.id or "to_roof_share" in finding.evidence
 
 
-#: What the gap to the practical roofs is made of, in words. Copies have no roof: all of their time counts.
+#: Parts of the gap to the practical roofs, in words. Copies have no roof: all of their time counts.
 _PARTS_OF_GAP: Final = {
     "idle_share": "idle",
     "products_above_share": "in matrix products and attention",
@@ -299,13 +295,13 @@ _PARTS_OF_GAP: Final = {
 
 
 def _above(facts: Facts) -> pl.Series:
-    """Time of each piece of work above its practical roof. Of unknown work all of it may be."""
+    """Time of each piece of work above its practical roof; all of its time if its work is unknown."""
     known = pl.when(pl.col("known") != "none").then(pl.col("owned_ns") - pl.col("roof_ns")).otherwise("owned_ns")
     return facts.at_roof.select(known.fill_null(0)).to_series()
 
 
 def _gap(facts: Facts) -> dict[str, float]:
-    """The parts of the gap to the practical roofs, of the window; they sum to it."""
+    """The parts of the gap to the practical roofs, as shares of the window."""
     if not facts.wall_ns:
         return {}
     roof = facts.at_roof["roof_ns"].fill_null(0)
@@ -319,7 +315,7 @@ def _gap(facts: Facts) -> dict[str, float]:
 
 
 class BelowRoof(Rule):
-    """A GPU that is busy with kernels far from what it can do, for reasons that no other rule names. It informs."""
+    """A GPU that is busy with kernels far from their roofs, for unknown reasons. It only informs."""
 
     id = "below-roof"
     question = "Are busy kernels far from their roofs without a known cause?"
@@ -333,15 +329,15 @@ class BelowRoof(Rule):
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
         "above_roof_share": (
-            "of the window, kernel time above the practical roof, as in headroom; null where too little work is known"
+            "of the window, kernel time above the practical roof, as in headroom; null if too little work is known"
         ),
         "to_roof_share": "the same plus idle time: the headroom to the practical roof; null likewise",
         "idle_share": "of the window; this and the next three are the parts of that headroom, null likewise",
         "products_above_share": "of the window, products above their practical roof",
-        "passes_above_share": "the same of passes over memory",
-        "others_above_share": "the same of all other work; copies and fills have no roof, and count whole",
+        "passes_above_share": "passes over memory above their practical roof, of the window",
+        "others_above_share": "all other work above its practical roof, of the window; copies and fills count whole",
         "known_work_share": "of the busy time, with known FLOPs and bytes",
-        "unprofiled_busy_share": "estimated busy share without what the profiler adds to launches",
+        "unprofiled_busy_share": "estimated busy share without the profiler's time in launches",
         "starting_share": "of the window, pauses in which queued work was about to start",
         "idle_ns_per_step": "pauses of a step",
     }
@@ -353,7 +349,7 @@ class BelowRoof(Rule):
     worth_saying = Limit(0.01, "A smaller share of the window is not worth a clause of the headline.")
 
     def told(self, facts: Facts, finding: Finding) -> str:
-        """How busy the GPU is, and where the gap to its roofs lies, the most first."""
+        """The verdict: how busy the GPU is, and the parts of the gap to its roofs, the largest first."""
         beside, evidence = "", finding.evidence
         if facts.busy_share < facts.thresholds.quiet_busy_share:
             unprofiled, starting = evidence["unprofiled_busy_share"], evidence["starting_share"]
@@ -361,20 +357,20 @@ class BelowRoof(Rule):
                 beside += f" (an estimated {percent(unprofiled)} without the profiler's overhead)"
             if starting >= self.worth_saying:
                 beside += f", starts queued work in another {percent(starting)}"
-        works = f"The GPU is {busy_with(facts, beside)}"
+        busy = f"The GPU is {busy_with(facts, beside)}"
         if not roof_known(facts):
             known = f"FLOPs and bytes are known for {percent(facts.known_work_share)} of its busy time"
             why = known if any(map(peaks_of, facts.devices)) else "the profile does not name its GPU"
-            return f"{works}; how near its kernels are to their roofs is unknown: {why}."
+            return f"{busy}; how near its kernels are to their roofs is unknown: {why}."
         gap = sorted(((evidence[name], words) for name, words in _PARTS_OF_GAP.items()), reverse=True)
         parts = ", ".join(f"{percent(share)} {words}" for share, words in gap if share >= self.worth_saying)
         return (
-            f"{works}, but not near its roofs: without idle time and at the practical roof of its kernels it would "
+            f"{busy}, but not near its roofs: without idle time and at the practical roof of its kernels it would "
             f"take {percent(facts.to_roof_share)} less time ({parts})."
         )
 
     def sought(self, facts: Facts) -> Int64s | None:
-        """What is above its roof; of unknown work all may be."""
+        """Time of each piece of work above its roof; all of its time if its work is unknown."""
         return _above(facts).cast(pl.Int64).to_numpy()
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -384,7 +380,7 @@ class BelowRoof(Rule):
         if not facts.wall_ns or occupied < facts.thresholds.quiet_busy_share * wall:
             return None
         if facts.own_ns_having("kind", "graph") > facts.thresholds.dominant_share * facts.wall_ns:
-            return None  # `graph-opaque` says what to record; counters of the few kernels outside would say nothing
+            return None  # `graph-opaque` applies; counters of the few kernels outside the graphs would not help
         if Saturated().find(facts, claims) is not None:
             return None
         known = roof_known(facts)
@@ -400,7 +396,7 @@ class BelowRoof(Rule):
             gain=None,
             evidence={
                 "gpu_busy_share": facts.busy_share,
-                # Shares of what is known would read as those of all.
+                # Shares of the known part would look like shares of the whole.
                 "above_roof_share": facts.above_roof_share if known else None,
                 "to_roof_share": facts.to_roof_share if known else None,
                 **(_gap(facts) if known else {}),
@@ -443,12 +439,12 @@ _SHAPES: Final = Remedy(
     "with torch.profiler.profile(record_shapes=True): step()\n"
     "# or: warplens collect torch -- python train.py\n"
     "warplens headroom PATH --with TRACE",
-    "shows how far each matrix product is from its roof, for which its inner dimension has to be known",
+    "shows how far each matrix product is from its roof, which needs its inner dimension",
 )
 
 
 def _sections(facts: Facts, above: pl.Series) -> str:
-    """The sections to ask for, those of the category with the most time above its roof."""
+    """Options for the sections of the category with the most time above its roof."""
     frame = facts.work.select("label", above.alias("above"))
     by_label = frame.group_by("label").agg(pl.col("above").sum()).with_columns(pl.col("label").cast(pl.String))
     most = by_label.sort("above", "label", descending=[True, False])
@@ -457,11 +453,9 @@ def _sections(facts: Facts, above: pl.Series) -> str:
 
 
 class Saturated(Rule):
-    """The GPU works nearly all of the time. It informs; what it works at is for other rules.
+    """The GPU works nearly all of the time, near its roofs. It only informs.
 
-    The microsecond that a GPU takes between two kernels that wait in its queue counts as work: nothing on the host can
-    shorten it.
-
+    The microsecond between two kernels in the GPU's queue counts as work: nothing on the host can shorten it.
     """
 
     id = "saturated"
@@ -477,16 +471,16 @@ class Saturated(Rule):
     evidence: ClassVar = {
         **GPU_BUSY_SHARE,
         "to_roof_share": "headroom to the practical roof of the kernels, idle time included",
-        "between_queued_kernels_share": ("of the window, gaps of about 1 µs between kernels that are already queued"),
-        "idle_ns_per_step": "idle time and kernels",
-        "kernels_per_step": "idle time and kernels",
+        "between_queued_kernels_share": "of the window, gaps of about 1 µs between kernels that are already queued",
+        "idle_ns_per_step": "idle time",
+        "kernels_per_step": "kernels",
     }
     refutation = "Time the step without a profiler: if it is much faster, the profile does not show the real program."
     thresholds = ("busy_share", "roof_headroom_share", "known_work_share")
     describes = True
 
     def told(self, facts: Facts, finding: Finding) -> str:
-        """That nothing is to be mended."""
+        """The verdict: nothing to fix."""
         return f"This profile shows nothing to fix: the GPU is {busy_with(facts)}, near the roofs of its kernels."
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:

@@ -1,10 +1,10 @@
-"""Chrome traces of the PyTorch profiler (Kineto), 2021 to 2026, CUDA and ROCm, and copies that can be shared.
+"""Chrome traces of the PyTorch profiler (Kineto), 2021 to 2026, CUDA and ROCm, and their shareable copies.
 
-From the file to the `Trace`: `document` unpacks the text and walks over it piece by piece, `scan` finds the events of
-a piece by array operations, `events` turns them into columns (`values` numbers and texts; a value that is written
-unusually is read by itself with `json_text`), `spans` joins the pieces to intervals on one clock, `trace` makes tables
-of them with `gpu`, and `capture` says what stands around the events and what the trace cannot tell. `scrub` takes the
-same events and leaves out what identifies.
+From the file to the `Trace`: `document` unpacks the text and walks over it piece by piece, `scan` finds the events of a
+piece by array operations, `events` turns them into columns (`values` decodes numbers and texts; an unusually written
+value is read on its own with `json_text`), `spans` joins the pieces to intervals on one clock, `trace` makes tables of
+them with `gpu`, and `capture` reads the text around the events and determines what the trace lacks. `scrub` takes the
+same events and leaves out identifying texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KINETO: Final = Recorder(
     name="PyTorch profiler",
     slows_first_step=True,
-    unprofiled_share=0.40,  # of 41 programs that the host limits, timed with and without: 0.2 to 0.7
+    unprofiled_share=0.40,  # of 41 host-bound programs timed with and without: 0.2 to 0.7
     remedies={
         "no-api-calls": "Record them as well: ProfilerActivity.CPU and ProfilerActivity.CUDA together",
         "no-ranges": "Record the CPU side, too (ProfilerActivity.CPU), and put torch.profiler.record_function around "
@@ -32,7 +32,7 @@ KINETO: Final = Recorder(
     },
 )
 
-#: Of these, every trace of the PyTorch profiler has one near its begin: descriptions of itself, categories of events.
+#: Every trace of the PyTorch profiler has one of these near its begin: its own description, or categories of events.
 _MARKS: Final = (
     b'"schemaVersion"',
     b'"deviceProperties"',
@@ -48,7 +48,7 @@ _MARKS: Final = (
 
 
 class KinetoTrace(Reader[Trace]):
-    """What `export_chrome_trace` and `tensorboard_trace_handler` write, JSON of an object or of a bare array."""
+    """Files of `export_chrome_trace` and `tensorboard_trace_handler`, JSON of an object or of a bare array."""
 
     kinds = frozenset({Kind.JSON})
     unpacks = True

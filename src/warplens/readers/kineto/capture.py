@@ -1,7 +1,7 @@
-"""What stands around the events of a Kineto trace: GPUs, rank, the clock's zero.
+"""The text around the events of a Kineto trace (GPUs, rank, the clock's zero), and the notes on a trace.
 
-Only the values asked for here are taken. Traces also hold users, hosts, job names, paths and whatever the program
-added; none of that leaves this module.
+Only the values requested here are read. Traces also hold users, hosts, job names, paths and additions of the program;
+none of these leave this module.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from warplens.readers.kineto.spans import GPU_KINDS, Recorded, Spans
 from warplens.readers.kineto.values import kind_of_category
 from warplens.readers.losses import lost_level, still_queued
 
-#: Absolute times lie between 2015 and 2100; others count from the start of the machine or of the program.
+#: Absolute times are between 2015 and 2100; others count from the start of the machine or of the program.
 _EARLIEST_EPOCH_NS = 1_420_070_400 * 10**9
 _LATEST_EPOCH_NS = 4_102_444_800 * 10**9
 
 
 def is_rocm(header: Mapping[str, Any], calls: pl.Series) -> bool:
-    """Whether the trace was recorded on AMD GPUs, as far as what stands around the events, or names of calls, tell."""
+    """Whether the trace was recorded on AMD GPUs, by the text around the events or by names of calls."""
     if calls.unique().cast(pl.String).str.starts_with("hip").any():
         return True
     if any(key in header for key in ("roctracer_version", "hip_runtime_version", "hip_driver_version")):
@@ -38,17 +38,19 @@ def is_rocm(header: Mapping[str, Any], calls: pl.Series) -> bool:
 def devices_of(
     header: Mapping[str, Any], used: Iterable[int], rocm: bool, renumbered: Mapping[int, int]
 ) -> tuple[Device, ...]:
-    """The GPUs that work ran on, or all that are described where none ran.
+    """The GPUs that work ran on, or all described ones if no work ran.
 
     Args:
-        header: what stands around the events.
+        header: the members around the events.
         used: the numbers of the GPUs that work ran on.
         rocm: whether they are AMD's.
-        renumbered: by number of a GPU the one under which it is described, where that is another.
+        renumbered: the described number of each GPU that was given another number.
     """
     described = {entry["id"]: entry for entry in _described(header) if isinstance(entry.get("id"), int)}
-    wanted = {number: renumbered.get(number, number) for number in sorted(set(used)) or sorted(described)}
-    return tuple(_device(number, described[told], rocm) for number, told in wanted.items() if told in described)
+    device_numbers = {number: renumbered.get(number, number) for number in sorted(set(used)) or sorted(described)}
+    return tuple(
+        _device(number, described[index], rocm) for number, index in device_numbers.items() if index in described
+    )
 
 
 def _described(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -71,7 +73,7 @@ def _device(ordinal: int, entry: Mapping[str, Any], rocm: bool) -> Device:
     return Device(
         ordinal=ordinal,
         name=name if isinstance(name, str) and name else UNNAMED_AMD if rocm else UNNAMED,
-        # ROCm puts the numbers of its own architectures here (9.4 for gfx942), which mean something else.
+        # ROCm writes the numbers of its own architectures here (9.4 for gfx942), which mean something else.
         compute_capability=(major, minor) if major and isinstance(minor, int) and not rocm else None,
         sm_count=_positive(entry, "numSms"),
         memory_bytes=_positive(entry, "totalGlobalMem"),
@@ -83,11 +85,11 @@ def _device(ordinal: int, entry: Mapping[str, Any], rocm: bool) -> Device:
 
 
 def placement_of(header: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Rank and number of ranks of the process; None where the trace does not say."""
-    told = header.get("distributedInfo")
-    if not isinstance(told, dict):
+    """Rank and number of ranks of the process; None if the trace does not state them."""
+    info = header.get("distributedInfo")
+    if not isinstance(info, dict):
         return None, None
-    rank, size = told.get("rank"), told.get("world_size")
+    rank, size = info.get("rank"), info.get("world_size")
     return (
         rank if isinstance(rank, int) and rank >= 0 else None,
         size if isinstance(size, int) and size > 0 else None,
@@ -95,7 +97,7 @@ def placement_of(header: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def epoch_of(header: Mapping[str, Any], zero_ns: int | None) -> int | None:
-    """Unix time of the first event; None where the trace's times are of another clock.
+    """Unix time of the first event; None if the trace's times are not absolute.
 
     Until 2024 times were absolute; since then they count from `baseTimeNanoseconds`, itself a Unix time.
     """
@@ -106,35 +108,34 @@ def epoch_of(header: Mapping[str, Any], zero_ns: int | None) -> int | None:
     return epoch if _EARLIEST_EPOCH_NS <= epoch <= _LATEST_EPOCH_NS else None
 
 
-# --- What a Kineto trace cannot tell, found while it is read ----------------------------------------------------------
-# each finding a `Note` with the way to a better trace.
+# --- Notes on a Kineto trace, each with the way to a better one -------------------------------------------------------
 
 RECAPTURE = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True)"
 
-#: Rounding begin and end to microseconds moves a duration by up to 1 µs: more than 5 % of kernels shorter than this.
+#: Rounding begin and end to microseconds changes a duration by up to 1 µs: more than 5 % of kernels shorter than this.
 SHORT_KERNEL_NS = 20_000
 
 _LAUNCHES = r"^(cu(da)?Launch(Cooperative)?Kernel|hip(Ext)?(Module)?Launch(Cooperative)?Kernel)"
 
-#: What helps where the file, and not the recording, is at fault.
+#: Advice where the file, and not the recording, is at fault.
 _WRITE_AGAIN = "Export or copy the trace again"
 _APART = "Give the trace of each process, all of them in one folder: warplens ranks FOLDER"
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the reader knows when all tables are there."""
+    """Facts that the reader knows once all tables are complete."""
 
     tables: Mapping[str, pl.DataFrame]  #: the frames of the trace by name
-    document: Recorded  #: what the trace held beside them
-    spans: Spans  #: what was noticed on the way
-    issued: Issued  #: whose work it is
-    devices: tuple[Device, ...]  #: the GPUs that are described
-    launch_configuration: bool  #: whether grids and blocks were asked for
+    document: Recorded  #: the other content of the trace
+    spans: Spans  #: events as intervals, and counts of invalid ones
+    issued: Issued  #: the processes that issued the work
+    devices: tuple[Device, ...]  #: the described GPUs
+    launch_configuration: bool  #: whether grids and blocks were requested
 
 
 def notes_of(findings: Findings) -> tuple[Note, ...]:
-    """All notes about a trace, those that limit the answers most first."""
+    """All notes about a trace, the most limiting first."""
     return worst_first(note for check in _CHECKS for note in check(findings))
 
 
@@ -142,8 +143,8 @@ def _work(findings: Findings) -> int:
     return sum(findings.tables[name].height for name in ("kernels", "copies", "memsets"))
 
 
-#: Accelerators that PyTorch's profiler records as well, by what their events' categories begin with.
-_ELSEWHERE = {
+#: Other accelerators recorded by PyTorch's profiler, by the prefix of their events' categories.
+_OTHER_ACCELERATORS = {
     "xpu_": "Intel's GPUs (XPU)",
     "mtia_": "Meta's accelerators (MTIA)",
     "hpu_": "Intel's accelerators (HPU)",
@@ -153,11 +154,16 @@ _ELSEWHERE = {
 
 def _missing_work(findings: Findings) -> list[Note]:
     categories = findings.document.categories
-    elsewhere = next(
-        (told for mark, told in _ELSEWHERE.items() if any(each.startswith(mark) for each in categories)), ""
+    accelerator = next(
+        (
+            description
+            for prefix, description in _OTHER_ACCELERATORS.items()
+            if any(category.startswith(prefix) for category in categories)
+        ),
+        "",
     )
-    if elsewhere and not findings.tables["api_calls"].height:
-        text = f"The trace was recorded on {elsewhere}, whose calls are not read: only NVIDIA's and AMD's GPUs are."
+    if accelerator and not findings.tables["api_calls"].height:
+        text = f"The trace was recorded on {accelerator}, whose calls are not read: only NVIDIA's and AMD's GPUs are."
         return [Note("other-accelerator", NoteLevel.BLOCKING, text, None)]
     if _work(findings):
         if findings.tables["api_calls"].height:
@@ -173,7 +179,7 @@ def _missing_work(findings: Findings) -> list[Note]:
     if findings.document.cut_off_bytes is not None:
         text = "The trace is truncated before the GPU activity, which profilers write after the operators."
         return [Note("no-gpu-work", NoteLevel.BLOCKING, text, _WRITE_AGAIN)]
-    if any(kind_of_category(each) in GPU_KINDS for each in categories):
+    if any(kind_of_category(category) in GPU_KINDS for category in categories):
         text = "The trace names GPU activity, but none of it begins and ends at a time that can be read."
         return [Note("no-gpu-work", NoteLevel.BLOCKING, text, _WRITE_AGAIN)]
     if findings.tables["api_calls"].height:
@@ -187,15 +193,15 @@ def _missing_work(findings: Findings) -> list[Note]:
 def _lost_work(findings: Findings) -> list[Note]:
     calls, kernels = findings.tables["api_calls"], findings.tables["kernels"]
     if not _work(findings) or findings.issued.unknown or kernels["correlation"].null_count() == kernels.height:
-        return []  # which of them is which call's is not told
+        return []  # kernels cannot be matched with calls
     names = calls["name"]
     launching = name_categories(names).str.contains(_LAUNCHES).arg_true()
     launches = calls.select("process", "correlation", "start_ns").filter(names.to_physical().is_in(launching.implode()))
     lost = 0
-    for (process,), own in launches.group_by("process"):
+    for (process,), process_launches in launches.group_by("process"):
         ran = kernels.filter(pl.col("process") == process).select("correlation", "start_ns")
-        unmatched = own.join(ran, on="correlation", how="anti")
-        lost += unmatched.height - int(still_queued(unmatched, own, ran).sum())
+        unmatched = process_launches.join(ran, on="correlation", how="anti")
+        lost += unmatched.height - int(still_queued(unmatched, process_launches, ran).sum())
     if not lost:
         return []
     text = f"{lost:,} of {launches.height:,} kernel launches have no kernel in the trace: events were lost."

@@ -1,7 +1,7 @@
-"""A Chrome trace as a document: its text block by block, what stands around its events, and the events in pieces.
+"""A Chrome trace as a document: its text block by block, the members around its events, and the events in pieces.
 
-The text is read with bounded memory, however long it is and whatever stands in it. Of a trace that is cut off or
-damaged, all events that are whole are found. What becomes of an event is the caller's affair (`Pieces`).
+The text is read with bounded memory, whatever its length and content. Of a truncated or damaged trace, all complete
+events are found. The caller decides what is done with an event (`Pieces`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from warplens.readers.kineto.json_text import EXACT, lenient
 from warplens.readers.kineto.scan import BOUNDARY, Piece
 from warplens.readers.kineto.values import PADDING, Bytes
 from warplens.readers.limits import EVENT_BYTES, HEADER_BYTES, TRACE_EXPANSION, unpacked_bytes
+from warplens.readers.opening import system_error
 
-#: Text handed out at a time. Array operations on much less spend their time on being called, on more on memory.
+#: Size of a block of text. Array operations on much less are dominated by call overhead, on more by memory.
 BLOCK_BYTES = 4 * 2**20
 
 #: Packed bytes that are unpacked at a time: traces shrink fifteen- to thirtyfold, so that this gives about a mebibyte.
@@ -41,8 +42,8 @@ class Source:
     """A file's text.
 
     Attributes:
-        cut_off: whether the compressed file is incomplete or damaged; known when all blocks are out.
-        packed_bytes: size of the file; packed_read: how much of it is read.
+        cut_off: whether the compressed file is incomplete or damaged; known after the last block.
+        packed_bytes: size of the file; packed_read: number of its bytes read so far.
     """
 
     def __init__(self, path: Path, compression: str | None) -> None:
@@ -52,7 +53,7 @@ class Source:
         self.packed_read = 0
 
     def blocks(self) -> Generator[bytes, None, None]:
-        """The text in blocks of about `BLOCK_BYTES`; a thread of its own reads and unpacks ahead."""
+        """The text in blocks of about `BLOCK_BYTES`; a separate thread reads and unpacks ahead."""
         queue: Queue[bytes | BaseException | None] = Queue(_BLOCKS_AHEAD)
         stopped = Event()
         thread = Thread(target=self._fill, args=(queue, stopped), daemon=True)
@@ -82,8 +83,7 @@ class Source:
                     if not put(block):
                         return
         except OSError as error:
-            found = f"the system cannot read it ({error.strerror or type(error).__name__})"
-            put(UnreadableInputError(self._path, found, "Copy the file to a local disk and try again"))
+            put(system_error(self._path, error))
         except UnreadableInputError as error:
             put(error)
         put(None)
@@ -110,12 +110,12 @@ class Source:
             yield b"".join(parts)
 
     def _parts(self, file: BinaryIO) -> Iterator[bytes]:
-        """Unpacked text, of all members or frames that stand one after the other."""
+        """Unpacked text of all consecutive members or frames."""
         damage, unpacker = _unpacker(self._compression or "")
         current = unpacker()
         is_begun = False
-        taken = _LEAST_PACKED_BYTES
-        while packed := file.read(taken):
+        amount = _LEAST_PACKED_BYTES
+        while packed := file.read(amount):
             self.packed_read += len(packed)
             size = 0
             while packed:
@@ -135,13 +135,15 @@ class Source:
                     yield part
                 if current.eof:
                     packed, current = current.unused_data, None
-            # Few bytes can hold very much text: what comes out at a time is kept near a block.
-            taken = min(2 * taken, _PACKED_BYTES) if size <= BLOCK_BYTES // 2 else max(taken // 8, _LEAST_PACKED_BYTES)
+            # Few bytes can hold very much text: the output per read is kept near a block.
+            amount = (
+                min(2 * amount, _PACKED_BYTES) if size <= BLOCK_BYTES // 2 else max(amount // 8, _LEAST_PACKED_BYTES)
+            )
         self.cut_off = current is not None and is_begun
 
 
 def _unpacker(compression: str) -> tuple[tuple[type[Exception], ...], Any]:
-    """The errors of damaged input, and what makes an object that unpacks one member."""
+    """The exceptions for damaged input, and a factory of objects that unpack one member."""
     if compression == "gzip":
         try:
             from isal import isal_zlib
@@ -155,7 +157,7 @@ def _unpacker(compression: str) -> tuple[tuple[type[Exception], ...], Any]:
     return (zstandard.ZstdError,), lambda: zstandard.ZstdDecompressor().decompressobj()
 
 
-#: What is looked at to find the array of events: strings and braces.
+#: Tokens searched to find the array of events: strings and braces.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}]', re.DOTALL)
 _EVENTS = b'"traceEvents"'
 _OPENS = re.compile(rb"\s*:\s*\[")
@@ -164,13 +166,13 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("|\Z)', re.DOTALL)
 
 _TAIL_BYTES = 2**16
 
-#: Text that is read at a time where it cannot be cut beforehand.
+#: Size of text read at a time where it cannot be cut in advance.
 _WINDOW_BYTES = 2**20
 
 _BEGIN_BYTES = 2**16
 
-#: Array operations let other threads run, but what happens between them does not: more than three get in each other's
-#: way, and each holds some 50 MB.
+#: Array operations release the interpreter lock, the code between them does not: more than three threads slow each
+#: other down, and each holds some 50 MB.
 _MOST_THREADS = 3
 _NO_TEXT = 0xFF
 
@@ -179,13 +181,13 @@ AnyPieces = TypeVar("AnyPieces", bound="Pieces[Any]")
 
 
 class Pieces(Protocol[AnyPiece]):
-    """What becomes of the events."""
+    """The consumer of the events."""
 
     def read(self, text: Bytes, begin: int, end: int) -> AnyPiece:
-        """The events that lie wholly in `text[begin:end]`; several threads may ask at once."""
+        """The complete events in `text[begin:end]`; may be called by several threads at once."""
 
     def add(self, piece: AnyPiece) -> None:
-        """Takes in what `read` gave, in the order of the text."""
+        """Take a result of `read`, in the order of the text."""
 
 
 class _UnbalancedError(Exception):
@@ -194,15 +196,15 @@ class _UnbalancedError(Exception):
 
 @dataclass
 class Document:
-    """What a trace holds beside its events."""
+    """Content of a trace other than its events."""
 
-    header: dict[str, Any] = field(default_factory=dict)  #: what stands around the events
-    events: int = 0  #: how many events there are, of all kinds
-    damaged: int = 0  #: how many places in them could not be read
-    #: unpacked bytes of an event that is not complete at the end; None where the trace has its end
+    header: dict[str, Any] = field(default_factory=dict)  #: members around the events
+    events: int = 0  #: number of events of all kinds
+    damaged: int = 0  #: number of places in them that could not be read
+    #: unpacked bytes of an incomplete event at the end; None if the trace is complete
     cut_off_bytes: int | None = None
     is_trace: bool = True  #: whether there is an array of events at all
-    begin: bytes = b""  #: the first bytes of the text, to tell what else it may be
+    begin: bytes = b""  #: the first bytes of the text, to identify other formats
 
 
 def walk(
@@ -214,7 +216,7 @@ def walk(
     threads: int | None = None,
     decoder: json.JSONDecoder = EXACT,
 ) -> tuple[Document, AnyPieces]:
-    """Reads a trace."""
+    """Read a trace."""
     if threads is None:
         available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = min(available, _MOST_THREADS)
@@ -222,8 +224,8 @@ def walk(
         try:
             return _Walk(Source(path, compression), pieces(), progress, decoder).walk(threads)
         except _UnbalancedError:
-            # Objects in arrays inside of events look like events where the text was cut, or nothing does. Without a
-            # guess where to cut it, one thread alone can read it.
+            # Objects in arrays inside of events look like events at the cut, or no boundary was found. Without a
+            # guessed cut, only one thread can read the text.
             pass
     return _Walk(Source(path, compression), pieces(), progress, decoder).walk(0)
 
@@ -234,15 +236,15 @@ class _Walk(Generic[AnyPieces]):
     ) -> None:
         self.source, self.pieces, self.progress, self.decoder = source, pieces, progress, decoder
         self.document = Document()
-        self.is_array = False  # the file itself is the array; its end may then be missing
+        self.is_array = False  # the file itself is the array; its closing bracket may be missing
         self.ended = False  # the array of events has ended
         self.trailer = bytearray()
 
     def walk(self, threads: int) -> tuple[Document, AnyPieces]:
-        """Reads everything: the document, and what took in the events."""
+        """Read everything: the document, and the consumer of the events."""
         blocks = self.source.blocks()
         try:
-            self._walk(self._told(blocks), threads)
+            self._walk(self._with_progress(blocks), threads)
         finally:
             blocks.close()
         return self.document, self.pieces
@@ -261,7 +263,7 @@ class _Walk(Generic[AnyPieces]):
             self.document.cut_off_bytes = lost
         self.document.header = _header(head, bytes(self.trailer), self.decoder)
 
-    def _told(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    def _with_progress(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         percent = 0
         for block in blocks:
             now = 100 * self.source.packed_read // max(self.source.packed_bytes, 1)
@@ -271,29 +273,29 @@ class _Walk(Generic[AnyPieces]):
             yield block
 
     def _head(self, blocks: Iterator[bytes]) -> tuple[bytes, bytes | None]:
-        """What stands before the events, and the rest of the block in which they begin; None where there are none."""
+        """The text before the events, and the rest of the block in which they begin; None if there are none."""
         head = b""
-        depth = at = 0
+        depth = position = 0
         for block in blocks:
             head = (head + block).removeprefix(b"\xef\xbb\xbf")
             if _ARRAY.match(head):
                 self.is_array = True
                 return b"", head[head.index(b"[") + 1 :]
-            for found in _TOKEN.finditer(head, at):
-                if found[0] in b"{}":
-                    depth += 1 if found[0] == b"{" else -1
-                elif depth == 1 and found[0] == _EVENTS:
-                    if opens := _OPENS.match(head, found.end()):
-                        return head[: found.start()], head[opens.end() :]
-                    if not head[found.end() :].strip(b": \t\r\n"):
-                        break  # it goes on in the next block
-                at = found.end()
+            for token in _TOKEN.finditer(head, position):
+                if token[0] in b"{}":
+                    depth += 1 if token[0] == b"{" else -1
+                elif depth == 1 and token[0] == _EVENTS:
+                    if opens := _OPENS.match(head, token.end()):
+                        return head[: token.start()], head[opens.end() :]
+                    if not head[token.end() :].strip(b": \t\r\n"):
+                        break  # it continues in the next block
+                position = token.end()
             if len(head) > HEADER_BYTES:
                 break
         return head, None
 
     def _in_parallel(self, first: bytes, blocks: Iterator[bytes], threads: int) -> bytes:
-        """Pieces that are cut between what look like two events, read by several threads. Gives what is left over."""
+        """Pieces cut at presumed event boundaries, read by several threads. Returns the remaining text."""
         pending: deque[tuple[Future[Piece], Bytes]] = deque()
         with ThreadPoolExecutor(threads) as pool:
             try:
@@ -312,21 +314,21 @@ class _Walk(Generic[AnyPieces]):
                     future.cancel()
 
     def _cut(self, first: bytes, blocks: Iterator[bytes]) -> Iterator[Bytes]:
-        carried = first
+        remainder = first
         for block in blocks:
-            text = carried + block if carried else block
-            at = _last_boundary(text)
-            if at is None:
+            text = remainder + block if remainder else block
+            boundary = _last_boundary(text)
+            if boundary is None:
                 if len(text) > EVENT_BYTES:
                     raise _UnbalancedError
-                carried = text
+                remainder = text
                 continue
-            yield _padded(text, at)
-            carried = text[at:]
-        yield _padded(carried, len(carried))
+            yield _padded(text, boundary)
+            remainder = text[boundary:]
+        yield _padded(remainder, len(remainder))
 
     def _take(self, future: Future[Piece], text: Bytes, *, is_last: bool = False) -> bytes:
-        """Takes a piece in; gives what is left over of the last one."""
+        """Add a piece; return the remaining text of the last one."""
         piece = future.result()
         if self.ended:
             self._after_events(bytes(text[PADDING:-PADDING]))
@@ -358,34 +360,34 @@ class _Walk(Generic[AnyPieces]):
 
     def _one_by_one(self, first: bytes, blocks: Iterator[bytes]) -> bytes:
         """Pieces one after the other, each beginning where the events of the one before it ended."""
-        carried, fresh, size = first, bytearray(), 0
+        remainder, new_text, size = first, bytearray(), 0
         for block in blocks:
-            for at in range(0, len(block), _WINDOW_BYTES):
-                window = block[at : at + _WINDOW_BYTES]
+            for offset in range(0, len(block), _WINDOW_BYTES):
+                window = block[offset : offset + _WINDOW_BYTES]
                 if self.ended:
                     self._after_events(window)
                     continue
-                fresh += window
+                new_text += window
                 size += len(window)
-                if size >= len(carried):  # an event that goes on and on is looked at again after twice as much
-                    carried = self._past_events(carried + fresh, is_last=False)
-                    fresh, size = bytearray(), 0
+                if size >= len(remainder):  # an event without end is searched again after twice as much text
+                    remainder = self._past_events(remainder + new_text, is_last=False)
+                    new_text, size = bytearray(), 0
         if self.ended:
-            self._after_events(bytes(fresh))
+            self._after_events(bytes(new_text))
             return b""
-        return self._past_events(carried + fresh, is_last=True)
+        return self._past_events(remainder + new_text, is_last=True)
 
     def _past_events(self, text: bytes, *, is_last: bool) -> bytes:
-        """Takes all complete events at the begin of the text, and gives what follows them.
+        """Take all complete events at the begin of the text, and return the text after them.
 
-        An event that does not end although another one seems to begin is damaged, unless it holds what looks like
-        events itself. Reading goes on with the next one.
+        An event without end, although another one seems to begin, is damaged, unless it contains what looks like events
+        itself. Reading continues with the next one.
         """
         while text:
             buffer = _padded(text, len(text))
             piece = self.pieces.read(buffer, PADDING, len(buffer) - PADDING)
             broken = piece.broken
-            if broken is not None:  # it has swallowed those that follow; what stands before it is sound
+            if broken is not None:  # it includes the events after it; those before it are sound
                 piece = self.pieces.read(buffer, PADDING, broken)
             elif piece.scanned.array_end is not None:
                 self._end(piece, buffer)
@@ -412,26 +414,26 @@ def _padded(text: bytes, length: int) -> Bytes:
 
 
 def _last_boundary(text: bytes) -> int | None:
-    """Where the last event of the text begins, as far as that can be told from its end; None where it cannot."""
+    """Begin of the last event of the text, as far as it can be determined from its end; else None."""
     tail = _TAIL_BYTES
     while True:
         begin = max(0, len(text) - tail)
         last = None
-        for found in BOUNDARY.finditer(text, begin):
-            last = found.end()
+        for boundary in BOUNDARY.finditer(text, begin):
+            last = boundary.end()
         if last is not None or begin == 0:
             return last
         tail *= 8
 
 
 def _may_be_one_event(text: bytes) -> bool:
-    """Whether what looks like events in the text may stand in an array inside of one event."""
+    """Whether presumed events in the text may be in an array inside one event."""
     plain = _STRING.sub(b"", text)
     return plain.count(b"[") > plain.count(b"]")
 
 
 def _header(head: bytes, trailer: bytes, decoder: json.JSONDecoder) -> dict[str, Any]:
-    """What stands before and after the events, as one object; what cannot be read of it is left out."""
+    """The text before and after the events as one object; unreadable parts are left out."""
     text = (head.rstrip(b" \t\r\n,") + b"," + trailer.lstrip(b" \t\r\n,")).strip(b" \t\r\n,")
     for attempt in (text, text + b"}", head.rstrip(b" \t\r\n,") + b"}", b"{" + trailer.lstrip(b" \t\r\n,")):
         try:

@@ -32,16 +32,16 @@ from warplens.readers.kineto.values import (
 )
 
 Column: TypeAlias = "tuple[npt.NDArray[Any], Bools | None]"
-"""Values, and which of them are known; None stands for all."""
+"""Values, and a mask of the known ones (None: all are known)."""
 
 _COMMA, _QUOTE = ord(","), ord('"')
-_INSIDE = 64  # raises the number of a key that stands inside `args`
+_INSIDE = 64  # added to the number of a key inside `args`
 
-#: Phases of events that are read: complete ones, begins and ends; instants of the allocator; ends of arrows.
+#: Phases of events that are read: complete events, begins and ends; instants of the allocator; ends of arrows.
 _PHASES = {"allocation": "iIX", "flow": "stf"}
 _USUAL_PHASES = "XBE"
 
-#: Set a JSON value apart from a string of the same text: `[1]` and `"[1]"`.
+#: Distinguishes a JSON value from a string of the same text: `[1]` and `"[1]"`.
 _NOT_A_STRING = np.uint64(0x5555555555555555)
 
 _UNREAD = len(KINDS)
@@ -64,12 +64,12 @@ def is_read(kind: str | None, phase: str) -> bool:
 
 @dataclass
 class EventColumns(Piece):
-    """What one piece of the text gave."""
+    """The columns of one piece of the text."""
 
     #: for each kind of event its columns: `phase`, `begin_ns`, `duration_ns`, `process`, `thread`, `name` and
-    #: arguments; those that no event of the piece has are absent
+    #: arguments; columns that no event of the piece has are absent
     columns: dict[str, dict[str, Column]] = field(default_factory=dict)
-    #: events that had to be read one by one, as the JSON values that they are
+    #: events that had to be read one by one, as JSON values
     odd: list[Any] = field(default_factory=list)
 
 
@@ -77,8 +77,8 @@ class EventReader:
     """Reads pieces of the text; several threads may do so at once.
 
     Attributes:
-        categories: what the events bear as `cat`, whether they are read or not.
-        names, texts: the different names, and for each argument that is text its different values.
+        categories: the `cat` values of all events, read or not.
+        names, texts: the distinct names, and the distinct values of each text argument.
     """
 
     def __init__(self, launch_configuration: bool) -> None:
@@ -97,7 +97,7 @@ class EventReader:
         return piece
 
     def kinds_of(self, categories: npt.NDArray[np.int32]) -> Int64s:
-        """Places in `KINDS` for numbers of categories; `_UNREAD` for those that are not read."""
+        """Positions in `KINDS` for numbers of categories; `_UNREAD` for categories that are not read."""
         texts = list(self.categories.texts)
         if len(self._kinds) < len(texts):
             kinds = [kind_of_category(text or "") for text in texts]
@@ -106,7 +106,7 @@ class EventReader:
 
 
 class _Reading:
-    """One piece while it is read."""
+    """The reading of one piece."""
 
     def __init__(self, reader: EventReader, text: Bytes, scanned: Scan) -> None:
         self.reader, self.text, self.scanned = reader, text, scanned
@@ -117,7 +117,7 @@ class _Reading:
         self.bounds = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=2 * _INSIDE))])
 
     def read(self, piece: EventColumns) -> None:
-        """Fills the piece."""
+        """Fill the piece."""
         kinds, phases = self._kinds(), self._phases()
         kinds[self.scanned.irregular | ~_ALLOWED[kinds, phases]] = _UNREAD
         self.events = np.argsort(kinds.astype(np.uint8), kind="stable")  # all of one kind in a row
@@ -153,9 +153,9 @@ class _Reading:
     def _kinds(self) -> Int64s:
         rows = self._by_event(MEMBERS.index("cat") + 1)
         kinds = np.full(len(rows), _UNREAD, np.int64)
-        there = np.flatnonzero(rows >= 0)
-        codes = self._text_codes(rows.take(there), self.reader.categories)
-        kinds[there] = self.reader.kinds_of(codes)
+        present = np.flatnonzero(rows >= 0)
+        codes = self._text_codes(rows.take(present), self.reader.categories)
+        kinds[present] = self.reader.kinds_of(codes)
         return kinds
 
     def _phases(self) -> Bytes:
@@ -163,57 +163,57 @@ class _Reading:
         if not len(self.scanned.keys.value):
             return np.full(len(rows), ord("X"), np.uint8)
         places = self.scanned.keys.value.take(rows)
-        there = rows >= 0
-        # Of an event without a phase it is its last key's value that is looked at here, and not used.
-        unusual = there & (self.text.take(places + 2) != _QUOTE)  # escaped, or longer than one character
+        present = rows >= 0
+        # For an event without a phase the value of its last key is examined here, and not used.
+        unusual = present & (self.text.take(places + 2) != _QUOTE)  # escaped, or longer than one character
         self.scanned.irregular[unusual] = True
-        return np.where(there, self.text.take(places + 1), np.uint8(ord("X")))
+        return np.where(present, self.text.take(places + 1), np.uint8(ord("X")))
 
     def _by_event(self, number: int) -> Int64s:
-        """For each event of the piece the row of its key of this number, −1 without one; of several the last one."""
+        """For each event of the piece the row of its key of this number, −1 without one; the last one of several."""
         rows = self.order[self.bounds[number] : self.bounds[number + 1]]
         event = self.scanned.keys.event.take(rows)
         count = len(self.scanned.starts)
         if len(rows) == count and event[0] == 0 and (event[1:] - event[:-1] == 1).all():
             return rows
-        placed = np.full(count, -1, np.int64)
-        placed[event] = rows
-        return placed
+        row_by_event = np.full(count, -1, np.int64)
+        row_by_event[event] = rows
+        return row_by_event
 
     def _member(self, name: str) -> Int64s:
         return self._by_event(MEMBERS.index(name) + 1).take(self.events)
 
     def _argument(self, argument: Argument) -> Column | None:
-        """The argument of all events that are read and have it; None where none has."""
+        """The argument of all read events that have it; None if none has it."""
         number = _NUMBERS[argument.column]
         rows = self.order[self.bounds[number] : self.bounds[number + 1]]
         if not len(rows):
             return None
         event = self.scanned.keys.event.take(rows)
-        wanted = np.flatnonzero(_HAVING[argument.column].take(self.kinds.take(event)))
-        if not len(wanted):
+        having = np.flatnonzero(_HAVING[argument.column].take(self.kinds.take(event)))
+        if not len(having):
             return None
-        rows, places = rows.take(wanted), self.place.take(event.take(wanted))
+        rows, places = rows.take(having), self.place.take(event.take(having))
         read = self._texts(self.reader.texts[argument.column]) if argument.is_text else self._wholes
         values, known = read(rows)
         column = np.zeros(len(self.events), values.dtype)
-        there = np.zeros(len(self.events), np.bool_)
-        column[places] = values  # of an argument that stands there twice, the last one
-        there[places] = True if known is None else known
-        return column, there
+        present = np.zeros(len(self.events), np.bool_)
+        column[places] = values  # the last value of a repeated argument
+        present[places] = True if known is None else known
+        return column, present
 
-    def _column(self, rows: Int64s, read: Callable[[Int64s], Column]) -> Column:
+    def _column(self, rows: Int64s, read_values: Callable[[Int64s], Column]) -> Column:
         """Values of the keys at these rows; unknown where the row is −1."""
-        there = rows >= 0
-        if there.all():
-            return read(rows)
-        places = np.flatnonzero(there)
-        values, known = read(rows.take(places))
+        present = rows >= 0
+        if present.all():
+            return read_values(rows)
+        places = np.flatnonzero(present)
+        values, known = read_values(rows.take(places))
         column = np.zeros(len(rows), values.dtype)
         column[places] = values
         if known is not None:
-            there[places] = known
-        return column, there
+            present[places] = known
+        return column, present
 
     def _times(self, rows: Int64s) -> Column:
         numbers = nanoseconds_at(self.text, self.words, self.scanned.keys.value.take(rows))
@@ -235,7 +235,7 @@ class _Reading:
         return lambda rows: (self._text_codes(rows, dictionary), None)
 
     def _completed(self, numbers: Numbers, rows: Int64s, exact: Callable[[Any], int | None]) -> Column:
-        """Values and which are known, after a second look at those that are written unusually."""
+        """Values and which are known, after reading the unusually written ones individually."""
         if numbers.read.all():
             return numbers.values, None
         values, known = numbers.values, numbers.read.copy()
@@ -246,8 +246,8 @@ class _Reading:
         ):
             raw = self.text[begin:end].tobytes()
             try:
-                told = json_text.string(raw) if quoted else json_text.lenient(raw.decode("utf-8", "replace"))
-                value = exact(told)
+                json_value = json_text.string(raw) if quoted else json_text.lenient(raw.decode("utf-8", "replace"))
+                value = exact(json_value)
             except ValueError:
                 value = None
             known[place] = value is not None
@@ -256,14 +256,14 @@ class _Reading:
 
     def _text_codes(self, rows: Int64s, dictionary: Dictionary) -> npt.NDArray[np.int32]:
         begins, ends, is_string = self._spans(rows)
-        found = hashes(self.words, begins, ends - begins)
-        found[~is_string] ^= _NOT_A_STRING
+        text_hashes = hashes(self.words, begins, ends - begins)
+        text_hashes[~is_string] ^= _NOT_A_STRING
 
         def decode(row: int) -> str | None:
             raw = self.text[begins[row] : ends[row]].tobytes()
             return json_text.string(raw) if is_string[row] else json_text.canonical(raw.decode("utf-8", "replace"))
 
-        return dictionary.codes(found, decode)
+        return dictionary.codes(text_hashes, decode)
 
     def _spans(self, rows: Int64s) -> tuple[Int64s, Int64s, Bools]:
         """Begin and end of the values of these keys, of strings without their quotes; and whether they are strings."""
@@ -274,31 +274,31 @@ class _Reading:
         ends = scanned.closing.take(quotes)
         if is_string.all():
             return begins + 1, ends, is_string
-        others = np.flatnonzero(~is_string)
-        rows = rows.take(others)
+        not_strings = np.flatnonzero(~is_string)
+        rows = rows.take(not_strings)
         event = keys.event.take(rows)
         outer = np.where(keys.inside.take(rows), scanned.inner_ends.take(event), scanned.ends.take(event))
-        until = np.minimum(keys.next_key.take(rows), outer)
-        last = skip_space(self.text, until - 1, -1)  # back over the comma in front of the next key
+        limit = np.minimum(keys.next_key.take(rows), outer)
+        last = skip_space(self.text, limit - 1, -1)  # back over the comma in front of the next key
         last -= self.text.take(last) == _COMMA
-        ends[others] = skip_space(self.text, last, -1) + 1
+        ends[not_strings] = skip_space(self.text, last, -1) + 1
         return begins + is_string, ends, is_string
 
 
-#: The numbers of arguments' keys, raised where they stand inside `args`.
+#: The numbers of arguments' keys, offset for keys inside `args`.
 _NUMBERS = {
     argument.column: MEMBERS.index(argument.keys[0]) + 1 if argument.is_member else number + _INSIDE
     for number, argument in enumerate(ARGUMENTS, len(MEMBERS) + 1)
 }
 
-#: Which kinds of events have an argument, by their place in `KINDS`; none that is not read has.
+#: Kinds of events with an argument, by their position in `KINDS`; False for `_UNREAD`.
 _HAVING = {
     argument.column: np.array([kind in argument.kinds for kind in (*KINDS, "")], np.bool_) for argument in ARGUMENTS
 }
 
 
 def _slice(column: Column, part: slice) -> Column:
-    """A part of a column by itself; numbers in 32 bits where they fit: half the memory until all pieces are joined."""
+    """A copy of a part of a column, as 32-bit integers where they fit: half the memory until joined."""
     values, known = column[0][part], column[1]
     if values.dtype == np.int64 and values.min() >= -(2**31) and values.max() < 2**31:
         values = values.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Columns that several tables of a Kineto trace need: 32-bit numbers, threads, words for names."""
+"""Tables of GPU work, and columns that several tables of a Kineto trace need: 32-bit numbers, threads, names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LOW_32_BITS = 0xFFFFFFFF
 
 
 def int32(column: pl.Expr) -> pl.Expr:
-    """The number as 32-bit one: CUPTI writes "none" as 0xFFFFFFFF, which as a signed number is −1."""
+    """The number as a 32-bit integer: CUPTI writes "none" as 0xFFFFFFFF, which as a signed number is −1."""
     low = column & _LOW_32_BITS
     return pl.when(low >= 2**31).then(low - 2**32).otherwise(low).cast(pl.Int32)
 
 
 def mapped(names: pl.Series, word: Callable[[str], str | None]) -> pl.Series:
-    """A dictionary-encoded column with each different text replaced, once; null where the word is None."""
+    """A dictionary-encoded column with each distinct text replaced by `word`; null where `word` returns None."""
     words = [word(text) for text in name_categories(names)]
     if not words:
         return names
@@ -41,7 +41,7 @@ def named(names: pl.Series) -> pl.Series:
 
 
 def together(parts: list[pl.Series]) -> pl.Series:
-    """Dictionary-encoded columns one after the other, as one."""
+    """The concatenation of dictionary-encoded columns."""
     texts = [text for part in parts for text in name_categories(part)]
     offsets = [0]
     for part in parts:
@@ -51,9 +51,9 @@ def together(parts: list[pl.Series]) -> pl.Series:
 
 
 def with_threads(rows: pl.DataFrame, host: int) -> pl.DataFrame:
-    """Rows with `process` and `thread` as the schema has them.
+    """Rows with `process` and `thread` as in the schema.
 
-    Overhead bears −1 as process; that is the program's own. Threads told by a 64-bit handle get a number of 32 bits.
+    Overhead has −1 as process, which is the program's own. Threads given by a 64-bit handle get a number of 32 bits.
     """
     thread = pl.col("thread").fill_null(0)
     if rows.height and not rows.select(thread.is_between(-(2**31), 2**31 - 1).all()).item():
@@ -66,16 +66,16 @@ def with_threads(rows: pl.DataFrame, host: int) -> pl.DataFrame:
 
 
 def short_numbers(handles: list[int]) -> list[int]:
-    """For each handle a number that no other has: itself if it has 31 bits, else its low bits or the next free one."""
-    taken = {handle for handle in handles if -(2**31) <= handle < 2**31}
+    """A distinct number for each handle: itself if it has 31 bits, else its low bits or the next free number."""
+    used = {handle for handle in handles if -(2**31) <= handle < 2**31}
     numbers = []
     for handle in handles:
         number = handle
         if not -(2**31) <= handle < 2**31:
             number = handle % 2**31
-            while number in taken:
+            while number in used:
                 number = (number + 1) % 2**31
-            taken.add(number)
+            used.add(number)
         numbers.append(number)
     return numbers
 
@@ -116,17 +116,17 @@ _WAITS = (
 
 def copy_words(name: str) -> tuple[str, str | None, str | None]:
     """Direction, source and destination memory of a copy named like `Memcpy HtoD (Pageable -> Device)`."""
-    found = _COPY.search(name)
-    if found is None:
+    match = _COPY.search(name)
+    if match is None:
         return "unknown", None, None
-    source, destination = found["source"], found["destination"]
-    return _DIRECTIONS.get(found["direction"].lower(), "unknown"), _memory(source), _memory(destination)
+    source, destination = match["source"], match["destination"]
+    return _DIRECTIONS.get(match["direction"].lower(), "unknown"), _memory(source), _memory(destination)
 
 
 def memset_memory(name: str) -> str | None:
-    """The kind of memory that is filled, of a name like `Memset (Device)`."""
-    found = _MEMSET.search(name)
-    return _memory(found.group(1)) if found else None
+    """The kind of memory filled, from a name like `Memset (Device)`."""
+    match = _MEMSET.search(name)
+    return _memory(match.group(1)) if match else None
 
 
 def _memory(text: str | None) -> str | None:
@@ -134,16 +134,16 @@ def _memory(text: str | None) -> str | None:
 
 
 def wait_kind(name: str) -> str:
-    """What a wait (`Stream Wait Event`, `Event Sync`, …) waits for, in the words of the schema."""
+    """The object of a wait (`Stream Wait Event`, `Event Sync`, …), in the words of the schema."""
     lowered = name.lower()
     return next((kind for text, kind in _WAITS if text in lowered), "context")
 
 
-_MOST_BLOCKS = 2**31 - 1
+_MAX_BLOCKS = 2**31 - 1
 
 
 def kernels_of(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """The table of kernels, with the arguments of the events beside its columns."""
+    """The table of kernels, with the events' arguments as further columns."""
     kernels = _on_device(events).with_columns(named(events["name"]))
     kernels = _with_launch_configuration(kernels, calls)
     full_name = kernels["name"]
@@ -151,7 +151,7 @@ def kernels_of(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def copies_of(events: pl.DataFrame) -> pl.DataFrame:
-    """The table of copies; what is copied from where to where stands in the event's name."""
+    """The table of copies; direction and memories are in the event's name."""
     copies = _on_device(events)
     names = named(copies["name"])
     words = {text: copy_words(text) for text in name_categories(names)}
@@ -173,17 +173,17 @@ def waits_of(events: pl.DataFrame) -> pl.DataFrame:
     """The table of waits of the host or of a stream."""
     if not events.height:
         return TABLES["synchronizations"].empty()
-    told = events["sync_kind"].cast(pl.String).fill_null(events["name"].cast(pl.String)).fill_null("")
+    kinds = events["sync_kind"].cast(pl.String).fill_null(events["name"].cast(pl.String)).fill_null("")
     return events.with_columns(
         pl.col("issuer").pipe(int32).alias("process"),
         pl.when(pl.col("device") >= 0).then("device").pipe(int32).alias("device"),
         pl.when(pl.col("stream").is_between(0, 2**32 - 2)).then("stream").alias("stream"),
-        mapped(encoded(told), wait_kind).alias("kind"),
+        mapped(encoded(kinds), wait_kind).alias("kind"),
     )
 
 
 def _on_device(events: pl.DataFrame) -> pl.DataFrame:
-    """Work with its GPU and stream; an event without the latter's argument has it as its thread."""
+    """Work with its GPU and stream; without that argument the stream is the event's thread."""
     return events.with_columns(
         pl.col("device").pipe(int32),
         pl.coalesce("stream", "thread", 0).pipe(int32).alias("stream"),
@@ -194,80 +194,84 @@ def _on_device(events: pl.DataFrame) -> pl.DataFrame:
 def _with_launch_configuration(kernels: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Kernels with grid, block and registers.
 
-    Older ROCm writes grid and block on the launching call alone; a kernel takes them from there. Not where a call
-    launched several kernels, those of a graph or of a library: it knows but one of them.
+    Older ROCm writes grid and block on the launching call alone; the kernel takes them from there. Not if a call
+    launched several kernels (of a graph or a library): then the call describes only one of them.
     """
     if kernels["grid"].null_count() and calls["grid"].null_count() < calls.height:
-        told = calls.filter(pl.col("grid").is_not_null(), pl.col("correlation").is_not_null())
-        told = told.select("correlation", "grid", "block", "shared_bytes").unique("correlation", keep="first")
-        told = told.with_columns(pl.col("grid", "block").cast(pl.String))
-        alone = kernels["correlation"].is_unique() & kernels["correlation"].is_not_null()
-        found = kernels.select("correlation").join(told, on="correlation", how="left", maintain_order="left")
-        own = kernels.select(pl.col("grid", "block").cast(pl.String), "shared_bytes")
+        configured = calls.filter(pl.col("grid").is_not_null(), pl.col("correlation").is_not_null())
+        configured = configured.select("correlation", "grid", "block", "shared_bytes").unique(
+            "correlation", keep="first"
+        )
+        configured = configured.with_columns(pl.col("grid", "block").cast(pl.String))
+        is_single = kernels["correlation"].is_unique() & kernels["correlation"].is_not_null()
+        of_call = kernels.select("correlation").join(configured, on="correlation", how="left", maintain_order="left")
+        of_kernel = kernels.select(pl.col("grid", "block").cast(pl.String), "shared_bytes")
         kernels = kernels.with_columns(
-            encoded(own[name].zip_with(own[name].is_not_null() | ~alone, found[name])) for name in ("grid", "block")
-        ).with_columns(own["shared_bytes"].zip_with(own["shared_bytes"].is_not_null() | ~alone, found["shared_bytes"]))
+            encoded(of_kernel[name].zip_with(of_kernel[name].is_not_null() | ~is_single, of_call[name]))
+            for name in ("grid", "block")
+        ).with_columns(
+            of_kernel["shared_bytes"].zip_with(
+                of_kernel["shared_bytes"].is_not_null() | ~is_single, of_call["shared_bytes"]
+            )
+        )
     sizes: list[pl.Series] = []
     for prefix in ("grid", "block"):
         texts = kernels[prefix]
-        parsed = [_three(text) for text in name_categories(texts)]
+        parsed = [_three_sizes(text) for text in name_categories(texts)]
         for place, axis in enumerate("xyz"):
             values = pl.Series([size[place] if size else None for size in parsed], dtype=pl.Int32)
-            column = values.gather(texts.to_physical()) if parsed else _absent(kernels.height)
+            null_sizes = pl.repeat(None, kernels.height, dtype=pl.Int32, eager=True)
+            column = values.gather(texts.to_physical()) if parsed else null_sizes
             sizes.append(column.alias(f"{prefix}_{axis}"))
     return kernels.with_columns(
         *sizes,
         registers_per_thread=pl.col("registers").pipe(int32),
-        # Kineto adds static and dynamic shared memory up; how much of it was asked for at launch is not recorded.
+        # Kineto adds up static and dynamic shared memory; their parts are not recorded.
         static_shared_bytes=pl.lit(None, pl.Int32),
         dynamic_shared_bytes=pl.lit(None, pl.Int32),
     )
 
 
-def _absent(count: int) -> pl.Series:
-    return pl.repeat(None, count, dtype=pl.Int32, eager=True)
-
-
-def _three(text: str) -> tuple[int, int, int] | None:
+def _three_sizes(text: str) -> tuple[int, int, int] | None:
     """The numbers of a text like `[32, 1, 1]`; None for anything else."""
     try:
         x, y, z = (int(part) for part in text.strip("[] ").split(","))
     except ValueError:
         return None
-    return (x, y, z) if all(0 < value <= _MOST_BLOCKS for value in (x, y, z)) else None
+    return (x, y, z) if all(0 < value <= _MAX_BLOCKS for value in (x, y, z)) else None
 
 
 _TEXTS = ("collective", "group", "group_ranks", "dtype")
 _NUMBERS = ("group_size", "in_elements", "out_elements", "collective_sequence")
 
-#: NCCL, and RCCL, whose kernels bear the same prefix.
+#: NCCL, and RCCL, whose kernels have the same prefix.
 _COMMUNICATION = "(?i)nccl|rccl"
 
 
 def collectives_of(kernels: pl.DataFrame, operators: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """The table of collectives: one row a kernel that is described, and one a described collective without kernel.
+    """The table of collectives: one row per described kernel, and one per described collective without kernel.
 
-    Since PyTorch 2.3 the kernels describe themselves. Before, and still beside them, the operator that launched them
-    does: the one whose external id they bear, else the one that their launch lies in. An operator that describes a
-    kernel which describes itself gives no second row.
+    Since PyTorch 2.3 kernels describe themselves. Before, and still in addition, the launching operator does: the one
+    with the kernel's external id, else the one around its launch. An operator that describes a kernel with its own
+    description gives no second row.
     """
     rows = kernels.select("correlation", "external_id", "process", *_TEXTS, *_NUMBERS, kernel=_row_number())
     described = rows.filter(pl.col("collective").is_not_null())
-    tellers = operators.select(
+    describing = operators.select(
         "start_ns", "end_ns", "thread", "external_id", *_TEXTS, *_NUMBERS, operator=_row_number()
     )
-    tellers = tellers.filter(pl.col("collective").is_not_null())
-    if tellers.height:
+    describing = describing.filter(pl.col("collective").is_not_null())
+    if describing.height:
         is_communication = name_categories(kernels["full_name"]).str.contains(_COMMUNICATION)
-        silent = rows.filter(
+        undescribed = rows.filter(
             pl.col("collective").is_null(), is_communication.gather(kernels["full_name"].to_physical())
         )
-        launched = _launching(pl.concat([described, silent]), tellers, calls)
-        told = launched.join(silent.select("kernel"), on="kernel", how="semi")
-        elsewhere = launched.join(described.select("kernel"), on="kernel", how="semi")
-        tellers = tellers.join(elsewhere, on="operator", how="anti", maintain_order="left")
-        tellers = tellers.join(told, on="operator", how="left", maintain_order="left")
-        described = pl.concat([_plain(described), _plain(tellers)])
+        launched = _launching(pl.concat([described, undescribed]), describing, calls)
+        matched = launched.join(undescribed.select("kernel"), on="kernel", how="semi")
+        self_described = launched.join(described.select("kernel"), on="kernel", how="semi")
+        describing = describing.join(self_described, on="operator", how="anti", maintain_order="left")
+        describing = describing.join(matched, on="operator", how="left", maintain_order="left")
+        described = pl.concat([_plain(described), _plain(describing)])
     else:
         described = _plain(described)
     return described.select(
@@ -291,15 +295,15 @@ def _plain(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.select("kernel", pl.col(_TEXTS).cast(pl.String), *_NUMBERS)
 
 
-def _launching(kernels: pl.DataFrame, tellers: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """`kernel` and `operator`: which of the operators launched each kernel, where that can be told."""
-    ids = tellers.select("external_id", "operator").drop_nulls().unique("external_id", keep="first")
+def _launching(kernels: pl.DataFrame, describing: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """`kernel` and `operator`: the operator that launched each kernel, where it can be determined."""
+    ids = describing.select("external_id", "operator").drop_nulls().unique("external_id", keep="first")
     by_id = kernels.join(ids, on="external_id").select("kernel", "operator")
-    rest = kernels.join(by_id, on="kernel", how="anti").select("kernel", "correlation")
+    unmatched = kernels.join(by_id, on="kernel", how="anti").select("kernel", "correlation")
     launches = calls.select("correlation", "thread", at="start_ns").drop_nulls().unique("correlation", keep="first")
-    rest = rest.join(launches, on="correlation").sort("at")
-    begun = tellers.select("thread", "operator", "end_ns", at="start_ns").drop_nulls().sort("at")
-    by_time = rest.join_asof(begun, on="at", by="thread", check_sortedness=False).filter(
+    unmatched = unmatched.join(launches, on="correlation").sort("at")
+    starts = describing.select("thread", "operator", "end_ns", at="start_ns").drop_nulls().sort("at")
+    by_time = unmatched.join_asof(starts, on="at", by="thread", check_sortedness=False).filter(
         pl.col("at") <= pl.col("end_ns")
     )
     return pl.concat([by_id, by_time.select("kernel", "operator")])

@@ -1,9 +1,9 @@
-"""Which process issued each piece of GPU work, and on which GPU it ran, also where several traces were merged into one.
+"""The process that issued each piece of GPU work, and its GPU, also where several traces were merged into one.
 
-An event of a GPU bears the GPU's number where others bear their process; the call with the same correlation id tells
-the process. Programs that merge the traces of ranks (SGLang's, and many a script) put one after the other, and most
-change the number that stands for the process: by a label, or by an offset for each rank. Each trace counts its calls
-and, where it sees one GPU only, its GPUs from the same number on.
+An event of a GPU has the GPU's number where others have their process; the call with the same correlation id gives the
+process. Programs that merge the traces of ranks (SGLang's, and many a script) write one after the other, and most
+change the number of the process: by a label, or by an offset for each rank. Each trace numbers its calls and, where it
+sees one GPU only, its GPUs from the same number on.
 """
 
 from __future__ import annotations
@@ -16,84 +16,84 @@ import polars as pl
 from warplens.readers.kineto.gpu import int32, short_numbers
 from warplens.readers.kineto.spans import Spans
 
-#: What ran on a GPU, and the waits for it.
+#: Kinds of events that ran on a GPU, and waits for it.
 _ISSUED: Final = ("kernel", "copy", "memset", "wait")
 _WORK: Final = _ISSUED[:3]
 _LANE: Final = ("process", "device")
 
-#: Of the work of one GPU, what has to begin no earlier than the call that is taken for its own: clocks are aligned to
-#: microseconds, so that single short queues seem to begin before their call.
+#: Share of a GPU's work that must begin no earlier than its assigned call: clocks are aligned to microseconds, so that
+#: single short queues seem to begin before their call.
 _AGREES: Final = 0.98
 
 
 @dataclass
 class Issued:
-    """What `with_issuers` found out."""
+    """Result of `with_issuers`."""
 
-    processes: int = 1  #: how many made calls
-    shared: int = 0  #: work whose correlation id several processes' calls bear
-    unknown: int = 0  #: how much of that could not be given to one of them
-    #: by number of a GPU that another trace of the file has as well, the number that its own trace gives it
+    processes: int = 1  #: number of processes that made calls
+    shared: int = 0  #: number of pieces of work whose correlation id occurs in calls of several processes
+    unknown: int = 0  #: number of those that could not be assigned
+    #: the number in its own trace of each renumbered GPU
     renumbered: dict[int, int] = field(default_factory=dict)
 
 
 def with_issuers(frames: dict[str, pl.DataFrame], host: int) -> Issued:
-    """Gives what ran on GPUs an `issuer` and a `device` that no other trace's GPU shares; frames are replaced."""
-    found = Issued()
+    """Add an `issuer` to GPU events, and make `device` unique across merged traces; frames are replaced."""
+    result = Issued()
     for kind in _ISSUED:
         device = pl.coalesce("device", "process", 0) if kind in _WORK else pl.col("device")
         numbers = device.pipe(int32).cast(pl.Int64).alias("device")
         frames[kind] = frames[kind].with_columns(numbers, issuer=pl.lit(host, pl.Int64))
     calls = frames["call"].select("correlation", "process", begun="start_ns").drop_nulls()
-    found.processes = max(1, calls["process"].n_unique())
-    if found.processes == 1:
-        return found
-    owners = calls.select("correlation", "process").unique(maintain_order=True)
-    shared = owners.filter(pl.col("correlation").is_duplicated())
-    first = owners.unique("correlation", keep="first", maintain_order=True).rename({"process": "owner"})
+    result.processes = max(1, calls["process"].n_unique())
+    if result.processes == 1:
+        return result
+    ids_by_process = calls.select("correlation", "process").unique(maintain_order=True)
+    shared = ids_by_process.filter(pl.col("correlation").is_duplicated())
+    first = ids_by_process.unique("correlation", keep="first", maintain_order=True).rename({"process": "owner"})
     lanes = pl.concat([frames[kind].select(*_LANE, "correlation", "start_ns") for kind in _WORK])
-    in_doubt = lanes.join(shared.select("correlation").unique(), on="correlation", how="semi")
-    found.shared = in_doubt.height
-    by_lane = _by_lane(lanes, calls, shared["process"].unique(maintain_order=True)) if in_doubt.height else None
+    ambiguous = lanes.join(shared.select("correlation").unique(), on="correlation", how="semi")
+    result.shared = ambiguous.height
+    by_lane = _by_lane(lanes, calls, shared["process"].unique(maintain_order=True)) if ambiguous.height else None
     if by_lane is None:
-        found.unknown = found.shared
+        result.unknown = result.shared
     for kind in _ISSUED:
         events = frames[kind].join(first, on="correlation", how="left", maintain_order="left")
         if by_lane is not None and kind in _WORK:
             events = events.join(by_lane, on=_LANE, how="left", maintain_order="left", nulls_equal=True)
             events = events.with_columns(pl.coalesce("lane_owner", "owner").alias("owner")).drop("lane_owner")
         frames[kind] = events.with_columns(issuer=pl.col("owner").fill_null(host)).drop("owner")
-    found.renumbered = _told_apart(frames, lanes)
-    return found
+    result.renumbered = _renumber_gpus(frames, lanes)
+    return result
 
 
 def _by_lane(lanes: pl.DataFrame, calls: pl.DataFrame, processes: pl.Series) -> pl.DataFrame | None:
-    """The process of each GPU of each trace, as `lane_owner`; None where that cannot be told.
+    """The process of each GPU of each trace, as `lane_owner`; None if it cannot be determined.
 
-    Merged traces stand one after the other, so that processes and GPUs come in the same order. It has to agree with the
-    clock: work does not begin before its call.
+    Merged traces follow one another, so that processes and GPUs come in the same order. The assignment must agree with
+    the clock: work does not begin before its call.
     """
-    each = lanes.select(_LANE).unique(maintain_order=True)
-    if each.height != processes.len():
+    distinct_lanes = lanes.select(_LANE).unique(maintain_order=True)
+    if distinct_lanes.height != processes.len():
         return None
-    owned = each.with_columns(lane_owner=processes)
-    begun = calls.unique(["correlation", "process"], keep="first")
-    pairs = lanes.join(owned, on=_LANE, nulls_equal=True).join(
-        begun, left_on=["correlation", "lane_owner"], right_on=["correlation", "process"]
+    with_owner = distinct_lanes.with_columns(lane_owner=processes)
+    call_starts = calls.unique(["correlation", "process"], keep="first")
+    pairs = lanes.join(with_owner, on=_LANE, nulls_equal=True).join(
+        call_starts, left_on=["correlation", "lane_owner"], right_on=["correlation", "process"]
     )
     agreeing = pairs.group_by(_LANE).agg((pl.col("start_ns") >= pl.col("begun")).mean().alias("share"))
-    agrees = agreeing.height == each.height and (agreeing["share"] >= _AGREES).all()
-    return owned if agrees else None
+    agrees = agreeing.height == distinct_lanes.height and (agreeing["share"] >= _AGREES).all()
+    return with_owner if agrees else None
 
 
-def _told_apart(frames: dict[str, pl.DataFrame], lanes: pl.DataFrame) -> dict[int, int]:
-    """Gives GPUs of equal number, but of different traces, numbers of their own; by new number the recorded one."""
-    each = lanes.select(_LANE).unique(maintain_order=True)
-    again = each.filter(~pl.col("device").is_first_distinct())
-    if not again.height:
+def _renumber_gpus(frames: dict[str, pl.DataFrame], lanes: pl.DataFrame) -> dict[int, int]:
+    """Give GPUs with equal numbers in different traces new numbers; return the recorded number by new number."""
+    distinct_lanes = lanes.select(_LANE).unique(maintain_order=True)
+    duplicates = distinct_lanes.filter(~pl.col("device").is_first_distinct())
+    if not duplicates.height:
         return {}
-    free = 1 + max(each["device"].to_list())
-    numbers = again.with_columns(other=pl.int_range(free, free + again.height, dtype=pl.Int64))
+    next_number = 1 + max(distinct_lanes["device"].to_list())
+    numbers = duplicates.with_columns(other=pl.int_range(next_number, next_number + duplicates.height, dtype=pl.Int64))
     for kind in _WORK:
         events = frames[kind].join(numbers, on=_LANE, how="left", maintain_order="left", nulls_equal=True)
         frames[kind] = events.with_columns(pl.coalesce("other", "device").alias("device")).drop("other")
@@ -101,7 +101,7 @@ def _told_apart(frames: dict[str, pl.DataFrame], lanes: pl.DataFrame) -> dict[in
 
 
 def shorten_processes(spans: Spans) -> None:
-    """Gives processes of labelled ranks (`[TP01] 4711`) numbers of 31 bits, no two the same; frames are replaced."""
+    """Give processes of labelled ranks (`[TP01] 4711`) distinct numbers of 31 bits; frames are replaced."""
     hosts = [kind for kind in spans.frames if kind not in _WORK]
     parts = [spans.arrows["process"], *(spans.frames[kind]["process"] for kind in hosts)]
     known = pl.concat(parts).drop_nulls().unique().sort()

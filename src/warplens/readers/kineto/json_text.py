@@ -1,7 +1,7 @@
-"""JSON as profilers really write it, one value at a time: the exact but slow way, for what the columns cannot hold.
+"""JSON as profilers really write it, one value at a time: exact but slow, for values that the columns cannot hold.
 
 PyTorch has written traces with NaN and Infinity, with backslashes of Windows paths that escape nothing, and with a
-comma after the last element. None of that stops this module.
+comma after the last element. This module accepts all of these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orjson
 
 from warplens.readers.limits import NESTED_LEVELS
 
-#: A string, or a comma that nothing follows.
+#: A string, or a stray comma.
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _STRING_OR_STRAY_COMMA = re.compile(_STRING.pattern + r"|,(?=\s*[\]}])", re.DOTALL)
 _BAD_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})|\\\\', re.DOTALL)
@@ -32,13 +32,13 @@ _HIGHEST = 2**63 - 1
 def _exact(digits: str) -> Decimal:
     try:
         return Decimal(digits)
-    except InvalidOperation:  # its exponent has more than eighteen digits
+    except InvalidOperation:  # the exponent has more than eighteen digits
         return Decimal("NaN")
 
 
 EXACT = json.JSONDecoder(parse_float=_exact, strict=False)
 
-#: Whole numbers of more digits may not fit 64 bits.
+#: Whole numbers with more digits may not fit 64 bits.
 _SAFE_DIGITS = 18
 
 
@@ -46,7 +46,7 @@ def _as_written(digits: str) -> int | orjson.Fragment:
     return int(digits) if len(digits) <= _SAFE_DIGITS else orjson.Fragment(digits)
 
 
-#: For copies: numbers keep the digits that they had; a time of 19 digits does not fit a double.
+#: For copies: numbers keep their digits; a time of 19 digits does not fit a double.
 AS_WRITTEN = json.JSONDecoder(
     parse_float=orjson.Fragment, parse_int=_as_written, parse_constant=orjson.Fragment, strict=False
 )
@@ -58,9 +58,9 @@ def lenient(text: str, decoder: json.JSONDecoder = EXACT) -> Any:
         try:
             return decoder.decode(text)
         except ValueError:
-            repaired = _STRING_OR_STRAY_COMMA.sub(lambda found: "" if found[0] == "," else found[0], text)
-            repaired = _STRING.sub(lambda found: _escaped(found[0]), repaired)
-            repaired = _CONSTANT.sub(lambda found: found[0] if found[0][0] == '"' else "null", repaired)
+            repaired = _STRING_OR_STRAY_COMMA.sub(lambda match: "" if match[0] == "," else match[0], text)
+            repaired = _STRING.sub(lambda match: _escaped(match[0]), repaired)
+            repaired = _CONSTANT.sub(lambda match: match[0] if match[0][0] == '"' else "null", repaired)
             return decoder.decode(repaired)
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -72,7 +72,7 @@ def _escaped(literal: str) -> str:
 
 
 def string(inside: bytes) -> str:
-    """The text of a JSON string, from what stands between its quotes; bytes that are not UTF-8 become �."""
+    """The text of a JSON string, from the bytes between its quotes; invalid UTF-8 becomes �."""
     text = inside.decode("utf-8", "replace")
     if "\\" not in text:
         return text
@@ -80,11 +80,11 @@ def string(inside: bytes) -> str:
         decoded = str(json.loads(f'"{text}"', strict=False))
     except ValueError:
         decoded = str(json.loads(_escaped(f'"{text}"'), strict=False))
-    return decoded.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is not a text
+    return decoded.encode("utf-8", "replace").decode("utf-8")  # an unpaired surrogate is not valid text
 
 
 def canonical(text: str) -> str | None:
-    """A JSON value as one line with Kineto's own spacing; the text itself where it is no JSON; None for null."""
+    """A JSON value as one line with Kineto's own spacing; invalid JSON unchanged; None for null."""
     try:
         value = lenient(text)
     except ValueError:
@@ -95,33 +95,33 @@ def canonical(text: str) -> str | None:
 def text_of(value: Any) -> str | None:
     """A JSON value as text: a string itself, anything else as one line with Kineto's own spacing.
 
-    None for null, and for what no profiler writes: objects, and lists that are nested too deeply.
+    None for null, and for values that no profiler writes: objects, and lists that are nested too deeply.
     """
     if value is None or not is_plain(value):
         return None
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is not a text
+        return value.encode("utf-8", "replace").decode("utf-8")  # an unpaired surrogate is not valid text
     return json.dumps(value, default=float, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
 
 def is_plain(value: Any, levels: int = NESTED_LEVELS) -> bool:
-    """Whether a JSON value holds no objects, and lists within lists no deeper than so many levels."""
+    """Whether a JSON value contains no objects, and nests lists no deeper than this."""
     if isinstance(value, list):
         return levels > 0 and all(is_plain(inner, levels - 1) for inner in value)
     return not isinstance(value, dict)
 
 
 def is_shallow(value: Any, levels: int = NESTED_LEVELS) -> bool:
-    """Whether lists and objects stand in each other no deeper than so many levels."""
+    """Whether lists and objects are nested no deeper than this."""
     if not isinstance(value, (list, dict)):
         return True
     return levels > 0 and all(
-        is_shallow(one, levels - 1) for one in (value.values() if isinstance(value, dict) else value)
+        is_shallow(inner, levels - 1) for inner in (value.values() if isinstance(value, dict) else value)
     )
 
 
 def inputs_of(text: str | None) -> str | None:
-    """What an operator was given, a JSON list as text; None for what is no such list, or has gaps: it tells nothing."""
+    """The inputs of an operator as JSON text; None where the text is not a list or has gaps."""
     try:
         value = orjson.loads(text or "")
     except orjson.JSONDecodeError:
@@ -136,7 +136,7 @@ def _is_whole(value: Any, levels: int = NESTED_LEVELS) -> bool:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number as signed 64-bit one; ids of 64 bits without sign wrap around. None for anything else."""
+    """A whole number as signed 64-bit integer; unsigned 64-bit ids wrap around. None for anything else."""
     if isinstance(value, str):
         value = int(value) if _WHOLE.fullmatch(value.strip()) else None
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
@@ -148,7 +148,7 @@ def whole(value: Any) -> int | None:
 
 
 def nanoseconds(value: Any) -> int | None:
-    """A time in microseconds, exactly as nanoseconds; None for what is none, or what 64 bits cannot hold."""
+    """A time in microseconds, exactly as nanoseconds; None for other values, or if it does not fit 64 bits."""
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
         return None
     number = Decimal(value)
@@ -159,17 +159,17 @@ def nanoseconds(value: Any) -> int | None:
 
 
 def number_in(value: Any) -> int | None:
-    """The id of a process or thread; of one that is a text (`stream 7`, `python: 123`) the number that it ends with."""
+    """The id of a process or thread; for a text (`stream 7`, `python: 123`) the number at its end."""
     if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
-        found = _LAST_DIGITS.search(value)
-        return int(found[1]) if found else None
+        digits = _LAST_DIGITS.search(value)
+        return int(digits[1]) if digits else None
     return whole(value)
 
 
 def process_in(value: Any) -> int | None:
-    """The id of a process; that of one with the label of its rank (`[TP01] 4711`) has the label in its high bits.
+    """The id of a process; a label of its rank (`[TP01] 4711`) is put into the high bits.
 
-    Programs that merge the traces of ranks write such labels. Processes, and GPUs, of equal numbers stay apart.
+    Programs that merge the traces of ranks write such labels. Equal numbers of processes and GPUs stay distinct.
     """
-    found = _LABELLED.fullmatch(value) if isinstance(value, str) else None
-    return number_in(value) if found is None else (1 + crc32(found[1].encode()) // 2) << 32 | int(found[2])
+    labelled = _LABELLED.fullmatch(value) if isinstance(value, str) else None
+    return number_in(value) if labelled is None else (1 + crc32(labelled[1].encode()) // 2) << 32 | int(labelled[2])

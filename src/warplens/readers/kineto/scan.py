@@ -1,11 +1,11 @@
-"""Where the events of a piece of a Chrome trace begin and end, and where the keys of their members stand.
+"""Begins and ends of the events in a piece of a Chrome trace, and the positions of the keys of their members.
 
-The piece is searched with array operations for the three characters that JSON's structure hangs on, `"`, `{` and `}`.
-Counting quotes tells what lies inside strings; counting braces outside of them tells how deep an object is. A key is a
-string that a colon follows. Nothing is assumed about the order of keys, about spaces or about lines.
+The piece is searched with array operations for the three structural characters of JSON, `"`, `{` and `}`. Counting
+quotes identifies strings; counting braces outside of them gives the depth of objects. A key is a string followed by a
+colon. The order of keys, spaces and lines do not matter.
 
-The usual event holds at most one object, its `args`, which holds no further one. Others are marked irregular and read
-one by one elsewhere.
+The usual event contains at most one object, its `args`, without further objects. Other events are marked irregular and
+read one by one elsewhere.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from warplens.readers.kineto.values import ARGUMENTS, Bytes, Words, next_of, ski
 
 _QUOTE, _BACKSLASH, _COLON, _COMMA, _OPEN, _CLOSE, _BRACKET = b'"\\:,{}]'
 
-#: The members of an event itself that are read; the arguments follow them in numbering.
+#: The members of an event that are read; the arguments follow them in numbering.
 MEMBERS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "args")
 
-#: Between two events. A quote right after a brace cannot stand inside of a string, whatever the string says.
+#: A boundary between two events. A quote right after a brace cannot be inside a string, whatever the string's content.
 BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|tts|tdur|cname|sf|ppid)"\s*:)')
 
 NO_KEY = 0
@@ -35,29 +35,29 @@ class Keys:
     """The keys that are read, of all events of a piece, in the order of the text."""
 
     event: Int64s  #: row of the event
-    number: npt.NDArray[np.uint8]  #: which key, from 1: `MEMBERS`, then the keys of `ARGUMENTS`
-    inside: Bools  #: whether it stands in the event's `args`
-    value: Int64s  #: where its value begins
-    quote: Int64s  #: number of the next string of the piece
-    next_key: Int64s  #: where the next key of any kind opens, in this event or a later one
+    number: npt.NDArray[np.uint8]  #: number of the key, from 1: `MEMBERS`, then the keys of `ARGUMENTS`
+    inside: Bools  #: whether it is in the event's `args`
+    value: Int64s  #: begin of its value
+    quote: Int64s  #: index of the next string of the piece
+    next_key: Int64s  #: begin of the next key of any kind, in this event or a later one
 
 
 @dataclass(frozen=True)
 class Scan:
     """The events of a piece."""
 
-    #: starts, ends: places of their braces
+    #: starts, ends: positions of their braces
     starts: Int64s
     ends: Int64s
-    inner_ends: Int64s  #: place of the closing brace of `args`, of the event itself where it has none
+    inner_ends: Int64s  #: position of the closing brace of `args`, or of the event itself without `args`
     irregular: Bools
     keys: Keys
-    #: opening, closing: places of the quotes of all strings
+    #: opening, closing: positions of the quotes of all strings
     opening: Int64s
     closing: Int64s
-    rest: int  #: where the first event that is not complete begins, or what comes after the last one
-    array_end: int | None  #: where the array of events ends; None where it goes on
-    damaged: int  #: places between events where something else stands
+    rest: int  #: begin of the first incomplete event, or the end of the last event
+    array_end: int | None  #: end of the array of events; None if it continues
+    damaged: int  #: number of places between events with other content
     is_balanced: bool  #: whether the piece ends outside of all strings and objects
 
     def event(self, text: Bytes, row: int) -> bytes:
@@ -67,15 +67,15 @@ class Scan:
 
 @dataclass
 class Piece:
-    """What was read of one piece of the text."""
+    """The content read from one piece of the text."""
 
-    scanned: Scan  #: where the events were found
-    damaged: int = 0  #: how many places could not be read
-    #: where an event begins that is damaged so that further events seem to stand inside of it
+    scanned: Scan  #: positions of the events
+    damaged: int = 0  #: number of places that could not be read
+    #: begin of a damaged event that seems to contain further events
     broken: int | None = None
 
     def add_damage(self, row: int, event: bytes) -> None:
-        """Counts an event that is no JSON."""
+        """Count an event that is not valid JSON."""
         if self.broken is None and BOUNDARY.search(event):
             self.broken = int(self.scanned.starts[row])
         self.damaged += 1
@@ -89,11 +89,11 @@ def _spellings() -> list[tuple[bytes, int]]:
 
 
 class _KeyTable:
-    """Finds out which key stands between two quotes.
+    """Identifies the key between two quotes.
 
-    Length, first and last letter lead to the spelling that it may be, or to the few (`Bytes`, `bytes`) that it may be.
-    The letters then decide: the last eight, and of a longer one the first eight; of `Process Group Name` the two
-    between them are taken on trust.
+    Length, first and last letter select the candidate spelling, or the few candidates (`Bytes`, `bytes`). The letters
+    then decide: the last eight, and for a longer key the first eight; for `Process Group Name` the two letters between
+    them are not compared.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _KeyTable:
             self._others[entry], self._entries[slot] = self._entries[slot], entry
         self._numbers = np.array([NO_KEY] + [number for _, number in spelled], np.uint8)
         self._sizes = np.array([0] + [len(key) + 1 for key, _ in spelled])
-        # Of a short key the quote in front is compared, too.
+        # For a short key the opening quote is compared, too.
         tails = [(b'"' + key)[-8:] for key, _ in spelled]
         self._tails = np.array([0] + [int.from_bytes(tail.rjust(8, b"\0"), "little") for tail in tails], np.uint64)
         self._masks = np.array([0] + [2**64 - 2 ** (64 - 8 * len(tail)) for tail in tails], np.uint64)
@@ -114,26 +114,28 @@ class _KeyTable:
 
     @staticmethod
     def _slots(sizes: Bytes, firsts: Bytes, lasts: Bytes) -> npt.NDArray[np.uint16]:
-        # The factors spread the spellings over the table, with few that share a place; chosen by trial.
+        # The factors spread the spellings over the table with few collisions; chosen by trial.
         mixed: npt.NDArray[np.uint16] = firsts * _BY_FIRST + lasts * _BY_LAST + sizes * _BY_SIZE
         return mixed >> np.uint16(4)
 
     def numbers(self, text: Bytes, words: Words, opening: Int64s, closing: Int64s) -> npt.NDArray[np.uint8]:
-        """For the key between each pair of quotes its number, `NO_KEY` where it is none that is read."""
+        """The number of the key between each pair of quotes, `NO_KEY` for keys that are not read."""
         sizes = closing - opening
         entries = self._entries.take(
             self._slots(sizes.astype(np.uint8), text.take(opening + 1), text.take(closing - 1))
         )
         rows = np.flatnonzero(entries)
         while len(rows):
-            found = entries.take(rows)
-            size = self._sizes.take(found)
-            wrong = (words[closing.take(rows) - 8] & self._masks.take(found)) != self._tails.take(found)
+            candidates = entries.take(rows)
+            size = self._sizes.take(candidates)
+            wrong = (words[closing.take(rows) - 8] & self._masks.take(candidates)) != self._tails.take(candidates)
             wrong |= sizes.take(rows) != size
-            long = np.flatnonzero(size > 8 + 1)
-            wrong[long] |= words[opening.take(rows.take(long)) + 1] != self._heads.take(found.take(long))
+            long_keys = np.flatnonzero(size > 8 + 1)
+            wrong[long_keys] |= words[opening.take(rows.take(long_keys)) + 1] != self._heads.take(
+                candidates.take(long_keys)
+            )
             rows = rows[wrong]
-            entries[rows] = self._others.take(found[wrong])
+            entries[rows] = self._others.take(candidates[wrong])
             rows = rows[entries.take(rows) != 0]
         return self._numbers.take(entries)
 
@@ -153,12 +155,12 @@ def scan(text: Bytes, words: Words, begin: int, end: int) -> Scan:
         marks = _without_escaped(text, marks)
     characters = text.take(marks)
     is_quote = characters == _QUOTE
-    seen = np.cumsum(is_quote, dtype=np.int32)
+    quote_count = np.cumsum(is_quote, dtype=np.int32)
     quotes = marks[is_quote]
     # Copies: each later look-up in a view with gaps would make one.
     opening, closing = quotes[0::2].copy(), quotes[1::2].copy()
     rows = np.flatnonzero(~is_quote)
-    rows = rows[(seen.take(rows) & 1) == 0]
+    rows = rows[(quote_count.take(rows) & 1) == 0]
     braces, is_open = marks.take(rows), characters.take(rows) == _OPEN
     depth = np.cumsum(np.where(is_open, 1, -1))
     below = np.flatnonzero(depth < 0)
@@ -183,7 +185,7 @@ def scan(text: Bytes, words: Words, begin: int, end: int) -> Scan:
 
 
 def _without_escaped(text: Bytes, marks: Int64s) -> Int64s:
-    """The marks without quotes that an odd number of backslashes stands before."""
+    """The marks without quotes that follow an odd number of backslashes."""
     suspects = np.flatnonzero((text.take(marks) == _QUOTE) & (text.take(marks - 1) == _BACKSLASH))
     if not len(suspects):
         return marks
@@ -193,9 +195,9 @@ def _without_escaped(text: Bytes, marks: Int64s) -> Int64s:
 
 
 def _until_array_end(text: Bytes, begin: int, end: int, starts: Int64s, ends: Int64s) -> tuple[int, int | None, int]:
-    """How many events come before the end of the array, where that is, and how many gaps hold something else.
+    """Number of events before the end of the array, position of that end, and number of gaps with other content.
 
-    Between two events stands one comma, and white space.
+    Between two events there is one comma and white space.
     """
     count = len(starts)
     befores = np.concatenate([[begin], ends + 1]) if count else np.array([begin])
@@ -203,20 +205,20 @@ def _until_array_end(text: Bytes, begin: int, end: int, starts: Int64s, ends: In
     places = skip_space(text, np.minimum(befores, len(text) - 1))
     commas = text.take(places) == _COMMA
     places = skip_space(text, places + commas)
-    odd = np.flatnonzero(places < nexts)  # neither the next event nor the end of the piece
+    odd_gaps = np.flatnonzero(places < nexts)  # neither the next event nor the end of the piece
     damaged = 0
-    for row in odd.tolist():
+    for row in odd_gaps.tolist():
         gap = bytes(text[befores[row] : nexts[row]])
         at = gap_ends_array(gap)
         if at is not None:
             return row, int(befores[row]) + at, damaged
-        # What follows the last event may be the begin of the next one.
+        # The text after the last event may be the begin of the next one.
         damaged += row < count and bool(gap.strip(b" \t\r\n,"))
     return count, None, damaged
 
 
 def gap_ends_array(gap: bytes) -> int | None:
-    """Where in the text between two events the array of events ends; None where it does not."""
+    """Position of the end of the array in the text between two events; None if it does not end there."""
     at = gap.find(b"]")
     return at if at >= 0 and not gap[:at].strip(b" \t\r\n,") else None
 
@@ -243,8 +245,8 @@ def _keys(
         is_key[np.searchsorted(closing, ends[-1]) :] = False
     numbers = np.flatnonzero(is_key)
     opens, closes = opening.take(numbers), closing.take(numbers)
-    which = _TABLE.numbers(text, words, opens, closes)
-    # Both are sorted, so that what lies between two events is found for the events, of which there are fewer.
+    key = _TABLE.numbers(text, words, opens, closes)
+    # Both are sorted; searching for the events, of which there are fewer, is faster.
     bounds = np.searchsorted(opens, starts)
     if not len(starts) or not len(opens):
         event = np.full(len(opens), -1, np.int64)
@@ -257,17 +259,17 @@ def _keys(
         hit = (within >= 0) & (escapes < closes.take(np.maximum(within, 0)))
         bad = event.take(within[hit])
         irregular[bad[bad >= 0]] = True
-    wanted = np.flatnonzero((which != NO_KEY) & (event >= 0))
-    event, opens = event.take(wanted), np.append(opens, len(text))
-    places = opens.take(wanted)
+    known_keys = np.flatnonzero((key != NO_KEY) & (event >= 0))
+    event, opens = event.take(known_keys), np.append(opens, len(text))
+    places = opens.take(known_keys)
     inside = (places > inner_starts.take(event)) & (places < inner_ends.take(event)) & (inner_starts.take(event) >= 0)
-    value = closes.take(wanted) + 1
+    value = closes.take(known_keys) + 1
     if len(spaced):
         value = skip_space(text, value)
     value = skip_space(text, value + 1)
-    args = np.flatnonzero((which.take(wanted) == MEMBERS.index("args") + 1) & ~inside)
-    # An object that is not `args`, and an `args` that is no object, are left to the general way.
+    args = np.flatnonzero((key.take(known_keys) == MEMBERS.index("args") + 1) & ~inside)
+    # An object that is not `args`, and an `args` that is not an object, are read one by one.
     has_args = np.zeros(len(starts), np.bool_)
     has_args[event.take(args)] = value.take(args) == inner_starts.take(event.take(args))
     irregular |= (inner_starts >= 0) & ~has_args
-    return Keys(event, which.take(wanted), inside, value, numbers.take(wanted) + 1, opens.take(wanted + 1))
+    return Keys(event, key.take(known_keys), inside, value, numbers.take(known_keys) + 1, opens.take(known_keys + 1))

@@ -1,9 +1,9 @@
-"""A copy of a PyTorch profiler's trace that can be shared.
+"""A shareable copy of a trace of the PyTorch profiler.
 
-Around the events stand the file's path, in some places user, host, job and cluster, log lines, and whatever the program
-added. The copy has the members named here and no others; of each event it has the members and arguments named here.
-Names of processes and threads, of Python functions and of annotations are rewritten where they carry folders or what
-was found to identify. Numbers are written with the digits that they had.
+The members around the events include the file's path, in some places user, host, job and cluster, log lines, and
+additions of the program. The copy has only the members named here, and of each event only the members and arguments
+named here. Names of processes and threads, of Python functions and of annotations are rewritten where they contain
+folders or identifying texts. Numbers keep their digits.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from warplens.readers.opening import Input
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.secrets import IDENTIFYING, REMOVED, Cleaner, Secrets, has_other_values, texts_in
 
-#: What comes along of what stands around the events: versions, what was recorded, the clock's zero.
+#: Members around the events that are kept: versions, recording options, the clock's zero.
 _HEADER = re.compile(
     r"schemaVersion|deviceProperties|distributedInfo|displayTimeUnit|baseTimeNanoseconds|baseTimeNanosecond"
     r"|record_shapes|with_(?:stack|flops|modules)|profile_memory"
     r"|(?:cuda_driver|cuda_runtime|cupti|hip_driver|hip_runtime|roctracer|rocprofiler(?:_sdk)?|cudnn|nccl|torch|pytorch|kineto)"
     r"_version"
 )
-#: In the objects in it, the texts that come along; numbers all do.
+#: Texts that are kept in objects of the header; all numbers are kept.
 _INSIDE = {
     "deviceProperties": re.compile(r"name|gcnArchName"),
     "distributedInfo": re.compile(r"backend|pg_(?:name|desc)|backend_config|nccl_version"),
@@ -52,7 +52,7 @@ _KEPT_NAMES = re.compile(
     r"python[\d.]*|pt_\w+|CPU|GPU \d+|Device \d+|stream -?\d+ *|(?:thread )?\d+|\[removed\]|"
     r"|thread \d+ \((?:python[\d.]*|pt_\w+)\)"
 )
-#: Arguments that say how a GPU, an allocator or a collective worked. Metrics of CUPTI are named `unit__what.how`.
+#: Arguments about the work of a GPU, an allocator or a collective. Metrics of CUPTI are named `unit__what.how`.
 _ARGUMENTS = re.compile(
     r"Addr|Bytes|Collective name|Comms Id|Concrete Inputs|Device (?:Id|Type)|Ev Idx|[Ee]xternal [Ii]d|Fwd thread id"
     r"|Global rank (?:start|stride)|Group size|(?:In|Out) (?:msg nelems|split size)|Input [Dd]ims"
@@ -65,13 +65,13 @@ _ARGUMENTS = re.compile(
     r"|cuda_sync_kind|wait_on_(?:stream|cuda_event_\w+)|priority|copy kind|src|dst|ptr|Is (?:Async|Point to Point)"
     r"|is_async|(?:Src|Dst) Rank|[a-z]\w*__[\w.]+"
 )
-#: Categories whose names are those of compiled functions, and of Python's.
+#: Categories named after compiled functions, and after Python functions.
 _FUNCTIONS = frozenset({"kernel", "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver"})
 _FUNCTION_ARGUMENTS = frozenset({"kernel", "kernel_name"})
 _PYTHON = "python_function"
 _PYTHON_ARGUMENTS = frozenset({"Call stack", "Module Hierarchy", "kernel_file"})
 
-#: Of a cluster's own members, what identifies beside users and hosts. A plain word (`prod`) identifies nobody.
+#: Identifying members of a cluster besides users and hosts. A plain word (`prod`) identifies nobody.
 _JOB = re.compile(
     rb"JOB|CLUSTER|TASK|TEAM|PROJECT|TENANT|QUEUE|NODE|OWNER|EXPERIMENT|RUN|WORKSPACE|TRACE_?ID", re.IGNORECASE
 )
@@ -85,7 +85,7 @@ _TRACE_ADVICE = "Give a trace of the PyTorch profiler"
 
 
 def copy_kineto(file: Input, partial: Path) -> Removed:
-    """Fills the empty file `partial` with a copy of a trace without what identifies; of a cut one its whole events."""
+    """Write a scrubbed copy of a trace to the empty file `partial`; of a cut trace, its complete events."""
     secrets = Secrets()
     document = each_event(file, lambda event: _search_event(secrets, event))
     _refuse_depth(file, document.header)
@@ -104,22 +104,22 @@ def copy_kineto(file: Input, partial: Path) -> Removed:
 
 @dataclass
 class _Values(Piece):
-    """The events of a piece as JSON values, numbers as they are written."""
+    """The events of a piece as JSON values, with numbers as written."""
 
     values: list[Any] = field(default_factory=list)
     odd: list[Any] = field(default_factory=list)
 
 
-#: Members that the reader looks at outside of arguments, and what none of them can be.
+#: Members that the reader uses outside of arguments, and types that none of them can have.
 _READ, _NO_MEMBER = ("name", "cat", "ph", "ts", "dur", "pid", "tid"), (dict, list, bool)
 
 
 class _Events:
-    """Hands on one event after the other.
+    """Passes on one event after the other.
 
     Attributes:
-        odd: events that the reader reads one by one, and puts behind all others: in a copy they are as any, and would
-            change the order of rows if they kept their place.
+        odd: events that the reader reads one by one, and appends after all others: in a copy they are regular, and
+            would change the order of rows if they kept their place.
     """
 
     def __init__(self, file: Input, take: Callable[[dict[str, Any]], None]) -> None:
@@ -142,14 +142,14 @@ class _Events:
                     _refuse_depth(self._file, value)
                 (piece.odd if _is_odd(value, irregular=bool(scanned.irregular[row])) else piece.values).append(value)
             except ValueError:
-                if not scanned.irregular[row]:  # the reader takes of it what it can, nobody knows what
+                if not scanned.irregular[row]:  # the reader would use only parts of it
                     found = "part of it is not valid JSON, so its content is unknown"
                     raise UnreadableInputError(self._file.known_as, found, _ADVICE) from None
                 piece.add_damage(row, raw)
         return piece
 
     def add(self, piece: _Values) -> None:
-        """Hands on what `read` gave."""
+        """Passes on the result of `read`."""
         for value in piece.values:
             self._take(value)
         self.odd += piece.odd
@@ -162,13 +162,13 @@ def _refuse_depth(file: Input, value: Any) -> None:
 
 
 def _is_odd(event: Any, *, irregular: bool) -> bool:
-    """Whether the reader reads an event by itself; see `events._Reading`."""
+    """Whether the reader reads an event individually; see `events._Reading`."""
     phase = event.get("ph", "X") if isinstance(event, dict) else ""
     return irregular or not (isinstance(phase, str) and len(phase) == 1)
 
 
 def each_event(file: Input, take: Callable[[dict[str, Any]], None]) -> Document:
-    """Hands the events of a trace on one after the other; gives what stands around them.
+    """Passes on the events of a trace one by one; returns the document around them.
 
     Numbers that Python would round are `orjson.Fragment`.
     """
@@ -213,10 +213,10 @@ class _Copy:
     """The copy under construction.
 
     Attributes:
-        secrets: what the trace says about people and machines.
+        secrets: identifying texts of the trace.
         cleaner: rewrites its texts.
-        left_members: members around the events that were left out, with the number of values in each.
-        left_arguments: members and arguments of events that were left out, with their number.
+        left_members: number of members around the events that were left out.
+        left_arguments: number of members and arguments of events that were left out.
     """
 
     def __init__(self, secrets: Secrets) -> None:
@@ -225,7 +225,7 @@ class _Copy:
         self.left_arguments: Counter[str] = Counter()
 
     def write(self, header: Mapping[str, Any], source: Input, file: BinaryIO) -> None:
-        """Writes the trace: an object, whichever the original was."""
+        """Write the trace, always as an object."""
         buffer = bytearray(b"{")
         for name, value in header.items():
             if _HEADER.fullmatch(name):
@@ -250,37 +250,37 @@ class _Copy:
 
     def _member(self, name: str, value: Any, allowed: re.Pattern[str] | None) -> Any:
         if isinstance(value, dict):
-            kept = {}
+            members = {}
             for key, inner in value.items():
                 if allowed is None or (isinstance(inner, str) and not allowed.fullmatch(key)) or not key.isidentifier():
                     self.left_arguments[name] += 1
                 else:
-                    kept[key] = self._member(name, inner, allowed)
-            return kept
+                    members[key] = self._member(name, inner, allowed)
+            return members
         if isinstance(value, list):
             return [self._member(name, inner, allowed) for inner in value]
         return self._text(name, value) if isinstance(value, str) else value
 
     def _event(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """What comes along of an event; None where nothing does."""
+        """The kept part of an event; None if nothing is kept."""
         category = event.get("cat")
         category = category.lower() if isinstance(category, str) else ""
         if event.get("ph") == "M":
             return self._naming(event)
-        kept: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for key, value in event.items():
             if key not in _MEMBERS:
                 self.left_arguments["event"] += 1
             elif key == "args":
-                kept[key] = self._arguments(value)
+                members[key] = self._arguments(value)
             elif key == "name" and isinstance(value, str):
-                kept[key] = self._name(category, value)
+                members[key] = self._name(category, value)
             elif isinstance(value, str):
-                text = self._text("event", value)  # of ids the digits count: those of a mark would be others
-                kept[key] = REMOVED.decode() if text != value and key in ("pid", "tid") else text
+                text = self._text("event", value)  # ids are read by their digits, and a mark would have other ones
+                members[key] = REMOVED.decode() if text != value and key in ("pid", "tid") else text
             elif not isinstance(value, (dict, list)):
-                kept[key] = value
-        return kept
+                members[key] = value
+        return members
 
     def _naming(self, event: dict[str, Any]) -> dict[str, Any] | None:
         name, values = event.get("name"), event.get("args")
@@ -292,22 +292,24 @@ class _Copy:
         if isinstance(value, str) and not _KEPT_NAMES.fullmatch(value):
             self.left_arguments["naming"] += 1
             value = "[removed]"
-        kept: dict[str, Any] = {key: event[key] for key in ("name", "ph", "ts", "pid", "tid") if key in event}
-        kept = {key: self._text("event", inner) if isinstance(inner, str) else inner for key, inner in kept.items()}
-        return {**kept, "args": {argument: None if isinstance(value, (dict, list)) else value}}
+        members: dict[str, Any] = {key: event[key] for key in ("name", "ph", "ts", "pid", "tid") if key in event}
+        members = {
+            key: self._text("event", inner) if isinstance(inner, str) else inner for key, inner in members.items()
+        }
+        return {**members, "args": {argument: None if isinstance(value, (dict, list)) else value}}
 
     def _arguments(self, values: Any) -> Any:
         if not isinstance(values, dict):
             return {}
-        kept = {}
+        arguments = {}
         for key, value in values.items():
             if not _ARGUMENTS.fullmatch(key):
                 self.left_arguments["argument"] += 1
             elif isinstance(value, (str, list, dict)):
-                kept[key] = self._argument(key, value)
+                arguments[key] = self._argument(key, value)
             else:
-                kept[key] = value
-        return kept
+                arguments[key] = value
+        return arguments
 
     def _argument(self, key: str, value: Any) -> Any:
         if isinstance(value, str):
@@ -321,7 +323,7 @@ class _Copy:
             return self._text("argument", value)
         if isinstance(value, list):
             return [self._argument(key, inner) for inner in value]
-        if isinstance(value, dict):  # no argument that is read holds an object, whose keys might say anything
+        if isinstance(value, dict):  # no argument that is read is an object, whose keys could be anything
             self.left_arguments["argument"] += 1
             return None
         return value
@@ -340,7 +342,7 @@ class _Copy:
 def _dumped(value: Mapping[str, Any] | Any) -> bytes:
     try:
         return orjson.dumps(value)
-    except TypeError:  # halves of surrogate pairs, which are no text
+    except TypeError:  # unpaired surrogates are not valid text
         return orjson.dumps(_valid(value))
 
 

@@ -1,6 +1,6 @@
-"""All events of a trace: its pieces joined to frames, kind by kind, and these as intervals on one clock.
+"""All events of a trace: its pieces joined to frames by kind, and these as intervals on one clock.
 
-Begins stand with their ends; invalid and repeated events are left out.
+Begins are matched with their ends; invalid and repeated events are left out.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from warplens.readers.kineto.values import KINDS, LISTED, Dictionary, arguments_
 
 @dataclass
 class Recorded(Document):
-    """What a trace holds."""
+    """The content of a trace."""
 
     frames: dict[str, pl.DataFrame] = field(default_factory=dict)  #: the events by kind; see `Frames.frames`
-    categories: tuple[str, ...] = ()  #: what the events bear as `cat`
+    categories: tuple[str, ...] = ()  #: the `cat` values of the events
 
 
 def read_events(
     path: Path, compression: str | None, launch_configuration: bool, progress: Callable[[int], None]
 ) -> Recorded:
-    """All that a trace holds; see `walk`."""
+    """The whole content of a trace; see `walk`."""
     document, frames = walk(path, compression, lambda: Frames(launch_configuration), progress)
     return Recorded(**vars(document), categories=frames.categories, frames=frames.frames())
 
@@ -50,14 +50,14 @@ class Frames:
         self.read = self._reader.read
 
     def add(self, piece: EventColumns) -> None:
-        """Takes the columns of a piece; the rest of it can be let go of."""
+        """Take the columns of a piece; the rest of the piece can be freed."""
         for kind, columns in piece.columns.items():
             self._columns[kind].append(columns)
         self._odd += piece.odd
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """What the events bear as `cat`."""
+        """The `cat` values of the events."""
         odd = [str(event["cat"]) for event in self._odd if isinstance(event, dict) and "cat" in event]
         return tuple(dict.fromkeys([text for text in self._reader.categories.texts if text is not None] + odd))
 
@@ -65,7 +65,7 @@ class Frames:
         """The events by kind, one frame for each.
 
         Columns are `phase` (a character's code), `begin_ns`, `duration_ns`, `process`, `thread`, `name` and the
-        arguments of the kind, null where an event has none. The pieces are let go of meanwhile.
+        arguments of the kind, null where an event has none. The pieces are freed meanwhile.
         """
         for kind, columns in self._odd_columns().items():
             self._columns[kind].append(columns)
@@ -82,11 +82,11 @@ class Frames:
         texts = {argument.column for argument in arguments_of(kind) if argument.is_text} | {"name"}
         columns = []
         for name, dictionary in kinds:
-            found = list(zip(heights, (part.pop(name, None) for part in parts), strict=True))
+            column_parts = list(zip(heights, (part.pop(name, None) for part in parts), strict=True))
             if name in texts:
-                series = _texts(found, dictionary or Dictionary(), inputs_only=name in LISTED)
+                series = _texts(column_parts, dictionary or Dictionary(), inputs_only=name in LISTED)
             else:
-                series = _numbers(found, pl.UInt8 if name == "phase" else pl.Int64)
+                series = _numbers(column_parts, pl.UInt8 if name == "phase" else pl.Int64)
             columns.append(series.alias(name))
         return pl.DataFrame(columns)
 
@@ -99,8 +99,8 @@ class Frames:
             if kind is not None and is_read(kind, phase):
                 rows.setdefault(kind, []).append(self._row(kind, phase, event))
         return {
-            kind: {name: _column([row[name] for row in found], name) for name in found[0]}
-            for kind, found in rows.items()
+            kind: {name: _column([row[name] for row in kind_rows], name) for name in kind_rows[0]}
+            for kind, kind_rows in rows.items()
         }
 
     def _row(self, kind: str, phase: str, event: dict[str, Any]) -> dict[str, int | None]:
@@ -129,47 +129,47 @@ class Frames:
 
 
 def _column(values: Iterable[int | None], name: str) -> Column:
-    listed = list(values)
-    known = np.array([value is not None for value in listed], np.bool_)
-    return np.array([value or 0 for value in listed], np.uint8 if name == "phase" else np.int64), known
+    value_list = list(values)
+    known = np.array([value is not None for value in value_list], np.bool_)
+    return np.array([value or 0 for value in value_list], np.uint8 if name == "phase" else np.int64), known
 
 
-def _joined(found: _Parts, dtype: type[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Values of all parts, and which are known; zeros stand where a part lacks the column."""
-    height = sum(rows for rows, _ in found)
+def _concatenated(parts: _Parts, dtype: type[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """Values of all parts, and which are known; zeros where a part lacks the column."""
+    height = sum(rows for rows, _ in parts)
     values = np.empty(height, dtype)
-    complete = all(column is not None and column[1] is None for _, column in found)
+    complete = all(column is not None and column[1] is None for _, column in parts)
     known = None if complete else np.zeros(height, np.bool_)
-    at = 0
-    for rows, column in found:
-        values[at : at + rows] = 0 if column is None else column[0]
+    offset = 0
+    for rows, column in parts:
+        values[offset : offset + rows] = 0 if column is None else column[0]
         if known is not None and column is not None:
-            known[at : at + rows] = True if column[1] is None else column[1]
-        at += rows
+            known[offset : offset + rows] = True if column[1] is None else column[1]
+        offset += rows
     return values, known
 
 
-def _numbers(found: _Parts, dtype: type[pl.DataType]) -> pl.Series:
-    if all(column is None for _, column in found):
-        return pl.repeat(None, sum(rows for rows, _ in found), dtype=dtype, eager=True)
-    values, known = _joined(found, np.uint8 if dtype is pl.UInt8 else np.int64)
+def _numbers(parts: _Parts, dtype: type[pl.DataType]) -> pl.Series:
+    if all(column is None for _, column in parts):
+        return pl.repeat(None, sum(rows for rows, _ in parts), dtype=dtype, eager=True)
+    values, known = _concatenated(parts, np.uint8 if dtype is pl.UInt8 else np.int64)
     series = pl.Series(values, dtype=dtype)
     return series if known is None else series.zip_with(pl.Series(known), pl.Series([None], dtype=dtype))
 
 
-def _texts(found: _Parts, dictionary: Dictionary, *, inputs_only: bool) -> pl.Series:
-    """Dictionary-encoded texts, of which the dictionary holds those that occur here and others."""
+def _texts(parts: _Parts, dictionary: Dictionary, *, inputs_only: bool) -> pl.Series:
+    """Dictionary-encoded texts; the dictionary also holds texts of other columns."""
     known_texts = [json_text.inputs_of(text) for text in dictionary.texts] if inputs_only else dictionary.texts
-    if not known_texts or all(column is None for _, column in found):
-        return pl.repeat(None, sum(rows for rows, _ in found), dtype=pl.Enum([]), eager=True)
-    codes, known = _joined(found, np.int32)
+    if not known_texts or all(column is None for _, column in parts):
+        return pl.repeat(None, sum(rows for rows, _ in parts), dtype=pl.Enum([]), eager=True)
+    codes, known = _concatenated(parts, np.int32)
     nulls = np.array([text is None for text in known_texts], np.bool_)
     if nulls.any():
         known = ~nulls.take(codes) if known is None else known & ~nulls.take(codes)
-    # Parts are read side by side, and number texts as they come; here they stand in the order of the events.
-    there = np.flatnonzero(known) if known is not None else np.arange(len(codes))
+    # Parts are read in parallel, and number texts as they come; here texts are ordered by first occurrence.
+    known_rows = np.flatnonzero(known) if known is not None else np.arange(len(codes))
     first = np.full(len(known_texts), len(codes), np.int64)
-    first[codes[there[::-1]]] = there[::-1]
+    first[codes[known_rows[::-1]]] = known_rows[::-1]
     used = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(codes))]
     texts = [known_texts[number] or "" for number in used.tolist()]
     numbers = np.zeros(len(known_texts), np.uint32)
@@ -187,7 +187,7 @@ GPU_KINDS = ("kernel", "copy", "memset")
 _BEGIN, _END, _COMPLETE = map(ord, "BEX")
 _MEMORY = "[memory]"
 
-#: What tells two events of a kind apart, even if they are equal in everything else.
+#: Ids that distinguish two events of a kind that are otherwise equal.
 _IDENTITIES = {
     **dict.fromkeys(GPU_KINDS, "correlation"),
     "call": "correlation",
@@ -198,9 +198,9 @@ _IDENTITIES = {
 
 @dataclass
 class Spans:
-    """Events by kind with `start_ns` and `end_ns` from the first event on, and what was noticed."""
+    """Events by kind with `start_ns` and `end_ns` relative to the first event, and counts of invalid ones."""
 
-    frames: dict[str, pl.DataFrame]  #: for each kind but arrows its events
+    frames: dict[str, pl.DataFrame]  #: events of each kind except arrows
     arrows: pl.DataFrame  #: ends of arrows from forward to backward operators, with `start_ns`
     zero_ns: int | None = None  #: the first event on the trace's own clock; None where there is none
     last_ns: int = 0
@@ -211,7 +211,7 @@ class Spans:
 
 
 def spans_of(frames: dict[str, pl.DataFrame]) -> Spans:
-    """The events as intervals; the frames given are taken out one by one."""
+    """The events as intervals; the given frames are consumed one by one."""
     spans = Spans({}, frames.pop("flow"))
     for kind in KINDS:
         if kind in frames:
@@ -244,9 +244,9 @@ def _valid(kind: str, events: pl.DataFrame, spans: Spans) -> pl.DataFrame:
 
 
 def _with_ends(events: pl.DataFrame, spans: Spans) -> pl.DataFrame:
-    """Complete events, those told by their begin and end (`B`, `E`) among them.
+    """Complete events, including those recorded as begin and end (`B`, `E`).
 
-    On each thread an end closes the innermost event that is open: the one that began at the same depth before it.
+    On each thread an end closes the innermost open event: the last one that began at the same depth.
     """
     edges = events.filter(pl.col("phase") != _COMPLETE, pl.col("begin_ns").is_not_null())
     edges = edges.sort("process", "thread", "begin_ns", maintain_order=True)
@@ -269,26 +269,26 @@ def _with_ends(events: pl.DataFrame, spans: Spans) -> pl.DataFrame:
 
 
 def _without_repeated(events: pl.DataFrame, identity: str) -> pl.DataFrame:
-    """Events without those that say the same as an earlier one, id included.
+    """Events without exact repetitions of earlier ones, id included.
 
-    Kernels of a CUDA graph share the id of the call that launched them; as long as they differ they are all kept.
+    Kernels of a CUDA graph share the id of the call that launched them; they are all kept as long as they differ.
     """
     ids = events[identity]
     if ids.null_count() == ids.len() or ids.drop_nulls().n_unique() == ids.len() - ids.null_count():
         return events
     repeated = events.with_row_index("row").filter(ids.is_not_null() & ids.is_duplicated())
-    # Where anything but the time is shared by several different events (the nodes of a graph), equal ones may be meant.
-    alike = repeated.group_by(identity).agg(
+    # Ids shared by events with different times (the nodes of a graph) are excluded: equal events may be intended there.
+    groups = repeated.group_by(identity).agg(
         pl.col("begin_ns").n_unique().alias("begins"), pl.col("row").min().alias("first"), pl.col("row").max()
     )
-    suspects = repeated.join(alike.filter(pl.col("begins") == 1).select(identity), on=identity, how="semi")
+    suspects = repeated.join(groups.filter(pl.col("begins") == 1).select(identity), on=identity, how="semi")
     columns = [name for name in events.columns if name != "phase"]
-    doubles = suspects.filter(~suspects.select(pl.struct(columns).is_first_distinct()).to_series())
-    if not doubles.height:
+    duplicates = suspects.filter(~suspects.select(pl.struct(columns).is_first_distinct()).to_series())
+    if not duplicates.height:
         return events
     return (
         events.with_row_index("row")
-        .join(doubles.select("row"), on="row", how="anti", maintain_order="left")
+        .join(duplicates.select("row"), on="row", how="anti", maintain_order="left")
         .drop("row")
     )
 

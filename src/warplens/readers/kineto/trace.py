@@ -39,26 +39,29 @@ _FORWARD = ord("s")
 def autograd_links_of(arrows: pl.DataFrame, operators: pl.DataFrame, ranges: pl.DataFrame, host: int) -> pl.DataFrame:
     """The recorded arrows from forward operators to backward ones.
 
-    An arrow's ends name thread and begin of an operator with a sequence number. Where several of a thread begin at the
-    same instant (times in whole microseconds), those two are taken whose sequence numbers agree, then the outermost.
+    An arrow's ends give thread and begin of an operator with a sequence number. Where several operators of a thread
+    begin at the same time (times in whole microseconds), those with equal sequence numbers are taken, then the
+    outermost.
     """
-    numbered = operators["sequence"].is_not_null().arg_true()
+    with_sequence = operators["sequence"].is_not_null().arg_true()
     arrows = arrows.filter(pl.col("start_ns").is_not_null(), pl.col("flow").is_not_null())
-    if not arrows.height or not numbered.len():
+    if not arrows.height or not with_sequence.len():
         return TABLES["autograd_links"].empty()
     arrows = with_threads(arrows, host)
     columns = ("process", "thread", "start_ns")
-    begun = ranges.select(columns)[numbered]
-    end, place = _matches(*(arrows[name].to_numpy() for name in columns), *(begun[name].to_numpy() for name in columns))
-    row = numbered.to_numpy().astype(np.int64)[place]
-    found = pl.DataFrame({"arrow": end, "row": row}).with_columns(
+    operator_starts = ranges.select(columns)[with_sequence]
+    end, place = _matches(
+        *(arrows[name].to_numpy() for name in columns), *(operator_starts[name].to_numpy() for name in columns)
+    )
+    row = with_sequence.to_numpy().astype(np.int64)[place]
+    matched_ends = pl.DataFrame({"arrow": end, "row": row}).with_columns(
         arrows["flow"][end],
         arrows["phase"][end],
         operators["sequence"][row].alias("sequence"),
         ranges["depth"][row].alias("depth"),
     )
-    forward = found.filter(pl.col("phase") == _FORWARD).drop("phase", "arrow")
-    backward = found.filter(pl.col("phase") != _FORWARD).drop("phase")
+    forward = matched_ends.filter(pl.col("phase") == _FORWARD).drop("phase", "arrow")
+    backward = matched_ends.filter(pl.col("phase") != _FORWARD).drop("phase")
     pairs = forward.join(backward, on="flow", suffix="_backward")
     if pairs["arrow"].n_unique() < pairs.height:
         agree = pl.col("sequence") == pl.col("sequence_backward")
@@ -70,17 +73,17 @@ def autograd_links_of(arrows: pl.DataFrame, operators: pl.DataFrame, ranges: pl.
 def _matches(
     process: Int64s, thread: Int64s, start: Int64s, process_of: Int64s, thread_of: Int64s, start_of: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """All pairs of a row of the first three columns and one of the last three that are equal."""
+    """All pairs of equal rows of the first three columns and the last three columns."""
     threads = np.concatenate([process, process_of]).astype(np.int64) * 2**32 + np.concatenate([thread, thread_of])
     number = np.unique(threads, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    # One number for thread and time: times are those of one trace, far below 2^63 divided by its threads.
+    # One number per thread and time: times are those of one trace, far below 2^63 divided by its threads.
     stride = int(max(start.max(), start_of.max())) + 1
-    wanted = number[: len(start)] * stride + start
+    keys_wanted = number[: len(start)] * stride + start
     present = number[len(start) :] * stride + start_of
     order = np.argsort(present, kind="stable")
-    first = np.searchsorted(present[order], wanted, "left")
-    count = np.searchsorted(present[order], wanted, "right") - first
-    row = np.repeat(np.arange(len(wanted)), count)
+    first = np.searchsorted(present[order], keys_wanted, "left")
+    count = np.searchsorted(present[order], keys_wanted, "right") - first
+    row = np.repeat(np.arange(len(keys_wanted)), count)
     offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     return row, order[np.repeat(first, count) + offset]
 
@@ -88,21 +91,21 @@ def _matches(
 #: torch.profiler's device type (c10::DeviceType) of host memory.
 _HOST_MEMORY = 0
 
-#: Overhead that CUDA has without a profiler, too: compiling, loading lazily, a full command buffer.
-_NOT_THE_PROFILERS = r"(?i)compil|lazy|command buffer"
+#: Overhead that CUDA has without a profiler, too: compilation, lazy loading, a full command buffer.
+_CUDA_OVERHEAD = r"(?i)compil|lazy|command buffer"
 
-#: Memory for records is asked for within the first call that needs it. Traces of CUDA 11 to 13 give thread 0.
-_FOR_A_CALL = r"(?i)buffer request"
+#: Memory for records is requested within the first call that needs it. Traces of CUDA 11 to 13 give thread 0.
+_BUFFER_REQUEST = r"(?i)buffer request"
 
-#: What PyTorch's own annotations begin with. Traces of 2021 have them among the operators.
+#: Prefixes of PyTorch's own annotations. Traces of 2021 have them among the operators.
 _MARKS = r"^(ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)#)"
 
-#: A call without a correlation id issued no work that could be told.
+#: Correlation id of calls without one, which have no matching work.
 _NO_CORRELATION = -1
 
 
 def host_process(spans: Spans) -> int:
-    """The process of most host events, 0 where there are none."""
+    """The process with the most host events, 0 without any."""
     for kind in ("call", "operator", "annotation", "python"):
         counts = spans.frames[kind]["process"].drop_nulls().value_counts(sort=True)
         if counts.height:
@@ -111,7 +114,7 @@ def host_process(spans: Spans) -> int:
 
 
 def tables_of(spans: Spans) -> tuple[dict[str, pl.DataFrame], Issued]:
-    """The tables by name, and who issued the work; the spans' frames are let go of one by one."""
+    """The tables by name, and the issuers of the work; the spans' frames are freed one by one."""
     shorten_processes(spans)
     frames = spans.frames
     host = host_process(spans)
@@ -135,10 +138,10 @@ def tables_of(spans: Spans) -> tuple[dict[str, pl.DataFrame], Issued]:
     del calls
     overheads = frames.pop("overhead")
     overheads = with_threads(overheads, host).with_columns(named(overheads["name"]))
-    overheads = overheads.filter(~pl.col("name").cast(pl.String).str.contains(_NOT_THE_PROFILERS))
+    overheads = overheads.filter(~pl.col("name").cast(pl.String).str.contains(_CUDA_OVERHEAD))
     tables["profiler_overhead"] = _on_threads(overheads, tables["api_calls"])
     tables["ranges"] = _ranges(operators, (marks, frames.pop("annotation")), host)
-    # They are the first rows of the ranges, in the same order.
+    # Operators are the first rows of the ranges, in the same order.
     tables["operators"] = operators.with_columns(range=pl.int_range(pl.len(), dtype=pl.Int64))
     tables["autograd_links"] = autograd_links_of(spans.arrows, operators, tables["ranges"], host)
     del operators
@@ -151,18 +154,18 @@ def tables_of(spans: Spans) -> tuple[dict[str, pl.DataFrame], Issued]:
 
 
 def _on_threads(overheads: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """The overhead with the threads that it held: what a call needs is that of the thread whose call begins next."""
-    told = pl.col("thread").is_in(calls["thread"].unique().implode())
-    untold = ~told & pl.col("name").cast(pl.String).str.contains(_FOR_A_CALL)
-    if not calls.height or not overheads.select(untold.any()).item():
+    """The overhead with the blocked threads: a buffer request belongs to the thread whose call begins next."""
+    is_known = pl.col("thread").is_in(calls["thread"].unique().implode())
+    is_request = ~is_known & pl.col("name").cast(pl.String).str.contains(_BUFFER_REQUEST)
+    if not calls.height or not overheads.select(is_request.any()).item():
         return overheads
-    begun = calls.select("process", begun="start_ns", of="thread").sort("begun")
-    asked = overheads.sort("end_ns")
-    asked = asked.join_asof(
-        begun, left_on="end_ns", right_on="begun", by="process", strategy="forward", check_sortedness=False
+    call_starts = calls.select("process", begun="start_ns", of="thread").sort("begun")
+    with_next_call = overheads.sort("end_ns")
+    with_next_call = with_next_call.join_asof(
+        call_starts, left_on="end_ns", right_on="begun", by="process", strategy="forward", check_sortedness=False
     )
-    thread = pl.when(untold & pl.col("of").is_not_null()).then("of").otherwise("thread").alias("thread")
-    return asked.with_columns(thread).select(overheads.columns)
+    thread = pl.when(is_request & pl.col("of").is_not_null()).then("of").otherwise("thread").alias("thread")
+    return with_next_call.with_columns(thread).select(overheads.columns)
 
 
 def _ranges(operators: pl.DataFrame, annotations: tuple[pl.DataFrame, ...], host: int) -> pl.DataFrame:
@@ -186,17 +189,17 @@ def _nested(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _allocations(events: pl.DataFrame, host: int) -> pl.DataFrame:
-    found = with_threads(events, host).filter(pl.col("delta_bytes").is_not_null())
+    with_delta = with_threads(events, host).filter(pl.col("delta_bytes").is_not_null())
     on_gpu = pl.col("device_type").fill_null(_HOST_MEMORY) != _HOST_MEMORY
-    return found.rename({"start_ns": "time_ns"}).with_columns(
+    return with_delta.rename({"start_ns": "time_ns"}).with_columns(
         pl.when(on_gpu).then("device_number").pipe(int32).alias("device")
     )
 
 
 def recorded_tables(tables: Mapping[str, pl.DataFrame], header: Mapping[str, Any]) -> frozenset[str]:
-    """Which tables the trace has, empty or not.
+    """The tables that the trace recorded, empty or not.
 
-    GPU activities are recorded together, and so is all that operators bring along.
+    GPU activities are recorded together, and so are all tables of operators.
     """
     recorded = {name for name, frame in tables.items() if frame.height}
     if recorded & {"kernels", "copies", "memsets"}:
@@ -210,8 +213,8 @@ def recorded_tables(tables: Mapping[str, pl.DataFrame], header: Mapping[str, Any
     return frozenset(recorded)
 
 
-#: What else JSON about GPU programs can be, told by words near its begin.
-_OTHERS = (
+#: Other JSON formats of GPU programs, recognised by words near their begin.
+_OTHER_FORMATS = (
     (b'"rocprofiler-sdk-tool"', "the JSON output of rocprofv3", "Record the program with the PyTorch profiler"),
     (
         b'"nodes"',
@@ -223,7 +226,7 @@ _OTHERS = (
     (b'"segments"', "a memory snapshot of PyTorch", "Export a Chrome trace"),
 )
 #: Processes as XLA's profiler names them.
-_OF_XLA = (b'"/device:GPU:', b'"/device:TPU:', b'"/host:CPU"')
+_XLA_PROCESSES = (b'"/device:GPU:', b'"/device:TPU:', b'"/host:CPU"')
 _ADVICE = "Give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
 
 
@@ -234,10 +237,10 @@ def read_kineto(
     compression: str | None,
     launch_configuration: bool = True,
 ) -> Trace:
-    """The trace that a Chrome trace of the PyTorch profiler holds.
+    """The trace in a Chrome trace of the PyTorch profiler.
 
-    Times count from the trace's first event on, in nanoseconds, exactly as recorded. An incomplete trace gives its
-    complete events, and a note that says so.
+    Times are relative to the trace's first event, in nanoseconds, exactly as recorded. An incomplete trace gives its
+    complete events, and a note.
     """
     report(f"{known_as.name}: reading the events")
     document = read_events(
@@ -273,7 +276,7 @@ def read_kineto(
 
 def _refuse_others(document: Recorded, known_as: Path) -> None:
     if not document.is_trace:
-        for mark, found, advice in _OTHERS:
+        for mark, found, advice in _OTHER_FORMATS:
             if mark in document.begin:
                 raise UnreadableInputError(known_as, f"this is {found}, not a trace of the PyTorch profiler", advice)
         if document.cut_off_bytes is not None:
@@ -286,13 +289,13 @@ def _refuse_others(document: Recorded, known_as: Path) -> None:
         if any(text in document.begin for text in (b'"CPU functions"', b'"CUDA functions"')):
             found = "this is a trace of PyTorch's old autograd profiler, which is not read"
             raise UnreadableInputError(known_as, found, "Record the program with torch.profiler.profile instead")
-        if any(text in document.begin for text in _OF_XLA):
+        if any(text in document.begin for text in _XLA_PROCESSES):
             found = "this is a trace of XLA's profiler (JAX, TensorFlow), which is not read"
             advice = "Record the program with Nsight Systems: nsys profile --trace=cuda,nvtx python train.py"
             raise UnreadableInputError(known_as, found, advice)
         found = "this is a Chrome trace, but of another program: none of its events is PyTorch's or a GPU's"
         raise UnreadableInputError(known_as, found, _ADVICE)
-    # Of an array, what stands behind its bracket.
+    # For an array, `begin` is the text after its bracket.
     if not document.events and document.begin.lstrip().startswith(b"["):
         found = "this is a list of numbers, as PyTorch's export_memory_timeline writes, and no trace"
         raise UnreadableInputError(known_as, found, _ADVICE)

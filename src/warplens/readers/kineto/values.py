@@ -1,4 +1,4 @@
-"""What is read of a Kineto trace: the categories of its events, and the arguments of each kind, in all spellings."""
+"""What is read of a Kineto trace: categories of events, and arguments of each kind, in all spellings; and decoders."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _CATEGORIES: Mapping[str, str] = {
 
 
 def kind_of_category(category: str) -> str | None:
-    """The kind of the events of a category, one of `KINDS`; None for one that is not read."""
+    """The kind of the events of a category, one of `KINDS`; None for categories that are not read."""
     return _CATEGORIES.get(category.lower())
 
 
@@ -67,9 +67,9 @@ class Argument:
     column: str
     keys: tuple[str, ...]
     kinds: tuple[str, ...]
-    is_text: bool = False  #: it is kept as JSON text, dictionary-encoded; otherwise it is a whole number
-    is_member: bool = False  #: it stands in the event itself, not in its `args`
-    launch_configuration: bool = False  #: it tells how a kernel was launched, which few questions ask
+    is_text: bool = False  #: kept as dictionary-encoded JSON text; otherwise a whole number
+    is_member: bool = False  #: in the event itself, not in its `args`
+    launch_configuration: bool = False  #: part of a kernel's launch configuration, which few questions need
 
 
 _GPU = ("kernel", "copy", "memset")
@@ -112,12 +112,12 @@ ARGUMENTS: tuple[Argument, ...] = (
 )
 
 
-#: Those that hold a JSON list, one item for each input of an operator.
+#: Arguments with a JSON list of one item per input of an operator.
 LISTED = frozenset({"input_shapes", "input_types", "input_strides", "concrete_inputs"})
 
 
 def arguments_of(kind: str) -> tuple[Argument, ...]:
-    """The arguments that are read of events of this kind."""
+    """The arguments read for events of this kind."""
     return tuple(argument for argument in ARGUMENTS if kind in argument.kinds)
 
 
@@ -130,12 +130,12 @@ def arguments_of(kind: str) -> tuple[Argument, ...]:
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 Words: TypeAlias = "npt.NDArray[np.uint64]"
 
-#: So many bytes that belong to no value stand before and after the text, for words that are loaded beyond its ends.
+#: Padding bytes before and after the text, for words that are loaded beyond its ends.
 PADDING = 64
 
 _ZEROS = np.uint64(0x3030303030303030)
 _NOT_HIGH = np.uint64(0x7F7F7F7F7F7F7F7F)
-_TO_HIGH = np.uint64(0x7676767676767676)  # carries any of 10 … 127 into the byte's high bit
+_TO_HIGH = np.uint64(0x7676767676767676)  # moves any of 10 … 127 into the byte's high bit
 _HIGH = np.uint64(0x8080808080808080)
 _ONE = np.uint64(1)
 _BITS_OF_ALL = np.uint64(64)
@@ -146,23 +146,23 @@ _DECIMALS = 3  # of a microsecond that are nanoseconds
 
 
 class Numbers(NamedTuple):
-    """`values[i]`, and whether it could be read; where not, the text there has to be looked at one by one."""
+    """`values[i]`, and whether it could be read; if not, its text has to be read individually."""
 
     values: Int64s
     read: Bools
 
 
 def words_of(text: Bytes) -> Words:
-    """The eight bytes from each place on, as little-endian word; nothing is copied."""
+    """The eight bytes from each position on, as little-endian words; a view without a copy."""
     return np.ndarray((len(text) - 7,), dtype="<u8", buffer=text, strides=(1,))
 
 
-#: So many blanks one after the other are stepped over one by one; more are a desert, crossed at once.
+#: Up to this many blanks in a row are skipped one by one; longer runs are skipped at once.
 _USUAL_BLANKS = 16
 
 
 def skip_space(text: Bytes, places: Int64s, step: int = 1) -> Int64s:
-    """The first place from each on at which no white space stands; with a step of −1, the last one up to it."""
+    """The first position from each one on without white space; with a step of −1, the last one up to it."""
     for _ in range(_USUAL_BLANKS):
         blank = text.take(places) <= 0x20
         if not blank.any():
@@ -182,17 +182,18 @@ def skip_space(text: Bytes, places: Int64s, step: int = 1) -> Int64s:
 
 
 def next_of(marks: Int64s, places: Int64s, step: int) -> Int64s:
-    """The nearest mark at or behind each place, or with a step of −1 at or before it; marks are ascending."""
-    found = np.searchsorted(marks, places) if step > 0 else np.searchsorted(marks, places, "right") - 1
-    return marks.take(found.clip(0, len(marks) - 1))
+    """The nearest mark at or after each position, or with a step of −1 at or before it; marks are ascending."""
+    mark_index = np.searchsorted(marks, places) if step > 0 else np.searchsorted(marks, places, "right") - 1
+    return marks.take(mark_index.clip(0, len(marks) - 1))
 
 
 def _digits(words: Words) -> tuple[Words, Int64s]:
-    """For each word the number that its leading digits spell, and how many they are."""
+    """For each word the number of its leading digits, and their count."""
     values = words ^ _ZEROS
-    other = ((values & _NOT_HIGH) + _TO_HIGH | values) & _HIGH
-    # The lowest high bit that is set belongs to the first character that is no digit.
-    before = np.bitwise_count((other & (~other + _ONE)) - _ONE) & 0x78  # 64 bits where all eight are digits: 7 bits off
+    not_digit = ((values & _NOT_HIGH) + _TO_HIGH | values) & _HIGH
+    # The lowest set high bit belongs to the first character that is not a digit. The mask rounds down to whole bytes;
+    # 64 means that all eight are digits.
+    before = np.bitwise_count((not_digit & (~not_digit + _ONE)) - _ONE) & 0x78
     bits = before.astype(np.uint64)
     values <<= _BITS_OF_ALL - bits  # zeros in front of the digits; a shift by 64 leaves nothing
     values = (values * np.uint64(10) + (values >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
@@ -202,7 +203,7 @@ def _digits(words: Words) -> tuple[Words, Int64s]:
 
 
 class _Digits(NamedTuple):
-    """The digits at many places: their value modulo 2^64, how many they are, and the character behind them."""
+    """The digits at many positions: value modulo 2^64, count, and the character after them."""
 
     values: Words
     counts: Int64s
@@ -210,16 +211,16 @@ class _Digits(NamedTuple):
 
 
 def _unsigned(text: Bytes, words: Words, places: Int64s, loaded: Words) -> _Digits:
-    """The digits from each place on, up to 24, of which `loaded` holds the first eight characters."""
+    """The digits from each position on, up to 24; `loaded` holds the first eight characters."""
     values, counts = _digits(loaded)
     after = (loaded >> (counts << 3).astype(np.uint64)).astype(np.uint8)
     rows = np.flatnonzero(counts == 8)
     if not len(rows):
         return _Digits(values, counts, after)
     for done in (8, 16):
-        every = len(rows) == len(places)  # the usual case for times, without detours through row numbers
-        more, count = _digits(words[(places if every else places.take(rows)) + done])
-        if every:
+        all_rows = len(rows) == len(places)  # the usual case for times, without indexing by row numbers
+        more, count = _digits(words[(places if all_rows else places.take(rows)) + done])
+        if all_rows:
             values *= _POWERS.take(count)
             values += more
             counts += count
@@ -234,7 +235,7 @@ def _unsigned(text: Bytes, words: Words, places: Int64s, loaded: Words) -> _Digi
 
 
 def _signed(text: Bytes, words: Words, places: Int64s) -> tuple[_Digits, Int64s, Bools | None]:
-    """The digits of numbers that may have a sign, where these digits begin, and which numbers are negative, if any."""
+    """The digits of numbers with optional sign, the begins of the digits, and a mask of negative numbers, if any."""
     loaded = words[places]
     negative = loaded.astype(np.uint8) == _MINUS
     if not negative.any():
@@ -250,7 +251,7 @@ def _ends_number(characters: Bytes) -> Bools:
 
 
 def whole_at(text: Bytes, words: Words, places: Int64s) -> Numbers:
-    """The whole numbers that begin at these places, as signed 64-bit ones (modulo 2^64)."""
+    """The whole numbers that begin at these positions, as signed 64-bit integers (modulo 2^64)."""
     (values, counts, after), _, negative = _signed(text, words, places)
     read = (counts > 0) & (counts < 24) & _ends_number(after)
     if negative is not None:
@@ -259,7 +260,7 @@ def whole_at(text: Bytes, words: Words, places: Int64s) -> Numbers:
 
 
 def nanoseconds_at(text: Bytes, words: Words, places: Int64s) -> Numbers:
-    """The times in microseconds that begin at these places, as nanoseconds; more decimals are rounded half to even."""
+    """Parse times in microseconds to nanoseconds; further decimals are rounded half to even."""
     (values, counts, after), begins, negative = _signed(text, words, places)
     read = (counts > 0) & (counts < 20) & (values <= _MOST_MICROSECONDS)
     values *= np.uint64(1_000)
@@ -281,7 +282,7 @@ def nanoseconds_at(text: Bytes, words: Words, places: Int64s) -> Numbers:
 
 
 def _thousandths(text: Bytes, words: Words, places: Int64s) -> tuple[Words, Bools, Bytes]:
-    """Decimals as thousandths: their value, whether it is exact, and the character behind them."""
+    """Decimals as thousandths: their value, whether it is exact, and the character after them."""
     loaded = words[places]
     values, counts = _digits(loaded)
     after = (loaded >> (counts << 3).astype(np.uint64)).astype(np.uint8)
@@ -303,27 +304,28 @@ def _thousandths(text: Bytes, words: Words, places: Int64s) -> tuple[Words, Bool
 
 
 # --- Dictionary-encoded text out of a byte buffer, without a Python object for each occurrence ------------------------
+#
 # Every occurrence is reduced to a 64-bit hash with array operations, and the hash is looked up in a table. Only a text
-# that the table does not know is decoded, once. Two different texts of a column would be taken for one if their hashes
-# agreed; among a million different texts that has a chance of about one in 37 million.
+# that is not in the table is decoded, once. Two different texts of a column with equal hashes would be confused; among
+# a million different texts the probability is about one in 37 million.
 
 _FIRST = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
 _ALL = np.uint64(2**64 - 1)
 
-#: Places of the table for each text: of so many, a text shares its place with another one in 1 of 32 cases.
+#: Table entries per text: with this many, a text shares its entry with another one in 1 of 32 cases.
 _ROOM = 32
 _SMALLEST_TABLE_BITS = 10
 _LARGEST_TABLE_BITS = 20
 
-#: One factor for each word of a text, so that words in another order give another hash; longer texts repeat them.
+#: One factor for each word of a text, so that words in another order give another hash; longer texts reuse them.
 _FACTORS = np.random.default_rng(0x77617270).integers(2**62, 2**64 - 1, 4_096, dtype=np.uint64) | np.uint64(1)
 
 
 def hashes(words: Words, places: Int64s, lengths: Int64s) -> npt.NDArray[np.uint64]:
     """A 64-bit hash of the bytes at each place."""
-    counts = np.maximum((lengths + 7) >> 3, 1)  # an empty text has one word, of which nothing is left
+    counts = np.maximum((lengths + 7) >> 3, 1)  # an empty text has one word, which is masked out entirely
     ends = np.cumsum(counts)
     firsts, lasts = ends - counts, ends - 1
     number = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(firsts, counts)
@@ -336,7 +338,7 @@ def hashes(words: Words, places: Int64s, lengths: Int64s) -> npt.NDArray[np.uint
     read ^= read >> _SHIFT
     read *= _SECOND
     mixed: npt.NDArray[np.uint64] = np.add.reduceat(read, firsts) if len(firsts) else read
-    mixed += (lengths + 1).astype(np.uint64) * _FIRST  # zero stands for an empty place of the table
+    mixed += (lengths + 1).astype(np.uint64) * _FIRST  # zero stands for an empty entry of the table
     mixed ^= mixed >> _SHIFT
     mixed *= _SECOND
     mixed ^= mixed >> _SHIFT
@@ -344,10 +346,10 @@ def hashes(words: Words, places: Int64s, lengths: Int64s) -> npt.NDArray[np.uint
 
 
 class Dictionary:
-    """The different texts of one column, numbered in the order in which they were met; safe for several threads.
+    """The distinct texts of one column, numbered in order of first occurrence; thread-safe.
 
     Attributes:
-        texts: text by number; None where what stands there is no text (`null`).
+        texts: text by number; None for values that are not text (`null`).
     """
 
     def __init__(self) -> None:
@@ -356,27 +358,27 @@ class Dictionary:
         self._known: dict[int, int] = {}
         self._table = self._empty(_SMALLEST_TABLE_BITS)
 
-    def codes(self, found: npt.NDArray[np.uint64], decode: Callable[[int], str | None]) -> npt.NDArray[np.int32]:
+    def codes(self, text_hashes: npt.NDArray[np.uint64], decode: Callable[[int], str | None]) -> npt.NDArray[np.int32]:
         """The number of each text."""
         keys, values, shift = self._table
-        slots = found >> shift
+        slots = text_hashes >> shift
         codes = values.take(slots)
-        rows = np.flatnonzero(keys.take(slots) != found)
+        rows = np.flatnonzero(keys.take(slots) != text_hashes)
         if len(rows):
-            codes[rows] = self._others(found.take(rows), rows, decode)
+            codes[rows] = self._others(text_hashes.take(rows), rows, decode)
         return codes
 
     def _others(
-        self, found: npt.NDArray[np.uint64], rows: Int64s, decode: Callable[[int], str | None]
+        self, text_hashes: npt.NDArray[np.uint64], rows: Int64s, decode: Callable[[int], str | None]
     ) -> npt.NDArray[np.int32]:
-        """Numbers of texts that are new, or that lost their place in the table to another one."""
-        different, first, inverse = np.unique(found, return_index=True, return_inverse=True)
-        numbers = np.empty(len(different), np.int32)
+        """Numbers of texts that are new, or whose table entry was taken by another text."""
+        distinct_hashes, first, inverse = np.unique(text_hashes, return_index=True, return_inverse=True)
+        numbers = np.empty(len(distinct_hashes), np.int32)
         with self._lock:
             count = len(self.texts)
-            order = np.argsort(first)  # the order of their first occurrence, as one thread would meet them
+            order = np.argsort(first)  # in order of first occurrence, as a single thread would see them
             for place in order.tolist():
-                key = int(different[place])
+                key = int(distinct_hashes[place])
                 number = self._known.get(key)
                 if number is None:
                     number = self._known[key] = len(self.texts)
@@ -391,7 +393,7 @@ class Dictionary:
         return np.zeros(2**bits, np.uint64), np.zeros(2**bits, np.int32), np.uint64(64 - bits)
 
     def _fill(self) -> None:
-        """A table that has room for all, made anew and put in place at once: readers do not take the lock."""
+        """Build a table for all texts and replace the old one at once: readers do not take the lock."""
         bits = min(max(_SMALLEST_TABLE_BITS, (_ROOM * len(self._known)).bit_length()), _LARGEST_TABLE_BITS)
         keys, values, shift = self._empty(bits)
         known = np.fromiter(self._known.keys(), np.uint64, len(self._known))
@@ -401,7 +403,7 @@ class Dictionary:
         self._table = keys, values, shift
 
     def add(self, text: str | None) -> int:
-        """The number of a text that was read elsewhere; texts that are equal may have several numbers."""
+        """The number of a text read elsewhere; equal texts may have several numbers."""
         with self._lock:
             self.texts.append(text)
             return len(self.texts) - 1

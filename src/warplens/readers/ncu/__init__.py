@@ -1,7 +1,7 @@
-"""Nsight Compute: reports, CSV exports, and copies without people and machines.
+"""Nsight Compute: reports, CSV exports, and shareable copies.
 
 `report` reads a report (`container` its blocks, `metrics` its values), `csv` an export (`csv_text` its cells,
-`csv_labels` its names); `scrub` removes what identifies.
+`csv_labels` its names); `scrub` removes identifying texts.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 NCU: Final = Recorder(name="Nsight Compute")
 
-#: How much of a file is searched for the header of an export.
+#: Bytes of a file searched for the header of an export.
 _CSV_HEAD_BYTES: Final = 65_536
 
-#: Names of exports of a report, with their places from the fullest down; the longer endings first.
+#: Suffixes of exports of a report, ranked from the fullest down; longer suffixes first.
 EXPORT_SUFFIXES: Final = {".raw.csv": 0, ".details.csv": 2, ".csv": 1}
 
 
 class NcuReport(Reader[KernelCounters]):
-    """What `ncu --export` writes."""
+    """Files of `ncu --export`."""
 
     kinds = frozenset({Kind.NCU_REP})
 
@@ -45,7 +45,7 @@ class NcuReport(Reader[KernelCounters]):
 
 
 class NcuCsv(Reader[KernelCounters]):
-    """What `ncu --csv` prints, with what the profiled program prints before it, which can look like anything."""
+    """Output of `ncu --csv`, with the output of the profiled program before it, which can be anything."""
 
     kinds = frozenset({Kind.TEXT})
 

@@ -1,11 +1,11 @@
 """The container of an Nsight Compute report (.ncu-rep), version 7: blocks of messages, walked without decoding them.
 
-NVIDIA's Customization Guide ("Report File Format") describes it: four magic bytes, then messages, each after its
-length (four bytes, little endian). First a file header, then blocks: a block header, which says how many messages of
-which kind follow it (the kernels' sources and machine code first, then results). Nearly every result has a block of its
-own, and what is known of the session arrives bit by bit in blocks without results.
+NVIDIA's Customization Guide ("Report File Format") describes it: four magic bytes, then messages, each after its length
+(four bytes, little endian). First a file header, then blocks: a block header gives the number of messages of each kind
+that follow it (the kernels' sources and machine code first, then results). Nearly every result has its own block, and
+facts about the session are spread over blocks without results.
 
-Sources and machine code, the largest part of many reports, are passed over by their lengths and never touched.
+Sources and machine code, the largest part of many reports, are skipped by their lengths and never touched.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 from warplens.errors import UnreadableInputError
+from warplens.readers.opening import system_error
 from warplens.wire import Data, Message, WireError
 
 MAGIC = b"NVR\x00"
 
-#: The only version that NVIDIA has described and that any report at hand has, 2021 to 2026.
+#: The only version that NVIDIA has described and that occurs in reports of 2021 to 2026.
 VERSION = 7
 
 _ADVICE = "Copy or download the report again, or record it again"
 _EXPORT = "ncu --import profile.ncu-rep --page raw --csv > profile.csv"
 
-#: Fields of a block header with the number of messages of each kind of result, in the order in which these follow.
+#: Fields of a block header with the number of results of each kind, in the order of the results.
 RESULT_COUNTS = {"kernel": 2, "range": 7, "cmdlist": 8, "graph": 9}
 _SOURCE_COUNT = 1
 _PAYLOAD_SIZE = 5
 
-#: What every result must have takes more than this, its metrics many times more. A shorter message is no result,
-#: however many of them a header announces.
+#: Required fields of a result take more than this, its metrics many times more. A shorter message is not a result,
+#: whatever number a header announces.
 _LEAST_RESULT_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Result:
-    """Where one result lies: of what kind, from which byte, and the byte after its last."""
+    """Location of one result: kind, first byte, and the byte after its last."""
 
     kind: str
     start: int
@@ -53,18 +54,18 @@ class Result:
 class Block:
     """One block."""
 
-    start: int  #: where it begins (at the length of its header)
+    start: int  #: its begin (at the length of its header)
     header: Message
-    results: tuple[Result, ...]  #: its results, as far as they lie wholly in the file
-    unknown_bytes: int  #: how much follows the known kinds of messages and belongs to the block
+    results: tuple[Result, ...]  #: its results that are completely in the file
+    unknown_bytes: int  #: bytes of the block after the known kinds of messages
 
 
 class Container:
     """The blocks of a report.
 
     Attributes:
-        stopped_at: the byte where reading came to an end before the end of the file; None where it did not.
-        reason: why, as a part of a sentence.
+        stopped_at: the byte where reading stopped before the end of the file; None if it did not.
+        reason: the reason, as a part of a sentence.
     """
 
     def __init__(self, data: Data, known_as: Path) -> None:
@@ -92,20 +93,20 @@ class Container:
         return end
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks in the order of the file, up to its end or to the first place that is cut off or damaged."""
+        """The blocks in the order of the file, up to its end or to the first damaged or truncated place."""
         while self._at < self._size and self.stopped_at is None:
             block = self._block(self._at)
             if block is not None:
                 yield block
 
     def stop(self, at: int, reason: str) -> None:
-        """Ends the walk: what begins at this byte cannot be read."""
+        """Ends the walk at this byte, which cannot be read."""
         self.stopped_at, self.reason = at, reason
 
     def _block(self, begin: int) -> Block | None:
         try:
             start, self._at = self._message_at(begin)
-            if start == self._at:  # zeros, where writing was broken off and the file had been made larger before
+            if start == self._at:  # zeros, where writing was interrupted after the file had been enlarged
                 raise WireError(f"the block at byte {begin} says nothing")
             header = Message(self._data, start, self._at)
         except WireError as error:
@@ -128,9 +129,10 @@ class Container:
         return Block(begin, header, tuple(results), unknown)
 
     def _take(self, count: int, least: int = 0) -> Iterator[tuple[int, int]]:
-        """Where the next messages lie, so many or as many as lie wholly in the file."""
-        taken = 0
-        while taken < count and self.stopped_at is None:
+        """Locations of the next `count` messages, as far as they are completely in the file."""
+        for _ in range(count):
+            if self.stopped_at is not None:
+                return
             try:
                 start, end = self._message_at(self._at)
                 if end - start < least:
@@ -139,11 +141,10 @@ class Container:
                 self.stop(self._at, str(error))
                 return
             self._at = end
-            taken += 1
             yield start, end
 
     def _message_at(self, at: int) -> tuple[int, int]:
-        """Where the message lies whose length stands at this byte."""
+        """Location of the message whose length is at this byte."""
         start = at + 4
         if start <= self._size:
             (length,) = struct.unpack("<I", self._data[at:start])
@@ -152,14 +153,14 @@ class Container:
         raise WireError(f"the file ends at byte {self._size}, inside a message that begins at byte {at}")
 
 
-#: Memory that stands for a file ends the process when it is touched after the file became shorter. Reports have some
-#: megabytes and are read whole; of one with gigabytes that would take too much.
+#: Accessing a mapped file that became shorter ends the process. Reports have some megabytes and are read whole; for
+#: gigabytes that would take too much memory.
 _READ_WHOLE_BYTES = 2**28
 
 
 @contextmanager
 def content_of(path: Path, known_as: Path) -> Iterator[Data]:
-    """The file's content; that of a large one as memory that the system reads when it is touched."""
+    """The file's content; for a large file as mapped memory."""
     data: Data
     try:
         with path.open("rb") as file:
@@ -168,19 +169,18 @@ def content_of(path: Path, known_as: Path) -> Iterator[Data]:
     except ValueError:
         raise UnreadableInputError(known_as, "the file is empty", _ADVICE) from None
     except OSError as error:
-        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
-        raise UnreadableInputError(known_as, found, "Copy the file to a local disk and try again") from None
+        raise system_error(known_as, error) from None
     try:
         yield data
     finally:
         if isinstance(data, mmap.mmap):
-            with suppress(BufferError):  # an error's traceback may still hold a view of it
+            with suppress(BufferError):  # the traceback of an error may still hold a view of it
                 data.close()
 
 
-# --- What the result messages of an Nsight Compute report say besides metrics -----------------------------------------
-# the launch, its NVTX ranges, ncu's rules. The field numbers are those of the message descriptions that NVIDIA ships
-# with Nsight Compute (`extras/FileFormat`).
+# --- Facts of a result besides metrics: the launch, its NVTX ranges, ncu's rules --------------------------------------
+#
+# The field numbers are those of the message descriptions that NVIDIA ships with Nsight Compute (`extras/FileFormat`).
 
 #: Field with the metrics, by kind of result.
 METRICS: Mapping[str, int] = {"kernel": 13, "range": 4, "cmdlist": 4, "graph": 4}
@@ -188,7 +188,7 @@ METRICS: Mapping[str, int] = {"kernel": 13, "range": 4, "cmdlist": 4, "graph": 4
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Where a kind of result keeps what the kinds have in common; 0 where it does not."""
+    """Field numbers of common facts in a kind of result; 0 if it has none."""
 
     thread: int = 1
     context: int = 11
@@ -212,7 +212,7 @@ _MAX_INT64 = 2**63 - 1
 
 
 class Launch(NamedTuple):
-    """One result without its metrics; the fields of the table `launches`, and what the session is told by."""
+    """One result without its metrics: the fields of the table `launches`, and facts about the session."""
 
     name: str
     full_name: str
@@ -221,12 +221,12 @@ class Launch(NamedTuple):
     sizes: tuple[int | None, ...]  #: grid x, y, z and block x, y, z
     nvtx: list[str] | None  #: open ranges, outermost first; None where NVTX was not recorded
     sections: tuple[str, ...]
-    clocks: tuple[bool, bool] | None  #: whether locking the clocks was asked for, and whether it was done
-    unsupported: bool  #: whether ncu says that it does not (fully) support the GPU
+    clocks: tuple[bool, bool] | None  #: whether locking the clocks was requested, and whether it was done
+    unsupported: bool  #: whether ncu reports that it does not (fully) support the GPU
 
 
 def launch_of(kind: str, result: Message) -> Launch | None:
-    """The facts about one result; None where it lacks the name that every profiled kernel has."""
+    """The facts about one result; None if it lacks the name that every profiled kernel has."""
     numbers = _NUMBERS[kind]
     short, full = kind, kind
     sizes: tuple[int | None, ...] = (None,) * 6
@@ -267,18 +267,18 @@ def _at_most(limit: int, value: int | None) -> int | None:
 def _open_ranges(state: Message, thread: int | None) -> list[str]:
     """Names of the NVTX ranges that were open, outermost first.
 
-    Push-pop ranges belong to threads: those of the launching one count. Start-end ranges belong to the process. Each
-    range carries the number of the last CUDA call before it, which orders ranges of several domains; where it is
-    absent, the ranges stand in the order of the file, start-end ranges first.
+    Push-pop ranges belong to threads: those of the launching thread count. Start-end ranges belong to the process. Each
+    range has the number of the last CUDA call before it, which orders ranges of several domains; without it, the ranges
+    are in the order of the file, start-end ranges first.
     """
-    found: list[tuple[int, str]] = []
+    ranges: list[tuple[int, str]] = []
     for domain in state.messages(3):
-        found += [(item.integer(4) or 0, item.text(2) or "") for item in domain.messages(3)]
+        ranges += [(item.integer(4) or 0, item.text(2) or "") for item in domain.messages(3)]
     for owner in state.messages(2):
         if owner.integer(1) == thread:
             for domain in owner.messages(2):
-                found += [(item.integer(3) or 0, item.text(1) or "") for item in domain.messages(3)]
-    return [name for _, name in sorted(found, key=lambda item: item[0])]
+                ranges += [(item.integer(3) or 0, item.text(1) or "") for item in domain.messages(3)]
+    return [name for _, name in sorted(ranges, key=lambda item: item[0])]
 
 
 _RULE_KINDS = {0: "none", 1: "ok", 2: "warning", 3: "error", 4: "optimization"}
@@ -290,41 +290,41 @@ _LINK = re.compile(r"@(\w+):([^:@]*):([^@]*)@")
 Rule = tuple[str, str, "str | None", str, str, "str | None", "float | None"]
 
 
-#: Rules that failed name the files of ncu they failed in, under the folders of whoever ran it.
+#: Failed rules name the files of ncu in which they failed, with folders of the user who ran it.
 _FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s\\/:\"'][^\n\\/:\"']*[\\/])+(?=[^\s\\/])")
 
 
 def rules_of(kind: str, result: Message) -> Iterator[Rule]:
-    """What ncu's rules said: rule, name, section, kind, message, kind of speedup, speedup (%).
+    """Results of ncu's rules: rule, name, section, kind, message, kind of speedup, speedup (%).
 
-    A rule that found nothing to say has no row, one that said three things has three.
+    A rule without a finding has no row, one with three findings has three.
     """
     number = _NUMBERS[kind].rules
     for rule in result.messages(number) if number else ():
         body = rule.message(3)
         for item in body.messages(1) if body else ():
-            said = item.message(1)
-            if said is None:
+            finding = item.message(1)
+            if finding is None:
                 continue
             speedup = item.message(10)
             yield (
                 rule.text(1) or "",
                 rule.text(2) or "",
                 rule.text(4),
-                _RULE_KINDS.get(said.integer(2) or 0, "none"),
-                without_folders(plain_text(said.text(1) or "")),
+                _RULE_KINDS.get(finding.integer(2) or 0, "none"),
+                without_folders(plain_text(finding.text(1) or "")),
                 _SPEEDUP_KINDS.get(speedup.integer(1) or 0) if speedup else None,
                 speedup.double(2) if speedup else None,
             )
 
 
 def without_folders(message: str) -> str:
-    """The text without the folders of the paths in it; the names of the files stay."""
+    """The text without the folders of paths in it; names of files are kept."""
     return _FOLDERS.sub("", message)
 
 
 def plain_text(message: str) -> str:
-    """The text of a rule without its links, as ncu prints it: the words, and an address in brackets behind them."""
+    """The text of a rule without its links, as ncu prints it: the words, and an address in brackets after them."""
     return _LINK.sub(lambda link: f"{link[2]} ({link[3]})" if link[1] == "url" else link[3], message)
 
 

@@ -1,7 +1,7 @@
 """Nsight Compute's CSV exports as `KernelCounters`: the raw page (wide) and the details page (long), of 2020 to 2026.
 
-`csv_text` finds the table in the file and makes numbers of its cells, `csv_labels` knows what the details page calls
-the metrics and what ncu's own lines mean; here the launches are read, and all is put together.
+`csv_text` finds the table in the file and parses its cells, `csv_labels` maps the details page's labels to metrics and
+classifies ncu's own lines; this module reads the launches and combines everything.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from warplens.readers.ncu.csv_labels import metric_of, rule_name, section_of
 from warplens.readers.ncu.csv_text import Cells, DecimalCommaError, Table
 from warplens.readers.ncu.report import DEVICE_ATTRIBUTES, RECORD, device_of, encoded
 
-# --- The launches of an Nsight Compute CSV export: what the columns before the metrics say ----------------------------
-# Of these columns the name of the process and of the host are never looked at.
+# --- The launches of an Nsight Compute CSV export: the columns before the metrics -------------------------------------
+#
+# The names of the process and of the host among these columns are never read.
 
-#: Columns that stand before the metrics, in some releases or in all.
+#: Columns before the metrics, in some releases or in all.
 COLUMNS = frozenset((
     "ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream", "Block Size",
     "Grid Size", "Device", "CC",
@@ -60,12 +61,12 @@ def is_nvtx(column: str) -> bool:
 
 
 def is_fact(column: str) -> bool:
-    """Whether a column tells one launch from another; names of processes and hosts do not, and are never read."""
+    """Whether a column identifies launches; names of processes and hosts do not, and are never read."""
     return (column in COLUMNS and column not in _PERSONAL) or is_nvtx(column)
 
 
 def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl.DataFrame:
-    """`LAUNCHES` of the launches whose fields under this header are given, one after the other."""
+    """`LAUNCHES` of launches given as their fields under this header."""
     at = {name: position for position, name in enumerate(header)}
     count = len(launches)
 
@@ -82,34 +83,35 @@ def launch_table(header: Sequence[str], launches: Sequence[Sequence[str]]) -> pl
         "name": encoded("name", [short[name] for name in names]),
         "full_name": encoded("full_name", names),
     }
-    for own, printed, dtype in _NUMBERS:
-        columns[own] = column(printed).cast(dtype, strict=False)
-    # Of a graph, ncu prints the sizes of one of its kernels.
+    for column_name, printed, dtype in _NUMBERS:
+        columns[column_name] = column(printed).cast(dtype, strict=False)
+    # For a graph, ncu prints the sizes of one of its kernels.
     of_kernels = columns["kind"].cast(pl.String) == "kernel"
-    for own, printed in (("grid", "Grid Size"), ("block", "Block Size")):
-        columns |= _sizes(own, column(printed), of_kernels)
+    for column_name, printed in (("grid", "Grid Size"), ("block", "Block Size")):
+        columns |= _sizes(column_name, column(printed), of_kernels)
     states = [position for position, name in enumerate(header) if is_nvtx(name)]
-    # Ranges of the process stand behind those of the thread in a row, but were opened before them as a rule.
+    # Ranges of the process come after those of the thread in a row, but were usually opened before them.
     ranges = [[name for at in reversed(states) for name in open_ranges(launch[at])] for launch in launches]
     columns["nvtx"] = pl.Series(ranges if states else [None] * count, dtype=pl.List(pl.String))
     kind = pl.col("kind").cast(pl.String).cast(LAUNCHES.schema["kind"])
     return LAUNCHES.checked(pl.DataFrame(columns).with_columns(kind))
 
 
-def _sizes(own: str, printed: pl.Series, of_kernels: pl.Series) -> dict[str, pl.Series]:
-    """Three columns of a size; none of a launch that failed, printed as `(0, 0, 0)`, nor of several kernels in one."""
+def _sizes(name: str, printed: pl.Series, of_kernels: pl.Series) -> dict[str, pl.Series]:
+    """Three columns of a size; null for a failed launch (printed as `(0, 0, 0)`) and for merged kernels."""
     sizes = [printed.str.extract(_XYZ, group).cast(pl.Int32, strict=False) for group in (1, 2, 3)]
-    real = (sizes[0] > 0) & of_kernels
-    nothing = pl.Series([None], dtype=pl.Int32)
+    is_valid = (sizes[0] > 0) & of_kernels
+    null_size = pl.Series([None], dtype=pl.Int32)
     return {
-        f"{own}_{axis}": size.zip_with(real.fill_null(False), nothing) for axis, size in zip("xyz", sizes, strict=True)
+        f"{name}_{axis}": size.zip_with(is_valid.fill_null(False), null_size)
+        for axis, size in zip("xyz", sizes, strict=True)
     }
 
 
 def open_ranges(state: str) -> list[str]:
-    """Names of the NVTX ranges that were open at a launch, outermost first, from their printed state."""
+    """Names of the NVTX ranges open at a launch, outermost first, from their printed state."""
     thread = _OF_ONE_THREAD.match(state)
-    return [_range_name(found) for found in _RANGES.findall(thread[1])] if thread else []
+    return [_range_name(range_text) for range_text in _RANGES.findall(thread[1])] if thread else []
 
 
 def _range_name(printed: str) -> str:
@@ -135,8 +137,8 @@ _ROUNDED = Note(
 def read_ncu_csv(path: Path, known_as: Path, metrics: Collection[str] | None = None) -> KernelCounters:
     """The counters in a CSV export, as far as it is intact.
 
-    Numbers come back in base units and as `Float64`, however they were printed. What the details page calls by a label
-    has the metric's own name where the label tells it, else the name `label:section/label`.
+    Numbers are returned in base units and as `Float64`, however they were printed. A label of the details page becomes
+    the metric's own name if known, else `label:section/label`.
     """
     try:
         return _Reading(path, known_as, metrics, decimal_comma=False).counters()
@@ -145,7 +147,7 @@ def read_ncu_csv(path: Path, known_as: Path, metrics: Collection[str] | None = N
 
 
 class _Reading:
-    """What has been read of one export so far."""
+    """The reading of one export."""
 
     def __init__(self, path: Path, known_as: Path, metrics: Collection[str] | None, decimal_comma: bool) -> None:
         self._known_as = known_as
@@ -161,7 +163,7 @@ class _Reading:
         self._details = False
 
     def counters(self) -> KernelCounters:
-        """All of it, in the domain's own tables."""
+        """The whole export as `KernelCounters`."""
         self._read()
         values = self._cells.frame(len(self._launches), self._known_as)
         launches = launch_table(self._facts, self._launches)
@@ -188,28 +190,28 @@ class _Reading:
 
     def _read(self) -> None:
         take: Callable[[list[str]], None] | None = None
-        seen: dict[tuple[Any, ...], int] = {}
+        launch_rows: dict[tuple[Any, ...], int] = {}
         header: list[str] = []
         for row in self._table.records():
             if take is None or row[0] == "ID":
-                header, seen = row, {}
-                take = self._details_rows(header, seen) if "Metric Name" in header else self._raw_rows(header)
+                header, launch_rows = row, {}
+                take = self._details_rows(header, launch_rows) if "Metric Name" in header else self._raw_rows(header)
             else:
                 take(row)
 
     def _adopt(self, facts: Sequence[str]) -> None:
-        """Takes in which columns name a launch; a second table in the file must have the same."""
+        """Set the columns that identify a launch; a second table in the file must have the same."""
         if self._launches and list(facts) != self._facts:
             found = "two tables with different columns stand in it, one after the other"
             raise UnreadableInputError(self._known_as, found, "Give each table as a file of its own")
         self._facts = list(facts)
 
     def _shared(self, facts: Sequence[str]) -> tuple[str, ...]:
-        """The facts about one launch, texts that others have too being kept once."""
+        """The facts about one launch; texts shared with others are stored once."""
         return tuple(self._known_texts.setdefault(text, text) for text in facts)
 
     def _raw_rows(self, header: Sequence[str]) -> Callable[[list[str]], None]:
-        """Reads rows of the raw page: the first holds the units, every other is a launch."""
+        """Read rows of the raw page: the first holds the units, every other is a launch."""
         names = [name.strip() for name in header]
         facts = [at for at, name in enumerate(names) if is_fact(name)]
         if "Kernel Name" not in names:
@@ -236,7 +238,7 @@ class _Reading:
                 if not started:
                     start(row)
                 return
-            if not started:  # a guess would be wrong by powers of a thousand
+            if not started:  # a guess could be wrong by powers of a thousand
                 found = "the row of units below the header is missing or damaged, so that its numbers mean nothing"
                 raise UnreadableInputError(self._known_as, found, _EXPORT_AGAIN)
             self._launches.append(self._shared([row[at] for at in facts]))
@@ -247,8 +249,10 @@ class _Reading:
 
         return take
 
-    def _details_rows(self, header: Sequence[str], seen: dict[tuple[Any, ...], int]) -> Callable[[list[str]], None]:
-        """Reads rows of the details page: each one metric, or one result of a rule, of one launch."""
+    def _details_rows(
+        self, header: Sequence[str], launch_rows: dict[tuple[Any, ...], int]
+    ) -> Callable[[list[str]], None]:
+        """Read rows of the details page: each one metric, or one result of a rule, of one launch."""
         names = [name.strip() for name in header]
         at = {name: position for position, name in enumerate(names)}
         needed = ("Kernel Name", "Section Name", "Metric Name", "Metric Unit", "Metric Value")
@@ -268,13 +272,13 @@ class _Reading:
 
         def take(row: list[str]) -> None:
             nonlocal current, launch
-            # A metric's row ends after its value, a rule's has all fields.
+            # A metric's row ends after its value, a rule's row has all fields.
             if not row[0] or len(row) <= last or len(row) > len(names):
                 self._damaged += 1
                 return
             found = identity(row)
             if found != current:
-                current, launch = found, seen.setdefault(found, len(self._launches))
+                current, launch = found, launch_rows.setdefault(found, len(self._launches))
                 if launch == len(self._launches):
                     self._launches.append(self._shared(found))
             if row[label]:

@@ -1,8 +1,8 @@
-"""What the details page of Nsight Compute calls metrics, sections and rules, and what reports call them.
+"""Labels of metrics, sections and rules on the details page of Nsight Compute, mapped to their names in reports.
 
 Source: the section files that ship with Nsight Compute 2024.1 (`sections/*.section`: label and metric of each entry),
 checked against the details and raw pages of reports of 2021 to 2025. A label whose metric differs between releases or
-chips is left out ("SM Busy", "Issue Slots Busy", "L2 Compression Ratio", …): it keeps its own name behind `label:`.
+chips is left out ("SM Busy", "Issue Slots Busy", "L2 Compression Ratio", …): it keeps its own name after `label:`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from warplens.errors import UnreadableInputError
 from warplens.profile import Note, NoteLevel
 
-#: Sections: what is displayed, what the section is called in options and reports.
+#: Sections: displayed name → identifier in options and reports.
 _SECTIONS = {
     "C2CLink": "C2CLink",
     "Compute Workload Analysis": "ComputeWorkloadAnalysis",
@@ -44,7 +44,7 @@ _SECTIONS = {
     "Warp State Statistics": "WarpStateStats",
 }
 
-#: Not a section: metrics that were asked for one by one, under their own names.
+#: Not a section: metrics requested individually, under their own names.
 _NO_SECTION = "Command line profiler metrics"
 
 _PEAK = "pct_of_peak_sustained"
@@ -152,7 +152,7 @@ _LABELS = {
     },
 }
 
-#: Rules that are called otherwise than their identifiers say; the others are their identifiers in separate words.
+#: Rules whose names differ from their identifiers; the others are their identifiers split into words.
 _RULES = {
     "CPIStall": "Warp Stall",
     "Compute": "Compute Bottleneck",
@@ -167,7 +167,7 @@ _RULES = {
     "UncoalescedSharedAccess": "Uncoalesced Shared Accesses",
 }
 
-#: The body of a section stands under the label of a chart or table. Of the charts, warp states and rooflines are told.
+#: The body of a section has the label of a chart or table. Of the charts, warp states and rooflines are mapped.
 _STALL = re.compile(r"Stall ([A-Z]\w*(?: \w+)*)")
 _SELECTED = "smsp__average_warps_issue_stalled_selected_per_issue_active.ratio"
 _OPERATION = re.compile(r"Predicated-On ([DF](?:ADD|MUL|FMA)) (Operations|Thread Instructions Executed) Per Cycle")
@@ -179,70 +179,71 @@ _LABEL_AND_NAME = re.compile(r".* \(([\w:]+__[\w.:]+)\)")
 
 
 def section_of(displayed: str) -> str | None:
-    """What a section is called in options; its own text where that is not known, None for no section."""
+    """The identifier of a section in options; unknown ones unchanged, None for no section."""
     return None if displayed == _NO_SECTION else _SECTIONS.get(displayed, displayed)
 
 
 def rule_name(identifier: str) -> str:
-    """What a rule is called; the CSV export prints its identifier only."""
+    """The name of a rule; the CSV export only prints its identifier."""
     return _RULES.get(identifier) or re.sub(r"(?<=[a-z])(?=[A-Z])", " ", identifier)
 
 
 def metric_of(section: str, chart: str, printed: str) -> str:
-    """The name of the metric that the details page prints."""
-    if found := _LABEL_AND_NAME.fullmatch(printed):
-        return found[1]
+    """The name of the metric printed on the details page."""
+    if labelled := _LABEL_AND_NAME.fullmatch(printed):
+        return labelled[1]
     if _OWN_NAME.fullmatch(printed) or section == _NO_SECTION:
         return printed
     identifier = section_of(section) or ""
-    known = _roofline(chart, printed) if "Roofline" in identifier else None
-    if known is None and (not chart or "Roofline" in identifier):
-        known = _LABELS.get(identifier, {}).get(printed)
-    if known is None and chart and identifier == "WarpStateStats":
-        known = _warp_state(printed)
-    return known or "label:" + "/".join(part for part in (identifier, chart, printed) if part)
+    metric = _roofline(chart, printed) if "Roofline" in identifier else None
+    if metric is None and (not chart or "Roofline" in identifier):
+        metric = _LABELS.get(identifier, {}).get(printed)
+    if metric is None and chart and identifier == "WarpStateStats":
+        metric = _warp_state(printed)
+    return metric or "label:" + "/".join(part for part in (identifier, chart, printed) if part)
 
 
 def _warp_state(label: str) -> str | None:
     if label == "Selected":
         return _SELECTED
-    found = _STALL.fullmatch(label)
-    if not found:
+    match = _STALL.fullmatch(label)
+    if not match:
         return None
-    state = found[1].lower().replace(" ", "_")
+    state = match[1].lower().replace(" ", "_")
     return f"smsp__average_warps_issue_stalled_{state}_per_issue_active.ratio"
 
 
 def _roofline(chart: str, label: str) -> str | None:
-    """Roofs are drawn with the peak rates of an SM, achieved values with those of its schedulers."""
+    """Metrics of a roofline chart: roofs use the peak rates of an SM, achieved values those of its schedulers."""
     if label == "SM Frequency" and chart:
         return f"{'smsp' if 'Achieved' in chart else 'sm'}__cycles_elapsed.avg.per_second"
     unit, operation, ending = "", None, ""
-    if found := _PEAK_OPERATION.fullmatch(label):
-        unit, operation, ending = "sm", found, ".sum.peak_sustained"
-    elif found := _OPERATION.fullmatch(label):
-        unit, operation, ending = "smsp", found, ".sum.per_cycle_elapsed"
+    if match := _PEAK_OPERATION.fullmatch(label):
+        unit, operation, ending = "sm", match, ".sum.peak_sustained"
+    elif match := _OPERATION.fullmatch(label):
+        unit, operation, ending = "smsp", match, ".sum.per_cycle_elapsed"
     if operation is None:
         return None
     name = f"{unit}__sass_thread_inst_executed_op_{operation[1].lower()}_pred_on"
     return f"derived__{name}_x2" if operation[2] == "Operations" else name + ending
 
 
-# --- What Nsight Compute says around its table, told by class and never quoted --------------------------------------
-# The lines hold paths, command lines and names of processes. Of them only what class of trouble they report leaves this
-# module, with what to do about it.
+# --- Nsight Compute's own lines around its table, classified and never quoted -----------------------------------------
+#
+# The lines hold paths, command lines and names of processes. Only the class of the problem leaves this module, with
+# advice.
 
 _LINE = re.compile(r"\s*==(ERROR|WARNING|PROF|LOG)== ?(.*)", re.DOTALL)
 
-#: A message tells its class in its first words; lists of metrics may follow.
-_TOLD_BY = 500
+#: The first characters of a message give its class; lists of metrics may follow.
+_CLASSIFIED_CHARACTERS = 500
 
 _AGAIN = "Run it again, or give the .ncu-rep file"
 
 
 @dataclass(frozen=True)
 class _Class:
-    """A class of messages: code of its note, how it is told, what is found, what to do."""
+    """A class of messages: code of its note, pattern, problem, remedy."""
 
     code: str
     pattern: re.Pattern[str]
@@ -254,7 +255,7 @@ def _class(code: str, pattern: str, found: str, remedy: str) -> _Class:
     return _Class(code, re.compile(pattern, re.IGNORECASE), found, remedy)
 
 
-#: The classes of errors, the more telling ones first: of several lines about one failure the first class is reported.
+#: Classes of errors, the more specific first: for several lines about one failure the first class is reported.
 _ERRORS = (
     _class(
         "no-counter-permission",
@@ -371,7 +372,7 @@ _WARNINGS = (
 
 
 class Messages:
-    """Takes in ncu's own lines and says what they mean for the reader of the table.
+    """Collects ncu's own lines and derives notes or an error from them.
 
     Attributes:
         failed: whether there is an error among them.
@@ -388,12 +389,12 @@ class Messages:
         return bool(self._errors)
 
     def take(self, line: str) -> bool:
-        """Takes in a line if it is one of ncu's own; says whether it was."""
-        found = _LINE.match(line)
-        if not found:
+        """Add a line if it is one of ncu's own; return whether it was."""
+        parts = _LINE.match(line)
+        if not parts:
             return False
         self.seen = True
-        level, text = found[1], found[2][:_TOLD_BY]
+        level, text = parts[1], parts[2][:_CLASSIFIED_CHARACTERS]
         if level == "ERROR":
             self._errors[_first(_ERRORS, text)] += 1
         elif level == "WARNING" or _NO_KERNELS.pattern.search(text):
@@ -401,36 +402,36 @@ class Messages:
         return True
 
     def error(self, known_as: Path) -> UnreadableInputError | None:
-        """The error for a file that holds such lines and no table; None where there are no such lines either."""
+        """The error for a file with such lines and without a table; None if there are no such lines either."""
         if not self.seen:
             return None
         if self.failed:
             kind = self._first_error()
-            why = kind.found if kind else "for a reason that this version does not know"
+            reason = kind.found if kind else "for a reason that this version does not know"
             remedy = (
                 kind.remedy if kind else "Read the ==ERROR== lines in the file, mend what they name and run it again"
             )
             joint = ": " if kind else " "
-            return UnreadableInputError(known_as, f"a failed run of ncu{joint}{why}; nothing was measured", remedy)
+            return UnreadableInputError(known_as, f"a failed run of ncu{joint}{reason}; nothing was measured", remedy)
         if _NO_KERNELS in self._warnings:
             return UnreadableInputError(known_as, _NO_KERNELS.found, _NO_KERNELS.remedy)
         found = "it holds only messages of ncu (==PROF==), no table"
         return UnreadableInputError(known_as, found, _AGAIN)
 
     def notes(self) -> Iterator[Note]:
-        """Notes about a file that holds a table as well."""
+        """Notes for a file that also holds a table."""
         if self.failed:
             kind = self._first_error()
-            why = f": {kind.found}" if kind else ""
-            text = f"ncu reported {sum(self._errors.values())} errors{why}; launches may be missing."
+            reason = f": {kind.found}" if kind else ""
+            text = f"ncu reported {sum(self._errors.values())} errors{reason}; launches may be missing."
             yield Note("run-failed", NoteLevel.WARNING, text, kind.remedy if kind else _AGAIN)
         for warning in _WARNINGS[1:]:
             if warning in self._warnings:
                 level = NoteLevel.INFO if warning.code in ("clocks-not-locked", "memory-saved") else NoteLevel.WARNING
                 yield Note(warning.code, level, f"{warning.found}.", warning.remedy)
-        if others := self._warnings[None]:
+        if unclassified := self._warnings[None]:
             yield Note(
-                "ncu-warnings", NoteLevel.INFO, f"ncu printed {others} warnings that this version does not know."
+                "ncu-warnings", NoteLevel.INFO, f"ncu printed {unclassified} warnings that this version does not know."
             )
 
     def _first_error(self) -> _Class | None:

@@ -1,7 +1,7 @@
-"""From the bytes of an Nsight Compute CSV export to its records: encoding, ncu's own lines, header, damaged rows.
+"""Records of an Nsight Compute CSV export from its bytes: encoding, ncu's own lines, header, damaged rows; and numbers.
 
 A live run writes its own lines, those of the profiled program and the table into the same file; a shell of Windows
-writes UTF-16; a spreadsheet drops the quotes or takes semicolons. The header tells where the table begins.
+writes UTF-16; a spreadsheet drops the quotes or uses semicolons. The header marks the begin of the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADER_START = ("ID", "Process ID")
 HEADER = re.compile(r'"?ID"?\s*([,;\t])\s*"?Process ID"?\s*[,;\t]')
 _OWN_LINE = re.compile(r"==(PROF|ERROR|WARNING|LOG)== ")
 
-#: Other tables that ncu writes as CSV, told by how they begin.
+#: Other tables that ncu writes as CSV, recognised by their begin.
 _SUMMARY = re.compile(r'"?Process ID"?[,;]"?Process Name"?[,;].*Invocations')
 _OTHER_PAGES = (
     (_SUMMARY, "a summary of launches (--print-summary), which has no single launch", "without --print-summary"),
@@ -38,8 +38,8 @@ _OTHER_PAGES = (
     (re.compile(r'"?Kernel Name"?[,;]"'), "the source page of a report", "with --page raw"),
 )
 
-#: A list of instances in one cell is longer than the csv module allows by default; a quote that is never closed must
-#: not take in the whole of a large file.
+#: A list of instances in one cell is longer than the csv module allows by default; an unclosed quote must not include
+#: all of a large file.
 LONGEST_FIELD = 1 << 24
 
 _BOMS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"), (codecs.BOM_UTF8, "utf-8-sig"))
@@ -53,7 +53,7 @@ def decoded_head(head: bytes) -> str:
 def looks_like_ncu_csv(head: bytes) -> bool:
     """Whether a file that begins with these bytes is a CSV export of Nsight Compute, or the messages of a run of it.
 
-    The more bytes are given, the longer the output of a profiled program may be that stands before the table.
+    The more bytes are given, the longer the output of the profiled program before the table may be.
     """
     lines = decoded_head(head).splitlines()
     first = next((line for line in lines if line.strip()), "")
@@ -61,16 +61,16 @@ def looks_like_ncu_csv(head: bytes) -> bool:
 
 
 def encoding_of(head: bytes) -> str:
-    """The encoding of a file that begins so, by its byte order mark."""
+    """The encoding of a file with this begin, by its byte order mark."""
     return next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
 
 
 class Table:
-    """The records of an export, one after the other, without what does not belong to the table.
+    """The records of an export, one after the other, without lines that are not part of the table.
 
     Attributes:
         messages: ncu's own lines.
-        passed_over: rows that are no rows of the table: output of the program, or damage.
+        passed_over: number of rows outside the table: output of the program, or damage.
         cut: whether the file ends within a row, which is left out.
     """
 
@@ -84,7 +84,7 @@ class Table:
         self.cut = False
 
     def records(self) -> Iterator[list[str]]:
-        """The header, then every row, as its fields; a header that comes again is given again."""
+        """The header, then every row, as its fields; a repeated header is returned again."""
         if csv.field_size_limit() < LONGEST_FIELD:
             csv.field_size_limit(LONGEST_FIELD)
         try:
@@ -101,7 +101,8 @@ class Table:
         self._quotes = 0
         yield next(csv.reader([header], delimiter=delimiter))
         rows = csv.reader(self._lines(text), delimiter=delimiter)
-        pending: list[str] | None = None  # the last row waits until it is known whether the file was cut within it
+        # the last row is held back until it is known whether the file was cut within it
+        pending: list[str] | None = None
         width = 0
         for row in rows:
             if pending is not None:
@@ -127,14 +128,14 @@ class Table:
 
     @staticmethod
     def _is_units(row: list[str]) -> bool:
-        """Whether a row may be that of the units: nothing stands in the columns that name the launch."""
+        """Whether a row may hold the units: the columns that identify the launch are empty."""
         return len(row) > len(HEADER_START) and not any(row[:3])
 
     def _header(self, text: TextIO) -> tuple[str, str]:
         begins = ""
         while line := text.readline(LINE_BYTES):
-            if found := HEADER.match(line):
-                return line, found[1]
+            if heading := HEADER.match(line):
+                return line, heading[1]
             begins = begins or line.strip()
             self.messages.take(line)
         raise self._no_table(begins)
@@ -156,14 +157,15 @@ class Table:
             yield line.replace("\0", "") if "\0" in line else line
 
 
-# --- Printed units and numbers, taken back to base units --------------------------------------------------------------
+# --- Printed units and numbers, converted to base units ---------------------------------------------------------------
+#
 # A scaled unit is a power of ten of its base unit: in ncu a `Kbyte` is 1000 bytes (32.768 Kbyte is a shared memory of
-# 32768 bytes). Scaling moves the decimal point of the printed text instead of multiplying, so that no digit is lost.
+# 32768 bytes). The decimal point of the printed text is moved instead of multiplying, so that no digit is lost.
 
 _PREFIXES = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}
 _SCALED = re.compile(r"([kKMGTP]?)(byte|hz|inst|cycle|sector|request|warp|thread)s?")
 
-#: Times in front of the stroke are given in ns, behind it by the second. Releases before 2022 spell the units out.
+#: Times before the slash are in ns, after it per second. Releases before 2022 spell the units out.
 _TIMES = {"ns": 0, "nsecond": 0, "us": 3, "usecond": 3, "ms": 6, "msecond": 6, "s": 9, "second": 9}
 
 _SINGULAR = {"branches": "branch", "blocks": "block", "registers": "register", "clusters": "cluster"}
@@ -171,11 +173,11 @@ _SINGULAR = {"branches": "branch", "blocks": "block", "registers": "register", "
 
 @lru_cache(maxsize=1024)
 def base_unit(printed: str) -> tuple[str | None, int]:
-    """The base unit of a printed unit, and the power of ten that takes a printed value to it.
+    """The base unit of a printed unit, and the power of ten to convert a printed value to it.
 
     `us` gives (`ns`, 3), `Tbyte/s` (`byte/second`, 12), `cycle/nsecond` (`hz`, 9). ncu divides the number by 1000 and
-    writes the K to the byte on whichever side of the stroke that stands, so that `%/Kbyte` gives (`%/byte`, 3) as well.
-    A unit that is not known stays as it is; no unit gives None.
+    writes the K at the byte, on either side of the slash, so that `%/Kbyte` gives (`%/byte`, 3) as well. An unknown
+    unit is returned unchanged; no unit gives None.
     """
     over, stroke, under = printed.strip().partition("/")
     unit, power = _scaled(over)
@@ -191,16 +193,16 @@ def base_unit(printed: str) -> tuple[str | None, int]:
 
 
 def _scaled(word: str) -> tuple[str, int]:
-    found = _SCALED.fullmatch(word)
-    return (found[2], _PREFIXES[found[1]]) if found else (_SINGULAR.get(word, word), 0)
+    match = _SCALED.fullmatch(word)
+    return (match[2], _PREFIXES[match[1]]) if match else (_SINGULAR.get(word, word), 0)
 
 
 class DecimalCommaError(Exception):
     """The numbers are written with a decimal comma: `4,80` or `1.234,56`."""
 
 
-#: What ncu prints where there is no value, and instances without an aggregate: `(0; 1)`.
-_NOTHING = ("", "n/a", "N/A", "no data", "nan", "-nan", "-nan(ind)", "nan(ind)", "(null)", "<null>")
+#: Texts that ncu prints for missing values, and instances without an aggregate: `(0; 1)`.
+_MISSING = ("", "n/a", "N/A", "no data", "nan", "-nan", "-nan(ind)", "nan(ind)", "(null)", "<null>")
 
 #: An aggregate followed by its instances: `377 (3; 3; 6)`.
 _INSTANCES = r"^([-+]?\d[\d.,]*) \(.*\)$"
@@ -220,26 +222,26 @@ _GROUPED_BY_POINTS = r"^[-+]?\d{1,3}(?:\.\d{3})+(?:,\d+)?$"
 def numbers_of(
     texts: Sequence[str], powers: npt.NDArray[np.int8], has_unit: npt.NDArray[np.bool_], decimal_comma: bool
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Printed values as numbers in base units (NaN where there is none), and the positions of those that are texts.
+    """Printed values as numbers in base units (NaN if missing), and the positions of texts.
 
-    Each has a power of ten that takes it to its base unit; one with a unit is a number for certain. A decimal comma
-    against what was said is a `DecimalCommaError`.
+    Each value has a power of ten to its base unit; a value with a unit is certainly a number. A decimal comma contrary
+    to `decimal_comma` raises `DecimalCommaError`.
     """
     printed = pl.Series(texts, dtype=pl.String)
     if decimal_comma:
         printed = _with_points(printed)
     numbers = printed.cast(pl.Float64, strict=False)
-    open_at = np.flatnonzero((numbers.is_null() & ~printed.is_in(_NOTHING)).to_numpy())
-    if open_at.size:
-        rest = printed.gather(open_at).str.strip_chars().str.replace(_INSTANCES, "${1}")
+    unparsed = np.flatnonzero((numbers.is_null() & ~printed.is_in(_MISSING)).to_numpy())
+    if unparsed.size:
+        candidates = printed.gather(unparsed).str.strip_chars().str.replace(_INSTANCES, "${1}")
         if not decimal_comma:
-            commas = rest.str.contains(_DECIMAL_COMMA) & ~rest.str.contains(_GROUPED)
-            if (commas & pl.Series(has_unit[open_at])).any():
+            commas = candidates.str.contains(_DECIMAL_COMMA) & ~candidates.str.contains(_GROUPED)
+            if (commas & pl.Series(has_unit[unparsed])).any():
                 raise DecimalCommaError
-        rest = _without_groups(rest)
-        printed = printed.scatter(open_at, rest)
-        numbers = numbers.scatter(open_at, rest.cast(pl.Float64, strict=False))
-    texts_left = numbers.is_null() & ~printed.is_in(_NOTHING) & ~printed.str.contains(_ONLY_INSTANCES)
+        candidates = _without_groups(candidates)
+        printed = printed.scatter(unparsed, candidates)
+        numbers = numbers.scatter(unparsed, candidates.cast(pl.Float64, strict=False))
+    texts_left = numbers.is_null() & ~printed.is_in(_MISSING) & ~printed.str.contains(_ONLY_INSTANCES)
     scaled = np.flatnonzero(powers)
     if scaled.size:
         moved = printed.gather(scaled) + "e" + pl.Series(powers[scaled]).cast(pl.String)
@@ -257,7 +259,7 @@ def _without_groups(texts: pl.Series) -> pl.Series:
 
 
 def _with_points(texts: pl.Series) -> pl.Series:
-    """The texts with numbers of a decimal comma rewritten with a decimal point."""
+    """The texts with decimal commas rewritten as decimal points."""
     texts = texts.str.strip_chars().str.replace(_INSTANCES, "${1}")
     blanks = texts.str.contains(_GROUPED_OTHERWISE)
     texts = texts.str.replace_all(_SEPARATORS, "").zip_with(blanks, texts)
@@ -265,12 +267,12 @@ def _with_points(texts: pl.Series) -> pl.Series:
     return texts.str.replace_all(r"\.", "").str.replace_all(",", ".").zip_with(numbers, texts)
 
 
-#: Cells that are turned into numbers together: some megabytes of text, against calls that cost microseconds.
+#: Cells that are parsed together: some megabytes of text, against calls that cost microseconds.
 _BATCH = 1 << 17
 
 
 class Cells:
-    """Takes in printed values, row by row or one by one, and gives them as columns of numbers in base units."""
+    """Collects printed values, row by row or one by one, and returns them as columns of numbers in base units."""
 
     def __init__(self, wanted: Collection[str] | None, decimal_comma: bool) -> None:
         self._wanted = None if wanted is None else frozenset(wanted)
@@ -289,22 +291,22 @@ class Cells:
         self._values = 0
 
     def column(self, metric: str, printed_unit: str) -> tuple[int, int, bool] | None:
-        """Where a metric of this name and unit goes; None where it is not wanted.
+        """The column of a metric with this name and unit; None if it is not wanted.
 
-        That is its column, the power of ten that takes its values to the base unit, and whether it has a unit.
+        Returns its column, the power of ten to the base unit, and whether it has a unit.
         """
         if self._wanted is not None and metric not in self._wanted:
             return None
         unit, power = base_unit(printed_unit)
         number = self._columns.setdefault(metric, len(self._columns))
-        # An ncu that does not know the chip prints base units without naming them.
+        # For an unknown chip ncu prints base units without naming them.
         unit = unit or unit_of(metric)
         if unit is not None:
             self._units.setdefault(metric, unit)
         return number, power, bool(printed_unit)
 
     def take(self, row: int, place: tuple[int, int, bool], text: str) -> None:
-        """Takes in one value."""
+        """Add one value."""
         self._pending.append((row, *place, text))
         if len(self._pending) >= _BATCH:
             self._flush()
@@ -315,7 +317,7 @@ class Cells:
         self._table_columns, self._table_start = list(places), first_row
 
     def take_row(self, texts: Sequence[str]) -> None:
-        """Takes in the values of the next row, as many as there are columns."""
+        """Add the values of the next row, one per column."""
         self._table_texts += texts
         if len(self._table_texts) >= _BATCH:
             self._flush_table()
@@ -332,7 +334,7 @@ class Cells:
         return pl.DataFrame([self._series(name, at, launches, singles) for name, at in self._columns.items()])
 
     def units(self) -> Mapping[str, str]:
-        """The base unit of each metric, where it is known."""
+        """The base unit of each metric, if known."""
         return self._units
 
     def _flush(self) -> None:
@@ -340,8 +342,8 @@ class Cells:
         if not pending:
             return
         rows, columns, powers, units, texts = zip(*pending, strict=True)
-        reals, found = numbers_of(texts, np.array(powers, np.int8), np.array(units, np.bool_), self._decimal_comma)
-        for at in found.tolist():
+        reals, as_text = numbers_of(texts, np.array(powers, np.int8), np.array(units, np.bool_), self._decimal_comma)
+        for at in as_text.tolist():
             self._texts.setdefault(columns[at], {}).setdefault(rows[at], texts[at])
         self._values += len(texts)
         self._single.append((np.array(columns, np.int64), np.array(rows, np.int64), reals))
@@ -354,13 +356,13 @@ class Cells:
         count = len(texts) // len(places)
         powers = np.tile(np.array([power for _, power, _ in places], np.int8), count)
         units = np.tile(np.array([known for _, _, known in places], np.bool_), count)
-        reals, found = numbers_of(texts, powers, units, self._decimal_comma)
-        for at in found.tolist():
+        reals, as_text = numbers_of(texts, powers, units, self._decimal_comma)
+        for at in as_text.tolist():
             row, place = divmod(at, len(places))
             self._texts.setdefault(places[place][0], {})[self._table_start + row] = texts[at]
         self._values += len(texts)
-        where = {number: place for place, (number, _, _) in enumerate(places)}
-        self._tables.append((self._table_start, where, np.ascontiguousarray(reals.reshape(count, -1).T)))
+        place_of = {number: place for place, (number, _, _) in enumerate(places)}
+        self._tables.append((self._table_start, place_of, np.ascontiguousarray(reals.reshape(count, -1).T)))
         self._table_start += count
 
     def _sorted_singles(self) -> tuple[Int64s, Int64s, Float64s]:
@@ -369,7 +371,7 @@ class Cells:
         rows = np.concatenate([nothing, *(part[1] for part in self._single)])
         reals = np.concatenate([np.empty(0, np.float64), *(part[2] for part in self._single)])
         self._single = []
-        # The last of several assignments to a place stands: of a metric printed twice that must be the first value.
+        # The last of several assignments to a cell is kept: for a metric printed twice that must be the first value.
         order = np.flatnonzero(~np.isnan(reals))[::-1]
         order = order[np.argsort(columns[order], kind="stable")]
         return columns[order], rows[order], reals[order]
@@ -379,8 +381,8 @@ class Cells:
         columns, rows, reals = singles
         begin, end = np.searchsorted(columns, (number, number + 1))
         values[rows[begin:end]] = reals[begin:end]
-        for start, where, block in self._tables:
-            if (place := where.get(number)) is not None:
+        for start, place_of, block in self._tables:
+            if (place := place_of.get(number)) is not None:
                 values[start : start + block.shape[1]] = block[place]
         if texts := self._texts.get(number):
             mixed = [

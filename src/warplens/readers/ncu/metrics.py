@@ -1,7 +1,7 @@
 """The metrics of all launches of a report as columns.
 
-`Message` finds where each metric lies; numpy decodes names and values of thousands at a time. In a report a
-metric is a message of the number of its name, a value, and instances of it (of an instruction, a block size, a moment).
+`Message` locates each metric; numpy decodes names and values of thousands at a time. In a report a metric is a message
+with the number of its name, a value, and its instances (per instruction, block size or point in time).
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from warplens.profile.schema import Bools, Int64s
 from warplens.readers.ncu.container import value_of
 from warplens.wire import Data, Message, WireError
 
-# --- Values of metrics, decoded by numpy where they lie in a report, thousands of them at a time ----------------------
+# --- Values of metrics, decoded in place by numpy, thousands at a time ------------------------------------------------
+#
 # A value is a message of one field: text, a number of 4 or 8 bytes, or one of variable length. Writers put the fields
-# of a message in the order of their numbers; what has another layout is decoded by itself.
+# of a message in the order of their numbers; any other layout is decoded individually.
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Kinds of values. The bits of a text are its position among the texts, those of a real number are a double's.
+#: Kinds of values. The bits of a text are its index among the texts, those of a real number are a double's.
 _NONE, _TEXT, _REAL, _INTEGER = range(4)
 
 #: First byte of a value: the field's number and its type.
@@ -36,19 +37,19 @@ _KEY_FLOAT, _KEY_DOUBLE, _KEY_UINT32, _KEY_UINT64 = 0x15, 0x19, 0x20, 0x28
 
 @dataclass
 class Values:
-    """Decoded values: of each its kind and its bits."""
+    """Decoded values: kind and bits of each."""
 
     kinds: Bytes
     bits: npt.NDArray[np.uint64]
 
     @classmethod
     def nothing(cls, count: int) -> Values:
-        """So many absent values."""
+        """This many absent values."""
         return cls(np.zeros(count, np.uint8), np.zeros(count, np.uint64))
 
     @classmethod
     def joined(cls, parts: Sequence[Values]) -> Values:
-        """The values of several decodings by one decoder."""
+        """The values of several decodings by one decoder, concatenated."""
         nothing = cls.nothing(0)
         return cls(
             np.concatenate([nothing.kinds, *(part.kinds for part in parts)]),
@@ -60,8 +61,8 @@ class ValueDecoder:
     """Decodes numbers and values at given positions of a report.
 
     Attributes:
-        texts: the distinct texts that were found; the bits of a text value are its position here.
-        broken: how many values could not be decoded; they are absent.
+        texts: the distinct texts; the bits of a text value are its index here.
+        broken: number of values that could not be decoded; they are absent.
     """
 
     def __init__(self, data: Data) -> None:
@@ -76,9 +77,9 @@ class ValueDecoder:
         return self._bytes[np.minimum(at, self._bytes.size - 1)]
 
     def varints(self, at: Int64s) -> tuple[Int64s, Int64s]:
-        """The numbers of variable length at these positions, as the bits of 64, and the positions after them.
+        """The variable-length numbers at these positions, as 64 bits, and the positions after them.
 
-        After a number that does not end within ten bytes, or not within the file, the position is one beyond the file.
+        After a number that does not end within ten bytes or within the file, the position is one beyond the file.
         """
         byte = self.byte(at)
         values = (byte & 0x7F).astype(np.int64)
@@ -95,14 +96,14 @@ class ValueDecoder:
         return values, after
 
     def behind_lengths(self, at: Int64s) -> tuple[Int64s, Int64s]:
-        """Begin and end of the submessages whose lengths stand at these positions."""
+        """Begin and end of the submessages whose lengths are at these positions."""
         sizes, starts = self.varints(at)
         return starts, starts + sizes
 
     def submessages(self, at: Int64s, ends: Int64s, key: int) -> tuple[Int64s, Int64s, Bools]:
-        """Begin and end of the submessages whose `key` stands at these positions, and whether they lie within `ends`.
+        """Begin and end of the submessages whose `key` is at these positions, and whether they are within `ends`.
 
-        Where none begins there, a place of no length at `at`.
+        Where none begins, an empty range at `at`.
         """
         begins = (at < ends) & (self.byte(at) == key)
         sizes, starts = self.varints(at + 1)
@@ -112,7 +113,7 @@ class ValueDecoder:
         return starts, starts + np.where(inside, sizes, 0), inside
 
     def values(self, starts: Int64s, ends: Int64s) -> Values:
-        """The values whose messages lie there; a place of no length is an absent value."""
+        """The values of the messages at these positions; an empty range is an absent value."""
         values = Values.nothing(len(starts))
         sizes = ends - starts
         keys = self.byte(starts)
@@ -125,20 +126,20 @@ class ValueDecoder:
 
         integers = np.flatnonzero(((keys == _KEY_UINT64) | (keys == _KEY_UINT32)) & (sizes > 1))
         numbers, after = self.varints(starts[integers] + 1)
-        whole = after == ends[integers]
-        values.bits[integers[whole]] = numbers[whole].view(np.uint64)
-        values.kinds[integers[whole]] = _INTEGER
+        is_complete = after == ends[integers]
+        values.bits[integers[is_complete]] = numbers[is_complete].view(np.uint64)
+        values.kinds[integers[is_complete]] = _INTEGER
 
         for row in np.flatnonzero((values.kinds == _NONE) & (sizes > 0)).tolist():
             values.kinds[row], values.bits[row] = self._one(int(starts[row]), int(ends[row]))
         return values
 
     def _fixed(self, at: Int64s, width: int) -> Bytes:
-        found: Bytes = self._bytes[at[:, None] + np.arange(width)].reshape(-1)
-        return found
+        content: Bytes = self._bytes[at[:, None] + np.arange(width)].reshape(-1)
+        return content
 
     def _one(self, start: int, end: int) -> tuple[int, int]:
-        """Kind and bits of one value; texts repeat from launch to launch, so what was seen before is known."""
+        """Kind and bits of one value, cached: texts repeat from launch to launch."""
         raw = self._data[start:end]
         if raw not in self._seen:
             self._seen[raw] = self._decoded(start, end)
@@ -164,16 +165,18 @@ def as_series(name: str, values: Values, texts: Sequence[str]) -> pl.Series:
     A real number that is none (a ratio of nothing to nothing) is null, and so is an absent value.
     """
     kinds, bits = values.kinds, values.bits
-    found = np.bincount(kinds, minlength=4)
-    if found[_TEXT]:
+    kind_counts = np.bincount(kinds, minlength=4)
+    if kind_counts[_TEXT]:
         return pl.Series(name, [_as_text(*value, texts) for value in zip(kinds.tolist(), bits, strict=True)], pl.String)
-    if found[_REAL] or not found[_INTEGER]:
+    if kind_counts[_REAL] or not kind_counts[_INTEGER]:
         reals = bits.view(np.float64)
-        if found[_REAL] < kinds.size:
+        if kind_counts[_REAL] < kinds.size:
             reals = np.where(kinds == _INTEGER, bits.astype(np.float64), np.where(kinds == _NONE, np.nan, reals))
         return pl.Series(name, reals, nan_to_null=True)
     series = pl.Series(name, bits)
-    return series.zip_with(pl.Series(kinds != _NONE), pl.Series([None], dtype=pl.UInt64)) if found[_NONE] else series
+    return (
+        series.zip_with(pl.Series(kinds != _NONE), pl.Series([None], dtype=pl.UInt64)) if kind_counts[_NONE] else series
+    )
 
 
 def _as_text(kind: int, bits: np.uint64, texts: Sequence[str]) -> str | None:
@@ -184,19 +187,19 @@ def _as_text(kind: int, bits: np.uint64, texts: Sequence[str]) -> str | None:
     return str(int(bits)) if kind == _INTEGER else str(float(bits.view(np.float64)))
 
 
-#: Metrics that are decoded together: so many that numpy's calls do not count, so few that its arrays stay in the cache.
+#: Metrics that are decoded together: enough to make numpy's call overhead negligible, few enough for the cache.
 #: Measured on 127,000 metrics: 17 ms, against 27 ms with eight times as many and 20 ms with a quarter.
 _BATCH = 1 << 14
 
-#: Columns are as long as the report has launches, so that a file with many launches which share no metric would take
-#: memory out of proportion to its size. Real launches share nearly all: one cell in eight filled is far below that.
+#: Each column has one cell per launch, so that a file with many launches that share no metric would take memory out of
+#: proportion to its size. Real launches share nearly all: one filled cell in eight is far below that.
 FREE_CELLS = 1 << 22
 CELLS_PER_VALUE = 8
 
 #: `ncu --set full` collects some 2,500 metrics.
 MOST_METRICS = 1 << 16
 
-#: What is to be decoded of the metrics of one name.
+#: What to decode of the metrics of one name.
 _WANTED, _INSTANCED = 1, 2
 
 _KEY_NAME, _KEY_VALUE, _ELEMENTS = 0x08, 0x12, 3
@@ -204,7 +207,7 @@ _KEY_ELEMENT_KEY, _KEY_ELEMENT_VALUE = 0x0A, 0x12
 
 
 class MetricColumns:
-    """Takes in the metrics of one launch after the other and gives them as columns."""
+    """Collects the metrics of one launch after the other and returns them as columns."""
 
     def __init__(self, data: Data, wanted: Collection[str] | None, instanced: Collection[str]) -> None:
         self._data = data
@@ -220,11 +223,11 @@ class MetricColumns:
 
     @property
     def unreadable(self) -> int:
-        """How many metrics have no name or no value that can be read, so far."""
+        """Number of metrics without a readable name or value so far."""
         return self._broken + self._decoder.broken
 
     def add_names(self, names: Sequence[str]) -> None:
-        """Takes in the strings of one block; a metric's name is a position in those of all blocks up to its own."""
+        """Add the strings of one block; a metric's name is an index into those of all blocks up to its own."""
         self._names.extend(names)
         wanted, instanced = self._wanted, self._instanced
         self._flags += bytes(
@@ -232,7 +235,7 @@ class MetricColumns:
         )
 
     def add(self, launch: int, metrics: array[int]) -> None:
-        """Takes in where the lengths of one launch's metrics stand."""
+        """Add the positions of the lengths of one launch's metrics."""
         self._pending.append((launch, metrics))
         self._pending_count += len(metrics)
         if self._pending_count >= _BATCH:
@@ -268,7 +271,7 @@ class MetricColumns:
         return pl.DataFrame([as_series(name, Values(kinds[at], bits[at]), texts) for name, at in positions.items()])
 
     def instances(self) -> Mapping[str, pl.DataFrame]:
-        """The instances of the metrics asked for: `launch`, `index`, `value`, and `key` where the report has keys."""
+        """The instances of the requested metrics: `launch`, `index`, `value`, and `key` if the report has keys."""
         self._decode()
         return {name: self._elements(places) for name, places in self._instanced.items()}
 
@@ -290,10 +293,10 @@ class MetricColumns:
         self._parts.append((ids[rows], launches[rows], values))
 
     def _split(self, starts: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Of each metric the number of its name (−1 where it has none) and where its value lies."""
+        """For each metric the number of its name (−1 if it has none) and the range of its value."""
         ids, at = self._decoder.varints(starts + 1)
         value_starts, value_ends, inside = self._decoder.submessages(at, ends, _KEY_VALUE)
-        # What follows the name is its value, or what comes after values, or nothing: any other layout goes one by one.
+        # The name is followed by the value, by a later field, or by nothing: any other layout is decoded individually.
         usual = (value_ends > value_starts) | (at == ends) | (self._decoder.byte(at) >= _KEY_VALUE)
         usual &= inside & (starts < ends) & (self._decoder.byte(starts) == _KEY_NAME)
         for row in np.flatnonzero(~usual).tolist():
@@ -310,7 +313,7 @@ class MetricColumns:
         return number if number is not None and number < len(self._names) else -1, begin, stop
 
     def _elements(self, places: Sequence[tuple[int, int, int]]) -> pl.DataFrame:
-        """The instances of one metric; `places` are launches and where the metric lies in each."""
+        """The instances of one metric; `places` are launches and the metric's range in each."""
         launches: list[Int64s] = []
         indices: list[Int64s] = []
         keys: list[Values] = []
@@ -346,12 +349,12 @@ def _concatenated(parts: Sequence[Int64s]) -> Int64s:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-# --- The base unit of an Nsight Compute metric, told by its name: reports hold names and values, but no units ---------
-# NVIDIA's Kernel Profiling Guide ("Metrics Structure", "Metrics Decoder") gives the names their form: a hardware unit,
-# two underscores, a quantity among qualifiers, then a roll-up (`.sum`, `.avg`, …) and what was made of it
-# (`.per_second`, `.pct_of_peak_sustained_elapsed`, …). The quantity decides the unit and the ending changes it: of
-# `lts__t_sectors` the `.sum` is in `sector`, the `.sum.per_second` in `sector/second`, the
-# `.sum.pct_of_peak_sustained_elapsed` in `%`.
+# --- The base unit of an Nsight Compute metric, from its name: reports hold names and values, but no units ------------
+#
+# NVIDIA's Kernel Profiling Guide ("Metrics Structure", "Metrics Decoder") defines the form of names: a hardware unit,
+# two underscores, a quantity among qualifiers, then a roll-up (`.sum`, `.avg`, …) and a submetric (`.per_second`,
+# `.pct_of_peak_sustained_elapsed`, …). The quantity gives the unit and the ending changes it: of `lts__t_sectors` the
+# `.sum` is in `sector`, the `.sum.per_second` in `sector/second`, the `.sum.pct_of_peak_sustained_elapsed` in `%`.
 
 #: Units of metrics whose names do not have that form: launch facts, facts about the profiling itself, derived metrics.
 #: Source: the units row of `ncu --page raw --csv`, scaled units taken back to base units.
@@ -382,7 +385,7 @@ _BY_NAME = {
 }
 _BY_PREFIX = (("launch__occupancy_limit_", "block"), ("launch__shared_mem_per_block", "byte/block"))
 
-#: What a hardware counter counts: the first of these words in its name.
+#: The quantity of a hardware counter: the first of these words in its name.
 _QUANTITIES = {
     "bytes": "byte",
     "mem_tensor_reads": "byte",
@@ -402,7 +405,7 @@ _QUANTITY = re.compile(rf"(?:^|_)({'|'.join(_QUANTITIES)})(?=_|$)")
 #: PM sampling puts the counter domain before the name: `TPC.TriageCompute.sm__cycles_active.avg`, or its own prefix.
 _SAMPLING_PREFIX = re.compile(r"^(?:pmsampling:|\w+\.\w+\.(?=\w+__))")
 
-#: Averages of one quantity over another, whose unit is not the quotient of the two: latencies count warp-cycles.
+#: Averages of one quantity over another whose unit is not the quotient of the two: latencies count warp-cycles.
 _RATIOS = (
     (re.compile(r"average_data_bytes_per_sector"), "byte/sector"),
     (re.compile(r"average_warp_latency|average_warps_active_per_inst"), "cycle"),
@@ -411,7 +414,7 @@ _RATIOS = (
 
 
 def unit_of(metric: str) -> str | None:
-    """The base unit of a metric (`ns`, `byte`, `byte/second`, `hz`, `inst/cycle`, `%`, …); None where it has none."""
+    """The base unit of a metric (`ns`, `byte`, `byte/second`, `hz`, `inst/cycle`, `%`, …); None if it has none."""
     metric = _SAMPLING_PREFIX.sub("", metric)
     if ":" in metric or metric.startswith("device__attribute_"):  # a list of other metrics; CUDA's own attributes
         return None
@@ -425,15 +428,15 @@ def unit_of(metric: str) -> str | None:
         return "%"
     if ending in ("ratio", "max_rate"):
         return next((unit for name, unit in _RATIOS if name.search(base)), None)
-    found = _QUANTITY.search(base.rpartition("__")[2])
-    return _over_time(_QUANTITIES[found[1]], ending) if found else None
+    quantity = _QUANTITY.search(base.rpartition("__")[2])
+    return _over_time(_QUANTITIES[quantity[1]], ending) if quantity else None
 
 
 def _over_time(unit: str, ending: str) -> str | None:
-    """The unit of a count after what the ending of its name says was made of it."""
+    """The unit of a count after the submetric in the ending of its name."""
     if ending.endswith("per_second"):
         return "hz" if unit == "cycle" else f"{unit}/second"
     if "per_cycle" in ending or ending.endswith("peak_sustained"):
-        # Warps are counted once in each cycle that they are resident, so that their count per cycle is one of warps.
+        # Warps are counted once per cycle in which they are resident, so that their count per cycle is in warps.
         return {"warp": "warp", "cycle": None}.get(unit, f"{unit}/cycle")
     return unit

@@ -1,7 +1,7 @@
 """Nsight Compute reports (.ncu-rep) of 2021 to 2026 as `KernelCounters`, read without any of NVIDIA's software.
 
-`container` walks over the blocks and says what the fields of a message mean, `metrics` makes columns of the metrics and
-tells their units; this module puts them together, with what is known of the session and the GPUs.
+`container` walks over the blocks and decodes the fields of messages, `metrics` builds the columns of metrics and their
+units; this module combines them with the facts about the session and the GPUs.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from warplens.readers.ncu.container import (
 from warplens.readers.ncu.metrics import MetricColumns, unit_of
 from warplens.wire import Data, Message, WireError
 
-# --- What an Nsight Compute report says of its session ----------------------------------------------------------------
-# version of the tool, settings that give numbers meaning, GPUs. Session details also hold the program's environment,
-# command lines, hosts and addresses. Only versions, settings and GPU attributes leave this module: a command line is
-# searched for known options with known values, never quoted.
+# --- Facts of an Nsight Compute report's session ----------------------------------------------------------------------
+#
+# Version of the tool, settings that affect the meaning of numbers, GPUs. Session details also hold the program's
+# environment, command lines, hosts and addresses. Only versions, settings and GPU attributes leave this module: a
+# command line is searched for known options with known values, never quoted.
 
 _VERSION = re.compile(r"\d+(\.\d+)+")
 
-#: No machine has more.
-_MOST_GPUS = 1024
+#: Upper bound of the GPUs of a machine.
+_MAX_GPUS = 1024
 
-#: Options of ncu that change what the numbers mean: where the profiler's settings keep them, their values, and the one
-#: that holds where the command line names none.
+#: Options of ncu that affect the meaning of numbers: field in the profiler's settings, values, and the default.
 _OPTIONS = {
     "clock-control": (8, ("base", "boost", "none", "reset"), "base"),
     "cache-control": (0, ("all", "none"), "all"),
@@ -58,7 +58,7 @@ _OPTIONS = {
 
 @dataclass
 class SessionFacts:
-    """What is known of the session, gathered from the blocks as they come."""
+    """Facts about the session, gathered from the blocks as they come."""
 
     process: int | None = None
     tool_version: str | None = None
@@ -66,16 +66,16 @@ class SessionFacts:
     chosen: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_OPTIONS))  #: `_OPTIONS` with values
 
     def add(self, details: Message) -> None:
-        """Takes in the session details of one block."""
+        """Add the session details of one block."""
         if self.process is None:
             self.process = details.integer(1)
         for version in details.messages(8):
             if version.text(1) == "Nsight Compute Target":
-                found = _VERSION.match(version.text(2) or "")
-                self.tool_version = found.group() if found else self.tool_version
+                version_match = _VERSION.match(version.text(2) or "")
+                self.tool_version = version_match.group() if version_match else self.tool_version
         for device in details.messages(6):
             ordinal = device.integer(1) or 0
-            if ordinal < _MOST_GPUS:
+            if ordinal < _MAX_GPUS:
                 attributes = self.attributes.setdefault(ordinal, {})
                 attributes.setdefault("device__attribute_display_name", device.text(2))
                 for attribute in device.messages(3):
@@ -85,7 +85,7 @@ class SessionFacts:
             self.chosen[name] = value or _setting(name, details.message(10), details.text(11))
 
     def session(self, sections: tuple[str, ...], clocks_locked: bool | None) -> Session:
-        """How the counters were collected; each launch tells whether its clocks were to be locked."""
+        """The settings of the collection; each launch states whether its clocks were to be locked."""
         from_launches = {True: "base", False: "none", None: None}[clocks_locked]
         clocks, caches, replay = self.chosen.values()
         return Session(sections, clocks or from_launches, caches, replay)
@@ -99,11 +99,11 @@ def _setting(name: str, settings: Message | None, command: str | None) -> str | 
         return chosen.strip().lower()
     if command is None:
         return None
-    found = re.search(rf"(?:^|\s)--{name}[=\s]\s*[\"']?({'|'.join(values)})\b(?!-)", command)
-    return found[1] if found else default
+    match = re.search(rf"(?:^|\s)--{name}[=\s]\s*[\"']?({'|'.join(values)})\b(?!-)", command)
+    return match[1] if match else default
 
 
-#: Attributes of CUDA for the fields of a `Device`, and what takes them to its unit.
+#: CUDA attributes for the fields of a `Device`, and the factor to its unit.
 _DEVICE_FIELDS: Mapping[str, tuple[str, int]] = {
     "sm_count": ("multiprocessor_count", 1),
     "clock_hz": ("clock_rate", 1000),
@@ -116,7 +116,7 @@ _DEVICE_FIELDS: Mapping[str, tuple[str, int]] = {
     "shared_bytes_per_sm": ("max_shared_memory_per_multiprocessor", 1),
 }
 
-#: The metrics from which a `Device` can be told.
+#: The metrics that describe a `Device`.
 DEVICE_ATTRIBUTES = frozenset(
     f"device__attribute_{name}"
     for name in (
@@ -131,10 +131,10 @@ DEVICE_ATTRIBUTES = frozenset(
 
 
 def device_of(ordinal: int, attributes: Mapping[str, Any]) -> Device:
-    """A GPU by its `device__attribute_…` values.
+    """A GPU from its `device__attribute_…` values.
 
-    The bandwidth is what CUDA's own samples make of the attributes: the width of the memory bus, twice per clock of the
-    memory.
+    The bandwidth is computed from the attributes as in CUDA's own samples: the width of the memory bus, twice per
+    memory clock.
     """
 
     def number(name: str) -> int | None:
@@ -143,9 +143,9 @@ def device_of(ordinal: int, attributes: Mapping[str, Any]) -> Device:
 
     name = attributes.get("device__attribute_display_name")
     fields: dict[str, Any] = {
-        own: found * factor
-        for own, (attribute, factor) in _DEVICE_FIELDS.items()
-        if (found := number(attribute)) is not None
+        field: amount * factor
+        for field, (attribute, factor) in _DEVICE_FIELDS.items()
+        if (amount := number(attribute)) is not None
     }
     major, minor = number("compute_capability_major"), number("compute_capability_minor")
     memory_khz, bus_bits = number("memory_clock_rate"), number("global_memory_bus_width")
@@ -162,7 +162,7 @@ _AGAIN = "Copy the report again from where it was recorded, or record it again"
 RECORD = "ncu --set detailed --output profile python your_program.py"
 
 
-#: The metrics that say on which GPU a launch ran; a report has the one or the other.
+#: Metrics with the GPU of a launch; a report has one of them.
 _DEVICE_IDS = ("launch__device_id", "device__attribute_device_index")
 
 _SESSION_DETAILS, _STRINGS, _PROCESS = 3, 4, 6
@@ -178,7 +178,7 @@ def read_ncu_rep(
 
 
 class _Reading:
-    """What has been read of one report so far."""
+    """The reading of one report."""
 
     def __init__(self, data: Data, known_as: Path, metrics: Collection[str] | None, instances: Collection[str]) -> None:
         self._data = data
@@ -195,7 +195,7 @@ class _Reading:
         self._blocks = self._unknown_bytes = 0
 
     def _walk(self) -> None:
-        """Reads block after block, up to the end of the file or to the first thing in it that cannot be read."""
+        """Read block after block, up to the end of the file or to the first unreadable place."""
         for block in self._container.blocks():
             at = block.start
             try:
@@ -213,7 +213,7 @@ class _Reading:
             raise UnreadableInputError(self._known_as, found, _AGAIN)
 
     def _take_header(self, block: Block) -> int | None:
-        """Takes in what stands in the header of a block; gives the process that its results belong to."""
+        """Read the header of a block; return the process of its results."""
         if strings := block.header.message(_STRINGS):
             self._columns.add_names(strings.texts(1))
         if details := block.header.message(_SESSION_DETAILS):
@@ -236,7 +236,7 @@ class _Reading:
         self._processes.append(process)
 
     def counters(self) -> KernelCounters:
-        """The whole report, as far as it is intact, in the domain's own tables."""
+        """The whole report, as far as it is intact."""
         self._walk()
         metrics = self._columns.frame(len(self._launches), self._known_as)
         instances = self._columns.instances()
@@ -258,7 +258,9 @@ class _Reading:
         )
         return KernelCounters(
             capture=capture,
-            session=self._session.session(tuple(sections), any(asked for asked, _ in clocks) if clocks else None),
+            session=self._session.session(
+                tuple(sections), any(is_requested for is_requested, _ in clocks) if clocks else None
+            ),
             launches=self._launch_table(ordinals),
             metrics=metrics,
             units={name: unit for name in metrics.columns if (unit := unit_of(name)) is not None},
@@ -286,7 +288,7 @@ class _Reading:
             )
             yield Note("unsupported-gpu", NoteLevel.WARNING, text, "Record again with the newest Nsight Compute")
         clocks = [launch.clocks for launch in self._launches if launch.clocks is not None]
-        if unlocked := sum(asked and not done for asked, done in clocks):
+        if unlocked := sum(is_requested and not is_done for is_requested, is_done in clocks):
             text = (
                 f"ncu could not lock the clocks of {unlocked} of {count} launches, so that times and rates vary with "
                 "the clock."
@@ -300,11 +302,13 @@ class _Reading:
             yield Note("unknown-results", NoteLevel.INFO, text)
 
     def _devices(self, metrics: pl.DataFrame, ordinals: pl.Series) -> tuple[Device, ...]:
-        """The GPUs that the launches ran on, by the session's details or, where these were cut off, by a launch."""
+        """The GPUs that the launches ran on, from the session's details or, if these were truncated, from a launch."""
         details = self._session.attributes
         rows = {ordinal: row for row, ordinal in enumerate(ordinals.to_list()) if ordinal is not None}
-        if not rows:  # no launch, or none that says on which GPU it ran
-            return tuple(device_of(ordinal, found) for ordinal, found in sorted(details.items()))
+        if not rows:  # no launch, or none that states its GPU
+            return tuple(
+                device_of(ordinal, device_attributes) for ordinal, device_attributes in sorted(details.items())
+            )
         known = metrics.select([name for name in metrics.columns if name in DEVICE_ATTRIBUTES])
         return tuple(
             device_of(ordinal, details.get(ordinal) or {column.name: column[row] for column in known})
@@ -327,7 +331,7 @@ class _Reading:
 
 
 def _ordinals(metrics: pl.DataFrame, launches: int) -> pl.Series:
-    """The CUDA ordinal of the GPU of each launch, where its metrics say it."""
+    """The CUDA ordinal of each launch's GPU, if its metrics state it."""
     for name in _DEVICE_IDS:
         if name in metrics.columns and metrics[name].dtype.is_numeric():
             return metrics[name].cast(pl.Int32, strict=False).alias("device")
@@ -335,6 +339,6 @@ def _ordinals(metrics: pl.DataFrame, launches: int) -> pl.Series:
 
 
 def encoded(name: str, texts: Sequence[str]) -> pl.Series:
-    """Texts as a dictionary-encoded column, in the order in which they first occur."""
+    """Texts as a dictionary-encoded column, in order of first occurrence."""
     codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
     return encode_names(pl.Series([codes[text] for text in texts], dtype=pl.UInt32), codes).alias(name)

@@ -1,9 +1,9 @@
-"""A copy of an Nsight Compute report that can be shared.
+"""A shareable copy of an Nsight Compute report.
 
-A report holds the program's environment, folder, arguments and command line, both systems' names and addresses, host
-and name of the process, and of each kernel its machine code and, where asked for, its source files. The copy is the
-same container with the messages and fields named here; what is not named does not come along. Metrics are taken over
-byte for byte; rules and NVTX ranges with their texts rewritten where these carry folders or what identifies.
+A report holds the program's environment, folder, arguments and command line, names and addresses of both systems, host
+and name of the process, and of each kernel its machine code and, where requested, its source files. The copy is the
+same container with only the messages and fields named here. Metrics are copied byte for byte; rules and NVTX ranges
+with their texts rewritten where these contain folders or identifying texts.
 
 Field numbers are those of the message descriptions that NVIDIA ships with Nsight Compute (`extras/FileFormat`).
 """
@@ -30,8 +30,7 @@ from warplens.wire import message as bytes_field
 #: Fields of a block's header.
 _SOURCES, _DETAILS, _STRINGS, _PAYLOAD, _PROCESS = 1, 3, 4, 5, 6
 
-#: What becomes of a field: taken over, a text that is rewritten, or a message with fields of its own. Others are left
-#: out.
+#: The treatment of a field: kept, rewritten as text, or a message with its own plan. Others are left out.
 _Plan = Mapping[int, "str | _Plan"]
 _KEEP, _TEXT = "keep", "text"
 
@@ -41,7 +40,7 @@ def _all(*numbers: int) -> dict[int, str | _Plan]:
 
 
 _SYSTEM: Final[_Plan] = _all(4, 6)  # architecture, platform
-#: Of the settings not the filter, which names kernels, nor the list of metrics.
+#: Settings without the filter, which names kernels, and without the list of metrics.
 _SETTINGS: Final[_Plan] = _all(1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13)
 _DETAILS_PLAN: Final[_Plan] = {**_all(1, 2, 6, 8), 4: _SYSTEM, 10: _SETTINGS}
 _PROCESS_PLAN: Final[_Plan] = _all(1)
@@ -58,7 +57,7 @@ _RULE: Final[_Plan] = {
     3: {1: {1: {1: _TEXT, **_all(2, 3, 4)}, **_all(2, 3, 4, 5, 6, 7, 8, 9, 10, 11)}},
     5: {**_all(1, 2, 3, 5), 4: _TEXT},
 }
-#: Of a kernel's source only which one it was, and for which architecture.
+#: Of a kernel's source only its identity and architecture.
 _SOURCE: Final[_Plan] = _all(1, 5, 6, 7)
 _RESULT_PLANS: Final[Mapping[str, _Plan]] = {
     "kernel": {
@@ -72,7 +71,7 @@ _RESULT_PLANS: Final[Mapping[str, _Plan]] = {
     "graph": {**_all(1, 2, 4, 5, 6, 7, 9, 11, 12, 13, 17, 18), 10: _NVTX},
 }
 
-#: Options of ncu's command line that give numbers meaning, with the values that they can have.
+#: Options of ncu's command line that affect the meaning of numbers, with their possible values.
 _OPTIONS = re.compile(
     r"(?:^|\s)--(?:clock-control[=\s]\s*(?:base|boost|none|reset)|cache-control[=\s]\s*(?:all|none)"
     r"|replay-mode[=\s]\s*(?:kernel|application|range|app-range))\b(?!-)"
@@ -86,7 +85,7 @@ _ADVICE = "Copy or download the report again, or record it again"
 
 
 def copy_ncu_rep(source: Path, known_as: Path, partial: Path) -> Removed:
-    """Fills the empty file `partial` with a copy of an Nsight Compute report without what identifies."""
+    """Fill the empty file `partial` with a copy of an Nsight Compute report without identifying texts."""
     with content_of(source, known_as) as data:
         secrets = _secrets_of(data, known_as)
         copy = _Copy(data, known_as, Cleaner(secrets))
@@ -111,7 +110,7 @@ def _blocks(data: Data, known_as: Path) -> Iterator[Block]:
 
 
 def _secrets_of(data: Data, known_as: Path) -> Secrets:
-    """What the session's details and processes say about people and machines."""
+    """Identifying texts in the session's details and processes."""
     secrets = Secrets()
     try:
         for block in _blocks(data, known_as):
@@ -152,8 +151,8 @@ class _Copy:
 
     Attributes:
         cleaner: rewrites texts.
-        left_messages: sources and machine code that were left out.
-        left_fields: fields of the messages that came along that were left out.
+        left_messages: number of sources and machine codes that were left out.
+        left_fields: number of fields left out of kept messages.
     """
 
     def __init__(self, data: Data, known_as: Path, cleaner: Cleaner) -> None:
@@ -162,7 +161,7 @@ class _Copy:
         self.left_fields: Counter[str] = Counter()
 
     def pieces(self) -> Iterator[bytes]:
-        """The copy, part after part."""
+        """The copy, part by part."""
         (length,) = struct.unpack_from("<I", self._data, len(MAGIC))
         yield bytes(self._data[: len(MAGIC) + 4 + length])
         try:
@@ -182,25 +181,25 @@ class _Copy:
             raise UnreadableInputError(self._known_as, f"the report is damaged: {error}", _ADVICE) from None
 
     def _header(self, header: bytes, following: int) -> bytes:
-        """A block header that announces no sources, and so many bytes of results."""
-        kept = []
-        for number, wire, value, whole in fields_of(header):
+        """A block header that announces no sources, and this many bytes of results."""
+        fields = []
+        for number, wire, value, encoded in fields_of(header):
             if number == _DETAILS and wire == BYTES:
-                kept.append(bytes_field(number, self._details(value)))
+                fields.append(bytes_field(number, self._details(value)))
             elif number == _PROCESS and wire == BYTES:
-                kept.append(bytes_field(number, self._message(value, _PROCESS_PLAN, "process")))
+                fields.append(bytes_field(number, self._message(value, _PROCESS_PLAN, "process")))
             elif number == _PAYLOAD:
-                kept.append(scalar(_PAYLOAD, following))
+                fields.append(scalar(_PAYLOAD, following))
             elif number == _SOURCES:
                 self.left_messages["sources"] += varint(value, 0)[0] if value else 0
             elif number == _STRINGS or number in RESULT_COUNTS.values():
-                kept.append(whole)
+                fields.append(encoded)
             else:
                 self.left_fields["header"] += 1
-        return b"".join(kept)
+        return b"".join(fields)
 
     def _details(self, content: bytes) -> bytes:
-        details = self._message(content, _DETAILS_PLAN, "session", passed={_COMMAND_LINE})
+        details = self._message(content, _DETAILS_PLAN, "session", ignored={_COMMAND_LINE})
         command = Message(content, 0, len(content)).text(_COMMAND_LINE)
         if command is None:
             return details
@@ -208,37 +207,40 @@ class _Copy:
         return details + bytes_field(_COMMAND_LINE, f"ncu{options}".encode())
 
     def _message(
-        self, content: bytes, plan: _Plan, place: str, passed: set[int] | frozenset[int] = frozenset()
+        self, content: bytes, plan: _Plan, place: str, ignored: set[int] | frozenset[int] = frozenset()
     ) -> bytes:
-        kept = []
-        for number, wire, value, whole in fields_of(content):
-            what = plan.get(number)
-            if what == _KEEP:
-                kept.append(whole)
-            elif what is not None and wire == BYTES:
+        fields = []
+        for number, wire, value, encoded in fields_of(content):
+            treatment = plan.get(number)
+            if treatment == _KEEP:
+                fields.append(encoded)
+            elif treatment is not None and wire == BYTES:
                 clean = (
-                    self.cleaner.written(place, value) if isinstance(what, str) else self._message(value, what, place)
+                    self.cleaner.written(place, value)
+                    if isinstance(treatment, str)
+                    else self._message(value, treatment, place)
                 )
-                kept.append(bytes_field(number, clean))
-            elif number not in passed:
+                fields.append(bytes_field(number, clean))
+            elif number not in ignored:
                 self.left_fields[place] += 1
-        return b"".join(kept)
+        return b"".join(fields)
 
 
 def _framed(message: bytes) -> bytes:
     return struct.pack("<I", len(message)) + message
 
 
-# --- A copy of an Nsight Compute CSV export that can be shared --------------------------------------------------------
-# Beside the table such a file holds names of programs and hosts, and where it was written by a live run the program's
-# own output and lines of ncu with paths and command lines. The copy has the table and, of ncu's lines, warnings and
-# errors without what they quote.
+# --- A shareable copy of an Nsight Compute CSV export -----------------------------------------------------------------
+#
+# Beside the table such a file holds names of programs and hosts, and if it was written by a live run the program's own
+# output and lines of ncu with paths and command lines. The copy has the table and, of ncu's lines, warnings and errors
+# without their quotations.
 
 #: Columns that are emptied.
 _EMPTIED = ("Process Name", "Host Name")
 _FUNCTION = "Kernel Name"
 
-#: ncu's own lines that say something about the numbers.
+#: ncu's own lines that affect the numbers.
 _OWN_LINE = re.compile(r"\s*==(ERROR|WARNING)== ?(.*)", re.DOTALL)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\([^()]*[/\\][^()]*\)")
 
@@ -246,7 +248,7 @@ _NUMBER = re.compile(r"[-+(]?[\d.,]*\d\)?%?(?:e[-+]?\d+)?|", re.IGNORECASE)
 
 
 def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
-    """Fills the empty file `partial` with a copy of a CSV export of Nsight Compute without what identifies."""
+    """Fill the empty file `partial` with a copy of a CSV export of Nsight Compute without identifying texts."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
     secrets = Secrets()
     left_columns, left_lines = Counter[str](), Counter[str]()
@@ -258,14 +260,14 @@ def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
             writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
             for names, cells, line in _rows(source):
                 if names is not None:
-                    told = [*names, *[""] * len(cells)]
+                    columns = [*names, *[""] * len(cells)]
                     left_columns.update(
-                        name for name, cell in zip(told, cells, strict=False) if name in _EMPTIED and cell
+                        name for name, cell in zip(columns, cells, strict=False) if name in _EMPTIED and cell
                     )
-                    writer.writerow([_cell(cleaner, name, cell) for name, cell in zip(told, cells, strict=False)])
-                elif own := _OWN_LINE.match(line):
-                    text = _written(cleaner, "line", _QUOTED.sub("''", own[2]))
-                    file.write(f"=={own[1]}== {text}\n")
+                    writer.writerow([_cell(cleaner, name, cell) for name, cell in zip(columns, cells, strict=False)])
+                elif own_line := _OWN_LINE.match(line):
+                    text = _written(cleaner, "line", _QUOTED.sub("''", own_line[2]))
+                    file.write(f"=={own_line[1]}== {text}\n")
                 else:
                     left_lines["line"] += bool(line.strip())
     except (csv.Error, OSError, UnicodeError) as error:
@@ -277,19 +279,19 @@ def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
 
 
 def _rows(source: Path) -> Iterator[tuple[list[str] | None, list[str], str]]:
-    """Every row: the names of its columns (none of a header; None outside of the table), its cells, and its text."""
+    """Every row: the names of its columns (empty for a header; None outside of the table), its cells, and its text."""
     with source.open("rb") as file:
         encoding = encoding_of(file.read(4))
     header: list[str] = []
     with source.open(encoding=encoding, errors="replace", newline="") as text:
         for line in text:
-            if (found := HEADER.match(line)) is not None:
+            if (header_match := HEADER.match(line)) is not None:
                 break
             yield None, [line.rstrip("\r\n")], line.rstrip("\r\n")
         else:
             return
-        plain = (each.replace("\0", "") for each in chain([line], text))
-        for row in csv.reader(plain, delimiter=found[1]):
+        plain = (line_text.replace("\0", "") for line_text in chain([line], text))
+        for row in csv.reader(plain, delimiter=header_match[1]):
             units = len(row) > len(HEADER_START) and not any(row[:3])
             if tuple(row[:2]) == HEADER_START:
                 header = [name.strip() for name in row]
@@ -297,11 +299,11 @@ def _rows(source: Path) -> Iterator[tuple[list[str] | None, list[str], str]]:
             elif header and row and (row[0].isdigit() or units):
                 yield header, row, ""
             else:
-                yield None, row, found[1].join(row)
+                yield None, row, header_match[1].join(row)
 
 
 def _search_row(secrets: Secrets, names: Sequence[str], cells: Sequence[str]) -> None:
-    """Looks for what identifies: names of hosts, owners of home folders."""
+    """Collect identifying texts: names of hosts, owners of home folders."""
     for name, value in zip(names, cells, strict=False):
         if name in _EMPTIED and value:
             secrets.identify(value.encode()) if name == "Host Name" else secrets.others.add(value.encode())
@@ -311,7 +313,7 @@ def _search_row(secrets: Secrets, names: Sequence[str], cells: Sequence[str]) ->
 
 
 def _cell(cleaner: Cleaner, name: str, cell: str) -> str:
-    """What comes along of a cell of the column with this name."""
+    """The kept content of a cell of the column with this name."""
     if name in _EMPTIED:
         return ""
     if _NUMBER.fullmatch(cell):

@@ -1,10 +1,11 @@
-"""Nsight Systems: exports, reports, and copies without people and machines.
+"""Nsight Systems: exports, reports, and scrubbed copies.
 
-`export` reads an SQLite export into a `Trace` (`tables` says what, `texts` what its numbers stand for, `capture` the
-facts, `doubts` the notes), `folder` one that is a folder of tables. `report` reads a report into the same tables
-without any software of NVIDIA: `report_container` unpacks it, `report_wire` decodes messages in bulk, `report_events`
-says which field is which column. Where a report is of an unknown kind, `conversion` lets the installed `nsys` turn it
-into an export. `scrub` removes what identifies.
+`export` reads an SQLite export into a `Trace`: `tables` declares what is read, `texts` resolves its strings and
+enumerations, `capture` reads the facts about the recording, `doubts` writes the notes. `folder` reads an export that is
+a folder of tables, `slices` one that is larger than memory. `report` reads a report into the same tables without any
+software of NVIDIA: `report_container` unpacks it, `report_wire` decodes messages in bulk, `report_events` maps fields
+to columns. For a report of an unknown kind, `conversion` runs the installed `nsys` to make an export. `scrub` writes a
+copy without what identifies people and machines.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ NSYS: Final = Recorder(
 
 
 class NsysExport(Reader[Trace]):
-    """What `nsys export --type sqlite` writes."""
+    """The SQLite export (`nsys export --type sqlite`)."""
 
     kinds = frozenset({Kind.SQLITE})
 
     def sniff(self, head: bytes) -> bool:
-        # The schema stands on the first pages, and the table of strings is the first that nsys creates.
+        # The schema is on the first pages, and the table of strings is the first that nsys creates.
         return kind_of_bytes(head) is Kind.SQLITE and b"StringIds" in head
 
     def read(self, file: Input, asked: Asked) -> Trace:
@@ -57,13 +58,13 @@ class NsysExport(Reader[Trace]):
 
 
 class NsysFolder(Reader[Trace]):
-    """What `nsys export --type parquetdir` or `arrowdir` writes: a folder with a file for each table."""
+    """The export as a folder with one file per table (`nsys export --type parquetdir` or `arrowdir`)."""
 
     def sniff(self, head: bytes) -> bool:
         return False
 
     def takes(self, folder: Path) -> bool:
-        # The table of strings stands in every export.
+        # Every export has the table of strings.
         return any((folder / f"StringIds{suffix}").is_file() for suffix in (".parquet", ".arrow"))
 
     def read(self, file: Input, asked: Asked) -> Trace:
@@ -76,7 +77,7 @@ class NsysFolder(Reader[Trace]):
 
 
 class NsysReport(Reader[Trace]):
-    """What `nsys profile` writes; a copy without what identifies is an export."""
+    """The report that `nsys profile` writes; a scrubbed copy of it is an SQLite export."""
 
     kinds = frozenset({Kind.NSYS_REP})
 

@@ -1,8 +1,8 @@
-"""Where an nsys export came from: tool and schema version, the GPUs used, what was asked for and what went wrong.
+"""Facts about an nsys recording: tool and schema version, the GPUs used, what was requested and what went wrong.
 
-The tables read here also hold environment variables, hosts, users, command lines and paths. Each value is asked for by
-its own name, and only versions, limits and yes-or-no answers leave this module: a diagnostic text is classified, never
-quoted.
+The tables read here also hold environment variables, hosts, users, command lines and paths. Each value is therefore
+selected by name, and only versions, limits and yes-or-no answers leave this module: diagnostic texts are classified,
+never quoted.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _VERSION = lazy_pattern(r"\d+(\.\d+)+")
 
 @dataclass(frozen=True)
 class Session:
-    """What an export says about its own making."""
+    """Facts of an export about its recording session."""
 
     tool_version: str | None  #: of the nsys that wrote the export (the recording one may be older)
     schema_version: str | None  #: of the export's tables
-    duration_ns: int | None  #: how long the session lasted; it is measured on another clock base than the events
-    cuda_requested: bool | None  #: whether tracing CUDA was asked for; None where the export does not say
+    duration_ns: int | None  #: duration of the session, on another clock base than the events
+    cuda_requested: bool | None  #: whether CUDA tracing was requested; None if the export does not say
     is_wsl: bool  #: whether the capture was made in the Windows Subsystem for Linux
     reports_lost_events: bool  #: whether nsys itself says that events of a process with CUDA calls were dropped
-    may_lack_events: bool  #: whether it says that some might have been
+    may_lack_events: bool  #: whether nsys says that some may have been dropped
 
 
 def session_of(file: Tables, cuda_processes: frozenset[int]) -> Session:
-    """What the export says about its own making."""
+    """Read what the export says about its session."""
     meta = _settings(file, "META_DATA_EXPORT") | _settings(file, "EXPORT_META_DATA")
     return Session(
         tool_version=_version(meta.get("EXPORT_PRODUCT_VERSION")),
@@ -63,15 +63,15 @@ def _text(value: object) -> str:
 
 
 def _version(text: str | None) -> str | None:
-    found = _VERSION.match(text or "")
-    return found.group() if found else None
+    match = _VERSION.match(text or "")
+    return match.group() if match else None
 
 
 def _duration(file: Tables) -> int | None:
     if not _has(file, "ANALYSIS_DETAILS", "duration"):
         return None
-    found = [value for (value,) in file.rows("SELECT duration FROM ANALYSIS_DETAILS") if isinstance(value, int)]
-    return max(found, default=None)
+    durations = [value for (value,) in file.rows("SELECT duration FROM ANALYSIS_DETAILS") if isinstance(value, int)]
+    return max(durations, default=None)
 
 
 def _cuda_requested(file: Tables) -> bool | None:
@@ -90,10 +90,10 @@ def _is_wsl(file: Tables) -> bool:
     return any("microsoft" in _text(value).lower() for (value,) in file.rows(query))
 
 
-#: What nsys writes wherever a recording ends before the program, whether it lost events or not.
+#: Message that nsys writes whenever a recording ends before the program, whether events were lost or not.
 MAY_LACK_EVENTS = lazy_pattern(r"not all CUDA events might have been collected", re.IGNORECASE)
 
-#: What nsys writes when the event buffers of a process did not all arrive.
+#: Message that nsys writes when not all event buffers of a process arrived.
 LOST_EVENTS = lazy_pattern(
     r"\b(CUDA|CUPTI|GPU)\b.*\b(dropped|lost|overflow\w*|discarded)\b"
     r"|\b(dropped|lost|discarded)\b.*\b(CUDA|CUPTI|GPU|events?|buffers?|records?)\b",
@@ -102,19 +102,19 @@ LOST_EVENTS = lazy_pattern(
 
 
 def _warns(file: Tables, pattern: re.Pattern[str], cuda_processes: frozenset[int]) -> bool:
-    """Whether a warning or error of nsys about one of these processes matches."""
+    """Whether a warning or error of nsys about one of these processes matches the pattern."""
     if not _has(file, "DIAGNOSTIC_EVENT", "severity", "text"):
         return False
     process = "globalPid" if _has(file, "DIAGNOSTIC_EVENT", "globalPid") else "NULL"
     query = f"SELECT text, {process} FROM DIAGNOSTIC_EVENT WHERE severity IN (2, 3)"  # noqa: S608  # warnings, errors
     return any(
         pattern.search(_text(text))
-        for text, owner in file.rows(query)
-        if not isinstance(owner, int) or owner == 0 or (owner >> 24) & 0xFFFFFF in cuda_processes
+        for text, global_pid in file.rows(query)
+        if not isinstance(global_pid, int) or global_pid == 0 or (global_pid >> 24) & 0xFFFFFF in cuda_processes
     )
 
 
-#: Columns of TARGET_INFO_GPU (2022 on) for the fields of a `Device`.
+#: Columns of TARGET_INFO_GPU (from 2022 on) by field of `Device`.
 _GPU_COLUMNS = {
     "name": "name",
     "chip": "chipName",
@@ -132,7 +132,7 @@ _GPU_COLUMNS = {
     "shared_bytes_per_sm": "maxShmemPerSm",
 }
 
-#: The same in TARGET_INFO_CUDA_GPU (2021), whose clock and bandwidth are in thousands.
+#: Columns of TARGET_INFO_CUDA_GPU (2021), whose clock and bandwidth are in thousands.
 _CUDA_GPU_COLUMNS = {
     "name": "name",
     "major": "computeCapabilityMajor",
@@ -154,34 +154,35 @@ _IN_THOUSANDS = ("clock_hz", "memory_bandwidth_bytes_per_s")
 def devices_of(file: Tables, used: Sequence[tuple[int, int]]) -> tuple[tuple[Device, ...], bool]:
     """The GPUs that the program used, and whether two processes use different models under the same ordinal.
 
-    An export lists every adapter of the machine, integrated graphics and software renderers included. Those that no
-    work ran on are left out; where nothing ran at all, those that cannot run CUDA.
+    An export lists every adapter of the machine, including integrated graphics and software renderers. Adapters without
+    GPU work are left out; if nothing ran at all, those that cannot run CUDA are.
     """
     by_process = _cuda_gpus_2021(file) or _listed_gpus(file)
-    wanted = sorted({ordinal for _, ordinal in used}) or sorted({ordinal for _, ordinal in by_process})
+    ordinals = sorted({ordinal for _, ordinal in used}) or sorted({ordinal for _, ordinal in by_process})
     devices, ambiguous = [], False
-    for ordinal in wanted:
-        owners = [process for process, of in (used or by_process) if of == ordinal]
-        candidates = [by_process.get((owner, ordinal)) or by_process.get((None, ordinal)) for owner in owners]
-        found = list(dict.fromkeys(candidate for candidate in candidates if candidate is not None))
-        devices.extend(found[:1])
-        ambiguous = ambiguous or len(found) > 1
+    for ordinal in ordinals:
+        processes = [process for process, used_ordinal in (used or by_process) if used_ordinal == ordinal]
+        candidates = [by_process.get((process, ordinal)) or by_process.get((None, ordinal)) for process in processes]
+        models = list(dict.fromkeys(candidate for candidate in candidates if candidate is not None))
+        devices.extend(models[:1])
+        ambiguous = ambiguous or len(models) > 1
     return tuple(devices), ambiguous
 
 
+#: GPUs by process (None: any) and CUDA ordinal.
 _ByProcess = dict[tuple["int | None", int], Device]
 
 
 def _cuda_gpus_2021(file: Tables) -> _ByProcess:
     rows = _gpu_rows(file, "TARGET_INFO_CUDA_GPU", _CUDA_GPU_COLUMNS | {"ordinal": "deviceId", "process": "pid"})
-    found: _ByProcess = {}
+    gpus: _ByProcess = {}
     for row in rows:
         for field in _IN_THOUSANDS:
             row[field] = row[field] * 1000 if row.get(field) else None
         device = _device(row["ordinal"], row)
-        found[row.get("process"), row["ordinal"]] = device
-        found.setdefault((None, row["ordinal"]), device)
-    return found
+        gpus[row.get("process"), row["ordinal"]] = device
+        gpus.setdefault((None, row["ordinal"]), device)
+    return gpus
 
 
 def _listed_gpus(file: Tables) -> _ByProcess:
@@ -191,21 +192,21 @@ def _listed_gpus(file: Tables) -> _ByProcess:
     rows = _gpu_rows(file, "TARGET_INFO_GPU", _GPU_COLUMNS | extra)
     # Only NVIDIA's adapters have multiprocessors and a compute capability. Exports that state neither list no others.
     rows = [row for row in rows if row.get("sm_count") or row.get("major") or not ({"sm_count", "major"} & row.keys())]
-    found: _ByProcess = {}
+    gpus: _ByProcess = {}
     for row in rows:
         ordinal = row["ordinal"] if isinstance(row.get("ordinal"), int) else row["id"]
-        found.setdefault((None, ordinal), _device(ordinal, row))
+        gpus.setdefault((None, ordinal), _device(ordinal, row))
     by_id = {row["id"]: row for row in rows}
     if _has(file, "TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId"):
-        process = "pid" if _has(file, "TARGET_INFO_CUDA_DEVICE", "pid") else "NULL"
-        for gpu, ordinal, owner in file.rows(f"SELECT gpuId, cudaId, {process} FROM TARGET_INFO_CUDA_DEVICE"):  # noqa: S608
+        process_column = "pid" if _has(file, "TARGET_INFO_CUDA_DEVICE", "pid") else "NULL"
+        for gpu, ordinal, owner in file.rows(f"SELECT gpuId, cudaId, {process_column} FROM TARGET_INFO_CUDA_DEVICE"):  # noqa: S608
             if gpu in by_id and isinstance(ordinal, int):
-                found[owner, ordinal] = _device(ordinal, by_id[gpu])
-    return found
+                gpus[owner, ordinal] = _device(ordinal, by_id[gpu])
+    return gpus
 
 
 def _gpu_rows(file: Tables, table: str, fields: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The rows of a table of adapters as {field: value} for those fields whose column it has."""
+    """The rows of a table of adapters as {field: value}, for the fields whose column exists."""
     available = {field: column for field, column in fields.items() if column in file.tables.get(table, ())}
     key = "id" if "id" in fields else "ordinal"
     if key not in available or "name" not in available:
@@ -216,7 +217,7 @@ def _gpu_rows(file: Tables, table: str, fields: Mapping[str, str]) -> list[dict[
 
 
 def _device(ordinal: int, row: Mapping[str, Any]) -> Device:
-    # Zero stands for "not known" in both tables (maxBlocksPerSm of GPUs newer than the exporter).
+    # Zero means "unknown" in both tables (maxBlocksPerSm of GPUs newer than the exporter).
     limits = {
         field: value
         for field, value in row.items()
@@ -233,12 +234,12 @@ def _device(ordinal: int, row: Mapping[str, Any]) -> Device:
     )
 
 
-#: CUPTI's `CUpti_ActivityStreamFlag`, which no version of nsys has numbered otherwise.
+#: CUPTI's `CUpti_ActivityStreamFlag`; the numbers are the same in all versions of nsys.
 _STREAM_KINDS: Final = {1: "blocking", 2: "non-blocking", 3: "legacy-default"}
 
 
 def stream_kinds(file: Tables) -> tuple[tuple[int, int, str], ...]:
-    """How each stream of a process was made; nothing for exports that do not say."""
+    """(process, stream, kind) of each stream; empty for exports that do not record it."""
     if not _has(file, "TARGET_INFO_CUDA_STREAM", "streamId", "processId", "flag"):
         return ()
     rows = file.rows("SELECT processId, streamId, flag FROM TARGET_INFO_CUDA_STREAM")

@@ -1,10 +1,10 @@
-"""Which way a report (.nsys-rep, .qdrep) is read: by this package's own reader, or by an installed `nsys`.
+"""Choice of the reader of a report (.nsys-rep, .qdrep): this package's own, or conversion by an installed `nsys`.
 
-`nsys` is asked where the own reader does not know how a report is stored. It converts it to SQLite, once, into a cache.
-The cache lies in the user's cache folder, never beside the report, under the hash of the report's content and the
-version of nsys, so that a renamed report is not converted again and a changed one, or one that a newer nsys can read
-better, is. It keeps what the readers need: a conversion holds the environment of the program, hosts, users and command
-lines as well. It is the owner's alone, and bounded; `warplens cache` clears it.
+`nsys` is used where the own reader does not know the report's storage format. It converts the report to SQLite once,
+into a cache in the user's cache folder, never beside the report. The key is the hash of the report's content and the
+version of nsys, so that a renamed report is not converted again, but a changed one is, and so is one that a newer nsys
+may read better. The cache keeps only what the readers need, as a full conversion also holds the program's environment,
+hosts, users and command lines. Only its owner can read it, its size is bounded, and `warplens cache` clears it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from warplens.readers.limits import CACHE_BYTES
 _EXPORT = "nsys export --type sqlite --output profile.sqlite"
 _DOWNLOAD = "https://developer.nvidia.com/nsight-systems/get-started"
 
-#: Where NVIDIA's installers put nsys, beside the PATH.
+#: Where NVIDIA's installers put nsys, searched in addition to the PATH.
 _USUAL_PLACES = (
     "/opt/nvidia/nsight-systems*/*/bin/nsys",
     "/opt/nvidia/nsight-systems*/bin/nsys",
@@ -39,31 +39,31 @@ _USUAL_PLACES = (
 
 _VERSION_TIMEOUT_S = 60
 
-#: How names of conversions end that hold what is needed and nothing else.
+#: Suffix of cached conversions that hold nothing but what is needed.
 _KEPT = "-kept.sqlite"
 
 _PERCENT = lazy_pattern(r"(\d{1,3})%")
 _PERCENT_STEP = 10
 
-#: Of what nsys says, in characters: its reason stands at the end, after the bar.
-_LAST_WORDS = 1_000
+#: Characters kept of the output of nsys: its reason is at the end, after the progress bar.
+_OUTPUT_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True)
 class Nsys:
-    """An installed nsys: its program and its version, as numbers."""
+    """An installed nsys: its program and version."""
 
     program: Path
     version: tuple[int, ...]
 
     @property
     def version_text(self) -> str:
-        """The version as NVIDIA writes it."""
+        """The version as NVIDIA writes it, for example `2025.3.2`."""
         return ".".join(map(str, self.version))
 
 
 def converted(path: Path, known_as: Path, report: Callable[[str], None]) -> Path:
-    """The SQLite export of a report, out of the cache or made now."""
+    """The SQLite export of a report, from the cache or made now."""
     nsys = _needed_nsys(path, known_as)
     target = _cache_folder(known_as) / f"{_content_hash(path)}-nsys-{nsys.version_text}{_KEPT}"
     if target.is_file():
@@ -77,18 +77,18 @@ def converted(path: Path, known_as: Path, report: Callable[[str], None]) -> Path
         convert(path, known_as, fresh, report)
         kept.touch(0o600)
         keep_needed(fresh, known_as, kept)
-        kept.replace(target)  # atomic: whoever looks into the cache meanwhile sees all of it or nothing
+        kept.replace(target)  # atomic: other processes see the complete file or none
     _prune(target)
     return target
 
 
 def convert(path: Path, known_as: Path, target: Path, report: Callable[[str], None]) -> None:
-    """Makes the whole SQLite export of a report, everything about people and machines in it included."""
+    """Make the full SQLite export of a report, including everything about people and machines."""
     nsys = _needed_nsys(path, known_as)
     report(f"{known_as.name}: converting with nsys {nsys.version_text}")
-    failed = _export(nsys, path, target, lambda percent: report(f"{known_as.name}: converting, {percent} %"))
-    if failed is not None or not target.is_file():
-        raise _failed(known_as, nsys, _version_in(path) or _version_told(failed or ""))
+    failure_output = _export(nsys, path, target, lambda percent: report(f"{known_as.name}: converting, {percent} %"))
+    if failure_output is not None or not target.is_file():
+        raise _failed(known_as, nsys, _version_in(path) or _version_in_output(failure_output or ""))
     target.chmod(0o600)
 
 
@@ -100,11 +100,11 @@ def _needed_nsys(path: Path, known_as: Path) -> Nsys:
 
 
 def find_nsys() -> Nsys | None:
-    """The nsys to use: the one that $NSYS names, else the newest of those on the PATH and in the usual places."""
-    chosen = os.environ.get("NSYS")
-    candidates = [Path(chosen)] if chosen else list(_installed())
-    found = [Nsys(program, version) for program in candidates if (version := _version_of(program)) is not None]
-    return max(found, key=lambda nsys: nsys.version, default=None)
+    """The nsys to use: the one named by $NSYS, else the newest on the PATH and in the usual places."""
+    named = os.environ.get("NSYS")
+    candidates = [Path(named)] if named else list(_installed())
+    installed = [Nsys(program, version) for program in candidates if (version := _version_of(program)) is not None]
+    return max(installed, key=lambda nsys: nsys.version, default=None)
 
 
 def _installed() -> Iterator[Path]:
@@ -124,8 +124,8 @@ def _version_of(program: Path) -> tuple[int, ...] | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(rb"version (\d+(?:\.\d+)+)", answer.stdout)
-    return tuple(map(int, found.group(1).split(b"."))) if found else None
+    match = re.search(rb"version (\d+(?:\.\d+)+)", answer.stdout)
+    return tuple(map(int, match.group(1).split(b"."))) if match else None
 
 
 def _version_in(path: Path) -> str | None:
@@ -144,7 +144,7 @@ def _content_hash(path: Path) -> str:
 
 
 def cache_folder() -> Path | None:
-    """Where conversions are kept, whether it exists or not; None where the system knows no home folder."""
+    """The folder of cached conversions, whether it exists or not; None if there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
@@ -154,14 +154,14 @@ def cache_folder() -> Path | None:
 
 
 def cached() -> list[Path]:
-    """The conversions that are kept, those used last first, and what interrupted ones left."""
+    """Cached conversions and leftovers of interrupted ones, most recently used first."""
     folder = cache_folder()
-    found = list(folder.iterdir()) if folder is not None and folder.is_dir() else []
-    return sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True)
+    entries = list(folder.iterdir()) if folder is not None and folder.is_dir() else []
+    return sorted(entries, key=lambda path: path.lstat().st_mtime, reverse=True)
 
 
 def clear_cache() -> None:
-    """Removes all of them."""
+    """Remove all cached conversions and leftovers."""
     for path in cached():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -175,8 +175,8 @@ def _cache_folder(known_as: Path) -> Path:
     if folder is None:
         raise UnreadableInputError(known_as, "there is no home folder to keep its conversion in", advice)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # names in a profile are nobody else's business
-        folder.chmod(0o700)  # also one that was there already
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # names in a profile are private
+        folder.chmod(0o700)  # also a folder that already existed
     except OSError as error:
         found = f"its conversion cannot be kept in the cache folder ({error.strerror})"
         raise UnreadableInputError(known_as, found, advice) from None
@@ -184,14 +184,14 @@ def _cache_folder(known_as: Path) -> Path:
 
 
 def _prune(newest: Path) -> None:
-    """Removes the conversions that were used longest ago, until the cache is within its bound; never the newest.
+    """Remove the least recently used conversions until the cache is within its bound; never the newest.
 
-    And those of versions before 0.2, whatever their age: they hold the environment.
+    Conversions made by versions before 0.2 are always removed: they hold the environment.
     """
     for path in newest.parent.glob("*-nsys-*.sqlite"):
         if not path.name.endswith(_KEPT):
             path.unlink(missing_ok=True)
-    used = sorted(
+    by_last_use = sorted(
         (
             (path.stat().st_mtime, path.stat().st_size, path)
             for path in newest.parent.glob("*.sqlite")
@@ -200,22 +200,22 @@ def _prune(newest: Path) -> None:
         reverse=True,
     )
     total = newest.stat().st_size
-    for _, size, path in used:
+    for _, size, path in by_last_use:
         total += size
         if total > CACHE_BYTES.value:
             path.unlink(missing_ok=True)
 
 
-def _version_told(words: str) -> str | None:
-    """The version that wrote a report, as an nsys says that cannot read it: `created in Nsight Systems version (…`."""
-    found = re.search(r"created in Nsight Systems version \(?(\d+\.\d+\.\d+)", words)
-    return found[1] if found else None
+def _version_in_output(output: str) -> str | None:
+    """The version that recorded a report, from the error of an nsys too old for it."""
+    match = re.search(r"created in Nsight Systems version \(?(\d+\.\d+\.\d+)", output)
+    return match[1] if match else None
 
 
 def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None]) -> str | None:
-    """The last words of an export that failed; None where it did not.
+    """Run the export. None on success, else the last part of the output.
 
-    nsys draws a bar with a percentage on its error stream, over and over on one line.
+    nsys draws a progress bar with a percentage on its error stream, repeatedly on one line.
     """
     command = [str(nsys.program), "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
     try:
@@ -224,22 +224,22 @@ def _export(nsys: Nsys, path: Path, target: Path, progress: Callable[[int], None
         )
     except OSError:
         return ""
-    words = ""
+    output = ""
     with process:
-        shown = 0
+        shown_percent = 0
         try:
             stream = process.stderr
-            while stream is not None and (drawn := os.read(stream.fileno(), 4096)):
-                text = drawn.decode("utf-8", "replace")
-                words = (words + text)[-_LAST_WORDS:]
+            while stream is not None and (chunk := os.read(stream.fileno(), 4096)):
+                text = chunk.decode("utf-8", "replace")
+                output = (output + text)[-_OUTPUT_CHARACTERS:]
                 percents = _PERCENT.findall(text)
-                if percents and int(percents[-1]) >= shown + _PERCENT_STEP:
-                    shown = int(percents[-1])
-                    progress(shown)
+                if percents and int(percents[-1]) >= shown_percent + _PERCENT_STEP:
+                    shown_percent = int(percents[-1])
+                    progress(shown_percent)
         except BaseException:
             process.kill()
             raise
-    return words if process.returncode else None
+    return output if process.returncode else None
 
 
 def _no_nsys(known_as: Path, recorded_with: str | None) -> UnreadableInputError:
@@ -263,12 +263,13 @@ def _failed(known_as: Path, nsys: Nsys, recorded_with: str | None) -> Unreadable
 
 
 def _export_beside(known_as: Path) -> str | None:
-    beside = known_as.with_suffix(".sqlite")
-    return f"Give its SQLite export, which lies beside it: {beside.name}" if beside.is_file() else None
+    """Advice to use the SQLite export beside the report, if there is one."""
+    export = known_as.with_suffix(".sqlite")
+    return f"Give its SQLite export, which lies beside it: {export.name}" if export.is_file() else None
 
 
-#: Copying and unpacking files gives them times in any order, some seconds apart; a report that was recorded again is
-#: minutes younger than the export of the earlier one.
+#: Tolerance in comparing ages. Copying and unpacking writes files in any order, some seconds apart; a report that was
+#: recorded again is minutes newer than the export of the earlier one.
 _AGE_S = 60.0
 
 _EXPORTS, _REPORTS = (".sqlite",), (".nsys-rep", ".qdrep")
@@ -277,16 +278,15 @@ _EXPORTS, _REPORTS = (".sqlite",), (".nsys-rep", ".qdrep")
 def read_nsys_rep(
     path: Path, known_as: Path, report: Callable[[str], None], launch_configuration: bool = True
 ) -> Trace:
-    """The trace that a report of Nsight Systems holds; a note says so where an installed nsys had to convert it.
+    """The trace of an Nsight Systems report; a note says if an installed nsys had to convert it.
 
     Args:
         known_as: the file that the user named; `path` may be unpacked from it.
-        report: told in a few words what is being done.
+        report: receives short progress messages.
         launch_configuration: whether to read how kernels were launched.
 
     Raises:
-        UnreadableInputError: the report is damaged; or it is stored in a way that only nsys knows, and there is no nsys
-            that can convert it.
+        UnreadableInputError: the report is damaged, or its format is unknown and no installed nsys can convert it.
     """
     from warplens.readers.nsys.report import read_nsys_report
     from warplens.readers.nsys.report_container import NotUnderstoodError
@@ -305,10 +305,10 @@ def read_nsys_rep(
 
 
 def with_note_on_age(trace: Trace, path: Path) -> Trace:
-    """The trace, with a note where the export beside a report is older than it, and so of an earlier recording.
+    """The trace, with a note if the export beside a report is older than the report and so of an earlier recording.
 
     Args:
-        path: the file that the user named, a report or an export; others are left as they are.
+        path: the file that the user named; a trace of other than a report or an export is returned as it is.
     """
     if path.suffix in _EXPORTS:
         exports, reports = [path], [path.with_suffix(suffix) for suffix in _REPORTS]
@@ -316,8 +316,8 @@ def with_note_on_age(trace: Trace, path: Path) -> Trace:
         exports, reports = [path.with_suffix(suffix) for suffix in _EXPORTS], [path]
     else:
         return trace
-    export, report = _written(exports), _written(reports)
-    if export is None or report is None or export + _AGE_S >= report:
+    export_time, report_time = _newest_time(exports), _newest_time(reports)
+    if export_time is None or report_time is None or export_time + _AGE_S >= report_time:
         return trace
     if path.suffix in _EXPORTS:
         text = f"The report beside it ({path.stem}.nsys-rep) is newer than this export: it is another recording."
@@ -328,8 +328,8 @@ def with_note_on_age(trace: Trace, path: Path) -> Trace:
     return replace(trace, capture=replace(trace.capture, notes=(*trace.capture.notes, note)))
 
 
-def _written(files: list[Path]) -> float | None:
-    """When the newest of these files was written; None if none of them is there."""
+def _newest_time(files: list[Path]) -> float | None:
+    """Modification time of the newest of these files; None if none exists."""
     try:
         return max((file.stat().st_mtime for file in files if file.is_file()), default=None)
     except OSError:

@@ -1,4 +1,4 @@
-"""What an nsys capture cannot tell, found while it is read: each as a note with what to do about it."""
+"""Notes about the shortcomings of an nsys capture, each with a remedy."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from warplens.profile.trace import WORK_TABLES, worst_first
 from warplens.readers.losses import LOST_SHARE_WARNING, lost_level, still_queued
 from warplens.readers.nsys.capture import Session
 
-#: CUPTI numbers all calls of a process in sequence, and nsys leaves out those that say little: in the complete captures
-#: looked at 1 to 10 numbers a recorded call, and 615 at most between two. So long a silence, while ranges go on, is a
-#: trace that stopped.
+#: CUPTI numbers all calls of a process in sequence, and nsys leaves out unimportant ones: complete captures had 1 to 10
+#: numbers per recorded call, and at most 615 between two. A gap this long, while ranges go on, means that tracing
+#: stopped.
 SILENT_CALLS = 10_000
 
-#: The newest schema that the reader was tested with, first two parts.
+#: Newest schema that the reader was tested with (its first two parts).
 TESTED_SCHEMA = (3, 25)
 
 RECAPTURE = "nsys profile --trace=cuda,nvtx --output=profile python your_program.py"
 
 
 _LAUNCHES = r"^(cudaLaunch(Cooperative)?Kernel|cuLaunch(Cooperative)?Kernel|cuda?GraphLaunch|cuda?Mem(cpy|set)\w*Async)"
-_COPIES_AND_FILLS = r"^cuda?Mem"
+_COPIES_AND_MEMSETS = r"^cuda?Mem"
 _CAPTURE_BEGIN = r"^cu(da)?StreamBeginCapture"
 _CAPTURE_END = r"^cu(da)?StreamEndCapture"
 
 
-#: Errors of CUDA after which a context, and what it recorded, cannot be used any more, by `cudaError_t`.
+#: CUDA errors (`cudaError_t`) that make a context unusable and lose what it recorded.
 _GPU_FAULTS: Final = {
     214: "uncorrectable memory error",
     700: "illegal memory access",
@@ -46,26 +46,26 @@ _GPU_FAULTS: Final = {
     718: "invalid program counter",
     719: "launch failed",
 }
-_MAKES_WORK: Final = r"^cu(?:da)?(?:Launch|Graph\w*Launch|Mem(?:cpy|set))"
+_WORK_CALLS: Final = r"^cu(?:da)?(?:Launch|Graph\w*Launch|Mem(?:cpy|set))"
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the reader knows when all tables are there."""
+    """Everything the checks need, after all tables are read."""
 
     tables: Mapping[str, pl.DataFrame]  #: the frames of the trace by name
-    session: Session  #: what the export says about its own making
+    session: Session  #: what the export says about its recording session
     has_devices: bool  #: whether the export describes the GPUs
     ambiguous_devices: bool  #: whether two processes use different models under one ordinal
     dropped_rows: int  #: rows left out because their times make no sense
     open_ranges: int  #: ranges that were still open when the capture ended
     repeated_calls: int  #: API calls that the export holds twice
-    unnamed: int  #: events whose name the export does not hold
+    unnamed: int  #: strings referred to that the export does not hold
     replaced: int  #: names with bytes that are not UTF-8
 
 
 def notes_of(findings: Findings) -> tuple[Note, ...]:
-    """All notes about a capture, those that limit the answers most first."""
+    """All notes about a capture, the most limiting first."""
     return worst_first(note for check in _CHECKS for note in check(findings))
 
 
@@ -101,14 +101,14 @@ def _missing_cuda(findings: Findings) -> list[Note]:
 
 
 def _no_work(calls: pl.DataFrame) -> Note:
-    """Why there are calls, but no work: the program failed, never got to its work, or nsys lost it."""
+    """The reason for calls without GPU work: the program failed, launched nothing, or nsys lost it."""
     text = "CUDA API calls were recorded, but no GPU work: no kernels, copies or memsets."
     failed = calls.filter(pl.col("return_value").is_in(list(_GPU_FAULTS))).sort("start_ns").head(1)
     if failed.height:
         name, code = failed.select(pl.col("name").cast(pl.String), "return_value").row(0)
         text += f" {name} returned CUDA error {code} ({_GPU_FAULTS[code]}), after which records of the GPU are lost."
         remedy = f"Make the program run without this error first (compute-sanitizer), then record again: {RECAPTURE}"
-    elif not calls["name"].cast(pl.String).str.contains(_MAKES_WORK).any():
+    elif not calls["name"].cast(pl.String).str.contains(_WORK_CALLS).any():
         text += " None of the calls launches any: the program ended or was killed before, or nsys lost what followed."
         remedy = f"Record until the program ends by itself, with a current nsys: {RECAPTURE}"
     else:
@@ -141,58 +141,58 @@ def _lost_work(findings: Findings) -> list[Note]:
 
 
 def _launches_without_work(findings: Findings) -> tuple[int, int]:
-    """How many successful launches have no work, those still queued at the end left out; and how many there are.
+    """Number of successful launches without work (those still queued at the end excluded), and number of launches.
 
-    Copies and fills count only where kernels are lost as well: those of no byte never reach the GPU, and the calls do
-    not tell how many bytes were asked for.
+    Copies and memsets count only where kernels are lost as well: those of zero bytes never reach the GPU, and the calls
+    do not record their size.
     """
     calls = findings.tables["api_calls"]
     failed = calls["return_value"].fill_null(0) != 0
     calls = calls.filter(~failed) if failed.any() else calls
-    launches = calls.select("process", "thread", "start_ns", "correlation", "name").filter(_called(calls, _LAUNCHES))
-    launches = launches.with_columns(is_kernel=~_called(launches, _COPIES_AND_FILLS)).drop("name")
+    launches = calls.select("process", "thread", "start_ns", "correlation", "name").filter(_matches(calls, _LAUNCHES))
+    launches = launches.with_columns(is_kernel=~_matches(launches, _COPIES_AND_MEMSETS)).drop("name")
     lost = 0
     if all(frame["correlation"].null_count() == frame.height for frame in _gpu_work(findings)):
-        return 0, launches.height  # which work is which call's is not told
+        return 0, launches.height  # nothing links work to calls
     processes = launches["process"].unique().to_list()
     for process in processes:
-        own = launches.filter(pl.col("process") == process) if len(processes) > 1 else launches
+        process_launches = launches.filter(pl.col("process") == process) if len(processes) > 1 else launches
         work = pl.concat(
             frame.filter(pl.col("process") == process).select("correlation", "start_ns", "end_ns")
             for frame in _gpu_work(findings)
         )
-        matched = _contained(own["correlation"].to_numpy(), work["correlation"].drop_nulls().to_numpy())
+        matched = _is_in(process_launches["correlation"].to_numpy(), work["correlation"].drop_nulls().to_numpy())
         if not matched.all():
-            unmatched = own.filter(~matched)
-            unmatched = unmatched.filter(~_while_capturing(unmatched, calls.filter(pl.col("process") == process)))
-            unmatched = unmatched.filter(~still_queued(unmatched, own, work))
-            kernels_ran = own.filter(matched)["is_kernel"].any()
+            unmatched = process_launches.filter(~matched)
+            unmatched = unmatched.filter(~_is_captured(unmatched, calls.filter(pl.col("process") == process)))
+            unmatched = unmatched.filter(~still_queued(unmatched, process_launches, work))
+            kernels_ran = process_launches.filter(matched)["is_kernel"].any()
             lost += unmatched.height if unmatched["is_kernel"].any() or not kernels_ran else 0
     return lost, launches.height
 
 
-def _called(calls: pl.DataFrame, pattern: str) -> pl.Series:
-    """For each call whether the function's name matches; the names are tested once each."""
+def _matches(calls: pl.DataFrame, pattern: str) -> pl.Series:
+    """For each call whether the function's name matches; each distinct name is tested once."""
     names = calls["name"]
     categories = pl.Series(getattr(names.dtype, "categories", ()), dtype=pl.String)
     matching = categories.str.contains(pattern).arg_true().to_list()
     return names.to_physical().is_in(matching)
 
 
-def _contained(wanted: Int64s, present: Int64s) -> npt.NDArray[np.bool_]:
-    """`np.isin`, by a table of flags where the numbers allow it (they count calls), at a tenth of the time."""
-    top = int(max(wanted.max(initial=0), present.max(initial=0)))
-    if min(wanted.min(initial=0), present.min(initial=0)) < 0 or top > 2**28:
-        return np.isin(wanted, present)
+def _is_in(ids: Int64s, present: Int64s) -> npt.NDArray[np.bool_]:
+    """`np.isin` by a table of flags where the ids are small (they count calls): a tenth of the time."""
+    top = int(max(ids.max(initial=0), present.max(initial=0)))
+    if min(ids.min(initial=0), present.min(initial=0)) < 0 or top > 2**28:
+        return np.isin(ids, present)
     flags = np.zeros(top + 1, np.bool_)
     flags[present] = True
-    return flags[wanted]
+    return flags[ids]
 
 
-def _while_capturing(launches: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """For each launch whether it only added a node to a graph: its thread was between begin and end of a capture."""
-    begins = calls.filter(_called(calls, _CAPTURE_BEGIN)).select("thread", "start_ns", step=pl.lit(1))
-    ends = calls.filter(_called(calls, _CAPTURE_END)).select("thread", "start_ns", step=pl.lit(-1))
+def _is_captured(launches: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+    """For each launch whether it only added a node to a graph: its thread was capturing a stream."""
+    begins = calls.filter(_matches(calls, _CAPTURE_BEGIN)).select("thread", "start_ns", step=pl.lit(1))
+    ends = calls.filter(_matches(calls, _CAPTURE_END)).select("thread", "start_ns", step=pl.lit(-1))
     edges = pl.concat([begins, ends]).sort("start_ns")
     edges = edges.select("thread", "start_ns", open=pl.col("step").cum_sum().over("thread"))
     ordered = launches.with_row_index("row").sort("start_ns")
@@ -201,20 +201,20 @@ def _while_capturing(launches: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
 
 
 def _silent_calls(findings: Findings) -> int:
-    """How many calls were numbered but not recorded in silences during which ranges began."""
+    """Number of calls that were numbered but not recorded, in gaps during which ranges began."""
     silent = 0
     calls = findings.tables["api_calls"].select("process", "start_ns", "end_ns", "correlation")
     ranges = findings.tables["ranges"]
     for process in calls["process"].unique().to_list() if ranges.height else ():
-        own = calls.filter(pl.col("process") == process)
-        if not own["correlation"].is_sorted():
-            own = own.sort("correlation", maintain_order=True)
-        ids = own["correlation"].to_numpy()
+        process_calls = calls.filter(pl.col("process") == process)
+        if not process_calls["correlation"].is_sorted():
+            process_calls = process_calls.sort("correlation", maintain_order=True)
+        ids = process_calls["correlation"].to_numpy()
         begins = np.sort(ranges.filter(pl.col("process") == process)["start_ns"].to_numpy())
-        for place in np.flatnonzero(np.diff(ids) > SILENT_CALLS).tolist():
-            before, after = own["end_ns"][place], own["start_ns"][place + 1]
+        for gap in np.flatnonzero(np.diff(ids) > SILENT_CALLS).tolist():
+            before, after = process_calls["end_ns"][gap], process_calls["start_ns"][gap + 1]
             if np.searchsorted(begins, after) > np.searchsorted(begins, before):
-                silent += int(ids[place + 1] - ids[place])
+                silent += int(ids[gap + 1] - ids[gap])
     return silent
 
 
@@ -244,10 +244,10 @@ def _session(findings: Findings) -> list[Note]:
     if session.reports_lost_events or session.may_lack_events:
         text = "nsys itself warns that not all CUDA events of the program may have been collected."
         remedy = "If numbers look incomplete, record a shorter part of the program"
-        # A mere possibility is refuted where the launches have their work.
+        # That events may be missing is refuted where the launches have their work.
         lost, launches = _launches_without_work(findings)
-        doubtful = session.reports_lost_events or not launches or lost >= LOST_SHARE_WARNING * launches
-        level = NoteLevel.WARNING if doubtful else NoteLevel.INFO
+        is_doubtful = session.reports_lost_events or not launches or lost >= LOST_SHARE_WARNING * launches
+        level = NoteLevel.WARNING if is_doubtful else NoteLevel.INFO
         notes.append(Note("dropped-events", level, text, remedy))
     if session.is_wsl and any(frame.height for frame in _gpu_work(findings)):
         text = "The capture was made in WSL2: launches pass through the Windows driver and take longer than on Linux."

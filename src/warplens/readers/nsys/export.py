@@ -1,6 +1,6 @@
 """Nsight Systems' SQLite exports, schemas of 2021 to 2026, as a `Trace`.
 
-`tables` declares what is read, `texts` knows names and nesting; this module reads it and puts the trace together.
+`tables` declares what is read, and `texts` resolves names and nesting; this module reads the rows and builds the trace.
 Facts about the capture come from `capture`, its shortcomings from `doubts`.
 """
 
@@ -24,10 +24,10 @@ from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, w
 from warplens.readers.sqlite_rows import ColumnBuffers
 
 # --- Loading the declared tables of an nsys export --------------------------------------------------------------------
-# parts of all of them in one pool of threads, shrunk as they arrive. A part is read as 64-bit integers, cast at once to
-# the types of the trace, and freed, so that the peak stands little above the size of the result.
+# Parts of all tables are read in one pool of threads. Each part is read as 64-bit integers, cast at once to the types
+# of the trace, and freed, so that the peak of memory is little above the size of the result.
 
-#: From this size on, reading takes more than a second.
+#: From this number of parts on, reading takes more than a second and progress is shown.
 _MANY_PARTS = 8
 
 
@@ -36,21 +36,20 @@ class Loaded:
     """The rows of one source."""
 
     frame: pl.DataFrame  #: the fields of the source as columns; strings as ids or raw bytes, codes as numbers
-    dropped: int  #: how many rows were left out because they have no start, or end before they start
+    dropped: int  #: rows left out because they have no start, or end before they start
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one source is read from one export."""
+    """The plan for reading one source from one export."""
 
-    source: Source  #: what is read
-    query: str  #: it, without the condition on its row range
-    columns: tuple[str, ...]  #: of the export, in the order of the query; none where some hold texts
+    source: Source
+    query: str  #: the SQL query, without the condition on the row range
+    columns: tuple[str, ...]  #: columns of the export in the order of the query; empty if some hold texts
     texts: tuple[str, ...]  #: columns of the result that hold raw bytes
-    shape: tuple[pl.Expr, ...]  #: what becomes of the result
-    absent: tuple[pl.Expr, ...]  #: what stands for the columns that the export lacks
-    #: which rows are of the part that is asked for, by columns of the export; None for all
-    within: pl.Expr | None = None
+    shape: tuple[pl.Expr, ...]  #: from the query's columns to the source's fields
+    absent: tuple[pl.Expr, ...]  #: fields whose columns the export lacks
+    within: pl.Expr | None = None  #: selects the rows of an excerpt, by columns of the export; None for all
 
 
 def load(
@@ -59,20 +58,20 @@ def load(
     progress: Callable[[int], None] = lambda _: None,
     excerpt: Excerpt | None = None,
 ) -> dict[str, Loaded]:
-    """The rows of all sources that the export has a table for, by the table's name, in the file's order.
+    """The rows of all sources whose table the export has, by the table's name, in the file's order.
 
     Args:
         file: the export.
         sources: what to read.
-        progress: is told how many percent are read.
-        excerpt: the part of the recording to read; None for all of it.
+        progress: receives the percentage read.
+        excerpt: the part of the recording to read; None for all.
     """
     plans = [plan_of(file, source) for source in sources if source.table in file.tables]
     if excerpt is not None:
         plans = [replace(plan, within=excerpt.rows_of(plan.source.trace_table)) for plan in plans]
     loaded = {}
     with ThreadPoolExecutor(worker_count()) as pool:
-        # A table with texts is one long task: last, it would be read alone.
+        # A table with texts is one long task: submitted last, it would run alone at the end.
         pending = {
             plan.source.table: _submit(pool, file, plan) for plan in sorted(plans, key=lambda plan: not plan.texts)
         }
@@ -94,9 +93,9 @@ def load(
 
 
 def _submit(pool: ThreadPoolExecutor, file: SqliteFile, plan: Plan) -> tuple[ColumnBuffers, list[Future[int]]]:
-    """Room for a source's rows, and the tasks that will fill it; each gives the number of rows that it dropped."""
+    """Buffers for a source's rows, and the tasks that fill them; each returns the number of rows it dropped."""
     parts = file.parts(plan.source.table)
-    buffers = ColumnBuffers(shaped(file, plan, _nothing(plan))[0].schema, [part.capacity for part in parts])
+    buffers = ColumnBuffers(shaped(file, plan, _no_rows(plan))[0].schema, [part.capacity for part in parts])
 
     def fill(number: int) -> int:
         frame, dropped = shaped(file, plan, rows_of(file, plan, parts[number]))
@@ -109,10 +108,10 @@ def _submit(pool: ThreadPoolExecutor, file: SqliteFile, plan: Plan) -> tuple[Col
 
 
 def rows_of(file: SqliteFile, plan: Plan, part: Part) -> pl.DataFrame:
-    """The rows of a part, as its columns stand in the export; text as bytes.
+    """The rows of a part with the columns of the export; text as bytes.
 
     Raises:
-        UnreadableInputError: they cannot be read, or the table is damaged.
+        UnreadableInputError: the part cannot be read, or the table is damaged.
     """
     if plan.columns and plan.source.where == ALL_ROWS:
         raw = file.numbers(plan.source.table, plan.columns, part)
@@ -124,7 +123,7 @@ def rows_of(file: SqliteFile, plan: Plan, part: Part) -> pl.DataFrame:
 
 
 def plan_of(file: Tables, source: Source) -> Plan:
-    """How a source is read from a file that has its table."""
+    """The plan to read a source from a file that has its table."""
     available = file.tables[source.table]
     selected: dict[str, str] = {}
     texts: list[str] = []
@@ -141,97 +140,89 @@ def plan_of(file: Tables, source: Source) -> Plan:
             texts.append(column)
             shape.append(pl.col(column).alias(field.name))
         elif field.required:
-            raise file.unreadable(f"its table {source.table} has no column {_expected(field)}")
+            raise file.unreadable(f"its table {source.table} has no column {' or '.join(field.columns)}")
         else:
             absent.append(field.absent.alias(field.name))
     query = f"SELECT {', '.join(selected.values())} FROM {quoted(source.table)} WHERE {source.where}"  # noqa: S608
     return Plan(source, query, () if texts else tuple(selected), tuple(texts), tuple(shape), tuple(absent))
 
 
-def _expected(field: Field) -> str:
-    return " or ".join(field.columns)
-
-
-def _nothing(plan: Plan) -> pl.DataFrame:
+def _no_rows(plan: Plan) -> pl.DataFrame:
     columns = {name for expression in plan.shape for name in expression.meta.root_names()}
     return pl.DataFrame(schema={name: pl.Binary if name in plan.texts else pl.Int64 for name in columns})
 
 
 def shaped(file: Tables, plan: Plan, raw: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Rows with the columns of the export as rows of the trace, and how many were left out."""
-    keep = pl.col("start").is_not_null()
+    """Rows of the export as rows of the trace, and the number of rows left out."""
+    is_valid = pl.col("start").is_not_null()
     if "end" in raw.columns:
-        # Only a range may lack its end: it was still open when the capture ended.
-        keep = keep & (pl.col("end") >= pl.col("start")).fill_null(plan.source.trace_table == "ranges")
-    kept = raw if raw.select(keep.all()).item() else raw.filter(keep)
-    asked = kept if plan.within is None else kept.filter(plan.within)
+        # Only a range may lack its end: it was open when the capture ended.
+        is_valid = is_valid & (pl.col("end") >= pl.col("start")).fill_null(plan.source.trace_table == "ranges")
+    valid = raw if raw.select(is_valid.all()).item() else raw.filter(is_valid)
+    selected = valid if plan.within is None else valid.filter(plan.within)
     try:
-        frame = asked.select(plan.shape)
+        frame = selected.select(plan.shape)
     except pl.exceptions.PolarsError:
         found = f"its table {plan.source.table} holds numbers too large for what they count"
         raise file.unreadable(found) from None
-    return frame, raw.height - kept.height
+    return frame, raw.height - valid.height
 
 
-# --- From loaded rows to the trace's tables ---------------------------------------------------------------------------
-# what the numbers in an nsys export mean, where that takes more than casts.
-
-#: TRACE_PROCESS_EVENT_CUDABACKTRACE: with backtraces on, the 2021 collector wrote each call twice, once with its stack.
+# TRACE_PROCESS_EVENT_CUDABACKTRACE: with backtraces on, the 2021 collector wrote each call twice, once with its stack.
 BACKTRACE_CLASS = 67
 
-#: Types of CUPTI_ACTIVITY_KIND_OVERHEAD that are the profiler's doing: buffer flush, instrumentation, resources. The
-#: others (compiling, loading modules and functions lazily, a full command buffer) happen without a profiler, too.
+#: Types of CUPTI_ACTIVITY_KIND_OVERHEAD that the profiler causes: buffer flush, instrumentation, resources. The others
+#: (compilation, lazy loading of modules and functions, a full command buffer) occur without a profiler as well.
 _PROFILER_OVERHEADS = (3, 4, 5)
 
-#: nsys appends the CUDA version that a function's parameters date from: cudaLaunchKernel_v7000 → cudaLaunchKernel, but
-#: cuMemcpyHtoD_v2 is a name.
+#: nsys appends the CUDA version that a function's parameters date from: cudaLaunchKernel_v7000 → cudaLaunchKernel. The
+#: suffix of cuMemcpyHtoD_v2 is part of its name.
 _VERSION_SUFFIX = {r"_v\d{4,5}$": ""}
 
-#: The argument of `dlopen(…)` is a file of the user's where it is a path.
+#: The argument of `dlopen(…)`, removed if it is a path: that is one of the user's files.
 _PATH_ARGUMENT = {r"\(.*[/\\].*\)$": ""}
 
-#: By table of the trace what is taken out of its names.
+#: What is removed from names, by table of the trace.
 REWRITES: Mapping[str, Mapping[str, str]] = {"api_calls": _VERSION_SUFFIX, "profiler_overhead": _PATH_ARGUMENT}
 
-#: Joins no work: a call without a correlation id issued none that could be told.
+#: Joins no work: the correlation id of calls that have none.
 _NO_CORRELATION = -1
 
 _SYNCHRONIZATIONS = ("event", "stream-wait-event", "stream", "context")
 
 
 def only_process(calls: pl.DataFrame | None) -> int:
-    """The process of work whose rows do not say: the one that made all API calls, else 0."""
+    """The process of work whose rows do not name it: the one that made all API calls, else 0."""
     processes = [] if calls is None else calls["process"].drop_nulls().unique().to_list()
     return int(processes[0]) if len(processes) == 1 else 0
 
 
 def without_backtrace_copies(calls: pl.DataFrame) -> pl.DataFrame:
-    """API calls without those that repeat another one, made by the same thread under the same correlation id."""
-    copies = pl.col("class") == BACKTRACE_CLASS
-    if not calls.select(copies.any()).item():
+    """API calls without the copies made with their backtraces (same thread and correlation id as another call)."""
+    is_copy = pl.col("class") == BACKTRACE_CLASS
+    if not calls.select(is_copy.any()).item():
         return calls.drop("class")
-    call = ("process", "thread", "correlation")
-    own = calls.with_row_index("row").filter(copies)
-    repeated = own.join(calls.filter(~copies).select(call), on=call, how="semi")
+    key = ("process", "thread", "correlation")
+    copies = calls.with_row_index("row").filter(is_copy)
+    repeated = copies.join(calls.filter(~is_copy).select(key), on=key, how="semi")
     return calls.with_row_index("row").join(repeated, on="row", how="anti", maintain_order="left").drop("row", "class")
 
 
 def joined_overheads(frames: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
-    """The frames with both tables of overhead as one, less the overhead that CUDA has without a profiler, too."""
+    """The frames with both tables of overhead merged, without overhead that CUDA has without a profiler."""
     cupti = frames.pop("CUPTI_ACTIVITY_KIND_OVERHEAD", None)
     if cupti is not None:
         cupti = cupti.filter(pl.col("overhead").is_in(_PROFILER_OVERHEADS)).drop("overhead")
-        own = frames.get("PROFILER_OVERHEAD")
-        frames["PROFILER_OVERHEAD"] = cupti if own is None else pl.concat([own, cupti])
+        recorded = frames.get("PROFILER_OVERHEAD")
+        frames["PROFILER_OVERHEAD"] = cupti if recorded is None else pl.concat([recorded, cupti])
     return frames
 
 
 def event_window(frames: Mapping[str, pl.DataFrame], duration_ns: int | None) -> tuple[int, int]:
-    """Begin and end of the recorded time: the first and the last instant of any event.
+    """First and last instant of any event.
 
-    The session's own duration is no measure of it. It runs from the start of the session on a clock of its own, and
-    with a capture range most of it was not recorded (138 s for 0.3 s of events). It stands in where there are no
-    events.
+    The session's own duration does not measure it: it runs from the start of the session on a clock of its own, and
+    with a capture range most of it was not recorded (138 s for 0.3 s of events). It is used where there are no events.
     """
     begins, ends = [], []
     for frame in frames.values():
@@ -246,7 +237,7 @@ def event_window(frames: Mapping[str, pl.DataFrame], duration_ns: int | None) ->
 
 
 def finished(file: Tables, source: Source, frame: pl.DataFrame, strings: Strings) -> pl.DataFrame:
-    """A source's loaded rows with names and codes as text, and what its table needs beyond that."""
+    """A source's rows with names and codes as text, and the derived columns of its table."""
     columns = {}
     for field in source.fields:
         values = frame.get_column(field.name)
@@ -270,12 +261,12 @@ def finished(file: Tables, source: Source, frame: pl.DataFrame, strings: Strings
 
 
 def _with_kind(waits: pl.DataFrame) -> pl.DataFrame:
-    """What each wait waited for, told by what it names: a stream, an event, both, or neither.
+    """Add the kind of each synchronization, inferred from the handles it names: a stream, an event, both, or neither.
 
-    Its number (`syncType`) cannot be trusted. In 2021 and 2022 a context is 1, an event 2, a stream 3; in 2024.6 and
-    2025.3 a context is 0, an event 1, a stream 2; in 2026 the numbers are CUPTI's (event 1, stream waiting for an event
-    2, stream 3, context 4), while the export's own table of them always says the latter. What is named agrees with the
-    API call in every capture looked at.
+    `syncType` is unreliable. In 2021 and 2022 a context is 1, an event 2, a stream 3; in 2024.6 and 2025.3 a context is
+    0, an event 1, a stream 2; in 2026 the numbers are CUPTI's (event 1, stream waiting for an event 2, stream 3,
+    context 4). The export's own enumeration always lists the latter. The handles agree with the API call in every
+    capture examined.
     """
     event, stream = pl.col("event").is_not_null(), pl.col("stream").is_not_null()
     kind = (
@@ -295,13 +286,13 @@ def _with_kind(waits: pl.DataFrame) -> pl.DataFrame:
 Report = Callable[[str], None]
 
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
-_DECLARED = {source.table: source for source in SOURCES}
+_SOURCE_OF = {source.table: source for source in SOURCES}
 
 
 def read_nsys_sqlite(
     path: Path, known_as: Path, report: Report, launch_configuration: bool = True, share: float = 1.0
 ) -> Trace:
-    """The trace that an SQLite export of Nsight Systems holds, or that of a share of its events, from their middle."""
+    """The trace of an SQLite export, or of a share of its events from the middle of the recording."""
     with SqliteFile(path, known_as) as file:
         if not looks_like_nsys(file.tables):
             raise not_nsys(file)
@@ -316,7 +307,7 @@ def read_nsys_sqlite(
 
 
 def not_nsys(file: SqliteFile) -> Exception:
-    """The error for an SQLite file that is no export."""
+    """The error for an SQLite file that is not an export."""
     if "StringTable" in file.tables:
         found, advice = (
             "an nvprof database, not an Nsight Systems export",
@@ -329,7 +320,7 @@ def not_nsys(file: SqliteFile) -> Exception:
 
 
 def sources_of(file: Tables, kinds: Mapping[int, str], launch_configuration: bool) -> list[Source]:
-    """The declared sources, as far as they depend on the export and on what is asked for."""
+    """The declared sources, adapted to the export and to the request."""
     sources = []
     for source in SOURCES:
         if source.trace_table == "ranges":
@@ -348,14 +339,14 @@ def put_together(
     file: Tables,
     loaded: dict[str, Loaded],
     kinds: Mapping[int, str],
-    written_as: str = "nsys-sqlite",
+    format_name: str = "nsys-sqlite",
     part: Excerpt | None = None,
 ) -> Trace:
-    """The trace of loaded rows, which are those of a part of the recording where one is given."""
-    recorded = frozenset(_DECLARED[name].trace_table for name in loaded)
-    dropped = sum(part.dropped for part in loaded.values())
-    frames = {name: part.frame for name, part in loaded.items()}
-    loaded.clear()  # each frame is let go of as soon as the trace has its own
+    """Build the trace from loaded rows; `part` is the excerpt they belong to, if any."""
+    recorded = frozenset(_SOURCE_OF[name].trace_table for name in loaded)
+    dropped = sum(rows.dropped for rows in loaded.values())
+    frames = {name: rows.frame for name, rows in loaded.items()}
+    loaded.clear()  # frees each frame as soon as the trace has its own
     process = only_process(frames.get(_CALLS))
     frames = {name: frame.with_columns(pl.col("process").fill_null(process)) for name, frame in frames.items()}
     frames = joined_overheads(frames)
@@ -366,7 +357,7 @@ def put_together(
         repeated -= frames[_CALLS].height
     if part is not None:
         issued = frames.get(_CALLS)
-        work = (name for name in frames if _DECLARED[name].trace_table in WORK_TABLES)
+        work = (name for name in frames if _SOURCE_OF[name].trace_table in WORK_TABLES)
         frames |= {name: part.issued_in(frames[name], issued) for name in work}
 
     strings = Strings(file, distinct_ids(_ids_of_strings(frames)))
@@ -375,7 +366,7 @@ def put_together(
     tables = {name: table.empty() for name, table in TABLES.items()}
     open_ranges = 0
     for name in list(frames):
-        source, frame = _DECLARED[name], frames.pop(name)
+        source, frame = _SOURCE_OF[name], frames.pop(name)
         if source.trace_table == "ranges":
             open_ranges = frame["end_ns"].null_count()
             frame = ranges_of(frame, strings, kinds, window[1])
@@ -402,7 +393,7 @@ def put_together(
     )
     capture = Capture(
         source=file.known_as.name,
-        format=written_as,
+        format=format_name,
         recorder=NSYS,
         tool_version=session.tool_version,
         schema_version=session.schema_version,
@@ -416,7 +407,7 @@ def put_together(
 
 
 def _ids_of_strings(frames: Mapping[str, pl.DataFrame]) -> list[pl.Series]:
-    fields = [(frame, field) for name, frame in frames.items() for field in _DECLARED[name].fields if field.is_string]
+    fields = [(frame, field) for name, frame in frames.items() for field in _SOURCE_OF[name].fields if field.is_string]
     return [frame[field.name] for frame, field in fields if frame[field.name].dtype == pl.Int64]
 
 
@@ -427,7 +418,7 @@ def _cuda_processes(frames: Mapping[str, pl.DataFrame]) -> frozenset[int]:
 
 def _used_devices(tables: Mapping[str, pl.DataFrame]) -> list[tuple[int, int]]:
     work = [tables[name].select("process", "device") for name in WORK_TABLES]
-    # Most files have one pair, which comparing each row with the first finds far faster than hashing all of them.
+    # Most files have one pair. Comparing each row with the first is far faster than hashing all rows.
     pairs = [
         frame[:1] if frame.select((pl.all() == pl.all().first()).all()).row(0) == (True, True) else frame.unique()
         for frame in work

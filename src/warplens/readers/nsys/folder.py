@@ -1,8 +1,8 @@
 """Nsight Systems' exports as a folder of tables (`nsys export --type parquetdir` or `arrowdir`), as a `Trace`.
 
-Each table of the SQLite export is a file of its own there, with the same columns, so that the same declarations read it
-(`tables`) and the same steps put the trace together (`export`). Polars reads the files: only the columns that a source
-declares, and of the other tables only those that say what was recorded and on what.
+Each table of the SQLite export is a file here, with the same columns. The same declarations (`tables`) and the same
+steps (`export`) therefore apply. Polars reads only the columns that a source declares; of the other tables only those
+about the recording and the machine's GPUs are read.
 """
 
 from __future__ import annotations
@@ -11,83 +11,65 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
 from warplens.errors import UnreadableInputError
 from warplens.profile import Trace
 from warplens.readers.nsys.export import Loaded, Plan, plan_of, put_together, shaped, sources_of
-from warplens.readers.nsys.tables import SOURCES
+from warplens.readers.nsys.tables import SOURCES, STRINGS, TablesInMemory
 from warplens.readers.nsys.texts import range_kinds
-from warplens.readers.sqlite import looks_like_nsys, quoted
+from warplens.readers.sqlite import looks_like_nsys
 
 _ADVICE: Final = "Export the capture again: nsys export --type parquetdir --output profile profile.nsys-rep"
 
-#: How to open a table, by the suffix of its file. What nsys calls Arrow is a stream, not Arrow's file format.
-_OPENED: Final[dict[str, Callable[[Path], pl.LazyFrame]]] = {
+#: How to open a table, by its file suffix. What nsys calls Arrow is the stream format, not the file format.
+_OPENERS: Final[dict[str, Callable[[Path], pl.LazyFrame]]] = {
     ".parquet": pl.scan_parquet,
     ".arrow": lambda path: pl.read_ipc_stream(path).lazy(),
 }
 
-#: The table that every export has.
-_STRINGS: Final = "StringIds"
-
-#: Small tables that the reader asks. Others, some with environment, users and command lines, are never opened.
-_ASKED: Final = (
-    *(_STRINGS, "META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE", "ANALYSIS_DETAILS", "DIAGNOSTIC_EVENT"),
+#: Small tables that the reader queries. Others, some with environment, users and command lines, are never opened.
+_QUERIED_TABLES: Final = (
+    *(STRINGS, "META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE", "ANALYSIS_DETAILS", "DIAGNOSTIC_EVENT"),
     *("TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU", "TARGET_INFO_CUDA_DEVICE"),
     "TARGET_INFO_CUDA_STREAM",
     *("ENUM_NSYS_EVENT_TYPE", "ENUM_CUDA_MEMCPY_OPER", "ENUM_CUDA_MEM_KIND", "ENUM_CUDA_DEV_MEM_EVENT_OPER"),
 )
 
 
-class FolderOfTables:
-    """The tables of such a folder, the small ones asked in SQL like those of an SQLite export.
-
-    Attributes:
-        known_as: the folder as the user knows it.
-        tables: the columns of each table that may be asked for.
-    """
+class FolderOfTables(TablesInMemory):
+    """The tables of such a folder, the small ones in memory."""
 
     def __init__(self, folder: Path) -> None:
-        self.known_as = folder
-        self._files = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in _OPENED}
-        # That calls carry backtraces is all that is asked of their table.
-        self.tables: dict[str, tuple[str, ...]] = dict.fromkeys(self._files, ())
-        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
-        self._connection.text_factory = bytes
+        super().__init__(folder)
+        self._files = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix in _OPENERS}
+        # Of most tables only their existence matters, such as that of backtraces.
+        self.tables.update(dict.fromkeys(self._files, ()))
         try:
             for source in SOURCES:
                 if source.table in self._files:
                     self.tables[source.table] = tuple(self._table(source.table).collect_schema())
-            for name in _ASKED:
+            for name in _QUERIED_TABLES:
                 if name in self._files:
-                    self._take(name)
+                    self._copy(name)
         except BaseException:
             self.close()
             raise
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows of a small query; text comes as bytes."""
-        return self._connection.execute(sql).fetchall()
 
     def unreadable(self, found: str) -> UnreadableInputError:
         """An error about this folder, under the name that the user knows."""
         return UnreadableInputError(self.known_as, found, _ADVICE)
 
-    def close(self) -> None:
-        """Let go of the tables."""
-        self._connection.close()
-
     def loaded(self, plan: Plan) -> Loaded:
-        """The rows of a source, as an SQLite export's would be loaded."""
-        wanted = {name for expression in plan.shape for name in expression.meta.root_names()}
+        """The rows of a source, as they would be loaded from an SQLite export."""
+        names = {name for expression in plan.shape for name in expression.meta.root_names()}
         columns = (
             pl.col(name.removesuffix(" as text")).cast(pl.Binary).fill_null(b"").alias(name)
             if name in plan.texts
             else _as_in_sqlite(pl.col(name))
-            for name in sorted(wanted)
+            for name in sorted(names)
         )
         table, condition = self._table(plan.source.table), pl.sql_expr(plan.source.where)
         try:
@@ -101,7 +83,7 @@ class FolderOfTables:
     def _table(self, name: str) -> pl.LazyFrame:
         path = self._files[name]
         try:
-            table = _OPENED[path.suffix](path)
+            table = _OPENERS[path.suffix](path)
             table.collect_schema()
         except (pl.exceptions.PolarsError, OSError):
             raise self._damaged(name) from None
@@ -110,33 +92,23 @@ class FolderOfTables:
     def _damaged(self, name: str) -> UnreadableInputError:
         return self.unreadable(f"its file {self._files[name].name} is damaged")
 
-    def _take(self, name: str) -> None:
-        """Takes a small table over into the database in memory."""
+    def _copy(self, name: str) -> None:
+        """Copy a small table into the database in memory."""
         try:
             frame = self._table(name).collect()
             rows = frame.with_columns(_as_in_sqlite(pl.col(pl.Boolean, pl.UInt64))).rows()
-        except pl.exceptions.PolarsError:
-            raise self._damaged(name) from None
-        self.tables[name] = tuple(frame.columns)
-        columns = ", ".join(
-            f"{quoted(column)}{' INTEGER PRIMARY KEY' if name == _STRINGS and column == 'id' else ''}"
-            for column in frame.columns
-        )
-        try:
-            self._connection.execute(f"CREATE TABLE {quoted(name)} ({columns})")
-            marks = ", ".join("?" * frame.width)
-            self._connection.executemany(f"INSERT INTO {quoted(name)} VALUES ({marks})", rows)  # noqa: S608
-        except sqlite3.Error:
+            self._insert(name, frame.columns, rows)
+        except (pl.exceptions.PolarsError, sqlite3.Error):
             raise self._damaged(name) from None
 
 
 def _as_in_sqlite(column: pl.Expr) -> pl.Expr:
-    """Whole numbers as SQLite gives them back: signed, the upper half of 64-bit ones negative."""
+    """Integers as SQLite returns them: signed, the upper half of unsigned 64-bit values negative."""
     return column.cast(pl.Int64, wrap_numerical=True)
 
 
 def read_folder(folder: Path, report: Callable[[str], None], launch_configuration: bool = True) -> Trace:
-    """The trace that a folder of tables holds.
+    """The trace of a folder of tables.
 
     Raises:
         UnreadableInputError: a file of it is damaged, or lacks what every export has.

@@ -1,17 +1,16 @@
 """A report of Nsight Systems as a `Trace`, read without any software of NVIDIA.
 
-The decoded columns are those of nsys's SQLite exports and take the same way into the trace as an export's (`shaped`,
+The decoded columns are those of nsys's SQLite exports and go through the same steps into the trace (`shaped`,
 `put_together`), so that a report and its export give the same tables.
 
-What a report says about itself (`Facts`) are the small tables that nsys's exports have for it, in a database in memory,
-so that the questions asked of an export are asked of a report in the same words. Only what is listed here is taken
-over: versions, limits of the GPUs, yes-or-no answers, and texts that are classified and never quoted. Environment,
-hosts, users, command lines and paths stay where they are.
+The facts about the recording (`Facts`) are stored in a database in memory, in the small tables that exports have for
+them, so that the same queries work for both. Only the facts listed here are copied: versions, limits of the GPUs,
+yes-or-no answers, and texts that are classified and never quoted. Environment, hosts, users, command lines and paths
+are not.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from warplens.readers.nsys.export import Loaded, plan_of, put_together, shaped, 
 from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
 from warplens.readers.nsys.report_wire import BYTES, fields, tag
-from warplens.readers.nsys.tables import Source
+from warplens.readers.nsys.tables import STRINGS, Source, TablesInMemory
 from warplens.readers.nsys.texts import RANGE_KINDS
 
 _DURATION_FROM, _DURATION_TO = tag(17), tag(18)
@@ -33,10 +32,11 @@ _PROCESS = tag(26, BYTES)
 _COLLECTS_CUDA = tag(21)
 _TOOL_VERSION = tag(6, BYTES)
 
-#: Of the facts about the system (message 1.2.1 of the target: number and value) the one that tells WSL from Linux.
+#: Facts about the system that are read (message 1.2.1 of the target: number and value): the one that tells WSL from
+#: Linux.
 _SYSTEM_FACTS = {618: "SoftwareReleaseVersion"}
 
-#: Fields of a GPU (message 1.2.7 of the tail) by the columns of TARGET_INFO_GPU; names are text, all others numbers.
+#: Fields of a GPU (message 1.2.7 of the tail) by column of TARGET_INFO_GPU; names are text, all others numbers.
 _GPU = {
     "id": 1,
     "name": 2,
@@ -55,30 +55,22 @@ _GPU = {
     "computeMinor": 42,
 }
 
-#: Which GPU has which CUDA number in which process (message 1.2.9 of the tail).
+#: Fields of the mapping from GPU to CUDA ordinal in each process (message 1.2.9 of the tail).
 _CUDA_DEVICE = {"gpuId": 1, "cudaId": 2, "pid": 3}
 
-#: Bytes of a name or a version: enough for any real one.
+#: Maximum bytes of a name or version; any real one is shorter.
 _MAX_TEXT = 200
 
-#: Messages of one kind that a report may reasonably have: GPUs of a machine, processes that use them.
+#: Maximum messages of one kind, such as the GPUs of a machine or the processes that use them.
 _MAX_ROWS = 100_000
 
 
-class Facts:
-    """The small tables of a report, asked in SQL like those of an export.
-
-    Attributes:
-        known_as: the file as the user knows it.
-        tables: the columns of each table that there is; those of events are added by `declare`.
-    """
+class Facts(TablesInMemory):
+    """The small tables of a report; tables of events are added by `declare`."""
 
     def __init__(self, report: Report) -> None:
-        self.known_as: Path = report.known_as
-        self.tables: dict[str, tuple[str, ...]] = {}
+        super().__init__(report.known_as)
         self._report = report
-        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
-        self._connection.text_factory = bytes
         try:
             with report.understood():
                 self._add("META_DATA_EXPORT", ("name", "value"), _versions(report))
@@ -88,42 +80,29 @@ class Facts:
                 gpus, devices = _hardware(report.tail)
                 self._add("TARGET_INFO_GPU", tuple(_GPU), gpus)
                 self._add("TARGET_INFO_CUDA_DEVICE", tuple(_CUDA_DEVICE), devices)
-            self._add("StringIds", ("id", "value"), list(enumerate(report.strings)))
+            self._add(STRINGS, ("id", "value"), list(enumerate(report.strings)))
         except BaseException:
             self.close()
             raise
 
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """The rows of a small query; text comes as bytes."""
-        return self._connection.execute(sql).fetchall()
-
     def add_diagnostics(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Takes over what the collector reported: (severity, text, process)."""
+        """Add messages of the collector: (severity, text, process)."""
         self._add("DIAGNOSTIC_EVENT", ("severity", "text", "globalPid"), list(rows))
 
     def declare(self, table: str, columns: tuple[str, ...]) -> None:
-        """Says that the report has a table of events with these columns; its rows are not kept here."""
+        """Declare a table of events with these columns; its rows are not stored here."""
         self.tables[table] = columns
 
-    def unreadable(self, found: str, advice: str | None = None) -> UnreadableInputError:
+    def unreadable(self, found: str) -> UnreadableInputError:
         """An error about this report, under the name that the user knows."""
-        error = self._report.damaged(found)
-        return error if advice is None else UnreadableInputError(self.known_as, found, advice)
-
-    def close(self) -> None:
-        """Let go of the tables."""
-        self._connection.close()
+        return self._report.damaged(found)
 
     def _add(self, table: str, columns: tuple[str, ...], rows: list[Any]) -> None:
         if not rows:
             return
-        if len(rows) > _MAX_ROWS and table != "StringIds":
+        if len(rows) > _MAX_ROWS and table != STRINGS:
             raise self._report.damaged(f"it claims {len(rows):,} entries in a list that has a few")
-        key = "id INTEGER PRIMARY KEY, value" if table == "StringIds" else ", ".join(columns)
-        self._connection.execute(f"CREATE TABLE {table} ({key})")
-        marks = ", ".join("?" * len(columns))
-        self._connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608  # own names only
-        self.tables[table] = columns
+        self._insert(table, columns, rows)
 
 
 def _versions(report: Report) -> list[tuple[str, str]]:
@@ -135,17 +114,17 @@ def _versions(report: Report) -> list[tuple[str, str]]:
 
 
 def _requests(options: bytes) -> list[tuple[str, str]]:
-    """What was asked to be recorded, of that the one thing that notes are made of."""
-    found: list[tuple[str, str]] = []
+    """The recording options that the notes need: whether CUDA tracing was requested, per process."""
+    settings: list[tuple[str, str]] = []
     for key, first, last in fields(options, 0, len(options)):
         if key == _PROCESS:
-            asked = any(value for inner, value, _ in fields(options, first, last) if inner == _COLLECTS_CUDA)
-            found.append((f"PROCESS_{len(found)}:COLLECT_CUDA_TRACE", "true" if asked else "false"))
-    return found
+            is_requested = any(value for inner, value, _ in fields(options, first, last) if inner == _COLLECTS_CUDA)
+            settings.append((f"PROCESS_{len(settings)}:COLLECT_CUDA_TRACE", "true" if is_requested else "false"))
+    return settings
 
 
 def _system(target: bytes) -> list[tuple[str, str]]:
-    found = []
+    facts = []
     for span in _nested(target, 1, 2, 1):
         number, text = 0, b""
         for key, value, stop in fields(target, *span):
@@ -154,8 +133,8 @@ def _system(target: bytes) -> list[tuple[str, str]]:
             elif key == tag(2, BYTES):
                 text = target[value:stop]
         if number in _SYSTEM_FACTS:
-            found.append((_SYSTEM_FACTS[number], text.decode("utf-8", "replace")))
-    return found
+            facts.append((_SYSTEM_FACTS[number], text.decode("utf-8", "replace")))
+    return facts
 
 
 def _duration(target: bytes) -> list[tuple[int]]:
@@ -173,7 +152,7 @@ def _hardware(tail: bytes) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]
 
 
 def _nested(content: bytes, *path: int) -> list[tuple[int, int]]:
-    """Where the messages lie that this path of field numbers leads to."""
+    """Spans of the messages at this path of field numbers."""
     spans = [(0, len(content))]
     for number in path:
         spans = [
@@ -183,30 +162,30 @@ def _nested(content: bytes, *path: int) -> list[tuple[int, int]]:
 
 
 def _row(content: bytes, span: tuple[int, int], columns: Mapping[str, int]) -> tuple[Any, ...]:
-    found: dict[int, Any] = {}
+    content_of: dict[int, Any] = {}
     for key, value, stop in fields(content, *span):
         if key & 7 == BYTES:
-            found[key >> 3] = content[value:stop][:_MAX_TEXT].decode("utf-8", "replace")
+            content_of[key >> 3] = content[value:stop][:_MAX_TEXT].decode("utf-8", "replace")
         elif key & 7 == 0:
-            found[key >> 3] = value - 2**64 if value >= 2**63 else value
-    return tuple(found.get(number) for number in columns.values())
+            content_of[key >> 3] = value - 2**64 if value >= 2**63 else value
+    return tuple(content_of.get(number) for number in columns.values())
 
 
 _DIAGNOSTICS = "DIAGNOSTIC_EVENT"
 
-#: Rows of a table that are shaped at once: enough that the cost of a call does not show, few enough to stay small.
+#: Rows of a table shaped at once: enough to hide the cost of a call, few enough to save memory.
 _ROWS_AT_ONCE = 250_000
 
-#: From this many events on, reading takes long enough to tell how far it is.
+#: From this number of events on, progress is shown.
 _MANY_EVENTS = 1_000_000
 
-#: The newest nsys whose reports were compared with their exports.
+#: Newest nsys whose reports were compared with their exports.
 TESTED_VERSION = (2026, 2)
 
-#: Kinds of unknown events that a note names.
+#: Unknown kinds of events that a note names at most.
 _MOST_NAMED = 8
 
-#: Warnings and errors of the collector; the rest says that things went well.
+#: Severities of the collector's messages that are kept: warnings and errors.
 _SEVERITIES = (2, 3)
 
 _EXPORT = "nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
@@ -215,15 +194,15 @@ _EXPORT = "nsys export --type sqlite --output profile.sqlite profile.nsys-rep"
 def read_nsys_report(
     path: Path, known_as: Path, report: Callable[[str], None], launch_configuration: bool = True
 ) -> Trace:
-    """The trace that a report of Nsight Systems holds.
+    """The trace of an Nsight Systems report.
 
     Args:
         known_as: the file that the user named; `path` may be unpacked from it.
-        report: told in a few words what is being done.
+        report: receives short progress messages.
         launch_configuration: whether to read how kernels were launched.
 
     Raises:
-        NotUnderstoodError: it is stored in a way that this reader does not know.
+        NotUnderstoodError: the report's storage format is unknown.
         UnreadableInputError: the report is damaged, cut off, or lacks what every report has.
     """
     with opened(path, known_as) as source:
@@ -246,12 +225,13 @@ def _loaded(
     for layout in LAYOUTS:
         if layout.table != _DIAGNOSTICS:
             facts.declare(layout.table, layout.names)
-    # Calls that were recorded a second time with their backtrace are told by their class: ask for it.
+    # Calls recorded a second time with their backtrace have a class of their own; this table makes `sources_of` read
+    # it.
     facts.declare("CUDA_CALLCHAINS", ())
     sources = sources_of(facts, RANGE_KINDS, launch_configuration)
     tables = {source.table: _Rows(facts, source) for source in sources if source.table in facts.tables}
     diagnostics: list[tuple[object, ...]] = []
-    told = 0
+    shown_tenths = 0
     # One thread decodes 1.8 M events/s, two 1.4 and four 1.0: the array operations are too short to overlap.
     for block, spans, share in file.blocks():
         with file.understood():
@@ -263,9 +243,9 @@ def _loaded(
                     diagnostics.extend(serious.select("severity", "text", "globalPid").rows())
         if seen.events > file.event_count:
             break
-        if file.event_count >= _MANY_EVENTS and int(share * 10) > told:
-            told = int(share * 10)
-            report(f"{file.known_as.name}: reading, {told * 10} %")
+        if file.event_count >= _MANY_EVENTS and int(share * 10) > shown_tenths:
+            shown_tenths = int(share * 10)
+            report(f"{file.known_as.name}: reading, {shown_tenths * 10} %")
     if seen.events != file.event_count:
         raise file.damaged(f"it says to hold {file.event_count:,} events, but holds another number")
     facts.add_diagnostics(diagnostics)
@@ -273,7 +253,7 @@ def _loaded(
 
 
 class _Rows:
-    """The rows of one table as they come in, shaped some at a time so that only the trace's own columns are kept."""
+    """The rows of one table as they arrive, shaped in batches so that only the trace's own columns are kept."""
 
     def __init__(self, facts: Facts, source: Source) -> None:
         self._facts, self._plan = facts, plan_of(facts, source)
@@ -286,14 +266,14 @@ class _Rows:
         return bool(self._raw or self._shaped)
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Takes rows with the columns of the export."""
+        """Add rows with the columns of the export."""
         self._raw.append(frame)
         self._waiting += frame.height
         if self._waiting >= _ROWS_AT_ONCE:
             self._shape()
 
     def loaded(self) -> Loaded:
-        """All rows, as an export's would be loaded."""
+        """All rows, as they would be loaded from an export."""
         self._shape()
         frame = pl.concat(self._shaped, rechunk=True).with_columns(self._plan.absent)
         self._shaped.clear()
@@ -311,7 +291,7 @@ class _Rows:
 
 
 def _capture(capture: Capture, seen: Seen) -> Capture:
-    """The facts of an export's capture, as far as they are of the report itself, and what could not be read."""
+    """The capture, with notes on what could not be read or was not tested."""
     notes = list(capture.notes)
     unknown = {kind: count for kind, count in seen.unread.items() if kind not in UNUSED_TYPES}
     if unknown:

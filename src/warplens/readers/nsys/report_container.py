@@ -1,7 +1,7 @@
-"""The container of a `.nsys-rep` or `.qdrep` report: sections, and in the section of events compressed blocks.
+"""The container of a `.nsys-rep` or `.qdrep` report: sections, one of which holds compressed blocks of events.
 
-A report is a line of text, sections one after another, and an index of them at the end. This was found by comparing
-reports of 2021 to 2026 with their SQLite exports; `docs/reference/nsys-rep.md` describes it all.
+A report is a line of text, consecutive sections, and an index of them at the end. The format was found by comparing
+reports of 2021 to 2026 with their SQLite exports; `docs/reference/nsys-rep.md` describes all of it.
 
     "NVIDIA Tegra Profiler Report 2025@3@2@474-….": up to the full stop and what follows up to the first section
     sections, the first directly behind the full stop
@@ -12,13 +12,13 @@ The section "Raw Sampling Data" holds the events:
 
     "QDTEXT00"
     length, message: the target and the session's times
-    length, message: how many events (1), strings (3) and threads (5) follow, and the compression (9)
+    length, message: the numbers of events (1), strings (3) and threads (5), and the compression (9)
     blocks of events, each: compressed size, size, LZ4 block; in it length, message {1: event, 1: event, …}
-    block of strings, in the same way: {1: string, 1: string, …}; the section "Sampling Data Offsets" says where
+    block of strings, in the same way: {1: string, 1: string, …}; the section "Sampling Data Offsets" has its position
     length, message: the threads
     length, message: GPUs, CUDA contexts and streams
 
-Everything here is bounded by the size of the file: what a block claims to hold is checked before it is unpacked.
+Memory is bounded by the size of the file: the size that a block claims is checked before it is unpacked.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import lz4.block
 from warplens.errors import UnreadableInputError
 from warplens.readers import limits
 from warplens.readers.nsys.report_wire import BYTES, Bytes, DamagedError, fields, tag, varint
+from warplens.readers.opening import system_error
 
 _MAGIC = b"NVIDIA Tegra Profiler Report "
 _END = b"U3w[END]"
@@ -44,23 +45,23 @@ _EVENTS, _OFFSETS = "Raw Sampling Data", "Sampling Data Offsets"
 _OPTIONS, _ORIGIN = "Analysis Options Data", "UI Data"
 _LZ4 = b"lz4"
 
-#: A varint of 64 bits.
+#: Maximum bytes of a varint of 64 bits.
 _LENGTH_BYTES = 10
 
-#: Bytes of blocks that are decoded together: enough that the cost of a call does not show, few enough for the caches.
+#: Bytes of blocks decoded together: enough to hide the cost of a call, few enough for the caches.
 _BYTES_AT_ONCE = 2**20
 
-#: All strings stand among few other things.
+#: Maximum other messages among the strings.
 _MAX_OTHERS = 100_000
 
 _DAMAGED = "Export it where it was recorded: nsys export --type sqlite; else record the program again"
 
 
 class NotUnderstoodError(UnreadableInputError):
-    """The report is of a kind that this reader does not know; an installed nsys may.
+    """The report's format is unknown to this reader; an installed nsys may know it.
 
     Attributes:
-        reason: what is not known, as the rest of a sentence that ends in "because".
+        reason: the unknown part, as the rest of a sentence that ends in "because".
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -71,7 +72,7 @@ class NotUnderstoodError(UnreadableInputError):
 
 @dataclass(frozen=True)
 class Section:
-    """Where a named part of the file lies."""
+    """Position and size of a named part of the file."""
 
     position: int
     size: int
@@ -82,11 +83,11 @@ class Report:
 
     Attributes:
         known_as: the file as the user knows it.
-        version: of the nsys that wrote it, as the first line says; None where it names a build only.
-        target: the first message of the section of events: the target and the session's times.
-        event_count: how many events it says to hold.
-        strings: all strings, by their number.
-        tail: the last message: GPUs, contexts, streams.
+        version: version of the nsys that wrote it, from the first line; None if that names only a build.
+        target: first message of the section of events: the target and the session's times.
+        event_count: number of events that the report claims to hold.
+        strings: all strings, by number.
+        tail: last message: GPUs, contexts, streams.
     """
 
     def __init__(self, file: BinaryIO, size: int, known_as: Path) -> None:
@@ -115,7 +116,7 @@ class Report:
         self.tail, _ = self._message(position)
 
     def blocks(self) -> Iterator[tuple[Bytes, list[tuple[int, int]], float]]:
-        """The events, some blocks at a time: bytes, where in them lists of events lie, and the share read so far."""
+        """The events, some blocks at a time: bytes, spans of the lists of events in them, and the share read so far."""
         position = self._first_block
         parts: list[bytes] = []
         spans: list[tuple[int, int]] = []
@@ -134,7 +135,7 @@ class Report:
                 parts, spans, size = [], [], 0
 
     def message(self, name: str) -> bytes:
-        """The content of a small section; empty if there is none of this name."""
+        """The content of a small section; empty if there is no section of this name."""
         section = self._sections.get(name)
         if section is None:
             return b""
@@ -144,12 +145,12 @@ class Report:
 
     @property
     def options(self) -> bytes:
-        """The message of what was asked to be recorded. It holds environment and command line: never show it."""
+        """The recording options. They hold environment and command line: never show them."""
         return self.message(_OPTIONS)
 
     @property
     def origin(self) -> bytes:
-        """The message of who made the report, and with which version. It holds host and command line: never show it."""
+        """Who made the report, with which version. This holds host and command line: never show it."""
         return self.message(_ORIGIN)
 
     def damaged(self, found: str) -> UnreadableInputError:
@@ -162,7 +163,7 @@ class Report:
 
     @contextmanager
     def understood(self) -> Iterator[None]:
-        """Turns what the decoding finds wrong into an error about this file."""
+        """Turn errors of decoding into an error about this file."""
         try:
             yield
         except DamagedError as error:
@@ -239,7 +240,7 @@ class Report:
         return value, position + used
 
     def _message(self, position: int) -> tuple[bytes, int]:
-        """A message behind its length, and the position after it."""
+        """The message after its length, and the position after it."""
         length, begin = self._number(position)
         if length > min(self._end - begin, limits.MESSAGE_BYTES):
             raise self.damaged("a message is longer than what is left of it")
@@ -263,7 +264,7 @@ class Report:
         return content, begin + packed
 
     def _framed(self, block: bytes) -> tuple[int, int]:
-        """Begin and end of the message that, behind its length, fills a block."""
+        """Begin and end of the message that fills a block after its length."""
         with self.understood():
             length, begin = varint(block, 0, len(block))
         if begin + length != len(block):
@@ -288,15 +289,15 @@ class Report:
 
 @contextmanager
 def opened(path: Path, known_as: Path) -> Iterator[Report]:
-    """An open report.
+    """Open a report.
 
     Args:
         path: the file on disk.
         known_as: the file that the user named; `path` may be unpacked from it.
 
     Raises:
-        NotUnderstoodError: it is a report, but stored in a way that this reader does not know.
-        UnreadableInputError: it is damaged, cut off, or no report.
+        NotUnderstoodError: the report's storage format is unknown.
+        UnreadableInputError: the file is damaged, cut off, or not a report.
     """
     try:
         with path.open("rb") as file:
@@ -305,11 +306,10 @@ def opened(path: Path, known_as: Path) -> Iterator[Report]:
                 raise UnreadableInputError(known_as, "this is not an Nsight Systems report", "Give a .nsys-rep file")
             yield Report(file, size, known_as)
     except OSError as error:
-        found = f"the system cannot read it ({error.strerror or type(error).__name__})"
-        raise UnreadableInputError(known_as, found, "Copy the file to a local disk and try again") from None
+        raise system_error(known_as, error) from None
 
 
 def version_in(head: bytes) -> str | None:
-    """The version of nsys that wrote a report, by its first bytes: `2024.6.2` of `… 2024@6@2@225-…` (2021 on)."""
-    found = re.match(rb"NVIDIA Tegra Profiler Report (\d{4})@(\d+)@(\d+)@", head)
-    return ".".join(number.decode() for number in found.groups()) if found else None
+    """The version of nsys in the first bytes of a report: `2024.6.2` of `… 2024@6@2@225-…` (from 2021 on)."""
+    version = re.match(rb"NVIDIA Tegra Profiler Report (\d{4})@(\d+)@(\d+)@", head)
+    return ".".join(number.decode() for number in version.groups()) if version else None

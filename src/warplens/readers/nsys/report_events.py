@@ -1,9 +1,9 @@
-"""The events of a report as columns: which message field is which column of nsys's SQLite exports.
+"""The events of a report as columns: the mapping from message fields to columns of nsys's SQLite exports.
 
-An event is {1: type, then one of: 102: NVTX, 107: work on a GPU, 108: a call of a function, …}; the types are those of
-the export's table ENUM_NSYS_EVENT_TYPE. Each `Layout` names a table of the export, the fields that its columns stand
-in, and which events belong there. All were established by comparing reports with their exports, row by row; a field
-that no comparison could settle is not declared and so never read.
+An event is {1: type, and one of: 102: NVTX, 107: work on a GPU, 108: a call of a function, …}; the types are those of
+the export's table ENUM_NSYS_EVENT_TYPE. Each `Layout` names a table of the export, the fields of its columns, and the
+events that belong to it. All were established by comparing reports with their exports, row by row; fields that no
+comparison could settle are not declared and never read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _numbers(**columns: int) -> dict[int, str]:
     return {tag(number): column for column, number in columns.items()}
 
 
-#: Fields that all work on a GPU has; the details are messages of their own behind field 100.
+#: Fields of all work on a GPU; the details are messages of their own, in fields from 101 on.
 _WORK_DETAILS = {101: "kernel", 102: "copy", 103: "fill", 105: "synchronization", 107: "graph"}
 _WORK = _numbers(start=1, end=2, correlationId=3, deviceId=4, streamId=6, globalPid=8) | {
     tag(number, BYTES): name for number, name in _WORK_DETAILS.items()
@@ -54,21 +54,19 @@ class Layout:
     """One table of the export."""
 
     table: str
-    payload: str  #: the kind of message that its rows are
-    types: tuple[int, ...] = ()  #: the event types whose rows go here; empty for all
-    classes: tuple[int, ...] = ()  #: the classes of calls (ENUM_NSYS_EVENT_CLASS) whose rows go here
+    payload: str  #: the kind of message of its rows
+    types: tuple[int, ...] = ()  #: event types of its rows; empty for all
+    classes: tuple[int, ...] = ()  #: classes of calls (ENUM_NSYS_EVENT_CLASS) of its rows; empty for all
     details: str | None = None  #: the message in the payload that holds further columns
-    columns: Mapping[int, str] = field(default_factory=dict)  #: these columns by tag
-    #: those of them that tell how a kernel was launched, which few questions ask
-    launch_configuration: frozenset[str] = frozenset()
-    #: columns of the payload that the table has under other names
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[int, str] = field(default_factory=dict)  #: the further columns by tag
+    launch_configuration: frozenset[str] = frozenset()  #: further columns that few questions need
+    renamed: Mapping[str, str] = field(default_factory=dict)  #: columns of the payload named otherwise in the table
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of the table, by the names that the export gives them."""
-        own = [name for name in _LAYOUT_OF[self.payload].values() if name not in _WORK_DETAILS.values()]
-        return tuple(self.renamed.get(name, name) for name in (*own, *self.columns.values()))
+        """The columns of the table, as named in the export."""
+        payload_columns = [name for name in _LAYOUT_OF[self.payload].values() if name not in _WORK_DETAILS.values()]
+        return tuple(self.renamed.get(name, name) for name in (*payload_columns, *self.columns.values()))
 
 
 _KERNEL = _numbers(
@@ -129,8 +127,8 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("DIAGNOSTIC_EVENT", "diagnostic", (49,)),
 )
 
-#: Types of events that belong into a trace: those that are read, and those of which no report with an export was seen.
-#: Where one is not read, because it is of the latter or is stored otherwise than known, it is counted.
+#: Types of events that belong in a trace: those that are read, and those never seen in a report with an export. Events
+#: of the latter, and of the former if stored in an unknown way, are counted as unread.
 EVENT_NAMES: Mapping[int, str] = {
     35: "NvtxPushRange",
     36: "NvtxPopRange",
@@ -159,20 +157,20 @@ EVENT_NAMES: Mapping[int, str] = {
     154: "CudaOverhead",
 }
 
-#: All other types up to the newest known (ENUM_NSYS_EVENT_TYPE of 2026.2): no table of a trace is made of them.
+#: All other types up to the newest known (ENUM_NSYS_EVENT_TYPE of 2026.2): no table of a trace needs them.
 UNUSED_TYPES = frozenset(range(155)) - EVENT_NAMES.keys()
 
-#: Classes of calls (ENUM_NSYS_EVENT_CLASS of 2026.2) that no table of a trace is made of: other libraries and graphics.
-#: Those of CUDA that no report with an export was seen to hold (13: EGL driver, 26: API) are not among them.
+#: Classes of calls (ENUM_NSYS_EVENT_CLASS of 2026.2) that no table of a trace needs: other libraries and graphics.
+#: Excluded are classes of CUDA never seen in a report with an export (13: EGL driver, 26: API).
 _UNUSED_CLASSES = tuple(frozenset(range(112)) - {number for layout in LAYOUTS for number in layout.classes} - {13, 26})
 
 
 class Seen:
-    """What was found in a report, for its notes.
+    """Counts of a report's events, for its notes.
 
     Attributes:
-        events: how many events there were.
-        unread: how many of each type were of a kind that no table is made of.
+        events: number of events.
+        unread: number of events of unknown kind, by type.
     """
 
     def __init__(self) -> None:
@@ -185,10 +183,8 @@ def decoded(
 ) -> Iterator[tuple[str, pl.DataFrame]]:
     """The rows of some lists of events, by table, with the columns of `Layout.names` (null where the event lacks one).
 
-    Without `launch_configuration` the columns that tell how kernels were launched are missing.
-
     Raises:
-        DamagedError: there is something else than lists of events.
+        DamagedError: the bytes are not lists of events.
     """
     lists = [runs(source, begin, end, _TYPE) for begin, end in spans]
     starts = np.concatenate([starts for starts, _ in lists])
@@ -202,24 +198,24 @@ def decoded(
     for payload, layout in _LAYOUT_OF.items():
         if payload not in events:
             continue
-        rows = _rows(events[payload])
+        rows = _present_rows(events[payload])
         columns = walk(source, *_spans(events[payload], rows), layout)
-        own_types = types[rows]
+        payload_types = types[rows]
         if payload == "call" and "eventClass" in columns:
             unread[rows[np.isin(columns["eventClass"].or_else(-1), _UNUSED_CLASSES)]] = False
         for target in LAYOUTS:
             if target.payload == payload:
-                chosen = _chosen(target, own_types, columns)
-                unread[rows[chosen]] = False
+                table_rows = _rows_of_table(target, payload_types, columns)
+                unread[rows[table_rows]] = False
                 # Marks and names of domains show that NVTX was recorded, be there ranges or not.
-                if len(chosen) or payload == "nvtx":
-                    left_out = frozenset() if launch_configuration else target.launch_configuration
-                    yield target.table, _frame(source, target, columns, chosen, left_out)
+                if len(table_rows) or payload == "nvtx":
+                    excluded = frozenset() if launch_configuration else target.launch_configuration
+                    yield target.table, _frame(source, target, columns, table_rows, excluded)
     numbers, counts = np.unique(types[unread], return_counts=True)
     seen.unread.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
 
-def _rows(values: Values) -> Int64s:
+def _present_rows(values: Values) -> Int64s:
     if values.present is None:
         return np.arange(len(values.values))
     return np.flatnonzero(values.present)
@@ -233,13 +229,13 @@ def _spans(values: Values, rows: Int64s) -> tuple[Int64s, Int64s]:
     return values.values[rows], values.ends[rows]
 
 
-def _chosen(layout: Layout, types: Int64s, columns: Mapping[str, Values]) -> Int64s:
-    """Which messages of a payload are rows of a table."""
+def _rows_of_table(layout: Layout, types: Int64s, columns: Mapping[str, Values]) -> Int64s:
+    """The messages of a payload that are rows of a table."""
     belongs = np.isin(types, layout.types) if layout.types else np.ones(len(types), np.bool_)
     if layout.classes:
         classes = columns.get("eventClass")
         belongs &= np.isin(classes.or_else(-1), layout.classes) if classes is not None else False
-    if layout.payload == "nvtx":  # whose messages repeat the type
+    if layout.payload == "nvtx":  # its messages repeat the type
         repeated = columns.get("eventType")
         belongs &= repeated.or_else(-1) == types if repeated is not None else False
     if layout.details is not None:
@@ -252,41 +248,41 @@ def _chosen(layout: Layout, types: Int64s, columns: Mapping[str, Values]) -> Int
 
 
 def _frame(
-    source: Bytes, layout: Layout, columns: Mapping[str, Values], chosen: Int64s, left_out: frozenset[str]
+    source: Bytes, layout: Layout, columns: Mapping[str, Values], rows: Int64s, excluded: frozenset[str]
 ) -> pl.DataFrame:
-    found = {}
+    series = {}
     for name in _LAYOUT_OF[layout.payload].values():
         if name in _WORK_DETAILS.values():
             continue
         column = columns.get(name)
-        found[layout.renamed.get(name, name)] = _series(source, column, chosen, name == "text")
+        series[layout.renamed.get(name, name)] = _series(source, column, rows, name == "text")
     if layout.details is not None:
-        wanted = {key: name for key, name in layout.columns.items() if name not in left_out}
-        inner = walk(source, *_spans(columns[layout.details], chosen), wanted)
-        every = np.arange(len(chosen))
-        for name in wanted.values():
-            found[name] = _series(source, inner.get(name), every, False)
-    return pl.DataFrame(found)
+        included = {key: name for key, name in layout.columns.items() if name not in excluded}
+        inner = walk(source, *_spans(columns[layout.details], rows), included)
+        all_rows = np.arange(len(rows))
+        for name in included.values():
+            series[name] = _series(source, inner.get(name), all_rows, False)
+    return pl.DataFrame(series)
 
 
-def _series(source: Bytes, column: Values | None, chosen: Int64s, is_text: bool) -> pl.Series:
+def _series(source: Bytes, column: Values | None, rows: Int64s, is_text: bool) -> pl.Series:
     if column is None:
-        return pl.repeat(None, len(chosen), dtype=pl.Binary if is_text else pl.Int64, eager=True)
-    every = len(chosen) == len(column.values)
-    values = column.values if every else column.values[chosen]
-    present = column.present if every or column.present is None else column.present[chosen]
+        return pl.repeat(None, len(rows), dtype=pl.Binary if is_text else pl.Int64, eager=True)
+    takes_all = len(rows) == len(column.values)
+    values = column.values if takes_all else column.values[rows]
+    present = column.present if takes_all or column.present is None else column.present[rows]
     if is_text:
-        return _texts(source, column, chosen, present)
+        return _texts(source, column, rows, present)
     series = pl.Series(values)
     return series if present is None or present.all() else series.set(pl.Series(~present), None)
 
 
-def _texts(source: Bytes, column: Values, chosen: Int64s, present: Bools | None) -> pl.Series:
+def _texts(source: Bytes, column: Values, rows: Int64s, present: Bools | None) -> pl.Series:
     if column.ends is None:
         raise DamagedError("a number in place of a text")
-    begins, ends = column.values[chosen].tolist(), column.ends[chosen].tolist()
+    begins, ends = column.values[rows].tolist(), column.ends[rows].tolist()
     data = source.data
     texts: list[bytes | None] = [data[begin:end] for begin, end in zip(begins, ends, strict=True)]
     if present is not None:
-        texts = [text if there else None for text, there in zip(texts, present.tolist(), strict=True)]
+        texts = [text if is_present else None for text, is_present in zip(texts, present.tolist(), strict=True)]
     return pl.Series(texts, dtype=pl.Binary)

@@ -1,11 +1,12 @@
 """Protocol-buffer messages decoded in bulk: one step per field for thousands of messages, not one per value.
 
 The encoding is public (https://protobuf.dev/programming-guides/encoding/). A message is a sequence of fields, each a
-tag (field number × 8 + wire type) and a value; whole numbers are varints, seven bits a byte, lowest first. Writers put
-the fields of a message in ascending order, so that the messages of one kind can be walked side by side: at each step
-the lowest tag that any of them stands at is read in all that stand at it. A step costs some dozen array operations.
+tag (field number × 8 + wire type) and a value; integers are varints, seven bits per byte, lowest first. Writers put the
+fields of a message in ascending order, so that messages of one kind can be walked side by side: each step takes the
+lowest tag at the positions of all messages, and reads that field in all messages that are at it. A step costs some
+dozen array operations.
 
-Positions are indices into the decompressed bytes (`Bytes.words` reads eight of them at any position at once).
+Positions are indices into the decompressed bytes (`Bytes.words` holds the eight bytes at every position).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 #: Zero bytes after the last message, so that eight (and eight more for a long varint) can be read at any position.
 _PADDING = 24
 
-#: Fields that one message may have. Those of Nsight Systems have fewer than a hundred; the bound is against files that
-#: were made to keep the reader busy.
+#: Maximum fields of one message. Those of Nsight Systems have fewer than a hundred; the bound stops files made to keep
+#: the reader busy.
 _MAX_STEPS = 1_000
 
 _MAX_VARINT_BYTES = 10
@@ -35,21 +36,22 @@ _NO_CHAIN = "a message whose length does not lead to the next one"
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _ONE = np.uint64(1)
 
-#: The tag that stands for "this message is at its end": above all tags.
+#: The tag of a message at its end: above all real tags.
 _DONE = np.int64(2**62)
 
 
 class DamagedError(Exception):
-    """The bytes are no sequence of messages; the text says in a few words what was found."""
+    """The bytes are not a sequence of messages; the text says in a few words what was found."""
 
 
 class Bytes:
     """Decompressed bytes, readable in words of eight at any position.
 
     Attributes:
-        data: the bytes, `size` of content and some zeros after them.
-        size: how many bytes there are.
-        words: the eight bytes at each position as a number, the first the lowest.
+        data: the content, and some zeros after it.
+        size: number of bytes of content.
+        words: the eight bytes at each position as a little-endian number.
+        octets: `data` as an array of bytes.
     """
 
     def __init__(self, content: bytes | memoryview) -> None:
@@ -62,9 +64,9 @@ class Bytes:
 class Values(NamedTuple):
     """One field of many messages."""
 
-    values: Int64s  #: its numbers; for a field of bytes, where its content begins. Meaningless where it is not present.
+    values: Int64s  #: the numbers; for a field of bytes, where its content begins; undefined where it is not present
     ends: Int64s | None  #: for a field of bytes, where its content ends; else None
-    present: Bools | None  #: which of the messages have it; None if all have
+    present: Bools | None  #: the messages that have the field; None if all have
 
     def or_else(self, default: int) -> Int64s:
         """The numbers, with `default` for messages that lack the field."""
@@ -94,10 +96,10 @@ def varint(data: bytes | memoryview, position: int, end: int) -> tuple[int, int]
 
 
 def fields(data: bytes | memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of one message, one at a time: (tag, number, 0), or (tag, begin, end) for bytes and fixed numbers.
+    """The fields of one message: (tag, number, 0), or (tag, begin, end) for bytes and fixed-size numbers.
 
     Raises:
-        DamagedError: the bytes are no message.
+        DamagedError: the bytes are not a message.
     """
     position = begin
     while position < end:
@@ -122,10 +124,10 @@ def fields(data: bytes | memoryview, begin: int, end: int) -> Iterator[tuple[int
 
 
 def runs(source: Bytes, begin: int, end: int, first: int) -> tuple[Int64s, Int64s]:
-    """Where the messages of a list begin and end: field 1 of the message that fills `begin` to `end`.
+    """Begins and ends of the messages of a list: field 1 of the message that fills `begin` to `end`.
 
-    Behind them the message may hold a list in field 2: samples of the GPU's metrics (`--gpu-metrics-devices`), which
-    are passed over. Each message of either list begins with its own field 1 as a number, whose tag is `first`.
+    The list may be followed by another one in field 2: samples of the GPU's metrics (`--gpu-metrics-devices`), which
+    are skipped. Each message of either list begins with its own field 1 as a number, whose tag is `first`.
 
     Raises:
         DamagedError: the lengths do not lead from `begin` to `end`.
@@ -135,19 +137,19 @@ def runs(source: Bytes, begin: int, end: int, first: int) -> tuple[Int64s, Int64
     starts, ends = _chain(source, begin, end, tag(1, BYTES), first)
     stop = int(ends[-1]) if len(ends) else begin
     if stop < end:
-        _, others = _chain(source, stop, end, tag(2, BYTES), first)
-        if not len(others):
+        _, skipped_ends = _chain(source, stop, end, tag(2, BYTES), first)
+        if not len(skipped_ends):
             raise DamagedError("a list that does not begin with a message" if stop == begin else _NO_CHAIN)
-        if others[-1] != end:
+        if skipped_ends[-1] != end:
             raise DamagedError(_NO_CHAIN)
     return starts, ends
 
 
 def _chain(source: Bytes, begin: int, end: int, head: int, first: int) -> tuple[Int64s, Int64s]:
-    """Where the messages with the tag `head` begin and end that follow one another from `begin` on; none if none does.
+    """Begins and ends of consecutive messages with the tag `head` from `begin` on; empty if there is none.
 
-    The places that look like the begin of one are found all at once, and then only those where the chain of lengths
-    does not lead from each to the next are looked at one by one.
+    All bytes that look like the begin of a message are found at once. Only where the lengths do not lead from one to
+    the next are they checked one by one.
     """
     octets = source.octets
     heads = np.flatnonzero(octets[begin:end] == head).astype(np.int64) + begin
@@ -161,27 +163,27 @@ def _chain(source: Bytes, begin: int, end: int, head: int, first: int) -> tuple[
     if not count or heads[0] != begin:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     following = np.searchsorted(heads, ends)
-    known = (following < count) & (heads[np.minimum(following, count - 1)] == ends)
-    following = np.where(known, following, -1)
+    is_linked = (following < count) & (heads[np.minimum(following, count - 1)] == ends)
+    following = np.where(is_linked, following, -1)
     breaks = np.flatnonzero(following != np.arange(1, count + 1)).tolist()
     chain = np.zeros(count, np.bool_)
-    place, next_break = 0, 0
+    current, next_break = 0, 0
     while True:
-        while breaks[next_break] < place:
+        while breaks[next_break] < current:
             next_break += 1
         last = breaks[next_break]
-        chain[place : last + 1] = True
-        place = int(following[last])
-        if place < 0:
+        chain[current : last + 1] = True
+        current = int(following[last])
+        if current < 0:
             return starts[chain], ends[chain]
 
 
 @dataclass
 class _Walk:
-    """The state of a walk: for each message where it is, where it ends, and the tag it stands at with its length.
+    """The state of a walk: for each message its position, its end, and the tag at the position with the tag's size.
 
-    Where all messages stand at the same tag, which is the common case, `common` is that tag and `sizes` holds one
-    length for all; else `common` is None.
+    If all messages are at the same tag, which is the usual case, `common` is that tag and `sizes` holds one size for
+    all; else `common` is None.
     """
 
     at: Int64s
@@ -192,10 +194,10 @@ class _Walk:
 
 
 def walk(source: Bytes, begin: Int64s, end: Int64s, wanted: Mapping[int, str]) -> dict[str, Values]:
-    """Some fields of many messages of one kind, by name; a field that no message has is absent.
+    """Selected fields of many messages of one kind, by name; a field that no message has is absent.
 
-    Where a field is repeated in a message, its last value counts, as in any reader of protocol buffers. What follows
-    the highest wanted tag is not looked at.
+    If a field is repeated in a message, its last value counts, as in any reader of protocol buffers. Fields after the
+    highest wanted tag are not read.
 
     Args:
         begin: where each message begins.
@@ -203,27 +205,27 @@ def walk(source: Bytes, begin: Int64s, end: Int64s, wanted: Mapping[int, str]) -
         wanted: names by tag; numbers are read as signed 64-bit integers.
 
     Raises:
-        DamagedError: a field reaches beyond its message, is of an unknown kind, or there are far too many of them.
+        DamagedError: a field reaches beyond its message or is of an unknown kind, or a message has far too many fields.
     """
-    found: dict[str, Values] = {}
+    values_of: dict[str, Values] = {}
     if not len(begin) or not wanted:
-        return found
+        return values_of
     highest = max(wanted)
     state = _Walk(begin.copy(), end, begin, begin, None)
     _read_tags(source, state)
     for _ in range(_MAX_STEPS):
         lowest = int(state.tags.min()) if state.common is None else state.common
         if lowest > highest:
-            return found
+            return values_of
         if state.common is not None or int(state.tags.max()) == lowest:
-            _step_all(source, state, lowest, wanted.get(lowest), found)
+            _step_all(source, state, lowest, wanted.get(lowest), values_of)
         else:
-            _step_some(source, state, lowest, wanted.get(lowest), found)
+            _step_some(source, state, lowest, wanted.get(lowest), values_of)
     raise DamagedError("a message of far too many fields")
 
 
 def _read_tags(source: Bytes, state: _Walk) -> None:
-    """Reads the tag of every message, after a step that moved all of them."""
+    """Read the tag of every message after a step that moved all of them."""
     words = source.words[state.at]
     first, size = _varints(words[:1])
     mask = np.uint64((1 << 8 * int(size[0])) - 1) if size[0] < 8 else ~np.uint64(0)  # bytes of a word
@@ -246,17 +248,17 @@ def _tags(words: UInt64s, inside: Bools) -> tuple[Int64s, Int64s]:
     return tags, sizes
 
 
-def _step_all(source: Bytes, state: _Walk, key: int, name: str | None, found: dict[str, Values]) -> None:
+def _step_all(source: Bytes, state: _Walk, key: int, name: str | None, values_of: dict[str, Values]) -> None:
     begin, values, ends = _value(source, state.at + state.sizes, key, name is not None)
     if (ends > state.end).any():
         raise DamagedError("a field that reaches beyond its message")
     if name is not None:
-        found[name] = Values(values, None, None) if begin is None else Values(begin, ends, None)
+        values_of[name] = Values(values, None, None) if begin is None else Values(begin, ends, None)
     state.at = ends.copy() if begin is not None else ends  # some steps change it in place
     _read_tags(source, state)
 
 
-def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, found: dict[str, Values]) -> None:
+def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, values_of: dict[str, Values]) -> None:
     rows = np.flatnonzero(state.tags == key)
     begin, values, ends = _value(source, state.at[rows] + state.sizes[rows], key, name is not None)
     limits = state.end[rows]
@@ -264,7 +266,7 @@ def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, found: d
         raise DamagedError("a field that reaches beyond its message")
     if name is not None:
         count = len(state.at)
-        old = found.get(name)
+        old = values_of.get(name)
         if old is None:
             old_ends = None if begin is None else np.zeros(count, np.int64)
             old = Values(np.zeros(count, np.int64), old_ends, np.zeros(count, np.bool_))
@@ -273,13 +275,13 @@ def _step_some(source: Bytes, state: _Walk, key: int, name: str | None, found: d
             old.ends[rows] = ends
         if old.present is not None:
             old.present[rows] = True
-        found[name] = old
+        values_of[name] = old
     state.at[rows] = ends
     state.tags[rows], state.sizes[rows] = _tags(source.words[ends], ends < limits)
 
 
 def _value(source: Bytes, at: Int64s, key: int, needed: bool) -> tuple[Int64s | None, Int64s, Int64s]:
-    """(begin or None, numbers, end) of the values that stand at these positions; begins only for bytes."""
+    """(begin or None, numbers, end) of the values at these positions; begins only for bytes."""
     kind = key & 7
     if kind in (FIXED64, FIXED32):
         return at, at, at + (8 if kind == FIXED64 else 4)
@@ -302,7 +304,7 @@ def _value(source: Bytes, at: Int64s, key: int, needed: bool) -> tuple[Int64s | 
 
 
 def _varints(words: UInt64s) -> tuple[Int64s, Int64s]:
-    """The varints at the low end of these words, and their lengths in bytes; length 9 where they end beyond."""
+    """The varints at the low end of these words, and their sizes in bytes; 9 if they do not end within the word."""
     if not (words & np.uint64(0x80)).any():
         return (words & np.uint64(0x7F)).astype(np.int64), np.ones(len(words), np.int64)
     stop = ~words & _HIGH_BITS
@@ -320,7 +322,7 @@ def _varints(words: UInt64s) -> tuple[Int64s, Int64s]:
 
 
 def _sizes(source: Bytes, words: UInt64s, at: Int64s) -> Int64s:
-    """The lengths in bytes of the varints at these positions."""
+    """The sizes in bytes of the varints at these positions."""
     if not (words & np.uint64(0x80)).any():
         return np.ones(len(words), np.int64)
     stop = ~words & _HIGH_BITS

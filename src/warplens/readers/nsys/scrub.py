@@ -1,13 +1,13 @@
-"""A copy of an Nsight Systems export that can be shared.
+"""A scrubbed copy of an Nsight Systems export that can be shared.
 
-An export holds far more than a timeline: every environment variable of the program (tokens included), its command line
-and working folder, host and user names, what it printed, the files it opened, and the names of all processes of the
-machine. The copy is a new file built from what the analyses read, and nothing else: tables and settings that are not
-named here do not come along. Texts that do are searched for paths, addresses and the names and values just listed. Rows
-of events are copied as they are.
+An export holds far more than a timeline: all environment variables of the program (tokens included), its command line
+and working folder, host and user names, its output, the files it opened, and the names of all processes of the machine.
+The copy is a new file that contains only what the analyses read: tables and settings not named here are left out. Texts
+that are kept are searched for paths, addresses and the names and values just listed. Rows of events are copied
+unchanged.
 
-Nothing is ever written to the copy and deleted again, so that no free page of it can hold a secret. Even so, its raw
-bytes are searched at the end.
+Nothing is ever written to the copy and deleted again, so that no free page of it can hold a secret. In addition, the
+copy's raw bytes are searched at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _words(text: str) -> set[str]:
     return set(text.split())
 
 
-#: Tables that come along beside those of `SOURCES`: what explains them, by name. An unknown one does not, whatever its
+#: Tables that are kept in addition to those of `SOURCES`: they explain them. Unknown tables are left out whatever their
 #: name begins with.
 _KEPT_TABLES = frozenset(source.table for source in SOURCES) | _words(
     """
@@ -44,14 +44,14 @@ _KEPT_TABLES = frozenset(source.table for source in SOURCES) | _words(
     ENUM_NSYS_EVENT_CLASS ENUM_NSYS_EVENT_TYPE
     """
 )
-#: Tables that come along without rows: that there is one says that calls were recorded twice, once with their stack.
+#: Tables kept without rows: that the table exists says that calls were recorded twice, once with their stack.
 _EMPTIED_TABLES = {"CUDA_CALLCHAINS"}
 
 _EXPORT_SETTINGS = re.compile(
     rb"EXPORT_(PRODUCT|SCHEMA)_\w+|EXPORT_(PLATFORM|ARCH|TIME_UTC|LAZY|CONFIG_TIME_SHIFT)"
     rb"|EXPORT_PARAM_(LAZY|TIME_NORMALIZE|TIME_SHIFT|TABLES_TO_EXPORT|TIMES_TO_EXPORT)"
 )
-#: Of the tables of settings, the names whose values come along.
+#: Names of the settings whose values are kept, by table.
 _KEPT_SETTINGS = {
     "META_DATA_CAPTURE": re.compile(
         rb"CAPTURE_EVENT_TYPE|RATE_HZ|START_TRIGGER|STOP_TRIGGER|START_DELAY_MS|RUN_DURATION_MS"
@@ -64,18 +64,19 @@ _KEPT_SETTINGS = {
     ),
 }
 
-#: Threads that frameworks name; a thread of any other name may carry the name of the program.
+#: Thread names given by frameworks, which are kept; any other may carry the name of the program.
 _KEPT_THREADS = re.compile(rb"python[\d.]*|pt_\w+|NCCL [\w ]+|cuda-EvtHandlr|CUPTI worker.*")
 
-#: Columns that are emptied: identities of the hardware and its place, names of the machine, what annotations carry.
+#: Columns that are emptied: identifiers of the hardware and its location, names of the machine, contents of
+#: annotations.
 _EMPTIED_COLUMNS = _words(
     """
     uuid luid busLocation pciBusId ctxswDevPath ctrlDevPath devStateName jsonText jsonTextId binaryData
     """
 )
 
-#: Columns that come along beside those that are read, in whichever of the tables they stand: what nsys itself is known
-#: to write. A table's CREATE statement is written anew of these; that of the original may say anything.
+#: Columns that are kept in addition to those that are read, in any table: those that nsys is known to write. The CREATE
+#: statement of each table is rewritten from these; the original one may contain anything.
 _KEPT_COLUMNS = (
     {column for source in SOURCES for field in source.fields for column in (*field.columns, field.text_column)}
     | _EMPTIED_COLUMNS
@@ -109,11 +110,11 @@ _TYPES = {b"INTEGER", b"INT", b"REAL", b"TEXT"}
 #: Columns that refer to StringIds in schemas whose CREATE statements do not say so.
 _REFERRING_COLUMNS = {"nameId", "textId", "shortName", "demangledName", "mangledName"}
 
-#: Those that name functions. Compilers wrote these texts: an equal user name in them means nothing.
+#: Columns that name functions. Compilers wrote these texts: a user name that occurs in them is a coincidence.
 _FUNCTION_COLUMNS = {"shortName", "demangledName", "mangledName"}
 _FUNCTION_TABLES = {"CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API", "PROFILER_OVERHEAD"}
 
-#: Texts that people wrote, or that quote what they wrote.
+#: Texts that people wrote, or that quote such texts.
 _WRITTEN_TEXTS = (
     ("StringIds", "value"),
     ("NVTX_EVENTS", "text"),
@@ -121,24 +122,24 @@ _WRITTEN_TEXTS = (
     ("ANALYSIS_FILE", "filename"),
 )
 
-#: Bytes, among the kinds of values: 0 for numbers and nothing, 1 for texts.
+#: The kind of a column that holds bytes; 0 is numbers and nulls only, 1 texts.
 _BYTES = 2
 
-#: What is left out, in words.
+#: What the two counts of omitted rows count, in words.
 _WORDS = ("rows of whole tables", "rows of others")
 
-#: What the counts call the names of functions among the strings.
+#: Key of function names among the strings, in the counts.
 _FUNCTIONS = "StringIds.function"
 _DIAGNOSTICS = "DIAGNOSTIC_EVENT.text"
 
 
 def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
-    """Fills the empty file `partial` with a copy of an nsys SQLite export without what identifies.
+    """Write a scrubbed copy of an nsys SQLite export to the empty file `partial`.
 
     Left out: environment, host, user, command line, folders, program output, file accesses, other processes, names of
-    threads, call stacks, serials of the hardware, contents of NVTX payloads, and tables that Warplens does not know.
-    Paths and identifying names in NVTX and diagnostic texts become `[path 1]` and `[removed]`. The time of the capture,
-    the GPU, the versions, and the names of kernels, API calls and NVTX ranges stay.
+    threads, call stacks, serials of the hardware, contents of NVTX payloads, and unknown tables. Paths and identifying
+    names in NVTX and diagnostic texts become `[path 1]` and `[removed]`. The time of the capture, the GPU, the
+    versions, and the names of kernels, API calls and NVTX ranges are kept.
     """
     with SqliteFile(source, known_as) as file:
         if not looks_like_nsys(file.tables):
@@ -151,15 +152,15 @@ def copy_nsys(source: Path, known_as: Path, partial: Path) -> Removed:
                 functions, others = copy.texts()
         except sqlite3.Error as error:
             raise file.failed(error) from None
-    what = "a value of the environment or the command line"
-    search_copy(partial, copy.secrets, known_as, [others], [functions, others], what)
+    description = "a value of the environment or the command line"
+    search_copy(partial, copy.secrets, known_as, [others], [functions, others], description)
     return Removed.of(copy.cleaner, _WORDS, copy.left_tables, copy.left_rows)
 
 
 def keep_needed(source: Path, known_as: Path, kept: Path) -> None:
-    """Fills the empty file `kept` with what is read of an export, and its texts as they are: for the user's own cache.
+    """Write what is read of an export, with its texts unchanged, to the empty file `kept`: for the user's own cache.
 
-    Environment, hosts, users, command lines and all that no reader looks at stay behind, as in a copy for others.
+    Environment, hosts, users, command lines and all that no reader needs are left out, as in a copy for others.
     """
     with SqliteFile(source, known_as) as file:
         try:
@@ -174,8 +175,8 @@ class _Copy:
 
     Attributes:
         secrets: what the source says about people and machines.
-        left_tables: tables left out, with their rows.
-        left_rows: rows left out of the tables that came along.
+        left_tables: number of rows of each table left out.
+        left_rows: number of rows left out of each table that is kept.
     """
 
     def __init__(self, connection: sqlite3.Connection, file: SqliteFile, *, rewrites: bool = True) -> None:
@@ -209,15 +210,15 @@ class _Copy:
         connection.create_function("is_kept_thread", 1, lambda name: bool(_KEPT_THREADS.fullmatch(name or b"")))
 
     def build(self) -> None:
-        """Makes all tables, so that they stand at the front of the file, then fills them.
+        """Create all tables first, so that they are at the front of the file, then fill them.
 
-        The strings come last, when it is known which of them the copy refers to.
+        The strings are filled last, when it is known which of them the copy refers to.
         """
         for name, sql in self._rows("SELECT name, sql FROM source.sqlite_master WHERE type = 'table'"):
             self._definitions[name.decode("utf-8", "replace")] = (sql or b"").decode("utf-8", "replace")
         self._connection.execute("BEGIN")
         for table in self._kept:
-            self._connection.execute(self._created(table))
+            self._connection.execute(self._create_statement(table))
         for table in self._columns:
             if table not in self._kept:
                 self.left_tables[table] = self._count("source", table)
@@ -225,13 +226,13 @@ class _Copy:
                 self._fill(table)
         self._fill_strings()
         self._connection.execute("COMMIT")
-        left = {table: self._count("source", table) - self._count("main", table) for table in self._kept}
-        self.left_rows = {table: rows for table, rows in left.items() if rows}
+        omitted = {table: self._count("source", table) - self._count("main", table) for table in self._kept}
+        self.left_rows = {table: rows for table, rows in omitted.items() if rows}
         if columns := sum(self._left_columns.values()):
             self.left_tables["columns"] = columns
 
-    def _created(self, table: str) -> str:
-        """The CREATE statement of a table: known columns and plain types, without defaults, checks and comments."""
+    def _create_statement(self, table: str) -> str:
+        """A new CREATE statement for a table: known columns and plain types, no defaults, checks or comments."""
         columns = []
         for _, name, kind, _, _, key in self._rows(f"PRAGMA source.table_info({quoted(table)})"):
             if (column := name.decode("utf-8", "replace")) in self._columns[table]:
@@ -245,7 +246,7 @@ class _Copy:
         return f"CREATE TABLE {quoted(table)} (\n{listed}\n)"
 
     def _referring(self, table: str) -> set[str]:
-        """The columns of a table that refer to the strings."""
+        """The columns of a table that refer to StringIds."""
         declared = set(re.findall(r"^\W*(\w+).*REFERENCES StringIds", self._definitions[table], re.MULTILINE))
         return set(self._columns[table]) & ((declared | _REFERRING_COLUMNS) - _EMPTIED_COLUMNS)
 
@@ -263,22 +264,22 @@ class _Copy:
     def _fill(self, table: str) -> None:
         texts = set(self._text_columns("source", table))
         values = ", ".join(self._value(table, column, column in texts) for column in self._columns[table])
-        where = "TRUE"
+        condition = "TRUE"
         if table in _KEPT_SETTINGS:
-            where = f"is_kept('{table}', CAST(name AS BLOB))" if "name" in self._columns[table] else "FALSE"
+            condition = f"is_kept('{table}', CAST(name AS BLOB))" if "name" in self._columns[table] else "FALSE"
         elif table == "ThreadNames":
-            where = "nameId IN (SELECT id FROM source.StringIds WHERE is_kept_thread(CAST(value AS BLOB)))"
+            condition = "nameId IN (SELECT id FROM source.StringIds WHERE is_kept_thread(CAST(value AS BLOB)))"
         self._connection.execute(
-            f"INSERT INTO main.{quoted(table)} SELECT {values} FROM source.{quoted(table)} WHERE {where}"  # noqa: S608
+            f"INSERT INTO main.{quoted(table)} SELECT {values} FROM source.{quoted(table)} WHERE {condition}"  # noqa: S608
         )
 
     def _value(self, table: str, column: str, holds_text: bool) -> str:
-        """The SQL expression that gives a column of the copy."""
+        """The SQL expression for a column of the copy."""
         name = quoted(column)
         if column in _EMPTIED_COLUMNS:
             return f"CASE WHEN typeof({name}) IN ('text', 'blob') THEN '' END"
         if table == "TARGET_INFO_SESSION_START_TIME" and column == "localTime" and "utcTime" in self._columns[table]:
-            return "utcTime"  # their difference says where the machine stands
+            return "utcTime"  # the difference reveals the time zone
         if not holds_text:
             return name
         cleaned = f"CAST(clean('{table}.{column}', CAST({name} AS BLOB)) AS TEXT)"
@@ -310,21 +311,23 @@ class _Copy:
         if text is None:
             return None
         if column == _DIAGNOSTICS and not (
-            MAY_LACK_EVENTS.search(said := text.decode("utf-8", "replace")) or LOST_EVENTS.search(said)
+            MAY_LACK_EVENTS.search(message := text.decode("utf-8", "replace")) or LOST_EVENTS.search(message)
         ):
-            return b""  # it tells of programs and folders, and nothing of the numbers
+            return b""  # names programs and folders, and no analysis needs it
         if not self._rewrites:
             return text
         return (self.cleaner.function if column == _FUNCTIONS else self.cleaner.written)(column, text)
 
     def _text_columns(self, schema: str, table: str) -> list[str]:
-        """The columns that hold text or bytes anywhere, whatever type they are declared with."""
+        """The columns with text or bytes in any row, whatever type they are declared with."""
         columns = self._columns[table]
         kinds = ", ".join(f"max(instr('tb', substr(typeof({quoted(column)}), 1, 1)))" for column in columns)
-        (found,) = self._rows(f"SELECT {kinds} FROM {schema}.{quoted(table)}")  # noqa: S608
-        if any(kind == _BYTES and column not in _EMPTIED_COLUMNS for column, kind in zip(columns, found, strict=True)):
+        (kinds_held,) = self._rows(f"SELECT {kinds} FROM {schema}.{quoted(table)}")  # noqa: S608
+        if any(
+            kind == _BYTES and column not in _EMPTIED_COLUMNS for column, kind in zip(columns, kinds_held, strict=True)
+        ):
             raise self._file.unreadable(f"its table {table} holds bytes where a number or a text belongs")
-        return [column for column, kind in zip(columns, found, strict=True) if kind]
+        return [column for column, kind in zip(columns, kinds_held, strict=True) if kind]
 
     def _count(self, schema: str, table: str) -> int:
         ((count,),) = self._rows(f"SELECT count(*) FROM {schema}.{quoted(table)}")  # noqa: S608
@@ -335,7 +338,7 @@ class _Copy:
 
 
 def _secrets_of(file: SqliteFile) -> Secrets:
-    """What an export's settings and environment say about people and machines, and the home folders in its texts."""
+    """Secrets in an export's settings and environment, and the home folders in its texts."""
     secrets = Secrets()
     for table in _KEPT_SETTINGS:
         if {"name", "value"} <= set(file.tables.get(table, ())):
@@ -356,7 +359,7 @@ def _joined(rows: list[tuple[Any, ...]]) -> bytes:
 
 
 def _release(text: bytes | None) -> bytes | None:
-    """A kernel's release without the name of its build. That it is WSL's is kept: WSL records no GPU work."""
+    """A kernel's release without the name of its build. "microsoft" is kept: it says that this is WSL."""
     if text is None:
         return None
     version = re.match(rb"\d+\.\d+", text)

@@ -1,7 +1,7 @@
-"""An SQLite export larger than memory, read part by part: each part is reduced before the next ones are read.
+"""Reading an SQLite export larger than memory in parts: each part is aggregated before the next ones are read.
 
-Only the columns that are asked for are read. Nothing here joins tables: what needs launches, ranges or steps needs the
-whole trace.
+Only the requested columns are read. Nothing here joins tables: questions about launches, ranges or steps need the whole
+trace.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _NOTE: Final = Note(
     "Give more memory (--memory) to have all of it looked at",
 )
 
-#: Rows of counts that are kept beside each other before they are added up.
+#: Rows of counts that are collected before they are added up.
 _LOOSE_ROWS: Final = 2_000_000
 
 
 class Slices:
-    """One export, of which a table is read in parts. A context manager."""
+    """An export of which a table is read in parts. A context manager."""
 
     def __init__(self, path: Path) -> None:
         self._file = SqliteFile(path)
@@ -46,7 +46,8 @@ class Slices:
                 raise not_nsys(self._file)
         self._file.refuse_damage()
         self._kinds = range_kinds(self._file)
-        self._sources = [each for each in sources_of(self._file, self._kinds, False) if each.table in self._file.tables]
+        sources = sources_of(self._file, self._kinds, launch_configuration=False)
+        self._sources = [source for source in sources if source.table in self._file.tables]
 
     def __enter__(self) -> Slices:
         return self
@@ -58,7 +59,7 @@ class Slices:
 
     @property
     def capture(self) -> Capture:
-        """Facts about the file; `window_ns` is that of all events, as in a trace that was read whole."""
+        """Facts about the file; `window_ns` covers all events, as in a trace."""
         session = session_of(self._file, frozenset())
         devices, _ = devices_of(self._file, [])
         spans = [span for source in self._sources if (span := self._span(source)) is not None]
@@ -80,67 +81,65 @@ class Slices:
         valid = f"{source.where} AND start IS NOT NULL"
         valid += f" AND ({end} >= start" + (f" OR {end} IS NULL)" if source.trace_table == "ranges" else ")")
         query = f"SELECT min(start), max(start), max({end}) FROM {quoted(source.table)} WHERE {valid}"  # noqa: S608
-        ((first, last, ending),) = self._file.rows(query)
-        return None if first is None else (first, max(last, ending or last))
+        ((first, last, last_end),) = self._file.rows(query)
+        return None if first is None else (first, max(last, last_end or last))
 
     def tables(self, *names: str) -> Trace:
-        """A trace of these tables alone, read whole; the others are as if they were empty."""
+        """A trace with only these tables, read completely; the others are empty."""
         sources = [source for source in self._sources if source.trace_table in names]
         trace = put_together(self._file, load(self._file, sources), self._kinds)
         return replace(trace, capture=replace(self.capture, devices=trace.capture.devices))
 
     def counts(self, table: str, columns: Sequence[str], span: tuple[int | None, int | None]) -> pl.DataFrame:
-        """How often each duration occurs among rows that are alike: these columns, `duration_ns` and `calls`.
+        """How often each duration occurs, by the given columns: these columns, `duration_ns` and `calls`.
 
-        Durations are whole nanoseconds of which few differ, so that this is far smaller than the table, and every
-        statistic of the durations can be computed of it exactly.
+        Durations are whole nanoseconds with few distinct values. The result is therefore far smaller than the table,
+        and all statistics of the durations can be computed from it exactly.
 
         Args:
-            columns: of the table, by which rows are alike.
-            span: only rows that begin from here on and before there; None for no limit.
+            columns: columns of the table to group by.
+            span: bounds of the rows' begins, the second exclusive; None for no bound.
 
         Raises:
-            UsageError: the export says what was recorded in a way that must be read whole.
+            UsageError: the export is stored in a way that must be read completely.
         """
-        source = next((each for each in self._sources if each.trace_table == table), None)
+        source = next((source for source in self._sources if source.trace_table == table), None)
         if source is None:
-            declared = next(each for each in SOURCES if each.trace_table == table)
-            names = {name for field in declared.fields for name in (field.name,) if field.is_string}
+            declared = next(source for source in SOURCES if source.trace_table == table)
+            names = {field.name for field in declared.fields if field.is_string}
             empty = {name: pl.Enum([]) if name in names else pl.Int32 for name in columns}
             return pl.DataFrame(schema={**empty, "duration_ns": pl.Int64, "calls": pl.Int64})
         fields = tuple(field for field in source.fields if field.name in {"start_ns", "end_ns", *columns})
         if any(field.name == "class" for field in source.fields):
-            raise self._whole("its API calls are recorded with call chains, some of them twice")
-        if any(field.name == "process" and not set(field.columns) & self._has(source) for field in fields):
-            raise self._whole("it does not say which process its rows belong to")
+            raise self._not_in_slices("its API calls are recorded with call chains, some of them twice")
+        available = set(self._file.tables[source.table])
+        if any(field.name == "process" and not set(field.columns) & available for field in fields):
+            raise self._not_in_slices("it does not say which process its rows belong to")
         limits = [f"start {sign} {edge}" for sign, edge in zip((">=", "<"), span, strict=True) if edge is not None]
         plan = plan_of(self._file, replace(source, fields=fields, where=" AND ".join((source.where, *limits))))
         if plan.texts:
-            raise self._whole("its names stand in the rows themselves")
+            raise self._not_in_slices("its names stand in the rows themselves")
 
-        def reduced(part: Part) -> pl.DataFrame:
+        def count_durations(part: Part) -> pl.DataFrame:
             frame, _ = shaped(self._file, plan, rows_of(self._file, plan, part))
             duration = (pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns")
             frame = frame.with_columns(plan.absent).select(*columns, duration)
             return frame.group_by(*columns, "duration_ns").agg(pl.len().cast(pl.Int64).alias("calls"))
 
         keys = [*columns, "duration_ns"]
-        counted = _added(_in_turn(reduced, self._file.parts(source.table)), keys)
+        counted = _sum_all(_in_order(count_durations, self._file.parts(source.table)), keys)
         named = [field.name for field in fields if field.is_string]
         strings = Strings(self._file, distinct_ids(counted[name] for name in named))
         return counted.with_columns(strings.encode(counted[name], REWRITES.get(table)).alias(name) for name in named)
 
-    def _has(self, source: Source) -> set[str]:
-        return set(self._file.tables[source.table])
-
-    def _whole(self, why: str) -> UsageError:
+    def _not_in_slices(self, reason: str) -> UsageError:
         return UsageError(
-            f"{self._file.known_as.name}: cannot be read in slices, because {why}. Allow more memory with --memory"
+            f"{self._file.known_as.name}: cannot be read in slices, because {reason}. Allow more memory with --memory"
         )
 
 
 def rows_in(path: Path) -> dict[str, int] | None:
-    """By table of the trace how many rows of an export go there, about and at most; None where it is no export."""
+    """Upper estimate of the rows of each table of the trace; None if the file is not an export."""
     with SqliteFile(path) as file:
         if not looks_like_nsys(file.tables):
             return None
@@ -151,28 +150,28 @@ def rows_in(path: Path) -> dict[str, int] | None:
         return dict(rows)
 
 
-def _in_turn(reduce: Callable[[Part], pl.DataFrame], parts: Sequence[Part]) -> Iterator[pl.DataFrame]:
-    """The reduced parts in their order; only as many are read ahead as there are connections."""
+def _in_order(reduce: Callable[[Part], pl.DataFrame], parts: Sequence[Part]) -> Iterator[pl.DataFrame]:
+    """The reduced parts in order; at most one per connection is read ahead."""
     with ThreadPoolExecutor(worker_count()) as pool:
-        ahead: deque[Future[pl.DataFrame]] = deque()
+        pending: deque[Future[pl.DataFrame]] = deque()
         for part in parts:
-            ahead.append(pool.submit(reduce, part))
-            if len(ahead) > worker_count():
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+            pending.append(pool.submit(reduce, part))
+            if len(pending) > worker_count():
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
-def _added(parts: Iterator[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:
-    """The counts of all parts added up."""
-    found: list[pl.DataFrame] = []
-    loose = 0
+def _sum_all(parts: Iterator[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:
+    """The sum of the counts of all parts."""
+    collected: list[pl.DataFrame] = []
+    row_count = 0
     for part in parts:
-        found.append(part)
-        loose += part.height
-        if loose > max(_LOOSE_ROWS, 2 * found[0].height):
-            found, loose = [_sum(found, keys)], 0
-    return _sum(found, keys)
+        collected.append(part)
+        row_count += part.height
+        if row_count > max(_LOOSE_ROWS, 2 * collected[0].height):
+            collected, row_count = [_sum(collected, keys)], 0
+    return _sum(collected, keys)
 
 
 def _sum(parts: list[pl.DataFrame], keys: Sequence[str]) -> pl.DataFrame:

@@ -1,13 +1,14 @@
-"""How the tables of an nsys export become the tables of a `Trace`: one declaration each, for all schemas since 2021.
+"""Declarations of how the tables of an nsys export become the tables of a `Trace`, for all schemas since 2021.
 
-A `Source` names an export's table and says for each column of the trace which of the export's columns it comes from,
-newest schema first, how it is converted, and what stands for it in schemas that lack it. Only the columns that are
-declared here are read. Names are loaded as ids and encoded afterwards (`Strings`).
+A `Source` names an export's table and, for each column of the trace, the export's columns it may come from (newest
+schema first), its conversion, and its value in schemas that lack it. Only the columns declared here are read. Names are
+loaded as ids and encoded afterwards (`Strings`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,11 +21,14 @@ from warplens.profile import Note, NoteLevel
 from warplens.profile.trace import LAUNCH_SIZE, WORK_TABLES
 from warplens.readers.sqlite import SqliteFile, quoted
 
+#: The table of strings, which every export has.
+STRINGS: Final = "StringIds"
+
 _LOW_24_BITS = 0xFFFFFF
 
 
 class Tables(Protocol):
-    """What a trace is put together from, beside its events: an export on disk, or what a report says about itself."""
+    """The queries needed to build a trace, beside its events: implemented by exports on disk and by reports."""
 
     @property
     def known_as(self) -> Path:
@@ -32,7 +36,7 @@ class Tables(Protocol):
 
     @property
     def tables(self) -> Mapping[str, tuple[str, ...]]:
-        """The columns of each table that there is."""
+        """The columns of each table."""
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a small query; text comes as bytes."""
@@ -41,13 +45,44 @@ class Tables(Protocol):
         """An error about this file, under the name that the user knows."""
 
 
+class TablesInMemory:
+    """Small tables in a database in memory, queried in SQL like those of an SQLite export.
+
+    Attributes:
+        known_as: the file or folder as the user knows it.
+        tables: the columns of each table; they may name tables of events, whose rows are not in the database.
+    """
+
+    def __init__(self, known_as: Path) -> None:
+        self.known_as = known_as
+        self.tables: dict[str, tuple[str, ...]] = {}
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
+        self._connection.text_factory = bytes
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """The rows of a small query; text comes as bytes."""
+        return self._connection.execute(sql).fetchall()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._connection.close()
+
+    def _insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        self.tables[table] = tuple(columns)
+        keys = {"id": " INTEGER PRIMARY KEY"} if table == STRINGS else {}
+        definitions = ", ".join(quoted(column) + keys.get(column, "") for column in columns)
+        self._connection.execute(f"CREATE TABLE {quoted(table)} ({definitions})")
+        placeholders = ", ".join("?" * len(columns))
+        self._connection.executemany(f"INSERT INTO {quoted(table)} VALUES ({placeholders})", rows)  # noqa: S608
+
+
 def process_of(identifier: str) -> pl.Expr:
-    """The process id in a `globalPid` or `globalTid`: bits 24 to 47, above it the machine, below it the thread id."""
+    """The process id in a `globalPid` or `globalTid`: bits 24 to 47 (above: the machine, below: the thread id)."""
     return ((pl.col(identifier) // 2**24) & _LOW_24_BITS).cast(pl.Int32)
 
 
 def thread_of(identifier: str) -> pl.Expr:
-    """The thread id in a `globalTid`: its low 24 bits; 0 where the row does not say."""
+    """The thread id in a `globalTid`: its low 24 bits; 0 where it is null."""
     return (pl.col(identifier).fill_null(0) & _LOW_24_BITS).cast(pl.Int32)
 
 
@@ -60,17 +95,17 @@ def _int32(column: str) -> pl.Expr:
 
 
 def _unsigned(column: str) -> pl.Expr:
-    # CUPTI writes "none" as 0xFFFFFFFF; as a signed number that is −1.
+    # CUPTI writes "none" as 0xFFFFFFFF, which is −1 as a signed number.
     value = pl.col(column)
     return pl.when(value >= 2**31).then(value - 2**32).otherwise(value).cast(pl.Int32)
 
 
-def _stream_or_null(column: str) -> pl.Expr:
+def _id_or_null(column: str) -> pl.Expr:
     return pl.when(pl.col(column) != 0xFFFFFFFF).then(pl.col(column))
 
 
-def _device_or_null(column: str) -> pl.Expr:
-    return _stream_or_null(column).cast(pl.Int32)
+def _int32_or_null(column: str) -> pl.Expr:
+    return _id_or_null(column).cast(pl.Int32)
 
 
 #: No condition on the rows of a table.
@@ -82,15 +117,14 @@ class Field:
     """One column of a trace's table."""
 
     name: str
-    columns: tuple[str, ...]  #: the column in the export; where several are named, the first that the export has
-    convert: Callable[[str], pl.Expr] = _as_is  #: from that column's name to an expression over 64-bit integers
-    absent: Any = None  #: what stands for it in an export that has none of the columns
-    required: bool = False  #: without it the table cannot be read at all
-    #: the column holds ids of `StringIds`; in `text_column`, of older exports, the text itself stands
-    is_string: bool = False
-    text_column: str | None = None
-    launch_configuration: bool = False  #: it tells how a kernel was launched, which few questions ask
-    #: what the column's numbers mean, and the export's own table of them, which goes first where it is there
+    columns: tuple[str, ...]  #: candidate columns of the export; the first that exists is read
+    convert: Callable[[str], pl.Expr] = _as_is  #: from the column's name to an expression over 64-bit integers
+    absent: Any = None  #: the value in an export that has none of the columns
+    required: bool = False  #: whether the table cannot be read without it
+    is_string: bool = False  #: whether the column holds ids of `StringIds`
+    text_column: str | None = None  #: the column that holds the text itself, in older exports
+    launch_configuration: bool = False  #: whether it belongs to the launch configuration, which few questions need
+    #: the export's enumeration table, and meanings of the numbers for exports without it
     codes: tuple[str, Mapping[int, str]] | None = None
 
 
@@ -99,13 +133,13 @@ class Source:
     """One table of the export."""
 
     table: str
-    trace_table: str  #: the table of the trace to which its rows go
+    trace_table: str  #: the table of the trace that receives its rows
     fields: tuple[Field, ...]  #: the trace's columns, and further ones that the reader needs
-    where: str = ALL_ROWS  #: a condition on the rows
+    where: str = ALL_ROWS  #: SQL condition on the rows
 
 
-def _string(name: str, *columns: str, required: bool = True) -> Field:
-    return Field(name, columns, is_string=True, required=required)
+def _string(name: str, *columns: str) -> Field:
+    return Field(name, columns, is_string=True, required=True)
 
 
 def _nullable(name: str, dtype: pl.DataType | type[pl.DataType], *columns: str) -> Field:
@@ -116,7 +150,7 @@ def _configuration(name: str, column: str) -> Field:
     return replace(_nullable(name, pl.Int32, column), launch_configuration=True)
 
 
-#: ENUM_CUDA_MEMCPY_OPER, the same in all exports that have it; those of 2021 and 2022 have no such table.
+#: ENUM_CUDA_MEMCPY_OPER, the same in all exports that have it; those of 2021 and 2022 lack this table.
 DIRECTIONS: Mapping[int, str] = dict(
     enumerate(
         (
@@ -152,7 +186,7 @@ def _memory_kind(name: str, column: str) -> Field:
 
 
 _SPAN = (Field("start_ns", ("start",), required=True), Field("end_ns", ("end",), required=True))
-# A null process stands for "not said": the reader puts the only process of the file there.
+# A null process means "unknown": the reader then uses the only process of the file.
 _PROCESS = Field("process", ("globalPid",), process_of, pl.lit(None, pl.Int32))
 _CORRELATION = _nullable("correlation", pl.Int64, "correlationId")
 _ON_DEVICE = (
@@ -185,7 +219,7 @@ SOURCES: tuple[Source, ...] = (
         ),
     ),
     Source(
-        "CUPTI_ACTIVITY_KIND_RUNTIME",  # driver calls stand here, too
+        "CUPTI_ACTIVITY_KIND_RUNTIME",  # includes driver calls
         "api_calls",
         (
             *_ON_THREAD,
@@ -221,9 +255,9 @@ SOURCES: tuple[Source, ...] = (
         "synchronizations",
         (
             *_SPAN,
-            Field("device", ("deviceId",), _device_or_null, pl.lit(None, pl.Int32)),
-            Field("stream", ("streamId",), _stream_or_null, pl.lit(None, pl.Int64)),
-            Field("event", ("eventId",), _stream_or_null, pl.lit(None, pl.Int64)),
+            Field("device", ("deviceId",), _int32_or_null, pl.lit(None, pl.Int32)),
+            Field("stream", ("streamId",), _id_or_null, pl.lit(None, pl.Int64)),
+            Field("event", ("eventId",), _id_or_null, pl.lit(None, pl.Int64)),
             _PROCESS,
             _CORRELATION,
         ),
@@ -234,7 +268,7 @@ SOURCES: tuple[Source, ...] = (
         (
             Field("time_ns", ("start",), required=True),
             _PROCESS,
-            Field("device", ("deviceId",), _device_or_null, pl.lit(None, pl.Int32)),
+            Field("device", ("deviceId",), _int32_or_null, pl.lit(None, pl.Int32)),
             _nullable("address", pl.Int64, "address"),
             Field("bytes", ("bytes",), required=True),
             Field(
@@ -267,22 +301,22 @@ SOURCES: tuple[Source, ...] = (
 )
 
 
-# --- A part of a recording that is too large to be read whole: which rows of each table belong to it ---
+# --- An excerpt of a recording that is too large to be read completely ---
 #
-# The part is a span of time in the middle of the events. It is cut such that whole steps stay whole: a call of the host
-# belongs to it by its begin, GPU work with the call that issued it, and a range that only one edge of the span cuts is
-# left out, for its work would be there in part alone.
+# The excerpt is a time span in the middle of the events. It is cut so that complete steps stay complete: a host call
+# belongs to it by its begin, GPU work by the call that issued it, and a range cut by only one edge of the span is left
+# out, as only part of its work would be there.
 
-#: GPU work begins at most this share of the span after the call that issued it: milliseconds, of seconds.
-_QUEUED: Final = 0.05
+#: GPU work begins at most this share of the span after the call that issued it (milliseconds, for spans of seconds).
+_MAX_QUEUE_SHARE: Final = 0.05
 
-#: Rows whose begin is looked at to find the span: it holds the share that is asked for to about one in a hundred.
-_LOOKED_AT: Final = 2_000
+#: Rows sampled to find the span: it holds the requested share to about one percent.
+_SAMPLED_ROWS: Final = 2_000
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A span of a recording, and the share of the events that lie in it, about."""
+    """A time span of a recording, and the approximate share of the events in it."""
 
     start_ns: int
     end_ns: int
@@ -290,10 +324,10 @@ class Excerpt:
 
     @property
     def _queued_ns(self) -> int:
-        return int((self.end_ns - self.start_ns) * _QUEUED)
+        return int((self.end_ns - self.start_ns) * _MAX_QUEUE_SHARE)
 
     def rows_of(self, table: str) -> pl.Expr:
-        """Which rows of a table of the trace may belong to it, by the columns `start` and `end` of the export."""
+        """Condition for the rows that may belong to the excerpt, on the export's columns `start` and `end`."""
         start = pl.col("start")
         inside = (start >= self.start_ns) & (start < self.end_ns)
         if table in WORK_TABLES:
@@ -301,15 +335,15 @@ class Excerpt:
         if table != "ranges":
             return inside
         end = pl.col("end")
-        around = (start < self.start_ns) & (end > self.end_ns)
-        return (inside & (end.is_null() | (end <= self.end_ns))) | around
+        enclosing = (start < self.start_ns) & (end > self.end_ns)
+        return (inside & (end.is_null() | (end <= self.end_ns))) | enclosing
 
     def issued_in(self, work: pl.DataFrame, calls: pl.DataFrame | None) -> pl.DataFrame:
-        """The GPU work that calls of the span issued; where no call is known, what begins well inside of it."""
+        """The GPU work issued by the excerpt's calls; without known calls, work that begins well inside the span."""
         inside = pl.col("start_ns") < self.end_ns
         if calls is None or not calls.height:
             return work.filter(inside)
-        # What the calls before the span have left in the queue begins first.
+        # Work still queued from calls before the span begins first.
         inside &= pl.col("start_ns") >= self.start_ns + self._queued_ns
         issuing = calls.select("process", "correlation").unique().with_columns(issued=pl.lit(value=True))
         work = work.join(issuing, on=["process", "correlation"], how="left", maintain_order="left")
@@ -317,7 +351,7 @@ class Excerpt:
 
     @property
     def note(self) -> Note:
-        """Says that the rest was not looked at."""
+        """The note that the rest of the recording was not read."""
         return Note(
             "read-in-part",
             NoteLevel.WARNING,
@@ -328,7 +362,7 @@ class Excerpt:
 
 
 def excerpt_of(file: SqliteFile, share: float) -> Excerpt:
-    """The span in the middle of an export that holds this share of its events, counted by GPU work, else by calls."""
+    """The middle span of an export that holds this share of its events, by GPU work, else calls, else ranges."""
     for table in _tables(file, (*WORK_TABLES, "api_calls", "ranges")):
         starts = np.sort(_begins(file, table))
         if len(starts) > 1:
@@ -338,16 +372,16 @@ def excerpt_of(file: SqliteFile, share: float) -> Excerpt:
 
 
 def _tables(file: SqliteFile, names: Sequence[str]) -> list[str]:
-    """The export's tables that become these of the trace, as far as it has them, in that order."""
+    """The export's tables, as far as present, that feed these tables of the trace, in that order."""
     return [source.table for name in names for source in SOURCES
             if source.trace_table == name and source.table in file.tables]  # fmt: skip
 
 
 def _begins(file: SqliteFile, table: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The begins of some rows of a table, evenly spread over it."""
+    """The begins of a sample of rows, evenly spread over a table."""
     first, last = file.span(table)
     if first is None or last is None:
         return np.empty(0, np.int64)
-    numbers = np.unique(np.linspace(first, last, _LOOKED_AT).astype(np.int64))
+    numbers = np.unique(np.linspace(first, last, _SAMPLED_ROWS).astype(np.int64))
     query = f"SELECT start FROM {quoted(table)} WHERE {file.row_number(table)} IN ({', '.join(map(str, numbers))})"  # noqa: S608
     return np.array([start for (start,) in file.rows(query) if isinstance(start, int)], np.int64)

@@ -1,11 +1,11 @@
-"""Every chart, defined once: the same definition is interactive in HTML and becomes SVG or PNG elsewhere.
+"""All charts. One definition is interactive in HTML and becomes SVG or PNG elsewhere.
 
-A chart function takes a small frame of finished numbers and returns a `Chart`, which draws itself when a renderer asks.
-What goes into a chart is aggregated beforehand, by the function beside it: no chart holds more than about two thousand
-marks. Labels stand at what they name rather than in legends; units are those of people.
+A chart function takes a small frame of final numbers and returns a `Chart`, which is drawn when a renderer needs it.
+The data are aggregated beforehand by the functions beside it: no chart has more than about two thousand marks. Labels
+are placed at their marks rather than in legends; values have display units.
 
-This package imports Altair, which takes a good part of a second: documents import it when they come to draw, never to
-count. A new chart becomes a function here, in the module of its kind (`bars`, `overtime`, `plane`).
+Importing Altair takes a good part of a second, so documents import this package only to draw. A new chart is a function
+in the module of its kind (`bars`, `overtime`, `plane`).
 """
 
 from warplens.report.charts.bars import (

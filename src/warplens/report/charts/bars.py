@@ -1,4 +1,4 @@
-"""Bars and cells in rows, each under its label: parts of a whole, rankings, grids. They read well on a phone."""
+"""Charts of labelled rows of bars or cells: parts of a whole, rankings, grids. Labels above the bars suit phones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from warplens.report import text as fmt
 from warplens.report.charts.base import Chart, Mark, embedded, layer, layered, tooltip
 from warplens.report.theme import Ink
 
-#: Heights in pixels: a line of text, the bar under it, the space to the next row, the strip of a budget.
+#: Heights in pixels: the label line, the bar below it, the space to the next row, the strip of a budget.
 _LABEL, _BAR, _GAP, _STRIP = 17, 9, 11, 30
 ROW_HEIGHT = _LABEL + _BAR + _GAP
 
-#: Pixels that a label leaves to the number at the end of its line.
+#: Pixels reserved for the number at the right end of a label line.
 _NUMBER_ROOM = 140
 
 
@@ -28,9 +28,9 @@ def ranked_chart(rows: pl.DataFrame, *, kind: Kind = "duration_ns") -> Chart:
     Args:
         rows: `name`, `value`, `share` (0–1 or null) and `fill` (colour token, or null for the default); optionally
             `full_name` and `detail` for the tooltip.
-        kind: what `value` is.
+        kind: of `value`.
     """
-    top = max((abs(value) for value in rows.get_column("value").to_list()), default=0) or 1
+    largest = max((abs(value) for value in rows.get_column("value").to_list()), default=0) or 1
     marks: list[Mark] = []
     for position, row in enumerate(rows.iter_rows(named=True)):
         number = fmt.value(row["value"], kind)
@@ -38,7 +38,7 @@ def ranked_chart(rows: pl.DataFrame, *, kind: Kind = "duration_ns") -> Chart:
             number = f"{fmt.share(row['share'])} · {number}"
         marks.append(
             {
-                **row_place(position * ROW_HEIGHT, 0.0, row["value"] / top),
+                **row_place(position * ROW_HEIGHT, 0.0, row["value"] / largest),
                 **_texts(row["name"], number, row["fill"] or "gemm", row.get("detail")),
                 "name": row.get("full_name") or row["name"],
             }
@@ -48,24 +48,24 @@ def ranked_chart(rows: pl.DataFrame, *, kind: Kind = "duration_ns") -> Chart:
 
 
 def budget_chart(parts: pl.DataFrame) -> Chart:
-    """The time budget: one strip that is the whole window, and below it each part where it stands in the strip.
+    """The time budget: one strip for the whole window, and below it each part at its position in the strip.
 
     Args:
         parts: `part` (title), `family` (`busy` or `idle`), `duration_ns`, `share` of the window, `fill` (colour token),
             all busy parts first; optionally `detail` for the tooltip.
     """
     marks: list[Mark] = []
-    reached = 0.0
+    offset = 0.0
     top = _LABEL + _STRIP + 14
     for position, row in enumerate(parts.iter_rows(named=True)):
         number = f"{fmt.share(row['share'])} · {fmt.duration(row['duration_ns'])}"
-        place = row_place(top + position * ROW_HEIGHT, reached, reached + row["share"])
+        place = row_place(top + position * ROW_HEIGHT, offset, offset + row["share"])
         marks.append({**place, **_texts(row["part"], number, row["fill"], row.get("detail"))})
-        reached += row["share"]
-    heads = []
+        offset += row["share"]
+    headings = []
     for family in ("busy", "idle"):
         share, duration_ns = parts.filter(pl.col("family") == family).select("share", "duration_ns").sum().row(0)
-        heads.append(f"{family} {fmt.share(share)} · {fmt.duration(duration_ns)}")
+        headings.append(f"{family} {fmt.share(share)} · {fmt.duration(duration_ns)}")
     height = top + len(marks) * ROW_HEIGHT
 
     def draw(ink: Ink) -> alt.LayerChart:
@@ -73,14 +73,14 @@ def budget_chart(parts: pl.DataFrame) -> Chart:
         style = {"stroke": ink("surface"), "strokeWidth": 1}
         titles = (
             layer(
-                [{"text": head, "y": 8}],
+                [{"text": heading, "y": 8}],
                 "text",
                 {"align": align, "baseline": "middle", "fontWeight": "bold", "fill": ink("ink")},
                 x=alt.value(0 if align == "left" else "width"),
                 y=y_pixels("y", height),
                 text="text:N",
             )
-            for head, align in zip(heads, ("left", "right"), strict=True)
+            for heading, align in zip(headings, ("left", "right"), strict=True)
         )
         segments = layer(strip, "rect", style, **_span(height), color=_RAW_FILL, tooltip=_TOOLTIP)
         return layered(segments, *titles, *labelled_bars(marks, ink, height), height=height)
@@ -88,7 +88,7 @@ def budget_chart(parts: pl.DataFrame) -> Chart:
     return Chart(draw)
 
 
-#: The colour that a mark has itself.
+#: Uses the colour in the `fill` field of a mark.
 _RAW_FILL = alt.Color("fill:N", scale=None)
 _TOOLTIP = tooltip("name", "number", "detail")
 
@@ -104,31 +104,31 @@ def y_pixels(field: str, height: int) -> alt.Y:
 
 
 def _span(height: int) -> dict[str, Any]:
-    """Where bars stand that begin and end at a share of the width."""
+    """Encodings of bars that begin and end at a share of the width."""
     return {"x": x_share(), "x2": "x1:Q", "y": y_pixels("y0", height), "y2": "y1:Q"}
 
 
 def row_place(top: float, begin: float, end: float) -> Mark:
-    """Where a row's label and bar stand; x from 0 to 1."""
+    """Position of a row's label and bar: y in pixels, x from 0 to 1."""
     bar = top + _LABEL
     return {"y": top + 8, "y0": bar, "y1": bar + _BAR, "x0": round(begin, 5), "x1": round(end, 5)}
 
 
 def coloured(marks: list[Mark], ink: Ink) -> list[Mark]:
-    """Marks with the colour of their `token` as `fill`."""
+    """The marks with `token` replaced by its colour, `fill`."""
     return [
         {**{key: item for key, item in mark.items() if key != "token"}, "fill": ink(mark["token"])} for mark in marks
     ]
 
 
 def labelled_bars(marks: list[Mark], ink: Ink, height: int) -> list[alt.Chart]:
-    """Layers of bars with a label and a number above each: track, bar, label, number, and what answers a touch."""
+    """Layers of bars with a label and a number above each: track, bar, label, number, and an area for the tooltip."""
     base = alt.Chart(embedded(coloured(marks, ink)))
     whole_width = {"x": alt.value(0), "x2": alt.value("width"), "y2": "y1:Q"}
     room = alt.ExprRef(f"max(60, width - {_NUMBER_ROOM})")
     label = {"align": "left", "baseline": "middle", "limit": room, "fill": ink("ink")}
     number = {"align": "right", "baseline": "middle", "fill": ink("soft")}
-    # An invisible area makes the whole row answer the pointer and the finger, not the thin bar alone.
+    # An invisible area shows the tooltip for the whole row, not only for the thin bar.
     touched = base.transform_calculate(touch=f"datum.y0 - {_LABEL}")
     return [
         layer(base, "rect", {"fill": ink("track"), "cornerRadius": 2}, **whole_width, y=y_pixels("y0", height)),
@@ -139,8 +139,7 @@ def labelled_bars(marks: list[Mark], ink: Ink, height: int) -> list[alt.Chart]:
     ]
 
 
-#: A total, a part that adds time, one that takes some away: warm for what costs, cool for what saves, as everywhere in
-#: the charts, and each with its sign in words.
+#: Colour tokens of a total, of an increase (warm) and of a decrease (cool), as in all charts. The numbers have signs.
 _TOTAL, _MORE, _LESS = "other", "idle-2", "attention"
 
 
@@ -149,37 +148,38 @@ def waterfall_chart(
 ) -> Chart:
     """Two totals, the first on top, and between them every part of their difference.
 
-    All bars share one scale that begins at zero, so that lengths compare: with each other and with the totals.
+    All bars share one scale that begins at zero, so their lengths are comparable.
 
     Args:
         begin: name and amount of the first total, not negative.
-        parts: `name` and `delta` (what the part adds, or takes away), from the top; optionally `detail` for the
-            tooltip. They sum to the totals' difference.
+        parts: `name` and `delta` (signed change), from the top; optionally `detail` for the tooltip. The deltas sum to
+            the difference of the totals.
         end: name and amount of the second total.
+        kind: of the amounts.
     """
-    whole, last = float(begin[1]), float(end[1])
-    reached, edges = whole, [(0.0, whole)]
+    first, last = float(begin[1]), float(end[1])
+    reached, edges = first, [(0.0, first)]
     texts = [_texts(begin[0], fmt.value(begin[1], kind), _TOTAL)]
     for row in parts.iter_rows(named=True):
         delta = row["delta"]
         edges.append((reached, reached + delta))
         reached += delta
         number = _signed(fmt.value(delta, kind), delta)
-        if whole:
-            number = f"{_signed(fmt.share(delta / whole), delta)} · {number}"
+        if first:
+            number = f"{_signed(fmt.share(delta / first), delta)} · {number}"
         texts.append(_texts(row["name"], number, _MORE if delta > 0 else _LESS, row.get("detail")))
     edges.append((0.0, last))
     number = fmt.value(end[1], kind)
-    if whole:
-        number = f"{_signed(fmt.share(last / whole - 1), last - whole)} · {number}"
+    if first:
+        number = f"{_signed(fmt.share(last / first - 1), last - first)} · {number}"
     texts.append(_texts(end[0], number, _TOTAL))
     low = min(0.0, *(min(edge) for edge in edges))
     span = max(max(edge) for edge in edges) - low or 1.0
     marks: list[Mark] = [
-        {**row_place(place * ROW_HEIGHT, (min(edge) - low) / span, (max(edge) - low) / span), **text}
-        for place, (edge, text) in enumerate(zip(edges, texts, strict=True))
+        {**row_place(position * ROW_HEIGHT, (min(edge) - low) / span, (max(edge) - low) / span), **text}
+        for position, (edge, text) in enumerate(zip(edges, texts, strict=True))
     ]
-    # From the end of each bar down to the begin of the next one.
+    # Lines from the end of each bar down to the begin of the next one.
     links: list[Mark] = [
         {"x0": round((edge[1] - low) / span, 5), "y0": mark["y1"], "y1": below["y0"]}
         for edge, mark, below in zip(edges, marks, marks[1:], strict=False)
@@ -200,44 +200,44 @@ def _texts(name: str, number: str, token: str, detail: str | None = None) -> Mar
 
 
 def _signed(text: str, quantity: float) -> str:
-    """With a plus before what grew, unless it is too little for a number; a minus is there already."""
+    """The text with a plus if the quantity is positive, unless it begins with `<`; a minus is there already."""
     return f"+{text}" if quantity > 0 and text[0].isdigit() else text
 
 
-#: Of a chart of whole bars: a row, and the edge above the first and below the last.
-_WHOLE_ROW, _EDGE = 20, 8
+#: Heights of a stacked chart in pixels: a row, and the margins above the first and below the last.
+_STACKED_ROW, _EDGE = 20, 8
 
 
 def stacked_chart(
     rows: Sequence[tuple[str, Sequence[tuple[str, int, str]]]], fills: Mapping[str, str], whole: int
 ) -> Chart:
-    """One bar a row, split into parts from the left, with a legend above.
+    """One bar per row, split into parts from the left, with a legend above.
 
     Args:
-        rows: label, and the title, length and number of each part.
+        rows: label, and the title, length and formatted number of each part.
         fills: colour tokens by title, in the order of the legend.
-        whole: the length that is as long as the chart is wide.
+        whole: the length shown as the full width of the chart.
     """
     marks: list[Mark] = []
     labels: list[Mark] = []
-    for place, (label, parts) in enumerate(rows):
-        top, reached = _EDGE + place * _WHOLE_ROW, 0
+    for position, (label, parts) in enumerate(rows):
+        top, filled = _EDGE + position * _STACKED_ROW, 0
         if parts:
-            labels.append({"text": label, "y": top + (_WHOLE_ROW - 5) / 2})
+            labels.append({"text": label, "y": top + (_STACKED_ROW - 5) / 2})
         for title, length, number in parts:
-            begin, reached = reached, reached + length
+            begin, filled = filled, filled + length
             marks.append(
                 {
                     "y0": top,
-                    "y1": top + _WHOLE_ROW - 5,
+                    "y1": top + _STACKED_ROW - 5,
                     "x0": round(begin / whole, 5),
-                    "x1": round(reached / whole, 5),
+                    "x1": round(filled / whole, 5),
                     "name": f"{label}: {title}",
                     "number": number,
                     "series": title,
                 }
             )
-    height = 2 * _EDGE + len(rows) * _WHOLE_ROW
+    height = 2 * _EDGE + len(rows) * _STACKED_ROW
     used = [title for title in fills if any(mark["series"] == title for mark in marks)]
 
     def draw(ink: Ink) -> alt.LayerChart:
@@ -255,30 +255,30 @@ def stacked_chart(
             tooltip=tooltip("name", "number"),
         )
         style = {"align": "left", "baseline": "middle", "fill": ink("ink")}
-        named = layer(labels, "text", style, x=alt.value(0), y=y_pixels("y", height), text="text:N")
-        return layered(bars, named, height=height)
+        row_labels = layer(labels, "text", style, x=alt.value(0), y=y_pixels("y", height), text="text:N")
+        return layered(bars, row_labels, height=height)
 
     return Chart(draw)
 
 
-#: Rows of cells that are drawn; more are in the table alone.
+#: Rows of cells that are drawn; further ones are only in the table.
 MOST_ROWS: Final = 24
 
-#: Pixels: the line with the values of the axis, a row of cells with its label and the space to the next, the cells.
+#: Heights in pixels: the line with the values of the axis, the cells, and a row of them with its label and spacing.
 _HEAD, _CELL = 20, 30
 _CELL_ROW = _LABEL + _CELL + 8
 
 #: Space between cells, as a share of the width.
 _BETWEEN: Final = 0.004
 
-#: Strongest colour of a cell, so that text on it keeps its contrast in both themes; and that of a tenth more or less.
+#: Largest and smallest opacity of a cell; with the largest, text keeps its contrast in both themes.
 _STRONGEST: Final = 0.55
 _WEAKEST: Final = 0.06
 
-#: A speedup from which on (and below whose inverse) colours grow no stronger.
+#: The speed-up (and its inverse) at which the colour reaches its full strength.
 _FULL: Final = 3.0
 
-#: Regime → colour token: waiting is warm, work is cool, as everywhere.
+#: Colour token of each regime: warm for waiting, cool for work.
 REGIME_FILLS: Final[Mapping[str, str]] = {
     "launch-bound": "idle-1",
     "gpu-bound": "gemm",
@@ -297,11 +297,12 @@ _SHORT: Final = {
 
 
 def speedup_chart(cells: pl.DataFrame, axis: str) -> Chart:
-    """How many times as fast the variant is at each point: cool where it is faster, warm where it is slower.
+    """The speed-up of the variant at each point: cool colours if it is faster, warm ones if it is slower.
 
     Args:
-        cells: `row` (text of the other axes), `column` (value of the axis as text), `speedup` (null where it is not
-            known), `verdict` (or null), `detail` for the tooltip; sorted by row, then by column.
+        cells: `row` (text of the other axes), `column` (value of the axis as text), `speedup` (null if unknown),
+            `verdict` (or null), `detail` for the tooltip; sorted by row, then by column.
+        axis: name of the axis of the columns.
     """
 
     def marks(row: Mapping[str, Any], place: Mark) -> Iterator[Mark]:
@@ -320,11 +321,12 @@ def speedup_chart(cells: pl.DataFrame, axis: str) -> Chart:
 
 
 def regime_chart(cells: pl.DataFrame, axis: str) -> Chart:
-    """What limits each cell: the baseline above, the variant below.
+    """The limiting regime of each cell: baseline in the upper half, variant in the lower half.
 
     Args:
         cells: `row`, `column` as for `speedup_chart`; `baseline`, `variant` (regimes, or null), `baseline_detail`,
             `variant_detail` for the tooltip.
+        axis: name of the axis of the columns.
     """
 
     def marks(row: Mapping[str, Any], place: Mark) -> Iterator[Mark]:
@@ -346,7 +348,7 @@ def regime_chart(cells: pl.DataFrame, axis: str) -> Chart:
 
 
 def _grid(cells: pl.DataFrame, axis: str, marks_of: Callable[[Mapping[str, Any], Mark], Iterable[Mark]]) -> Chart:
-    """Cells in a row for each `row` and a column for each `column`, in their order; the first rows where many."""
+    """A grid of cells by `row` and `column`, in order of appearance; at most `MOST_ROWS` rows."""
     rows = cells.get_column("row").unique(maintain_order=True).to_list()[:MOST_ROWS]
     columns = cells.get_column("column").unique(maintain_order=True).to_list()
     height, width = _HEAD + len(rows) * _CELL_ROW, 1 / max(len(columns), 1)
@@ -363,7 +365,7 @@ def _grid(cells: pl.DataFrame, axis: str, marks_of: Callable[[Mapping[str, Any],
             "name": f"{row['row']}, {row['column']}" if row["row"] else row["column"],
         }
         marks += marks_of(row, place)
-    heads: list[Mark] = [
+    headings: list[Mark] = [
         {"text": f"{axis} {column}" if place == 0 else column, "x": round((place + 0.5) * width, 5), "y": 8}
         for place, column in enumerate(columns)
     ]
@@ -379,7 +381,7 @@ def _grid(cells: pl.DataFrame, axis: str, marks_of: Callable[[Mapping[str, Any],
         return layered(
             layer(base, "rect", {"cornerRadius": 2}, **_span(height), **shade, tooltip=touch),
             layer(base, "text", {**centred, "fill": ink("ink")}, x=middle, y=y_pixels("middle", height), text="text:N"),
-            layer(heads, "text", {**centred, "fill": ink("soft")}, x=middle, y=y_pixels("y", height), text="text:N"),
+            layer(headings, "text", {**centred, "fill": ink("soft")}, x=middle, y=y_pixels("y", height), text="text:N"),
             layer(labels, "text", of_row, x=alt.value(0), y=y_pixels("y", height), text="text:N"),
             height=height,
         )

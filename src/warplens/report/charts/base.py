@@ -1,4 +1,4 @@
-"""What every chart is built from: `Chart` itself, and the scales, units and tooltips that they share."""
+"""The base of all charts: `Chart`, and shared layers, colours and tooltips."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-#: One mark of a chart: field → value, as it is embedded.
+#: One mark of a chart: values by field, as embedded in its data.
 Mark: TypeAlias = dict[str, Any]
 
-#: Width of charts in files, in pixels; in HTML a chart takes the width of its place.
+#: Width of charts in files, in pixels; in HTML a chart takes the width of its container.
 STATIC_WIDTH = 760
 
-#: V8, which draws the pictures, reserves two cages of 32 GiB of addresses; it ends the process where it may not.
+#: Bytes of address space. V8, which renders images, reserves two cages of 32 GiB and aborts the process without them.
 _PICTURE_ADDRESSES: Final = 72 * 2**30
 
-#: Its runtime holds some twenty files open, and panics where it may not.
+#: Open files. The runtime of V8 holds about twenty and panics without them.
 _PICTURE_FILES: Final = 32
 
-#: Fills of series that have no colour of their own: far apart in hue and in lightness.
+#: Fills of series without a colour of their own, distinct in hue and lightness.
 _SERIES_FILLS = ("gemm", "idle-1", "attention", "communication", "reduction", "idle-3", "elementwise", "other")
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart that is drawn on demand, in the colours of the output at hand."""
+    """A chart that is drawn on demand, in the colours of the output."""
 
     draw: Callable[[Ink], alt.LayerChart]
-    zooms: str = ""  #: axes along which a page zooms and pans it: `x`, `xy`, or empty for none
+    zooms: str = ""  #: axes along which it can be zoomed and panned in HTML: `x`, `xy`, or empty for none
 
     def spec(self, ink: Ink, description: str, width: int | str = "container") -> dict[str, Any]:
         """The Vega-Lite specification.
 
         Args:
-            ink: turns colour tokens into colours.
-            description: what the chart shows, for those who cannot see it.
+            ink: maps colour tokens to colours.
+            description: alternative text.
             width: pixels, or "container".
         """
-        # Tests check every chart against the schema; each report would pay for it again, half of the time of drawing.
+        # Validation takes half of the drawing time, and tests validate every chart.
         with debug_mode(False):
             drawn = self.draw(ink).properties(width=width, description=description)
             spec: dict[str, Any] = drawn.to_dict(validate=False)
@@ -73,26 +73,30 @@ class Chart:
 
     def _file_spec(self, description: str) -> dict[str, Any]:
         spec = self.spec(light_ink, description, width=STATIC_WIDTH)
-        # Invisible layers answer the pointer, which a picture cannot; they would be most of a file's size.
+        # Invisible layers only serve tooltips, and would be most of an image's size.
         visible = [layer for layer in spec["layer"] if layer["mark"].get("opacity") != 0]
-        # A file may be shown on any background; its colours are chosen for this one.
+        # The colours need this background, whatever a file is shown on.
         return {**spec, "layer": visible, "background": light_ink("surface"), "padding": 12}
 
 
 def _painter() -> ModuleType:
-    """The library that draws pictures, where this process may have the addresses and files that it takes."""
+    """The library that renders images.
+
+    Raises:
+        UsageError: a resource limit of this process is too low for it.
+    """
     if os.name == "posix":
         import resource
 
-        needs = (
+        requirements = (
             (resource.RLIMIT_AS, _PICTURE_ADDRESSES, 2**30, "GiB of addresses", "ulimit -v"),
             (resource.RLIMIT_NOFILE, _PICTURE_FILES, 1, "open files", "ulimit -n"),
         )
-        for kind, least, unit, what, command in needs:
+        for kind, minimum, unit, noun, command in requirements:
             limit, _ = resource.getrlimit(kind)
-            if limit != resource.RLIM_INFINITY and limit < least:
+            if limit != resource.RLIM_INFINITY and limit < minimum:
                 raise UsageError(
-                    f"pictures need {least / unit:.0f} {what}, and this process may have {limit / unit:.0f} "
+                    f"pictures need {minimum / unit:.0f} {noun}, and this process may have {limit / unit:.0f} "
                     f"({command}). Lift the limit, or ask for --format html"
                 )
     import vl_convert
@@ -100,12 +104,15 @@ def _painter() -> ModuleType:
     return vl_convert
 
 
-#: What zooms a chart; the wheel alone scrolls the page, as over everything else on it.
+#: The event that zooms a chart; the wheel without a key scrolls the page.
 _ZOOM: Final = "wheel![event.ctrlKey || event.metaKey || event.shiftKey]"
 
 
 def _let_zoom(layers: list[dict[str, Any]], axes: list[str]) -> None:
-    """Dragging pans, the wheel with a key zooms; marks end where the axes do. The page restores the whole."""
+    """Make a chart pan by dragging and zoom by the wheel with a key; marks are clipped to the axes.
+
+    The page has a control to reset the view.
+    """
     select = {"type": "interval", "encodings": axes, "zoom": _ZOOM, "clear": False}
     plotted = next(layer for layer in layers if all("field" in layer["encoding"].get(axis, {}) for axis in axes))
     plotted["params"] = [{"name": "shown", "select": select, "bind": "scales"}]
@@ -121,17 +128,19 @@ def vega_lite_version() -> str:
 
 
 def layered(*layers: alt.Chart, height: int) -> alt.LayerChart:
-    """Charts over one another, the first at the bottom, `height` pixels high."""
+    """Layers of a chart, the first at the bottom, `height` pixels high."""
     return alt.LayerChart(layer=list(layers), height=height)
 
 
 def layer(marks: Iterable[Mark] | alt.Chart, mark: str, style: Mapping[str, Any], **encodings: Any) -> alt.Chart:
-    """One layer of a chart: marks of a kind (`rect`, `text`, …) in a style, each encoding by the name of its channel.
+    """One layer of a chart.
 
     Args:
-        marks: what is drawn, or a chart that holds it.
-        encodings: of a text (`"x1:Q"`) or a value, too, objects of their channels are made here. Altair makes the same,
-            but compares all classes of its schema with it each time, a third of the time of drawing.
+        marks: the marks, or a chart with them as data.
+        mark: kind of mark: `rect`, `text`, …
+        style: properties of the mark.
+        encodings: by name of the channel. Texts (`"x1:Q"`) and values are converted to channel objects here, because
+            Altair's own conversion searches all classes of its schema, a third of the drawing time.
     """
     chart = marks if isinstance(marks, alt.Chart) else alt.Chart(embedded(marks))
     channels = {name: _channel(name[:1].upper() + name[1:], encoding) for name, encoding in encodings.items()}
@@ -146,7 +155,7 @@ def _channel(name: str, encoding: Any) -> Any:
 
 
 class _Marks(alt.InlineData):
-    """Marks of which Altair makes no copy for each layer and chart around them: nothing changes them."""
+    """Marks that Altair does not copy for each layer and chart; they are never modified."""
 
     def __deepcopy__(self, *_: object) -> _Marks:
         return self
@@ -158,13 +167,13 @@ def embedded(marks: Iterable[Mark]) -> alt.InlineData:
 
 
 def tooltip(*fields: str, **titled: str) -> list[alt.Tooltip]:
-    """Fields of a tooltip: those by position become its head, shown without a title; the others keep theirs."""
+    """The fields of a tooltip: positional ones are shown first, without a title; keywords give titles."""
     head = [alt.Tooltip(f"{field}:N", title=f"_{field}") for field in fields]
     return head + [alt.Tooltip(f"{field}:N", title=title) for title, field in titled.items()]
 
 
 def series_colours(names: list[str], ink: Ink) -> alt.Color:
-    """A colour for each of the named series (field `series`), with a legend above the chart if there are several."""
+    """A colour per series (field `series`), with a legend above the chart if there are several."""
     fills = [ink(_SERIES_FILLS[position % len(_SERIES_FILLS)]) for position in range(len(names))]
     legend = legend_above() if len(names) > 1 else None
     return alt.Color("series:N", scale=alt.Scale(domain=names, range=fills), legend=legend)
@@ -176,5 +185,5 @@ def legend_above() -> alt.Legend:
 
 
 def short(quantity: float) -> float:
-    """A number with six significant digits: finer than any screen, and a third of the text."""
+    """The number rounded to six significant digits: finer than any screen, and a third of the size as text."""
     return float(f"{quantity:.6g}")

@@ -1,4 +1,4 @@
-"""Charts over time: steps, how busy each GPU is, memory in use; and the small frames that they are drawn from."""
+"""Charts over time (steps, busy share of each GPU, memory in use), and the aggregation of their data."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ from warplens.report.charts.base import (
 )
 from warplens.report.theme import Ink
 
-#: Pixels of one lane of the timeline: its label, its area, and the space to the next.
+#: Heights in pixels of one lane of the timeline: its label, its area, and the space to the next.
 _LANE_LABEL, _LANE_AREA, _LANE_GAP = 18, 56, 12
 _LANE = _LANE_LABEL + _LANE_AREA + _LANE_GAP
 
-#: A lane's label stands clear of the line that marks the first step.
+#: Pixels between a lane's label and the line that marks the first step.
 _LABEL_INDENT = 4
 
-#: Half the width of a step's bar, in steps; few steps get slimmer bars, not blocks.
+#: Half the width of a step's bar, in steps; with fewer steps than `_FEW_STEPS` bars are narrower.
 _HALF_BAR, _FEW_STEPS = 0.42, 10
 
-#: How strongly a step that does not count is drawn.
+#: Opacity of a step outside of the window.
 _LEFT_OUT_OPACITY = 0.4
 
-#: Units of axes: an axis has the first that its largest value reaches twice (times) or once (bytes).
+#: Units of axes: the first one that the largest value reaches twice (times) or once (bytes).
 _TIMES: Final = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 _BYTES: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B"))
 
-#: Stretches of time in a timeline of one GPU: about one for two pixel columns of a wide page. Several share as many
-#: marks again, however many there are.
+#: Time bins in a timeline of one GPU: about one per two pixel columns of a wide page. Several GPUs share twice as many.
 _TIMELINE_BINS = 480
 
 #: Steps drawn one by one; more are merged by neighbours.
@@ -54,7 +53,7 @@ _MOST_LEVELS = 240
 
 
 def merged_steps(steps: pl.DataFrame, most: int = _MOST_STEPS) -> pl.DataFrame:
-    """Steps as `steps_chart` draws them: each alone, or the means of neighbours where there are more than `most`.
+    """The rows of `steps_chart`: single steps, or means of neighbouring steps if there are more than `most`.
 
     Args:
         steps: `index`, `wall_ns`, `busy_ns`, `in_window`, in order.
@@ -79,10 +78,10 @@ def merged_steps(steps: pl.DataFrame, most: int = _MOST_STEPS) -> pl.DataFrame:
 
 
 def steps_chart(steps: pl.DataFrame) -> Chart:
-    """Wall time and GPU busy time of each step; what stands between the two is idle.
+    """Wall time and GPU busy time of each step; the difference is idle time.
 
     Args:
-        steps: `label`, `position` (1, 2, …), `wall_ns`, `busy_ns` (null where it is not known), `in_window`.
+        steps: `label`, `position` (1, 2, …), `wall_ns`, `busy_ns` (null if unknown), `in_window`.
     """
     factor, unit = _unit(steps["wall_ns"], _TIMES, least=2)
     positions = steps["position"].to_list()
@@ -105,7 +104,7 @@ def steps_chart(steps: pl.DataFrame) -> Chart:
 
     def draw(ink: Ink) -> alt.LayerChart:
         base = alt.Chart(embedded(marks))
-        axis = alt.Axis(grid=False, ticks=False, tickCount=12, tickMinStep=1, format=",d")  # between two steps is none
+        axis = alt.Axis(grid=False, ticks=False, tickCount=12, tickMinStep=1, format=",d")  # whole steps only
         scale = alt.Scale(domain=[min(first, 1) - 0.5, last + 0.5], nice=False)
         colours = alt.Scale(domain=["wall time", "GPU busy"], range=[ink("strong-line"), ink("gemm")])
         return layered(
@@ -131,17 +130,18 @@ def steps_chart(steps: pl.DataFrame) -> Chart:
 
 
 def timeline_bins(lanes: int) -> int:
-    """Into how many stretches a timeline divides the window, so that its lanes together stay a small chart."""
+    """The number of time bins of a timeline, limited so that all lanes together stay a small chart."""
     return _TIMELINE_BINS if lanes == 1 else max(60, 2 * _TIMELINE_BINS // lanes)
 
 
 def busy_bins(starts: Int64s, ends: Int64s, window: tuple[int, int], lane: str, bins: int) -> pl.DataFrame:
-    """The share of each of `bins` equal stretches of the window that the intervals cover.
+    """The share of each of `bins` equal parts of the window that is covered by the intervals.
 
     Args:
-        starts: begins of disjoint intervals sorted by time, shape (n,), nanoseconds.
+        starts, ends: disjoint intervals sorted by time, shape (n,), nanoseconds.
         window: begin and end, nanoseconds.
-        bins: how many stretches at most; never shorter than 1 ns.
+        lane: title of the lane.
+        bins: at most this many; none is shorter than 1 ns.
 
     Returns:
         `lane`, `start_ns`, `end_ns` (relative to the window's begin), `busy_share`.
@@ -149,7 +149,7 @@ def busy_bins(starts: Int64s, ends: Int64s, window: tuple[int, int], lane: str, 
     begin, end = window
     bins = max(1, min(bins, end - begin))
     edges = begin + (np.arange(bins + 1, dtype=np.int64) * (end - begin)) // bins
-    covered = np.zeros(len(edges), dtype=np.int64)  # of the intervals, before each edge
+    covered = np.zeros(len(edges), dtype=np.int64)  # total length of the intervals before each edge
     if len(starts):
         index = np.searchsorted(starts, edges, side="right")
         beyond = np.maximum(ends[np.maximum(index - 1, 0)] - edges, 0)
@@ -165,7 +165,7 @@ def busy_bins(starts: Int64s, ends: Int64s, window: tuple[int, int], lane: str, 
 
 
 def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Chart:
-    """How busy each GPU is over the window: the share of every short stretch of time in which it works.
+    """The busy share of each GPU over the window, in short time bins.
 
     Args:
         bins: `lane` (title), `start_ns`, `end_ns` (relative to the window's begin), `busy_share`, sorted by lane and
@@ -202,15 +202,15 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
             scale=alt.Scale(domain=[0, _largest(bins["end_ns"]) / factor or 1], nice=False),
             axis=alt.Axis(grid=False, tickCount=8),
         )
-        stretches = alt.Chart(embedded(marks)).transform_calculate(top=f"datum.y0 - {_LANE_AREA}")
+        bin_marks = alt.Chart(embedded(marks)).transform_calculate(top=f"datum.y0 - {_LANE_AREA}")
         titles = alt.Chart(embedded(labels))
         area = {"fill": ink("gemm"), "interpolate": "step-after"}
         text = {"align": "left", "baseline": "middle", "fill": ink("ink")}
         touch = tooltip("lane", time="time", busy="busy")
         layers = [
             layer(titles, "rect", {"fill": ink("track")}, x=alt.value(0), x2=alt.value("width"), y=below, y2="y1:Q"),
-            layer(stretches, "area", area, x=x, y=below, y2="y1:Q", detail="lane:N"),
-            layer(stretches, "rect", {"opacity": 0}, x=x, x2="x1:Q", y=below, y2="top:Q", tooltip=touch),
+            layer(bin_marks, "area", area, x=x, y=below, y2="y1:Q", detail="lane:N"),
+            layer(bin_marks, "rect", {"opacity": 0}, x=x, x2="x1:Q", y=below, y2="top:Q", tooltip=touch),
             layer(titles, "text", text, x=alt.value(_LABEL_INDENT), y=y_pixels("y", height), text="lane:N"),
         ]
         if step_starts_ns:
@@ -222,22 +222,22 @@ def timeline_chart(bins: pl.DataFrame, step_starts_ns: Sequence[int] = ()) -> Ch
 
 
 def thinned_levels(levels: pl.DataFrame, most: int = _MOST_LEVELS) -> pl.DataFrame:
-    """Levels over time with fewer points: of each short stretch the highest, the lowest and the last stay.
+    """Levels over time with fewer points: each bin of points keeps its highest, lowest and last one.
 
     Args:
         levels: `memory` (title of the line), `time_ns`, `level_bytes`, sorted by kind and time.
-        most: stretches of each line; at most three times as many points stay.
+        most: bins of each line; at most three times as many points are kept.
     """
-    place, total = pl.int_range(pl.len()).over("memory"), pl.len().over("memory")
+    index, total = pl.int_range(pl.len()).over("memory"), pl.len().over("memory")
     level = pl.col("level_bytes")
-    stretch = ["memory", "stretch"]
+    in_bin = ["memory", "bin"]
     return (
-        levels.with_columns((place * most // pl.max_horizontal(total, pl.lit(most))).alias("stretch"))
-        .with_columns(pl.int_range(pl.len()).over(stretch).alias("inside"))
+        levels.with_columns((index * most // pl.max_horizontal(total, pl.lit(most))).alias("bin"))
+        .with_columns(pl.int_range(pl.len()).over(in_bin).alias("inside"))
         .filter(
-            (pl.col("inside") == level.arg_max().over(stretch))
-            | (pl.col("inside") == level.arg_min().over(stretch))
-            | (pl.col("inside") == pl.len().over(stretch) - 1)
+            (pl.col("inside") == level.arg_max().over(in_bin))
+            | (pl.col("inside") == level.arg_min().over(in_bin))
+            | (pl.col("inside") == pl.len().over(in_bin) - 1)
         )
         .select("memory", "time_ns", "level_bytes")
     )
@@ -281,5 +281,5 @@ def _largest(values: pl.Series) -> float:
 
 
 def _unit(values: pl.Series, units: tuple[tuple[int, str], ...], least: int) -> tuple[int, str]:
-    """The unit of an axis that reaches the largest of these values: its size and its sign."""
+    """The unit of an axis for these values: its size and its name."""
     return next((unit for unit in units if _largest(values) >= least * unit[0]), units[-1])

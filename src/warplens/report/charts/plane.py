@@ -1,4 +1,4 @@
-"""Charts over two measured axes: kernels under their roofs, how durations and copies are spread, curves of a sweep."""
+"""Charts over two measured axes: roofline, histogram of durations, bandwidth of copies, curves of a sweep."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from warplens.report.charts.base import Chart, Mark, embedded, layer, layered, s
 from warplens.report.counters.numbers import LEVELS, roof_title
 from warplens.report.theme import Ink
 
-#: The colour of roof and points of a level of memory.
+#: Colour token of the roof and points of each level of memory.
 _FILLS: Final = {"dram": "gemm", "l2": "idle-1", "l1": "attention"}
 
-#: Pixels of the plot, and of the largest and the smallest point (area).
+#: Height of the plot in pixels, and the smallest and largest area of a point in square pixels.
 _HEIGHT: Final = 420
 _SIZES: Final = (36, 420)
 
-#: Kernels further right than this many times the last ridge stand at the edge: where nothing but arithmetic limits
-#: them, how few bytes they move says little, and drawn to scale they would push the others together.
+#: Kernels of an intensity above this many times the last ridge are drawn at the right edge: arithmetic limits them, so
+#: their exact intensity matters little, and to scale it would squeeze the others together.
 _REACH: Final = 100.0
 
-#: Decades below the highest roof that are drawn; slower kernels are in the table alone.
+#: Decades drawn below the highest roof; slower kernels are only in the table.
 _DECADES: Final = 8
 
-#: From the highest roof to the upper edge; from here on right, a name stands left of its point.
+#: Upper end of the y axis, as a multiple of the highest roof; and the share of the x axis' end from which on the label
+#: of a point is placed to its left.
 _ROOM_ABOVE: Final = 4.0
 _NEAR_EDGE: Final = 1 / 30
 
-#: Kernels that are drawn, the most expensive; more would be one blot, and slow on a phone.
+#: Kernels drawn, the most expensive first; more would overlap, and be slow on a phone.
 MOST_POINTS: Final = 200
 
-#: Kernels named in the chart; the others by number.
+#: Kernels labelled with their name; the others only with their number.
 _NAMED: Final = 6
 
 _RATE_LABEL: Final = (
@@ -51,13 +52,13 @@ _PLAIN_LABEL: Final = (
 
 
 def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
-    """Achieved FLOP/s of each kernel against its FLOPs per byte at each level of memory, under the roofs.
+    """The roofline: achieved FLOP/s of each kernel against its FLOPs per byte at each level of memory.
 
-    A kernel is up to three points of the same height, one a level, on a thin line; their area is the kernel's time.
+    A kernel has up to three points of the same height, one per level, on a thin line; their area is the kernel's time.
 
     Args:
-        points: those of `warplens.analysis.counters.roofline.POINTS` that have a place in the chart, with
-            `number`, by which the table beside the chart calls them.
+        points: rows of `warplens.analysis.counters.roofline.POINTS` with FLOPs and an intensity, and their `number` in
+            the table beside the chart.
         roofs: `warplens.analysis.counters.roofline.ROOFS`; at least one of arithmetic and one of memory.
     """
     points = points.head(MOST_POINTS)
@@ -93,22 +94,22 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
         levels = alt.Scale(domain=list(LEVELS.values()), range=[ink(_FILLS[level]) for level in LEVELS])
         edge = {"filled": True, "strokeWidth": 1.5}
         small = {"fontSize": 11, "align": "left"}
-        # A slope goes up a decade for each decade to the right: its angle on the screen, in degrees.
+        # The angle of a memory roof on the screen, in degrees: it rises one decade per decade.
         across, up = math.log10(right / left), math.log10(_ROOM_ABOVE * top / bottom)
         angle = alt.ExprRef(f"-atan2(height / {short(up)}, width / {short(across)}) * 180 / PI")
         points = alt.Chart(embedded(marks))
 
-        def names(given: list[Mark], style: dict[str, Any], **more: Any) -> alt.Chart:
-            return layer(given, "text", {**small, **style}, **place, text="label:N", **more)
+        def names(text_marks: list[Mark], style: dict[str, Any], **more: Any) -> alt.Chart:
+            return layer(text_marks, "text", {**small, **style}, **place, text="label:N", **more)
 
-        def labelled(given: list[Mark], key: str, value: object) -> list[Mark]:
-            return [mark for mark in given if mark.get("label") and mark.get(key) == value]
+        def labelled(text_marks: list[Mark], key: str, value: object) -> list[Mark]:
+            return [mark for mark in text_marks if mark.get("label") and mark.get(key) == value]
 
         roof_names = coloured(labels, ink)
         beside = {"baseline": "bottom", "dx": 10, "dy": -3, "angle": angle}
         above = {"align": "right", "baseline": "bottom", "dx": -4, "dy": -3}
         below = {"baseline": "top", "dx": 5, "dy": 4, "fill": ink("soft")}
-        touched = {
+        tooltip_fields = {
             "FLOP/s": "rate",
             "FLOP/byte": "intensity",
             "of this roof": "share",
@@ -138,7 +139,7 @@ def roofline_chart(points: pl.DataFrame, roofs: pl.DataFrame) -> Chart:
                 color=alt.Color("level:N", scale=levels, legend=None),
                 size=alt.Size("time:Q", scale=alt.Scale(type="sqrt", range=list(_SIZES)), legend=None),
                 shape=alt.Shape("beyond:N", scale=beyond, legend=None),
-                tooltip=tooltip("name", "kernel", **touched),
+                tooltip=tooltip("name", "kernel", **tooltip_fields),
             ),
             names(labelled(marks, "last", False), {"baseline": "middle", "dx": 11, "fill": ink("ink")}),
             names(
@@ -156,17 +157,17 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _span(points: pl.DataFrame, flat: pl.DataFrame, slopes: pl.DataFrame) -> tuple[float, float]:
-    """The least and the largest intensity that is drawn: powers of ten that hold all ridges and points."""
+    """The range of the x axis: powers of ten around all ridges and points, limited by `_REACH`."""
     ridges = [peak / slope for peak in flat["peak"] for slope in slopes["peak"]]
-    found = [value for level in LEVELS for value in points[f"{level}_intensity"].to_list() if value]
-    last = min(max([*found, 10 * max(ridges)]), _REACH * max(ridges))
-    return 10.0 ** math.floor(math.log10(min([*found, min(ridges) / 10]))), 10.0 ** math.ceil(math.log10(last))
+    intensities = [value for level in LEVELS for value in points[f"{level}_intensity"].to_list() if value]
+    last = min(max([*intensities, 10 * max(ridges)]), _REACH * max(ridges))
+    return 10.0 ** math.floor(math.log10(min([*intensities, min(ridges) / 10]))), 10.0 ** math.ceil(math.log10(last))
 
 
 def _roof_marks(
     slopes: pl.DataFrame, flat: pl.DataFrame, area: tuple[float, float, float, float]
 ) -> tuple[list[Mark], list[Mark]]:
-    """The lines of the roofs, two points each, and their labels; inside of left, right, bottom and highest roof."""
+    """The lines of the roofs, two points each, and their labels, inside `area`: left, right, bottom, highest roof."""
     left, right, bottom, top = area
     lines: list[Mark] = []
     labels: list[Mark] = []
@@ -178,7 +179,7 @@ def _roof_marks(
         lines += [{**line, **end} for end in ends]
         text = f"{LEVELS[row['roof']]} {fmt.bandwidth(row['peak'])}"
         labels.append({**ends[0], "label": text, "side": "left", "token": line["token"]})
-    # Arithmetic is the lowest roof right of where the fastest memory would let it be.
+    # An arithmetic roof begins at the ridge with the fastest memory.
     fastest = float(max(slopes["peak"].to_list()))
     for number, row in enumerate(flat.iter_rows(named=True)):
         for x in (row["peak"] / fastest, right):
@@ -207,14 +208,14 @@ def _ridge_marks(flat: pl.DataFrame, slopes: pl.DataFrame) -> list[Mark]:
 
 
 def _point_marks(points: pl.DataFrame, right: float) -> list[Mark]:
-    named = set(points.sort("total_ns", descending=True, nulls_last=True)["number"].head(_NAMED).to_list())
+    labelled = set(points.sort("total_ns", descending=True, nulls_last=True)["number"].head(_NAMED).to_list())
     marks: list[Mark] = []
     for row in points.iter_rows(named=True):
-        own = [_point(row, level, right) for level in LEVELS if row[f"{level}_intensity"]]
-        if own:
-            name = f" {fmt.shorten_kernel(row['full_name'], 26)}" if row["number"] in named else ""
-            max(own, key=lambda mark: float(mark["x"]))["label"] = f"{row['number']}{name}"
-        marks += own
+        of_kernel = [_point(row, level, right) for level in LEVELS if row[f"{level}_intensity"]]
+        if of_kernel:
+            name = f" {fmt.shorten_kernel(row['full_name'], 26)}" if row["number"] in labelled else ""
+            max(of_kernel, key=lambda mark: float(mark["x"]))["label"] = f"{row['number']}{name}"
+        marks += of_kernel
     return marks
 
 
@@ -239,21 +240,21 @@ def _point(row: dict[str, Any], level: str, right: float) -> Mark:
     }
 
 
-#: Bins per power of ten of a duration: fine enough to tell two modes apart, coarse enough not to show noise.
+#: Bins per decade of durations: fine enough to separate two modes, coarse enough not to show noise.
 _BINS_PER_DECADE: Final = 8
 
-#: Cells of copies per power of ten, of their size and of their bandwidth.
+#: Cells per decade of the size and of the bandwidth of copies.
 _CELLS_PER_DECADE: Final = 6
 
 
 def _log_label(units: tuple[tuple[str, str], ...]) -> str:
-    """Labels of a logarithmic axis as a Vega expression; `units` from the smallest up, as (factor, sign)."""
-    *smaller, (last_factor, last_sign) = units
+    """A Vega expression for the labels of a logarithmic axis; `units` are factors and names, the smallest first."""
+    *smaller, (last_factor, last_unit) = units
     branches = "".join(
-        f"datum.value < {following} ? datum.value / {factor} + ' {sign}' : "
-        for (factor, sign), (following, _) in zip(smaller, units[1:], strict=True)
+        f"datum.value < {next_factor} ? datum.value / {factor} + ' {unit}' : "
+        for (factor, unit), (next_factor, _) in zip(smaller, units[1:], strict=True)
     )
-    return f"{branches}datum.value / {last_factor} + ' {last_sign}'"
+    return f"{branches}datum.value / {last_factor} + ' {last_unit}'"
 
 
 _TIME_LABEL = _log_label((("1", "ns"), ("1e3", "µs"), ("1e6", "ms"), ("1e9", "s")))
@@ -261,16 +262,16 @@ _BYTES_LABEL = _log_label((("1", "B"), ("1e3", "kB"), ("1e6", "MB"), ("1e9", "GB
 
 
 def log_bins(durations_ns: pl.Series | Int64s, series: str, floor_ns: float = 1.0) -> pl.DataFrame:
-    """How many durations fall between each two neighbours of a logarithmic grid.
+    """A histogram of durations with logarithmic bins.
 
     Args:
-        durations_ns: any, negative ones included.
+        durations_ns: may be negative.
         series: title of the distribution.
-        floor_ns: begin of the lowest bin; shorter durations count in it.
+        floor_ns: begin of the lowest bin, which also counts shorter durations.
 
     Returns:
-        `series`, `from_ns`, `to_ns` (Float64), `count` (Int64), `share` of all durations; bins from the first to the
-        last that holds anything, empty ones between included.
+        `series`, `from_ns`, `to_ns` (Float64), `count` (Int64), `share` of all durations; from the first to the last
+        bin that is not empty.
     """
     values = np.asarray(durations_ns, dtype=np.float64)
     schema = {"series": pl.String, "from_ns": pl.Float64, "to_ns": pl.Float64, "count": pl.Int64, "share": pl.Float64}
@@ -293,10 +294,11 @@ def log_bins(durations_ns: pl.Series | Int64s, series: str, floor_ns: float = 1.
 
 
 def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
-    """How durations are spread: the share of events that falls into each bin of a logarithmic axis.
+    """Histograms of durations: the share of events in each bin of a logarithmic axis.
 
     Args:
         bins: `series` (title), `from_ns`, `to_ns`, `count`, `share` (of its series), sorted by series and `from_ns`.
+        x_title: title of the x axis.
     """
     series = bins.get_column("series").unique(maintain_order=True).to_list()
     marks: list[Mark] = [
@@ -313,9 +315,9 @@ def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
     decades = _decades([*bins.get_column("from_ns"), *bins.get_column("to_ns")])
     outline: list[Mark] = []  # a stepped line over the bins of each series, down to zero at both ends
     for name in series:
-        own = [{key: mark[key] for key in ("series", "x0", "y")} for mark in marks if mark["series"] == name]
+        tops = [{key: mark[key] for key in ("series", "x0", "y")} for mark in marks if mark["series"] == name]
         end = next(mark["x1"] for mark in reversed(marks) if mark["series"] == name)
-        outline += [{**own[0], "y": 0}, *own, {**own[0], "x0": end, "y": 0}]
+        outline += [{**tops[0], "y": 0}, *tops, {**tops[0], "x0": end, "y": 0}]
 
     def draw(ink: Ink) -> alt.LayerChart:
         x = alt.X(
@@ -339,7 +341,7 @@ def histogram_chart(bins: pl.DataFrame, x_title: str) -> Chart:
 
 
 def bandwidth_cells(copies: pl.DataFrame) -> pl.DataFrame:
-    """Copies gathered by direction, size and bandwidth on a logarithmic grid.
+    """Copies grouped by direction, size and bandwidth on a logarithmic grid.
 
     Args:
         copies: `direction`, `bytes`, `start_ns`, `end_ns`; copies without bytes or without duration are left out.
@@ -367,7 +369,7 @@ def bandwidth_cells(copies: pl.DataFrame) -> pl.DataFrame:
 
 
 def bandwidth_chart(cells: pl.DataFrame) -> Chart:
-    """Bandwidth of copies against their size, both logarithmic; a dot stands for all copies of nearly the same kind.
+    """Bandwidth of copies against their size, both logarithmic; one dot per cell of `bandwidth_cells`.
 
     Args:
         cells: `direction` (title), `bytes`, `bandwidth_bytes_per_s`, `count`.
@@ -410,7 +412,7 @@ def bandwidth_chart(cells: pl.DataFrame) -> Chart:
 
 
 def _decades(values: Sequence[float]) -> list[float]:
-    """The powers of ten from the one below all values to the one above; at least two of them."""
+    """The powers of ten that enclose all values; at least two."""
     if not values:
         return [1.0, 10.0]
     lowest = math.floor(math.log10(min(values)) + 1e-9)
@@ -420,10 +422,10 @@ def _decades(values: Sequence[float]) -> list[float]:
 
 _CURVE_HEIGHT: Final = 240
 
-#: By what factor a logarithmic axis goes beyond the points.
+#: Factor by which a logarithmic axis extends beyond the points.
 _MARGIN = 1.2
 
-#: Numbers on the y axis, by kind: what they are divided by, and their unit.
+#: Units of the y axis, by kind: divisor and name.
 _UNITS: dict[Kind, tuple[tuple[float, str], ...]] = {
     "flops": ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")),
     "duration_ns": ((1e9, "s"), (1e6, "ms"), (1e3, "µs")),
@@ -432,7 +434,7 @@ _UNITS: dict[Kind, tuple[tuple[float, str], ...]] = {
 
 
 def _round(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, … from low to high: where a logarithmic axis has its lines."""
+    """The ticks of a logarithmic axis: 1, 2, 5, 10, … from low to high."""
     tens = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [digit * 10.0**ten for ten in tens for digit in (1, 2, 5) if low <= digit * 10.0**ten <= high]
 
@@ -444,9 +446,9 @@ def curve_chart(
 
     Args:
         points: `series` (title), `x` (above zero), `y`; sorted by x.
+        x_title, y_title: titles of the axes, without units.
         kind: of `y`: `flops`, `duration_ns` or `number`.
-        laws: with them the y axis is logarithmic, too, and a dashed line joins the rows of each series: `series`, `x`,
-            `y`.
+        laws: fitted `series`, `x`, `y`, drawn as a dashed line per series; the y axis is then logarithmic, too.
     """
     series = points.get_column("series").unique(maintain_order=True).to_list()
     top = max(points.get_column("y").to_list())

@@ -1,4 +1,4 @@
-"""The document on two sides of traces: the verdict, then what the difference is made of."""
+"""The document on two sides of traces: the verdict, then the parts of the difference."""
 
 from __future__ import annotations
 
@@ -65,23 +65,25 @@ def step_document(numbers: StepNumbers) -> Document:
 
 
 def _answer(numbers: StepNumbers) -> Answer:
-    """The first screen: what changed, whether that is certain, why, and both sides as bars of one scale."""
-    found, wall, per = numbers.comparison, numbers.difference.wall, numbers.difference.per
+    """The first screen: the verdict, its certainty, the cause, and both sides as bars on one scale."""
+    comparison, wall, per = numbers.comparison, numbers.difference.wall, numbers.difference.per
     verdict, *why = step_answer(numbers)
-    verdict, because, cause = verdict.partition(", because ")
-    reasons = [*([f"{cause}"] if because else why), *([work] if (work := work_sentence(numbers)) else [])]
+    verdict, separator, cause = verdict.partition(", because ")
+    reasons = [*([cause] if separator else why), *([work] if (work := work_sentence(numbers)) else [])]
     comparable = forbids_verdict(numbers) is None
     limiting = tuple(note for note in numbers.notes if note.level is not NoteLevel.INFO)
     return Answer(
         id="answer",
-        verdict=f"{verdict}." if because else verdict,
-        severity={"slower": "critical", "undecided": "warning"}.get(found.verdict, "info") if comparable else "warning",
-        gain=signed_share(found.ratio.estimate - 1) if comparable else "",
-        gain_range=fmt.sentence(interval_text(found.ratio).replace(" %:", " % interval:", 1)),
+        verdict=f"{verdict}." if separator else verdict,
+        severity={"slower": "critical", "undecided": "warning"}.get(comparison.verdict, "info")
+        if comparable
+        else "warning",
+        gain=signed_share(comparison.ratio.estimate - 1) if comparable else "",
+        gain_range=fmt.sentence(interval_text(comparison.ratio).replace(" %:", " % interval:", 1)),
         do=fmt.sentence(reasons[0]) if reasons else "",
         code="",
         brings=" ".join(map(fmt.sentence, reasons[1:])),
-        sure=needed_text(found) or fmt.sentence(found.how) if comparable else "",
+        sure=needed_text(comparison) or fmt.sentence(comparison.how) if comparable else "",
         refute="",
         notes=limiting,
         strips=(side_strip(wall, "baseline", per), side_strip(wall, "variant", per)),
@@ -95,11 +97,9 @@ def _meta(numbers: StepNumbers) -> Iterator[tuple[str, str]]:
     for label, side in (("Baseline", numbers.baseline), ("Variant", numbers.variant)):
         typical = side.files[side.typical()]
         capture = typical.timeline.trace.capture
-        gpus = ", ".join(dict.fromkeys(device.name for device in capture.devices))
-        tool = " ".join(part for part in (capture.tool, capture.tool_version) if part)
         files = f"{len(side.files)} files" if len(side.files) > 1 else ""
         window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
-        facts = (side.name, files, tool, gpus, window)
+        facts = (side.name, files, fmt.recorded_with(capture), fmt.gpu_names(capture), window)
         yield label, " · ".join(part for part in facts if part)
 
 
@@ -111,13 +111,13 @@ def _key_figures(numbers: StepNumbers) -> Iterator[Block]:
 def _parts(numbers: StepNumbers) -> Iterator[Block]:
     wall, per = numbers.difference.wall, numbers.difference.per
     rows = waterfall_rows(wall)
-    told = "; ".join(f"{row['name']} {fmt.duration(row['delta'])}" for row in rows.iter_rows(named=True))
+    changes = "; ".join(f"{row['name']} {fmt.duration(row['delta'])}" for row in rows.iter_rows(named=True))
     before, after = float(wall.baseline.wall_ns), float(wall.variant.wall_ns)
     yield Figure(
         "waterfall",
         f"From the baseline's {per} to the variant's",
         waterfall_chart((f"baseline {per}", before), rows, (f"variant {per}", after)),
-        f"A waterfall from {fmt.duration(before)} to {fmt.duration(after)}: {told}.",
+        f"A waterfall from {fmt.duration(before)} to {fmt.duration(after)}: {changes}.",
     )
     yield part_table(wall, per=per)
     yield quiet(
@@ -151,18 +151,20 @@ def _kernels(numbers: StepNumbers) -> Iterator[Block]:
         f"{fmt.count(round(after, 1))} after: {counts}."
     )
     yield kernel_table(numbers.kernels)
-    over = "files" if numbers.repeated and min(len(numbers.baseline.files), len(numbers.variant.files)) > 1 else "steps"
-    alone = "what only one side launches differs with certainty"
+    repeats = (
+        "files" if numbers.repeated and min(len(numbers.baseline.files), len(numbers.variant.files)) > 1 else "steps"
+    )
+    one_sided = "what only one side launches differs with certainty"
     if hides_kernels(numbers.difference):
-        alone = "kernels that only one side shows are undecided: they may be inside the other side's CUDA graphs"
+        one_sided = "kernels that only one side shows are undecided: they may be inside the other side's CUDA graphs"
     elif forbids_verdict(numbers) is not None:
-        alone = "kernels that only one side shows are undecided: the sides cannot be compared"
+        one_sided = "kernels that only one side shows are undecided: the sides cannot be compared"
     yield quiet(
-        f"A difference is certain if it is more than chance over {over}, the number of kernels taken into account "
-        f"(Benjamini and Hochberg, {fmt.share(numbers.comparison.ratio.level)}); {alone}."
+        f"A difference is certain if it is more than chance over {repeats}, the number of kernels taken into account "
+        f"(Benjamini and Hochberg, {fmt.share(numbers.comparison.ratio.level)}); {one_sided}."
         + (
             ""
-            if over == "files"
+            if repeats == "files"
             else " Steps of one file are not independent runs; record several files for more certainty."
         )
     )
@@ -180,10 +182,10 @@ def _transfers(numbers: StepNumbers) -> Iterator[Block]:
 
 
 def _launches(numbers: StepNumbers) -> Iterator[Block]:
-    told = [Paragraph(sentence) for sentence in launch_sentences(numbers)]
-    yield from told[:2]
+    paragraphs = [Paragraph(sentence) for sentence in launch_sentences(numbers)]
+    yield from paragraphs[:2]
     yield launch_table(numbers)
-    yield from told[2:]
+    yield from paragraphs[2:]
 
 
 def _work(numbers: StepNumbers) -> Iterator[Block]:
@@ -195,14 +197,14 @@ def _work(numbers: StepNumbers) -> Iterator[Block]:
 
 
 def _statistics(numbers: StepNumbers) -> Iterator[Block]:
-    found = numbers.comparison
+    comparison = numbers.comparison
     yield statistics_table(numbers)
-    yield Paragraph(fmt.capitalised(found.how).rstrip(".") + ".")
-    if (needed := needed_text(found)) and forbids_verdict(numbers) is None:
-        yield Paragraph(needed)
+    yield Paragraph(fmt.capitalised(comparison.how).rstrip(".") + ".")
+    if (needed_repeats := needed_text(comparison)) and forbids_verdict(numbers) is None:
+        yield Paragraph(needed_repeats)
 
 
-#: In reading order.
+#: The sections in reading order.
 _SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
     SectionOf("key-figures", "Key figures", _key_figures),
     SectionOf("parts-section", "Where the difference comes from", _parts),
@@ -217,11 +219,11 @@ _SECTIONS: Final[tuple[SectionOf[Any], ...]] = (
 )
 
 
-def counter_document(found: Comparison) -> Document:
+def counter_document(comparison: Comparison) -> Document:
     """The document on two reports of Nsight Compute."""
     return Document(
-        title=f"Comparison: {found.after} against {found.before}",
-        lead=". ".join(comparison_lines(found)) + ".",
-        sections=sections([SIDE_BY_SIDE], [found]),
-        meta=(("Baseline", found.before), ("Variant", found.after)),
+        title=f"Comparison: {comparison.after} against {comparison.before}",
+        lead=". ".join(comparison_lines(comparison)) + ".",
+        sections=sections([SIDE_BY_SIDE], [comparison]),
+        meta=(("Baseline", comparison.before), ("Variant", comparison.after)),
     )

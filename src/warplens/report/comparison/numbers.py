@@ -1,4 +1,4 @@
-"""Two sides of traces: everything that their comparison states, kernel by kernel too, computed once."""
+"""Two sides of traces: all numbers of their comparison, computed once, and its kernels by name."""
 
 from __future__ import annotations
 
@@ -24,68 +24,69 @@ from warplens.report.comparison.words import gate_line, hides_kernels, needed_te
 from warplens.report.counters.beside import comparison_data
 from warplens.report.jsonout import named, window_data
 
-#: Notes on a comparison that say, under another code, what a note on one of its files says as well.
+#: Notes on a comparison, and the note on a single file that says the same under another code.
 _SAME_MATTER: Final = {"hidden-graphs": "graph-level-tracing", "aborted-steps": "aborted-step"}
 
-
-#: Repeats of one program launch the same work; beyond this difference they are of several.
+#: Repeats of one program launch about the same work; files that differ by more than this share are not repeats.
 _SAME_KERNELS_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, eq=False)
 class TraceFiles:
-    """One side: each file is a block, for only files are independent of each other."""
+    """One side of a comparison. Each file is a block of samples, since only files are independent of each other."""
 
-    name: str  #: what people call the side
-    files: tuple[Side, ...]  #: each file with its window, copies of one left out; at least one
-    notes: tuple[tuple[Note, ...], ...]  #: for each file what it cannot tell
-    copies: tuple[str, ...] = ()  #: sources of files that hold the same step times as one of `files`
+    name: str  #: display name
+    files: tuple[Side, ...]  #: each file with its window, without copies; at least one
+    notes: tuple[tuple[Note, ...], ...]  #: quality notes of each file
+    copies: tuple[str, ...] = ()  #: sources of files with the same step times as one of `files`
 
     @classmethod
     def of(cls, name: str, files: Sequence[Side], notes: Sequence[tuple[Note, ...]]) -> TraceFiles:
-        """A side of these files. A copy of a file is not a repeat, and would make the verdict surer than it is."""
-        kept: list[tuple[Side, tuple[Note, ...]]] = []
-        seen: list[bytes] = []
+        """A side of these files without copies: a copy is not a repeat, and would overstate the certainty."""
+        kept: list[Side] = []
+        kept_notes: list[tuple[Note, ...]] = []
+        seen: set[bytes] = set()
         copies = []
-        for side, own in zip(files, notes, strict=True):
+        for side, side_notes in zip(files, notes, strict=True):
             times = b"".join(block.tobytes() for block in step_samples(side).blocks)
             if times in seen:
                 copies.append(side.timeline.trace.capture.source)
             else:
-                seen.append(times)
-                kept.append((side, own))
-        return cls(name, tuple(side for side, _ in kept), tuple(own for _, own in kept), tuple(copies))
+                seen.add(times)
+                kept.append(side)
+                kept_notes.append(side_notes)
+        return cls(name, tuple(kept), tuple(kept_notes), tuple(copies))
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The files' own names."""
+        """The names of the files."""
         return tuple(side.timeline.trace.capture.source for side in self.files)
 
     def samples(self) -> Samples:
-        """Step times, a block a file."""
+        """Step times, one block per file."""
         return Samples(tuple(block for side in self.files for block in step_samples(side).blocks))
 
     def typical(self) -> int:
-        """The place of the file whose median step is nearest to the side's: it stands for the side in every table."""
+        """The index of the file whose median step time is nearest to that of the side; tables show this file."""
         samples = self.samples()
-        away = [abs(float(np.median(block)) - samples.median_ns) for block in samples.blocks]
-        return away.index(min(away))
+        distances = [abs(float(np.median(block)) - samples.median_ns) for block in samples.blocks]
+        return distances.index(min(distances))
 
 
 @dataclass(frozen=True, eq=False)
 class StepNumbers:
-    """Everything that is said about two sides of traces."""
+    """All results of comparing two sides of traces."""
 
     baseline: TraceFiles
     variant: TraceFiles
-    samples: tuple[Samples, Samples]  #: step times of both
-    difference: StepDifference  #: the difference of the two typical files
+    samples: tuple[Samples, Samples]  #: step times of both sides
+    difference: StepDifference  #: between the typical files of the sides
     why: Explanation
     comparison: Comparison  #: verdict and interval, from all files
-    regression: Regression | None  #: answer to the gate; None without one
-    kernels: pl.DataFrame  #: `warplens.report.comparison.numbers.KERNEL_GROUPS`
-    counters: CountersComparison | None  #: hardware counters of both sides; None where none were given
-    notes: tuple[Note, ...]  #: what limits the comparison, the gravest first
+    regression: Regression | None  #: result of the gate; None without one
+    kernels: pl.DataFrame  #: `KERNEL_GROUPS`
+    counters: CountersComparison | None  #: hardware counters of both sides, if given
+    notes: tuple[Note, ...]  #: limits of the comparison, the most severe first
 
     @property
     def repeated(self) -> bool:
@@ -103,19 +104,20 @@ def compare_steps(
     flops: tuple[float, float] | None = None,
     counters: CountersComparison | None = None,
 ) -> StepNumbers:
-    """Hold two sides of traces against each other.
+    """Compare two sides of traces.
 
     Args:
-        margin: differences of this share and less do not matter.
+        baseline, variant: the sides.
+        margin: differences of at most this share count as none.
         level: 0.05 for 95 % confidence.
         fail_on: the gate's limit, a share; None without a gate.
-        flops: floating-point operations of a step of each side, where they are known from elsewhere.
-        counters: reports of hardware counters on both sides, compared already.
+        flops: floating-point operations per step of each side, if known from elsewhere.
+        counters: comparison of hardware counters of both sides.
     """
     samples = baseline.samples(), variant.samples()
-    found = compare(*samples, margin=margin, level=level)
+    comparison = compare(*samples, margin=margin, level=level)
     difference = step_difference(baseline.files[baseline.typical()], variant.files[variant.typical()], flops=flops)
-    notes = _notes(baseline, variant, difference, found)
+    notes = _notes(baseline, variant, difference, comparison)
     blocked = any(note.level is NoteLevel.BLOCKING for note in notes)
     return StepNumbers(
         baseline=baseline,
@@ -123,8 +125,8 @@ def compare_steps(
         samples=samples,
         difference=difference,
         why=explanation(difference),
-        comparison=found,
-        regression=regression(found, fail_on) if fail_on is not None else None,
+        comparison=comparison,
+        regression=regression(comparison, fail_on) if fail_on is not None else None,
         kernels=kernel_groups(
             difference.kernels,
             _other_runs(baseline, variant),
@@ -138,27 +140,27 @@ def compare_steps(
 
 
 def _other_runs(baseline: TraceFiles, variant: TraceFiles) -> tuple[tuple[Side, Side], ...]:
-    """Further pairs of files, each file in one of them; () where a side has a single file."""
+    """Pairs of the files that are not typical, each in at most one pair; () if a side has a single file."""
     first, second = baseline.typical(), variant.typical()
     return tuple(
         zip(
-            (side for place, side in enumerate(baseline.files) if place != first),
-            (side for place, side in enumerate(variant.files) if place != second),
+            (side for index, side in enumerate(baseline.files) if index != first),
+            (side for index, side in enumerate(variant.files) if index != second),
             strict=False,
         )
     )
 
 
 def _notes(
-    baseline: TraceFiles, variant: TraceFiles, difference: StepDifference, found: Comparison
+    baseline: TraceFiles, variant: TraceFiles, difference: StepDifference, comparison: Comparison
 ) -> tuple[Note, ...]:
-    """What makes the sides hard to compare, then what each file cannot tell, each kind of note once a side."""
+    """Notes on the comparison, then the notes on each side's files without those that repeat them; by severity."""
     notes = [*difference.notes, *_typical_notes(baseline, variant)]
-    notes += (Note("comparison-doubt", NoteLevel.WARNING, doubt) for doubt in found.doubts)
-    told = {item.code for item in difference.notes}
-    told |= {_SAME_MATTER[code] for code in told & _SAME_MATTER.keys()}
+    notes += (Note("comparison-doubt", NoteLevel.WARNING, doubt) for doubt in comparison.doubts)
+    covered = {note.code for note in difference.notes}
+    covered |= {_SAME_MATTER[code] for code in covered & _SAME_MATTER.keys()}
     for side in (baseline, variant):
-        notes += (item for item in _of_side(side) if item.code not in told)
+        notes += (note for note in _of_side(side) if note.code not in covered)
     order = (NoteLevel.BLOCKING, NoteLevel.WARNING, NoteLevel.INFO)
     return tuple(sorted(notes, key=lambda note: order.index(note.level)))
 
@@ -168,13 +170,12 @@ def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
         if side.copies:
             text = (
                 f"{side.name}: {', '.join(side.copies)} {'holds' if len(side.copies) == 1 else 'hold'} the same step "
-                "times as another of its files: a copy is no "
+                "times as another of its files: a copy is no repeat, and was left out"
             )
-            text += "repeat, and was left out"
             yield Note("copied-repeat", NoteLevel.WARNING, text, "Run the program again for each repeat")
         if len(side.files) > 1:
-            text = f"{side.name}: of {len(side.files)} files, tables and parts are those of "
-            text += (
+            text = (
+                f"{side.name}: of {len(side.files)} files, tables and parts are those of "
                 f"{side.sources[side.typical()]}, whose median step is nearest to that of all; the verdict is from all"
             )
             yield Note("typical-repeat", NoteLevel.INFO, text)
@@ -182,38 +183,37 @@ def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
             if max(counts) - min(counts) > _SAME_KERNELS_SHARE * float(np.median(counts)):
                 text = (
                     f"{side.name}: a step of its files launches {min(counts):.0f} to {max(counts):.0f} pieces of work: "
+                    "they are not repeats of one program, so there is no verdict"
                 )
-                text += "they are not repeats of one program, so there is no verdict"
                 yield Note("unlike-repeats", NoteLevel.WARNING, text, "Put repeats of one program alone in the folder")
 
 
 def _of_side(side: TraceFiles) -> Iterator[Note]:
     seen: dict[tuple[str, str], tuple[Note, list[str]]] = {}
     for source, notes in zip(side.sources, side.notes, strict=True):
-        for item in notes:
-            seen.setdefault((item.code, item.text), (item, []))[1].append(source)
-    for item, sources in seen.values():
+        for note in notes:
+            seen.setdefault((note.code, note.text), (note, []))[1].append(source)
+    for note, sources in seen.values():
         name = side.name if len(sources) == len(side.files) else ", ".join(sources)
-        yield Note(item.code, item.level, f"{name}: {item.text}", item.remedy)
+        yield Note(note.code, note.level, f"{name}: {note.text}", note.remedy)
 
 
 def step_head(numbers: StepNumbers) -> list[str]:
-    """What was compared with what."""
+    """One line per side: name, files, tool and window."""
     lines = []
     for role, side in (("baseline", numbers.baseline), ("variant", numbers.variant)):
         typical = side.files[side.typical()]
         capture = typical.timeline.trace.capture
-        tool = f"{capture.tool} {capture.tool_version or ''}".strip()
         files = f" ({len(side.files)} files)" if len(side.files) > 1 else ""
         window = f"window: {fmt.duration(typical.window.duration_ns)}, {typical.window.how}"
         if typical.window.range_name is not None:
             window += f", range {fmt.printable(typical.window.range_name)}"
-        lines.append(f"{role}: {fmt.printable(side.name)}{files} · {tool} · {window}")
+        lines.append(f"{role}: {fmt.printable(side.name)}{files} · {fmt.recorded_with(capture)} · {window}")
     return lines
 
 
 def step_data(numbers: StepNumbers) -> dict[str, Any]:
-    """Every number, exact; tables under `rows`. Changes are variant minus baseline, per step."""
+    """All numbers for JSON, exact; tables under `rows`. Changes are variant minus baseline, per step."""
     difference, wall = numbers.difference, numbers.difference.wall
     return {
         "kind": "traces",
@@ -256,19 +256,19 @@ def _side(side: TraceFiles, samples: Samples, launches: SideLaunches) -> dict[st
     }
 
 
-def verdict_data(found: Comparison) -> dict[str, Any]:
-    """The verdict with everything that it rests on."""
-    return {**_fields(found), "decided_by": needed_text(found)}
+def verdict_data(comparison: Comparison) -> dict[str, Any]:
+    """The JSON data of a verdict."""
+    return {**_fields(comparison), "decided_by": needed_text(comparison)}
 
 
-def _gate(found: Regression | None, comparison: Comparison) -> dict[str, Any] | None:
-    if found is None:
+def _gate(gate: Regression | None, comparison: Comparison) -> dict[str, Any] | None:
+    if gate is None:
         return None
-    return {**named(found, "fail_on found excluded"), "sentence": gate_line(found, comparison)}
+    return {**named(gate, "fail_on found excluded"), "sentence": gate_line(gate, comparison)}
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    """The fields of a frozen dataclass; what is inside becomes JSON by itself."""
+    """The fields of a dataclass, without converting nested ones (as `asdict` does)."""
     return {name: getattr(item, name) for name in item.__dataclass_fields__}
 
 
@@ -295,14 +295,14 @@ def kernel_groups(
     margin: float = 0.02,
     level: float = 0.05,
 ) -> pl.DataFrame:
-    """The matched kernels by name (`KERNEL_GROUPS`), and which of them take another time.
+    """The matched kernels by name (`KERNEL_GROUPS`), with the verdict on their difference in time.
 
     Args:
         changes: the kernels of both sides, matched.
-        further: further pairs of files of the same two sides: then files are compared instead of the steps of two.
-        hidden: whether CUDA graphs hide kernels, or the sides cannot be compared: what only one side shows may then be
-            inside the other's graphs, or in what was not recorded of it, so that nothing is decided of it.
-        margin: differences of this share and less do not matter.
+        further: further pairs of files of the two sides; with them, samples are files instead of the steps of one pair.
+        hidden: whether CUDA graphs hide kernels, or the sides cannot be compared. If so, kernels that only one side
+            shows are undecided, since the other side may have them in its graphs, or unrecorded.
+        margin: differences of at most this share count as none.
         level: 0.05 for 95 % confidence.
     """
     groups = _grouped(changes.table)
@@ -311,24 +311,24 @@ def kernel_groups(
     if further:
         before, after = _over_files(groups, (before, after), further)
     files = np.arange(len(further) + 1) if further else None
-    found = many_differences(
+    differences = many_differences(
         before, after, baseline_blocks=files, variant_blocks=files, margin=margin, level=level
     ).select("low_ns", "high_ns", "adjusted_p", pl.col("verdict").cast(pl.String))
-    alone, differs = pl.col("change").is_in(["added", "removed"]), pl.col("verdict").is_in(["faster", "slower"])
-    # A kernel of some steps only may be missing on the other side by chance.
+    one_sided, differs = pl.col("change").is_in(["added", "removed"]), pl.col("verdict").is_in(["faster", "slower"])
+    # A kernel that does not occur in every step may be missing on the other side by chance.
     in_each_step = pl.max_horizontal("baseline_launches_per_step", "variant_launches_per_step") >= 1
-    decided = differs & ~alone if hidden else differs | (alone & in_each_step)
+    decided = differs & ~one_sided if hidden else differs | (one_sided & in_each_step)
     finite = [pl.when(pl.col(name).is_finite()).then(name).alias(name) for name in ("low_ns", "high_ns")]
-    rows = pl.concat([groups, found], how="horizontal").with_columns(*finite, decided.alias("decided"))
+    rows = pl.concat([groups, differences], how="horizontal").with_columns(*finite, decided.alias("decided"))
     return KERNEL_GROUPS.conform(rows)
 
 
 def _grouped(table: pl.DataFrame) -> pl.DataFrame:
     sums = [
-        *(f"{side}_{what}_per_step" for what in ("launches", "ns") for side in ("baseline", "variant")),
+        *(f"{side}_{quantity}_per_step" for quantity in ("launches", "ns") for side in ("baseline", "variant")),
         "change_ns_per_step",
     ]
-    # What is kept and what is changed of one kernel stands in one row: by name, the two do the same work.
+    # Kept and changed launches of one pair of kernels share a row: by name, both sides do the same work.
     both = pl.col("baseline_full_name").is_not_null() & pl.col("variant_full_name").is_not_null()
     changed = (pl.col("change") == "changed").any()
     return (
@@ -359,16 +359,16 @@ def _sums(matrix: Float64s, members: list[list[int]]) -> Float64s:
 def _over_files(
     groups: pl.DataFrame, times: tuple[Float64s, Float64s], further: Sequence[tuple[Side, Side]]
 ) -> tuple[Float64s, Float64s]:
-    """The mean step of each file instead of each step: shape (files, groups). A group that a file lacks takes none."""
+    """The mean step times of each file, shape (files, groups); 0 for groups that a file lacks."""
     rows = [[matrix.mean(axis=0) for matrix in times]]
     keys = list(groups.select("baseline_full_name", "variant_full_name").iter_rows())
     for before, after in further:
         other = _grouped(kernel_changes(before, after).table)
-        found = {
-            (first, second): spent
-            for first, second, *spent in other.select(
+        times_by_key = {
+            (first, second): mean_ns
+            for first, second, *mean_ns in other.select(
                 "baseline_full_name", "variant_full_name", "baseline_ns_per_step", "variant_ns_per_step"
             ).iter_rows()
         }
-        rows.append([np.array([found.get(key, (0.0, 0.0))[side] for key in keys]) for side in (0, 1)])
+        rows.append([np.array([times_by_key.get(key, (0.0, 0.0))[side] for key in keys]) for side in (0, 1)])
     return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])

@@ -1,4 +1,4 @@
-"""Key figures of two sides of traces: tiles, and both sides next to each other; launches; statistics."""
+"""Tables, key figures and bars of the comparison of two sides of traces."""
 
 from __future__ import annotations
 
@@ -37,21 +37,28 @@ _STATISTICS: Final = (
 
 
 def step_tiles(numbers: StepNumbers) -> tuple[KeyFigure, ...]:
-    """The comparison in a few numbers."""
-    found, why, difference = numbers.comparison, numbers.why, numbers.difference
+    """The key figures of a comparison."""
+    comparison, why, difference = numbers.comparison, numbers.why, numbers.difference
     per = difference.per
-    title = fmt.capitalised(VERDICT_TITLES[found.verdict]) if forbids_verdict(numbers) is None else "Not comparable"
+    title = (
+        fmt.capitalised(VERDICT_TITLES[comparison.verdict]) if forbids_verdict(numbers) is None else "Not comparable"
+    )
     idle = float(difference.wall.variant.idle_ns - difference.wall.baseline.idle_ns)
-    more = "+" if why.calls_change > 0 else ""
+    sign = "+" if why.calls_change > 0 else ""
     tiles = [
-        KeyFigure("Verdict", title, "text", f"{signed_share(found.ratio.estimate - 1)} ({interval_text(found.ratio)})"),
+        KeyFigure(
+            "Verdict",
+            title,
+            "text",
+            f"{signed_share(comparison.ratio.estimate - 1)} ({interval_text(comparison.ratio)})",
+        ),
         KeyFigure(
             f"Change per {per}", float(difference.wall.change_ns), "change_ns", "Variant minus baseline, of means."
         ),
         KeyFigure("GPU work", _change_of(why.gpu_change_share), "text", "Change of the GPU's computing time."),
         KeyFigure("GPU idle", idle, "change_ns", f"Change of the GPU's idle time per {per}."),
         KeyFigure(
-            "Launches", f"{more}{fmt.count(round(why.calls_change, 1))}", "text", f"Change of launches per {per}."
+            "Launches", f"{sign}{fmt.count(round(why.calls_change, 1))}", "text", f"Change of launches per {per}."
         ),
         KeyFigure("Cost of a launch", why.host_ns_per_launch, "duration_ns", "Host time, on the slower side."),
     ]
@@ -65,13 +72,13 @@ def _change_of(share: float | None) -> str:
 
 
 def side_table(numbers: StepNumbers) -> Table:
-    """Both sides next to each other."""
+    """Both sides side by side."""
     wall, launches = numbers.difference.wall, numbers.difference.launches
     kernels, work = numbers.difference.kernels, numbers.difference.work
-    found, per = numbers.comparison, numbers.difference.per
+    comparison, per = numbers.comparison, numbers.difference.per
     before, after, counts = wall.baseline, wall.variant, kernels.launches_per_step
     rows = [
-        _row(f"{fmt.capitalised(per)} time, median", found.baseline_ns, found.variant_ns, "duration_ns"),
+        _row(f"{fmt.capitalised(per)} time, median", comparison.baseline_ns, comparison.variant_ns, "duration_ns"),
         _row(f"{fmt.capitalised(per)} time, mean", float(before.wall_ns), float(after.wall_ns), "duration_ns"),
         _row("GPU busy", launches.baseline.busy_share, launches.variant.busy_share, "share"),
         _row(f"GPU idle per {per}", float(before.idle_ns), float(after.idle_ns), "duration_ns"),
@@ -83,7 +90,7 @@ def side_table(numbers: StepNumbers) -> Table:
 
 
 def launch_table(numbers: StepNumbers) -> Table:
-    """How both sides launch their work, and what it costs the host."""
+    """Launches of both sides, and their cost on the host."""
     before, after = numbers.difference.launches.baseline, numbers.difference.launches.variant
     rows = [
         _row("Launching calls", round(before.calls, 1), round(after.calls, 1), "count"),
@@ -101,7 +108,7 @@ def launch_table(numbers: StepNumbers) -> Table:
 
 
 def statistics_table(numbers: StepNumbers) -> Table:
-    """The samples that the verdict is from."""
+    """The samples behind the verdict."""
     rows = []
     for side, samples in zip((numbers.baseline, numbers.variant), numbers.samples, strict=True):
         rows.append(
@@ -140,7 +147,7 @@ def _change(baseline: Scalar, variant: Scalar, kind: Kind) -> str:
 
 
 def _empty(row: dict[str, str]) -> bool:
-    """Whether neither side has any of it, or nobody knows."""
+    """Whether the figure is zero or unknown on both sides."""
     return {row["baseline"], row["variant"]} <= {"0", fmt.MISSING}
 
 
@@ -148,14 +155,14 @@ def _frame(rows: Iterator[dict[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame(list(rows), schema={column.name: pl.String for column in _COLUMNS})
 
 
-#: Parts that change by less than this share of all changes together are drawn as one.
+#: Parts that change by less than this share of the sum of all changes are merged in the waterfall.
 _DRAWN_SHARE: Final = 0.01
 
-#: Parts that are below this share of the longer side on both are one segment of a bar.
+#: Parts below this share of the longer side, on both sides, are merged into one segment of a bar.
 _DRAWN_SEGMENT: Final = 0.03
 
-#: From so many times the whole change on, its parts are opposing changes that nearly cancel: shares of it, in hundreds
-#: of percent, would say nothing.
+#: If the absolute changes of the parts sum to more than this many times the change of the wall time, they nearly
+#: cancel, and shares of the change (hundreds of percent) are left out.
 _OPPOSING: Final = 5.0
 
 _GROUPS: Final = {
@@ -210,17 +217,18 @@ _PHASE_COLUMNS: Final = pick(PHASE_CHANGES, column("title", title="Phase"), _PER
 
 
 def part_name(group: str, part: str) -> str:
-    """A part of the wall difference as people call it: `GPU work: matrix products (GEMM)`."""
+    """The display name of a part of the wall time: `GPU work: matrix products (GEMM)`."""
     kind, title = _GROUPS.get(group, group), part_title(group, part)
     return title if title == kind else f"{kind}: {title}"
 
 
 def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> Table:
-    """Every part of a step's wall time on both sides; the last row is their sum, which is the wall time itself.
+    """Every part of the wall time on both sides; the last row is their sum, the wall time.
 
     Args:
-        most: parts to name, those that change most first; the rest stands in one row. None for all.
-        per: what the times are of, `step` or `window`.
+        wall: the parts.
+        most: parts with a row of their own, those with the largest changes; the others share one row. None for all.
+        per: `step` or `window`, whichever the times are of.
     """
     rows = wall.frame().with_columns(pl.col("group").cast(pl.String))
     titles = [part_name(*key) for key in rows.select("group", "part").iter_rows()]
@@ -252,45 +260,46 @@ def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> T
 
 
 def _most_changed(rows: pl.DataFrame, most: int) -> pl.DataFrame:
-    """The rows that change most, in their order, and the sum of the others."""
+    """The rows with the largest changes, in their order, and the sum of the others."""
     if rows.height <= most + 1:
         return rows
-    place = pl.col("change_ns").abs().rank("ordinal", descending=True)
-    named = rows.filter(place <= most)
-    rest = rows.filter(place > most)
-    row = rest.select(
+    rank = pl.col("change_ns").abs().rank("ordinal", descending=True)
+    named = rows.filter(rank <= most)
+    rest = rows.filter(rank > most).select(
         pl.format("{} smaller parts", pl.len()).first().alias("title"),
         pl.col("baseline_ns", "variant_ns", "change_ns").sum(),
         pl.when(pl.col("share").count() > 0).then(pl.col("share").sum()).first(),
     )
-    return pl.concat([named, row], how="diagonal")
+    return pl.concat([named, rest], how="diagonal")
 
 
 def side_strip(wall: WallSplit, side: Literal["baseline", "variant"], per: str) -> Strip:
-    """One side's wall time as a bar; both have one scale and one order, and what is small on both is one part."""
-    longest = float(max(wall.baseline.wall_ns, wall.variant.wall_ns)) or 1.0
-    own = float((wall.baseline if side == "baseline" else wall.variant).wall_ns) or 1.0
-    title = f"The {side}'s {'mean step' if per == 'step' else per}: {fmt.duration(own)}"
-    return Strip(side, 0, title, tuple(_side_segments(wall, side, own, longest)), own / longest)
+    """One side's wall time as a bar. Both sides have the same scale and order, and merge the same small parts."""
+    longest_ns = float(max(wall.baseline.wall_ns, wall.variant.wall_ns)) or 1.0
+    wall_ns = float((wall.baseline if side == "baseline" else wall.variant).wall_ns) or 1.0
+    title = f"The {side}'s {'mean step' if per == 'step' else per}: {fmt.duration(wall_ns)}"
+    return Strip(side, 0, title, tuple(_side_segments(wall, side, wall_ns, longest_ns)), wall_ns / longest_ns)
 
 
-def _side_segments(wall: WallSplit, side: str, own: float, longest: float) -> Iterator[Segment]:
+def _side_segments(wall: WallSplit, side: str, wall_ns: float, longest_ns: float) -> Iterator[Segment]:
     parts = sorted(wall.parts, key=lambda part: (part.group == "idle", -(part.baseline_ns + part.variant_ns)))
-    small = 0.0
+    small_ns = 0.0
     for part in parts:
-        time = float(part.baseline_ns if side == "baseline" else part.variant_ns)
-        if max(part.baseline_ns, part.variant_ns) < _DRAWN_SEGMENT * longest:
-            small += time
-        elif time:
-            yield Segment(part_title(part.group, part.part), time, time / own, part_fill(part.group, part.part))
-    if small:
-        yield Segment("smaller parts", small, small / own, "other")
+        time_ns = float(part.baseline_ns if side == "baseline" else part.variant_ns)
+        if max(part.baseline_ns, part.variant_ns) < _DRAWN_SEGMENT * longest_ns:
+            small_ns += time_ns
+        elif time_ns:
+            yield Segment(
+                part_title(part.group, part.part), time_ns, time_ns / wall_ns, part_fill(part.group, part.part)
+            )
+    if small_ns:
+        yield Segment("smaller parts", small_ns, small_ns / wall_ns, "other")
 
 
 def waterfall_rows(wall: WallSplit) -> pl.DataFrame:
-    """The parts as `waterfall_chart` draws them: `name`, `delta`, `detail`; small ones together as the last.
+    """The parts for `waterfall_chart` (`name`, `delta`, `detail`), with small ones merged into the last row.
 
-    They sum to the change of the wall time but for the rounding of floating-point numbers.
+    They sum to the change of the wall time, up to floating-point rounding.
     """
     rows = wall.frame()
     threshold = _DRAWN_SHARE * float(rows["change_ns"].abs().sum())
@@ -300,7 +309,7 @@ def waterfall_rows(wall: WallSplit) -> pl.DataFrame:
         name = part_name(str(row["group"]), row["part"])
         detail = f"{fmt.duration(row['baseline_ns'])} → {fmt.duration(row['variant_ns'])}"
         (drawn if abs(row["change_ns"]) > threshold else small).append((name, row["change_ns"], detail))
-    # What saves time first, then what costs it: the totals' difference is what the second eats of the first.
+    # Savings first, then costs.
     drawn.sort(key=lambda item: item[1])
     if rest := sum(change for _, change, _ in small):
         drawn.append(
@@ -313,12 +322,13 @@ def kernel_table(kernels: pl.DataFrame, limit: int | None = 15, *, narrow: bool 
     """Kernels removed, added and changed, by name (`KERNEL_GROUPS`), the largest change first.
 
     Args:
+        kernels: rows of `KERNEL_GROUPS`.
         limit: rows shown at first; None for all.
-        narrow: for a terminal, without the kernels that stood in the place of others.
+        narrow: for a terminal, without the column of replaced kernels.
     """
     both = kernels.select("baseline_full_name", "variant_full_name").iter_rows()
-    # Other template arguments make another kernel, too; but to read the same name twice helps nobody.
-    renamed = pl.Series([_reads_otherwise(*names) for names in both], dtype=pl.Boolean)
+    # Kernels that differ only in template arguments have the same short name, which is not repeated.
+    renamed = pl.Series([_short_names_differ(*names) for names in both], dtype=pl.Boolean)
     unknown = (pl.col("adjusted_p").is_null()) & ~pl.col("decided")
     rows = kernels.with_columns(
         pl.coalesce("variant_full_name", "baseline_full_name").alias("full_name"),
@@ -333,12 +343,12 @@ def kernel_table(kernels: pl.DataFrame, limit: int | None = 15, *, narrow: bool 
     return Table("kernels", caption, columns, rows, limit, empty="Neither side has kernels.")
 
 
-def _reads_otherwise(before: str | None, after: str | None) -> bool:
+def _short_names_differ(before: str | None, after: str | None) -> bool:
     return before is not None and after is not None and fmt.shorten_kernel(before) != fmt.shorten_kernel(after)
 
 
 def place_table(kernels: pl.DataFrame) -> Table:
-    """The same kernels one by one, each at its place in the program (`KERNEL_CHANGES`)."""
+    """The kernels by place in the program (`KERNEL_CHANGES`)."""
     rows = kernels.with_columns(
         pl.col("change", "matched_by").cast(pl.String),
         pl.coalesce("variant_full_name", "baseline_full_name").alias("full_name"),

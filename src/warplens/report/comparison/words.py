@@ -1,4 +1,4 @@
-"""What a comparison says in words: the verdict with its interval, the gate, and the cause of the difference."""
+"""The sentences of a comparison: the verdict with its interval, the gate, and the cause of the difference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from warplens.report.comparison.numbers import StepNumbers
 
 
-#: Verdicts of `warplens.compare.decisions`, as a table says them.
+#: Display names of the verdicts of `warplens.compare.decisions`.
 VERDICT_TITLES: Final[dict[Verdict, str]] = {
     "faster": "faster",
     "slower": "slower",
@@ -24,13 +24,13 @@ VERDICT_TITLES: Final[dict[Verdict, str]] = {
 }
 
 
-#: A change of this much and more has no decimals: `+18,477 %`.
+#: Changes from this ratio on are written without decimals: `+18,477 %`.
 _ROUND_CHANGE: Final = 10.0
 
-#: Above this ratio, a factor of 1.0-something says less than the percentage.
+#: Above this ratio of times, a speed-up is written as a percentage, not as a factor of 1.0x.
 _NEARLY_AS_LONG: Final = 0.95
 
-#: From this ratio on, a factor reads better than a percentage: "3.1 times as long" rather than "210 % slower".
+#: From this ratio on, a factor is written instead of a percentage: "3.1 times as long" rather than "210 % slower".
 MANY_TIMES: Final = 2.0
 
 
@@ -43,7 +43,7 @@ def signed_share(change: float) -> str:
 
 
 def change_text(ratio: float) -> str:
-    """A ratio of times as the change that it is: `17.1 % slower`, `54.0 % less time`, `3.10 times as long`."""
+    """A ratio of times in words: `17.1 % slower`, `54.0 % less time`, `3.10 times as long`."""
     if ratio >= MANY_TIMES:
         return f"{fmt.number(ratio)} times as long"
     if ratio >= 1:
@@ -52,10 +52,11 @@ def change_text(ratio: float) -> str:
 
 
 def interval_text(interval: Interval, *, times: bool = False) -> str:
-    """The interval of a ratio as a change: `95 %: +15.0 % to +19.2 %`; a sentence where there is none.
+    """The interval of a ratio as a change: `95 %: +15.0 % to +19.2 %`; a phrase if there is none.
 
     Args:
-        times: write it as factors, to stand beside one: `95 %: 2.68 to 14.5 times`.
+        interval: of a ratio of times.
+        times: whether to write factors: `95 %: 2.68 to 14.5 times`.
     """
     confidence = fmt.number(round(100 * (1 - interval.level), 4))
     if not (math.isfinite(interval.high) and math.isfinite(interval.low)):
@@ -65,54 +66,55 @@ def interval_text(interval: Interval, *, times: bool = False) -> str:
     return f"{confidence} %: {signed_share(interval.low - 1)} to {signed_share(interval.high - 1)}"
 
 
-def verdict_text(found: Comparison, variant: str) -> str:
-    """The verdict in one sentence without its end: which side, by how much, how sure.
+def verdict_text(comparison: Comparison, variant: str) -> str:
+    """The verdict as a clause: direction, amount and interval.
 
     Args:
-        variant: what the other side is called (`topk.sqlite`).
+        comparison: verdict and interval.
+        variant: name of the variant (`topk.sqlite`).
     """
-    ratio, interval = found.ratio.estimate, interval_text(found.ratio)
+    ratio, interval = comparison.ratio.estimate, interval_text(comparison.ratio)
     name = fmt.printable(variant)
-    if found.verdict == "slower":
+    if comparison.verdict == "slower":
         if ratio >= MANY_TIMES:
-            return f"{name} takes {change_text(ratio)} ({interval_text(found.ratio, times=True)})"
+            return f"{name} takes {change_text(ratio)} ({interval_text(comparison.ratio, times=True)})"
         return f"{name} is {change_text(ratio)} ({interval})"
-    if found.verdict == "faster":
+    if comparison.verdict == "faster":
         if ratio > _NEARLY_AS_LONG:
             return f"{name} takes {change_text(ratio)} ({interval})"
         return f"{name} is {fmt.number(1 / ratio)} times as fast: {change_text(ratio)} ({interval})"
     measured = f"{signed_share(ratio - 1)} ({interval})"
-    if found.verdict == "same":
-        return f"{name} takes the same time within {fmt.share(found.margin)}: {measured}"
+    if comparison.verdict == "same":
+        return f"{name} takes the same time within {fmt.share(comparison.margin)}: {measured}"
     return f"Whether {name} is faster or slower is undecided: {measured}"
 
 
-def needed_text(found: Comparison) -> str | None:
-    """What would decide an undecided comparison; None for a decided one."""
-    if found.verdict != "undecided":
+def needed_text(comparison: Comparison) -> str | None:
+    """The number of repeats that would decide an undecided comparison, as a sentence; None for a decided one."""
+    if comparison.verdict != "undecided":
         return None
-    if not math.isfinite(found.ratio.high):
+    if not math.isfinite(comparison.ratio.high):
         return "The variation of the times is unknown: record several steps, or better several runs, of each side."
-    if found.needed_blocks is None:
+    if comparison.needed_blocks is None:
         return "No feasible number of repeats would decide it: the sides are too close for their noise."
-    what = "runs (one file each, one folder per side)" if found.unit == "blocks" else "steps"
-    return f"About {fmt.count(found.needed_blocks)} {what} of each side would decide it."
+    repeats = "runs (one file each, one folder per side)" if comparison.unit == "blocks" else "steps"
+    return f"About {fmt.count(comparison.needed_blocks)} {repeats} of each side would decide it."
 
 
-def gate_line(found: Regression, comparison: Comparison) -> str:
-    """How the gate ended, and why."""
-    limit = fmt.share(found.fail_on)
+def gate_line(gate: Regression, comparison: Comparison) -> str:
+    """The result of the gate with its interval."""
+    limit = fmt.share(gate.fail_on)
     interval = interval_text(comparison.ratio)
-    if found.found:
+    if gate.found:
         return f"gate failed: slower by more than {limit} ({interval})"
-    if found.excluded:
+    if gate.excluded:
         return f"gate passed: not slower by more than {limit} ({interval})"
     needed = needed_text(comparison)
-    tail = f". {needed}" if needed else ". More repeats of each side would decide it."
-    return f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval}){tail}"
+    remedy = f". {needed}" if needed else ". More repeats of each side would decide it."
+    return f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval}){remedy}"
 
 
-#: What limits a side (`warplens.compare.host.BOUNDS`), for people.
+#: Display names of the bounds of a side (`warplens.compare.host.BOUNDS`).
 BOUND_TITLES: Final = {
     "gpu": "its GPU",
     "host-issue": "the host's launch rate",
@@ -121,127 +123,128 @@ BOUND_TITLES: Final = {
     "none": "nothing: it has no GPU work",
 }
 
-#: Contributions, as the subject of a clause.
-_THINGS: Final = {
+#: Contributions as the subject of a clause.
+_SUBJECTS: Final = {
     "host-issue-bound": "waiting for launches",
     "gpu-work": "GPU work",
     "communication": "exposed communication",
     "copies": "exposed copies",
 }
 
-#: Below this many, a difference in launches per step is a rounding of means.
+#: Differences in launches per step below this are rounding of means.
 _A_LAUNCH: Final = 0.5
 
-#: What is less than this of the main figure is not worth a clause of the sentence.
-_WORTH_SAYING: Final = 0.1
+#: Changes below this share of the main change are not mentioned.
+_SMALLEST_MENTIONED: Final = 0.1
 
-#: GPU work that changes by less is called unchanged.
+#: GPU work that changes by a smaller share counts as unchanged.
 _UNCHANGED: Final = 0.005
 
-#: FLOPs that differ by less are the same: a percentage with one decimal would read 0.0 %.
+#: FLOPs that differ by a smaller share count as the same: with one decimal the percentage would be 0.0 %.
 _SAME_FLOPS: Final = 0.0005
 
-#: A cause of this much of the change and more is all of it.
+#: A cause with at least this share of the change counts as all of it.
 _NEARLY_ALL: Final = 0.95
 
-#: GPU work that fell by more would read as if it had fallen by all of it.
+#: A larger decrease of GPU work would be rounded to 100 %.
 _ALL_BUT_GONE: Final = 0.9995
 
-#: A part is "most" of a change from half of it on, and no longer where others against it make it larger than the whole.
+#: Range of the share of a change that counts as "most": above it, opposing parts make the part exceed the change.
 _MOST: Final = (0.5, 1.05)
 
-#: Launches that one side alone has, and the difference in launching calls, are about the same thing up to this share.
+#: The net launches of kernels on one side only and the change in launching calls count as equal up to this share.
 _ALIKE: Final = 0.1
 
 
 def step_answer(numbers: StepNumbers) -> list[str]:
-    """The verdict with its interval, and why: at most two sentences; what forbids one, where something does."""
+    """The verdict with its interval and cause, or why there is no verdict, in at most two sentences."""
     cause = cause_sentence(numbers.difference, numbers.why)
     blocking = forbids_verdict(numbers)
     if blocking is not None:
         refused = f"No verdict: the sides cannot be compared: {blocking.text.rstrip('.')}."
         if blocking.code == "steps-on-one-side":
-            return [refused]  # what a window takes more than a step says nothing
+            return [refused]  # a window and a step are not comparable at all
         ratio = signed_share(numbers.comparison.ratio.estimate - 1)
         return [refused, f"In what was recorded, the time changes by {ratio}: {cause}."]
     name = numbers.difference.variant.window.range_name
     subject = "the variant" if name is None else f"range {fmt.printable(name)} of the variant"
     verdict = fmt.capitalised(verdict_text(numbers.comparison, subject))
-    # The files that are taken apart may differ otherwise than all files together do.
+    # The typical files, which the cause is from, may differ in the other direction than all files together.
     if numbers.comparison.verdict in ("faster", "slower") and numbers.why.direction == numbers.comparison.verdict:
-        # Of a paradox, what the sentence begins with is no reason: it is what makes it one.
+        # The sentence of a paradox begins with the GPU work, which is not the cause.
         return [f"{verdict}; {cause}." if _leads_with_work(numbers.why) else f"{verdict}, because {cause}."]
     return [f"{verdict}.", f"In what was recorded, {cause}."]
 
 
 def forbids_verdict(numbers: StepNumbers) -> Note | None:
-    """What keeps the two from being compared at all; None where nothing does."""
+    """The note that the sides cannot be compared; None if they can."""
     return next((note for note in numbers.notes if note.level is NoteLevel.BLOCKING), None)
 
 
-def _leads_with_work(why: Explanation) -> bool:
-    return why.cause == "host-issue-bound" and why.is_paradox
+def _leads_with_work(explanation: Explanation) -> bool:
+    return explanation.cause == "host-issue-bound" and explanation.is_paradox
 
 
-def cause_sentence(difference: StepDifference, why: Explanation) -> str:
-    """The cause with the numbers that show it, to stand after "because" (a paradox begins with what it is)."""
-    work = _gpu_work(why)
-    if why.cause == "no-difference":
+def cause_sentence(difference: StepDifference, explanation: Explanation) -> str:
+    """The cause with its evidence, to follow "because", except for a paradox, which begins with the GPU work."""
+    work = _gpu_work(explanation)
+    if explanation.cause == "no-difference":
         before, after = (
             fmt.duration(float(side.wall_ns)) for side in (difference.wall.baseline, difference.wall.variant)
         )
-        return f"a {difference.per} takes about as long ({before} and {after}): {work}{_cancelled(why)}"
-    if why.cause == "host-issue-bound":
-        both = {why.baseline_bound, why.variant_bound} == {"host-issue"}
-        side = "step" if both else "baseline" if why.baseline_bound == "host-issue" else "variant"
+        return f"a {difference.per} takes about as long ({before} and {after}): {work}{_cancelled(explanation)}"
+    if explanation.cause == "host-issue-bound":
+        both = {explanation.baseline_bound, explanation.variant_bound} == {"host-issue"}
+        side = "step" if both else "baseline" if explanation.baseline_bound == "host-issue" else "variant"
         bounded = f"the {side} is limited by the host's launch rate: {_launches(difference)}"
-        return f"{work}, but {bounded}" if _leads_with_work(why) else f"{bounded}; {work}"
-    if why.cause == "gpu-work":
-        more = "" if hides_kernels(difference) else f", {_largest_work(difference, why)}"
-        return f"{work}{_rest(why)}{more}{_given_back(why)}"
-    change = fmt.duration(abs(_main_change(why)))
-    grew = f"{'more' if why.change_ns > 0 else 'less'} per {difference.per}"
-    if why.cause == "communication":
+        return f"{work}, but {bounded}" if _leads_with_work(explanation) else f"{bounded}; {work}"
+    if explanation.cause == "gpu-work":
+        more = "" if hides_kernels(difference) else f", {_largest_work(difference, explanation)}"
+        return f"{work}{_share_of_change(explanation)}{more}{_given_back(explanation)}"
+    change = fmt.duration(abs(_main_change(explanation)))
+    grew = f"{'more' if explanation.change_ns > 0 else 'less'} per {difference.per}"
+    if explanation.cause == "communication":
         main = f"exposed communication takes {change} {grew}"
-    elif why.cause == "copies":
+    elif explanation.cause == "copies":
         main = f"exposed copies take {change} {grew}"
     else:
-        main = f"the GPU is idle for {change} {grew} ({cause_title(why.cause.removeprefix('idle: '))})"
-    return f"{main}{_rest(why)}, and {work}{_given_back(why)}"
+        main = f"the GPU is idle for {change} {grew} ({cause_title(explanation.cause.removeprefix('idle: '))})"
+    return f"{main}{_share_of_change(explanation)}, and {work}{_given_back(explanation)}"
 
 
-def _cancelled(why: Explanation) -> str:
-    """What makes up for GPU work that changed, where the step takes as long as before."""
-    if why.gpu_change_share is None or abs(why.gpu_change_share) <= SAME_MARGIN:
+def _cancelled(explanation: Explanation) -> str:
+    """The change that cancels a change of GPU work, if the step time is the same; empty if there is none."""
+    if explanation.gpu_change_share is None or abs(explanation.gpu_change_share) <= SAME_MARGIN:
         return ""
-    work = next((found.change_ns for found in why.contributions if found.cause == "gpu-work"), None)
-    against = [found for found in why.contributions if work is not None and found.change_ns * work < 0]
-    if not against:
+    work_ns = next((part.change_ns for part in explanation.contributions if part.cause == "gpu-work"), None)
+    opposing = (part for part in explanation.contributions if work_ns is not None and part.change_ns * work_ns < 0)
+    largest = next(opposing, None)
+    return "" if largest is None else f", against {fmt.duration(abs(largest.change_ns))} {_of_cause(largest)}"
+
+
+def _of_cause(contribution: Contribution) -> str:
+    """The words after the amount of a contribution: `less of waiting for launches`."""
+    direction = "more" if contribution.change_ns > 0 else "less"
+    if contribution.cause.startswith("idle: "):
+        return f"{direction} idle time ({cause_title(contribution.cause.removeprefix('idle: '))})"
+    return f"{direction} of {_SUBJECTS[contribution.cause]}"
+
+
+def _share_of_change(explanation: Explanation) -> str:
+    """The share of the change that the cause makes up, if it is not all of it."""
+    if explanation.share is None or explanation.share >= _NEARLY_ALL:
         return ""
-    return f", against {fmt.duration(abs(against[0].change_ns))} {_of_cause(against[0])}"
+    return f", which makes up {fmt.share(explanation.share)} of the change"
 
 
-def _of_cause(found: Contribution) -> str:
-    """A contribution after its amount: `less of waiting for launches`."""
-    if found.cause.startswith("idle: "):
-        how = "more" if found.change_ns > 0 else "less"
-        return f"{how} idle time ({cause_title(found.cause.removeprefix('idle: '))})"
-    return f"{'more' if found.change_ns > 0 else 'less'} of {_THINGS[found.cause]}"
+def _main_change(explanation: Explanation) -> float:
+    return next(
+        (part.change_ns for part in explanation.contributions if part.cause == explanation.cause), explanation.change_ns
+    )
 
 
-def _rest(why: Explanation) -> str:
-    """How much of the change the cause makes up, where it is not all of it."""
-    if why.share is None or why.share >= _NEARLY_ALL:
-        return ""
-    return f", which makes up {fmt.share(why.share)} of the change"
-
-
-def _main_change(why: Explanation) -> float:
-    return next((found.change_ns for found in why.contributions if found.cause == why.cause), why.change_ns)
-
-
-def _gpu_work(why: Explanation) -> str:
-    change = why.gpu_change_share
+def _gpu_work(explanation: Explanation) -> str:
+    change = explanation.gpu_change_share
     if change is None:
         return "the baseline has no GPU work"
     if change <= -1:
@@ -256,32 +259,32 @@ def _gpu_work(why: Explanation) -> str:
 
 
 def _launches(difference: StepDifference) -> str:
-    """What the number of launches and their cost did."""
+    """The change of the number of launches, and their cost."""
     launches = difference.launches
     before, after = launches.baseline.host_ns_per_launch, launches.variant.host_ns_per_launch
     change, added, pace = launches.calls_change, launches.added_cost_ns, launches.pace_cost_ns
-    each = (
+    cost_each = (
         "" if before is None or after is None else f" at {fmt.duration(after)} each instead of {fmt.duration(before)}"
     )
     if abs(change) < _A_LAUNCH:
-        return f"as many launches{',' if each else ''}{each}"
+        return f"as many launches{',' if cost_each else ''}{cost_each}"
     text = f"{_counted(abs(change), 'more' if change > 0 else 'fewer')} per {difference.per}"
     if change * difference.wall.change_ns < 0:
-        # Their number would have changed the time the other way: what they cost is the cause.
-        return f"{text}, but{each}" if each else text
+        # The number of launches changed in the other direction than the time: their cost is the cause.
+        return f"{text}, but{cost_each}" if cost_each else text
     if added is None or added * change <= 0 or abs(launches.added - launches.removed - change) > _ALIKE * abs(change):
-        # Kernels went into graphs: not they are gone, but the calls that launched them.
+        # The calls are gone, not the kernels: they were moved into graphs.
         slower = after if difference.wall.change_ns >= 0 else before
         return f"{text} at {fmt.duration(slower)} each" if slower is not None else text
     text += f" × {fmt.duration(added / change)}"
-    if pace is not None and abs(pace) >= _WORTH_SAYING * abs(added):
+    if pace is not None and abs(pace) >= _SMALLEST_MENTIONED * abs(added):
         text += f", while the other launches take {fmt.duration(abs(pace))} {'more' if pace > 0 else 'less'}"
     return text
 
 
-def _counted(number: float, how: str) -> str:
+def _counted(number: float, comparative: str) -> str:
     rounded = round(number, 1)
-    return f"{fmt.count(rounded)} {how} {'launch' if rounded == 1 else 'launches'}"
+    return f"{fmt.count(rounded)} {comparative} {'launch' if rounded == 1 else 'launches'}"
 
 
 def hides_kernels(difference: StepDifference) -> bool:
@@ -289,48 +292,49 @@ def hides_kernels(difference: StepDifference) -> bool:
     return difference.launches.baseline.hides_kernels or difference.launches.variant.hides_kernels
 
 
-def _largest_work(difference: StepDifference, why: Explanation) -> str:
-    """The kind of work that changed most, the way that the step did."""
-    growing, net = why.change_ns > 0, _main_change(why)
+def _largest_work(difference: StepDifference, explanation: Explanation) -> str:
+    """The kind of work with the largest change in the direction of the step's change."""
+    growing, net = explanation.change_ns > 0, _main_change(explanation)
     parts = [part for part in difference.wall.parts if part.group in ("compute", "graph")]
     largest = max(parts, key=lambda part: part.change_ns if growing else -part.change_ns)
     title = category_title(largest.part) if largest.group == "compute" else "CUDA graphs"
     change = float(largest.change_ns)
     least, most = _MOST
-    how = "most of it in" if net and least <= change / net <= most else "above all in"
-    told = f"{how} {title} ({_signed(change)} per {difference.per})"
-    against = min(parts, key=lambda part: part.change_ns if growing else -part.change_ns)
-    if net and change / net > most and against.group == "compute":
-        told += f", against {_signed(float(against.change_ns))} in {category_title(against.part)}"
-    return told
+    phrase = "most of it in" if net and least <= change / net <= most else "above all in"
+    text = f"{phrase} {title} ({_signed(change)} per {difference.per})"
+    opposing = min(parts, key=lambda part: part.change_ns if growing else -part.change_ns)
+    if net and change / net > most and opposing.group == "compute":
+        text += f", against {_signed(float(opposing.change_ns))} in {category_title(opposing.part)}"
+    return text
 
 
-def _given_back(why: Explanation) -> str:
-    """What works against the main cause, where it is worth saying."""
-    main = _main_change(why)
-    # What GPU work did is said already.
-    against = [found for found in why.contributions if found.change_ns * main < 0 and found.cause != "gpu-work"]
-    if not against or abs(against[0].change_ns) < _WORTH_SAYING * abs(main):
+def _given_back(explanation: Explanation) -> str:
+    """The largest contribution against the main cause; empty if it is too small to mention."""
+    main = _main_change(explanation)
+    # GPU work is mentioned already.
+    opposing = (part for part in explanation.contributions if part.change_ns * main < 0 and part.cause != "gpu-work")
+    largest = next(opposing, None)
+    if largest is None or abs(largest.change_ns) < _SMALLEST_MENTIONED * abs(main):
         return ""
-    change, cause = against[0].change_ns, against[0].cause
-    what = _of_cause(against[0]) if cause.startswith("idle: ") else _THINGS[cause]
-    of_it = abs(change) <= abs(main)
+    change = largest.change_ns
+    subject = _of_cause(largest) if largest.cause.startswith("idle: ") else _SUBJECTS[largest.cause]
+    smaller = abs(change) <= abs(main)
     if change > 0:
-        return f"; {what} takes {fmt.duration(abs(change))}{' of it back' if of_it else ' more'}"
-    return f"; {what} saves {fmt.duration(abs(change))}{' of it' if of_it else ''}"
+        return f"; {subject} takes {fmt.duration(abs(change))}{' of it back' if smaller else ' more'}"
+    return f"; {subject} saves {fmt.duration(abs(change))}{' of it' if smaller else ''}"
 
 
 def work_sentence(numbers: StepNumbers) -> str | None:
-    """FLOPs against time; None where FLOPs are unknown."""
+    """The change of FLOPs against that of the time; None if FLOPs are unknown."""
     work, ratio = numbers.difference.work, numbers.why.flops_ratio
     if ratio is None or not ratio:
         return None
     source = "as given" if work.source == "given" else "modelled from the operators' shapes"
-    spent = numbers.comparison.ratio.estimate
-    told = f"FLOPs change by {_change(ratio)} ({source}), the time by"
+    time_ratio = numbers.comparison.ratio.estimate
+    text = f"FLOPs change by {_change(ratio)} ({source}), the time by"
     if abs(ratio - 1) < _SAME_FLOPS:
-        told = f"FLOPs are the same ({source}), the time changes by"
-    return f"{told} {_change(spent)}: each FLOP takes {fmt.number(spent / ratio)} times as long."
+        text = f"FLOPs are the same ({source}), the time changes by"
+    return f"{text} {_change(time_ratio)}: each FLOP takes {fmt.number(time_ratio / ratio)} times as long."
 
 
 def _change(ratio: float) -> str:
@@ -338,7 +342,7 @@ def _change(ratio: float) -> str:
 
 
 def launch_sentences(numbers: StepNumbers) -> list[str]:
-    """What launches cost the host on both sides, and what limits each."""
+    """The bound of each side, and the cost of launches on the host."""
     launches = numbers.difference.launches
     sides = ((numbers.baseline.name, launches.baseline), (numbers.variant.name, launches.variant))
     lines = [

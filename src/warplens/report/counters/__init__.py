@@ -1,6 +1,5 @@
-"""The document on hardware counters: what was measured, what bounds each kernel, and what to collect next.
+"""The document on hardware counters: what was measured, the bound of each kernel, and what to collect next.
 
-Lives here: `numbers` (every analysis of a report, run once, and what counters say in words), `document` (the sections,
-put together, and as data), `hardware` (the sections on parts of the GPU), `beside` (a report beside a trace, and
-reports side by side).
+Modules: `numbers` (runs every analysis of a report once, and words its results), `document` (the list of sections, and
+JSON data), `hardware` (sections on parts of the GPU), `beside` (a report joined with a trace, and reports compared).
 """

@@ -1,4 +1,4 @@
-"""A report of counters beside a trace, and several reports side by side, for the terminal and for documents."""
+"""A counter report joined with a trace, and comparisons of counter reports, for the terminal and for documents."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ _UNMATCHED: Final = pick(UNMATCHED, "name grid block launches_profiled launches_
 
 
 def coverage_lines(joined: Joined) -> Iterator[str]:
-    """What matched, and what to make of it, before the tables."""
-    covered = joined.coverage
+    """The lines above the tables: the trace and its window, matched launches, coverage, and the kind of sample."""
+    coverage = joined.coverage
     yield f"trace: {joined.trace}, window of {fmt.duration(joined.window.duration_ns)}, {joined.window.how}"
     yield f"matched: {_matched(joined)}"
-    if covered.exact_share is not None:
+    if coverage.exact_share is not None:
         yield f"coverage: {_covered(joined)}"
-    yield f"sample: {covered.sample} ({covered.sample_how})"
+    yield f"sample: {coverage.sample} ({coverage.sample_how})"
 
 
 def coverage_tables(joined: Joined, limit: int | None = 15, at: str = "") -> Iterator[Table]:
-    """Coverage, ranking, and what the trace lacks, if anything."""
-    covered = joined.coverage
+    """Coverage and ranking of the window's kernels, and profiled kernels that are not in the window, if any."""
+    coverage = joined.coverage
     empty = "No kernel in the window."
-    yield Table(f"{at}coverage", "Coverage of the window", _COVERED, covered.groups, limit, empty=empty)
+    yield Table(f"{at}coverage", "Coverage of the window", _COVERED, coverage.groups, limit, empty=empty)
     yield Table(
         f"{at}ranking",
         "What the window's kernel time could lose at most, if a kernel ran at its roof",
         _RANKED,
-        covered.ranking,
+        coverage.ranking,
         limit,
         empty="No kernel of the window was profiled with its grid and block.",
     )
-    if covered.unmatched.height:
-        yield Table(f"{at}unmatched", "Profiled, but not in the window", _UNMATCHED, covered.unmatched, limit)
+    if coverage.unmatched.height:
+        yield Table(f"{at}unmatched", "Profiled, but not in the window", _UNMATCHED, coverage.unmatched, limit)
 
 
 def next_run_lines(joined: Joined) -> Iterator[str]:
-    """The next command, and why."""
-    further = joined.next_run
-    if further.command is None or further.launches is None or further.passes is None:
-        yield f"next run: none: {further.reason}"
+    """The next command to run, and the reason."""
+    run = joined.next_run
+    if run.command is None or run.launches is None or run.passes is None:
+        yield f"next run: none: {run.reason}"
         return
-    yield f"next run (ncu {further.ncu_version}): {further.reason}"
+    yield f"next run (ncu {run.ncu_version}): {run.reason}"
     yield (
-        f"it closes {_share(further.covered_share)} of a gap of {_share(further.gap_share)} of the kernel time with "
-        f"{fmt.count(further.launches)} launches in about {fmt.count(further.passes)} passes "
-        f"({further.passes_how})"
+        f"it closes {_share(run.covered_share)} of a gap of {_share(run.gap_share)} of the kernel time with "
+        f"{fmt.count(run.launches)} launches in about {fmt.count(run.passes)} passes "
+        f"({run.passes_how})"
     )
 
 
@@ -74,7 +74,7 @@ def _sampled(joined: Joined, file: str) -> Iterator[Block]:
 
 
 def coverage_blocks(joined: Sequence[Joined]) -> Iterator[Block]:
-    """For the document on counters: how much of the traces given beside the report it speaks of."""
+    """For the document on counters: how much of the given traces the report covers."""
     for number, item in enumerate(joined, start=1):
         yield from _sampled(item, item.trace)
         if item.matches:
@@ -82,7 +82,7 @@ def coverage_blocks(joined: Sequence[Joined]) -> Iterator[Block]:
 
 
 def joined_blocks(joined: Sequence[Joined]) -> Iterator[Block]:
-    """For the report on a trace: what the counters say of its kernels, those with the most to gain first."""
+    """For the report on a trace: its profiled kernels, those with the most to gain first, and the next run."""
     for number, item in enumerate(joined, start=1):
         yield from _sampled(item, item.source)
         ranking = _with_reasons(item)
@@ -103,7 +103,7 @@ def joined_blocks(joined: Sequence[Joined]) -> Iterator[Block]:
 
 
 def joined_data(joined: Sequence[Joined]) -> dict[str, Any]:
-    """`coverage`, `ranking` and `next_run` of the JSON: an entry a report."""
+    """`coverage`, `ranking` and `next_run` of the JSON, one entry per report."""
     from warplens.report.jsonout import window_data
 
     return {
@@ -122,27 +122,30 @@ def joined_data(joined: Sequence[Joined]) -> dict[str, Any]:
 
 
 def _with_reasons(joined: Joined) -> pl.DataFrame:
-    """The ranking with the sentence on each kernel; names can be spelled otherwise, and short names are the same."""
-    which = ["name", "grid", "block"]
-    reasons = joined.reasons.unique(which, keep="none", maintain_order=True).select(*which, "verdict", "reason")
-    ranking = joined.coverage.ranking.join(reasons, on=which, how="left", maintain_order="left")
+    """The ranking with verdict and reason of each kernel.
+
+    Kernels are matched by short name, since full names can be spelled differently; ambiguous ones are left out.
+    """
+    keys = ["name", "grid", "block"]
+    reasons = joined.reasons.unique(keys, keep="none", maintain_order=True).select(*keys, "verdict", "reason")
+    ranking = joined.coverage.ranking.join(reasons, on=keys, how="left", maintain_order="left")
     return ranking.with_columns(pl.coalesce("verdict", "bound").alias("verdict"))
 
 
 def _matched(joined: Joined) -> str:
-    covered = joined.coverage
+    coverage = joined.coverage
     return (
-        f"{fmt.count(covered.launches_matched)} of {fmt.count(covered.launches_profiled)} profiled launches "
+        f"{fmt.count(coverage.launches_matched)} of {fmt.count(coverage.launches_profiled)} profiled launches "
         "occur in the window with the same grid and block"
     )
 
 
 def _covered(joined: Joined) -> str:
-    covered = joined.coverage
+    coverage = joined.coverage
     return (
-        f"of {fmt.duration(covered.total_ns)} kernel time, {_share(covered.exact_share)} was profiled, "
-        f"{_share(covered.kernel_share)} in another grid or block, {_share(covered.name_share)} is other kernels "
-        f"of the same short name, {_share(covered.missing_share)} was not profiled"
+        f"of {fmt.duration(coverage.total_ns)} kernel time, {_share(coverage.exact_share)} was profiled, "
+        f"{_share(coverage.kernel_share)} in another grid or block, {_share(coverage.name_share)} is other kernels "
+        f"of the same short name, {_share(coverage.missing_share)} was not profiled"
     )
 
 
@@ -150,8 +153,8 @@ def _share(part: float | None) -> str:
     return fmt.value(part, "share")
 
 
-#: What explains most changes of time: configuration, work, traffic, and where the data was found. Shown unless the user
-#: names others.
+#: Metrics shown by default in a comparison, which explain most changes of time: configuration, work, traffic, cache
+#: hits.
 KEY_METRICS: Final = (
     "launch__registers_per_thread",
     "launch__shared_mem_per_block_static",
@@ -171,7 +174,7 @@ KEY_METRICS: Final = (
     "local_load_requests",
 )
 
-#: Shares of which a comparison shows both sides: name, heading, what it is.
+#: Shares shown for both sides of a comparison: name, heading, meaning.
 _POINTS: Final = (
     ("compute", "Compute", "of its peak"),
     ("memory", "Memory", "of its peak"),
@@ -202,70 +205,74 @@ _UNPAIRED_COLUMNS: Final = pick(
 )
 
 
-def comparison_lines(found: Comparison) -> list[str]:
-    """What was compared with what, and how much of both that is."""
-    before, after = fmt.printable(found.before), fmt.printable(found.after)
-    if found.groups.is_empty():
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """The names of both reports, and the share of their time in kernels that they have in common."""
+    before, after = fmt.printable(comparison.before), fmt.printable(comparison.after)
+    if comparison.groups.is_empty():
         hint = "--pair BEFORE=AFTER compares kernels of different names"
         return [f"{after} against {before}: they have no kernel in common; {hint}"]
     shares = " and ".join(
         f"{fmt.value(share, 'share')} of the time of {source}"
-        for share, source in ((found.paired_share_before, before), (found.paired_share_after, after))
+        for share, source in ((comparison.paired_share_before, before), (comparison.paired_share_after, after))
     )
-    return [f"{after} against {before}: {kernel_count(found.groups.height)} in both, {shares}"]
+    return [f"{after} against {before}: {kernel_count(comparison.groups.height)} in both, {shares}"]
 
 
 def comparison_tables(
-    found: Comparison, limit: int | None, metrics: Sequence[str] = (), at: str = ""
+    comparison: Comparison, limit: int | None, metrics: Sequence[str] = (), at: str = ""
 ) -> tuple[Table, ...]:
-    """The kernels side by side, metrics of theirs, and what only one report has.
+    """Kernels of both reports, their changed metrics, and kernels that only one report has.
 
     Args:
-        limit: the most rows of a table; None for all.
-        metrics: those to show; `KEY_METRICS` that changed unless there are any.
-        at: begin of the tables' ids.
+        comparison: the two reports compared.
+        limit: maximum rows of a table; None for all.
+        metrics: metrics to show; by default those of `KEY_METRICS` that changed.
+        at: prefix of the tables' ids.
     """
     shares = {f"{name}_change": partial(_points, share=f"{name}_share") for name, _, _ in _POINTS}
-    groups = with_texts(found.groups, renamed=_renamed, **shares, bounds=_bounds)
+    groups = with_texts(comparison.groups, renamed=_renamed, **shares, bounds=_bounds)
     renamed = any(groups["renamed"].is_not_null())
     columns = tuple(column for column in _GROUP_COLUMNS if renamed or column.name != "renamed")
-    caption = f"{fmt.printable(found.after)} against {fmt.printable(found.before)}"
+    caption = f"{fmt.printable(comparison.after)} against {fmt.printable(comparison.before)}"
     tables = [Table(f"{at}compared", caption, columns, groups, limit, empty="Nothing in common.")]
-    changes = _changes(found, metrics)
+    changes = _changes(comparison, metrics)
     if changes.height:
         tables.append(Table(f"{at}metric-changes", "What changed in them", _METRIC_COLUMNS, changes, limit))
-    if found.unpaired.height:
-        sources = {"before": found.before, "after": found.after}
-        unpaired = found.unpaired.with_columns(source=pl.col("side").replace_strict(sources, return_dtype=pl.String))
+    if comparison.unpaired.height:
+        sources = {"before": comparison.before, "after": comparison.after}
+        unpaired = comparison.unpaired.with_columns(
+            source=pl.col("side").replace_strict(sources, return_dtype=pl.String)
+        )
         tables.append(Table(f"{at}unpaired", "Kernels that only one report has", _UNPAIRED_COLUMNS, unpaired, limit))
     return tuple(tables)
 
 
 def comparison_blocks(comparisons: Sequence[Comparison]) -> Iterator[Block]:
-    """All comparisons with the first report."""
-    for number, found in enumerate(comparisons, start=1):
-        yield from (Paragraph(f"{line}.") for line in comparison_lines(found))
-        if found.notes and not found.groups.is_empty():
-            yield Notes(found.notes)
-        if not found.groups.is_empty():
-            yield from comparison_tables(found, 15, at=f"c{number}-")
+    """Lines, notes and tables of each comparison."""
+    for number, comparison in enumerate(comparisons, start=1):
+        yield from (Paragraph(f"{line}.") for line in comparison_lines(comparison))
+        if comparison.groups.is_empty():
+            continue
+        if comparison.notes:
+            yield Notes(comparison.notes)
+        yield from comparison_tables(comparison, 15, at=f"c{number}-")
 
 
-#: Of documents that compare reports of counters.
+#: The section of documents that compare counter reports.
 SIDE_BY_SIDE: Final = SectionOf["Sequence[Comparison]"]("comparison", "Side by side", comparison_blocks)
 
 
-def comparison_data(found: Comparison) -> dict[str, Any]:
-    """The same as plain data, every metric included."""
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
+    """The JSON data of a comparison, with every metric."""
     return {
-        "before": found.before,
-        "after": found.after,
-        "paired_share_before": found.paired_share_before,
-        "paired_share_after": found.paired_share_after,
-        "rows": found.groups,
-        "metrics": found.metrics,
-        "unpaired": found.unpaired,
-        "notes": list(found.notes),
+        "before": comparison.before,
+        "after": comparison.after,
+        "paired_share_before": comparison.paired_share_before,
+        "paired_share_after": comparison.paired_share_after,
+        "rows": comparison.groups,
+        "metrics": comparison.metrics,
+        "unpaired": comparison.unpaired,
+        "notes": list(comparison.notes),
     }
 
 
@@ -277,16 +284,18 @@ def point_text(points: float | None) -> str:
     return f"{'' if text == '0.0' else '+' if points > 0 else '−'}{text} pp"
 
 
-def _changes(found: Comparison, metrics: Sequence[str]) -> pl.DataFrame:
-    chosen = found.metrics.filter(pl.col("metric").is_in(list(metrics or KEY_METRICS)))
+def _changes(comparison: Comparison, metrics: Sequence[str]) -> pl.DataFrame:
+    chosen = comparison.metrics.filter(pl.col("metric").is_in(list(metrics or KEY_METRICS)))
     if not metrics:
         chosen = chosen.filter(pl.col("before") != pl.col("after"))
-    names = dict(zip(found.groups["pair"], map(fmt.shorten_kernel, found.groups["full_name_after"]), strict=True))
-    order = {name: place for place, name in enumerate(metrics or KEY_METRICS)}
-    place = pl.col("metric").replace_strict(order, return_dtype=pl.Int64)
-    chosen = chosen.sort("pair", place)
-    named = chosen.with_columns(kernel=pl.col("pair").replace_strict(names, default=None, return_dtype=pl.String))
-    return with_texts(named, change=_change)
+    names = dict(
+        zip(comparison.groups["pair"], map(fmt.shorten_kernel, comparison.groups["full_name_after"]), strict=True)
+    )
+    order = {name: position for position, name in enumerate(metrics or KEY_METRICS)}
+    position = pl.col("metric").replace_strict(order, return_dtype=pl.Int64)
+    chosen = chosen.sort("pair", position)
+    with_kernel = chosen.with_columns(kernel=pl.col("pair").replace_strict(names, default=None, return_dtype=pl.String))
+    return with_texts(with_kernel, change=_change)
 
 
 def _change(row: Mapping[str, Any]) -> str:
@@ -295,7 +304,7 @@ def _change(row: Mapping[str, Any]) -> str:
 
 
 def _renamed(row: Mapping[str, Any]) -> str | None:
-    """What the kernel was called before, or the size that it had, where that was another."""
+    """The kernel's name before, or its size before and now, if they differ."""
     if row["matched"] in ("stated", "name") and row["full_name_before"] != row["full_name_after"]:
         return fmt.shorten_kernel(row["full_name_before"])
     sizes = [(row[f"grid_{side}"], row[f"block_{side}"]) for side in ("before", "after")]

@@ -1,4 +1,4 @@
-"""The document on hardware counters: its sections, and one report, or several with a comparison on top."""
+"""The document on hardware counters: its sections, for one report or several with a comparison."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from warplens.report.jsonout import envelope, named
 from warplens.report.verdict import checklist_blocks
 from warplens.report.write import REPORT_FORMATS, ReportFormat, write_document
 
-#: Bars of the ranking; the table below it has the rest.
+#: Bars of the ranking; the table below it has all kernels.
 _RANKED: Final = 10
 
 #: Colour of a kernel in the ranking, by its bound.
@@ -63,11 +63,13 @@ _FACT_COLUMNS: Final = (Column("fact", title="Setting"), column("value", dtype=p
 
 
 def measured(numbers: CounterNumbers) -> Iterator[Block]:
-    """What was profiled and how, and how much of the program that is."""
+    """What was profiled, and how it was collected."""
     counters, summary = numbers.counters, numbers.summary
     total_ns = float(summary["total_ns"].sum())
-    what = "a kernel is a function with one grid and block"
-    yield Paragraph(f"{numbers.measured} ({what}), {fmt.duration(total_ns)} of GPU time in all.")
+    yield Paragraph(
+        f"{numbers.measured} (a kernel is a function with one grid and block), {fmt.duration(total_ns)} of GPU time in "
+        "all."
+    )
     session = counters.session
     facts = {
         "Sections": ", ".join(session.sections) or None,
@@ -98,7 +100,7 @@ def _clock(clocks: pl.Series) -> str | None:
 
 
 def semantics(numbers: CounterNumbers) -> Iterator[Block]:
-    """What the numbers mean, given how they were collected."""
+    """Notes on the meaning of the numbers, given how they were collected."""
     yield Notes(numbers.semantics) if numbers.semantics else quiet("The report does not say how it was collected.")
     yield quiet(
         "Shares are of the peak while a kernel ran. A low one does not mean that the GPU was idle between kernels: "
@@ -116,7 +118,7 @@ _KERNEL_COLUMNS: Final = pick(
 
 
 def kernels(numbers: CounterNumbers) -> Iterator[Block]:
-    """The kernels by their time, each with its bound and the reason."""
+    """The kernels by time, each with its bound and the reason."""
     summary = numbers.summary
     timed = summary.filter(pl.col("total_ns") > 0)
     if timed.height:
@@ -155,7 +157,7 @@ _BOUND_COLUMNS: Final = pick(
 
 
 def bounds(numbers: CounterNumbers) -> Iterator[Block]:
-    """What limits each kernel, with the numbers that say so."""
+    """The bound of each kernel, with its evidence."""
     summary = with_texts(numbers.summary, evidence=lambda row: evidence_text(row["evidence"])).with_columns(
         pl.col("fault").replace(FAULT_TITLES),
         *(
@@ -182,8 +184,8 @@ _FAULT_COLUMNS: Final = pick(
 
 
 def faults(numbers: CounterNumbers) -> Iterator[Block]:
-    """What is wrong with the kernels, the costliest first, and what to do about it."""
-    titled = _told_faults(numbers)
+    """Faults of the kernels, the costliest first, with remedies."""
+    titled = _titled_faults(numbers)
     if titled.is_empty():
         yield quiet(
             "No fault was found that could cost a tenth of a kernel's time, as far as the collected metrics tell."
@@ -196,17 +198,17 @@ def faults(numbers: CounterNumbers) -> Iterator[Block]:
     )
 
 
-def _told_faults(numbers: CounterNumbers) -> pl.DataFrame:
-    """The faults in words, each with most that it can cost of the profiled time, the costliest first."""
-    found = with_names(numbers, numbers.faults)
+def _titled_faults(numbers: CounterNumbers) -> pl.DataFrame:
+    """The faults with display names, and their maximum cost as a share of the profiled time, the costliest first."""
+    rows = with_names(numbers, numbers.faults)
     total = numbers.summary["total_ns"].sum()
     cost = pl.col("gain_share") * pl.col("total_ns") / total if total else pl.lit(None, dtype=pl.Float64)
-    told = with_texts(found, evidence=lambda row: evidence_text(row["evidence"])).with_columns(
+    titled = with_texts(rows, evidence=lambda row: evidence_text(row["evidence"])).with_columns(
         total_gain_share=cost,
         fault=pl.col("fault").replace(FAULT_TITLES),
         remedy=pl.col("fault").replace_strict(REMEDIES, return_dtype=pl.String),
     )
-    return told.sort("total_gain_share", descending=True, nulls_last=True, maintain_order=True)
+    return titled.sort("total_gain_share", descending=True, nulls_last=True, maintain_order=True)
 
 
 _RULE_COLUMNS: Final = pick(
@@ -218,17 +220,17 @@ _RULE_COLUMNS: Final = pick(
     "speedup_kind",
 )
 
-#: Kinds of results of a rule that ask for something.
-_ASKING: Final = ("optimization", "warning", "error")
+#: Kinds of rule results that are shown.
+_SHOWN_KINDS: Final = ("optimization", "warning", "error")
 
 
 def rules(numbers: CounterNumbers) -> Iterator[Block]:
-    """What Nsight Compute's own rules said; None where they did not run."""
+    """Results of Nsight Compute's own rules; nothing if they did not run."""
     launches = numbers.counters.launches.select("launch", pl.col("name", "full_name").cast(pl.String))
-    found = numbers.counters.rules.filter(pl.col("kind").is_in(_ASKING)).rename({"name": "rule_name"})
-    if found.is_empty():
+    results = numbers.counters.rules.filter(pl.col("kind").is_in(_SHOWN_KINDS)).rename({"name": "rule_name"})
+    if results.is_empty():
         return
-    shown = found.join(launches, on="launch", maintain_order="left").with_columns(
+    shown = results.join(launches, on="launch", maintain_order="left").with_columns(
         speedup_share=pl.col("speedup_percent") / 100
     )
     shown = shown.unique(["full_name", "rule", "message"], keep="first", maintain_order=True)
@@ -237,24 +239,24 @@ def rules(numbers: CounterNumbers) -> Iterator[Block]:
 
 
 def next_runs(numbers: CounterNumbers) -> Iterator[Block]:
-    """One command that would tell most."""
+    """The most informative command to run next, for each trace or for the report alone."""
     runs: list[tuple[NextRun, str | None]] = [(item.next_run, item.trace) for item in numbers.joined if item.matches]
     runs = runs or [(numbers.next_run, None)]
     for run, trace in runs:
-        beside = f"With {trace}: " if trace and len(runs) > 1 else ""
-        yield Paragraph(fmt.sentence(f"{beside}{run.reason}"))
+        with_trace = f"With {trace}: " if trace and len(runs) > 1 else ""
+        yield Paragraph(fmt.sentence(f"{with_trace}{run.reason}"))
         if run.command is not None:
             yield Paragraph(run.command)
-            of = "kernel time of the window" if trace else "profiled time"
+            scope = "kernel time of the window" if trace else "profiled time"
             yield quiet(
                 f"It closes {fmt.value(run.covered_share, 'share')} of a gap of {fmt.value(run.gap_share, 'share')} of "
-                f"the {of} with {launch_count(run.launches or 0)} in about {fmt.value(run.passes, 'count')} passes "
+                f"the {scope} with {launch_count(run.launches or 0)} in about {fmt.value(run.passes, 'count')} passes "
                 f"({run.passes_how}); valid from Nsight Compute {run.ncu_version} on."
             )
 
 
 def bound_shares(numbers: CounterNumbers) -> list[tuple[str, float, str]]:
-    """The share of the profiled time by bound and its colour, the largest first; healthy kernels apart."""
+    """Title, share of the profiled time and colour token of each bound, the largest first; healthy kernels separate."""
     timed = numbers.summary.filter(pl.col("total_ns") > 0)
     total = float(timed["total_ns"].sum())
     sums: dict[tuple[str, str], float] = {}
@@ -274,10 +276,10 @@ _BOUND_PHRASES: Final = {
 }
 
 
-#: Bounds named in the answer; a sentence with more of them is no longer read.
+#: Bounds named in the answer, so that its sentence stays readable.
 _MOST_SHARES: Final = 3
 
-#: In reading order.
+#: The sections in reading order.
 _SECTIONS: Final[tuple[SectionOf[CounterNumbers], ...]] = (
     SectionOf("measured", "What was measured", measured),
     SectionOf("coverage-section", "Share of the program", coverage_blocks, lambda numbers: numbers.joined),
@@ -303,27 +305,27 @@ def counters_document(reports: Sequence[CounterNumbers], comparisons: Sequence[C
 
     Args:
         reports: at least one.
-        comparisons: each report but the first against the first; made here unless given.
+        comparisons: of each further report with the first; computed if None.
     """
     if len(reports) == 1:
         only = reports[0]
         title = fmt.printable(only.capture.source)
         return Document(title, counters_lead(only), sections(_SECTIONS, only), _meta(only), counters_answer(only))
     comparisons = compared_with_first(reports) if comparisons is None else comparisons
-    each = []
+    report_sections = []
     for position, numbers in enumerate(reports, start=1):
         facts = quiet(" · ".join(f"{label}: {text}" for label, text in _meta(numbers)))
-        title, inside = fmt.printable(numbers.capture.source), sections(_SECTIONS, numbers, f"p{position}-")
-        each.append(Section(f"p{position}", title, (Paragraph(counters_lead(numbers)), facts), inside))
+        title, subsections = fmt.printable(numbers.capture.source), sections(_SECTIONS, numbers, f"p{position}-")
+        report_sections.append(Section(f"p{position}", title, (Paragraph(counters_lead(numbers)), facts), subsections))
     return Document(
         title=f"{len(reports)} reports of hardware counters",
         lead=_comparison_lead(comparisons),
-        sections=(*sections([SIDE_BY_SIDE], comparisons), *each),
+        sections=(*sections([SIDE_BY_SIDE], comparisons), *report_sections),
     )
 
 
 def counters_lead(numbers: CounterNumbers) -> str:
-    """The answer in two sentences: what bounds the profiled time, and what the most expensive kernel is held by."""
+    """The answer in two sentences: the profiled time by bound, and the bound of the most expensive kernel."""
     summary = numbers.summary
     if summary.is_empty():
         return "The report holds no profiled kernel."
@@ -342,18 +344,18 @@ def counters_lead(numbers: CounterNumbers) -> str:
 
 
 def counters_answer(numbers: CounterNumbers) -> Answer | None:
-    """The first screen: what bounds the profiled time, the costliest fault with its remedy, else the next run.
+    """The first screen: the profiled time by bound, and the costliest fault with its remedy, or else the next run.
 
-    None where no launch has a duration.
+    None if no launch has a duration.
     """
-    shares, costliest = bound_shares(numbers), _told_faults(numbers)
+    shares, costliest = bound_shares(numbers), _titled_faults(numbers)
     if not shares:
         return None
-    largest, most, _ = shares[0]
+    largest, largest_share, _ = shares[0]
     run = next((item.next_run for item in numbers.joined if item.matches), numbers.next_run)
     gain, gain_range = "Little", "No fault was found that could cost a tenth of a kernel's time."
     do, brings, code = fmt.sentence(run.reason), "", run.command or ""
-    if run.command:  # which would tell what these counters cannot
+    if run.command:  # there are metrics left to collect
         gain, gain_range = "Not known", "No fault was found in what was collected."
         do, brings = "Collect what is missing", do
     elif largest == _BOUND_PHRASES["unknown"]:
@@ -370,7 +372,7 @@ def counters_answer(numbers: CounterNumbers) -> Answer | None:
     )
     return Answer(
         id="answer",
-        verdict=f"{'All' if len(shares) == 1 else fmt.share(most)} of the profiled time is {largest}.",
+        verdict=f"{'All' if len(shares) == 1 else fmt.share(largest_share)} of the profiled time is {largest}.",
         severity="info",
         gain=gain,
         unit=" of the profiled time" if gain.startswith("≤") else "",
@@ -389,16 +391,19 @@ def counters_answer(numbers: CounterNumbers) -> Answer | None:
 
 def _meta(numbers: CounterNumbers) -> tuple[tuple[str, str], ...]:
     capture = numbers.capture
-    gpus = ", ".join(dict.fromkeys(device.name for device in capture.devices))
-    tool = " ".join(part for part in (capture.tool, capture.tool_version) if part)
-    return (*((("GPU", gpus),) if gpus else ()), ("Recorded with", tool), ("Profiled", numbers.measured))
+    gpus = fmt.gpu_names(capture)
+    return (
+        *((("GPU", gpus),) if gpus else ()),
+        ("Recorded with", fmt.recorded_with(capture)),
+        ("Profiled", numbers.measured),
+    )
 
 
 def _comparison_lead(comparisons: Sequence[Comparison]) -> str:
-    found = [item for item in comparisons if not item.groups.is_empty()]
-    if not found:
+    in_common = [comparison for comparison in comparisons if not comparison.groups.is_empty()]
+    if not in_common:
         return "These reports have no kernel in common; each has a part of its own below."
-    best = max(found, key=lambda item: item.groups.height)
+    best = max(in_common, key=lambda comparison: comparison.groups.height)
     ratios = best.groups.drop_nulls("time_ratio")
     sources = f"{fmt.printable(best.after)} and {fmt.printable(best.before)}"
     text = f"{sources} have {kernel_count(best.groups.height)} in common."
@@ -406,18 +411,18 @@ def _comparison_lead(comparisons: Sequence[Comparison]) -> str:
         return text
     before, after = (float((ratios[f"duration_ns_{side}"]).sum()) for side in ("before", "after"))
     changed = int(best.groups["bound_changed"].sum())
-    what = f"the bound of {kernel_count(changed)}" if changed else "no bound"
+    changed_bounds = f"the bound of {kernel_count(changed)}" if changed else "no bound"
     return (
         f"{text} A launch of each takes {fmt.duration(after)} in all, {fmt.duration(before)} before "
-        f"(ratio {fmt.number(after / before)}); {what} changed."
+        f"(ratio {fmt.number(after / before)}); {changed_bounds} changed."
     )
 
 
 def counters_data(reports: Sequence[CounterNumbers], comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """One entry a report, in the order given, and each report but the first against the first."""
+    """The JSON data: each report, and the comparison of each further report with the first."""
     return {
         "reports": [_report(numbers) for numbers in reports],
-        "comparisons": [comparison_data(found) for found in comparisons],
+        "comparisons": [comparison_data(comparison) for comparison in comparisons],
     }
 
 
@@ -453,7 +458,7 @@ def write_counters(
     formats: Collection[ReportFormat] = REPORT_FORMATS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Write one document on all reports as `counters.html`, `counters.md` and `counters.json`; the files to open."""
+    """Write one document on all reports as `counters.html`, `counters.md` and `counters.json`; return these files."""
     comparisons = compared_with_first(reports)
     if set(formats) - {"json"}:
         progress("drawing the counters")
@@ -463,7 +468,7 @@ def write_counters(
 
 def counters_json(reports: Sequence[CounterNumbers], comparisons: Sequence[Comparison] | None = None) -> bytes:
     """`counters.json`: every table of every report in full (schema `warplens.counters-report/1`)."""
-    found = compared_with_first(reports) if comparisons is None else comparisons
+    comparisons = compared_with_first(reports) if comparisons is None else comparisons
     warnings = list(dict.fromkeys(note for numbers in reports for note in numbers.notes))
     sources = [numbers.capture.source for numbers in reports]
-    return envelope("counters-report", sources, counters_data(reports, found), warnings)
+    return envelope("counters-report", sources, counters_data(reports, comparisons), warnings)

@@ -1,4 +1,4 @@
-"""Sections of the document on counters about parts of the GPU: throughputs, occupancy, launches, stalls, memory."""
+"""Sections of the document on counters: speed of light, roofline, occupancy, launches, stalls and memory access."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _SPEED_COLUMNS: Final = pick(
 
 _BREAKDOWN_COLUMNS: Final = pick(BREAKDOWN, SUMMARY.column("name"), "side unit share metric")
 
-#: Parts of each side that are shown of a kernel, and kernels.
+#: Units shown per side of a kernel, and kernels in the breakdown.
 _PARTS: Final = 4
 _BROKEN_DOWN: Final = 6
 
 
 def speed_of_light(numbers: CounterNumbers) -> Iterator[Block]:
-    """How near each kernel came to the peaks, and by which parts of the GPU."""
+    """Throughput of each kernel as a share of the peaks, and of the units that it consists of."""
     summary = numbers.summary
     if _all_null(summary, "compute_share", "memory_share"):
         yield quiet("No throughput metrics were collected: --section SpeedOfLight, or --set basic.")
@@ -70,7 +70,7 @@ _OCCUPANCY_COLUMNS: Final = pick(
 
 
 def occupancy(numbers: CounterNumbers) -> Iterator[Block]:
-    """How many warps fit, what keeps out more, and how many there were."""
+    """Theoretical and achieved occupancy of each kernel, and its limiter."""
     summary = numbers.summary
     if _all_null(summary, "theoretical_share", "achieved_share"):
         yield quiet(
@@ -94,12 +94,12 @@ _LAUNCH_COLUMNS: Final = (
     Column("problem"),
 )
 
-#: A last wave that takes less than a fifth of the time is not worth a different grid (rule LaunchStatistics).
+#: Share of the time from which on a partial last wave is a problem (as in the rule LaunchStatistics).
 _LONG_TAIL: Final = 0.2
 
 
 def launch(numbers: CounterNumbers) -> Iterator[Block]:
-    """How the kernels were launched, and what is wrong with that."""
+    """Launch configurations of the kernels, and their problems."""
     rows = numbers.summary.join(
         numbers.configurations.select("launch", "registers_per_thread", "shared_bytes_per_block", "threads_per_block"),
         on="launch",
@@ -107,41 +107,43 @@ def launch(numbers: CounterNumbers) -> Iterator[Block]:
         maintain_order="left",
     )
     rows = with_texts(rows, problem=_problems)
-    found = rows["problem"].count()
-    some = f"{fmt.count(found)} of {fmt.count(rows.height)} launch configurations have a problem."
-    yield Paragraph(some if found else "No launch configuration stands out.")
+    with_problem = rows["problem"].count()
+    summary = f"{fmt.count(with_problem)} of {fmt.count(rows.height)} launch configurations have a problem."
+    yield Paragraph(summary if with_problem else "No launch configuration stands out.")
     rows = rows.sort(pl.col("problem").is_null(), maintain_order=True)
     yield Table("launch-table", "Launch configurations", _LAUNCH_COLUMNS, rows)
 
 
 def _problems(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a launch configuration; None where nothing stands out."""
-    found = []
-    blocks, units, threads = row["grid_blocks"], row["sm_count"], row["threads_per_block"]
+    """The problems of a launch configuration; None if there are none."""
+    problems = []
+    blocks, multiprocessors, threads = row["grid_blocks"], row["sm_count"], row["threads_per_block"]
     if row["waves"] is not None and row["waves"] < 1:
-        too_few = units and blocks is not None and blocks < units
-        few = f"{fmt.count(blocks)} blocks for {fmt.count(units)} multiprocessors" if too_few else None
-        found.append(few or "less than one wave: the GPU is never full")
+        too_few = multiprocessors and blocks is not None and blocks < multiprocessors
+        block_count = (
+            f"{fmt.count(blocks)} blocks for {fmt.count(multiprocessors)} multiprocessors" if too_few else None
+        )
+        problems.append(block_count or "less than one wave: the GPU is never full")
     if row["tail_share"] is not None and row["tail_share"] >= _LONG_TAIL:
-        found.append(f"the partial last wave takes {fmt.share(row['tail_share'])} of the time")
+        problems.append(f"the partial last wave takes {fmt.share(row['tail_share'])} of the time")
     if threads and threads % WARP_SIZE:
-        found.append(f"blocks of {fmt.count(threads)} threads fill no whole number of warps")
+        problems.append(f"blocks of {fmt.count(threads)} threads fill no whole number of warps")
     if row["limiter"] in ("warps", "blocks") and row["next_share"] is not None:
-        found.append(f"the block size holds occupancy at {fmt.share(row['theoretical_share'])}")
+        problems.append(f"the block size holds occupancy at {fmt.share(row['theoretical_share'])}")
     if row["cluster_share"] is not None and row["cluster_share"] <= 0.99 * row["theoretical_share"]:
-        found.append(f"clusters of {row['cluster_blocks']} leave multiprocessors partly empty")
-    return "; ".join(found) or None
+        problems.append(f"clusters of {row['cluster_blocks']} leave multiprocessors partly empty")
+    return "; ".join(problems) or None
 
 
 _STALL_COLUMNS: Final = pick(STALLS, SUMMARY.column("name"), "reason share waits_for remedy")
 
-#: Waits of a kernel that are shown, if they are a twentieth of its cycles or more.
+#: Waits shown per kernel, of at least this share of its cycles.
 _WAITS: Final = 3
 _LEAST_WAIT: Final = 0.05
 
 
 def stalls(numbers: CounterNumbers) -> Iterator[Block]:
-    """What the warps waited for."""
+    """The main stall reasons of each kernel."""
     waits = numbers.stalls.filter(~pl.col("reason").is_in(sorted(NO_STALL)) & (pl.col("share") >= _LEAST_WAIT))
     if numbers.stalls.is_empty():
         yield quiet("No warp states were collected: --section WarpStateStats.")
@@ -163,10 +165,10 @@ _MEMORY_COLUMNS: Final = pick(
 
 
 def memory(numbers: CounterNumbers) -> Iterator[Block]:
-    """What loads and stores asked for, what moved, and where it was found."""
+    """Memory traffic, cache hit rates, coalescing and bank conflicts of each kernel."""
     rows = with_names(numbers, numbers.memory.join(numbers.instructions, on="launch", how="left"))
-    known = [column.name for column in _MEMORY_COLUMNS if column.name not in ("name", "streams")]
-    if _all_null(rows, *known):
+    metric_columns = [column.name for column in _MEMORY_COLUMNS if column.name not in ("name", "streams")]
+    if _all_null(rows, *metric_columns):
         yield quiet("No memory metrics were collected: --section MemoryWorkloadAnalysis.")
         return
     rows = rows.with_columns(
@@ -191,8 +193,6 @@ _COLUMNS: Final = pick(
     BOUND.but(name="bound_title"),
 )
 
-#: Kernels that the chart draws at most.
-_DRAWN: Final = 200
 
 _EXPLAINED: Final = (
     "A kernel stands once for each level of memory that it moved bytes through, on a thin line; the area of a point is "
@@ -207,47 +207,47 @@ _L1_NOTE: Final = (
 )
 
 
-def numbered_points(found: Roofline) -> pl.DataFrame:
-    """The points with `number` (1 for the most expensive), and texts for people: arithmetic, nearest roof, bound."""
-    named = with_texts(found.points, arithmetic=_arithmetic, roof_title=_nearest, bound_title=bound_title)
-    return named.with_row_index("number", offset=1).with_columns(pl.col("number").cast(pl.Int64))
+def numbered_points(analysis: Roofline) -> pl.DataFrame:
+    """The points with `number` (1 for the most expensive), and titles of arithmetic, nearest roof and bound."""
+    titled = with_texts(analysis.points, arithmetic=_arithmetic, roof_title=_nearest, bound_title=bound_title)
+    return titled.with_row_index("number", offset=1).with_columns(pl.col("number").cast(pl.Int64))
 
 
-def roof_lines(found: Roofline) -> list[str]:
-    """A line for each source of roofs: what it is, and how high they are."""
+def roof_lines(analysis: Roofline) -> list[str]:
+    """A line per source of roofs, with their heights."""
     by_source: dict[str, list[str]] = {}
-    for row in found.roofs.iter_rows(named=True):
+    for row in analysis.roofs.iter_rows(named=True):
         by_source.setdefault(row["source"], []).append(f"{LEVELS.get(row['roof']) or roof_title(row)} {_height(row)}")
     return [f"roofs, {source}: {'; '.join(roofs)}" for source, roofs in by_source.items()]
 
 
 def roofline_table(points: pl.DataFrame, limit: int | None = 15) -> Table:
-    """The points (of `numbered_points`) for people."""
+    """The table of the points of `numbered_points`."""
     return Table(
         "roofline-table", "Kernels under their roofs", _COLUMNS, points, limit, empty="No kernel was profiled."
     )
 
 
-def why_no_chart(found: Roofline) -> str | None:
-    """Why there is nothing to draw, and what to collect; None if there is a chart."""
-    if not found.placed.is_empty():
+def why_no_chart(analysis: Roofline) -> str | None:
+    """Why there is no roofline chart, and what to collect for one; None if there is one."""
+    if not analysis.placed.is_empty():
         return None
     sections = (
         "--section SpeedOfLight_HierarchicalSingleRooflineChart --section SpeedOfLight_HierarchicalTensorRooflineChart"
     )
-    if found.points["precision"].is_null().all() and found.roofs.is_empty():
+    if analysis.points["precision"].is_null().all() and analysis.roofs.is_empty():
         return f"The report has no counters for a roofline. Collect them: {sections}"
     return f"No kernel did arithmetic that was counted, so that none has a place in a chart. To count all: {sections}"
 
 
-def roofline_figure(found: Roofline, points: pl.DataFrame) -> Figure | None:
-    """The chart; None where no kernel has a place in it."""
-    placed = points.filter(pl.col("launch").is_in(found.placed["launch"].to_list()))
-    if placed.is_empty() or not (found.roofs["roof"] == "compute").any():
+def roofline_figure(analysis: Roofline, points: pl.DataFrame) -> Figure | None:
+    """The roofline chart; None if no kernel can be drawn in it."""
+    placed = points.filter(pl.col("launch").is_in(analysis.placed["launch"].to_list()))
+    if placed.is_empty() or not (analysis.roofs["roof"] == "compute").any():
         return None
     from warplens.report.charts import roofline_chart
 
-    named = ", ".join(
+    largest = ", ".join(
         f"{row['number']} {fmt.shorten_kernel(row['full_name'])} at {fmt.share(row['roof_share'])} of its "
         f"{row['roof_title']} roof"
         for row in placed.head(3).iter_rows(named=True)
@@ -255,68 +255,70 @@ def roofline_figure(found: Roofline, points: pl.DataFrame) -> Figure | None:
     return Figure(
         "roofline",
         "Roofline: achieved FLOP/s against FLOPs per byte",
-        roofline_chart(placed, found.roofs),
-        f"Hierarchical roofline of {placed.height} kernels; the most expensive: {named}",
+        roofline_chart(placed, analysis.roofs),
+        f"Hierarchical roofline of {placed.height} kernels; the most expensive: {largest}",
     )
 
 
-def roofline(found: Roofline) -> Iterator[Block]:
-    """Chart, table, roofs."""
-    points = numbered_points(found)
-    figure = roofline_figure(found, points)
+def roofline(analysis: Roofline) -> Iterator[Block]:
+    """Chart and table of a roofline, with the sources of its roofs."""
+    points = numbered_points(analysis)
+    figure = roofline_figure(analysis, points)
     if figure is not None:
+        from warplens.report.charts.plane import MOST_POINTS
+
         yield figure
         yield quiet(_EXPLAINED)
-        if found.placed.height > _DRAWN:
-            yield Paragraph(f"The {_DRAWN} most expensive kernels are drawn; the table has all.")
-        if left_out := points.height - found.placed.height:
+        if analysis.placed.height > MOST_POINTS:
+            yield Paragraph(f"The {MOST_POINTS} most expensive kernels are drawn; the table has all.")
+        if left_out := points.height - analysis.placed.height:
             yield Paragraph(
                 f"{fmt.count(left_out)} of {fmt.count(points.height)} kernels did no arithmetic that was counted, such "
                 "as copies: they have no intensity, and stand in the table alone."
             )
-    elif reason := why_no_chart(found):
+    elif reason := why_no_chart(analysis):
         yield Paragraph(reason)
-    if not found.roofs.is_empty():
+    if not analysis.roofs.is_empty():
         yield roofline_table(points)
-        for line in roof_lines(found):
+        for line in roof_lines(analysis):
             yield quiet(f"{fmt.capitalised(line)}.")
         yield quiet(_L1_NOTE)
 
 
 def roofline_document(reports: Sequence[tuple[Capture, Roofline]]) -> Document:
-    """A document of rooflines alone, one section a report."""
+    """A document of rooflines only, one section per report."""
     sections = []
-    for position, (capture, found) in enumerate(reports, start=1):
+    for position, (capture, analysis) in enumerate(reports, start=1):
         title = fmt.printable(capture.source) if len(reports) > 1 else "Roofline"
         kind: SectionOf[Roofline] = SectionOf("roofline-section", title, roofline)
-        sections.append(kind.of(found, f"p{position}-" if len(reports) > 1 else ""))
+        sections.append(kind.of(analysis, f"p{position}-" if len(reports) > 1 else ""))
     first = reports[0][0]
-    devices = dict.fromkeys(device.name for capture, _ in reports for device in capture.devices)
+    gpus = fmt.gpu_names(*(capture for capture, _ in reports))
     return Document(
         title=fmt.printable(first.source) if len(reports) == 1 else f"{len(reports)} rooflines",
         lead=_lead(reports),
         sections=tuple(filter(None, sections)),
         meta=(
-            *((("GPU", ", ".join(devices)),) if devices else ()),
-            ("Recorded with", f"{first.tool} {first.tool_version or ''}".strip()),
+            *((("GPU", gpus),) if gpus else ()),
+            ("Recorded with", fmt.recorded_with(first)),
         ),
     )
 
 
 def _lead(reports: Sequence[tuple[Capture, Roofline]]) -> str:
-    points = pl.concat([found.points for _, found in reports])
+    points = pl.concat([analysis.points for _, analysis in reports])
     reached = points.drop_nulls("roof_share")
     if reached.is_empty():
         return "No kernel has counters for a roofline."
-    far = reached.filter(pl.col("roof_share") < _NEAR)
-    near = reached.height - far.height
+    below = reached.filter(pl.col("roof_share") < _NEAR)
+    at_roof = reached.height - below.height
     return (
-        f"{fmt.count(near)} of {fmt.count(reached.height)} kernels reach {fmt.share(_NEAR)} of their nearest roof or "
-        f"more. What others miss is in the column “Distance”."
+        f"{fmt.count(at_roof)} of {fmt.count(reached.height)} kernels reach {fmt.share(_NEAR)} of their nearest roof "
+        "or more. What others miss is in the column “Distance”."
     )
 
 
-#: From here on a kernel is at its roof: the same four fifths from which on `kernel_bounds` calls a unit full.
+#: Share of its roof from which on a kernel counts as at the roof, the same as for a full unit in `kernel_bounds`.
 _NEAR: Final = 0.8
 
 

@@ -1,4 +1,4 @@
-"""Every analysis of one report of counters, run once, and what counters say in words: reasons, faults, remedies."""
+"""Runs every analysis of one counter report once, and words its results: bounds, reasons, faults, remedies."""
 
 from __future__ import annotations
 
@@ -32,52 +32,50 @@ from warplens.report.verdict import checklist_frame
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """One report, joined with a window of a trace."""
+    """One counter report, joined with a window of a trace."""
 
-    source: str
-    trace: str
+    source: str  #: file name of the report
+    trace: str  #: file name of the trace
     window: Window
-    coverage: Coverage  #: what the profiled launches stand for in it
+    coverage: Coverage  #: share of the window that the profiled launches represent
     next_run: NextRun
-    #: for each group of `coverage.ranking` why it is bound as it is (`name`, `full_name`, `grid`, `block`, `verdict`,
-    #: `reason`)
-    reasons: pl.DataFrame
+    reasons: pl.DataFrame  #: `name`, `full_name`, `grid`, `block`, `verdict`, `reason` of each group of launches
 
     @property
     def matches(self) -> bool:
-        """Whether any kernel of the window was profiled, in whatever size."""
+        """Whether any kernel of the window was profiled, with the same grid and block or others."""
         return bool((self.coverage.groups["matched"] != "none").any())
 
 
 @dataclass(frozen=True, eq=False)
 class CounterNumbers:
-    """The results of all analyses of a report, a row a group of launches unless said otherwise.
+    """The results of all analyses of a report; frames have one row per group of launches unless stated otherwise.
 
-    In all of these but `roofline`, `launch` is the first launch of the group.
+    In all of them but `roofline`, `launch` is the first launch of the group.
     """
 
     counters: KernelCounters
-    notes: tuple[Note, ...]  #: what to know before the numbers, and what the numbers mean
-    summary: pl.DataFrame  #: `SUMMARY` in words as well, the most expensive first, and `share` of the profiled time
-    configurations: pl.DataFrame  #: how the groups were launched: registers, shared memory
+    notes: tuple[Note, ...]  #: limits and meaning of the numbers
+    summary: pl.DataFrame  #: `SUMMARY` with the texts of `with_words` and `share` of the profiled time, longest first
+    configurations: pl.DataFrame  #: `CONFIGURATIONS`: registers and shared memory of the groups
     breakdown: pl.DataFrame  #: `BREAKDOWN`
     faults: pl.DataFrame  #: `FAULTS`
     stalls: pl.DataFrame  #: `STALLS`
     memory: pl.DataFrame  #: `MEMORY_ACCESS`
     instructions: pl.DataFrame  #: `INSTRUCTIONS`
-    roofline: Roofline  #: groups under their roofs
-    checklist: pl.DataFrame  #: the optimisation checklist, as far as counters alone tell
-    next_run: NextRun  #: what to collect next, as far as the report alone tells
-    joined: tuple[Joined, ...] = ()  #: the same report beside traces, if any were given
+    roofline: Roofline
+    checklist: pl.DataFrame  #: the optimisation checklist, from counters alone
+    next_run: NextRun  #: what to collect next, from the report alone
+    joined: tuple[Joined, ...] = ()  #: the report joined with each given trace
 
     @property
     def capture(self) -> Capture:
-        """Where the report came from."""
+        """Source and recorder of the report."""
         return self.counters.capture
 
     @property
     def measured(self) -> str:
-        """How much was profiled: `30 launches of 5 kernels`."""
+        """The number of profiled launches and kernels: `30 launches of 5 kernels`."""
         launches, kinds = self.counters.launches.height, self.counters.launches["kind"].cast(pl.String)
         if (kinds == "kernel").all():
             return f"{launch_count(launches)} of {kernel_count(self.summary.height)}"
@@ -86,27 +84,28 @@ class CounterNumbers:
     @property
     def warnings(self) -> tuple[Note, ...]:
         """Notes that limit the numbers."""
-        return tuple(item for item in self.notes if item.level is not NoteLevel.INFO)
+        return tuple(note for note in self.notes if note.level is not NoteLevel.INFO)
 
     @property
     def semantics(self) -> tuple[Note, ...]:
-        """Notes on what the numbers mean; that coverage is unknown only where no trace tells it."""
-        told = any(item.matches for item in self.joined)
+        """Notes on the meaning of the numbers, without "coverage-unknown" if a joined trace gives the coverage."""
+        coverage_known = any(joined.matches for joined in self.joined)
         return tuple(
-            item
-            for item in self.notes
-            if item.level is NoteLevel.INFO and not (told and item.code == "coverage-unknown")
+            note
+            for note in self.notes
+            if note.level is NoteLevel.INFO and not (coverage_known and note.code == "coverage-unknown")
         )
 
 
 def examine_counters(counters: KernelCounters, joined: Sequence[Joined] = ()) -> CounterNumbers:
     """Run every analysis of a report."""
-    taken = group_launches(counters)
-    first = taken.groups.select(launch="group", first="first_launch")
+    grouped = group_launches(counters)
+    first = grouped.groups.select(launch="group", first="first_launch")
 
     def by_first(frame: pl.DataFrame) -> pl.DataFrame:
-        named = frame.join(first, on="launch", how="left", maintain_order="left")
-        return named.with_columns(launch="first").drop("first")
+        """The rows with `launch`, a group number, replaced by the first launch of the group."""
+        with_first = frame.join(first, on="launch", how="left", maintain_order="left")
+        return with_first.with_columns(launch="first").drop("first")
 
     summary = with_words(counters_summary(counters))
     total = pl.col("total_ns").sum()
@@ -114,12 +113,12 @@ def examine_counters(counters: KernelCounters, joined: Sequence[Joined] = ()) ->
         counters=counters,
         notes=counter_notes(counters),
         summary=summary.with_columns(share=pl.when(total > 0).then(pl.col("total_ns") / total)),
-        configurations=by_first(launch_configurations(taken.counters)),
-        breakdown=by_first(throughput_breakdown(taken.counters)),
-        faults=by_first(kernel_faults(taken.counters)),
-        stalls=by_first(warp_stalls(taken.counters)),
-        memory=by_first(memory_access(taken.counters)),
-        instructions=by_first(instruction_use(taken.counters)),
+        configurations=by_first(launch_configurations(grouped.counters)),
+        breakdown=by_first(throughput_breakdown(grouped.counters)),
+        faults=by_first(kernel_faults(grouped.counters)),
+        stalls=by_first(warp_stalls(grouped.counters)),
+        memory=by_first(memory_access(grouped.counters)),
+        instructions=by_first(instruction_use(grouped.counters)),
         roofline=roofline_points(counters),
         checklist=checklist_frame(counters=counters),
         next_run=next_sections(counters),
@@ -130,32 +129,34 @@ def examine_counters(counters: KernelCounters, joined: Sequence[Joined] = ()) ->
 def join_counters(
     counters: KernelCounters, timeline: Timeline, window: Window, ncu_version: str | None = None
 ) -> Joined:
-    """A report beside a window of a trace, which must hold the launch configuration of its kernels."""
+    """A report joined with a window of a trace, which must have been read with launch configurations."""
     coverage = counters_coverage(counters, timeline, window)
-    named = ("name", "full_name", "grid", "block", "verdict", "reason")
     return Joined(
         source=counters.capture.source,
         trace=timeline.trace.capture.source,
         window=window,
         coverage=coverage,
         next_run=next_run(counters, coverage, timeline, window, ncu_version),
-        reasons=with_words(counters_summary(counters)).select(named),
+        reasons=with_words(counters_summary(counters)).select(
+            "name", "full_name", "grid", "block", "verdict", "reason"
+        ),
     )
 
 
 def compared_with_first(reports: Sequence[CounterNumbers]) -> tuple[Comparison, ...]:
-    """Each report against the first."""
+    """The comparison of each further report with the first."""
     return tuple(compare_counters(reports[0].counters, other.counters) for other in reports[1:])
 
 
 def with_names(numbers: CounterNumbers, frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows of an analysis with the kernel's names, grid and block, the most expensive kernel first.
+    """Rows of an analysis with names, grid, block and time of their kernel, the most expensive kernel first.
 
     Args:
-        frame: with `launch`, of which several rows may be of one group; their order is kept.
+        numbers: the results that the rows are part of.
+        frame: rows with `launch`; the order of rows of the same launch is kept.
     """
-    named = numbers.summary.select("launch", "name", "full_name", "grid", "block", "total_ns").with_row_index("place")
-    return frame.join(named, on="launch", how="inner").sort("place", maintain_order=True)
+    kernels = numbers.summary.select("launch", "name", "full_name", "grid", "block", "total_ns").with_row_index("rank")
+    return frame.join(kernels, on="launch", how="inner").sort("rank", maintain_order=True)
 
 
 _UNITS: Final = {
@@ -182,23 +183,23 @@ _LIMITERS: Final = {
     "barriers": "barriers",
 }
 
-#: Levels of memory, as people call them.
+#: Display names of the levels of memory.
 LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
 
 def roof_title(roof: Mapping[str, Any]) -> str:
-    """What a roof of arithmetic is called: `FP32`, `tensor cores, BF16`."""
+    """The display name of an arithmetic roof: `FP32`, `tensor cores, BF16`."""
     if roof["precision"] != "tensor":
         return str(roof["precision"]).upper()
-    named = f"tensor cores, {roof['format'].upper().replace('_', '/')}" if roof["format"] else "tensor cores"
-    return f"{named}, sparse" if roof["sparse"] else named
+    title = f"tensor cores, {roof['format'].upper().replace('_', '/')}" if roof["format"] else "tensor cores"
+    return f"{title}, sparse" if roof["sparse"] else title
 
 
-#: What the words of `with_words` stand under.
+#: Columns of the texts of `with_words`.
 BOUND: Final = column("verdict").but(help="what limits it; healthy is at its roof without waste", title="Bound")
 LIMITED_BY: Final = Column("limited_by", help="what keeps further blocks out", title="limited by")
 
-#: A narrow terminal shows the columns from the left that fit: what is asked stands there.
+#: Columns of the table of kernels, the most important on the left: a narrow terminal drops those on the right.
 _COLUMNS: Final = pick(
     SUMMARY,
     "name grid total_ns",
@@ -212,30 +213,30 @@ _COLUMNS: Final = pick(
 
 
 def shown_columns(columns: Sequence[Column], summary: pl.DataFrame) -> tuple[Column, ...]:
-    """These columns, the grid only where kernels of one name are told apart by it."""
+    """The columns, with `grid` only if it distinguishes kernels of the same name."""
     several = summary["full_name"].is_duplicated().any() and summary["grid"].n_unique() > 1
     return tuple(column for column in columns if several or column.name != "grid")
 
 
 def counters_table(summary: pl.DataFrame, metrics: Sequence[str] = (), limit: int | None = None) -> Table:
-    """The summary, with its words, as people see it; the metrics that were asked for stand before the reasons."""
-    asked = (Column(name, pl.Float64, title=name, kind="number") for name in metrics)
-    columns = (*shown_columns(_COLUMNS[:-1], summary), *asked, _COLUMNS[-1])
+    """The table of the summary (of `with_words`), with the given metrics before the reasons."""
+    metric_columns = (Column(name, pl.Float64, title=name, kind="number") for name in metrics)
+    columns = (*shown_columns(_COLUMNS[:-1], summary), *metric_columns, _COLUMNS[-1])
     return Table("counters", "Kernels", columns, summary, limit, empty="No kernel was profiled.")
 
 
-#: What a row of `warplens counters` can stand for.
+#: Groupings of `warplens counters --by`.
 COUNTER_KEYS: Final = (*SUMMARY_KEYS, "range")
 
 
 def summarised(
     counters: KernelCounters, by: str, metrics: Sequence[str] = (), limit: int | None = None
 ) -> tuple[pl.DataFrame, Table]:
-    """The rows that `warplens counters --by` asks for, one of `COUNTER_KEYS`, and the table that shows them to people.
+    """The rows of `warplens counters --by` for a grouping of `COUNTER_KEYS`, and the table that displays them.
 
     Raises:
-        UsageError: the report has no such metric, or metrics of kernels are asked of ranges.
-        MissingDataError: the report holds no ranges, and is asked for them.
+        UsageError: the report has no such metric, or metrics are requested for ranges.
+        MissingDataError: ranges are requested, and the report has none.
     """
     if by != "range":
         rows = with_words(counters_summary(counters, by, metrics))
@@ -251,35 +252,35 @@ def summarised(
 
 
 def with_words(summary: pl.DataFrame) -> pl.DataFrame:
-    """The summary with three texts for people: `verdict`, `reason` and `occupancy` (theoretical, achieved, limiter)."""
+    """The summary with three texts: `verdict` (the bound), `reason` and `limited_by` (the limiter of occupancy)."""
     return with_texts(summary, verdict=bound_title, reason=reason, limited_by=limiter_title)
 
 
 def bound_title(row: Mapping[str, Any]) -> str:
-    """The bound of a row, with its level or pipe: `memory (DRAM), healthy`."""
+    """The bound of a row, with its memory level or pipe: `memory (DRAM), healthy`."""
     bound, unit = row["bound"], row["unit"]
     if bound == "small":
         return "too small for the GPU"
     if bound not in ("memory", "compute"):
         return str(bound)
-    named = f"{bound} ({LEVELS.get(unit, unit)})" if unit else str(bound)
-    return f"{named}, healthy" if row.get("healthy") else named
+    title = f"{bound} ({LEVELS.get(unit, unit)})" if unit else str(bound)
+    return f"{title}, healthy" if row.get("healthy") else title
 
 
 def limiter_title(row: Mapping[str, Any]) -> str | None:
-    """What limits the occupancy of a row; None where nothing does."""
+    """The limiter of the occupancy of a row; None if there is none."""
     return _LIMITERS.get(row["limiter"]) if row["limiter"] else None
 
 
 def next_step_text(row: Mapping[str, Any]) -> str | None:
-    """What would let a block more in, and the occupancy then; None where nothing would, or nothing limits."""
+    """The change that lets one more block fit, and the resulting occupancy; None if there is none."""
     if row["next_share"] is None:
         return None
     return f"{_next_step(row)}: {fmt.share(row['next_share'])}"
 
 
 def reason(row: Mapping[str, Any]) -> str:
-    """Why the bound is what it is, and what to look at first."""
+    """The reason for the bound of a row, and its main fault or wait."""
     because = _why(row)
     if (fault := _fault(row)) is not None:
         return f"{because}; {fault}"
@@ -322,37 +323,37 @@ def _why(row: Mapping[str, Any]) -> str:
 def _waits(row: Mapping[str, Any]) -> str:
     if not row["stall"]:
         return "no single wait stands out"
-    known = STALL_REASONS.get(row["stall"])
-    what = f"for {known.waits_for} " if known else ""
-    return f"warps wait {fmt.share(row['stall_share'])} of the time {what}({row['stall']})"
+    stall_reason = STALL_REASONS.get(row["stall"])
+    waits_for = f"for {stall_reason.waits_for} " if stall_reason else ""
+    return f"warps wait {fmt.share(row['stall_share'])} of the time {waits_for}({row['stall']})"
 
 
-def _share(known: float | None) -> str:
-    return fmt.value(known, "share")
+def _share(part: float | None) -> str:
+    return fmt.value(part, "share")
 
 
 def _fault(row: Mapping[str, Any]) -> str | None:
-    """The fault of a row with the number that shows it; None where it has none, or its bound says it already."""
-    shown: dict[str, float] = {item["name"]: item["value"] for item in row["fault_evidence"] or ()}
+    """The fault of a row with its evidence; None if it has none, or the bound states it already."""
+    evidence: dict[str, float] = {item["name"]: item["value"] for item in row["fault_evidence"] or ()}
     match row["fault"]:
         case "uncoalesced":
-            return f"uncoalesced: {fmt.share(shown['global_wasted_share'])} of the sectors that it moves are unused"
+            return f"uncoalesced: {fmt.share(evidence['global_wasted_share'])} of the sectors that it moves are unused"
         case "bank-conflicts":
-            ways = f"{fmt.number(shown['shared_conflict_ways'])}-way " if "shared_conflict_ways" in shown else ""
-            return f"{ways}bank conflicts: {fmt.share(shown['shared_conflict_share'])} of shared-memory passes"
+            ways = f"{fmt.number(evidence['shared_conflict_ways'])}-way " if "shared_conflict_ways" in evidence else ""
+            return f"{ways}bank conflicts: {fmt.share(evidence['shared_conflict_share'])} of shared-memory passes"
         case "divergence":
-            return f"divergent: {fmt.number(shown['threads_per_instruction'])} of 32 threads active per instruction"
+            return f"divergent: {fmt.number(evidence['threads_per_instruction'])} of 32 threads active per instruction"
         case "partial-warps":
-            return f"blocks leave warps partly empty: {fmt.number(shown['full_warp_threads'])} of 32 threads"
+            return f"blocks leave warps partly empty: {fmt.number(evidence['full_warp_threads'])} of 32 threads"
         case "occupancy":
-            limiter, reached = limiter_title(row) or "the configuration", fmt.share(shown["theoretical_share"])
+            limiter, reached = limiter_title(row) or "the configuration", fmt.share(evidence["theoretical_share"])
             text = f"{limiter} limit{'s' if limiter in _SINGULAR else ''} occupancy to {reached}"
             allowed = row["next_share"]
             return text if allowed is None else f"{text}; {_next_step(row)} would allow {fmt.share(allowed)}"
         case "tail":
-            return f"{fmt.number(shown['waves'])} waves: the last is mostly empty but takes as long as a full one"
+            return f"{fmt.number(evidence['waves'])} waves: the last is mostly empty but takes as long as a full one"
         case "spills":
-            return f"registers spill: {fmt.count(shown['spill_requests'])} requests to local memory"
+            return f"registers spill: {fmt.count(evidence['spill_requests'])} requests to local memory"
     return None
 
 
@@ -397,48 +398,48 @@ REMEDIES: Final = {
 }
 
 
-def _said(words: str, kind: Kind, one: str = "") -> Callable[[float], str]:
-    """What writes a number in these words; in those of `one` where there is one of it."""
+def _worded(words: str, kind: Kind, one: str = "") -> Callable[[float], str]:
+    """A function that writes a number with these words, or those of `one` if the number is 1."""
     return lambda number: (one if one and number == 1 else words).format(fmt.value(number, kind))
 
 
 def _waves(number: float) -> str:
-    """Waves of a grid; one that does not fill the first is a share of it."""
-    return _said("{} waves", "number", "{} wave")(number) if number >= 1 else f"{fmt.share(number)} of a wave"
+    """Waves of a grid; less than one as a share of a wave."""
+    return _worded("{} waves", "number", "{} wave")(number) if number >= 1 else f"{fmt.share(number)} of a wave"
 
 
-#: What a number of the evidence is, and how it is written.
+#: Functions that write a number of the evidence, by name.
 _EVIDENCE: Final[dict[str, Callable[[float], str]]] = {
-    "compute_share": _said("compute {} of peak", "share"),
-    "memory_share": _said("memory {} of peak", "share"),
+    "compute_share": _worded("compute {} of peak", "share"),
+    "memory_share": _worded("memory {} of peak", "share"),
     "waves": _waves,
-    "theoretical_share": _said("theoretical occupancy {}", "share"),
-    "achieved_share": _said("achieved occupancy {}", "share"),
-    "next_share": _said("{} after the next step", "share"),
-    "grid_blocks": _said("{} blocks", "count", "{} block"),
-    "sm_count": _said("{} multiprocessors", "count", "{} multiprocessor"),
-    "global_wasted_share": _said("{} of the sectors unused", "share"),
-    "global_load_sectors_per_request": _said("{} sectors per load", "number", "{} sector per load"),
-    "global_store_sectors_per_request": _said("{} sectors per store", "number", "{} sector per store"),
-    "global_load_bytes_per_sector": _said("{} of 32 B used of a loaded sector", "number"),
-    "global_store_bytes_per_sector": _said("{} of 32 B used of a stored sector", "number"),
-    "shared_conflict_share": _said("{} of shared-memory passes are conflicts", "share"),
-    "shared_conflict_ways": _said("{} passes where one would do", "number", "{} pass, which is the least"),
-    "conflict_cycles_share": _said("conflicts keep L1 busy for {} of the time", "share"),
-    "threads_per_instruction": _said("{} of 32 threads active", "number"),
-    "full_warp_threads": _said("{} of 32 threads in a warp", "number"),
-    "uniform_branch_share": _said("{} of branches uniform", "share"),
-    "divergent_branches": _said("{} divergent branches", "count", "{} divergent branch"),
-    "tail_share": _said("the last wave takes {} of the time", "share"),
-    "spill_requests": _said("{} spill requests", "count", "{} spill request"),
-    "local_requests": _said("{} local-memory requests", "count", "{} local-memory request"),
+    "theoretical_share": _worded("theoretical occupancy {}", "share"),
+    "achieved_share": _worded("achieved occupancy {}", "share"),
+    "next_share": _worded("{} after the next step", "share"),
+    "grid_blocks": _worded("{} blocks", "count", "{} block"),
+    "sm_count": _worded("{} multiprocessors", "count", "{} multiprocessor"),
+    "global_wasted_share": _worded("{} of the sectors unused", "share"),
+    "global_load_sectors_per_request": _worded("{} sectors per load", "number", "{} sector per load"),
+    "global_store_sectors_per_request": _worded("{} sectors per store", "number", "{} sector per store"),
+    "global_load_bytes_per_sector": _worded("{} of 32 B used of a loaded sector", "number"),
+    "global_store_bytes_per_sector": _worded("{} of 32 B used of a stored sector", "number"),
+    "shared_conflict_share": _worded("{} of shared-memory passes are conflicts", "share"),
+    "shared_conflict_ways": _worded("{} passes where one would do", "number", "{} pass, which is the least"),
+    "conflict_cycles_share": _worded("conflicts keep L1 busy for {} of the time", "share"),
+    "threads_per_instruction": _worded("{} of 32 threads active", "number"),
+    "full_warp_threads": _worded("{} of 32 threads in a warp", "number"),
+    "uniform_branch_share": _worded("{} of branches uniform", "share"),
+    "divergent_branches": _worded("{} divergent branches", "count", "{} divergent branch"),
+    "tail_share": _worded("the last wave takes {} of the time", "share"),
+    "spill_requests": _worded("{} spill requests", "count", "{} spill request"),
+    "local_requests": _worded("{} local-memory requests", "count", "{} local-memory request"),
 }
 
 
 def evidence_text(evidence: Sequence[Mapping[str, Any]] | None) -> str:
-    """The numbers behind a statement, in one line."""
+    """The evidence of a bound or fault, in one line."""
     return ", ".join(
-        _EVIDENCE.get(item["name"], _said(f"{item['name']} {{}}", "number"))(item["value"]) for item in evidence or ()
+        _EVIDENCE.get(item["name"], _worded(f"{item['name']} {{}}", "number"))(item["value"]) for item in evidence or ()
     )
 
 

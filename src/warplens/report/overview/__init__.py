@@ -1,5 +1,5 @@
-"""The main document: one profile from the answer down to every table, or several side by side.
+"""The main report: one profile from the answer down to every table, or several profiles compared.
 
-Lives here: `numbers` (runs every analysis once, says the answer, and gives the data of `report.json`), the sections in
-`time`, `host` and `operators`, and `document`, which lists them. Importing `numbers` does not import Altair.
+Modules: `numbers` (runs every analysis once, makes the answer and the data of `report.json`), `time` and `host` (the
+sections), and `document` (the list of sections). Importing `numbers` does not import Altair.
 """

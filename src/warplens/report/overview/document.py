@@ -1,7 +1,8 @@
-"""The main document, put together: one profile, or several with a comparison on top."""
+"""The main report: the list of sections for one profile, and the comparison of several."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,11 +69,11 @@ _FIGURES: Final = (
     Column("window_ns", pl.Float64),
 )
 
-#: Profiles that a page tells one by one. One costs about 0.2 MB beside the timelines, which share what there is for
-#: them; a page of this many is 8 MB, and one of more than 10 MB opens slowly on a phone.
+#: Profiles with a part of their own in a page. A part takes about 0.2 MB besides its timeline, and all timelines share
+#: a fixed number of marks. A page with this many parts is 8 MB; more than 10 MB opens slowly on a phone.
 MOST_PARTS: Final = 24
 
-#: Notes with which a profile's times are not those of whole steps, whatever their level.
+#: Codes of notes, of any level, that say that times of a profile are not those of whole steps.
 _NOT_COMPARABLE = ("aborted-step",)
 
 
@@ -83,89 +84,95 @@ def busy_share(numbers: Numbers) -> float | None:
 
 
 def caution(numbers: Numbers) -> str | None:
-    """What keeps a profile from standing beside others, in a few words: blocking notes, aborted steps."""
-    grave = (note for note in numbers.notes if note.level is NoteLevel.BLOCKING or note.code in _NOT_COMPARABLE)
-    return ", ".join(dict.fromkeys(note.code.replace("-", " ") for note in grave)) or None
+    """Why a profile is not comparable with others, in a few words: blocking notes, aborted steps; None if it is."""
+    notes = (note for note in numbers.notes if note.level is NoteLevel.BLOCKING or note.code in _NOT_COMPARABLE)
+    return ", ".join(dict.fromkeys(note.code.replace("-", " ") for note in notes)) or None
 
 
 def distinct_sources(profiles: Sequence[Numbers]) -> list[str]:
-    """The files' names, numbered where several are alike (profiles of the same name from different folders)."""
+    """The file names, numbered if equal (profiles of the same name from different folders)."""
     sources = [numbers.capture.source for numbers in profiles]
     return [
-        source if sources.count(source) == 1 else f"{source} ({sources[: place + 1].count(source)})"
-        for place, source in enumerate(sources)
+        source if sources.count(source) == 1 else f"{source} ({sources[: index + 1].count(source)})"
+        for index, source in enumerate(sources)
     ]
 
 
-def told_in_full(profiles: Sequence[Numbers]) -> frozenset[int]:
-    """Of very many profiles the places of those that a page tells one by one: where the most is to be gained."""
+def profiles_with_part(profiles: Sequence[Numbers]) -> frozenset[int]:
+    """The indices of the profiles that get a part of their own: at most `MOST_PARTS`, by severity and gain."""
     if len(profiles) <= MOST_PARTS:
         return frozenset(range(len(profiles)))
 
-    def order(place: int) -> tuple[int, float, int]:
-        found = profiles[place].diagnosis
-        if found is None:
-            return len(SEVERITIES), 0.0, place
-        return SEVERITIES.index(found.findings[0].severity), -(found.findings[0].gain or 0.0), place
+    def order(index: int) -> tuple[int, float, int]:
+        diagnosis = profiles[index].diagnosis
+        if diagnosis is None:
+            return len(SEVERITIES), 0.0, index
+        verdict = diagnosis.findings[0]
+        return SEVERITIES.index(verdict.severity), -(verdict.gain or 0.0), index
 
     return frozenset(sorted(range(len(profiles)), key=order)[:MOST_PARTS])
 
 
-def comparison_tables(profiles: Sequence[Numbers], told: Collection[int]) -> tuple[Table, Table]:
-    """What limits each of several profiles, and key figures; rows of those that are `told` in full lead there."""
+def comparison_tables(profiles: Sequence[Numbers], with_part: Collection[int]) -> tuple[Table, Table]:
+    """Verdicts and key figures of several profiles, one row each.
+
+    Args:
+        profiles: the profiles.
+        with_part: indices of those with a part of their own, which their rows link to.
+    """
     schema = {column.name: column.dtype for column in (*_COLUMNS, *_FIGURES)}
     headlines = [
-        {**_headline(numbers), "source": title, "part": f"p{place + 1}-answer" if place in told else ""}
-        for place, (title, numbers) in enumerate(zip(distinct_sources(profiles), profiles, strict=True))
+        {**_headline(numbers), "source": title, "part": f"p{index + 1}-answer" if index in with_part else ""}
+        for index, (title, numbers) in enumerate(zip(distinct_sources(profiles), profiles, strict=True))
     ]
     rows = pl.DataFrame(headlines, schema={**schema, "part": pl.String}, strict=False)
-    said = tuple(column for column in _COLUMNS if column.name != "caution" or rows["caution"].count())
+    verdict_columns = tuple(column for column in _COLUMNS if column.name != "caution" or rows["caution"].count())
     figures = (_COLUMNS[0], *_FIGURES)
     return (
-        Table("comparison-table", "What limits each profile", said, rows, limit=None, leads="part"),
+        Table("comparison-table", "What limits each profile", verdict_columns, rows, limit=None, leads="part"),
         Table("figures-table", "Key figures of each profile", figures, rows, limit=None, leads="part"),
     )
 
 
 def _key_figures(numbers: Numbers) -> Iterator[Block]:
-    # Without GPU work there is nothing to summarise; what the host did may still be worth a look.
+    # Without GPU work there is nothing to summarise.
     if numbers.budgets:
         yield KeyFigures(tuple(_tiles(_headline(numbers), numbers)))
 
 
 def _rhythms(numbers: Numbers) -> Iterator[Block]:
     search = numbers.timeline.steps
-    yield from (Paragraph(fmt.sentence(fmt.capitalised(line))) for line in left_out_facts(search))
+    yield from (Paragraph(fmt.sentence(line)) for line in left_out_facts(search))
     yield from rhythm_tables(search)
 
 
 def _headline(numbers: Numbers) -> dict[str, Any]:
-    """A profile in one row; null is what it does not tell."""
+    """The row of a profile in the tables of several; unknown values are null."""
     steps = numbers.window_steps
     largest = largest_part(numbers.budgets)
     first = numbers.diagnosis.findings[0] if numbers.diagnosis is not None else None
     gain = factor(first.gain) if first is not None and not rule(first.id).describes else None
     remedy = first.remedies[0].action if first is not None and first.remedies else None
-    # No kernel table is not the same as no kernel.
-    known = numbers.recorded("kernels")
-    kernels = int(numbers.kernels["calls"].sum()) if known else None
+    # Without a kernel table, the number of kernels is unknown, not zero.
+    has_kernels = numbers.recorded("kernels")
+    kernels = int(numbers.kernels["calls"].sum()) if has_kernels else None
     return {
         "source": numbers.capture.source,
         "verdict": limit_sentence(numbers.diagnosis) if numbers.diagnosis is not None else None,
         "gain": gain,
         "remedy": remedy,
         "caution": caution(numbers),
-        "gpu": ", ".join(dict.fromkeys(device.name for device in numbers.capture.devices)) or None,
+        "gpu": fmt.gpu_names(numbers.capture) or None,
         "window_ns": numbers.window.duration_ns,
         "steps": steps.height,
         "step_ns": number(steps["wall_ns"].median()),
         "busy_share": busy_share(numbers),
         "largest": category_title(largest[0]) if largest else None,
         "largest_share": largest[1] if largest else None,
-        "kernel_ns": int(numbers.kernels["total_ns"].sum()) if known else None,
+        "kernel_ns": int(numbers.kernels["total_ns"].sum()) if has_kernels else None,
         "kernels": kernels,
         "kernels_per_step": kernels / steps.height if kernels is not None and steps.height else None,
-        "launches_per_s": numbers.launch_summary.per_second if known else None,
+        "launches_per_s": numbers.launch_summary.per_second if has_kernels else None,
     }
 
 
@@ -182,8 +189,8 @@ def _tiles(headline: dict[str, Any], numbers: Numbers) -> Iterator[KeyFigure]:
     yield KeyFigure("GPU busy", headline["busy_share"], "share", f"of the window{f', {gpus} GPUs' if gpus > 1 else ''}")
     if headline["largest"] is not None:
         yield KeyFigure("Largest part", headline["largest_share"], "share", f"of the busy time: {headline['largest']}")
-    each = "" if headline["kernels_per_step"] is None else f", {fmt.count(headline['kernels_per_step'])} per step"
-    yield KeyFigure("Kernels", headline["kernels"], "count", f"in the window{each}")
+    per_step = "" if headline["kernels_per_step"] is None else f", {fmt.count(headline['kernels_per_step'])} per step"
+    yield KeyFigure("Kernels", headline["kernels"], "count", f"in the window{per_step}")
     yield KeyFigure("Launches", headline["launches_per_s"], "rate", "kernels launched one by one")
     if numbers.memory:
         peak = numbers.memory[0]
@@ -196,7 +203,7 @@ def _tiles(headline: dict[str, Any], numbers: Numbers) -> Iterator[KeyFigure]:
 
 
 def _room(name: str, title: str, *kinds: SectionOf[Numbers]) -> SectionOf[Numbers]:
-    """A room with its sections, those left out that have nothing to show."""
+    """A top-level section (a room) with its subsections, without the empty ones."""
     return SectionOf(f"{name}-room", title, lambda numbers: sections(kinds, numbers))
 
 
@@ -205,8 +212,7 @@ def _findings(numbers: Numbers) -> Iterator[Block | Section]:
         yield from with_moments(numbers, finding_blocks(numbers.diagnosis))
 
 
-#: The rooms behind the answer, each with its sections in reading order. A new section is a line here, and a function
-#: that yields its blocks.
+#: The rooms of the report in reading order. To add a section, add a line here and a function that yields its blocks.
 _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
     _room(
         "timeline",
@@ -268,17 +274,17 @@ _ROOMS: Final[tuple[SectionOf[Numbers], ...]] = (
 
 
 def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> Document:
-    """One document on all profiles: `overview_document` for one, a comparison and one part a profile for several.
+    """One document on all profiles: `overview_document` for one; for several, a comparison and a part per profile.
 
     Args:
-        profiles: what is reported on.
-        run: the diagnosis of the run that they are the ranks of; None where they are not.
+        profiles: at least one.
+        run: the diagnosis of their run, if they are the ranks of one.
     """
     if len(profiles) == 1:
         return overview_document(profiles[0])
     titles = distinct_sources(profiles)
-    told = told_in_full(profiles)
-    headlines, figures = comparison_tables(profiles, told)
+    with_part = profiles_with_part(profiles)
+    headlines, figures = comparison_tables(profiles, with_part)
     return Document(
         title=f"{len(profiles)} profiles" if run is None else f"{len(run.ranks)} ranks of one run",
         lead=_most_to_gain(profiles) or _comparison_lead(profiles) if run is None else ranks_answer(run.run.result),
@@ -287,15 +293,15 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
             Section(
                 "comparison",
                 "All profiles",
-                (*_not_told(profiles, told, run), headlines),
+                (*_left_out(profiles, with_part, run), headlines),
                 (Section("figures", "Key figures of each", (figures,), folded=True),),
             ),
         ),
         answer=None if run is None else run_answer(run),
         parts=tuple(
-            replace(overview_document(replace(numbers, beside=len(told)), f"p{position}"), title=title)
+            replace(overview_document(replace(numbers, beside=len(with_part)), f"p{position}"), title=title)
             for position, (title, numbers) in enumerate(zip(titles, profiles, strict=True), start=1)
-            if position - 1 in told
+            if position - 1 in with_part
         ),
     )
 
@@ -303,28 +309,29 @@ def report_document(profiles: Sequence[Numbers], run: RunDiagnosis | None = None
 def overview_document(numbers: Numbers, part: str = "") -> Document:
     """The report on one profile: the answer, then rooms for every analysis; `part` is its id among several."""
     at = f"{part}-" if part else ""
-    found = numbers.diagnosis
-    drawn = tuple(strips(numbers.budgets, numbers.headroom, numbers.window))
-    shown = answer_block(found, drawn, at) if found is not None else None
-    if shown is not None and shown.strips and len(numbers.budgets) == 1 and caution(numbers) is None:
-        shown = replace(shown, again=True)
+    first_screen = None
+    if numbers.diagnosis is not None:
+        time_strips = tuple(strips(numbers.budgets, numbers.headroom, numbers.window))
+        first_screen = answer_block(numbers.diagnosis, time_strips, at)
+        if first_screen.strips and len(numbers.budgets) == 1 and caution(numbers) is None:
+            first_screen = replace(first_screen, again=True)
     return Document(
-        numbers.capture.source, answer(numbers), sections(_ROOMS, numbers, at), _meta(numbers), shown, id=part
+        numbers.capture.source, answer(numbers), sections(_ROOMS, numbers, at), _meta(numbers), first_screen, id=part
     )
 
 
-def _not_told(profiles: Sequence[Numbers], told: Collection[int], run: RunDiagnosis | None) -> Iterator[Block]:
-    if len(told) < len(profiles):
+def _left_out(profiles: Sequence[Numbers], with_part: Collection[int], run: RunDiagnosis | None) -> Iterator[Block]:
+    if len(with_part) < len(profiles):
         yield Paragraph(
-            f"The {len(told)} of {len(profiles):,} profiles with the most to gain are told in full; the others have "
-            "their rows here, and all of their numbers in the JSON. A report on fewer files tells others in full."
+            f"The {len(with_part)} of {len(profiles):,} profiles with the most to gain are told in full; the others "
+            "have their rows here, and all of their numbers in the JSON. A report on fewer files tells others in full."
         )
     if run is None:
         return
-    if left := len(run.ranks) - len(run.origin):
+    if without_part := len(run.ranks) - len(run.origin):
         yield Paragraph(
             f"Of {len(run.ranks):,} ranks {len(run.origin)} stand here, the late one and those of the lowest numbers; "
-            f"{left:,} have their rows above only. A report on fewer files tells others in full."
+            f"{without_part:,} have their rows above only. A report on fewer files tells others in full."
         )
 
 
@@ -336,17 +343,14 @@ def _run_rooms(run: RunDiagnosis, profiles: Sequence[Numbers]) -> Iterator[Secti
 
 def _meta(numbers: Numbers) -> tuple[tuple[str, str], ...]:
     capture = numbers.capture
-    names: dict[str, int] = {}
-    for device in capture.devices:
-        names[device.name] = names.get(device.name, 0) + 1
+    names = Counter(device.name for device in capture.devices)
     gpus = ", ".join(name if count == 1 else f"{count} × {name}" for name, count in names.items())
-    tool = " ".join(part for part in (capture.tool, capture.tool_version) if part)
     window = f"{fmt.duration(numbers.window.duration_ns)}, {numbers.window.how}"
-    return (*((("GPU", gpus),) if gpus else ()), ("Recorded with", tool), ("Window", window))
+    return (*((("GPU", gpus),) if gpus else ()), ("Recorded with", fmt.recorded_with(capture)), ("Window", window))
 
 
 def _most_to_gain(profiles: Sequence[Numbers]) -> str:
-    """Which of the profiles a change would help the most, and what it is; empty where none is known."""
+    """The profile with the largest gain, and its remedy, as a sentence; empty if no gain is known."""
     rows = [
         (first.gain, title, first.remedies[0].action)
         for title, numbers in zip(distinct_sources(profiles), profiles, strict=True)
@@ -363,18 +367,20 @@ def _most_to_gain(profiles: Sequence[Numbers]) -> str:
 
 def _comparison_lead(profiles: Sequence[Numbers]) -> str:
     titles = distinct_sources(profiles)
-    sound = [(numbers, title) for numbers, title in zip(profiles, titles, strict=True) if caution(numbers) is None]
-    apart = len(profiles) - len(sound)
-    shares = [(busy_share(numbers), fmt.printable(title)) for numbers, title in sound]
+    comparable = [(numbers, title) for numbers, title in zip(profiles, titles, strict=True) if caution(numbers) is None]
+    left_out = len(profiles) - len(comparable)
+    shares = [(busy_share(numbers), fmt.printable(title)) for numbers, title in comparable]
     known = sorted((share, source) for share, source in shares if share is not None)
     if not known:
-        of = " that stands for the program" if apart else ""
-        return f"None of these profiles holds GPU work{of}."
-    return _busy_range(known) + (f" Profiles with a caution are left out: {fmt.count(apart)}." if apart else "")
+        qualifier = " that stands for the program" if left_out else ""
+        return f"None of these profiles holds GPU work{qualifier}."
+    return _busy_range(known) + (f" Profiles with a caution are left out: {fmt.count(left_out)}." if left_out else "")
 
 
-def _busy_range(known: Sequence[tuple[float, str]]) -> str:
-    (least, first), (most, last) = known[0], known[-1]
-    if len(known) == 1:
-        return f"Only {first} holds GPU work: its GPU was busy for {fmt.share(least)} of the window."
-    return f"The GPU was busy for {fmt.share(least)} ({first}) to {fmt.share(most)} ({last}) of the analysed windows."
+def _busy_range(by_share: Sequence[tuple[float, str]]) -> str:
+    (lowest, first), (highest, last) = by_share[0], by_share[-1]
+    if len(by_share) == 1:
+        return f"Only {first} holds GPU work: its GPU was busy for {fmt.share(lowest)} of the window."
+    return (
+        f"The GPU was busy for {fmt.share(lowest)} ({first}) to {fmt.share(highest)} ({last}) of the analysed windows."
+    )

@@ -1,4 +1,4 @@
-"""Sections of the main document on what the host asked of the GPU, and for which operators of the program it did."""
+"""Sections of the main report on the host: launches, copies, CUDA calls, streams, graphs, memory, and operators."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ from warplens.report.questions.host import LAUNCH_TIMES, launches_coverage
 from warplens.report.questions.memory import MEMORY_USE, OWNER, memory_facts, with_owners
 from warplens.report.questions.operators import coverage_sentences, overhead_sentence, what_to_record
 
-#: Nothing that a launch does is shorter; a kernel that begins before its call returns has no queue delay at all.
+#: Begin of the first bin. No part of a launch is shorter, but the queue delay is negative if the kernel starts first.
 _SHORTEST_NS: Final = 100
 
-#: Lines in one chart of memory; more cannot be told apart.
+#: Lines in one chart of memory; more are hard to distinguish.
 _MOST_LINES: Final = 6
 
-#: GPUs whose allocator is drawn; the memory of data-parallel processes is much the same.
+#: GPUs whose allocator is drawn; data-parallel processes use about the same memory.
 _MOST_DEVICES: Final = 4
 
 
 def launches(numbers: Numbers) -> Iterator[Block]:
-    """What launching cost the host, and how long kernels then waited."""
+    """Launches: cost on the host, and time of kernels in the queue."""
     summary = numbers.launch_summary
     if numbers.launches.is_empty():
         yield quiet("No kernel was launched in this window.")
         return
     yield KeyFigures(tuple(_launch_figures(numbers)))
     yield from (
-        quiet(f"{fmt.sentence(told)} Times of calls and queues are of those.") for told in launches_coverage(summary)
+        quiet(f"{fmt.sentence(sentence)} Times of calls and queues are of those.")
+        for sentence in launches_coverage(summary)
     )
     if summary.matched:
         yield _launch_durations(numbers)
@@ -97,7 +98,7 @@ def _launch_durations(numbers: Numbers) -> Figure:
 
 
 def copies(numbers: Numbers) -> Iterator[Block]:
-    """Memory copies and fills, and how much of them kernels hid."""
+    """Memory copies and fills, and their overlap with kernels."""
     if numbers.copies.is_empty():
         yield nothing(numbers, "No copy or fill began in this window.", "copies", "memsets")
         return
@@ -115,7 +116,7 @@ def copies(numbers: Numbers) -> Iterator[Block]:
             charts.bandwidth_chart(cells),
             f"{fmt.count(int(cells['count'].sum()))} copies in {cells['direction'].n_unique()} directions.",
         )
-    what = pl.when(pl.col("kind") == "memset").then(pl.lit("memory fill")).otherwise(pl.col("direction"))
+    kind = pl.when(pl.col("kind") == "memset").then(pl.lit("memory fill")).otherwise(pl.col("direction"))
     columns = pick(
         COPIES,
         column("what"),
@@ -123,11 +124,11 @@ def copies(numbers: Numbers) -> Iterator[Block]:
         "max_ns",
         mean_bytes="Mean size",
     )
-    yield Table("copies-table", "Copies and fills", columns, numbers.copies.with_columns(what.alias("what")))
+    yield Table("copies-table", "Copies and fills", columns, numbers.copies.with_columns(kind.alias("what")))
 
 
 def api(numbers: Numbers) -> Iterator[Block]:
-    """CUDA API calls on the host, and those among them that held it until the GPU was done."""
+    """CUDA API calls on the host, and those that blocked it until the GPU was done."""
     if numbers.api.is_empty():
         yield nothing(numbers, "No CUDA API call began in this window.", "api_calls")
         return
@@ -142,7 +143,7 @@ def api(numbers: Numbers) -> Iterator[Block]:
 
 
 def streams(numbers: Numbers) -> Iterator[Block]:
-    """What each stream did, and how many kernels ran at once."""
+    """Work of each stream, and the number of concurrent kernels."""
     if numbers.streams.is_empty():
         yield quiet("No GPU did any work in this window.")
         return
@@ -155,7 +156,7 @@ def streams(numbers: Numbers) -> Iterator[Block]:
 
 
 def graphs(numbers: Numbers) -> Iterator[Block]:
-    """CUDA graphs: which were launched, and how much of the GPU's work they hide."""
+    """CUDA graphs that were launched, and the GPU time whose kernels they hide."""
     summary = numbers.graph_summary
     if numbers.graphs.is_empty():
         yield quiet("No CUDA graph ran in this window.")
@@ -178,17 +179,17 @@ _MEMORY_TITLE: Final = column("title", title="Memory")
 
 
 def memory(numbers: Numbers) -> Iterator[Block]:
-    """Memory in use over time, where allocations were recorded."""
-    homes = numbers.memory
+    """Memory in use over time, if allocations were recorded."""
+    uses = numbers.memory
     levels = memory_timeline(numbers.timeline, numbers.window)
-    if homes is None or levels is None:
+    if uses is None or levels is None:
         yield quiet("Not recorded in this profile.")
         return
-    if not homes:
+    if not uses:
         yield quiet("No allocation or release was recorded.")
         return
     if not levels.is_empty():
-        titles = {(home.process, home.device, home.memory): _home_title(home) for home in homes[:_MOST_LINES]}
+        titles = {(use.process, use.device, use.memory): _use_title(use) for use in uses[:_MOST_LINES]}
         keys = levels.select("process", "device", "memory").rows()
         drawn = levels.select(
             pl.Series("memory", [titles.get(key) for key in keys], dtype=pl.String),
@@ -199,33 +200,35 @@ def memory(numbers: Numbers) -> Iterator[Block]:
             "memory-chart",
             "Allocated memory over the window",
             charts.memory_chart(charts.thinned_levels(drawn.sort("memory", "time_ns", maintain_order=True))),
-            f"Peak of {_home_title(homes[0])}: {fmt.data_size(homes[0].peak_bytes)}.",
+            f"Peak of {_use_title(uses[0])}: {fmt.data_size(uses[0].peak_bytes)}.",
         )
     shown = "peak_bytes begin_bytes end_bytes allocations releases unseen_bytes"
     columns = pick(MEMORY_USE, _MEMORY_TITLE, shown, begin_bytes="At the start", end_bytes="At the end")
-    rows = pl.DataFrame([{**vars(home), "title": _home_title(home)} for home in homes])
+    rows = pl.DataFrame([{**vars(use), "title": _use_title(use)} for use in uses])
     yield Table("memory-table", "Allocated memory", columns, rows)
 
 
-def _home_title(home: MemoryUse) -> str:
-    where = "" if home.device is None else f" of GPU {home.device}"
-    return f"{home.memory or 'memory'}{where}, process {home.process}"
+def _use_title(use: MemoryUse) -> str:
+    of_gpu = "" if use.device is None else f" of GPU {use.device}"
+    return f"{use.memory or 'memory'}{of_gpu}, process {use.process}"
 
 
 def allocator(numbers: Numbers) -> Iterator[Block]:
-    """The framework's allocator: memory over time, and what was alive at its peak; nothing where none was recorded."""
-    window, found = numbers.window, numbers.allocations
-    uses = [use for use in found.use if use.device is not None] if found is not None else []
-    if found is None or not uses:
+    """The framework's allocator: memory over time, and blocks alive at the peak; nothing if it was not recorded."""
+    window, recorded = numbers.window, numbers.allocations
+    if recorded is None:
+        return
+    uses = [use for use in recorded.use if use.device is not None]
+    if not uses:
         return
     yield Paragraph(_allocator_sentence(uses[0]))
     for use in uses[:_MOST_DEVICES]:
-        yield from _device_memory(numbers, use, found)
+        yield from _device_memory(numbers, use, recorded)
     rows = pl.DataFrame(
         [
             {
                 **vars(use),
-                "title": _title(use),
+                "title": _device_title(use),
                 "idle_bytes": use.idle_bytes,
                 "peak_time_ns": use.peak_ns - window.start_ns,
             }
@@ -242,18 +245,18 @@ def allocator(numbers: Numbers) -> Iterator[Block]:
         end_bytes="At the end",
     )
     yield Table("allocator-table", "Memory of the framework's allocator", columns, rows, limit=None)
-    steps = found.steps.drop_nulls("device")
+    steps = recorded.steps.drop_nulls("device")
     if steps.height:
         shown = "step peak_bytes allocations releases allocated_bytes released_bytes"
         columns = pick(ALLOCATIONS_BY_STEP, shown, allocated_bytes="Allocated")
         yield Table("allocator-steps", "Allocations of each step", columns, steps)
 
 
-def _device_memory(numbers: Numbers, use: AllocatorUse, found: Allocations) -> Iterator[Block]:
-    here = (pl.col("process") == use.process) & (pl.col("device") == use.device)
-    place = f"{use.process}-{use.device}"
+def _device_memory(numbers: Numbers, use: AllocatorUse, recorded: Allocations) -> Iterator[Block]:
+    of_device = (pl.col("process") == use.process) & (pl.col("device") == use.device)
+    id_ = f"{use.process}-{use.device}"
     since = (pl.col("time_ns") - numbers.window.start_ns).alias("time_ns")
-    events = found.timeline.filter(here)
+    events = recorded.timeline.filter(of_device)
     drawn = pl.concat(
         events.select(pl.lit(title).alias("memory"), since, pl.col(column).alias("level_bytes")).drop_nulls()
         for title, column in (("in use", "allocated_bytes"), ("held", "reserved_bytes"))
@@ -263,33 +266,33 @@ def _device_memory(numbers: Numbers, use: AllocatorUse, found: Allocations) -> I
     )
     if not drawn.is_empty():
         lines = charts.memory_chart(charts.thinned_levels(drawn))
-        yield Figure(f"allocator-chart-{place}", f"Memory of {_title(use)} over the window", lines, peak)
+        yield Figure(f"allocator-chart-{id_}", f"Memory of {_device_title(use)} over the window", lines, peak)
     columns = pick(ALIVE, OWNER.but(title="Allocated by"), "forward phase bytes share blocks", share="Of the peak")
-    owners = with_owners(found.alive_at_peak.filter(here))
-    yield Table(f"alive-table-{place}", f"In use at the peak of {_title(use)}", columns, owners)
+    owners = with_owners(recorded.alive_at_peak.filter(of_device))
+    yield Table(f"alive-table-{id_}", f"In use at the peak of {_device_title(use)}", columns, owners)
 
 
 def _allocator_sentence(use: AllocatorUse) -> str:
     held = "" if use.reserved_bytes is None else f", of {fmt.data_size(use.reserved_bytes)} that the allocator held"
-    text = f"{_title(use)} had {fmt.data_size(use.peak_bytes)} in use at its peak{held}."
+    text = f"{_device_title(use)} had {fmt.data_size(use.peak_bytes)} in use at its peak{held}."
     return " ".join([text, *(fmt.sentence(fact) for fact in memory_facts(use))])
 
 
-def _title(use: AllocatorUse) -> str:
+def _device_title(use: AllocatorUse) -> str:
     return f"GPU {use.device}, process {use.process}"
 
 
-#: Of an operator or a part of the program, after its name.
+#: Columns of an operator or a part of the program, after its name.
 _SHOWN: Final = "share total_ns gpu_ns backward_ns calls host_ns"
 _TITLES: Final = {"total_ns": "GPU in all", "gpu_ns": "Launched"}
 
 
 def operators(numbers: Numbers) -> Iterator[Block]:
-    """Where in the program the GPU time comes from; nothing for profiles without operators."""
-    found = numbers.operators
-    if found is None:
+    """GPU and host time of operators; nothing for profiles without operators."""
+    operator_numbers = numbers.operators
+    if operator_numbers is None:
         return
-    if (overhead := found.overhead) is not None:
+    if (overhead := operator_numbers.overhead) is not None:
         uncovered = "time of the window in which the GPU did nothing"
         yield KeyFigures(
             (
@@ -304,37 +307,40 @@ def operators(numbers: Numbers) -> Iterator[Block]:
             )
         )
         yield Paragraph(f"On the host, {overhead_sentence(overhead)}.")
-    sentences = [*coverage_sentences(found.coverage, places=True), what_to_record(numbers.timeline, "module")]
-    if told := " ".join(f"{sentence}." for sentence in sentences if sentence is not None):
-        yield quiet(told)
+    sentences = [
+        *coverage_sentences(operator_numbers.coverage, places=True),
+        what_to_record(numbers.timeline, "module"),
+    ]
+    if text := " ".join(f"{sentence}." for sentence in sentences if sentence is not None):
+        yield quiet(text)
     columns = pick(OPERATORS, "name", _SHOWN, "api_ns host_self_ns", name="Operator", **_TITLES)
-    yield Table("operators-table", "Operators by name", columns, found.names)
+    yield Table("operators-table", "Operators by name", columns, operator_numbers.names)
 
 
 def modules(numbers: Numbers) -> Iterator[Block]:
-    """The parts of the program, as a tree, with the GPU time of what they launched."""
-    found = numbers.operators
-    if found is None or not found.modules.height:
+    """The parts of the program, as a tree, with the GPU time of the work they launched."""
+    operator_numbers = numbers.operators
+    if operator_numbers is None or not operator_numbers.modules.height:
         return
-    yield _ranking(found)
+    yield _ranking(operator_numbers)
     columns = pick(OPERATORS, "name level", _SHOWN, name="Part", **_TITLES)
-    yield Table("modules-table", "Parts of the program", columns, found.modules, depth="depth")
+    yield Table("modules-table", "Parts of the program", columns, operator_numbers.modules, depth="depth")
 
 
 def code(numbers: Numbers) -> Iterator[Block]:
-    """Where in the program the CUDA calls come from that somebody may want to find."""
+    """CUDA calls by place in the program."""
     if numbers.code.is_empty():
         return
     kept = [column.name for column in CODE.columns if numbers.code[column.name].null_count() < numbers.code.height]
     yield Table("code-table", "CUDA calls by place in the program", pick(CODE, " ".join(kept)), numbers.code)
 
 
-def _ranking(found: OperatorNumbers) -> Figure:
-    """The parts by what they launched directly, so that no bar is part of another."""
-    own = pl.col("gpu_self_ns") + pl.col("backward_self_ns")
+def _ranking(operator_numbers: OperatorNumbers) -> Figure:
+    """The parts of the program by the GPU time that they launched directly, so that bars do not overlap."""
+    own_time = pl.col("gpu_self_ns") + pl.col("backward_self_ns")
     ranked = (
-        found.modules.group_by("name", maintain_order=True)
-        .agg(own.sum().alias("value"), pl.col("backward_self_ns").sum())
+        operator_numbers.modules.group_by("name", maintain_order=True)
+        .agg(own_time.sum().alias("value"), pl.col("backward_self_ns").sum())
         .filter(pl.col("value") > 0)
         .sort("value", "name", descending=[True, False])
         .head(RANKED)
@@ -344,7 +350,7 @@ def _ranking(found: OperatorNumbers) -> Figure:
         "name",
         pl.col("name").alias("full_name"),
         "value",
-        (pl.col("value") / max(1, found.coverage.total_ns)).alias("share"),
+        (pl.col("value") / max(1, operator_numbers.coverage.total_ns)).alias("share"),
         pl.lit("other").alias("fill"),
         pl.Series("detail", details, dtype=pl.String),
     )
@@ -357,7 +363,7 @@ def _ranking(found: OperatorNumbers) -> Figure:
 
 
 def work(numbers: Numbers) -> Iterator[Block]:
-    """FLOPs, bytes and rates of operators, and what has no model; nothing where no operator has one."""
+    """FLOPs, bytes and rates of operators, and work without a model; nothing if no operator has a model."""
     modelled = numbers.work
     if modelled is None or modelled.operators.is_empty() or modelled.coverage_share is None:
         return
@@ -368,13 +374,13 @@ def work(numbers: Numbers) -> Iterator[Block]:
         f"{fmt.share(modelled.coverage_share)} of {fmt.duration(modelled.total_ns)} of GPU time belongs to "
         f"operators with modelled work.{roofs}"
     )
-    count, duration = len(numbers.window.steps), numbers.window.duration_ns
+    steps, duration = len(numbers.window.steps), numbers.window.duration_ns
     rate = modelled.flops * 1e9 / modelled.modelled_ns if modelled.modelled_ns else None
     over_window = modelled.flops * 1e9 / duration if duration else None
     yield KeyFigures(
         (
             KeyFigure("Modelled work", modelled.flops, "flop_count", "in the window"),
-            *((KeyFigure("Per step", modelled.flops / count, "flop_count", f"mean of {count}"),) if count else ()),
+            *((KeyFigure("Per step", modelled.flops / steps, "flop_count", f"mean of {steps}"),) if steps else ()),
             KeyFigure("Rate of the operators", rate, "flops", "over their GPU time"),
             KeyFigure("Rate over all", over_window, "flops", "over the window, idle time included"),
         )

@@ -1,7 +1,8 @@
-"""Every analysis of one profile and window, run once; the answer in two sentences, and the data of `report.json`."""
+"""Runs every analysis of one profile and window once; the answer in two sentences, and the data of `report.json`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -67,21 +68,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OperatorNumbers:
-    """What a profile with a framework's operators tells besides: `operators_by` name, and by part of the program."""
+    """Results for profiles with operators of a framework."""
 
-    names: pl.DataFrame
-    modules: pl.DataFrame
+    names: pl.DataFrame  #: `operators_by` name
+    modules: pl.DataFrame  #: `operators_by` module
     coverage: OperatorCoverage
     overhead: FrameworkOverhead | None
 
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """The results of all analyses; each attribute is what the analysis of that name returns.
+    """The results of all analyses; each attribute is the result of the analysis of that name.
 
-    `steps` holds all steps of the profile, with a column `in_window` that says which of them count; `joined` the
-    reports of counters of the same program that were given beside it; `diagnosis` is the verdict over all of it.
-    `beside` says how many profiles share the page, which then has room for fewer marks of each one's timeline.
+    `steps` has all steps of the profile, with a column `in_window`; `joined` the counter reports on the same program.
+    `beside` is the number of profiles on the page, which share its number of timeline marks.
     """
 
     timeline: Timeline
@@ -121,16 +121,16 @@ class Numbers:
 
     @property
     def capture(self) -> Capture:
-        """Where the profile came from."""
+        """Source and recorder of the profile."""
         return self.timeline.trace.capture
 
     @property
     def window_steps(self) -> pl.DataFrame:
-        """The steps that count."""
+        """The steps in the window."""
         return self.steps.filter("in_window")
 
     def recorded(self, *tables: str) -> bool:
-        """Whether the profile holds any of these tables at all, be they empty or not."""
+        """Whether any of these tables was recorded, even if it is empty."""
         return any(table in self.capture.recorded for table in tables)
 
 
@@ -145,17 +145,17 @@ def examine(
 
     Args:
         timeline: the profile.
-        window: the part of it that is analysed.
+        window: the part of it to analyse.
         counters: a report of Nsight Compute on the same program, for the diagnosis.
-        diagnosis: that of the window, where it is known already.
+        diagnosis: the diagnosis of the window, if it is computed already.
     """
-    with ThreadPoolExecutor(max_workers=1) as aside:
-        # The verdict takes longer than all else: what it waits for comes first, and tables are made beside it.
+    with ThreadPoolExecutor(max_workers=1) as background:
+        # The diagnosis takes longest, so it and its prerequisites run in the background while tables are made.
         # `Timeline.work`, which all analyses share, was computed to find the window, and is only read from here on.
-        budgets = aside.submit(time_budgets, timeline, window)
+        budgets = background.submit(time_budgets, timeline, window)
         notes = quality_notes(timeline, window)
-        headroom = aside.submit(lambda: headrooms(timeline, window, budgets=budgets.result()))
-        verdict = aside.submit(
+        headroom = background.submit(lambda: headrooms(timeline, window, budgets=budgets.result()))
+        verdict = background.submit(
             lambda: (
                 diagnosis
                 or diagnose(
@@ -168,7 +168,7 @@ def examine(
             timeline=timeline,
             window=window,
             notes=notes,
-            # While little else is held: what these leave behind is there for the rest.
+            # First, while memory use is low: the others reuse the caches that these fill.
             launch_summary=launch_summary(timeline, window),
             launches=launch_statistics(timeline, window, ("name", "full_name", "api")),
             streams=stream_statistics(timeline, window),
@@ -204,7 +204,7 @@ def examine(
 def _checklist(
     timeline: Timeline, window: Window, verdict: Future[Diagnosis], counters: KernelCounters | None
 ) -> pl.DataFrame:
-    """The checklist; what it asks of streams is found while the verdict is on its way."""
+    """The checklist. The stream analysis that it needs is run (and cached) while the diagnosis is in progress."""
     stream_turns(timeline, window)
     return checklist_frame(timeline, window, verdict.result(), counters)
 
@@ -221,41 +221,41 @@ def _operators(timeline: Timeline, window: Window) -> OperatorNumbers | None:
 
 
 def _kernel_tables(timeline: Timeline, window: Window) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Kernels by full name, category and precision, from one selection, which is large and gone on return."""
+    """Kernels by full name, category and precision, from one selection, which is large and freed on return."""
     kernels = timeline.kernels_in(window, launches=False)
     return statistics_of(kernels, "full_name"), statistics_of(kernels, "category"), statistics_of(kernels, "precision")
 
 
 def _all_steps(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """Every step found in the profile, those outside of the window included."""
-    counted = {step.index for step in window.steps}
-    everything = replace(window, kind="all", steps=timeline.steps.steps)
-    return step_statistics(timeline, everything).with_columns(pl.col("step").is_in(counted).alias("in_window"))
+    """All steps of the profile, with `in_window`."""
+    in_window = {step.index for step in window.steps}
+    all_steps = replace(window, kind="all", steps=timeline.steps.steps)
+    return step_statistics(timeline, all_steps).with_columns(pl.col("step").is_in(in_window).alias("in_window"))
 
 
-# --- The answer: what share of the time the GPU worked, at what, and what it waited for ------------------------------
+# --- The answer: busy share of the GPU, largest part of the busy time, main cause of idle time -----------------------
 #
-# The sentences say what was measured. An idle cause is a description of what the host was doing meanwhile; why it did
-# so is for a diagnosis. A profile that lacks what the sentences rest on gets one that says so instead.
+# The sentences state measurements. An idle cause says what the host did meanwhile; the diagnosis says why. If the
+# profile lacks the data, the answer says so instead.
 
 
 #: All copies and memory fills, as one part.
 COPIES: Final = "copies and fills"
 
-#: Idle below this share of the window is not worth a cause in the headline.
+#: Idle time below this share of the window is reported without a cause.
 _HARDLY_IDLE: Final = 0.02
 
-#: From here on a part is most of the whole.
+#: A part above this share is "most" of the busy time.
 _MOST: Final = 0.5
 
-#: Parts of the busy time that are not kernel categories, after "most of it (97 %)".
+#: Phrases for parts of the busy time that are not kernel categories, to follow "most of it (97 %)".
 _IN: Final = {
     "hidden inside CUDA graphs": "inside CUDA graphs that were traced as a whole",
     COPIES: "in copies and fills of memory",
     "other": "in kernels whose names do not tell what they do",
 }
 
-#: What the GPU's idle time is said to be, after its share.
+#: Predicates for the GPU's idle time by main cause, to follow its share.
 _WHILE: Final = {
     "launch": "passed while the host was still launching the next work",
     "graph-launch": "passed while the host was still launching the next CUDA graph",
@@ -283,7 +283,7 @@ def answer(numbers: Numbers) -> str:
 
 
 def _busy(numbers: Numbers) -> str:
-    """The first sentence: how long a step takes, for how much of the time the GPU was busy, and mostly with what."""
+    """The first sentence: step time, busy share of the GPUs, and the largest part of the busy time."""
     budgets = numbers.budgets
     shares = [budget.busy_ns / budget.duration_ns if budget.duration_ns else 0.0 for budget in budgets]
     least, most = fmt.share(min(shares)), fmt.share(max(shares))
@@ -296,7 +296,7 @@ def _busy(numbers: Numbers) -> str:
 
 
 def _step(numbers: Numbers) -> str | None:
-    """How long a step takes; None where the window does not consist of steps."""
+    """A clause with the step time; None if the window does not mostly consist of steps."""
     steps = numbers.window_steps
     wall_ns = steps["wall_ns"].to_list()
     if numbers.window.range_name is not None or 2 * sum(wall_ns) <= numbers.window.duration_ns:
@@ -313,15 +313,15 @@ def _span(numbers: Numbers) -> str:
 
 
 def largest_part(budgets: Sequence[TimeBudget]) -> tuple[str, float] | None:
-    """The part that most of the GPUs' busy time went to, and its share of that; None where nothing ran.
+    """The largest part of the GPUs' busy time, and its share of it; None if nothing ran.
 
-    The part is a kernel category, `hidden inside CUDA graphs`, or `copies and fills`, which compete as one.
+    The part is a kernel category, `hidden inside CUDA graphs`, or `copies and fills`, which count as one part.
     """
     if not budgets:
         return None
     parts = pl.concat([budget.parts for budget in budgets]).filter(pl.col("group") != "idle")
-    what = pl.when(pl.col("group") == "copy").then(pl.lit(COPIES)).otherwise(pl.col("part"))
-    by_part = parts.group_by(what.alias("what")).agg(pl.col("time_ns").sum()).sort("time_ns", "what", descending=True)
+    name = pl.when(pl.col("group") == "copy").then(pl.lit(COPIES)).otherwise(pl.col("part"))
+    by_part = parts.group_by(name.alias("name")).agg(pl.col("time_ns").sum()).sort("time_ns", "name", descending=True)
     if by_part.is_empty():
         return None
     part, time_ns = by_part.row(0)
@@ -338,18 +338,17 @@ def _mostly(budgets: Sequence[TimeBudget]) -> str:
 
 
 def _idle(budgets: Sequence[TimeBudget]) -> str:
-    """The second sentence: for how much of the time it was idle, and what the host was doing for most of that."""
+    """The second sentence: idle share of the GPUs, and its main cause."""
     duration = sum(budget.duration_ns for budget in budgets)
     idle = sum(budget.idle_ns for budget in budgets)
     share = idle / duration if duration else 0.0
     if share < _HARDLY_IDLE:
         how_long = fmt.share(share).replace("<", "less than ")
         return f"{'It was' if len(budgets) == 1 else 'They were'} idle for {how_long}."
-    causes: dict[str, int] = {}
+    causes: Counter[str] = Counter()
     for budget in budgets:
-        for cause, time_ns in budget.gaps.totals.items():
-            causes[cause] = causes.get(cause, 0) + time_ns
-    cause, time_ns = max(causes.items(), key=lambda item: item[1])
+        causes.update(budget.gaps.totals)
+    [(cause, time_ns)] = causes.most_common(1)
     return f"Of the {fmt.share(share)} idle, {fmt.share(time_ns / idle)} {_WHILE[cause]}."
 
 
@@ -357,9 +356,9 @@ def _idle(budgets: Sequence[TimeBudget]) -> str:
 
 
 def overview_data(numbers: Numbers) -> dict[str, Any]:
-    """Everything that the report on one profile states, every table in full, with exact numbers.
+    """All numbers of the report on one profile, exact and with complete tables.
 
-    Tables are objects with `rows`; times are nanoseconds, sizes bytes, shares 0–1. Null is what was not recorded.
+    Tables are objects with `rows`; times are nanoseconds, sizes bytes, shares 0–1. Values not recorded are null.
     """
     capture, operators, work, allocated = numbers.capture, numbers.operators, numbers.work, numbers.allocations
     return {
@@ -377,11 +376,11 @@ def overview_data(numbers: Numbers) -> dict[str, Any]:
         "budget": {
             "devices": [
                 {
-                    **budget_data(found),
-                    "groups": group_times(found),
-                    "rows": found.parts.with_columns(pl.col("group").cast(pl.String)),
+                    **budget_data(budget),
+                    "groups": group_times(budget),
+                    "rows": budget.parts.with_columns(pl.col("group").cast(pl.String)),
                 }
-                for found in numbers.budgets
+                for budget in numbers.budgets
             ]
         },
         "headroom": headroom_data(numbers.headroom),

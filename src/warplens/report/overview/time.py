@@ -1,4 +1,4 @@
-"""Sections of the main document about the GPU's time and work: budget, steps, phases, kernels, categories, ranges."""
+"""Sections of the main report on the GPU's time and work: budget, steps, phases, kernels, categories, ranges."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from warplens.report.questions.time import group_times, titled_parts
 from warplens.report.text import category_title, phase_title
 from warplens.report.theme import category_fill
 
-#: Parts of a budget below this share of the window are drawn as one; the table keeps them apart.
+#: Parts of a budget below this share of the window are merged in the chart; the table lists all.
 _SMALL_PART: Final = 0.005
 
-#: More GPUs than this are listed, but not drawn one by one.
+#: GPUs with a chart of their own; further ones have only a table.
 _MOST_DRAWN_DEVICES: Final = 4
 
-#: More step boundaries than this would hide the timeline behind them.
+#: With more steps than this, step boundaries are not drawn, since they would hide the timeline.
 _MOST_STEP_LINES: Final = 60
 
-#: Bars of a ranking; the table below it has the rest.
+#: Bars of a ranking; the table below it has all rows.
 RANKED: Final = 10
 
-#: Durations of calls, as tables list them after what the calls are.
+#: Columns of durations in tables of calls.
 DURATIONS: Final = "share total_ns calls mean_ns median_ns min_ns max_ns stdev_ns"
 
 PER_STEP: Final = Column("per_step_ns", pl.Float64, "divided by the number of steps in the window")
 
 
 def nothing(numbers: Numbers, otherwise: str, *tables: str) -> Paragraph:
-    """Why a section is empty: the profile holds none of these tables, or `otherwise`."""
+    """Why a section is empty: none of these tables was recorded, or else the given sentence."""
     return quiet(otherwise if numbers.recorded(*tables) else "Not recorded in this profile.")
 
 
 def largest_three(ranked: pl.DataFrame) -> str:
-    """The first rows of a ranking, for those who cannot see it."""
+    """The first three rows of a ranking, for its alternative text."""
     return "; ".join(f"{name} {fmt.share(part)}" for name, part in ranked.select("name", "share").head(3).iter_rows())
 
 
 def takes_time(ranked: pl.DataFrame) -> bool:
-    """Whether anything in a ranking took time; where nothing did, there are no shares, and no bars to draw."""
+    """Whether anything in a ranking took time; otherwise there are no shares, and no bars to draw."""
     return bool(ranked["value"].sum())
 
 
 def budget(numbers: Numbers) -> Iterator[Block | Section]:
-    """Where the time went, in parts that sum to the window; a chart and a table for each GPU."""
+    """The time budget of each GPU, in parts that sum to the window, as a chart and a table."""
     if not numbers.budgets:
         yield quiet("No GPU did any work in this window.")
         return
@@ -67,43 +67,43 @@ def budget(numbers: Numbers) -> Iterator[Block | Section]:
         "Concurrent kernels share an instant by who began first; copies and communication count only where no "
         "other work hides them."
     )
-    for position, found in enumerate(numbers.budgets):
-        blocks = _device_budget(numbers, found, drawn=position < _MOST_DRAWN_DEVICES)
+    for position, gpu in enumerate(numbers.budgets):
+        blocks = _device_budget(numbers, gpu, drawn=position < _MOST_DRAWN_DEVICES)
         if position:
-            yield Section(f"budget-{found.device}", f"GPU {found.device}", tuple(blocks), folded=True)
+            yield Section(f"budget-{gpu.device}", f"GPU {gpu.device}", tuple(blocks), folded=True)
         else:
             yield from blocks
 
 
-def _device_budget(numbers: Numbers, found: TimeBudget, *, drawn: bool) -> Iterator[Block]:
-    name, whole = f"GPU {found.device}", fmt.duration(found.duration_ns)
-    parts = titled_parts(found)
+def _device_budget(numbers: Numbers, budget: TimeBudget, *, drawn: bool) -> Iterator[Block]:
+    name, duration = f"GPU {budget.device}", fmt.duration(budget.duration_ns)
+    parts = titled_parts(budget)
     if drawn:
         largest = parts.sort("time_ns", descending=True).head(3).select("title", "share").iter_rows()
         yield Figure(
-            f"budget-chart-{found.device}",
-            f"{name}: where {whole} went",
+            f"budget-chart-{budget.device}",
+            f"{name}: where {duration} went",
             charts.budget_chart(merged_small_parts(parts, _SMALL_PART)),
-            f"{name} was busy for {fmt.duration(found.busy_ns)} of {whole}. Largest parts: "
+            f"{name} was busy for {fmt.duration(budget.busy_ns)} of {duration}. Largest parts: "
             f"{', '.join(f'{title} {fmt.share(share)}' for title, share in largest)}.",
         )
     steps = len(numbers.window.steps)
     rows = parts.with_columns(per_step_ns=pl.col("time_ns") / steps) if steps else parts
     per_step = (PER_STEP,) if steps else ()
     columns = pick(BUDGET, column("title"), "group share time_ns", *per_step, column("meaning"))
-    yield Table(f"budget-table-{found.device}", f"{name}: parts of {whole}", columns, rows, limit=None)
-    if found.attributed_share is not None:
-        yield quiet(f"The cause is known for {fmt.share(found.attributed_share)} of the idle time of {name}.")
+    yield Table(f"budget-table-{budget.device}", f"{name}: parts of {duration}", columns, rows, limit=None)
+    if budget.attributed_share is not None:
+        yield quiet(f"The cause is known for {fmt.share(budget.attributed_share)} of the idle time of {name}.")
 
 
 def devices(numbers: Numbers) -> Iterator[Block]:
-    """Each GPU by itself, where there are several: what it was busy with, and how far apart they are."""
+    """The time of each GPU by group of parts, if there are several GPUs."""
     if len(numbers.budgets) < 2:
         return
     rows = []
-    for found in numbers.budgets:
-        busy = found.busy_ns / (found.duration_ns or 1)
-        rows.append({"device": f"GPU {found.device}", "busy_share": busy, **group_times(found)})
+    for budget in numbers.budgets:
+        busy = budget.busy_ns / (budget.duration_ns or 1)
+        rows.append({"device": f"GPU {budget.device}", "busy_share": busy, **group_times(budget)})
     frame = pl.DataFrame(rows, infer_schema_length=None).fill_null(0)
     names = [name for name in frame.columns if name not in ("device", "busy_share")]
     columns = (
@@ -116,24 +116,24 @@ def devices(numbers: Numbers) -> Iterator[Block]:
 
 
 def steps(numbers: Numbers) -> Iterator[Block]:
-    """Each step's wall and busy time, and when the GPU was busy."""
-    window, found, counted = numbers.window, numbers.steps, numbers.window_steps
+    """Wall and busy time of each step, and the busy share of the GPUs over the window."""
+    window, all_steps, window_steps = numbers.window, numbers.steps, numbers.window_steps
     name = window.range_name
-    inside = "" if name is None else f", only work launched inside “{fmt.printable(name)}”"
-    yield Paragraph(f"Analysed: {fmt.duration(window.duration_ns)}, {window.how}{inside}.")
-    if found.height:
-        marks = found.select(pl.col("step").alias("index"), "wall_ns", "busy_ns", "in_window")
-        pale = "" if counted.height == found.height else "; pale ones do not count"
+    of_range = "" if name is None else f", only work launched inside “{fmt.printable(name)}”"
+    yield Paragraph(f"Analysed: {fmt.duration(window.duration_ns)}, {window.how}{of_range}.")
+    if all_steps.height:
+        marks = all_steps.select(pl.col("step").alias("index"), "wall_ns", "busy_ns", "in_window")
+        pale_note = "" if window_steps.height == all_steps.height else "; pale ones do not count"
         yield Figure(
             "steps-chart",
-            f"Wall and GPU time of each step{pale}",
+            f"Wall and GPU time of each step{pale_note}",
             charts.steps_chart(charts.merged_steps(marks)),
-            f"{found.height} steps. {_step_spread(counted if counted.height else found)}",
+            f"{all_steps.height} steps. {_step_spread(window_steps if window_steps.height else all_steps)}",
         )
     if numbers.budgets:
         yield _timeline(numbers)
-    if found.height:
-        rows = found.with_columns(pl.col("in_window").replace_strict({True: "yes", False: "no"}))
+    if all_steps.height:
+        rows = all_steps.with_columns(pl.col("in_window").replace_strict({True: "yes", False: "no"}))
         counts = column(
             "in_window", dtype=pl.String, help="whether the step is in the analysed window", title="Counted"
         )
@@ -141,8 +141,8 @@ def steps(numbers: Numbers) -> Iterator[Block]:
         yield Table("steps-table", "Steps", pick(STEPS, shown, counts, busy_share="Busy"), rows, limit=10)
 
 
-def _step_spread(found: pl.DataFrame) -> str:
-    wall: Any = found["wall_ns"]
+def _step_spread(steps: pl.DataFrame) -> str:
+    wall: Any = steps["wall_ns"]
     median, least, most = (fmt.duration(time) for time in (wall.median(), wall.min(), wall.max()))
     return f"Median {median}, from {least} to {most}."
 
@@ -152,10 +152,10 @@ def _timeline(numbers: Numbers) -> Figure:
     span = (window.start_ns, window.end_ns)
     bins = charts.timeline_bins(len(numbers.budgets))
     lanes, shares = [], []
-    for found in numbers.budgets:
-        running, name = clip(numbers.timeline.busy(found.device), *span), f"GPU {found.device}"
+    for budget in numbers.budgets:
+        running, name = clip(numbers.timeline.busy(budget.device), *span), f"GPU {budget.device}"
         lanes.append(charts.busy_bins(running.starts, running.ends, span, name, bins))
-        shares.append(f"{name} {fmt.share(found.busy_ns / found.duration_ns if found.duration_ns else 0.0)}")
+        shares.append(f"{name} {fmt.share(budget.busy_ns / budget.duration_ns if budget.duration_ns else 0.0)}")
     begins = [step.start_ns - window.start_ns for step in window.steps]
     drawn = begins if len(begins) <= _MOST_STEP_LINES else []
     return Figure(
@@ -167,14 +167,14 @@ def _timeline(numbers: Numbers) -> Figure:
 
 
 def phases(numbers: Numbers) -> Iterator[Block]:
-    """Forward, backward and optimizer, from the names of ranges."""
-    found, count = numbers.phases, len(numbers.window.steps)
-    if not set(found["phase"]) - {"none"}:
+    """GPU time of forward, backward and optimizer, from the names of ranges."""
+    phase_times, steps = numbers.phases, len(numbers.window.steps)
+    if not set(phase_times["phase"]) - {"none"}:
         yield nothing(numbers, "No range is named after forward, backward or optimizer.", "ranges")
         return
-    rows = found.with_columns(
-        pl.Series("title", [phase_title(phase) for phase in found["phase"]], dtype=pl.String),
-        (pl.col("gpu_ns") / max(1, count)).alias("per_step_ns"),
+    rows = phase_times.with_columns(
+        pl.Series("title", [phase_title(phase) for phase in phase_times["phase"]], dtype=pl.String),
+        (pl.col("gpu_ns") / max(1, steps)).alias("per_step_ns"),
         (pl.col("matmul_ns") / pl.col("kernel_ns")).alias("matmul_share"),
         (pl.col("inferred_ns") / pl.col("gpu_ns")).alias("inferred_share"),
     )
@@ -182,7 +182,7 @@ def phases(numbers: Numbers) -> Iterator[Block]:
         PHASE_TIMES,
         column("title", title="Phase"),
         "share gpu_ns",
-        *((PER_STEP,) if count else ()),
+        *((PER_STEP,) if steps else ()),
         "busy_ns",
         column("matmul_share"),
         Column("inferred_share", pl.Float64, "attributed through the waiting thread instead of the launching one"),
@@ -204,12 +204,12 @@ def phases(numbers: Numbers) -> Iterator[Block]:
 
 def kernels(numbers: Numbers) -> Iterator[Block]:
     """The kernels with the most GPU time."""
-    found = numbers.kernels
-    if found.is_empty():
+    statistics = numbers.kernels
+    if statistics.is_empty():
         yield nothing(numbers, "No kernel began in this window.", "kernels")
         return
-    top = found.head(RANKED)
-    labels = fmt.kernel_labels(found["full_name"].cast(pl.String))
+    top = statistics.head(RANKED)
+    labels = fmt.kernel_labels(statistics["full_name"].cast(pl.String))
     ranked = pl.DataFrame(
         {
             "name": [labels[name] for name in top["full_name"]],
@@ -230,25 +230,25 @@ def kernels(numbers: Numbers) -> Iterator[Block]:
         )
     name = KERNELS.column("full_name").but(full="full_name", help="kernel function; unfold for the full name")
     columns = pick(KERNELS, name, "category", DURATIONS)
-    yield Table("kernels-table", "Kernels by GPU time", columns, _titled_categories(found, short=True))
+    yield Table("kernels-table", "Kernels by GPU time", columns, _titled_categories(statistics, short=True))
 
 
 def categories(numbers: Numbers) -> Iterator[Block]:
-    """Kernel time by kind of work, and by number format."""
-    found = numbers.categories
-    if found.is_empty():
+    """Kernel time by category and by number format."""
+    statistics = numbers.categories
+    if statistics.is_empty():
         yield nothing(numbers, "No kernel began in this window.", "kernels")
         return
-    rows = _titled_categories(found)
+    rows = _titled_categories(statistics)
     ranked = rows.head(RANKED).select(
         pl.col("category").alias("name"),
         pl.col("total_ns").alias("value"),
         "share",
-        pl.Series("fill", [category_fill(category) for category in found["category"].head(RANKED)], pl.String),
+        pl.Series("fill", [category_fill(category) for category in statistics["category"].head(RANKED)], pl.String),
     )
     if takes_time(ranked):
         yield Figure("categories-chart", "Kernel time by category", charts.ranked_chart(ranked), largest_three(ranked))
-    yield Paragraph(_what_names_tell(numbers))
+    yield Paragraph(_classification_text(numbers))
     numeric = pick(KERNEL_GROUPS, "share total_ns kernels", DURATIONS.removeprefix("share total_ns "))
     yield Table("categories-table", "Categories", (KERNELS.column("category"), *numeric), rows, limit=None)
     formats = numbers.precisions.with_columns(pl.col("precision").fill_null("not in the name"))
@@ -256,21 +256,21 @@ def categories(numbers: Numbers) -> Iterator[Block]:
     yield Table("precision-table", "Number formats of the operands", columns, formats, limit=None)
 
 
-def _what_names_tell(numbers: Numbers) -> str:
+def _classification_text(numbers: Numbers) -> str:
     coverage, use = numbers.category_coverage, numbers.tensor_core_use
-    told = (
+    text = (
         f"Read from kernel names. A category is known for {fmt.value(coverage.category_share, 'share')} of "
         f"the kernel time, a number format for {fmt.value(coverage.precision_share, 'share')}."
     )
     if not use.product_ns:
-        return told
+        return text
     parts = {
         "on tensor cores": use.tensor_core_ns,
         "on the vector units": use.vector_ns,
         "unknown": use.unknown_ns,
     }
-    split = ", ".join(f"{fmt.share(time_ns / use.product_ns)} {where}" for where, time_ns in parts.items() if time_ns)
-    return f"{told} Of the {fmt.duration(use.product_ns)} of kernels that multiply matrices, {split}."
+    split = ", ".join(f"{fmt.share(time_ns / use.product_ns)} {unit}" for unit, time_ns in parts.items() if time_ns)
+    return f"{text} Of the {fmt.duration(use.product_ns)} of kernels that multiply matrices, {split}."
 
 
 def _titled_categories(frame: pl.DataFrame, *, short: bool = False) -> pl.DataFrame:
@@ -279,12 +279,12 @@ def _titled_categories(frame: pl.DataFrame, *, short: bool = False) -> pl.DataFr
 
 
 def ranges(numbers: Numbers) -> Iterator[Block]:
-    """The program's own annotations, with the GPU time of what was launched inside."""
-    found, coverage = numbers.ranges, numbers.range_coverage
-    if found.is_empty():
+    """Annotated ranges of the program, with the GPU time of the work launched inside."""
+    statistics, coverage = numbers.ranges, numbers.range_coverage
+    if statistics.is_empty():
         yield nothing(numbers, "No annotated range launched work in this window.", "ranges")
         return
-    yield from (Paragraph(f"{told}.") for told in ranges_coverage(coverage))
+    yield from (Paragraph(f"{sentence}.") for sentence in ranges_coverage(coverage))
     shown = "name share gpu_ns gpu_exclusive_ns inferred_ns span_ns host_ns instances kernels"
     columns = pick(RANGES, shown, name="Range", host_ns="Host time")
-    yield Table("ranges-table", "Ranges by GPU time", columns, found, depth="depth")
+    yield Table("ranges-table", "Ranges by GPU time", columns, statistics, depth="depth")

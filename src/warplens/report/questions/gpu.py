@@ -1,4 +1,4 @@
-"""Questions about the work of the GPU: kernels, copies, the ranges that launched them."""
+"""Questions about GPU work: kernels, copies, and the ranges that launched them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def _kernel_columns(by: str) -> tuple[str, ...]:
 
 
 def _kernels_of_counts(counts: pl.DataFrame, by: str) -> Found:
-    spent = (pl.col("duration_ns") * pl.col("calls")).sum().alias("total_ns")
-    variants = counts.group_by("full_name").agg(spent)
-    classed = variants.with_columns(classify_names(variants).get_columns())
-    return _kernels(statistics_of_counts(counts, by), category_coverage(classed), by)
+    total_ns = (pl.col("duration_ns") * pl.col("calls")).sum().alias("total_ns")
+    by_name = counts.group_by("full_name").agg(total_ns)
+    classified = by_name.with_columns(classify_names(by_name).get_columns())
+    return _kernels(statistics_of_counts(counts, by), category_coverage(classified), by)
 
 
 @question(*GROUPINGS, default="full_name", counted=Counted("kernels", _kernel_columns, _kernels_of_counts))
@@ -57,18 +57,18 @@ def kernels(timeline: Timeline, window: Window, by: str) -> Found:
     return _kernels(kernel_statistics(timeline, window, by), category_coverage(time_by_class(timeline, window)), by)
 
 
-def _kernels(rows: pl.DataFrame, known: CategoryCoverage, by: str) -> Found:
+def _kernels(rows: pl.DataFrame, coverage: CategoryCoverage, by: str) -> Found:
     facts = []
-    if known.category_share is not None and known.precision_share is not None:
+    if coverage.category_share is not None and coverage.precision_share is not None:
         facts.append(
-            f"coverage: names tell the category of {fmt.share(known.category_share)} of "
-            f"{fmt.duration(known.total_ns)} kernel time, and the precision of {fmt.share(known.precision_share)}"
+            f"coverage: names tell the category of {fmt.share(coverage.category_share)} of "
+            f"{fmt.duration(coverage.total_ns)} kernel time, and the precision of {fmt.share(coverage.precision_share)}"
         )
     labels = _KERNEL_LABELS.get(by, (Column(by),))
     columns = (*labels, *pick(KERNELS, DURATIONS))
     shown = Table("kernels", "GPU kernels", columns, rows, empty="No kernels in the window.")
-    shares = {"total_ns": known.total_ns, "category_share": known.category_share}
-    data = {"coverage": {**shares, "precision_share": known.precision_share}}
+    shares = {"total_ns": coverage.total_ns, "category_share": coverage.category_share}
+    data = {"coverage": {**shares, "precision_share": coverage.precision_share}}
     return Found(rows, (shown,), tuple(facts), data)
 
 
@@ -87,27 +87,34 @@ def ranges(timeline: Timeline, window: Window, by: str, *, operators: bool) -> F
     range was open. The span is from the first start to the last end of the work.
     """
     rows = range_statistics(timeline, window, by, operators=operators)
-    known = range_coverage(timeline, window, operators=operators)
-    told = ranges_coverage(known)
+    coverage_of_ranges = range_coverage(timeline, window, operators=operators)
+    coverage_facts = ranges_coverage(coverage_of_ranges)
     empty = "No annotated ranges in the window."
     if timeline.has_operators and not operators:
         empty += " `warplens operators` shows the operators that were recorded."
     depth = "depth" if by == "tree" else None
     shown = Table("ranges", "GPU time of annotated ranges", _RANGES, rows, depth=depth, empty=empty)
-    derived = {"unattributed_ns": known.unattributed_ns, "attributed_share": known.attributed_share}
-    coverage = {**asdict(known), **derived}
+    derived = {
+        "unattributed_ns": coverage_of_ranges.unattributed_ns,
+        "attributed_share": coverage_of_ranges.attributed_share,
+    }
+    coverage = {**asdict(coverage_of_ranges), **derived}
     largest = ("gpu_ns", "ranges") if depth else None
-    return Found(rows, (shown,), told and (f"coverage: {told[0]}",), {"coverage": coverage}, largest)
+    return Found(
+        rows, (shown,), coverage_facts and (f"coverage: {coverage_facts[0]}",), {"coverage": coverage}, largest
+    )
 
 
-def ranges_coverage(known: RangeCoverage) -> tuple[str, ...]:
-    """How much of the GPU time belongs to ranges, and whose they are; empty where nobody knows."""
-    if known.attributed_share is None or known.inferred_share is None:
+def ranges_coverage(coverage: RangeCoverage) -> tuple[str, ...]:
+    """How much of the GPU time belongs to ranges, in at most one sentence; empty if it is not known."""
+    if coverage.attributed_share is None or coverage.inferred_share is None:
         return ()
-    told = f"{fmt.share(known.attributed_share)} of {fmt.duration(known.total_ns)} of GPU time belongs to ranges"
-    if known.inferred_share:
-        told += f", {fmt.share(known.inferred_share)} to those of the thread that waited for the launching one"
-    return (told,)
+    sentence = (
+        f"{fmt.share(coverage.attributed_share)} of {fmt.duration(coverage.total_ns)} of GPU time belongs to ranges"
+    )
+    if coverage.inferred_share:
+        sentence += f", {fmt.share(coverage.inferred_share)} to those of the thread that waited for the launching one"
+    return (sentence,)
 
 
 _COPIES: Final = pick(

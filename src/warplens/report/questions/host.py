@@ -1,4 +1,4 @@
-"""Questions about the host: its calls of CUDA, its launches, and the lines of the program they come from."""
+"""Questions about the host: CUDA calls, launches, and the lines of code they come from."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _api(rows: pl.DataFrame, by: str) -> Found:
     return Found(rows, (Table("api", "CUDA API calls", columns, rows, empty="No API calls in the window."),))
 
 
-#: What the times of launches are called.
+#: Titles of the time columns of launches.
 LAUNCH_TIMES: Final = {
     "api_median_ns": "Call",
     "queue_median_ns": "Queued",
@@ -72,7 +72,7 @@ def launches(timeline: Timeline, window: Window, by: str) -> Found:
 
 
 def _launch_facts(summary: LaunchSummary) -> Iterator[str]:
-    yield from (f"coverage: {told}" for told in launches_coverage(summary))
+    yield from (f"coverage: {sentence}" for sentence in launches_coverage(summary))
     if summary.per_step is not None:
         least, most = fmt.count(summary.per_step.min), fmt.count(summary.per_step.max)
         yield f"launches per step: {least if summary.per_step.is_constant else f'{least} to {most}'}"
@@ -86,7 +86,7 @@ def _launch_facts(summary: LaunchSummary) -> Iterator[str]:
 
 
 def launches_coverage(summary: LaunchSummary) -> Iterator[str]:
-    """For how many launches the call is known; nothing where none could be."""
+    """For how many launches the call is known; nothing if it is not defined."""
     if summary.coverage_share is not None:
         yield (
             f"the launching call is known for {fmt.share(summary.coverage_share)} of "

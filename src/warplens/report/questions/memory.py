@@ -1,4 +1,4 @@
-"""Questions about memory: how much was in use, and whose it was."""
+"""Questions about memory: how much was in use, and which operators allocated it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from warplens.report import text as fmt
 from warplens.report.document import Table, pick
 from warplens.report.questions import Found, question
 
-#: What nobody knows of memory is null: what the allocator of a framework holds, in profiles of Nsight Systems.
+#: Unknown values are null, for example the memory of a framework's allocator in Nsight Systems profiles.
 MEMORY_USE: Final = table(
     "memory",
     "One process, device and kind of memory. `warplens memory`.",
@@ -65,7 +65,7 @@ _MEMORY_CAPTIONS: Final = {
     "step": "Allocations of each step",
     "event": "Allocations and releases",
 }
-#: By what the rows stand, where that is not a time.
+#: The column that the rows are sorted by, if it is not a time.
 _ORDERS: Final = {"memory": "peak_bytes", "operator": "bytes"}
 _NO_ALLOCATIONS: Final = (
     "this profile holds no allocations. Record them with torch.profiler.profile(profile_memory=True), or with "
@@ -81,13 +81,13 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
     Churn is the sum of all allocations. "From before" was allocated before the recording began. Only the PyTorch
     profiler knows operators, steps and reserved memory; Nsight Systems records cudaMalloc and similar calls.
     """
-    known = allocations(timeline, window)
-    found = {by: _memory_rows(timeline, window, known, by)}
+    recorded_allocations = allocations(timeline, window)
+    rows_by_grouping = {by: _memory_rows(timeline, window, recorded_allocations, by)}
     recorded = {"allocations", "memory"} & timeline.trace.capture.recorded
     data: dict[str, Any] = {"recorded": sorted(recorded)}
-    if by == "memory" and known is not None:
-        found["operator"] = with_owners(known.alive_at_peak)
-        data["alive_at_peak"] = {"rows": found["operator"]}
+    if by == "memory" and recorded_allocations is not None:
+        rows_by_grouping["operator"] = with_owners(recorded_allocations.alive_at_peak)
+        data["alive_at_peak"] = {"rows": rows_by_grouping["operator"]}
     tables = tuple(
         Table(
             "memory" if key == by else f"memory-{key}",
@@ -97,48 +97,48 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
             order=_ORDERS.get(key),
             empty="Nothing recorded.",
         )
-        for key, rows in found.items()
+        for key, rows in rows_by_grouping.items()
     )
-    told = (
+    facts = (
         f"coverage: {fact}"
-        for use in (known.use if known else ())
+        for use in (recorded_allocations.use if recorded_allocations else ())
         if use.device is not None
         for fact in memory_facts(use)
     )
-    return Found(found[by], tables, tuple(told) if recorded else (_NO_ALLOCATIONS,), data)
+    return Found(rows_by_grouping[by], tables, tuple(facts) if recorded else (_NO_ALLOCATIONS,), data)
 
 
 def with_owners(alive: pl.DataFrame) -> pl.DataFrame:
-    """What was alive at the peak, with `owner`: the operator that allocated it, or what is known instead."""
+    """Blocks alive at the peak with `owner`: the operator that allocated them, or why it is not known."""
     outside = pl.col("operator").fill_null("outside all operators")
     return alive.with_columns(
         pl.when("from_before").then(pl.lit("allocated before the recording")).otherwise(outside).alias("owner")
     )
 
 
-def _memory_rows(timeline: Timeline, window: Window, known: Allocations | None, by: str) -> pl.DataFrame:
+def _memory_rows(timeline: Timeline, window: Window, recorded_allocations: Allocations | None, by: str) -> pl.DataFrame:
     if by == "operator":
-        return with_owners(known.alive_at_peak if known else ALIVE.empty())
+        return with_owners(recorded_allocations.alive_at_peak if recorded_allocations else ALIVE.empty())
     if by == "step":
-        return known.steps if known else ALLOCATIONS_BY_STEP.empty()
-    if by == "event":  # from whichever of the two tables the source has
-        if known is None and (raw := memory_timeline(timeline, window)) is not None:
+        return recorded_allocations.steps if recorded_allocations else ALLOCATIONS_BY_STEP.empty()
+    if by == "event":  # of the framework's allocator, or else of CUDA
+        if recorded_allocations is None and (raw := memory_timeline(timeline, window)) is not None:
             return raw.with_columns(pl.lit(None, dtype=pl.Int64).alias("reserved_bytes")).select(ALLOCATIONS.names)
-        return known.timeline if known else ALLOCATIONS.empty()
+        return recorded_allocations.timeline if recorded_allocations else ALLOCATIONS.empty()
     uses = [
-        {"memory": "PyTorch's allocator", "idle_bytes": use.idle_bytes, **_known(use)}
-        for use in (known.use if known else ())
+        {"memory": "PyTorch's allocator", "idle_bytes": use.idle_bytes, **_memory_use_values(use)}
+        for use in (recorded_allocations.use if recorded_allocations else ())
     ]
-    uses += [_known(use) for use in memory_use(timeline, window) or ()]
+    uses += [_memory_use_values(use) for use in memory_use(timeline, window) or ()]
     return pl.DataFrame(uses, schema=MEMORY_USE.schema)
 
 
-def _known(use: object) -> dict[str, Any]:
-    return {key: value for key, value in vars(use).items() if key in MEMORY_USE.names}
+def _memory_use_values(usage: object) -> dict[str, Any]:
+    return {key: value for key, value in vars(usage).items() if key in MEMORY_USE.names}
 
 
 def memory_facts(use: AllocatorUse) -> Iterator[str]:
-    """How much of the peak is known, and whether events are missing; nothing where nobody can tell."""
+    """How much of the peak is known, and whether events are missing; nothing if that is not known."""
     if use.known_share is None:
         return
     yield (

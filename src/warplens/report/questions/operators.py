@@ -1,4 +1,4 @@
-"""Questions about a framework's operators: their time, and the work that their shapes ask for."""
+"""Questions about a framework's operators: their time, and their work by shapes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from warplens.analysis.work.catalogue import UNMODELLED, WORK, ModelledWork, ope
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Table, pick
+from warplens.report.jsonout import named
 from warplens.report.questions import Found, question
 
 _GPU: Final = "calls total_ns share gpu_ns backward_ns host_ns"
@@ -44,25 +45,25 @@ def operators(timeline: Timeline, window: Window, by: str) -> Found:
     in the total, each piece of work counts once. Framework is host time outside CUDA calls and inner operators.
     """
     rows = operators_by(timeline, window, by)
-    known = operator_coverage(timeline, window)
+    coverage = operator_coverage(timeline, window)
     overhead = framework_overhead(timeline, window)
-    absent = what_to_record(timeline, by)
+    not_recorded = what_to_record(timeline, by)
     caption = {"module": "GPU time of modules", "python": "GPU time of Python functions"}.get(by, "Operators")
     depth = "depth" if by in ("tree", "module") else None
-    empty = absent or "No operators in the window."
+    empty = not_recorded or "No operators in the window."
     shown = Table("operators", caption, _OPERATORS[by], rows, depth=depth, empty=empty)
-    facts = tuple(_operator_facts(known, overhead, places=by == "module"))
-    if facts and absent is not None:
-        facts += (absent,)
-    shares = {"operator_share": known.operator_share, "linked_share": known.linked_share}
-    split = None if overhead is None else {**asdict(overhead), "framework_ns": overhead.framework_ns}
-    data = {"coverage": {**asdict(known), **shares}, "overhead": split}
+    facts = tuple(_operator_facts(coverage, overhead, places=by == "module"))
+    if facts and not_recorded is not None:
+        facts += (not_recorded,)
+    shares = {"operator_share": coverage.operator_share, "linked_share": coverage.linked_share}
+    host_times = None if overhead is None else {**asdict(overhead), "framework_ns": overhead.framework_ns}
+    data = {"coverage": {**asdict(coverage), **shares}, "overhead": host_times}
     return Found(rows, (shown,), facts, data, ("total_ns", "rows") if depth else None)
 
 
-def _operator_facts(known: OperatorCoverage, overhead: FrameworkOverhead | None, *, places: bool) -> Iterator[str]:
+def _operator_facts(coverage: OperatorCoverage, overhead: FrameworkOverhead | None, *, places: bool) -> Iterator[str]:
     if overhead is not None:
-        for sentence in coverage_sentences(known, places=places):
+        for sentence in coverage_sentences(coverage, places=places):
             yield f"coverage: {sentence}"
         yield f"host: {overhead_sentence(overhead)}"
 
@@ -100,16 +101,15 @@ def flops(timeline: Timeline, window: Window, by: str) -> Found:
         Table("flops", "Operators: modelled work, measured time", (*labels, *_WORK), rows, empty=_NO_MODEL),
         Table("unmodelled", "GPU time without a model", _UNMODELLED, modelled.unmodelled, empty="None."),
     )
-    known = {"total_ns": modelled.total_ns, "modelled_ns": modelled.modelled_ns}
-    data = {"coverage": {**known, "modelled_share": modelled.coverage_share}, **work_data(modelled)}
+    coverage = {"total_ns": modelled.total_ns, "modelled_ns": modelled.modelled_ns}
+    data = {"coverage": {**coverage, "modelled_share": modelled.coverage_share}, **work_data(modelled)}
     data["unmodelled"] = {"rows": modelled.unmodelled}
     return Found(rows, tables, tuple(_work_facts(modelled, window)), data)
 
 
 def work_data(modelled: ModelledWork) -> dict[str, Any]:
-    """What JSON says of modelled work beside its rows."""
-    names = ("flops", "matmul_flops", "peak_sources")
-    return {name: getattr(modelled, name) for name in names}
+    """The totals of modelled work for JSON."""
+    return named(modelled, "flops matmul_flops peak_sources")
 
 
 def _work_facts(modelled: ModelledWork, window: Window) -> Iterator[str]:
@@ -120,10 +120,10 @@ def _work_facts(modelled: ModelledWork, window: Window) -> Iterator[str]:
         "whose work is modelled"
     )
     if modelled.modelled_ns:
-        count = len(window.steps)
-        each = f", {fmt.flop_count(modelled.flops / count)} in each of {count} steps" if count > 1 else ""
+        steps = len(window.steps)
+        per_step = f", {fmt.flop_count(modelled.flops / steps)} in each of {steps} steps" if steps > 1 else ""
         yield (
-            f"modelled work, measured time: {fmt.flop_count(modelled.flops)}{each}; "
+            f"modelled work, measured time: {fmt.flop_count(modelled.flops)}{per_step}; "
             f"{fmt.flop_rate(modelled.flops * 1e9 / modelled.modelled_ns)} over the GPU time of these operators, "
             f"{fmt.flop_rate(modelled.flops * 1e9 / window.duration_ns)} over the window"
         )
@@ -143,7 +143,7 @@ _NO_MODULES: Final = (
 _NO_PYTHON: Final = "Python functions were not recorded: torch.profiler.profile(with_stack=True) does"
 _NO_SHAPES: Final = "Input shapes were not recorded: torch.profiler.profile(record_shapes=True) does"
 
-#: Levels of `OperatorCoverage` as people call them.
+#: Display names of the levels of `OperatorCoverage`.
 _LEVELS: Final = {
     "module": "modules",
     "annotation": "annotations",
@@ -153,7 +153,7 @@ _LEVELS: Final = {
 
 
 def coverage_sentences(coverage: OperatorCoverage, *, places: bool = False) -> Iterator[str]:
-    """How much of the GPU time operators, forward operators and (with `places`) modules are known for."""
+    """How much of the GPU time has a known operator, forward operator and, with `places`, module."""
     if coverage.operator_share is None:
         return
     yield (
@@ -173,15 +173,15 @@ def coverage_sentences(coverage: OperatorCoverage, *, places: bool = False) -> I
         yield text
     if places:
         parts = [
-            f"{fmt.share(spent / coverage.total_ns)} {_LEVELS[level]}"
-            for level, spent in coverage.level_ns.items()
-            if spent
+            f"{fmt.share(time_ns / coverage.total_ns)} {_LEVELS[level]}"
+            for level, time_ns in coverage.level_ns.items()
+            if time_ns
         ]
         yield f"GPU time by what names its place: {', '.join(parts)}"
 
 
 def overhead_sentence(overhead: FrameworkOverhead) -> str:
-    """How the host's time in operators splits, beside what the GPU did meanwhile."""
+    """How the host's time in operators splits into CUDA calls and framework, and the GPU's busy time."""
     threads = "one thread" if overhead.threads == 1 else f"{overhead.threads} threads"
     return (
         f"operators took {fmt.duration(overhead.host_ns)} of {threads}, {fmt.duration(overhead.api_ns)} in CUDA API "
@@ -191,7 +191,7 @@ def overhead_sentence(overhead: FrameworkOverhead) -> str:
 
 
 def what_to_record(timeline: Timeline, by: str) -> str | None:
-    """What to record for a grouping of operators that the profile cannot answer; None where it can."""
+    """What to record for a grouping of operators that the profile does not support; None if it does."""
     if not timeline.has_operators:
         return _NO_OPERATORS
     if by == "module" and not timeline.python.is_module.any():

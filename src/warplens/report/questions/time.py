@@ -1,4 +1,4 @@
-"""Questions about time: where it went, and how it repeats."""
+"""Questions about time: time budget, steps and phases."""
 
 from __future__ import annotations
 
@@ -32,53 +32,53 @@ def budget(timeline: Timeline, window: Window) -> Found:
     budgets = time_budgets(timeline, window)
     rows = pl.concat([
         BUDGET.only(column("device"), *BUDGET.columns).empty(),
-        *(found.parts.select(pl.lit(found.device, dtype=pl.Int32).alias("device"), pl.all()) for found in budgets),
+        *(gpu.parts.select(pl.lit(gpu.device, dtype=pl.Int32).alias("device"), pl.all()) for gpu in budgets),
     ])  # fmt: skip
     tables = tuple(map(_budget_table, budgets))
     if not tables:
-        none = rows.with_columns(pl.lit("").alias("title"), pl.lit("").alias("meaning"))
-        tables = (Table("budget", "Time budget", _BUDGET, none, empty="No GPU did any work in the window."),)
-    return Found(rows, tables, tuple(map(_budget_fact, budgets)), {"devices": [budget_data(one) for one in budgets]})
+        no_rows = rows.with_columns(pl.lit("").alias("title"), pl.lit("").alias("meaning"))
+        tables = (Table("budget", "Time budget", _BUDGET, no_rows, empty="No GPU did any work in the window."),)
+    return Found(rows, tables, tuple(map(_budget_fact, budgets)), {"devices": list(map(budget_data, budgets))})
 
 
-def budget_data(found: TimeBudget) -> dict[str, Any]:
-    """The totals of a budget for programs."""
+def budget_data(budget: TimeBudget) -> dict[str, Any]:
+    """The totals of a budget for JSON."""
     return {
-        **named(found, "device duration_ns busy_ns idle_ns"),
-        "hidden_ns": found.group_ns("graph"),
-        "attributed_share": found.attributed_share,
+        **named(budget, "device duration_ns busy_ns idle_ns"),
+        "hidden_ns": budget.group_ns("graph"),
+        "attributed_share": budget.attributed_share,
     }
 
 
-def group_times(found: TimeBudget) -> dict[str, int]:
+def group_times(budget: TimeBudget) -> dict[str, int]:
     """The time of each group of a budget's parts, as `GROUP_ns`."""
-    times = found.parts.group_by(pl.col("group").cast(pl.String), maintain_order=True).agg(pl.col("time_ns").sum())
+    times = budget.parts.group_by(pl.col("group").cast(pl.String), maintain_order=True).agg(pl.col("time_ns").sum())
     return {f"{group}_ns": time_ns for group, time_ns in times.iter_rows()}
 
 
-def titled_parts(found: TimeBudget) -> pl.DataFrame:
-    """The parts of a budget with `title` and `meaning`, what people call them and what they say."""
-    parts = fmt.with_part_titles(found.parts.with_columns(pl.col("group").cast(pl.String)))
+def titled_parts(budget: TimeBudget) -> pl.DataFrame:
+    """The parts of a budget with `title` (display name) and `meaning` (explanation)."""
+    parts = fmt.with_part_titles(budget.parts.with_columns(pl.col("group").cast(pl.String)))
     meaning = pl.col("part").cast(pl.String).replace_strict(IDLE_CAUSES, default="", return_dtype=pl.String)
     return parts.with_columns(pl.when(pl.col("group") == "idle").then(meaning).otherwise(pl.lit("")).alias("meaning"))
 
 
-def _budget_table(found: TimeBudget) -> Table:
-    parts = titled_parts(found)
+def _budget_table(budget: TimeBudget) -> Table:
+    parts = titled_parts(budget)
     total = parts.select(
         pl.lit("sum").alias("group"), pl.lit("").alias("part"), pl.col("time_ns", "share").sum(),
         pl.lit("").alias("title"), pl.lit("").alias("meaning"),
     )  # fmt: skip
-    caption = f"GPU {found.device}: {fmt.duration(found.duration_ns)}"
-    return Table(f"budget-{found.device}", caption, _BUDGET, pl.concat([parts, total]))
+    caption = f"GPU {budget.device}: {fmt.duration(budget.duration_ns)}"
+    return Table(f"budget-{budget.device}", caption, _BUDGET, pl.concat([parts, total]))
 
 
-def _budget_fact(found: TimeBudget) -> str:
-    fact = f"GPU {found.device}: busy {fmt.duration(found.busy_ns)} of {fmt.duration(found.duration_ns)}"
-    if hidden := found.group_ns("graph"):
+def _budget_fact(budget: TimeBudget) -> str:
+    fact = f"GPU {budget.device}: busy {fmt.duration(budget.busy_ns)} of {fmt.duration(budget.duration_ns)}"
+    if hidden := budget.group_ns("graph"):
         fact += f", {fmt.duration(hidden)} of it hidden inside CUDA graphs"
-    if found.attributed_share is not None:
-        fact += f", the cause is known for {fmt.share(found.attributed_share)} of the idle time"
+    if budget.attributed_share is not None:
+        fact += f", the cause is known for {fmt.share(budget.attributed_share)} of the idle time"
     return fact
 
 
@@ -100,26 +100,26 @@ def steps(timeline: Timeline, window: Window) -> Found:
 
 
 def rhythm_tables(search: StepSearch) -> tuple[Table, ...]:
-    """What repeats, where it is not sure which of it is the step."""
+    """All repeating rhythms, if it is not certain which of them is the step."""
     if search.confidence in (None, "high"):
         return ()
     rows = rhythm_rows(search).with_columns(pl.col("is_step").replace_strict({True: "yes", False: "no"}))
-    columns = tuple(each.but(dtype=pl.String) if each.name == "is_step" else each for each in RHYTHMS.columns)
+    columns = tuple(column.but(dtype=pl.String) if column.name == "is_step" else column for column in RHYTHMS.columns)
     return (Table("rhythms", "What repeats, and how sure it is that it is the step", columns, rows, limit=None),)
 
 
 def left_out_facts(search: StepSearch) -> tuple[str, ...]:
-    """What lies beside the steady steps, in a line; nothing where nothing does."""
+    """The activity outside the steady steps, in one line; empty if there is none."""
     parts = (
-        f"{each.what} {fmt.duration(each.end_ns - each.start_ns)} ({fmt.plural(each.launches, 'launch', 'launches')})"
-        for each in search.left_out
+        f"{part.what} {fmt.duration(part.end_ns - part.start_ns)} ({fmt.plural(part.launches, 'launch', 'launches')})"
+        for part in search.left_out
     )
     line = ", ".join(parts)
     return (f"beside the steady steps: {line}",) if line else ()
 
 
 def rhythm_data(search: StepSearch) -> dict[str, Any]:
-    """The same for JSON."""
+    """Confidence, rhythms and activity left out, for JSON."""
     return {
         "confidence": search.confidence,
         "rhythms": rhythm_rows(search),

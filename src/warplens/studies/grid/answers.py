@@ -1,13 +1,13 @@
-"""A folder of profiles over models × context lengths, and five questions answered for each, from measurements.
+"""Answers of single profiles to the five questions of a grid of models × context lengths, all by measurement.
 
-(a) How long does a forward pass take, in all and per layer, and does the program's own clock agree?
-(b) Which kernel takes the most GPU time in it, how often does it run in one pass, which model part asks for it, and is
+(a) How long does a forward pass take, in total and per layer, and does the program's own clock agree?
+(b) Which kernel takes the most GPU time in it, how often does it run in one pass, which model part launches it, and is
     it the same one for forward and backward together?
-(c) What do the other kernels take?
-(d) How does a training step divide into forward, backward and optimizer, and what changes in the kernels' shares?
+(c) How much GPU time do the other kernels take?
+(d) How does a training step divide into forward, backward and optimizer, and how do the kernels' shares change?
 (e) How does the softmax inside attention compare with the two matrix products, in time and in FLOPs?
 
-A profile that cannot stand for its cell (an aborted step, another model) is kept with the reason and answers nothing.
+An invalid profile (an aborted step, another model) is kept with the reason and answers nothing.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ QUESTIONS: Final = {
 
 @dataclass(frozen=True, eq=False)
 class GridCell:
-    """One profile and the cell it is of."""
+    """One profile and its cell."""
 
-    model: str  #: name; layers and FLOPs are known of those in `warplens.studies.grid.cells.MODEL_SIZES`
+    model: str  #: name; layers and FLOPs are known for those in `warplens.studies.grid.cells.MODEL_SIZES`
     context: int  #: context length in tokens
-    #: what one step does (`warplens.studies.grid.cells.MODES`); None to tell it from the profile's ranges
+    #: kind of step (`warplens.studies.grid.cells.MODES`); None to derive it from the profile's ranges
     mode: str | None
     source: str  #: the profile's file name
     timeline: Timeline
@@ -75,31 +75,33 @@ class GridCell:
 
 @dataclass(frozen=True)
 class ForwardTime:
-    """How long a forward pass takes, in each of the ways that a profile can tell; spreads are over passes, in ns."""
+    """Time of a forward pass by several definitions; spreads are over passes, in ns."""
 
     host: Spread | None  #: duration of the forward range on the host; None where the profile has no forward ranges
-    #: in every pass the host waited inside the range until the GPU work was done, so that `host` is the time of the
-    #: pass and not of its launching
+    #: whether in every pass the host waited inside the range until the GPU work was done, so that `host` is the time of
+    #: the pass and not only of its launches
     synchronised: bool
     #: from the range's start on the host to the end of its GPU work; None where the GPU was not always idle when the
-    #: range began, so that no such time exists
+    #: range began, since it is undefined then
     elapsed: Spread | None
-    span: Spread | None  #: from the begin of the first to the end of the last GPU work
-    gpu: Spread | None  #: summed durations of the GPU work
-    busy: Spread | None  #: time in which the GPU worked. These three are None where the profile recorded no GPU work.
+    #: span (first start to last end), gpu (summed durations), busy (time with work running): of the GPU work; None
+    #: where the profile recorded none
+    span: Spread | None
+    gpu: Spread | None
+    busy: Spread | None
     layers: int | None  #: attention layers; None where not known
-    layers_counted: bool  #: the layers were counted in the profile, not taken from the table of models
+    layers_counted: bool  #: whether the layers were counted in the profile or taken from the table of models
 
     @property
     def time(self) -> Spread:
-        """The time of a pass as a clock around it would show it, as nearly as the profile can tell."""
-        found = self.elapsed or self.span or self.host
-        assert found is not None, "a forward time has one of its three times"
-        return found
+        """The best available estimate of the time that a clock around the pass would show."""
+        time = self.elapsed or self.span or self.host
+        assert time is not None, "a forward time has one of its three times"
+        return time
 
     @property
     def time_is(self) -> str:
-        """What `time` was taken from."""
+        """The definition of `time`, in words."""
         if self.span is None:
             waits = "waits inside" if self.synchronised else "may end before the GPU does"
             return f"host range, GPU not recorded, {waits}"
@@ -109,20 +111,20 @@ class ForwardTime:
 
     @property
     def per_layer(self) -> Spread | None:
-        """`time` over the layers; the embedding and the head count in."""
+        """`time` / layers, embedding and head included."""
         return self.time.scaled(self.layers) if self.layers else None
 
     @property
     def busy_share(self) -> float | None:
-        """Share of `time` in which the GPU worked, from the medians; None where that was not recorded."""
+        """Share of `time` in which the GPU worked, from the medians; None if no GPU work was recorded."""
         return self.busy.median / self.time.median if self.busy is not None else None
 
 
 @dataclass(frozen=True, eq=False)
 class CellAnswers:
-    """What one profile answers for its cell."""
+    """Answers of one profile for its cell."""
 
-    #: model, context, mode, source, batch: of the cell; `mode` None where neither name nor ranges tell it
+    #: model, context, mode, source, batch: of the cell; `mode` is None where neither file name nor ranges determine it
     model: str
     context: int
     mode: str | None
@@ -133,13 +135,13 @@ class CellAnswers:
     bandwidth: int | None
     size: LMSize | None  #: widths of the model, where the table knows it
     how: str  #: how the steps were found
-    invalid: tuple[str, ...] = ()  #: why the profile cannot stand for its cell; empty where it can
-    lacking: Mapping[str, str] = field(default_factory=dict)  #: question → what to do so that the profile can answer it
-    notes: tuple[str, ...] = ()  #: what the reader of the numbers must know
+    invalid: tuple[str, ...] = ()  #: reasons why the profile is invalid; empty if it is valid
+    lacking: Mapping[str, str] = field(default_factory=dict)  #: unanswered question → advice for recording
+    notes: tuple[str, ...] = ()  #: caveats for the reader of the numbers
     forward: ForwardTime | None = None  #: (a)
     #: (a) and (d), the program's own times by phase (`warplens.readers.timings.TIMING_PHASES`)
     python: Mapping[str, PythonTime] = field(default_factory=dict)
-    #: kernel, category: (b), in forward passes: a row of `KERNEL_USES`, what falls to a pass, and the model's parts
+    #: kernel, category: (b), leading ones of forward passes, see `top_kernel` and `top_label`
     kernel: Mapping[str, Any] | None = None
     category: Mapping[str, Any] | None = None
     #: (b), in forward and backward together; None without backward work
@@ -154,24 +156,31 @@ class CellAnswers:
 
     @property
     def place(self) -> tuple[tuple[int, int, str], int, str]:
-        """Sorts by size of the model, then by context as a number, then by mode."""
+        """Sort key: size of the model, context length, mode."""
         return model_rank(self.model), self.context, self.mode or ""
 
     def answers(self, question: str) -> bool:
         """Whether the profile answers a question of `QUESTIONS`."""
         if self.invalid:
             return False
-        found = {"a": self.forward, "b": self.kernel, "c": self.labels.height or None, "d": self.training}
+        answers = {
+            "a": self.forward,
+            "b": self.kernel,
+            "c": self.labels.height or None,
+            "d": self.training,
+            "e": self.attention,
+        }
         hidden = question in "bc" and question in self.lacking
-        return {**found, "e": self.attention}[question] is not None and not hidden
+        return answers[question] is not None and not hidden
 
 
 def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: int | None = None) -> CellAnswers:
-    """What one profile answers.
+    """Answers the questions for one profile.
 
     Args:
+        cell: the profile.
         timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
-        batch: sequences in a batch, where the cell does not say.
+        batch: sequences in a batch, for a cell that does not state it.
     """
     timeline = cell.timeline
     phased = phased_work(timeline, step_is_forward=cell.mode == "forward")
@@ -180,15 +189,15 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
     if batch is None and timings is not None:
         batch = python_batch(timings, cell.model, cell.context)
     attention = attention_time(timeline, phased)
-    counted = attention.layers if attention else None
-    size = model_size(cell.model, counted)
+    counted_layers = attention.layers if attention else None
+    size = model_size(cell.model, counted_layers)
     device = next(iter(timeline.trace.capture.devices), None)
     peak = device.memory_bandwidth_bytes_per_s if device else None
-    invalid, notes = _judged(cell, phased, mode, size, peak, counted)
+    invalid, notes = _validity(cell, phased, mode, size, peak, counted_layers)
     lacking = _lacking(timeline, phased, attention, mode)
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     if (in_passes := phased.pass_work).height:
-        found = {
+        answers = {
             "kernel": top_kernel(timeline, in_passes),
             "category": top_label(timeline, in_passes),
             "kernels": kernel_use(timeline, in_passes),
@@ -197,7 +206,7 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
     if mode not in (None, "forward") and phased.steps and "d" not in lacking:
         both = phased.work.filter(pl.col("phase").is_in(["forward", "backward"]))
         split = training_split(phased)
-        found |= {
+        answers |= {
             "kernel_with_backward": top_kernel(timeline, both, "step") if both.height else None,
             "training": split,
             "step_labels": label_use(phased.work, "step"),
@@ -205,8 +214,8 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
         }
     if mode is not None and timings is not None:
         phases = timings["phase"].cast(pl.String).unique().sort()
-        own = {phase: python_time(timings, cell.model, cell.context, mode, phase, batch) for phase in phases}
-        found["python"] = {phase: time for phase, time in own.items() if time is not None}
+        own_times = {phase: python_time(timings, cell.model, cell.context, mode, phase, batch) for phase in phases}
+        answers["python"] = {phase: time for phase, time in own_times.items() if time is not None}
     return CellAnswers(
         model=cell.model,
         context=cell.context,
@@ -220,20 +229,25 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
         invalid=invalid,
         lacking=lacking,
         notes=notes,
-        forward=_forward_time(phased, counted, size) or _host_forward_time(timeline, size),
+        forward=_forward_time(phased, counted_layers, size) or _host_forward_time(timeline, size),
         attention=attention,
-        **found,
+        **answers,
     )
 
 
-def _judged(
-    cell: GridCell, phased: PhasedWork, mode: str | None, size: LMSize | None, peak: int | None, counted: int | None
+def _validity(
+    cell: GridCell,
+    phased: PhasedWork,
+    mode: str | None,
+    size: LMSize | None,
+    peak: int | None,
+    counted_layers: int | None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Why a profile cannot stand for its cell, and what the reader of its numbers must know."""
+    """Reasons why a profile is invalid, and notes on its numbers."""
     timeline = cell.timeline
-    worked = timeline.trace.has_device_work  # without it, no phase of a step can be told to be absent
-    invalid = list(incomplete_steps(timeline, phased, mode, size, peak)) if mode and worked else []
-    if (few_layers := incomplete_layers(counted, cell.model)) is not None:
+    has_work = timeline.trace.has_device_work  # without GPU work, a missing phase cannot be detected
+    invalid = list(incomplete_steps(timeline, phased, mode, size, peak)) if mode and has_work else []
+    if (few_layers := incomplete_layers(counted_layers, cell.model)) is not None:
         invalid.append(few_layers)
     if invalid:
         failed = failed_allocations(timeline)
@@ -242,16 +256,16 @@ def _judged(
         )
     recorded = timeline.trace.capture.notes
     if blocking := [note.text for note in recorded if note.level is NoteLevel.BLOCKING]:
-        invalid = blocking if worked else []
+        invalid = blocking if has_work else []
     notes = [note.text for note in recorded if note.level is NoteLevel.WARNING and note.code != "no-ranges"]
     if size is None and not few_layers and cell.model in MODEL_SIZES:
-        notes.append(f"{counted} attention layers are not those of {cell.model}: FLOPs are not modelled")
+        notes.append(f"{counted_layers} attention layers are not those of {cell.model}: FLOPs are not modelled")
     if phased.pass_is_step:
         notes.append("no range is named after the forward pass: a whole step counts as one, as its name says")
     return tuple(invalid), tuple(notes)
 
 
-def _forward_time(phased: PhasedWork, counted: int | None, size: LMSize | None) -> ForwardTime | None:
+def _forward_time(phased: PhasedWork, counted_layers: int | None, size: LMSize | None) -> ForwardTime | None:
     passes = phased.passes
     spreads = {name: Spread.of(passes[name]) for name in ("host_ns", "elapsed_ns", "span_ns", "gpu_ns", "busy_ns")}
     span, gpu, busy = spreads["span_ns"], spreads["gpu_ns"], spreads["busy_ns"]
@@ -264,21 +278,21 @@ def _forward_time(phased: PhasedWork, counted: int | None, size: LMSize | None) 
         span=span,
         gpu=gpu,
         busy=busy,
-        layers=counted or (size.layers if size else None),
-        layers_counted=counted is not None,
+        layers=counted_layers or (size.layers if size else None),
+        layers_counted=counted_layers is not None,
     )
 
 
 def _host_forward_time(timeline: Timeline, size: LMSize | None) -> ForwardTime | None:
-    """The forward time from host ranges alone, of a profile without any GPU work; None where it names no pass."""
+    """The forward time from host ranges alone, for a profile without GPU work; None without forward ranges."""
     if timeline.trace.has_device_work:
         return None
     passes = host_passes(timeline)
     host = Spread.of(passes["host_ns"])
     if host is None:
         return None
-    waits = bool(passes["synchronised"].all())
-    return ForwardTime(host, waits, None, None, None, None, size.layers if size else None, layers_counted=False)
+    synchronised = bool(passes["synchronised"].all())
+    return ForwardTime(host, synchronised, None, None, None, None, size.layers if size else None, layers_counted=False)
 
 
 def _lacking(
@@ -286,8 +300,8 @@ def _lacking(
 ) -> dict[str, str]:
     if not timeline.trace.has_device_work:
         notes = (f"{note.text} {note.remedy or ''}".strip() for note in timeline.trace.capture.notes)
-        asked = "bcde" if host_passes(timeline).height else QUESTIONS
-        return dict.fromkeys(asked, next(notes, "no GPU work was recorded: use nsys profile --trace=cuda,nvtx"))
+        unanswered = "bcde" if host_passes(timeline).height else QUESTIONS
+        return dict.fromkeys(unanswered, next(notes, "no GPU work was recorded: use nsys profile --trace=cuda,nvtx"))
     lacking = {}
     if not phased.passes.height:
         advice = "no forward pass can be told apart: put an NVTX range `forward_pass` around the call of the model"
@@ -312,7 +326,7 @@ def _lacking(
 
 
 def _mode_of(phases: frozenset[str]) -> str | None:
-    """What one step does, by the phases that the profile's ranges name."""
+    """The kind of step, from the phases that the profile's ranges name."""
     if "forward" not in phases:
         return None
     if "optimizer" in phases:
@@ -321,30 +335,34 @@ def _mode_of(phases: frozenset[str]) -> str | None:
 
 
 #: Repetitions of one program run the same kernels, but for a few (a reduction split differently, an occasional print).
-#: A phase with less than this part of the most kernels that it has in any step was cut short.
+#: A phase with less than this share of its largest kernel count in any step was cut short.
 _WHOLE_PHASE: Final = 0.9
 
-#: An optimizer at least reads each gradient and reads and writes each parameter, two bytes each in the shortest type.
+#: An optimizer reads each gradient and reads and writes each parameter at least once, two bytes each in the shortest
+#: type.
 _LEAST_OPTIMIZER_BYTES_PER_PARAMETER: Final = 6
 
-#: Work outside of the named phases is a phase without a name only above this share of the GPU time; what lies below it
-#: is a loss that is read back, or gradients that are cleared.
+#: Work outside of the named phases indicates an unnamed phase only above this share of the GPU time; less is a loss
+#: that is read back, or gradients that are cleared.
 _WORK_OF_A_PHASE: Final = 0.02
 
 #: `cudaErrorMemoryAllocation` and `CUDA_ERROR_OUT_OF_MEMORY`.
 _OUT_OF_MEMORY: Final = 2
 
-#: The phases that one step has, by what it is said to do.
+#: Kind of step → its phases.
 _EXPECTED: Final = {"forward": PHASES[:1], "forward+backward": PHASES[:2], "train": PHASES}
 
 
 def incomplete_steps(
     timeline: Timeline, phased: PhasedWork, mode: str, size: LMSize | None, peak_bytes_per_s: int | None
 ) -> tuple[str, ...]:
-    """Why the steps cannot stand for their cell, one sentence each; empty where nothing speaks against them.
+    """Reasons why the steps are incomplete, one sentence each; empty if they seem complete.
 
     Args:
-        mode: what one step is said to do (`warplens.studies.grid.cells.MODES`).
+        timeline: the profile.
+        phased: its work by step and phase.
+        mode: stated kind of step (`warplens.studies.grid.cells.MODES`).
+        size: widths of the model, where known.
         peak_bytes_per_s: memory bandwidth of the device, where known.
     """
     if mode == "forward" or not phased.steps or unnamed_phases(phased, mode):
@@ -358,16 +376,16 @@ def incomplete_steps(
         reasons += [reason for aborted in aborted_steps(timeline, window) for reason in aborted.reasons]
     if mode == "train" and size and peak_bytes_per_s:
         least_ns = _LEAST_OPTIMIZER_BYTES_PER_PARAMETER * size.parameters / peak_bytes_per_s * 1e9
-        spent = phased.phases.filter((pl.col("phase") == "optimizer") & (pl.col("ops") > 0))["gpu_ns"]
-        if spent.len() and float(np.median(spent.to_numpy())) < least_ns:
+        optimizer_ns = phased.phases.filter((pl.col("phase") == "optimizer") & (pl.col("ops") > 0))["gpu_ns"]
+        if optimizer_ns.len() and float(np.median(optimizer_ns.to_numpy())) < least_ns:
             reasons.append("its optimizer is faster than the memory can read the gradients: it skipped parameters")
     return tuple(dict.fromkeys(reasons))
 
 
 def unnamed_phases(phased: PhasedWork, mode: str) -> tuple[str, ...]:
-    """The phases that the steps must have and that no range of the profile names, though GPU work is there for them.
+    """The phases that the steps must have but that no range of the profile names, although their GPU work exists.
 
-    A step that was cut short names its phases, too, up to where it ended; it leaves no work outside of them.
+    An aborted step lacks the ranges of its last phases as well, but has no work outside of the named phases.
     """
     unnamed = tuple(phase for phase in _EXPECTED[mode] if phase not in phased.phases_seen)
     if not phased.phases_seen:
@@ -376,19 +394,19 @@ def unnamed_phases(phased: PhasedWork, mode: str) -> tuple[str, ...]:
     return unnamed if outside > _WORK_OF_A_PHASE * int(phased.phases["gpu_ns"].sum()) else ()
 
 
-def incomplete_layers(phased_layers: int | None, model: str) -> str | None:
-    """Why a forward pass with so few attention layers cannot be this model's; None where it can."""
+def incomplete_layers(counted_layers: int | None, model: str) -> str | None:
+    """Why a forward pass with so few attention layers cannot be this model's; None if it can."""
     layers = [size.layers for size in MODEL_SIZES.get(model, ())]
-    if phased_layers is None or not layers or phased_layers >= min(layers):
+    if counted_layers is None or not layers or counted_layers >= min(layers):
         return None
     return (
-        f"its forward pass holds {phased_layers} of the {min(layers)} attention layers of {model}: "
+        f"its forward pass holds {counted_layers} of the {min(layers)} attention layers of {model}: "
         "it was cut short, or it is another model (name it with --cell)"
     )
 
 
 def failed_allocations(timeline: Timeline) -> int:
-    """How many memory allocations failed for lack of memory, as far as the API calls were recorded."""
+    """The number of recorded memory allocations that failed for lack of memory."""
     calls = timeline.trace.api_calls
     allocating = [name for name in name_categories(calls["name"]) if api_kind(name) == "allocation"]
     failed = calls.filter((pl.col("return_value") == _OUT_OF_MEMORY) & pl.col("name").cast(pl.String).is_in(allocating))
@@ -401,7 +419,7 @@ def _steps(count: int, phased: PhasedWork) -> str:
 
 
 def _absent_phases(phased: PhasedWork, mode: str) -> list[str]:
-    """Phases without any GPU work, by the steps that lack them."""
+    """Sentences on phases without any GPU work, with the number of steps that lack them."""
     idle = (
         phased.phases.filter(pl.col("phase").is_in(_EXPECTED[mode]) & (pl.col("ops") == 0))
         .group_by("step", maintain_order=True)
@@ -413,7 +431,7 @@ def _absent_phases(phased: PhasedWork, mode: str) -> list[str]:
 
 
 def _unequal_phases(phased: PhasedWork) -> list[str]:
-    """Phases that were cut short in some step, measured by the kernels that they run in the others."""
+    """Sentences on phases that were cut short in some step: those with far fewer kernels than in other steps."""
     rows = phased.phases.with_columns(most=pl.col("kernels").max().over("phase"))
     short = rows.filter(
         pl.col("phase").is_in(PHASES) & pl.col("kernels").is_between(1, _WHOLE_PHASE * pl.col("most"), "left")

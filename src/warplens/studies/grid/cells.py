@@ -1,8 +1,8 @@
-"""Which cell of a grid a profile belongs to, the modelled work of its model, and its program's own times.
+"""Cells of a grid: recognition from file names, the modelled work of their models, and the programs' own times.
 
-Modelled work (parameters, FLOPs, bytes) is that of the transformer language models of Stanford's CS336 assignments: it
-follows from shapes, nothing is measured. A FLOP is one multiplication or one addition: a matrix product of [m, k] and
-[k, n] is 2·m·k·n FLOPs (m·k·n multiply-accumulates).
+Modelled work (parameters, FLOPs, bytes) is that of the transformer language models of Stanford's CS336 assignments; it
+follows from shapes alone. A FLOP is one multiplication or one addition: a matrix product of [m, k] and [k, n] takes
+2·m·k·n FLOPs (m·k·n multiply-accumulates).
 
 The model: separate q, k, v and output projections, hand-written attention over full (not causal) score matrices, SwiGLU
 with three matrices, RMSNorm, untied head, no biases. Vocabulary 10,000. Sizes: assignment 2, editions of spring 2025
@@ -35,8 +35,8 @@ REFERENCE_ADAMW_LAUNCHES_PER_TENSOR: Final = 16
 REFERENCE_ADAMW_BYTES_PER_PARAMETER: Final = (33 + 2) * 4
 
 
-#: Every size by the name that the assignment gives it, smallest first; of a name that two editions give to different
-#: models (`xl`: d_model 1600 in 2025, 2560 in 2026), the more widespread one first.
+#: Name of a size in the assignments → the models of that name, sizes from small to large. Where two editions differ
+#: (`xl`: d_model 1600 in 2025, 2560 in 2026), the more widespread model comes first.
 MODEL_SIZES: Final[Mapping[str, tuple[LMSize, ...]]] = {
     name: tuple(size for key, size in LM_SIZES.items() if key.removesuffix("-2026") == name)
     for name in LM_SIZES
@@ -47,7 +47,7 @@ _BILLIONS = re.compile(r"^(\d+)(?:[._p-](\d+))?b$")
 
 
 def canonical_model(text: str) -> str | None:
-    """The name under which a size is known (`2p7b`, `2_7B` → `2.7B`; `SMALL` → `small`); None for any other text."""
+    """The key of a size in `MODEL_SIZES` (`2p7b`, `2_7B` → `2.7B`; `SMALL` → `small`); None for any other text."""
     lowered = text.strip().lower()
     if billions := _BILLIONS.match(lowered):
         lowered = f"{billions[1]}.{billions[2]}b" if billions[2] else f"{billions[1]}b"
@@ -58,16 +58,17 @@ def model_size(name: str, layers: int | None = None) -> LMSize | None:
     """The widths of a model by name; where editions differ, the one with this many layers, else the first.
 
     Args:
-        layers: how many layers the profile shows; None where that is not known.
+        name: key of `MODEL_SIZES`.
+        layers: number of layers in the profile; None where not known.
 
     Returns:
-        None for a name that is not in the table, or where the profile shows another number of layers than it says.
+        None for a name that is not in the table, or if no model of that name has this many layers.
     """
     return next((size for size in MODEL_SIZES.get(name, ()) if layers in (None, size.layers)), None)
 
 
 def model_rank(name: str) -> tuple[int, int, str]:
-    """Sorts names by size: known models by their parameters, all others after them by name."""
+    """Sort key of model names: known models by number of parameters, then all others by name."""
     size = model_size(name)
     return (0, size.parameters, name) if size else (1, 0, name)
 
@@ -87,7 +88,7 @@ def flop_ratio(d_head: int) -> float:
     return 2 * 2 * d_head / SOFTMAX_FLOPS_PER_SCORE
 
 
-#: What one step of a profiled program does, from the least to the most.
+#: Kinds of steps of a profiled program, from the least work to the most.
 MODES: Final = ("forward", "forward+backward", "train")
 
 _SUFFIXES = (".sqlite", ".sqlite3", ".db", ".nsys-rep", ".qdrep", ".json", ".zst", ".gz", ".xz")
@@ -97,14 +98,15 @@ _MODEL = re.compile(rf"{_NOT_BEFORE}(?:small|medium|large|xl|2[._p-]7b|10b){_NOT
 _CONTEXT = re.compile(rf"{_NOT_BEFORE}(?:ctx|context|seq|sequence)(?:[_-]?len(?:gth)?)?[_=-]?(\d+){_NOT_AFTER}")
 _BATCH = re.compile(rf"{_NOT_BEFORE}(?:b|bs|batch(?:[_-]?size)?)[_=-]?(\d+){_NOT_AFTER}")
 
-#: A number that stands alone is a context length unless the word before it says that it counts something else.
+#: A bare number is a context length unless the word before it says that it counts something else.
 _COUNTED = ("steps", "run", "warmup", "iters", "iter", "rank", "seed", "gpu", "gpus", "job", "layers", "heads")
 _PLAIN_NUMBER = re.compile(rf"{_NOT_BEFORE}{''.join(f'(?<!{word}[_-])' for word in _COUNTED)}(\d+){_NOT_AFTER}")
-#: Context lengths in use are multiples of 16 (tensor-core tiles); other numbers are dates, versions and counters.
+#: Bare numbers must be multiples of 16 (tensor-core tiles) like all common context lengths; others are dates, versions
+#: and counters.
 _LEAST_CONTEXT, _MOST_CONTEXT, _CONTEXT_MULTIPLE = 16, 1 << 20, 16
 
-#: Words of file names → mode. Tried in this order, and each match is taken out before the next is tried, so that
-#: `fwd_bwd` is not a forward pass.
+#: Pattern of words in file names → mode. Tried in this order; each match is removed before the next pattern is tried,
+#: so that `fwd_bwd` does not count as a forward pass as well.
 _MODE_WORDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"\b(?:fwd|forward)[ +]?(?:and )?(?:bwd|backward)[ +]?(?:and )?opt(?:im(?:izer)?)?\b"), "train"),
     (re.compile(r"\b(?:fwd|forward)[ +]?(?:and )?(?:bwd|backward)\b"), "forward+backward"),
@@ -115,7 +117,7 @@ _MODE_WORDS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
 
 @dataclass(frozen=True)
 class CellName:
-    """Model, context length, and what one step does (`MODES`; None where that is not said), and the batch if said."""
+    """Model, context length, kind of step (`MODES`), and batch; the latter two None where not stated."""
 
     model: str
     context: int
@@ -125,16 +127,16 @@ class CellName:
 
 @dataclass(frozen=True)
 class Unplaced:
-    """A profile that belongs to no cell, and why."""
+    """A profile that belongs to no cell, and the reason."""
 
     source: str
     reason: str
 
 
 def recognise_cell(file_name: str) -> CellName | Unplaced:
-    """The cell that a file name speaks of: `small_ctx512.sqlite`, `lm_2p7b_training_step_1024.sqlite.zst`.
+    """The cell that a file name describes: `small_ctx512.sqlite`, `lm_2p7b_training_step_1024.sqlite.zst`.
 
-    Upper and lower case are alike; what the name says twice differently is not guessed.
+    Case-insensitive; a name that states two different values is rejected.
     """
     source = PurePath(file_name).name
     text = plain_name(file_name).lower()
@@ -148,21 +150,21 @@ def recognise_cell(file_name: str) -> CellName | Unplaced:
     modes = _modes(text)
     if not models or not contexts:
         missing = " and no ".join(
-            what for what, found in (("model", models), ("context length", contexts)) if not found
+            part for part, values in (("model", models), ("context length", contexts)) if not values
         )
         return Unplaced(source, f"its name tells no {missing}; {_advice(source)}")
-    told: dict[str, Set[object]] = {"model": models, "context length": contexts, "mode": modes, "batch": batches}
-    for what, found in told.items():
-        if len(found) > 1:
-            listed = ", ".join(sorted(map(str, found)))
-            return Unplaced(source, f"its name tells more than one {what} ({listed}); {_advice(source)}")
+    stated: dict[str, Set[object]] = {"model": models, "context length": contexts, "mode": modes, "batch": batches}
+    for part, values in stated.items():
+        if len(values) > 1:
+            listed = ", ".join(sorted(map(str, values)))
+            return Unplaced(source, f"its name tells more than one {part} ({listed}); {_advice(source)}")
     return CellName(models.pop(), contexts.pop(), next(iter(modes), None), next(iter(batches), None))
 
 
 def parse_cell(text: str) -> tuple[str, CellName]:
-    """Reads `NAME=model,context[,mode]`; the name is that of a profile, with or without its suffix.
+    """Parses `NAME=model,context[,mode]`, where NAME is that of a profile, with or without its suffix.
 
-    The model may be any word; FLOPs and layers are only known of those in the table.
+    The model may be any word; FLOPs and layers are known for those in the table only.
 
     Raises:
         UsageError: the text is not of that form.
@@ -188,10 +190,11 @@ def assign_cells(
     """The cell of each profile, and the profiles that have none.
 
     Args:
-        given: cells that the user stated (`parse_cell`), by file name with or without suffix; they win over the name.
+        file_names: of the profiles.
+        given: cells that the user stated (`parse_cell`), by file name with or without suffix; they take precedence.
 
     Raises:
-        UsageError: a stated name is none of the profiles'.
+        UsageError: a stated name matches no profile.
     """
     names = list(file_names)
     stated = dict(given or {})
@@ -214,7 +217,7 @@ def assign_cells(
 
 
 def mode_of_text(text: str) -> str | None:
-    """The kind of step that a text speaks of (`fwd` → `forward`); None for none, or more than one."""
+    """The kind of step that a text names (`fwd` → `forward`); None if it names none or several."""
     modes = _modes(text.lower())
     return modes.pop() if len(modes) == 1 else None
 
@@ -247,15 +250,15 @@ def _advice(source: str) -> str:
 
 @dataclass(frozen=True)
 class PythonTime:
-    """A time by the program's own clock: single measurements, or the statistics that its file gives."""
+    """A time by the program's own clock: statistics of its measurements, computed or as stated in the file."""
 
-    centre_ns: float  #: median of the measurements, or the median or mean that the file gives
-    statistic: str  #: `median` or `mean`: what `centre_ns` is
-    #: minimum_ns, maximum_ns: least and greatest; None where the file does not give them
+    centre_ns: float  #: median of the measurements, or the median or mean in the file
+    statistic: str  #: `median` or `mean`: kind of `centre_ns`
+    #: minimum_ns, maximum_ns: least and greatest; None where the file lacks them
     minimum_ns: float | None
     maximum_ns: float | None
-    deviation_ns: float | None  #: standard deviation; None where the file does not give it
-    count: int | None  #: number of measurements; None where the file does not say
+    deviation_ns: float | None  #: standard deviation; None where the file lacks it
+    count: int | None  #: number of measurements; None where not known
 
 
 def python_time(
@@ -264,10 +267,12 @@ def python_time(
     """The program's own time of one phase in one cell; None where the file holds none.
 
     Args:
-        timings: as `warplens.readers.timings.read_timings` gives it; rows without a mode fit every mode.
-        mode: what one step does (`warplens.studies.grid.cells.MODES`).
+        timings: as `warplens.readers.timings.read_timings` gives it; rows without a mode match every mode.
+        model: of the cell.
+        context: of the cell.
+        mode: kind of step (`MODES`).
         phase: `forward`, `backward`, `optimizer` or `step`.
-        batch: rows with another batch do not fit; None for any.
+        batch: excludes rows with another batch; None for any.
     """
     rows = _rows_of(timings, model, context, batch).filter(pl.col("phase") == phase)
     if not rows.height:
@@ -277,30 +282,30 @@ def python_time(
     samples = Spread.of(rows.filter(pl.col("statistic") == "sample")["time_ns"])
     if samples is not None:
         return PythonTime(samples.median, "median", samples.minimum, samples.maximum, None, samples.count)
-    given = dict(rows.select(pl.col("statistic").cast(pl.String), pl.col("time_ns").cast(pl.Float64)).rows())
-    centre = next((name for name in ("median", "mean") if name in given), None)
+    stated = dict(rows.select(pl.col("statistic").cast(pl.String), pl.col("time_ns").cast(pl.Float64)).rows())
+    centre = next((name for name in ("median", "mean") if name in stated), None)
     if centre is None:
         return None
     counts = rows["samples"].drop_nulls().to_list()
     return PythonTime(
-        given[centre],
+        stated[centre],
         centre,
-        given.get("minimum"),
-        given.get("maximum"),
-        given.get("deviation"),
+        stated.get("minimum"),
+        stated.get("maximum"),
+        stated.get("deviation"),
         counts[0] if counts else None,
     )
 
 
 def python_batch(timings: pl.DataFrame, model: str, context: int) -> int | None:
-    """The batch size that the file states for a cell; None for none, or more than one."""
+    """The batch size that the file states for a cell; None if it states none or several."""
     batches = _rows_of(timings, model, context, None)["batch"].drop_nulls().unique().to_list()
     return int(batches[0]) if len(batches) == 1 else None
 
 
 def _rows_of(timings: pl.DataFrame, model: str, context: int, batch: int | None) -> pl.DataFrame:
-    written = [text for text in timings["model"].unique().to_list() if (canonical_model(text) or text) == model]
-    fits = pl.col("model").is_in(written) & (pl.col("context") == context)
+    names = [text for text in timings["model"].unique().to_list() if (canonical_model(text) or text) == model]
+    matches = pl.col("model").is_in(names) & (pl.col("context") == context)
     if batch is not None:
-        fits &= pl.col("batch").is_null() | (pl.col("batch") == batch)
-    return timings.filter(fits)
+        matches &= pl.col("batch").is_null() | (pl.col("batch") == batch)
+    return timings.filter(matches)

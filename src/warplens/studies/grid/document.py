@@ -1,4 +1,4 @@
-"""The grid document: five questions about models × context lengths, what is missing for them, and what to run."""
+"""The grid document: the answers to the five questions, the missing or invalid cells, and what to run for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from warplens.studies.grid.grid import (
 from warplens.studies.grid.kernel_sections import OTHERS, TOP_KERNEL, TOP_KERNELS
 from warplens.studies.grid.training_section import OPTIMIZER, TRAINING
 
-#: Columns that are not measured but follow from shapes, or put a modelled amount of work over a measured time.
+#: Column → how it is modelled: from shapes, or as modelled work over measured time. All other columns are measured.
 PROVENANCE: Final[Mapping[str, str]] = {
     each.name: each.modelled
     for declared in (FORWARD_TIMES, TOP_KERNELS, OPTIMIZER, ATTENTION)
@@ -46,10 +46,11 @@ _QUESTIONS: Final = (FORWARD_TIME, TOP_KERNEL, OTHERS, TRAINING, SOFTMAX)
 
 
 def grid_document(grid: Grid, diagnosed: Mapping[str, Diagnosis] | None = None) -> Document:
-    """The document about a grid: what limits its cells, the answers (a) to (e), what is missing, how to record it.
+    """The document of a grid: limits of its cells, the answers (a) to (e), what is missing, how to record it.
 
     Args:
-        diagnosed: what the diagnosis says of a profile, by its file's name; of none, the first screen has times alone.
+        grid: with all answers.
+        diagnosed: diagnoses of profiles, by file name; without any, the first screen has times alone.
     """
     status = grid_status(grid)
     return Document(
@@ -67,9 +68,9 @@ def grid_document(grid: Grid, diagnosed: Mapping[str, Diagnosis] | None = None) 
 
 
 def grid_data(grid: Grid) -> dict[str, Any]:
-    """The same as plain data: for each question its sentences and its rows; exact values, times in nanoseconds.
+    """The grid as plain data: for each question its sentences and its rows; exact values, times in nanoseconds.
 
-    `provenance` names the columns that are no plain measurement, and what they are.
+    `provenance` describes the columns that are modelled.
     """
     return {
         "questions": {question.letter: question.data(grid) for question in _QUESTIONS},
@@ -100,44 +101,50 @@ def _first_sentence(grid: Grid) -> str:
 
 
 def _answer(grid: Grid, status: pl.DataFrame, diagnosed: Mapping[str, Diagnosis]) -> Answer | None:
-    """The first screen: what limits most of the cells and what to do, or how long a pass takes; then the questions."""
+    """The first screen: the most frequent limit and its remedy, or the time of a pass; then the questions."""
     cells = [cell for cell in grid.cells if not cell.invalid]
     verdict = _first_sentence(grid)
     if not verdict:
         return None
-    found = [(cell, diagnosed[cell.source].findings[0]) for cell in cells if cell.source in diagnosed]
-    limited = [(cell, first) for cell, first in found if first.gain is not None and not rule(first.id).describes]
+    diagnosed_cells = [(cell, diagnosed[cell.source].findings[0]) for cell in cells if cell.source in diagnosed]
+    limited = [
+        (cell, first) for cell, first in diagnosed_cells if first.gain is not None and not rule(first.id).describes
+    ]
     gain = do = code = ""
     if limited:
         ids = [first.id for _, first in limited]
         most = max(dict.fromkeys(ids), key=ids.count)
-        mine = [first for _, first in limited if first.id == most]
-        whose = majority(len(mine), len(found), "profile") if len(found) > 1 else _cell_title(found[0][0])
-        verdict = f"The limit of {whose}: {rule(most).limiter}."
-        gains = sorted(first.gain or 0.0 for first in mine)
+        matching = [first for _, first in limited if first.id == most]
+        where = (
+            majority(len(matching), len(diagnosed_cells), "profile")
+            if len(diagnosed_cells) > 1
+            else _cell_title(diagnosed_cells[0][0])
+        )
+        verdict = f"The limit of {where}: {rule(most).limiter}."
+        gains = sorted(first.gain or 0.0 for first in matching)
         gain = " to ".join(dict.fromkeys(map(factor, (gains[0], gains[-1]))))
-        remedies = [first.remedies[0] for first in mine if first.remedies]
+        remedies = [first.remedies[0] for first in matching if first.remedies]
         do, code = (remedies[0].action, "\n".join(ways(remedies[0].how))) if remedies else ("", "")
     measured = status.filter(pl.col("state") == "measured")["question"].to_list()
-    asked = status["question"].to_list()
+    questions = status["question"].to_list()
     return Answer(
         id="answer",
         verdict=verdict,
         severity="info",
         gain=gain,
         unit=" as fast" if gain else "",
-        gain_range=f"expected of {fmt.plural(len(mine), 'profile')}, without a profiler" if limited else "",
+        gain_range=f"expected of {fmt.plural(len(matching), 'profile')}, without a profiler" if limited else "",
         do=do,
         code=code,
         brings="",
         sure="",
         refute="",
         others=tuple(
-            (letter, f"({letter}) {title}", f"{measured.count(letter)} of {asked.count(letter)} cells")
+            (letter, f"({letter}) {title}", f"{measured.count(letter)} of {questions.count(letter)} cells")
             for letter, title in QUESTIONS.items()
         ),
         also="The questions",
-        tables=(_limits_table(found) if found else replace(time_matrix(grid), id="answer-matrix"),),
+        tables=(_limits_table(diagnosed_cells) if diagnosed_cells else replace(time_matrix(grid), id="answer-matrix"),),
     )
 
 
@@ -154,7 +161,7 @@ def _cell_title(cell: CellAnswers) -> str:
 
 
 def _limits_table(found: Sequence[tuple[CellAnswers, Finding]]) -> Table:
-    """What limits each cell that was diagnosed."""
+    """The table of the limits of all diagnosed cells."""
     rows = [
         {
             "cell": _cell_title(cell),
@@ -267,12 +274,12 @@ _UNPLACED_COLUMNS: Final = (
 
 
 def invalid_profiles(grid: Grid) -> pl.DataFrame:
-    """The profiles that cannot stand for their cell, why, and what they do hold."""
+    """The invalid profiles, the reasons, and their GPU work."""
     return cell_rows([cell for cell in grid.cells if cell.invalid], INVALID, _invalid)
 
 
 def profiles(grid: Grid) -> pl.DataFrame:
-    """Every profile, and what its reader must know."""
+    """Every profile with its notes."""
     return cell_rows(
         grid.cells,
         PROFILES,
@@ -284,7 +291,7 @@ def profiles(grid: Grid) -> pl.DataFrame:
 
 
 def status_matrix(status: pl.DataFrame) -> pl.DataFrame:
-    """One row a cell, one column a question: the state. `status` is that of `grid_status`."""
+    """The states of `grid_status` with one row per cell and one column per question."""
     return status.with_columns(pl.col("state").cast(pl.String)).pivot(
         "question", index=["model", "context"], values="state", maintain_order=True
     )
@@ -299,7 +306,7 @@ def _invalid(cell: CellAnswers) -> dict[str, Any]:
 
 
 def status_section(grid: Grid, status: pl.DataFrame) -> Section:
-    """Which question is answered for which cell, what to run for the others, and the profiles that were read."""
+    """The section on answered questions, commands to run for the others, and the profiles that were read."""
     blocks: list[Block] = []
     if status.height:
         blocks.append(
@@ -323,8 +330,10 @@ def status_section(grid: Grid, status: pl.DataFrame) -> Section:
         caption = "Profiles that cannot stand for their cell; none of their numbers is used"
         blocks.append(cell_table("invalid", caption, invalid, INVALID, _SHOWN_OF_INVALID))
     if grid.unplaced:
-        left = pl.DataFrame([(item.source, item.reason) for item in grid.unplaced], ["source", "reason"], orient="row")
-        blocks.append(Table("unplaced", "Files that are of no cell", _UNPLACED_COLUMNS, left, None))
+        unplaced = pl.DataFrame(
+            [(item.source, item.reason) for item in grid.unplaced], ["source", "reason"], orient="row"
+        )
+        blocks.append(Table("unplaced", "Files that are of no cell", _UNPLACED_COLUMNS, unplaced, None))
     blocks.append(
         cell_table(
             "profiles", "The profiles and how their steps were found", profiles(grid), PROFILES, "source how notes"

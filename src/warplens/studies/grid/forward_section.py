@@ -1,4 +1,4 @@
-"""Questions (a) and (e) of a grid: what a forward pass takes, and in its attention the softmax beside the products."""
+"""Questions (a) and (e) of a grid: the time of a forward pass, and softmax against matrix products in attention."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ FORWARD_TIMES: Final = table(
 )  # fmt: skip
 
 
-#: Two clocks that differ by no more than this agree: runs of one program differ by as much from day to day.
+#: Two clocks agree if they differ by no more than this: runs of one program differ by as much from day to day.
 _AGREES = 0.05
 
-#: Fills of models in charts, smallest first.
+#: Fill of each model in charts, smallest model first.
 _MODEL_FILLS = ("elementwise", "gemm", "softmax", "attention", "communication", "optimizer")
 
 
@@ -110,25 +110,25 @@ def answer_a(grid: Grid) -> list[str]:
 def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
     compared = times.filter(pl.col("ratio").is_not_null())
     if not compared.height and grid.timed:
-        held = f" It holds {fmt.shorten(', '.join(grid.unused), 120)}." if grid.unused else ""
-        return [f"The file with the program's own times was not used: it has none of a forward pass here.{held}"]
+        unused_text = f" It holds {fmt.shorten(', '.join(grid.unused), 120)}." if grid.unused else ""
+        return [f"The file with the program's own times was not used: it has none of a forward pass here.{unused_text}"]
     if not compared.height:
         return ["No times of the program's own clock were given, so that the profiles stand alone (--timings FILE)."]
-    close = compared.filter((pl.col("ratio") - 1).abs() <= _AGREES)
+    agreeing = compared.filter((pl.col("ratio") - 1).abs() <= _AGREES)
     sentence = (
         f"The profiled pass takes {between(compared['ratio'], 'number')} times as long as by the program's own clock; "
-        f"within {_AGREES * 100:.0f} % in {majority(close.height, compared.height, 'profile')}."
+        f"within {_AGREES * 100:.0f} % in {majority(agreeing.height, compared.height, 'profile')}."
     )
-    far = compared.filter((pl.col("ratio") - 1).abs() > _AGREES)
-    if not far.height:
+    differing = compared.filter((pl.col("ratio") - 1).abs() > _AGREES)
+    if not differing.height:
         return [sentence]
-    waiting = between(far["busy_share"], "share")
+    busy_text = between(differing["busy_share"], "share")
     return [
         sentence,
-        f"Where they differ more, the GPU works for {waiting} of the profiled pass; where they agree, for "
-        f"{between(close['busy_share'], 'share')}."
-        if close.height
-        else f"In these profiles the GPU works for {waiting} of the pass.",
+        f"Where they differ more, the GPU works for {busy_text} of the profiled pass; where they agree, for "
+        f"{between(agreeing['busy_share'], 'share')}."
+        if agreeing.height
+        else f"In these profiles the GPU works for {busy_text} of the pass.",
     ]
 
 
@@ -198,13 +198,13 @@ def _time_figure(grid: Grid) -> Figure:
 
 
 def forward_times(grid: Grid) -> pl.DataFrame:
-    """(a) One row a profile: the times of a forward pass and, where given, the program's own."""
-    found = cell_rows(grid.answering("a"), FORWARD_TIMES)
-    return found.with_columns(ratio=pl.col("time_ns") / pl.col("python_ns"))
+    """(a) One row per profile: the times of a forward pass and, where given, the program's own."""
+    times = cell_rows(grid.answering("a"), FORWARD_TIMES)
+    return times.with_columns(ratio=pl.col("time_ns") / pl.col("python_ns"))
 
 
 def forward_matrix(grid: Grid) -> pl.DataFrame:
-    """(a) Models × contexts: the median time of a forward pass, of passes alone where they were recorded; else null."""
+    """(a) Models × contexts: the median time of a forward pass, preferably of inference profiles; null if not known."""
     times = {(cell.model, cell.context): median(cell.forward.time) for cell in grid.preferred("a") if cell.forward}
     return pl.DataFrame(
         {
@@ -256,13 +256,14 @@ ATTENTION: Final = table(
 
 
 def attention_times(grid: Grid) -> pl.DataFrame:
-    """(e) One row a cell: time per layer inside attention, and the ratios of times and FLOPs."""
+    """(e) One row per cell: time per layer inside attention, and the ratios of times and FLOPs."""
     return cell_rows(grid.preferred("e"), ATTENTION, _attention)
 
 
 def _attention(cell: CellAnswers) -> dict[str, Any]:
-    found = cell.attention
-    return attention_row(found, cell.size, cell.batch, cell.context, cell.bandwidth) if found else {}
+    if cell.attention is None:
+        return {}
+    return attention_row(cell.attention, cell.size, cell.batch, cell.context, cell.bandwidth)
 
 
 def answer_e(grid: Grid) -> list[str]:

@@ -1,9 +1,9 @@
-"""Where the GPU time of forward passes and training steps goes: kernels, parts of the model, attention, the optimizer.
+"""GPU time of forward passes and training steps by kernel, model part, part of attention, and phase.
 
-Attention: the softmax against the two matrix products, in measured GPU time and modelled FLOPs. The parts are told
-apart by annotated ranges around them, words separated by blanks or by underscores: `computing attention scores` (q·kᵀ,
-scaling, mask), `computing softmax`, `final matmul` (weights·v). A part's time is the GPU time of the work launched
-inside its range; the products are the matrix-product kernels in the first and last.
+Attention: the softmax is compared with the two matrix products, in measured GPU time and modelled FLOPs. Annotated
+ranges identify the parts, their words separated by blanks or underscores: `computing attention scores` (q·kᵀ, scaling,
+mask), `computing softmax`, `final matmul` (weights·v). A part's time is the GPU time of the work launched inside its
+range; the products are the matrix-product kernels in the first and last.
 """
 
 from __future__ import annotations
@@ -72,13 +72,15 @@ def label_use(work: pl.DataFrame, repetition: str = "pass") -> pl.DataFrame:
     return used.select(LABEL_USES.names).sort(["gpu_ns", "label"], descending=[True, False])
 
 
-def _use(rows: pl.DataFrame, keys: list[str], whole: pl.DataFrame, repetition: str) -> pl.DataFrame:
-    """Sums of some rows by keys; shares are of the whole work, which also says how many repetitions there are."""
-    each = rows.group_by(*keys, repetition).agg(pl.col("duration_ns").sum(), pl.len().cast(pl.Int64).alias("calls"))
-    # A repetition in which the kernel did not run at all has no row.
-    ran_always = pl.len() == whole[repetition].n_unique()
+def _use(rows: pl.DataFrame, keys: list[str], all_work: pl.DataFrame, repetition: str) -> pl.DataFrame:
+    """Sums of rows by keys; `all_work` gives the total for the shares and the number of repetitions."""
+    by_repetition = rows.group_by(*keys, repetition).agg(
+        pl.col("duration_ns").sum(), pl.len().cast(pl.Int64).alias("calls")
+    )
+    # A repetition in which the kernel did not run has no row, but counts as zero calls.
+    ran_always = pl.len() == all_work[repetition].n_unique()
     return (
-        each.group_by(keys)
+        by_repetition.group_by(keys)
         .agg(
             pl.col("duration_ns").sum().alias("gpu_ns"),
             pl.col("calls").sum(),
@@ -86,24 +88,28 @@ def _use(rows: pl.DataFrame, keys: list[str], whole: pl.DataFrame, repetition: s
             pl.col("calls").max().alias("calls_max"),
         )
         .with_columns(
-            (pl.col("gpu_ns") / max(1, int(whole["duration_ns"].sum()))).alias("share"), pl.col(keys).cast(pl.String)
+            (pl.col("gpu_ns") / max(1, int(all_work["duration_ns"].sum()))).alias("share"), pl.col(keys).cast(pl.String)
         )
     )
 
 
 def top_kernel(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> dict[str, Any] | None:
-    """The kernel function with the most GPU time, as `_leading` has it; None where the work holds no kernel."""
+    """The kernel function with the most GPU time; None where the work holds no kernel.
+
+    A row of `KERNEL_USES` with `repetitions` (passes or steps), `calls_each` and `gpu_ns_each` for one of them, and
+    the `parts` that launch it (see `model_parts`). `calls_each` is None where repetitions differ.
+    """
     used = kernel_use(timeline, work, repetition)
     if not used.height:
         return None
     row = used.row(0, named=True)
     kernels = work.filter(pl.col("kind") == "kernel")
-    mine = kernels.filter(timeline.trace.kernels["full_name"].gather(kernels["row"]) == row["full_name"])
-    return _leading(timeline, row, mine, work[repetition].n_unique())
+    calls = kernels.filter(timeline.trace.kernels["full_name"].gather(kernels["row"]) == row["full_name"])
+    return _leading(timeline, row, calls, work[repetition].n_unique())
 
 
 def top_label(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> dict[str, Any] | None:
-    """The category with the most GPU time; None where there is no work."""
+    """The category with the most GPU time, in the form of `top_kernel`; None where there is no work."""
     used = label_use(work, repetition)
     if not used.height:
         return None
@@ -112,32 +118,32 @@ def top_label(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") 
     return _leading(timeline, row, work.filter(pl.col("label") == label), work[repetition].n_unique())
 
 
-def _leading(timeline: Timeline, row: dict[str, Any], mine: pl.DataFrame, repetitions: int) -> dict[str, Any]:
-    """A row of uses with `repetitions` (passes or steps), what falls to one of them, and the model's `parts`.
-
-    Where repetitions differ in their calls, `calls_each` is None: no such number exists.
-    """
-    calls = row["calls_min"] if row["calls_min"] == row["calls_max"] else None
-    own = {"calls_each": calls, "gpu_ns_each": row["gpu_ns"] / repetitions, "repetitions": repetitions}
-    return {**row, **own, "parts": model_parts(timeline, mine)}
+def _leading(timeline: Timeline, row: dict[str, Any], work: pl.DataFrame, repetitions: int) -> dict[str, Any]:
+    return {
+        **row,
+        "calls_each": row["calls_min"] if row["calls_min"] == row["calls_max"] else None,
+        "gpu_ns_each": row["gpu_ns"] / repetitions,
+        "repetitions": repetitions,
+        "parts": model_parts(timeline, work),
+    }
 
 
 def model_parts(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
-    """The innermost ranges that hold these launches, by name, largest first: `part`, `gpu_ns`, `launches`, `share`.
+    """GPU time by name of the innermost range around the launch, largest first.
 
-    Launches that only the range of the phase itself holds are told apart from those in a range inside it. An operator
-    of a framework is no part of the model: its launches belong to the range around it. `share` is of the GPU time.
+    Columns: `part`, `gpu_ns`, `launches`, `share` of the GPU time. Launches directly inside the range of a phase form a
+    part of their own. Framework operators are skipped: their launches belong to the annotated range around them.
     """
     annotated = ~is_operator(timeline.trace.ranges)
     if not annotated.all():
-        held = nearest(timeline.forest.parent, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
-        work = work.with_columns(pl.Series("range", held).replace(NO_RANGE, None))
+        innermost = nearest(timeline.forest.parent, annotated, work["range"].fill_null(NO_RANGE).to_numpy())
+        work = work.with_columns(pl.Series("range", innermost).replace(NO_RANGE, None))
     rows = work["range"].unique().drop_nulls()
     names = timeline.trace.ranges["name"].cast(pl.String).gather(rows)
     by_row = dict(zip(rows, map(plain_range_name, names), strict=True))
     named = work["range"].replace_strict(by_row, default="outside all ranges", return_dtype=pl.String)
-    alone = pl.col("range") == pl.col("outermost")
-    part = pl.when(alone).then(pl.format("{}, outside of inner ranges", named)).otherwise(named)
+    directly_in_phase = pl.col("range") == pl.col("outermost")
+    part = pl.when(directly_in_phase).then(pl.format("{}, outside of inner ranges", named)).otherwise(named)
     return (
         work.select("duration_ns", part=part)
         .group_by("part")
@@ -147,7 +153,7 @@ def model_parts(timeline: Timeline, work: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-#: Part → what its range is called, and the name to give to one that is missing.
+#: Part → pattern of its range's name, and the name to suggest where it is missing.
 ATTENTION_PARTS: Final[dict[str, tuple[re.Pattern[str], str]]] = {
     "scores": (re.compile(r"^(?:comput(?:e|ing) )?(?:attention )?scores$"), "computing_attention_scores"),
     "softmax": (re.compile(r"^(?:comput(?:e|ing) )?(?:attention )?softmax$"), "computing_softmax"),
@@ -166,8 +172,8 @@ ATTENTION_TIMES: Final = table(
     Column("values_matmul_ns", pl.Int64, "part of it in matrix products", title="weights·v"),
 )
 
-#: Reads and writes of one score by a softmax in five kernels: maximum 1, subtraction 2, exponential 2, sum 1, division
-#: 2; by a softmax in one kernel: 2. For other kernel counts the traffic is not known.
+#: Kernels of a softmax → its reads and writes per score. Five kernels: maximum 1, subtraction 2, exponential 2, sum 1,
+#: division 2. For other kernel counts the traffic is not known.
 _SOFTMAX_ACCESSES: Final = {5: 8, 1: 2}
 
 _HALF_PRECISION = re.compile(r"half|bfloat16|__nv_bfloat16", re.IGNORECASE)
@@ -175,39 +181,41 @@ _HALF_PRECISION = re.compile(r"half|bfloat16|__nv_bfloat16", re.IGNORECASE)
 
 @dataclass(frozen=True, eq=False)
 class AttentionTime:
-    """Time inside self-attention of one profile's forward passes, per layer."""
+    """Time inside self-attention in the forward passes of one profile."""
 
     passes: pl.DataFrame  #: `ATTENTION_TIMES`
     layers: int | None  #: attention layers in one pass; None where passes differ
-    #: the softmax kernels' names speak of fp32 and of no shorter type; None where they say nothing
+    #: whether the softmax kernels compute in fp32, by their names; None where these do not tell
     single_precision: bool | None
 
 
 def attention_row(
-    found: AttentionTime, size: LMSize | None, batch: int | None, context: int, bandwidth: int | None
+    attention: AttentionTime, size: LMSize | None, batch: int | None, context: int, bandwidth: int | None
 ) -> dict[str, Any]:
-    """Time per layer inside attention, and the ratios of times and FLOPs: the medians over passes, by column.
+    """Time per layer inside attention and the ratios of times and FLOPs, as medians over passes.
 
-    Rates are modelled work over measured time; what needs the batch, the model's widths or the memory's bandwidth
-    (bytes per second) is left out where that is not known. Products are the kernels of both, where each is known to
-    have one; ratios by ranges count scaling and mask as part of the scores. The softmax's traffic, caches not counted,
-    is known of the kernels of a known form in fp32.
+    Rates are modelled work / measured time. Values that need the batch, the model's widths or the memory bandwidth
+    (bytes per second) are left out where these are not known. Products are the matrix-product kernels of scores and
+    values, if both have some; `range_ratio` counts scaling and mask as part of the scores. The softmax's traffic,
+    caches not counted, is modelled for fp32 softmaxes of one or five kernels only.
     """
-    passes, layers = found.passes, found.passes["layers"]
+    passes, layers = attention.passes, attention.passes["layers"]
     products = passes["scores_matmul_ns"] + passes["values_matmul_ns"]
-    known = bool((passes["scores_matmul_ns"] > 0).all() and (passes["values_matmul_ns"] > 0).all())
+    has_products = bool((passes["scores_matmul_ns"] > 0).all() and (passes["values_matmul_ns"] > 0).all())
     times = {name: Spread.of(passes[name] / layers) for name in ATTENTION_TIMES.names if name.endswith("_ns")}
-    ratio = Spread.of(passes["softmax_ns"] / products) if known else None
-    each = (passes["softmax_kernels"] / layers).unique().to_list()
-    kernels = int(each[0]) if len(each) == 1 and float(each[0]).is_integer() else None
+    ratio = Spread.of(passes["softmax_ns"] / products) if has_products else None
+    kernels_per_layer = (passes["softmax_kernels"] / layers).unique().to_list()
+    kernels = (
+        int(kernels_per_layer[0]) if len(kernels_per_layer) == 1 and float(kernels_per_layer[0]).is_integer() else None
+    )
     softmax = times["softmax_ns"]
     row: dict[str, Any] = {name: median(spread) for name, spread in times.items()} | {
-        "layers": found.layers,
+        "layers": attention.layers,
         "passes": passes.height,
         "softmax_min_ns": softmax and softmax.minimum,
         "softmax_max_ns": softmax and softmax.maximum,
         "softmax_kernels": kernels,
-        "products_ns": median(Spread.of(products / layers)) if known else None,
+        "products_ns": median(Spread.of(products / layers)) if has_products else None,
         "runtime_ratio": median(ratio),
         "runtime_ratio_min": ratio and ratio.minimum,
         "runtime_ratio_max": ratio and ratio.maximum,
@@ -221,7 +229,7 @@ def attention_row(
         return row
     product = attention_matmul_flops(batch, size.heads, context, size.d_head)
     row |= {"scores_flops": product, "softmax_flops": softmax_flops(batch, size.heads, context)}
-    accesses = _SOFTMAX_ACCESSES.get(kernels or 0) if found.single_precision else None
+    accesses = _SOFTMAX_ACCESSES.get(kernels or 0) if attention.single_precision else None
     moved = accesses * 4 * batch * size.heads * context**2 if accesses else None
     for name, amount, spent in (
         ("scores_flops_per_s", product, row["scores_matmul_ns"]),
@@ -235,21 +243,21 @@ def attention_row(
 
 
 def missing_attention_ranges(timeline: Timeline) -> tuple[str, ...]:
-    """The names of the ranges that the profile would need and has not, in the order of the computation."""
-    texts = {_plain(name) for name in name_categories(timeline.trace.ranges["name"])}
-    return tuple(name for pattern, name in ATTENTION_PARTS.values() if not any(pattern.match(text) for text in texts))
+    """The names of the attention ranges that the profile lacks, in the order of the computation."""
+    present = {_plain(name) for name in name_categories(timeline.trace.ranges["name"])}
+    return tuple(name for pattern, name in ATTENTION_PARTS.values() if not any(map(pattern.match, present)))
 
 
 def attention_time(timeline: Timeline, phased: PhasedWork) -> AttentionTime | None:
     """Time inside self-attention in the forward passes of a profile.
 
-    None where a range is missing (`missing_attention_ranges`), or no forward pass holds such ranges.
+    None where a range is missing (`missing_attention_ranges`), or where no forward pass has all parts.
     """
     work = phased.pass_work
     if missing_attention_ranges(timeline) or not work.height:
         return None
     part, instance = _parts(timeline, work)
-    mine = work.with_columns(part, instance).filter(pl.col("part").is_not_null())
+    inside = work.with_columns(part, instance).filter(pl.col("part").is_not_null())
     duration = pl.col("duration_ns")
     sums = [
         duration.filter(pl.col("part") == name).sum().alias(f"{name}_ns") for name in ATTENTION_PARTS
@@ -259,7 +267,7 @@ def attention_time(timeline: Timeline, phased: PhasedWork) -> AttentionTime | No
     ]  # fmt: skip
     in_softmax = pl.col("part") == "softmax"
     passes = (
-        mine.group_by("pass")
+        inside.group_by("pass")
         .agg(
             pl.col("instance").filter(in_softmax).n_unique().cast(pl.Int64).alias("layers"),
             (in_softmax & (pl.col("kind") == "kernel")).sum().cast(pl.Int64).alias("softmax_kernels"),
@@ -272,24 +280,24 @@ def attention_time(timeline: Timeline, phased: PhasedWork) -> AttentionTime | No
     if not passes.height:
         return None
     layers = passes["layers"].unique().to_list()
-    softmax = mine.filter(in_softmax & (pl.col("kind") == "kernel"))
+    softmax = inside.filter(in_softmax & (pl.col("kind") == "kernel"))
     names = timeline.trace.kernels["full_name"].gather(softmax["row"]).cast(pl.String).unique().to_list()
     return AttentionTime(passes, layers[0] if len(layers) == 1 else None, _single_precision(names))
 
 
 def _parts(timeline: Timeline, work: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
-    """The attention part of each row of work, and the row of the range that makes it one; null for neither."""
+    """The attention part of each row of work, and the row of that part's range (`instance`); null outside of parts."""
     names = timeline.trace.ranges["name"]
     keys = list(ATTENTION_PARTS)
-    by_name = np.array([_part_number(name) for name in name_categories(names)], dtype=np.int64)
-    own = by_name[names.to_physical().to_numpy()]
-    row = np.arange(len(own), dtype=np.int64)
-    instance = np.r_[timeline.forest.outermost_match(np.where(own > 0, row + 1, 0)) - 1, NO_RANGE]
-    held = instance[work["range"].fill_null(NO_RANGE).to_numpy()]
-    number = np.where(held != NO_RANGE, own[np.maximum(held, 0)], 0)
-    texts = pl.Series([None, *keys], dtype=pl.Enum(keys))
-    found = pl.Series("instance", held)
-    return texts.gather(number).alias("part"), found.set(found == NO_RANGE, None)
+    number_by_name = np.array([_part_number(name) for name in name_categories(names)], dtype=np.int64)
+    number_of_range = number_by_name[names.to_physical().to_numpy()]
+    row = np.arange(len(number_of_range), dtype=np.int64)
+    outermost = timeline.forest.outermost_match(np.where(number_of_range > 0, row + 1, 0)) - 1
+    instance = np.r_[outermost, NO_RANGE][work["range"].fill_null(NO_RANGE).to_numpy()]
+    number = np.where(instance != NO_RANGE, number_of_range[np.maximum(instance, 0)], 0)
+    part_of_number = pl.Series([None, *keys], dtype=pl.Enum(keys))
+    instances = pl.Series("instance", instance)
+    return part_of_number.gather(number).alias("part"), instances.set(instances == NO_RANGE, None)
 
 
 def _part_number(name: str) -> int:
@@ -315,8 +323,8 @@ PHASE_SPLIT: Final = table(
     share="share of all GPU time",
 )
 
-#: An optimizer whose GPU runs dry for more than the first share of its time waits for launches; below the second, the
-#: launches keep up. In between both matter.
+#: Share of the optimizer's span in which the GPU has run out of launched work: above the first, the optimizer is
+#: launch-bound; below the second, GPU-bound; in between, both matter.
 _LAUNCH_BOUND_ABOVE: Final = 0.2
 _GPU_BOUND_BELOW: Final = 0.05
 
@@ -326,10 +334,10 @@ class TrainingSplit:
     """The GPU time of a profile's training steps by phase."""
 
     phases: pl.DataFrame  #: `PHASE_SPLIT`; the rows' `gpu_ns` sum to `gpu_ns`
-    steps: int  #: how many steps were added up
+    steps: int  #: number of steps
     wall: Spread  #: wall time of a step
-    gpu_ns: int  #: GPU time of all steps, summed durations
-    busy_ns: int  #: time in which the GPU did anything, of all steps
+    gpu_ns: int  #: GPU time (summed durations) of all steps
+    busy_ns: int  #: time with GPU work running, of all steps
     wall_ns: int  #: wall time of all steps
 
     def phase(self, name: str) -> dict[str, int]:
@@ -338,7 +346,7 @@ class TrainingSplit:
 
     @property
     def idle_ns(self) -> int:
-        """Time of the steps in which the GPU did nothing."""
+        """GPU idle time of all steps."""
         return self.wall_ns - self.busy_ns
 
     @property
@@ -348,7 +356,7 @@ class TrainingSplit:
 
     @property
     def residual_ns(self) -> int:
-        """GPU time that no row accounts for; zero by construction, shown because it was not always so elsewhere."""
+        """GPU time that no row accounts for: zero by construction, reported as a check."""
         return self.gpu_ns - int(self.phases["gpu_ns"].sum())
 
 
@@ -372,7 +380,7 @@ def training_split(phased: PhasedWork) -> TrainingSplit | None:
         )
         .select(PHASE_SPLIT.names)
     )
-    # Work may outlast its step by a little; what reaches beyond the end is not this step's time.
+    # Work may outlast its step a little; the part beyond the end is not counted as this step's time.
     ends = {step.index: step.end_ns for step in phased.steps}
     inside = work.with_columns(pl.min_horizontal("end_ns", pl.col("step").replace_strict(ends, return_dtype=pl.Int64)))
     busy_ns = int(busy_by(inside, ["step"])["busy_ns"].sum())
@@ -382,15 +390,19 @@ def training_split(phased: PhasedWork) -> TrainingSplit | None:
 def optimizer_cost(
     phased: PhasedWork, split: TrainingSplit, size: LMSize | None, peak_bytes_per_s: int | None
 ) -> dict[str, Any] | None:
-    """What one optimizer step costs, and whether launches or the GPU set its pace; None without work on the GPU.
+    """Cost of one optimizer step, and whether launches or the GPU set its pace; None without GPU work.
 
-    Of the span, the GPU works (`busy_share`), has run dry (`starved_share`: the call that launches its next work had
-    not returned when the work before ended), or starts work that was launched in time (`between_share`: a GPU needs
-    about 1 µs for the next kernel of a stream). Traffic is that of the assignment's AdamW in fp32, where the optimizer
-    launches what that AdamW launches. `pace`: `launches` (the GPU waits for the host), `gpu`, or `both`.
+    The span divides into `busy_share` (the GPU works), `starved_share` (idle before work whose launch call had not
+    returned when the previous work ended) and `between_share` (idle before work that was launched in time: a GPU needs
+    about 1 µs to start the next kernel of a stream). Traffic is modelled as that of the assignment's AdamW in fp32, if
+    the optimizer makes the same number of launches per tensor. `pace`: `launches` (the GPU waits for the host), `gpu`,
+    or `both`.
 
     Args:
-        peak_bytes_per_s: memory bandwidth of the device, where the profile says.
+        phased: the steps' work.
+        split: the same by phase.
+        size: widths of the model, where known.
+        peak_bytes_per_s: memory bandwidth of the device, where known.
     """
     row = split.phase("optimizer")
     if not row["ops"]:
@@ -398,9 +410,9 @@ def optimizer_cost(
     starved_ns, between_ns = _gaps(phased.work.filter(pl.col("phase") == "optimizer"))
     launches, gpu_ns, span_ns = (row[name] / split.steps for name in ("ops", "gpu_ns", "span_ns"))
     per_tensor = launches / size.parameter_tensors if size else None
-    moved = None
+    bytes_per_s = None
     if size and per_tensor == REFERENCE_ADAMW_LAUNCHES_PER_TENSOR:
-        moved = REFERENCE_ADAMW_BYTES_PER_PARAMETER * size.parameters / (gpu_ns * 1e-9)
+        bytes_per_s = REFERENCE_ADAMW_BYTES_PER_PARAMETER * size.parameters / (gpu_ns * 1e-9)
     starved = starved_ns / row["span_ns"]
     return {
         "launches": launches,
@@ -412,18 +424,18 @@ def optimizer_cost(
         "between_share": between_ns / row["span_ns"],
         "span_ns_per_launch": span_ns / launches,
         "gpu_ns_per_launch": gpu_ns / launches,
-        "modelled_bytes_per_s": moved,
-        "bandwidth_share": moved / peak_bytes_per_s if moved and peak_bytes_per_s else None,
+        "modelled_bytes_per_s": bytes_per_s,
+        "bandwidth_share": bytes_per_s / peak_bytes_per_s if bytes_per_s and peak_bytes_per_s else None,
         "pace": "launches" if starved > _LAUNCH_BOUND_ABOVE else "gpu" if starved < _GPU_BOUND_BELOW else "both",
     }
 
 
 def _gaps(work: pl.DataFrame) -> tuple[int, int]:
-    """Time between pieces of work of a step: while the next was not launched yet, and although it was."""
-    reach = pl.col("end_ns").cum_max().shift(1).over("step")
+    """Idle time between pieces of work of a step: before work launched too late, and before work launched in time."""
+    previous_end = pl.col("end_ns").cum_max().shift(1).over("step")
     gaps = work.sort("step", "start_ns").select(
-        pl.max_horizontal(pl.col("start_ns") - reach, pl.lit(0)).alias("gap"),
-        (pl.col("launch_end_ns") > reach).fill_null(False).alias("late"),
+        pl.max_horizontal(pl.col("start_ns") - previous_end, pl.lit(0)).alias("gap"),
+        (pl.col("launch_end_ns") > previous_end).fill_null(False).alias("late"),
     )
-    late = int(gaps.filter("late")["gap"].sum())
-    return late, int(gaps["gap"].sum()) - late
+    late_ns = int(gaps.filter("late")["gap"].sum())
+    return late_ns, int(gaps["gap"].sum()) - late_ns

@@ -1,7 +1,7 @@
-"""A folder of profiles over models × context lengths: which of five questions each answers, and what is missing.
+"""A grid of profiles over models × context lengths: the answered questions of each cell, and what is missing.
 
-At the end what the tables and sentences of its sections share: columns that say where their value stands, rows, words.
-The same frames serve tables, charts and JSON. Times are nanoseconds of one forward pass or one training step.
+The second half holds the helpers shared by the sections: columns with the path of their value, rows, and words. The
+same frames serve tables, charts and JSON. Times are nanoseconds of one forward pass or one training step.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CELL_STATES: Final = table(
     Column("detail", pl.String, "the answering file, the reason, or what to do", title="What to run, or the reason"),
 )
 
-#: Models of different widths whose layers take the same time within this factor do not wait for the arithmetic: from
-#: one width of the table to the next, a layer's matrix products grow by 1.5 to 2.6 times.
+#: If layers of different widths take the same time within this factor, arithmetic does not set the pace: from one width
+#: of the table to the next, a layer's matrix products grow by 1.5 to 2.6 times.
 _SAME_TIME_PER_LAYER: Final = 1.15
-#: A GPU that works for less than this share of a pass waits for the host in the rest.
+#: A GPU that works for less than this share of a pass waits for the host in the rest of it.
 _MOSTLY_BUSY: Final = 0.8
 
 
@@ -40,10 +40,10 @@ _MOSTLY_BUSY: Final = 0.8
 class Grid:
     """All profiles of a grid with their answers."""
 
-    cells: tuple[CellAnswers, ...]  #: by size of the model, context and mode
-    unplaced: tuple[Unplaced, ...] = ()  #: files that are of no cell, or of one that another file already answers for
-    timed: bool = False  #: a file with the program's own times was given
-    unused: tuple[str, ...] = ()  #: cells of that file that no profile is of, `model context` each
+    cells: tuple[CellAnswers, ...]  #: sorted by size of the model, context and mode
+    unplaced: tuple[Unplaced, ...] = ()  #: files without a cell, or whose cell and mode another file already covers
+    timed: bool = False  #: whether a file with the program's own times was given
+    unused: tuple[str, ...] = ()  #: cells of that file without a profile, `model context` each
 
     @property
     def models(self) -> list[str]:
@@ -64,7 +64,7 @@ class Grid:
         return [cell for cell in self.cells if cell.answers(question)]
 
     def preferred(self, question: str) -> list[CellAnswers]:
-        """One answering profile of each cell: that of forward passes alone where there is one."""
+        """One answering profile per cell, preferably one of forward passes alone."""
         chosen: dict[tuple[str, int], CellAnswers] = {}
         for cell in self.answering(question):
             best = chosen.setdefault((cell.model, cell.context), cell)
@@ -74,8 +74,8 @@ class Grid:
 
     def inference_of(self, training: CellAnswers) -> CellAnswers | None:
         """The valid profile of forward passes alone for the cell of a training profile; None without one."""
-        found = (cell for cell in self.of(training.model, training.context) if cell.mode == "forward")
-        return next((cell for cell in found if cell.answers("c")), None)
+        cells = self.of(training.model, training.context)
+        return next((cell for cell in cells if cell.mode == "forward" and cell.answers("c")), None)
 
 
 def answer_grid(
@@ -85,55 +85,54 @@ def answer_grid(
     batch: int | None = None,
     unplaced: Iterable[Unplaced] = (),
 ) -> Grid:
-    """Answers the five questions for every profile. Each profile is dropped before the next is asked for.
+    """Answers the five questions for every profile, holding one profile in memory at a time.
 
     Args:
-        cells: the profiles; an iterator that reads them one by one keeps only one in memory.
+        cells: the profiles; an iterator should read them one by one.
         timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
-        batch: sequences in a batch, for cells that do not say; FLOPs per second need it.
-        unplaced: files that are of no cell, to be listed.
+        batch: sequences in a batch, for cells that do not state it; needed for FLOPs per second.
+        unplaced: files without a cell, to be listed.
     """
     answered: list[CellAnswers] = []
-    left = list(unplaced)
+    all_unplaced = list(unplaced)
     for cell in cells:
         answers = answer_cell(cell, timings=timings, batch=batch)
-        same = [other for other in answered if other.place == answers.place and not other.invalid]
-        if same and not answers.invalid:
-            left.append(Unplaced(answers.source, f"{same[0].source} is of the same cell and mode"))
+        rivals = [other for other in answered if other.place == answers.place and not other.invalid]
+        if rivals and not answers.invalid:
+            all_unplaced.append(Unplaced(answers.source, f"{rivals[0].source} is of the same cell and mode"))
         else:
             answered.append(answers)
     ordered = sorted(answered, key=lambda answers: answers.place)
     unused = _unused(timings, {(answers.model, answers.context) for answers in ordered})
-    return Grid(tuple(_checked_against_inference(ordered)), tuple(left), timings is not None, unused)
+    return Grid(tuple(_checked_against_inference(ordered)), tuple(all_unplaced), timings is not None, unused)
 
 
 def _unused(timings: pl.DataFrame | None, places: set[tuple[str, int]]) -> tuple[str, ...]:
-    """Cells of a file of times that are of none of these models and contexts, in the order of the file."""
+    """Cells of a file of times that no profile covers, in the order of the file."""
     if timings is None:
         return ()
-    written = timings.select("model", "context").unique(maintain_order=True).rows()
+    timed = timings.select("model", "context").unique(maintain_order=True).rows()
     return tuple(
-        f"{model} {context}" for model, context in written if (canonical_model(model) or model, context) not in places
+        f"{model} {context}" for model, context in timed if (canonical_model(model) or model, context) not in places
     )
 
 
 @dataclass(frozen=True)
 class HostBound:
-    """Models of different widths whose layers take the same time at one context length, while their GPU waits."""
+    """Models of different widths whose layers take the same time at one context length, while the GPU waits."""
 
-    #: context, mode: where
     context: int
     mode: str
     models: tuple[str, ...]  #: at least two, smallest first
-    #: least_ns, greatest_ns: time of a forward pass per layer, the extremes among the models
+    #: least_ns, greatest_ns: extremes of the time of a forward pass per layer among the models
     least_ns: float
     greatest_ns: float
-    busy_share: float  #: the largest share of the pass in which any of their GPUs worked
+    busy_share: float  #: largest GPU-busy share of a pass among the models
 
 
 def host_bound(grid: Grid) -> tuple[HostBound, ...]:
-    """Where the host sets the pace of the forward pass, by measurement: per context and mode, if any."""
-    found = []
+    """The contexts and modes in which the host sets the pace of the forward pass, by measurement."""
+    bounds = []
     places = sorted({(cell.context, cell.mode or "") for cell in grid.answering("a")})
     for context, mode in places:
         waiting = [
@@ -148,12 +147,12 @@ def host_bound(grid: Grid) -> tuple[HostBound, ...]:
         times = [per_layer for _, per_layer, _ in waiting]
         if len(waiting) >= 2 and max(times) <= _SAME_TIME_PER_LAYER * min(times):
             models = tuple(model for model, _, _ in waiting)
-            found.append(HostBound(context, mode, models, min(times), max(times), max(busy for _, _, busy in waiting)))
-    return tuple(found)
+            bounds.append(HostBound(context, mode, models, min(times), max(times), max(busy for _, _, busy in waiting)))
+    return tuple(bounds)
 
 
 def grid_status(grid: Grid) -> pl.DataFrame:
-    """Which question is answered for which cell, and what is to be done for the others (`CELL_STATES`)."""
+    """The state of each question in each cell, with advice for the unanswered ones (`CELL_STATES`)."""
     rows = [
         (model, context, question, *_state(grid, model, context, question))
         for model in grid.models
@@ -167,30 +166,29 @@ def _state(grid: Grid, model: str, context: int, question: str) -> tuple[str, st
     profiles = grid.of(model, context)
     if answering := [cell.source for cell in profiles if cell.answers(question)]:
         return "measured", ", ".join(answering)
-    wanted = "train" if question == "d" else "forward"
-    of_kind = [cell for cell in profiles if question != "d" or cell.mode != "forward"]
-    if invalid := [cell for cell in of_kind if cell.invalid]:
+    candidates = [cell for cell in profiles if question != "d" or cell.mode != "forward"]
+    if invalid := [cell for cell in candidates if cell.invalid]:
         return "invalid", f"{invalid[0].source}: {'; '.join(invalid[0].invalid)}"
-    if lacking := [cell for cell in of_kind if question in cell.lacking]:
+    if lacking := [cell for cell in candidates if question in cell.lacking]:
         return "missing", f"{lacking[0].source}: {lacking[0].lacking[question]}"
-    return "missing", record_command(model, context, wanted)
+    return "missing", record_command(model, context, "train" if question == "d" else "forward")
 
 
 def record_command(model: str, context: int, mode: str) -> str:
-    """The command that records a cell under a name that will be recognised."""
+    """The command that records a cell, with an output name that `recognise_cell` understands."""
     return f"nsys profile --trace=cuda,nvtx --output={model}_ctx{context}_{mode} python PROGRAM …"
 
 
 def _checked_against_inference(cells: list[CellAnswers]) -> list[CellAnswers]:
-    """A training step cannot take less GPU time than the forward pass alone: such a cell becomes invalid."""
-    alone = {
+    """Marks training cells as invalid whose step takes less GPU time than the forward pass alone."""
+    forward_of_cell = {
         (cell.model, cell.context): (cell.source, cell.forward.gpu.median)
         for cell in cells
         if cell.mode == "forward" and cell.forward is not None and cell.forward.gpu is not None and not cell.invalid
     }
 
     def checked(cell: CellAnswers) -> CellAnswers:
-        inference = alone.get((cell.model, cell.context))
+        inference = forward_of_cell.get((cell.model, cell.context))
         if cell.invalid or cell.training is None or inference is None:
             return cell
         source, pass_ns = inference
@@ -204,12 +202,12 @@ def _checked_against_inference(cells: list[CellAnswers]) -> list[CellAnswers]:
 
 @dataclass(frozen=True)
 class Value(Column):
-    """A column of which each profile has one value."""
+    """A column with one value per profile."""
 
-    #: where the value stands in `CellAnswers`: attributes, and keys of mappings, separated by dots; what is None on the
-    #: way makes it null. Empty where a function gives it.
+    #: path of the value in `CellAnswers`: attributes and mapping keys, separated by dots; null where any of them is
+    #: None. Empty where a function computes the value.
     of: str = ""
-    modelled: str = ""  #: what of it is no plain measurement; empty where all of it is measured
+    modelled: str = ""  #: the modelled part of the value; empty where it is measured
 
     @classmethod
     def number(cls, name: str, help_text: str, of: str = "", **more: Any) -> Value:
@@ -227,7 +225,7 @@ class Value(Column):
         return cls(name, pl.String, help_text, of=of, **more)
 
 
-#: Which profile a row is of.
+#: Columns that identify the cell of a row.
 CELL: Final = (
     column("model").but(help="size of the model"),
     column("context").but(help="context length in tokens"),
@@ -240,17 +238,17 @@ MODELLED_RATE: Final = "modelled FLOPs over measured time"
 
 
 def cell_table(id_: str, caption: str, rows: pl.DataFrame, declared: Table, *parts: str | Column) -> page.Table:
-    """All rows of a grid's table: the columns that tell the cell, and these (`Table.only`)."""
+    """A table of the grid with all rows: the columns that identify the cell, then the named ones (`Table.only`)."""
     return page.Table(id_, caption, (*CELL, *declared.only(*parts).columns), rows, None)
 
 
 def cell_title(row: dict[str, Any]) -> str:
-    """How a sentence names a cell: `small at context 512`."""
+    """Name of a cell in a sentence: `small at context 512`."""
     return f"{row['model']} at context {row['context']}"
 
 
 def between(values: Iterable[float | None], kind: Kind) -> str:
-    """`x`, or `x to y` where the least and the greatest differ as people read them."""
+    """`x to y`, the least and the greatest value; `x` where both are formatted alike."""
     known = [value for value in values if value is not None]
     if not known:
         return fmt.MISSING
@@ -267,17 +265,17 @@ def majority(count: int, total: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """One of the questions: its sentences, its part of the page, and its tables."""
+    """One of the questions: its answer, its section, and its tables."""
 
     letter: str
-    asked: str  #: in words
-    answer: Callable[[Grid], list[str]]  #: sentence by sentence; none where no profile answers
-    blocks: Callable[[Grid], Iterator[Block]]  #: what is shown below the sentences
+    asked: str  #: the question in words
+    answer: Callable[[Grid], list[str]]  #: sentence by sentence; empty where no profile answers
+    blocks: Callable[[Grid], Iterator[Block]]  #: content below the sentences
     tables: Mapping[str, Callable[[Grid], pl.DataFrame]]  #: by name, with exact values
-    inner: Callable[[Grid], tuple[Section, ...]] = lambda _: ()  #: sections of its section
+    inner: Callable[[Grid], tuple[Section, ...]] = lambda _: ()  #: subsections
 
     def section(self, grid: Grid) -> Section:
-        """The question, its answer and what that rests on."""
+        """The section with the question, its answer and the evidence."""
         title, sentences = f"({self.letter}) {self.asked}", self.answer(grid)
         if not sentences:
             text = f"No profile of the grid answers ({self.letter}); “What is answered” says what to run."
@@ -285,7 +283,7 @@ class Question:
         return Section(self.letter, title, (Paragraph(" ".join(sentences)), *self.blocks(grid)), self.inner(grid))
 
     def data(self, grid: Grid) -> dict[str, Any]:
-        """The same as plain data."""
+        """The question, its answer and its tables as plain data."""
         tables = {name: rows(grid) for name, rows in self.tables.items()}
         return {"question": QUESTIONS[self.letter], "answer": self.answer(grid), **tables}
 
@@ -293,25 +291,25 @@ class Question:
 def cell_rows(
     cells: Iterable[CellAnswers], declared: Table, row: Callable[[CellAnswers], dict[str, Any]] = lambda _: {}
 ) -> pl.DataFrame:
-    """One row a profile: its cell, what the columns say where it stands, and what `row` adds; else null."""
-    answers = [each for each in declared.columns if isinstance(each, Value) and each.of]
+    """One row per profile: its cell, the values at the columns' paths, and the values that `row` adds; else null."""
+    values = [each for each in declared.columns if isinstance(each, Value) and each.of]
     rows = [
         dict(zip(CELL_TYPES, cell_key(cell), strict=True))
-        | {each.name: _at(cell, each.of) for each in answers}
+        | {value.name: _at(cell, value.of) for value in values}
         | row(cell)
         for cell in cells
     ]
     return pl.DataFrame(rows, schema=declared.schema, orient="row")
 
 
-def _at(answers: Any, path: str) -> Any:
+def _at(value: Any, path: str) -> Any:
     for part in path.split("."):
-        answers = answers.get(part) if isinstance(answers, Mapping) else getattr(answers, part)
-        if answers is None:
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part)
+        if value is None:
             break
-    return answers
+    return value
 
 
 def cell_key(cell: CellAnswers) -> tuple[str, int, str]:
-    """Which cell it is: model, context and mode."""
+    """Model, context and mode of a cell."""
     return cell.model, cell.context, cell.mode or "unknown"

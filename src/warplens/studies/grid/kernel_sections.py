@@ -1,4 +1,4 @@
-"""Questions (b) and (c) of a grid: the kernel with the most GPU time, and what else takes it."""
+"""Questions (b) and (c) of a grid: the kernel with the most GPU time, and the GPU time of the others."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ LABELS: Final = table(
 )
 
 
-#: Kernels other than matrix products that are listed by name for a cell; the rest is one row.
+#: Kernels other than matrix products listed by name for a cell; the rest shares one row.
 _LISTED_KERNELS: Final = 5
 
 
@@ -184,13 +184,13 @@ def _mix_blocks(grid: Grid) -> Iterator[Block]:
 
 
 def _of_each_model(grid: Grid) -> tuple[Section, ...]:
-    others, found = other_kernels(grid), []
+    others, sections = other_kernels(grid), []
     for number, model in enumerate(others["model"].unique(maintain_order=True), 1):
         caption = f"The longest kernels of {model} besides matrix products; a cell's rows sum to 100 % (measured)"
         columns = OTHER_KERNELS.without("model", "full_name").columns
         table = Table(f"other-kernels-{number}", caption, columns, others.filter(pl.col("model") == model), None)
-        found.append(Section(f"c-{number}", f"Other kernels of {model}", (table,)))
-    return tuple(found)
+        sections.append(Section(f"c-{number}", f"Other kernels of {model}", (table,)))
+    return tuple(sections)
 
 
 def mix_columns(mix: pl.DataFrame) -> tuple[Column, ...]:
@@ -216,24 +216,24 @@ def _mix_figure(mix: pl.DataFrame) -> Figure:
 
 
 def top_kernels(grid: Grid) -> pl.DataFrame:
-    """(b) One row a cell: the kernel with the most GPU time in a forward pass, and the category with the most."""
+    """(b) One row per cell: the kernel and the category with the most GPU time in a forward pass."""
     return cell_rows(grid.preferred("b"), TOP_KERNELS, _of_model)
 
 
 def _of_model(cell: CellAnswers) -> dict[str, Any]:
-    products = cell.category is not None and cell.category["category"] == MATMUL
+    products_lead = cell.category is not None and cell.category["category"] == MATMUL
     return {
         "parts": ", ".join(cell.kernel["parts"]["part"]) if cell.kernel else None,
         # Seven linear maps and two attention products a layer, and the head.
-        "matmul_calls_modelled": 9 * cell.size.layers + 1 if cell.size and products else None,
+        "matmul_calls_modelled": 9 * cell.size.layers + 1 if cell.size and products_lead else None,
     }
 
 
 def top_kernels_with_backward(grid: Grid) -> pl.DataFrame:
-    """(b) One row a profile with backward work: the kernel that leads forward and backward together."""
+    """(b) One row per profile with backward work: the leading kernel of forward and backward together."""
     cells = [cell for cell in grid.answering("b") if cell.kernel_with_backward is not None]
-    found = cell_rows(cells, WITH_BACKWARD)
-    return found.with_columns(same=pl.col("forward_full_name") == pl.col("full_name"))
+    leading = cell_rows(cells, WITH_BACKWARD)
+    return leading.with_columns(same=pl.col("forward_full_name") == pl.col("full_name"))
 
 
 def model_parts(grid: Grid) -> pl.DataFrame:
@@ -252,16 +252,16 @@ def model_parts(grid: Grid) -> pl.DataFrame:
 def other_kernels(grid: Grid) -> pl.DataFrame:
     """(c) The longest kernels besides matrix products, cell by cell.
 
-    Behind them stand all other ones, the matrix products, and what is no kernel; shares of a cell sum to 1.
+    Followed by sums of all other kernels, of the matrix products, and of other work; shares of a cell sum to 1.
     """
     frames = [_other_kernels(cell) for cell in grid.preferred("c")]
     return pl.concat([OTHER_KERNELS.empty(), *frames])
 
 
 def label_shares(grid: Grid) -> pl.DataFrame:
-    """(c, d) Every category of kernel and kind of other work of each profile.
+    """(c, d) Every kernel category and kind of other work of each profile.
 
-    The scope is `forward` (forward passes) or, for training, also `step` (whole steps); the shares of a profile and
+    The scope is `forward` (forward passes) and, for training, also `step` (whole steps); the shares of a profile and
     scope sum to 1.
     """
     rows = []
@@ -275,15 +275,15 @@ def label_shares(grid: Grid) -> pl.DataFrame:
 
 
 def category_mix(grid: Grid, scope: str) -> pl.DataFrame:
-    """(c, d) One row a cell, one column a category: its share of the GPU time of forward passes or of whole steps."""
+    """(c, d) Category shares of the GPU time of forward passes or of whole steps: cells × categories."""
     cells = grid.preferred("c") if scope == "forward" else grid.answering("d")
-    kept = pl.DataFrame([cell_key(cell) for cell in cells], schema=CELL_TYPES, orient="row")
+    cell_keys = pl.DataFrame([cell_key(cell) for cell in cells], schema=CELL_TYPES, orient="row")
     keys = list(CELL_TYPES)
-    shares = label_shares(grid).filter(pl.col("scope") == scope).join(kept, on=keys, maintain_order="left")
+    shares = label_shares(grid).filter(pl.col("scope") == scope).join(cell_keys, on=keys, maintain_order="left")
     order = shares.group_by("label").agg(pl.col("share").max()).sort(["share", "label"], descending=[True, False])
-    mix = shares.pivot("label", index=keys, values="share", maintain_order=True)
-    found = kept.join(mix, on=keys, how="left", maintain_order="left") if order.height else kept
-    return found.select(*keys, *(pl.col(label).fill_null(0.0) for label in order["label"]))
+    pivoted = shares.pivot("label", index=keys, values="share", maintain_order=True)
+    mix = cell_keys.join(pivoted, on=keys, how="left", maintain_order="left") if order.height else cell_keys
+    return mix.select(*keys, *(pl.col(label).fill_null(0.0) for label in order["label"]))
 
 
 def _other_kernels(cell: CellAnswers) -> pl.DataFrame:

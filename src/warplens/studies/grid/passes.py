@@ -1,4 +1,4 @@
-"""Forward passes and training steps of a profile, from its ranges: which work belongs to which phase of which step."""
+"""Forward passes and training steps of a profile: assignment of GPU work to steps and phases, by ranges."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from warplens.profile.schema import Column, Int64s, name_categories, name_labels
 
 @dataclass(frozen=True, eq=False)
 class PhaseInstances:
-    """The outermost ranges that are named after a phase, in the order of their begin."""
+    """The outermost ranges that are named after a phase, in the order of their start."""
 
     rows: Int64s  #: rows of `Trace.ranges`
-    phase: Int64s  #: of each, its position in `(NO_PHASE, *PHASES)`
-    #: for every range of the profile, and a last entry for "no range", the row of its outermost phase, or `NO_RANGE`
+    phase: Int64s  #: phase of each, as position in `(NO_PHASE, *PHASES)`
+    #: for every range, and a last entry for `NO_RANGE`: the row of the outermost phase range around it, or `NO_RANGE`
     outermost: Int64s
-    phase_of_range: Int64s  #: for every range, and a last entry, the phase of that row
+    phase_of_range: Int64s  #: for every range, and a last entry for `NO_RANGE`: the phase of that row
     seen: frozenset[str]  #: the phases that occur
 
 
 def phase_instances(timeline: Timeline) -> PhaseInstances:
     """The outermost ranges of a profile that are named after a phase."""
     ranges = timeline.trace.ranges
-    numbers = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
-    own_phase = name_labels(ranges["name"], lambda name: numbers[phase_of_name(name)])
+    number_of_phase = {phase: number for number, phase in enumerate((NO_PHASE, *PHASES))}
+    own_phase = name_labels(ranges["name"], lambda name: number_of_phase[phase_of_name(name)])
     row = np.arange(ranges.height, dtype=np.int64)
     outermost = timeline.forest.outermost_match(np.where(own_phase > 0, row + 1, 0)) - 1
-    held = outermost != NO_RANGE
-    phase = np.where(held, own_phase[np.maximum(outermost, 0)], 0) if ranges.height else own_phase
+    in_phase = outermost != NO_RANGE
+    phase = np.where(in_phase, own_phase[np.maximum(outermost, 0)], 0) if ranges.height else own_phase
     rows = np.flatnonzero(outermost == row)
     rows = rows[np.argsort(ranges["start_ns"].to_numpy()[rows], kind="stable")]
     seen = frozenset(PHASES[number - 1] for number in set(own_phase[rows].tolist()))
@@ -49,24 +49,24 @@ def phase_instances(timeline: Timeline) -> PhaseInstances:
 
 
 def repeated_steps(timeline: Timeline, instances: PhaseInstances) -> tuple[tuple[Step, ...], str]:
-    """The steady steps of a profile, and one sentence on how they were found; none where nothing repeats."""
+    """The steady steps of a profile, and one sentence on how they were found; empty where nothing repeats."""
     search = timeline.steps
     if search.source == "range" and search.steady:
         return search.steady, search.how
-    # Without step ranges the phases are better evidence than a repeating kernel sequence: in a profile of one single
-    # step that sequence is the layers.
+    # Without step ranges, phases are more reliable than a repeating kernel sequence, which in a profile of a single
+    # step is that of the layers.
     grouped = _steps_from_phases(timeline, instances)
     if grouped:
         return grouped, "steps from the ranges of the phases, from a forward pass to the next one after an optimizer"
-    return (search.steady, search.how) if search.steady else ((), search.how)
+    return search.steady, search.how
 
 
 def _steps_from_phases(timeline: Timeline, instances: PhaseInstances) -> tuple[Step, ...]:
     settled = timeline.forest.outermost_match(warmup_labels(timeline.trace.ranges))[instances.rows] == 0
     rows, phase = instances.rows[settled], instances.phase[settled]
     forward, last = PHASES.index("forward") + 1, int(phase.max(initial=0))
-    # A step ends with the last kind of phase that the program has: with accumulated gradients several forward and
-    # backward passes belong to one optimizer step.
+    # A step ends with the program's last kind of phase: with gradient accumulation, several forward and backward passes
+    # belong to one optimizer step.
     begins = (phase == forward) & np.r_[True, phase[:-1] == last]
     if not begins.any():
         return ()
@@ -92,7 +92,7 @@ def _steps_from_phases(timeline: Timeline, instances: PhaseInstances) -> tuple[S
 
 
 def _leading_warmup(durations: Int64s) -> int:
-    """How many leading steps are much slower than the later half; never more than half of them."""
+    """The number of leading steps that are much slower than the later half; 0 if more than half would be."""
     usual = float(np.median(durations[len(durations) // 2 :]))
     slow = durations > WARMUP_SLOWDOWN * usual
     leading = int(np.argmin(slow)) if not slow.all() else 0
@@ -100,15 +100,15 @@ def _leading_warmup(durations: Int64s) -> int:
 
 
 # --- Forward passes and training steps of a profile ------------------------------------------------------------------
-# A forward pass is an outermost range that is named after one (`warplens.analysis.phases`), with all GPU work that was
-# launched inside it. A step is one repetition of the workload: a range that is called a step, or, where the program has
-# none, the phases from one forward pass to the next optimizer.
+# A forward pass is an outermost range named after one (`warplens.analysis.phases`), with all GPU work launched inside
+# it. A step is one repetition of the workload: a step range or, where the program has none, the phases from one forward
+# pass to the next optimizer.
 
 
 #: Category of matrix products.
 MATMUL: Final = "gemm"
 
-#: What stands in the place of a category for GPU work that is no kernel.
+#: Kind of GPU work other than kernels → its label, in place of a kernel category.
 WORK_LABELS: Final = {"copy": "memory copies", "memset": "memory fills", "graph": "hidden inside CUDA graphs"}
 
 PASSES: Final = table(
@@ -145,7 +145,7 @@ PHASE_TIMES: Final = table(
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, least and greatest of repeated measurements, and how many there were."""
+    """Median, least and greatest of repeated measurements, and their number."""
 
     median: float
     minimum: float
@@ -155,10 +155,10 @@ class Spread:
     @classmethod
     def of(cls, values: pl.Series) -> Spread | None:
         """The spread of the values that are not null; None where there are none."""
-        found = values.drop_nulls().to_numpy()
-        if not len(found):
+        known = values.drop_nulls().to_numpy()
+        if not len(known):
             return None
-        return cls(float(np.median(found)), float(found.min()), float(found.max()), len(found))
+        return cls(float(np.median(known)), float(known.min()), float(known.max()), len(known))
 
     def scaled(self, divisor: float) -> Spread:
         """Each value divided by the same number."""
@@ -166,22 +166,22 @@ class Spread:
 
 
 def median(spread: Spread | None) -> float | None:
-    """The median of what was measured; None where nothing was."""
+    """The median of a spread; None for None."""
     return spread.median if spread else None
 
 
 @dataclass(frozen=True, eq=False)
 class PhasedWork:
-    """The GPU work of a profile's steady steps, told apart by step, phase and forward pass."""
+    """The GPU work of a profile's steady steps by step, phase and forward pass."""
 
-    steps: tuple[Step, ...]  #: in time order; empty where the profile shows none
+    steps: tuple[Step, ...]  #: in time order; may be empty
     how: str  #: one sentence on how they were found
     #: rows of `Timeline.work` in the steps, with `duration_ns`, `step`, `phase`, `pass` (null outside of forward
     #: passes), `label` (category of a kernel, `WORK_LABELS` otherwise) and `outermost` (row of the phase's range)
     work: pl.DataFrame
     passes: pl.DataFrame  #: `PASSES`
     phases: pl.DataFrame  #: `PHASE_TIMES`
-    pass_is_step: bool  #: there are no forward ranges, and the whole step was taken as the pass, as the user said
+    pass_is_step: bool  #: whether whole steps were taken as passes: no forward ranges, and the user states that mode
     phases_seen: frozenset[str]  #: phases that any range of the profile names, warm-up included
 
     @property
@@ -191,10 +191,11 @@ class PhasedWork:
 
 
 def phased_work(timeline: Timeline, *, step_is_forward: bool = False) -> PhasedWork:
-    """The steady steps of a profile by phase.
+    """Assigns the GPU work of a profile's steady steps to steps, phases and forward passes.
 
     Args:
-        step_is_forward: the program does nothing but forward passes; without forward ranges, a step is one.
+        timeline: the profile.
+        step_is_forward: whether the program only runs forward passes; without forward ranges, a step is one.
     """
     instances = phase_instances(timeline)
     steps, how = repeated_steps(timeline, instances)
@@ -243,8 +244,8 @@ def _labels(timeline: Timeline, work: pl.DataFrame) -> pl.Series:
     category = categories_of(timeline.trace.kernels["full_name"])
     categories = name_categories(category).to_list()
     texts = list(dict.fromkeys([*categories, *WORK_LABELS.values()]))
-    code = np.array([texts.index(WORK_LABELS.get(kind, texts[0])) for kind in name_categories(work["kind"])])
-    codes = code[work["kind"].to_physical().to_numpy()]
+    code_of_kind = np.array([texts.index(WORK_LABELS.get(kind, texts[0])) for kind in name_categories(work["kind"])])
+    codes = code_of_kind[work["kind"].to_physical().to_numpy()]
     is_kernel = (work["kind"] == "kernel").to_numpy()
     codes[is_kernel] = category.to_physical().to_numpy()[work["row"].to_numpy()[is_kernel]]
     return pl.Series("label", texts, dtype=pl.Enum(texts)).gather(codes)
@@ -277,12 +278,12 @@ def _phase_times(work: pl.DataFrame, steps: tuple[Step, ...]) -> pl.DataFrame:
 
 
 def _passes(timeline: Timeline, work: pl.DataFrame, rows: pl.Series | None) -> pl.DataFrame:
-    """One row a forward pass; `rows` are their ranges, None where a pass is a whole step."""
-    mine = work.filter(pl.col("pass").is_not_null())
-    if not mine.height:
+    """One row per forward pass; `rows` are their ranges, None where a pass is a whole step."""
+    pass_work = work.filter(pl.col("pass").is_not_null())
+    if not pass_work.height:
         return PASSES.empty()
     sums = (
-        mine.group_by("pass", maintain_order=True)
+        pass_work.group_by("pass", maintain_order=True)
         .agg(
             pl.col("step").first(),
             pl.col("duration_ns").sum().alias("gpu_ns"),
@@ -294,7 +295,7 @@ def _passes(timeline: Timeline, work: pl.DataFrame, rows: pl.Series | None) -> p
         )
         .sort("first_ns")
     )
-    busy = busy_by(mine, ["pass"])
+    busy = busy_by(pass_work, ["pass"])
     sums = sums.join(busy, on="pass", maintain_order="left").with_columns(
         span_ns=pl.col("last_ns") - pl.col("first_ns")
     )
@@ -303,57 +304,56 @@ def _passes(timeline: Timeline, work: pl.DataFrame, rows: pl.Series | None) -> p
         return sums.with_columns(nothing).select(PASSES.names)
     of_range = rows.gather(sums["pass"] - 1).alias("range")
     ranges = timeline.trace.ranges[of_range]
-    begin, end = ranges["start_ns"], ranges["end_ns"]
+    start, end = ranges["start_ns"], ranges["end_ns"]
     synchronised = _waits_inside(timeline, ranges) & (sums["last_ns"] <= end)
-    drained = pl.Series(_reach_of_earlier_work(timeline, begin.to_numpy()) <= begin.to_numpy())
+    drained = pl.Series(_end_of_earlier_work(timeline, start.to_numpy()) <= start.to_numpy())
     finish = pl.select(pl.when(synchronised).then(end).otherwise(sums["last_ns"])).to_series()
     return sums.with_columns(
         of_range,
-        (end - begin).alias("host_ns"),
+        (end - start).alias("host_ns"),
         synchronised.alias("synchronised"),
         drained.alias("drained"),
-        pl.select(pl.when(drained).then(finish - begin)).to_series().alias("elapsed_ns"),
+        pl.select(pl.when(drained).then(finish - start)).to_series().alias("elapsed_ns"),
     ).select(PASSES.names)
 
 
 def host_passes(timeline: Timeline) -> pl.DataFrame:
-    """Forward passes by their ranges on the host alone: `host_ns`, and whether the host `synchronised` inside.
+    """Forward passes by their host ranges alone: `host_ns`, and whether the host `synchronised` inside.
 
-    Warm-up is left out: ranges inside one that is named after it, and leading passes that are much slower than the
-    later half.
+    Warm-up is left out: ranges inside a warm-up range, and leading passes that are much slower than the later half.
     """
     instances = phase_instances(timeline)
     ranges = timeline.trace.ranges
-    inside = timeline.forest.outermost_match(warmup_labels(ranges))
+    in_warmup = timeline.forest.outermost_match(warmup_labels(ranges))
     rows = instances.rows[instances.phase == PHASES.index("forward") + 1]
-    rows = rows[inside[rows] == 0]
-    mine: pl.DataFrame = ranges[rows.tolist()]
-    if not mine.height:
-        return mine.select(host_ns=pl.lit(0, dtype=pl.Int64), synchronised=pl.lit(value=False)).clear()
-    spent = mine.select(host_ns=pl.col("end_ns") - pl.col("start_ns"), synchronised=_waits_inside(timeline, mine))
-    return spent.slice(_leading_warmup(spent["host_ns"].to_numpy()))
+    forward: pl.DataFrame = ranges[rows[in_warmup[rows] == 0].tolist()]
+    if not forward.height:
+        return forward.select(host_ns=pl.lit(0, dtype=pl.Int64), synchronised=pl.lit(value=False)).clear()
+    waits = _waits_inside(timeline, forward)
+    passes = forward.select(host_ns=pl.col("end_ns") - pl.col("start_ns"), synchronised=waits)
+    return passes.slice(_leading_warmup(passes["host_ns"].to_numpy()))
 
 
 _HOST_COLUMNS = ("range", "host_ns", "synchronised", "drained", "elapsed_ns")
 
 
 def _waits_inside(timeline: Timeline, ranges: pl.DataFrame) -> pl.Series:
-    """Whether a call that makes the host wait for the GPU lies inside each range, on its thread."""
+    """For each range, whether a call that blocks the host until the GPU is done starts inside, on the same thread."""
     calls = timeline.trace.api_calls
     waiting = [name for name in name_categories(calls["name"]) if blocks_host(name)]
     waits = calls.filter(pl.col("name").cast(pl.String).is_in(waiting)).sort("start_ns")
-    found = np.zeros(ranges.height, dtype=np.bool_)
+    waits_inside = np.zeros(ranges.height, dtype=np.bool_)
     for process, thread in ranges.select("process", "thread").unique().rows():
-        here = (pl.col("process") == process) & (pl.col("thread") == thread)
-        when = waits.filter(here)["start_ns"].to_numpy()
-        mine = np.flatnonzero(ranges.select(here).to_series().to_numpy())
-        edges = (np.searchsorted(when, ranges[column].to_numpy()[mine]) for column in ("start_ns", "end_ns"))
-        before, until = edges
-        found[mine] = until > before
-    return pl.Series(found)
+        on_thread = (pl.col("process") == process) & (pl.col("thread") == thread)
+        wait_starts = waits.filter(on_thread)["start_ns"].to_numpy()
+        rows = np.flatnonzero(ranges.select(on_thread).to_series().to_numpy())
+        before_start = np.searchsorted(wait_starts, ranges["start_ns"].to_numpy()[rows])
+        before_end = np.searchsorted(wait_starts, ranges["end_ns"].to_numpy()[rows])
+        waits_inside[rows] = before_end > before_start
+    return pl.Series(waits_inside)
 
 
-def _reach_of_earlier_work(timeline: Timeline, when: Int64s) -> Int64s:
+def _end_of_earlier_work(timeline: Timeline, when: Int64s) -> Int64s:
     """The latest end of all GPU work that was launched before each time."""
     launched = timeline.work.select(pl.coalesce("launch_start_ns", "start_ns").alias("at"), "end_ns").sort("at")
     reach = np.maximum.accumulate(launched["end_ns"].to_numpy())

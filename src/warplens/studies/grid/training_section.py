@@ -1,4 +1,4 @@
-"""Question (d) of a grid: where the time of a training step goes, and what its optimizer costs."""
+"""Question (d) of a grid: the time of a training step by phase, and the cost of its optimizer."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ OPTIMIZER: Final = table(
 
 
 def training_split(grid: Grid) -> pl.DataFrame:
-    """(d) One row a training profile: a step's GPU time by phase, means over the steps, so that they add up."""
+    """(d) One row per training profile: GPU time by phase, as means over the steps, so that the parts add up."""
     return cell_rows(grid.answering("d"), SPLIT, _split)
 
 
@@ -112,21 +112,23 @@ def matmul_shares(grid: Grid) -> pl.DataFrame:
     rows = []
     for cell in grid.answering("d"):
         inference = grid.inference_of(cell)
-        alone = float(inference.labels.filter(pl.col("label") == MATMUL)["share"].sum()) if inference else None
+        inference_share = (
+            float(inference.labels.filter(pl.col("label") == MATMUL)["share"].sum()) if inference else None
+        )
         split = cell.training
         phases = {phase: split.phase(phase)["matmul_share"] for phase in PHASES} if split else {}
         step = split.matmul_share if split else None
-        change = step - alone if step is not None and alone is not None else None
+        change = step - inference_share if step is not None and inference_share is not None else None
         rows.append(
             dict(zip(CELL_TYPES, cell_key(cell), strict=True))
-            | {"inference_source": inference.source if inference else None, "inference": alone, "step": step}
+            | {"inference_source": inference.source if inference else None, "inference": inference_share, "step": step}
             | {**phases, "change": change}
         )
     return pl.DataFrame(rows, schema=MATMUL_SHARES.schema, orient="row")
 
 
 def optimizer_costs(grid: Grid) -> pl.DataFrame:
-    """(d) One row a training profile: launches of the optimizer and what sets their pace."""
+    """(d) One row per training profile: the optimizer's launches and what sets their pace."""
     return cell_rows([cell for cell in grid.answering("d") if cell.optimizer], OPTIMIZER, _optimizer)
 
 
@@ -152,8 +154,8 @@ def _split(cell: CellAnswers) -> dict[str, Any]:
 
 
 def _optimizer(cell: CellAnswers) -> dict[str, Any]:
-    cost, own = cell.optimizer or {}, cell.python.get("optimizer")
-    return {**cost, "python_ns_per_launch": own.centre_ns / cost["launches"] if cost and own else None}
+    cost, python = cell.optimizer or {}, cell.python.get("optimizer")
+    return {**cost, "python_ns_per_launch": python.centre_ns / cost["launches"] if cost and python else None}
 
 
 def answer_d(grid: Grid) -> list[str]:
@@ -183,12 +185,11 @@ def _optimizer_sentences(costs: pl.DataFrame) -> list[str]:
         f"The optimizer makes {between(costs['launches'], 'count')} launches in a step, of "
         f"{between(costs['gpu_ns_per_launch'], 'duration_ns')} of GPU time each."
     ]
-    paces = [(words, costs.filter(pl.col("pace") == pace)) for pace, words in _PACE.items()]
     verdicts = [
-        f"{words} in {majority(mine.height, costs.height, 'training profile')} (the GPU has run dry for "
-        f"{between(mine['starved_share'], 'share')} of the optimizer's time)"
-        for words, mine in paces
-        if mine.height
+        f"{words} in {majority(rows.height, costs.height, 'training profile')} (the GPU has run dry for "
+        f"{between(rows['starved_share'], 'share')} of the optimizer's time)"
+        for pace, words in _PACE.items()
+        if (rows := costs.filter(pl.col("pace") == pace)).height
     ]
     sentences.append(f"It {fmt.listed(verdicts)}.")
     if costs["bandwidth_share"].drop_nulls().len():
@@ -199,7 +200,7 @@ def _optimizer_sentences(costs: pl.DataFrame) -> list[str]:
     return sentences
 
 
-#: What sets the pace of the optimizer → the words for it.
+#: Pace of the optimizer (`optimizer_cost`) → its wording.
 _PACE: Final = {
     "launches": "waits for launches",
     "both": "waits for launches as well as for the GPU",
@@ -238,7 +239,7 @@ def _split_figure(split: pl.DataFrame) -> Figure:
 
     row = split.row(-1, named=True)
     title = cell_title(row)
-    # Overlapping work would make parts longer than the time they fill; the strip shows shares of busy time.
+    # Summed durations of overlapping work exceed the busy time; the strip scales the phases to the busy time.
     busy_ns = row["wall_ns"] - row["idle_ns"]
     parts = [
         {"part": phase, "family": "busy", "duration_ns": row[f"{phase}_ns"], "share": row[f"{phase}_share"] * busy_ns,

@@ -1,4 +1,4 @@
-"""`AdaptiveModule`: runs the faster of its sides for each shape, as a policy says; with one set of weights for all."""
+"""`AdaptiveModule`: runs the side that a policy chooses for each input shape, with weights shared between the sides."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from warplens.studies.policies.choosing import Policy
 from warplens.studies.policies.files import read_policy
 from warplens.workloads.launching import CopyNode, recorded_with_copy, run_aside
 
-#: Settings of an input of this shape, by name of the policy's axes.
+#: Shape of an input → its settings, by names of the policy's axes.
 Features: TypeAlias = Callable[[Sequence[int]], Mapping[str, Any]]
 
-#: Where the settings that name a size stand in a shape: images are [batch, channels, height, width], texts
-#: [batch, tokens] or [batch, tokens, width].
+#: Setting → dimension of the shape that it names: images are [batch, channels, height, width], texts [batch, tokens] or
+#: [batch, tokens, width].
 _DIMENSIONS: Final = {
     "batch": 0,
     "batch_size": 0,
@@ -35,18 +35,19 @@ _DIMENSIONS: Final = {
     "sequence_length": 1,
 }
 
-#: The one setting that is no size and yet known: how the call reaches the GPU.
+#: The setting that is known without a dimension: how the call reaches the GPU.
 EXECUTION: Final = "execution"
 
 
 def features_of(policy: Policy, fixed: Mapping[str, Any]) -> Features:
-    """The function that reads a policy's axes off a shape.
+    """The function that derives a policy's settings from an input shape.
 
     Args:
-        fixed: settings that no shape shows, such as `{"mode": "forward"}`; they go before the shape.
+        policy: with the axes.
+        fixed: settings that are not in the shape, such as `{"mode": "forward"}`; they take precedence over it.
 
     Raises:
-        UsageError: an axis that is neither fixed nor a dimension of an input, or a fixed setting that is no axis.
+        UsageError: an axis is neither fixed nor a known dimension, or a fixed setting is unknown to the policy.
     """
     names = [axis.name for axis in policy.axes]
     if strange := [name for name in fixed if name not in names and name not in policy.shared]:
@@ -62,7 +63,7 @@ def features_of(policy: Policy, fixed: Mapping[str, Any]) -> Features:
 
 @dataclass(frozen=True)
 class _FromShape:
-    """Reads dimensions off a shape; a class, so that modules that hold one can be pickled."""
+    """Reads dimensions of a shape; a class, so that modules holding one can be pickled."""
 
     read: tuple[tuple[str, int], ...]
     fixed: Mapping[str, Any]
@@ -74,32 +75,31 @@ class _FromShape:
         return {name: int(shape[dimension]) for name, dimension in self.read} | dict(self.fixed)
 
 
-#: Calls on a side stream before a recording: libraries set themselves up in them, which a graph must not record.
+#: Warm-up calls on a side stream before a recording, in which libraries initialise: a graph must not record that.
 _CALLS_BEFORE: Final = 3
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A shape's graph."""
+    """The recorded graph of a shape."""
 
     side: str
-    input: torch.Tensor  #: the tensor that it reads. Who writes inputs into it, and calls with it, saves a copy.
-    output: Any  #: the tensor that it writes, anew with every call
+    input: torch.Tensor  #: static input; a caller who writes inputs into it and passes it saves a copy
+    output: Any  #: static output, overwritten by every call
     graph: torch.cuda.CUDAGraph
-    #: its node that copies the input of a call; None where inputs are copied before the replay
+    #: the graph's node that copies the input of a call; None where inputs are copied before the replay
     copy: CopyNode | None = None
 
 
 class GraphedModule:
     """Calls an adaptive module by replaying a CUDA graph where there is one for the shape.
 
-    Each shape's side is chosen for execution as a graph, which is another one than in eager execution where launches
-    are what limits. The output of a replay is overwritten by the next one of that shape: copy it to keep it. Graphs
-    share their memory, and a graph has one input: calls must not overlap, neither on several streams nor in several
-    threads.
+    Sides are chosen for execution as a graph, which may differ from eager execution where that is launch-bound. The
+    output of a replay is overwritten by the next one of that shape: copy it to keep it. Graphs share their memory, and
+    a graph has one input: calls must not overlap, neither on several streams nor in several threads.
 
-    Weights are read where they are when the graphs are recorded. Changing them in place is seen by the graphs; moving
-    or replacing them is not.
+    Graphs hold the addresses of the weights at recording. They see weights changed in place, but not weights moved or
+    replaced.
 
     Args:
         module: in evaluation mode, on a GPU.
@@ -123,24 +123,24 @@ class GraphedModule:
         self.recorded: dict[Sequence[int], Recorded] = {}
         pool = None
         for shape in shapes:
-            taken = _record(module, shape, dtype or weights[0].dtype, device, pool)
-            pool = pool or taken.graph.pool()
-            self.recorded[torch.Size(shape)] = taken
+            recorded = _record(module, shape, dtype or weights[0].dtype, device, pool)
+            pool = pool or recorded.graph.pool()
+            self.recorded[torch.Size(shape)] = recorded
 
     def __call__(self, x: torch.Tensor) -> Any:
-        """The output of the side that is chosen for the shape of the input; a shape without a graph runs as usual."""
-        taken = self.recorded.get(x.shape)
-        if taken is None:
+        """The output of the side chosen for the input's shape; a shape without a graph runs as usual."""
+        recorded = self.recorded.get(x.shape)
+        if recorded is None:
             return self.module(x)
-        if x is taken.input:
-            if taken.copy is not None:
-                taken.copy.skip()
-        elif taken.copy is None or not taken.copy.read(x):
-            taken.input.copy_(x.detach() if x.requires_grad else x)
-            if taken.copy is not None:
-                taken.copy.skip()
-        taken.graph.replay()
-        return taken.output
+        if x is recorded.input:
+            if recorded.copy is not None:
+                recorded.copy.skip()
+        elif recorded.copy is None or not recorded.copy.read(x):
+            recorded.input.copy_(x.detach() if x.requires_grad else x)
+            if recorded.copy is not None:
+                recorded.copy.skip()
+        recorded.graph.replay()
+        return recorded.output
 
 
 def _record(
@@ -148,7 +148,7 @@ def _record(
 ) -> Recorded:
     side = module._explained(torch.Size(shape), device, "graph").side
     chosen = module.get_submodule(module._child_of[side])
-    # No tensor of inference mode, for those cannot be written to outside of it.
+    # Created outside of inference mode, since inference tensors cannot be written to outside of it.
     example = torch.zeros(*shape, dtype=dtype, device=device)
     with torch.cuda.device(device), torch.inference_mode():
         run_aside(lambda: chosen(example), _CALLS_BEFORE)
@@ -156,17 +156,17 @@ def _record(
     return Recorded(side, example, output, graph, copy)
 
 
-#: Which weights of a side become the baseline's: those of the same name that are equal, all of the same name, shape,
-#: type and device, or none.
+#: Which weights of a side are replaced by the baseline's: those of the same name with equal values, all of the same
+#: name, shape, type and device, or none.
 Share: TypeAlias = Literal["equal", "all", "none"]
 
 
 def shared_names(baseline: nn.Module, side: nn.Module, share: Share) -> list[str]:
-    """Names of the parameters and buffers of a side that can be the baseline's own."""
+    """Names of a side's parameters and buffers that can be shared with the baseline."""
     if share == "none":
         return []
-    own = dict(_tensors(baseline))
-    return [name for name, tensor in _tensors(side) if name in own and _fits(own[name], tensor, share)]
+    of_baseline = dict(_tensors(baseline))
+    return [name for name, tensor in _tensors(side) if name in of_baseline and _fits(of_baseline[name], tensor, share)]
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -184,7 +184,7 @@ def _fits(own: torch.Tensor, other: torch.Tensor, share: Share) -> bool:
 
 
 def tie(baseline: nn.Module, side: nn.Module, names: Sequence[str]) -> None:
-    """Make the side's tensors of these names the baseline's own."""
+    """Replace the side's tensors of these names by the baseline's."""
     for name in names:
         path, _, last = name.rpartition(".")
         source, target = baseline.get_submodule(path), side.get_submodule(path)
@@ -194,7 +194,7 @@ def tie(baseline: nn.Module, side: nn.Module, names: Sequence[str]) -> None:
             target._buffers[last] = source._buffers[last]
 
 
-#: Names of the sides as children. What is only a variant's stands under its name in the state.
+#: Names of the sides as children; the prefix of a variant's own tensors in the state.
 _BASELINE: Final = "baseline"
 _VARIANT: Final = "variant"
 
@@ -203,11 +203,11 @@ Elsewhere: TypeAlias = Literal["fallback", "policy"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which side runs for an input, and why."""
+    """The side that runs for an input, and the reason."""
 
     side: str  #: name of the side in the policy
-    reason: str  #: as `choosing.Choice` has it, or `training`: a module in training mode runs its baseline
-    settings: Mapping[str, Any]  #: what the policy was asked for
+    reason: str  #: a `choosing.Reason`, or `training`: a module in training mode runs its baseline
+    settings: Mapping[str, Any]  #: settings passed to the policy
     #: measured or estimated time of each side; empty where nothing is known
     times_ns: Mapping[str, float] = field(default_factory=dict)
 
@@ -215,35 +215,35 @@ class Explanation:
 class AdaptiveModule(nn.Module):
     """Runs the side that a policy expects to be fastest for the shape of the input.
 
-    The choice is made once a shape, and kept. Outside the range of the policy, and on another GPU than it was fitted
-    on, the policy's fallback runs, which is the baseline. In training mode the baseline runs: a policy is fitted to
+    The choice is cached per shape. Outside the range of the policy, and on another GPU than it was fitted on, the
+    policy's fallback (by default the baseline) runs. In training mode the baseline runs, since policies are fitted to
     inference.
 
-    The sides must accept the same inputs. They need not give the same outputs (a token reduction approximates), so that
+    The sides must accept the same inputs. They need not give the same outputs (a token reduction approximates), so
     outputs may depend on which side is faster.
 
-    Weights that the sides have in common are held once. The state (`state_dict`) is that of the baseline under the
-    baseline's own names, so that checkpoints of the plain model fit; what only a variant has is added as `variant.…`.
+    Weights that the sides have in common are stored once. The state (`state_dict`) is that of the baseline under the
+    baseline's own names, so that checkpoints of the plain model load; a variant's own tensors are added as `variant.…`.
 
-    Under `torch.compile` the choice is made while tracing, and every shape is traced by itself, for the shapes decide;
-    see `torch._dynamo.config.recompile_limit`. With CUDA graphs, see `graphed`.
+    Under `torch.compile` the choice is made while tracing, and every shape is traced separately; see
+    `torch._dynamo.config.recompile_limit`. With CUDA graphs, see `graphed`.
 
-    Threads may call it at the same time: two that meet a new shape make the same choice twice.
+    Thread-safe: two threads that meet a new shape make the same choice twice.
 
     Args:
-        baseline: run where nothing better is known.
+        baseline: the policy's baseline.
         variant: the other side; for a policy of more than two, a mapping from the names of its sides to modules.
         policy: or the path of its file.
-        features: from a shape to the policy's settings; by default, sizes are read off the shape by their names
+        features: from a shape to the policy's settings; by default, sizes are read from the shape by their names
             (docs/how-to/policy.md).
-        settings: of the policy that no shape shows and that are always the same. `execution` is known: `eager`,
+        settings: constant settings of the policy that are not in the shape. `execution` need not be given: `eager`,
             `compile` while PyTorch traces, `graph` in `graphed`.
-        share: which weights the sides hold in common, see `warplens.studies.policies.adaptive`.
-        elsewhere: what to do on another GPU than the policy's: run its fallback, or trust the policy all the same.
+        share: which weights the sides have in common, see `Share`.
+        elsewhere: on another GPU than the policy's, run its fallback or apply the policy anyway.
 
     Raises:
-        UsageError: sides that the policy does not have, or an axis that nothing says a value of.
-        UnreadableInputError: the policy file is none.
+        UsageError: the policy has other sides, or an axis has no value.
+        UnreadableInputError: the policy file cannot be read.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class AdaptiveModule(nn.Module):
             self.add_module(child, module)
         self._check_names()
         self.register_load_state_dict_pre_hook(_rename_before_loading)
-        # With `assign=True` each side gets a tensor of its own from the state.
+        # Loading with `assign=True` gives each side a tensor of its own.
         self.register_load_state_dict_post_hook(_tie_after_loading)
 
     def _variants(self, variant: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -297,10 +297,10 @@ class AdaptiveModule(nn.Module):
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the side that is chosen for the shape of the first input, be it given by place or by name.
+        """The output of the side chosen for the shape of the first input, positional or keyword.
 
         Raises:
-            UsageError: that input is no tensor.
+            UsageError: the first input is not a tensor.
         """
         x = args[0] if args else next(iter(kwargs.values()), None)
         if not isinstance(x, torch.Tensor):
@@ -315,26 +315,26 @@ class AdaptiveModule(nn.Module):
         return self._modules[child](*args, **kwargs)
 
     def _child_traced(self, x: torch.Tensor) -> str:
-        # `index` makes a size that PyTorch would leave open a fixed one: the traced program is that of one shape.
+        # `index` turns a symbolic size into a constant: each shape is traced separately.
         return str(self._child_compiled(tuple([index(size) for size in x.shape]), self.training, str(x.device)))
 
     def _child_compiled(self, shape: tuple[int, ...], training: bool, device: str) -> str:
-        """The child to run, decided while PyTorch traces; it guards on the shape and the mode by itself.
+        """The child to run, evaluated while PyTorch traces, which adds guards on the shape and the mode.
 
-        A method: PyTorch before 2.12 refuses modules among the arguments of what it takes for a constant.
+        A method, because PyTorch before 2.12 refuses modules among the arguments of functions with a constant result.
         """
         return self._child_of[self._explained(shape, torch.device(device), "compile").side]
 
-    # What `torch.compiler.assume_constant_result` does; the decorator would import the compiler, which takes seconds,
-    # into every program that never compiles.
+    # Equivalent to `torch.compiler.assume_constant_result`, which would import the compiler (seconds) into programs
+    # that never compile.
     _child_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def explain(self, x: torch.Tensor | Sequence[int], execution: str | None = None) -> Explanation:
-        """Which side runs for an input, and why.
+        """The side that runs for an input, and the reason.
 
         Args:
             x: the input, or its shape (then on the device of the module's weights).
-            execution: how the call reaches the GPU: `eager`, `compile`, `graph`; by default as it is now.
+            execution: how the call reaches the GPU: `eager` (the default), `compile` or `graph`.
         """
         shape, device = (x.shape, x.device) if isinstance(x, torch.Tensor) else (tuple(x), self._device())
         return self._explained(shape, device, execution or "eager")
@@ -356,18 +356,20 @@ class AdaptiveModule(nn.Module):
     def _policy_on(self, device: torch.device) -> Policy:
         policy = self._policies.get(device)
         if policy is None:
-            policy = self._policies[device] = self._judged(_device_name(device))
+            policy = self._policies[device] = self._applied_on(_device_name(device))
         return policy
 
-    def _judged(self, device: str) -> Policy:
-        """The policy as it is asked on a device; says once if it is another one than it was fitted on."""
+    def _applied_on(self, device: str) -> Policy:
+        """The policy as applied on a device; warns once if it was fitted on another one."""
         here = self.policy.on(device)
         if here.elsewhere and not self._warned:
             self._warned = True
             fitted = self.policy.environment["device"]
-            what = "is used all the same" if self.elsewhere == "policy" else f"its fallback {self._fallback()!r} runs"
+            outcome = (
+                "is used all the same" if self.elsewhere == "policy" else f"its fallback {self._fallback()!r} runs"
+            )
             warnings.warn(
-                f"the policy was fitted on {fitted}, and this is {device}: {what}. Fit one here with "
+                f"the policy was fitted on {fitted}, and this is {device}: {outcome}. Fit one here with "
                 "`warplens policy fit`",
                 UserWarning,
                 stacklevel=5,
@@ -378,27 +380,27 @@ class AdaptiveModule(nn.Module):
         return self.policy.sides[self.policy.fallback].name
 
     def graphed(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype | None = None) -> GraphedModule:
-        """Each of these shapes' chosen side as one CUDA graph; other shapes run as usual.
+        """Records the side chosen for each of these shapes as a CUDA graph; other shapes run as usual.
 
         Args:
             shapes: of inputs to record.
             dtype: of the inputs; by default that of the module's weights.
 
         Raises:
-            UsageError: the module is in training mode or on no GPU, or the policy knows no graphs.
+            UsageError: the module is in training mode or not on a GPU, or the policy knows no graphs.
         """
         return GraphedModule(self, shapes, dtype)
 
     # ── weights, modes, devices ───────────────────────────────────────────────────────────────────────────────────────
 
     def train(self, mode: bool = True) -> AdaptiveModule:
-        """Training mode, in which the baseline runs, or evaluation."""
+        """Switches between training mode, in which the baseline runs, and evaluation."""
         self._chosen.clear()
         super().train(mode)
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> AdaptiveModule:
-        # Moves and conversions handle each child by itself, which would part the buffers that they share.
+        # Moves and conversions treat each child separately, which would duplicate shared buffers.
         super()._apply(fn, recurse)
         self._tie()
         self._chosen.clear()
@@ -409,9 +411,10 @@ class AdaptiveModule(nn.Module):
             tie(self.baseline, self.get_submodule(child), names)
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """The state of the baseline under its own names, and what only a variant has under `variant.…`."""
-        given = [*args, *(destination, prefix, keep_vars)[len(args) :]]  # PyTorch's order, before these were named
-        destination, prefix, keep_vars = given[0], str(given[1]), bool(given[2])
+        """The state of the baseline under its own names, and a variant's own tensors under `variant.…`."""
+        # PyTorch still accepts these as positional arguments, in this order.
+        positional = [*args, *(destination, prefix, keep_vars)[len(args) :]]
+        destination, prefix, keep_vars = positional[0], str(positional[1]), bool(positional[2])
         state = self.baseline.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         for child, shared in self._shared.items():
             own = self.get_submodule(child).state_dict(prefix=f"{prefix}{child}.", keep_vars=keep_vars)
@@ -420,12 +423,12 @@ class AdaptiveModule(nn.Module):
         return state
 
     def extra_repr(self) -> str:
-        """Says in `print(module)` what is chosen by."""
+        """The axes and the fallback, for `print(module)`."""
         return f"by {', '.join(axis.name for axis in self.policy.axes)}; fallback {self._fallback()}"
 
 
 def _rename_before_loading(module: AdaptiveModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give the state the names of the children, which PyTorch looks for."""
+    """Rename the state's entries to the names of the children, which PyTorch expects."""
     own = {name[len(prefix) :]: state.pop(name) for name in list(state) if name.startswith(prefix)}
     for name, value in own.items():
         if name.partition(".")[0] in module._shared:

@@ -1,7 +1,7 @@
-"""What a policy is, and which side it runs at a place: pure arithmetic without a package.
+"""The definition of a policy and its choice for given settings, without third-party packages.
 
-Between measured points times are estimated by one of three rules, each exact at the points. Which one a policy uses is
-decided by what it would have cost to choose by it where a value was left out (`fitting`).
+Between measured points, times are estimated by one of three rules, each exact at the points. The rule of a policy is
+selected by the cost of its choices at held-out values (`fitting`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Place: TypeAlias = "tuple[Value, ...]"
 Times: TypeAlias = "tuple[float | None, ...]"
 Rule: TypeAlias = Literal["host-or-work", "log-linear", "nearest"]
 
-#: In order of preference where they do equally well. `host-or-work`: the larger of a time of the host and a time of
-#: the GPU that grows with the work, scaled so that it meets the measured points around. `log-linear`: logarithms of
-#: times, linear in the logarithms of the settings: power laws. `nearest`: the times of the nearest measured point.
+#: Rules in order of preference among equally good ones. `host-or-work`: the larger of a host time and a GPU time that
+#: grows with the work, scaled to meet the surrounding measured points. `log-linear`: log times linear in the logs of
+#: the settings (power laws). `nearest`: the times of the nearest measured point.
 RULES: Final[tuple[Rule, ...]] = ("host-or-work", "log-linear", "nearest")
 
 
 def is_number(value: object) -> bool:
-    """Whether a setting is a quantity; `True` is none."""
+    """Whether a setting is a number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -42,11 +42,11 @@ class Axis:
     """A setting that varies."""
 
     name: str
-    values: tuple[Value, ...]  #: those that were measured; numbers rise
+    values: tuple[Value, ...]  #: measured values; numbers in rising order
 
     @property
     def numeric(self) -> bool:
-        """Whether values between the measured ones mean something."""
+        """Whether all values are numbers, so that it can be interpolated."""
         return all(is_number(value) for value in self.values)
 
     def spans(self, value: Value) -> bool:
@@ -58,7 +58,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Corner:
-    """A measured point around a place between points, and its weight there; weights add up to 1."""
+    """A measured point next to a place, and its interpolation weight; the weights of all corners sum to 1."""
 
     times: Times
     at: Place
@@ -67,30 +67,31 @@ class Corner:
 
 @dataclass(frozen=True)
 class Grid:
-    """Measured times, by place."""
+    """Measured times by place, and the model fitted to them."""
 
     axes: tuple[Axis, ...]
     times: Mapping[Place, Times]
-    curves: Curves | None  #: of the model; None where it could not be fitted
+    curves: Curves | None  #: the model; None where it could not be fitted
 
     def corners(self, at: Place, clamped: bool = False) -> list[Corner] | None:
         """The measured points around a place; None if one is missing, or if the place is outside the range.
 
         Args:
-            clamped: take the nearest values in the range for numbers outside.
+            at: the place.
+            clamped: replace numbers outside the range by the nearest value in it.
         """
-        sides = [_around(axis, value, clamped) for axis, value in zip(self.axes, at, strict=True)]
-        found = []
-        for chosen in product(*sides):
-            place = tuple(value for value, _ in chosen)
+        neighbours = [_neighbours(axis, value, clamped) for axis, value in zip(self.axes, at, strict=True)]
+        corners = []
+        for combination in product(*neighbours):
+            place = tuple(value for value, _ in combination)
             if place not in self.times:
                 return None
-            found.append(Corner(self.times[place], place, math.prod(weight for _, weight in chosen)))
-        return found or None
+            corners.append(Corner(self.times[place], place, math.prod(weight for _, weight in combination)))
+        return corners or None
 
 
-def _around(axis: Axis, value: Value, clamped: bool) -> Sequence[tuple[Value, float]]:
-    """The one or two measured values around a value, with their weights; none if it is outside."""
+def _neighbours(axis: Axis, value: Value, clamped: bool) -> Sequence[tuple[Value, float]]:
+    """The one or two measured values next to a value, with their weights; empty if it is outside."""
     if not axis.numeric:
         return [(value, 1.0)] if axis.spans(value) else []
     values: Sequence[float] = axis.values  # type: ignore[assignment]
@@ -103,20 +104,22 @@ def _around(axis: Axis, value: Value, clamped: bool) -> Sequence[tuple[Value, fl
         return [(values[values.index(number)], 1.0)]
     above = bisect_right(values, number)
     low, high = values[above - 1], values[above]
-    # Sizes double rather than grow by steps, and times follow powers of them.
+    # Logarithmic interpolation: sizes usually double, and times follow powers of them.
     share = math.log(number / low) / math.log(high / low) if low > 0 else (number - low) / (high - low)
     return [(low, 1 - share), (high, share)]
 
 
 def estimated(grid: Grid, at: Place, rule: Rule, clamped: bool = False) -> Times | None:
-    """Times of all sides at a place.
+    """Estimated times of all sides at a place.
 
     Args:
-        rule: how to go from the measured points to it.
-        clamped: also outside the range: by the model, or from the nearest edge where a rule needs points around.
+        grid: the measured times.
+        at: the place.
+        rule: how to interpolate.
+        clamped: also estimate outside the range: by the model, or from the nearest edge for the other rules.
 
     Returns:
-        Nanoseconds of each side, None for one that is not known at a point around; None if nothing can be said.
+        Nanoseconds of each side, None for one that is unknown at a neighbouring point; None if outside of the range.
     """
     corners = grid.corners(at, clamped)
     if rule == "host-or-work" and grid.curves is not None:
@@ -141,7 +144,7 @@ def _power_law(corners: Sequence[Corner], side: int) -> float | None:
 
 
 def _scaled(curves: Curves, side: int, time: float | None, corners: Sequence[Corner]) -> float | None:
-    """A modelled time, times what the measured points around are of their modelled times."""
+    """A modelled time, scaled by the ratio measured / modelled of the neighbouring points."""
     if time is None:
         return None
     logarithm = 0.0
@@ -153,18 +156,18 @@ def _scaled(curves: Curves, side: int, time: float | None, corners: Sequence[Cor
     return time * math.exp(logarithm)
 
 
-#: Why a side was chosen. `measured`: the settings are a point of the grid. `interpolated`: they lie between points.
-#: `outside`: they do not lie in the fitted range, so that the fallback is taken. `other-machine`: the policy was fitted
-#: on another GPU, so that the fallback is taken.
+#: Reason of a choice. `measured`: the settings are a point of the grid. `interpolated`: they lie between points.
+#: `outside`: they are outside the fitted range, so the fallback is chosen. `other-machine`: the policy was fitted on
+#: another GPU, so the fallback is chosen.
 Reason: TypeAlias = Literal["measured", "interpolated", "outside", "other-machine"]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the things to choose from."""
+    """One of the alternatives."""
 
     name: str  #: unique in the policy: its settings, such as `method=topk,keep=0.1`
-    settings: Mapping[str, Value]  #: what tells it from the others
+    settings: Mapping[str, Value]  #: those that distinguish it from the others
 
 
 @dataclass(frozen=True)
@@ -174,38 +177,38 @@ class GridPoint:
     at: Place  #: its value on each axis
     times_ns: Times  #: of each side; None where it was not, or could not be, measured
     side: int  #: number of the side to run there
-    decided: bool | None  #: whether the samples tell the sides apart; None without samples
+    decided: bool | None  #: whether the difference is significant; None without samples
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What to run, and why."""
+    """The side to run, and the reason."""
 
     side: str  #: name of the side
-    reason: Reason  #: see `Reason`
+    reason: Reason
     #: measured or estimated time of each side; empty where nothing is known
     times_ns: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which side to run for a shape."""
+    """A rule that chooses a side for given settings."""
 
     source: str  #: name of the measurements file that it was fitted to
-    workload: str  #: what was measured
+    workload: str  #: name of the workload
     shared: Mapping[str, Any]  #: settings that were the same in all measurements
-    sides: tuple[Side, ...]  #: to choose from; the first is the baseline, which is run where nothing better is known
+    sides: tuple[Side, ...]  #: the alternatives, the baseline first
     axes: tuple[Axis, ...]  #: settings to choose by
-    points: tuple[GridPoint, ...]  #: what was measured, and chosen
+    points: tuple[GridPoint, ...]  #: measurements and choices
     rule: Rule  #: how times between the points are estimated
-    curves: Curves | None  #: of the model; None if it could not be fitted
+    curves: Curves | None  #: the model; None if the rule does not use it
     margin: float  #: a side must be faster than the baseline by more than this share to be chosen
     fallback: int  #: number of the side to run outside the fitted range and on other machines
-    #: by `measured` (at the points), `held-out` (at values left out of the fit) and `edge` (at the least and greatest
-    #: values left out, where the fallback is taken): how much slower the chosen side is than the best
+    #: cost of choices `measured` (at the points), `held-out` (at inner values left out of the fit) and `edge` (at the
+    #: least and greatest values left out, where the fallback runs)
     regret: Mapping[str, Regret]
     environment: Mapping[str, str]  #: `device` (name of the GPU), `torch`, … of the measurements
-    here: str | None = None  #: device that the policy is asked on (see `on`); None if it is asked without one
+    here: str | None = None  #: device on which the policy is applied (see `on`); None if not stated
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_place", {point.at: point for point in self.points})
@@ -218,22 +221,23 @@ class Policy:
         return self.sides[0].name
 
     def on(self, device: str) -> Policy:
-        """The same policy, asked on a GPU of this name (`CPU` without one): elsewhere than fitted it is not trusted."""
+        """The policy applied on a GPU of this name (`CPU` without one); it falls back on other GPUs than fitted."""
         return replace(self, here=device)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is asked on another device than it was fitted on."""
+        """Whether it is applied on another device than it was fitted on."""
         return self.here is not None and self.here != self.environment.get("device", self.here)
 
     def choose(self, **settings: Any) -> Choice:
         """The side to run with these settings.
 
         Args:
-            settings: a value for each axis; also of settings that all measurements share, which must then be the same.
+            settings: a value for each axis; may include settings that all measurements share, in which case another
+                value counts as outside of the range.
 
         Raises:
-            UsageError: an axis has no value, or a setting is none that the measurements know.
+            UsageError: an axis has no value, or a setting is unknown.
         """
         at = self._place(settings)
         if self.elsewhere:
@@ -265,9 +269,9 @@ class Policy:
         times = estimated(grid, at, self.rule)
         if times is None:
             return Choice(self.sides[self.fallback].name, "outside")
-        # Where all points around agree, an estimate can only do worse.
-        around = {by_place[corner.at].side for corner in grid.corners(at) or ()}
-        side = around.pop() if len(around) == 1 else picked(times, self.margin)
+        # Where all neighbouring points agree, estimated times can only do worse.
+        neighbours = {by_place[corner.at].side for corner in grid.corners(at) or ()}
+        side = neighbours.pop() if len(neighbours) == 1 else picked(times, self.margin)
         return Choice(self.sides[side].name, "interpolated", self._named(times))
 
     def _named(self, times: Times) -> dict[str, float]:
@@ -275,9 +279,9 @@ class Policy:
 
 
 def picked(times: Times, margin: float) -> int:
-    """The side to run: the fastest if it beats the baseline by more than the margin, else the baseline.
+    """The number of the side to run: the fastest if it beats the baseline by more than the margin, else the baseline.
 
-    A baseline that could not run is never picked if another side could.
+    A baseline without a time is never picked if another side has one.
     """
     known = [side for side, time in enumerate(times) if time is not None]
     if not known:

@@ -1,4 +1,4 @@
-"""A policy for people: what runs where, what choosing costs, and in what range it holds."""
+"""Tables and sentences on a policy: its choices, their cost, and its range."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CHOICES: Final = table(
 
 
 def policy_rows(policy: Policy) -> pl.DataFrame:
-    """`POLICY_POINTS`, one row a measured point, in rising order of the axes."""
+    """`POLICY_POINTS`: one row per measured point, in rising order of the axes."""
     axes = [axis.name for axis in policy.axes]
     rows = []
     for point in policy.points:
@@ -74,7 +74,7 @@ def _sorted(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], declared: sc
 
 
 def points_table(policy: Policy) -> Table:
-    """What runs at each measured point."""
+    """The table of the choices at the measured points."""
     rows = policy_rows(policy)
     columns = columns_of(POLICY_POINTS, rows, [axis.name for axis in policy.axes], "run run_ns other other_ns ratio")
     return Table("points", "What runs at the measured points", columns, rows, limit=None)
@@ -94,9 +94,9 @@ def policy_facts(policy: Policy) -> Iterator[str]:
     ranges = ", ".join(_range(axis.name, axis.values, axis.numeric) for axis in policy.axes)
     yield f"fitted range: {ranges}; outside of it and on other machines: {policy.sides[policy.fallback].name}"
     axes = [axis.name for axis in policy.axes]
-    for kind, found in policy.regret.items():
-        if found.cells:
-            yield f"{_REGRETS[kind]}: {regret_sentence(found, axes)}"
+    for kind, regret in policy.regret.items():
+        if regret.cells:
+            yield f"{_REGRETS[kind]}: {regret_sentence(regret, axes)}"
 
 
 def _range(name: str, values: Sequence[Any], numeric: bool) -> str:
@@ -104,7 +104,7 @@ def _range(name: str, values: Sequence[Any], numeric: bool) -> str:
 
 
 def regret_sentence(regret: Regret, axes: Sequence[str]) -> str:
-    """What choices cost, in words."""
+    """The cost of choices in a sentence."""
     cells = f"{fmt.count(regret.cells)} choice{'s' if regret.cells != 1 else ''}"
     if regret.worst is None or regret.mean is None:
         return f"none of {cells} could run"
@@ -119,18 +119,18 @@ def regret_sentence(regret: Regret, axes: Sequence[str]) -> str:
 
 
 def placed(axes: Sequence[str], at: Sequence[Any]) -> str:
-    """A place in words."""
+    """A place as text: `input_size 224, batch 1`."""
     return ", ".join(f"{name} {value}" for name, value in zip(axes, at, strict=False))
 
 
 def regret_rows(cells: Sequence[CellRegret], axes: Sequence[str]) -> pl.DataFrame:
-    """`CHOICES`, one row a point at which a policy was asked, in rising order of the axes."""
+    """`CHOICES`: one row per point at which a policy was evaluated, in rising order of the axes."""
     rows = [{**dict(zip(axes, cell.at, strict=True)), **vars(cell), "regret_share": cell.share} for cell in cells]
     return _sorted(rows, axes, CHOICES)
 
 
 def check_table(cells: Sequence[CellRegret], axes: Sequence[str]) -> Table:
-    """What a policy chooses at the points of other measurements, and what that costs there."""
+    """The table of a policy's choices at the points of other measurements, and their cost."""
     rows = regret_rows(cells, axes)
     columns = columns_of(CHOICES, rows, axes, *CHOICES.columns)
     return Table("check", "What the policy chooses, against what was measured", columns, rows, limit=None)

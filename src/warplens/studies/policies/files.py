@@ -1,7 +1,7 @@
-"""Policy files: JSON, `warplens.policy/1` (docs/reference/policy.md). Read and written without a package.
+"""Policy files: JSON, `warplens.policy/1` (docs/reference/policy.md), without third-party packages.
 
-A policy decides what a program runs, so a file is believed only as a whole: every key must be there and no other, and
-what it says must fit together.
+A policy decides what a program runs, so files are validated strictly: all keys must be present and no others, and the
+values must be consistent.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ POLICY_SCHEMA_NAME: Final = "warplens.policy/1"
 
 _ADVICE: Final = "Give a file that `warplens policy fit … --output FILE` wrote"
 
-#: A point takes some hundred bytes, and a sweep has some hundred points. The bound does not stand with those of the
-#: readers, which need packages that a program that asks a policy need not have.
+#: A point takes some hundred bytes, and a sweep has some hundred points. (Not among the limits of the readers, whose
+#: packages a program with a policy need not have.)
 _MOST_BYTES: Final = 16 * 2**20
-#: A place between points has two to the power of this many points around.
+#: A place between points has two to the power of this many neighbouring points.
 _MOST_AXES: Final = 8
-#: No time (31 years) and no setting is larger; products of such numbers stay finite.
+#: Larger than any time (31 years) and any setting; products of such numbers stay finite.
 _LARGEST: Final = 1e18
-#: More points than any sweep; a 64-bit integer holds it.
+#: More points than any sweep has; fits a 64-bit integer.
 _MOST_POINTS: Final = 10**9
 _REGRETS: Final = ("measured", "held-out", "edge")
-#: Of a curve.
+#: Fields of a curve.
 _TIMES: Final = ("host_ns", "fixed_ns", "work_ns")
 
 
 class _WrongError(ValueError):
-    """What is wrong with a document, and where in it."""
+    """A defect of a document, with its location."""
 
 
 def write_policy(policy: Policy, path: Path | str) -> None:
-    """Write a policy; a file that is there is replaced in one go."""
+    """Write a policy, replacing an existing file atomically."""
     write_whole(Path(path), json.dumps(document_of(policy), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
 
 
 def document_of(policy: Policy) -> dict[str, Any]:
-    """A policy as the JSON object that stands in its file."""
+    """The JSON object of a policy file."""
     names, axes = [side.name for side in policy.sides], [axis.name for axis in policy.axes]
 
     def placed(at: Place | None) -> dict[str, Value] | None:
@@ -76,7 +76,7 @@ def document_of(policy: Policy) -> dict[str, Any]:
             }
             for point in policy.points
         ],
-        "regret": {kind: {**asdict(found), "where": placed(found.where)} for kind, found in policy.regret.items()},
+        "regret": {kind: {**asdict(regret), "where": placed(regret.where)} for kind, regret in policy.regret.items()},
     }
 
 
@@ -105,7 +105,7 @@ def read_policy(path: Path | str) -> Policy:
     """The policy in a file.
 
     Raises:
-        UnreadableInputError: the file is missing or damaged, or is no policy of a version known here.
+        UnreadableInputError: the file is missing, damaged, or not a policy of a supported version.
     """
     source = Path(path)
     if source.exists() and not (source.is_file() or source.is_dir()):
@@ -130,10 +130,10 @@ def read_policy(path: Path | str) -> Policy:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise ValueError("an object names a key twice")
-    return found
+    return unique
 
 
 def _constant(text: str) -> Any:
@@ -141,16 +141,16 @@ def _constant(text: str) -> Any:
 
 
 def policy_of(document: Any, source: Path | str) -> Policy:
-    """The policy in a document that was parsed already.
+    """The policy in a parsed document.
 
     Raises:
         UnreadableInputError: see `read_policy`.
     """
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != POLICY_SCHEMA_NAME:
-        known = isinstance(schema, str) and len(schema) < 80
-        found = f"its schema is {schema!r}" if known else "it does not say that it holds a policy"
-        raise UnreadableInputError(Path(source), f"{found}, and {POLICY_SCHEMA_NAME} is read here", _ADVICE)
+        named = isinstance(schema, str) and len(schema) < 80
+        problem = f"its schema is {schema!r}" if named else "it does not say that it holds a policy"
+        raise UnreadableInputError(Path(source), f"{problem}, and {POLICY_SCHEMA_NAME} is read here", _ADVICE)
     try:
         return _policy(_At(document))
     except _WrongError as error:
@@ -159,31 +159,31 @@ def policy_of(document: Any, source: Path | str) -> Policy:
 
 @dataclass(frozen=True)
 class _At:
-    """A value of a document, and where in it that stands. What it is asked for, it must be."""
+    """A value of a document with its path; the methods validate the value's type and raise `_WrongError`."""
 
     value: Any
     where: str = ""
 
-    def demand(self, holds: bool, what: str) -> None:
+    def demand(self, holds: bool, problem: str) -> None:
         if not holds:
-            raise _WrongError(f"{self.where or 'the policy'} {what}")
+            raise _WrongError(f"{self.where or 'the policy'} {problem}")
 
     def inside(self, name: str) -> _At:
         return _At(self.value[name], f"{self.where}.{name}" if self.where else name)
 
     def mapping(self) -> dict[str, _At]:
-        """By key what an object holds."""
+        """The values of an object, by key."""
         self.demand(isinstance(self.value, dict), "must be an object")
         return {name: self.inside(name) for name in self.value}
 
     def fields(self, *names: str) -> list[_At]:
-        """What an object holds that has just these keys, in this order."""
-        found = self.mapping()
-        if missing := [name for name in names if name not in found]:
+        """The values of an object that must have exactly these keys, in the order of the names."""
+        values = self.mapping()
+        if missing := [name for name in names if name not in values]:
             self.demand(False, f"lacks {missing[0]}")
-        if strange := [name for name in found if name not in names]:
+        if strange := [name for name in values if name not in names]:
             self.demand(False, f"has a key {strange[0][:40]!r}, which the schema does not know")
-        return [found[name] for name in names]
+        return [values[name] for name in names]
 
     def entries(self) -> list[_At]:
         self.demand(isinstance(self.value, list), "must be a list")
@@ -215,11 +215,11 @@ class _At:
         return names.index(self.value)
 
     def place(self, axes: Sequence[Axis]) -> Place:
-        found = self.fields(*(axis.name for axis in axes))
-        for item, axis in zip(found, axes, strict=True):
-            known = any(item.value == value and type(item.value) is type(value) for value in axis.values)
-            item.demand(known, "is not a value of that axis")
-        return tuple(item.value for item in found)
+        coordinates = self.fields(*(axis.name for axis in axes))
+        for coordinate, axis in zip(coordinates, axes, strict=True):
+            known = any(coordinate.value == value and type(coordinate.value) is type(value) for value in axis.values)
+            coordinate.demand(known, "is not a value of that axis")
+        return tuple(coordinate.value for coordinate in coordinates)
 
 
 def _policy(document: _At) -> Policy:
@@ -262,8 +262,8 @@ def _axis(entry: _At) -> Axis:
     values = [_At(value.value, values_at.where).setting() for value in values_at.entries()]
     axis = Axis(name.text(), tuple(values))
     rising = all(one < other for one, other in pairwise(values)) if axis.numeric else True  # type: ignore[operator]
-    alone = len({(type(value), value) for value in values}) == len(values)
-    values_at.demand(bool(values) and rising and alone, "must be one or more, each once, numbers rising")
+    unique = len({(type(value), value) for value in values}) == len(values)
+    values_at.demand(bool(values) and rising and unique, "must be one or more, each once, numbers rising")
     return axis
 
 

@@ -1,4 +1,4 @@
-"""A policy from a sweep: what to run at each point, how to go between the points, and what that is expected to cost."""
+"""Fitting of a policy to a sweep: the choice at each point, the interpolation rule, and the expected cost."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from warplens.studies.sweeps.sweep import Cell, Sweep
 
 
-#: A side must be faster than the baseline by more than this share: less is within what a host does from run to run,
-#: and half of the 2 % by which no choice may be wrong.
+#: A side must be faster than the baseline by more than this share: smaller differences are within the host's variation
+#: from run to run, and half of the 2 % by which no choice may be wrong.
 _MARGIN: Final = 0.01
 
-#: A choice that costs no more than this is as good as right: what a policy promises.
+#: A choice that costs no more than this counts as right: the accuracy that a policy promises.
 _RIGHT: Final = 0.02
 
-#: Facts of a measurement's environment that a policy keeps: what would make it wrong elsewhere.
+#: Keys of the measurements' environment that a policy keeps, since another value may invalidate it.
 _KEPT: Final = ("driver", "cuda")
 
 
 @dataclass(frozen=True)
 class PointTimes:
-    """What was measured at a point."""
+    """The measurements at a point."""
 
     settings: Mapping[str, Value]
     times_ns: Times  #: typical time of each side, the baseline first; None where it was not, or could not be, measured
@@ -52,7 +52,7 @@ class PointTimes:
 
 
 def fit_policy(sweeps: Sweep | Sequence[Sweep], *, margin: float = _MARGIN, fallback: str | None = None) -> Policy:
-    """The policy that sweeps suggest.
+    """Fits a policy to sweeps.
 
     Args:
         sweeps: one; or several of the same file with the same baseline, each of which adds a side.
@@ -60,20 +60,20 @@ def fit_policy(sweeps: Sweep | Sequence[Sweep], *, margin: float = _MARGIN, fall
         fallback: name of the side to run outside the fitted range and on other machines; by default the baseline.
 
     Raises:
-        UsageError: sweeps that do not belong together, without a point, or whose settings are no numbers or words.
+        UsageError: the sweeps do not belong together, have no point, or have settings other than numbers and words.
     """
-    given = [sweeps] if not isinstance(sweeps, Sequence) else list(sweeps)
-    _check_together(given)
-    first = given[0]
-    identities = [first.baseline, *(sweep.variant for sweep in given)]
+    all_sweeps = [sweeps] if not isinstance(sweeps, Sequence) else list(sweeps)
+    _check_together(all_sweeps)
+    first = all_sweeps[0]
+    identities = [first.baseline, *(sweep.variant for sweep in all_sweeps)]
     names = _names(identities)
     shared = {
         name: value
         for name, value in first.shared.items()
-        if all(name in sweep.shared and sweep.shared[name] == value for sweep in given)
+        if all(name in sweep.shared and sweep.shared[name] == value for sweep in all_sweeps)
     }
     return fit_points(
-        _points(given),
+        _points(all_sweeps),
         sides=[Side(name, dict(settings)) for name, settings in zip(names, identities, strict=True)],
         axes=first.axes,
         source=first.source,
@@ -100,12 +100,12 @@ def _check_together(sweeps: Sequence[Sweep]) -> None:
 
 
 def _points(sweeps: Sequence[Sweep]) -> list[PointTimes]:
-    """The points of all sweeps, each with the baseline and one side a sweep."""
+    """The points of all sweeps, with times of the baseline and of the variant of each sweep."""
     axes = sweeps[0].axes
-    found: dict[Place, list[Cell | None]] = {}
+    cells_at: dict[Place, list[Cell | None]] = {}
     for number, sweep in enumerate(sweeps, start=1):
         for point in sweep.points:
-            cells = found.setdefault(tuple(point.settings[name] for name in axes), [None] * (len(sweeps) + 1))
+            cells = cells_at.setdefault(tuple(point.settings[name] for name in axes), [None] * (len(sweeps) + 1))
             cells[0] = cells[0] or point.baseline
             cells[number] = point.variant
     return [
@@ -114,12 +114,12 @@ def _points(sweeps: Sequence[Sweep]) -> list[PointTimes]:
             tuple(cell.time_ns if cell is not None else None for cell in cells),
             tuple(cell.wall if cell is not None else None for cell in cells),
         )
-        for at, cells in found.items()
+        for at, cells in cells_at.items()
     ]
 
 
 def _names(identities: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name of each side from as few of its settings as tell all of them apart."""
+    """A name for each side, from the fewest settings that distinguish all of them."""
     settings = list(dict.fromkeys(name for identity in identities for name in identity))
     for count in range(1, len(settings) + 1):
         names = [
@@ -143,11 +143,11 @@ def fit_points(
     margin: float = _MARGIN,
     fallback: str | None = None,
 ) -> Policy:
-    """The policy that measured points suggest; what `fit_policy` does, without a file.
+    """Fits a policy to measured points; `fit_policy` without a sweep.
 
     Args:
-        points: what was measured, each point once.
-        sides: to choose from, the baseline first, in the order of the points' times.
+        points: the measurements, each point once.
+        sides: the alternatives, the baseline first, in the order of the points' times.
         axes: settings to choose by.
         source, workload, shared, environment: see `Policy`; the environment as in a measurements file.
         margin, fallback: see `fit_policy`.
@@ -157,7 +157,7 @@ def fit_points(
     """
     if not 0 <= margin < 1:
         raise UsageError(f"the margin is a share from 0 to below 1, not {margin:g}")
-    names = [side.name for side in sides]
+    names = [fallback_side.name for fallback_side in sides]
     if fallback is not None and fallback not in names:
         raise UsageError(f"no side is called {fallback!r}; there are {', '.join(names)}")
     measured = {
@@ -167,26 +167,26 @@ def fit_points(
     }
     if not measured:
         raise UsageError(f"{source}: no point of the sweep was measured")
-    found = _axes(axes, list(measured), source)
-    chosen = [_grid_point(at, point, margin) for at, point in measured.items()]
-    times = {point.at: point.times_ns for point in chosen}
-    side = names.index(fallback) if fallback is not None else 0
-    held_out = _HeldOut(found, chosen, names, margin, side)
-    curves = fitted_curves(found, times, len(names))
+    fitted_axes = _axes(axes, list(measured), source)
+    grid_points = [_grid_point(at, point, margin) for at, point in measured.items()]
+    times = {point.at: point.times_ns for point in grid_points}
+    fallback_side = names.index(fallback) if fallback is not None else 0
+    held_out = _HeldOut(fitted_axes, grid_points, names, margin, fallback_side)
+    curves = fitted_curves(fitted_axes, times, len(names))
     rules = [rule for rule in RULES if rule != "host-or-work" or curves is not None]
     rule = min(rules, key=lambda rule: (held_out.score(rule), rules.index(rule)))
-    at_points = [regret_at(point.at, point.times_ns, point.side, names, "measured") for point in chosen]
+    at_points = [regret_at(point.at, point.times_ns, point.side, names, "measured") for point in grid_points]
     return Policy(
         source=source,
         workload=workload,
         shared=dict(shared or {}),
         sides=tuple(sides),
-        axes=found,
-        points=tuple(chosen),
+        axes=fitted_axes,
+        points=tuple(grid_points),
         rule=rule,
         curves=curves if rule == "host-or-work" else None,
         margin=margin,
-        fallback=side,
+        fallback=fallback_side,
         regret={
             "measured": summary(cell for cell in at_points if cell is not None),
             "held-out": summary(held_out.cells(rule, edges=False)),
@@ -229,15 +229,15 @@ def _grid_point(at: Place, point: PointTimes, margin: float) -> GridPoint:
 
 @dataclass(frozen=True)
 class _Fold:
-    """A value of a numeric axis, left out."""
+    """A held-out value of a numeric axis."""
 
-    grid: Grid  #: of all others
+    grid: Grid  #: fitted to all other values
     left_out: tuple[Place, ...]
-    edge: bool  #: whether it is the least or the greatest of its axis
+    edge: bool  #: whether it is the least or the greatest value of its axis
 
 
 class _HeldOut:
-    """Values of the numeric axes, left out one after another; what is chosen there without them."""
+    """Cross-validation over the values of the numeric axes: choices at a value by a fit without it."""
 
     def __init__(
         self, axes: tuple[Axis, ...], points: Sequence[GridPoint], names: Sequence[str], margin: float, fallback: int
@@ -255,24 +255,22 @@ class _HeldOut:
                 self.folds.append(_Fold(grid, left_out, edge=value in (axis.values[0], axis.values[-1])))
 
     def score(self, rule: Rule) -> tuple[float, float, float]:
-        """How bad a rule is: worst wrong choice between values, mean cost of all choices, mean error of the ratios.
+        """Badness of a rule: worst wrong choice at inner values, mean cost of all choices, mean error of the ratios.
 
-        The rules are also asked beyond the range, where no policy is: who is right there has understood more.
+        The mean cost includes extrapolated edge values, although a policy falls back there: a rule that extrapolates
+        well describes the times better.
         """
-        found = self.cells(rule, edges=False), self.cells(rule, edges=True, trusted=True)
-        # A choice that cannot run is worse than any that is slow.
-        costs, beyond = ([1e9 if cell.share is None else cell.share for cell in cells] for cells in found)
-        worst, every = max((cost for cost in costs if cost > _RIGHT), default=0.0), [*costs, *beyond]
+        held_out = self.cells(rule, edges=False), self.cells(rule, edges=True, trusted=True)
+        # A choice that cannot run is worse than any slow one.
+        inner, beyond = ([1e9 if cell.share is None else cell.share for cell in cells] for cells in held_out)
+        worst, costs = max((cost for cost in inner if cost > _RIGHT), default=0.0), [*inner, *beyond]
         errors = self._errors(rule)
         mean_error = sum(errors) / len(errors) if errors else math.inf
-        return worst, sum(every) / len(every) if every else 0.0, mean_error
+        return worst, sum(costs) / len(costs) if costs else 0.0, mean_error
 
     def cells(self, rule: Rule, *, edges: bool, trusted: bool = False) -> list[CellRegret]:
-        """What choices cost at values between others; or at the least and greatest, where the fallback runs.
-
-        With `trusted`, the rule decides there, too.
-        """
-        found = []
+        """The cost of choices at inner or edge values; at edges, the fallback runs unless the rule is `trusted`."""
+        regrets = []
         for fold in self.folds:
             for at in fold.left_out if fold.edge == edges else ():
                 times = self.points[at].times_ns
@@ -280,27 +278,27 @@ class _HeldOut:
                     cell = regret_at(at, times, self.fallback, self.names, "outside")
                 else:
                     cell = regret_at(at, times, self._side(fold, at, rule), self.names, "interpolated")
-                found += [cell] if cell is not None else []
-        return found
+                regrets += [cell] if cell is not None else []
+        return regrets
 
     def _side(self, fold: _Fold, at: Place, rule: Rule) -> int:
-        """As `Policy.choose` does it."""
+        """The choice at a held-out place, as made by `Policy.choose`."""
         times = estimated(fold.grid, at, rule, clamped=fold.edge)
         if times is None:
             return self.fallback
         corners = [] if fold.edge else fold.grid.corners(at) or []
-        around = {self.points[corner.at].side for corner in corners}
-        return around.pop() if len(around) == 1 else picked(times, self.margin)
+        neighbours = {self.points[corner.at].side for corner in corners}
+        return neighbours.pop() if len(neighbours) == 1 else picked(times, self.margin)
 
     def _errors(self, rule: Rule) -> list[float]:
-        """Errors of the ratios to the baseline, as logarithms."""
+        """Absolute errors of the log ratios to the baseline."""
         errors = []
         for fold in self.folds:
             for at in fold.left_out:
-                times, truth = estimated(fold.grid, at, rule, clamped=fold.edge), self.points[at].times_ns
-                if times is None or times[0] is None or truth[0] is None:
+                times, measured = estimated(fold.grid, at, rule, clamped=fold.edge), self.points[at].times_ns
+                if times is None or times[0] is None or measured[0] is None:
                     continue
-                for guess, right in zip(times[1:], truth[1:], strict=True):
-                    if guess is not None and right is not None:
-                        errors.append(abs(math.log(guess / times[0]) - math.log(right / truth[0])))
+                for estimate, actual in zip(times[1:], measured[1:], strict=True):
+                    if estimate is not None and actual is not None:
+                        errors.append(abs(math.log(estimate / times[0]) - math.log(actual / measured[0])))
         return errors

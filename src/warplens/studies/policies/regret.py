@@ -1,9 +1,10 @@
-"""The time of a step as the larger of two: what the host needs to issue it, and what the GPU needs for the work.
+"""The model of step times that policies interpolate with, and the cost (regret) of a policy's choices.
 
     time = max(host, fixed + work · Π (setting / unit) ^ exponent)
 
-A launch-bound step takes as long as the host takes, whatever its size; a large one as long as its arithmetic and its
-traffic. A rule that knows neither draws a straight line through the bend, and that is where variants cross.
+A launch-bound step takes as long as the host needs to issue it, whatever its size; a large step as long as its
+arithmetic and memory traffic. Interpolation without this model is least accurate at the bend between the two, which is
+where variants cross.
 """
 
 from __future__ import annotations
@@ -20,19 +21,18 @@ if TYPE_CHECKING:
     from warplens.studies.sweeps.sweep import Sweep
 
 
-#: Points of one side and one combination of words: three numbers are fitted to them, and one must be left to disagree.
+#: Least number of points of one side and one combination of words: one more than the three numbers fitted to them.
 _FEWEST_POINTS: Final = 4
 
-#: Exponents are looked for between 0 (the setting makes no difference) and 4 (attention over an image, in its side).
+#: Range of exponents: from 0 (no influence) to 4 (attention over an image, as a function of its side).
 _EXPONENTS: Final = (0.0, 4.0)
-#: Where the search begins, and stays if no point tells: work in proportion to the setting.
+#: Start of the search, and the result if no point determines it: work in proportion to the setting.
 _FIRST_EXPONENT: Final = 1.0
-#: First steps and last steps of the search; an exponent known to 0.05 moves a time by 4 % over a doubling and less
-#: inside it.
+#: Successive step sizes of the search; an error of 0.05 in an exponent changes a time by at most 4 % over a doubling.
 _STEPS: Final = (0.5, 0.1, 0.05)
 _MOST_ROUNDS: Final = 8
 
-#: Natural logarithm of a size that no input has, so that a strange policy file cannot overflow a number.
+#: Bound of the natural logarithm of a size, beyond any input, so that no policy file causes an overflow.
 _LARGEST_POWER: Final = 200.0
 
 Measured = Sequence[tuple[Sequence[float], float]]
@@ -42,10 +42,10 @@ Measured = Sequence[tuple[Sequence[float], float]]
 class Curve:
     """One side with one combination of words."""
 
-    words: tuple[Value, ...]  #: values of the axes that are not numeric, in their order
+    words: tuple[Value, ...]  #: values of the non-numeric axes, in their order
     side: int
-    host_ns: float  #: shortest time, which no setting changes; 0 where none was seen
-    #: fixed_ns, work_ns: time of the GPU: constant part, and part of a place where every setting is its unit
+    host_ns: float  #: host time, independent of the settings; 0 where no point is host-bound
+    #: fixed_ns, work_ns: GPU time: constant part, and growing part at a place where every setting equals its unit
     fixed_ns: float
     work_ns: float
 
@@ -55,9 +55,9 @@ class Curves:
     """The model of all sides."""
 
     numeric: tuple[bool, ...]
-    units: tuple[float, ...]  #: of the numeric axes, their least values
-    exponents: tuple[tuple[float, ...], ...]  #: of the numeric axes, for each side
-    curves: tuple[Curve, ...]  #: of each side and combination of words
+    units: tuple[float, ...]  #: least value of each numeric axis
+    exponents: tuple[tuple[float, ...], ...]  #: for each side, one per numeric axis
+    curves: tuple[Curve, ...]  #: one per side and combination of words
 
     def __post_init__(self) -> None:
         by_key = {(curve.words, curve.side): curve for curve in self.curves}
@@ -65,7 +65,7 @@ class Curves:
 
     @property
     def sides(self) -> int:
-        """How many."""
+        """Number of sides."""
         return len(self.exponents)
 
     def time_ns(self, at: Place, side: int) -> float | None:
@@ -80,10 +80,10 @@ class Curves:
 
 
 def fitted_curves(axes: Sequence[Axis], times: Mapping[Place, Times], sides: int) -> Curves | None:
-    """The model that fits measured times best, in the squares of logarithms.
+    """The least-squares fit of the model to the logarithms of measured times.
 
-    A side's exponents are the same for all words: what the GPU does for a larger input does not depend on how the work
-    reaches it. The other numbers are of each combination of words.
+    A side's exponents are common to all combinations of words (such as executions), since the GPU's work depends on the
+    size alone; the other numbers are fitted for each combination.
 
     Returns:
         None if a side has too few points, or a numeric axis a value that is not above zero.
@@ -97,16 +97,16 @@ def fitted_curves(axes: Sequence[Axis], times: Mapping[Place, Times], sides: int
     exponents, curves = [], []
     for side in range(sides):
         groups: dict[tuple[Value, ...], list[tuple[Sequence[float], float]]] = {}
-        for at, taken in times.items():
-            if (time := taken[side]) is not None:
+        for at, side_times in times.items():
+            if (time := side_times[side]) is not None:
                 numbers, words = _split(at, numeric)
                 groups.setdefault(words, []).append((numbers, time))
         if not groups or min(map(len, groups.values())) < _FEWEST_POINTS:
             return None
-        found = _exponents(list(groups.values()), units, start)
-        exponents.append(tuple(found))
+        side_exponents = _exponents(list(groups.values()), units, start)
+        exponents.append(tuple(side_exponents))
         for words, points in groups.items():
-            host, fixed, work = _bend(points, units, found)[0]
+            host, fixed, work = _bend(points, units, side_exponents)[0]
             curves.append(Curve(words, side, host, fixed, work))
     return Curves(numeric, units, tuple(exponents), tuple(curves))
 
@@ -123,45 +123,46 @@ def _size(numbers: Sequence[float], units: Sequence[float], exponents: Sequence[
 
 
 def _exponents(groups: Sequence[Measured], units: Sequence[float], start: Sequence[float]) -> list[float]:
-    """The exponents with the smallest error, one after another in ever smaller steps."""
+    """The exponents with the smallest error, by coordinate descent with decreasing steps."""
 
     def error(exponents: Sequence[float]) -> float:
         return sum(_bend(points, units, exponents)[1] for points in groups)
 
     least, most = _EXPONENTS
-    found = [min(max(exponent, least), most) for exponent in start]
-    best = error(found)
+    current = [min(max(exponent, least), most) for exponent in start]
+    best = error(current)
     for step in _STEPS:
         for _ in range(_MOST_ROUNDS):
             before = best
-            for axis in range(len(found)):
-                found, best = _improved(error, found, best, axis, step)
+            for axis in range(len(current)):
+                current, best = _improved(error, current, best, axis, step)
             if best >= before:
                 break
-    return found
+    return current
 
 
 def _improved(
-    error: Callable[[Sequence[float]], float], found: list[float], best: float, axis: int, step: float
+    error: Callable[[Sequence[float]], float], exponents: list[float], best: float, axis: int, step: float
 ) -> tuple[list[float], float]:
+    """Exponents and their error after moving along one axis, in either direction, as long as the error falls."""
     least, most = _EXPONENTS
-    for sign in (-step, step):
-        moved = True
-        while moved:
-            tried = [*found]
-            tried[axis] = min(max(found[axis] + sign, least), most)
-            moved = tried != found and (now := error(tried)) < best * (1 - 1e-9)
-            if moved:
-                found, best = tried, now
-    return found, best
+    for move in (-step, step):
+        improved = True
+        while improved:
+            moved = [*exponents]
+            moved[axis] = min(max(exponents[axis] + move, least), most)
+            improved = moved != exponents and (moved_error := error(moved)) < best * (1 - 1e-9)
+            if improved:
+                exponents, best = moved, moved_error
+    return exponents, best
 
 
 def _bend(
     points: Measured, units: Sequence[float], exponents: Sequence[float]
 ) -> tuple[tuple[float, float, float], float]:
-    """Host time, fixed time and time of the work that fit best, and the sum of the squared errors of logarithms.
+    """(host, fixed, work) time of the best fit, and the sum of the squared errors of logarithms.
 
-    Every place of the bend is tried: smaller steps are bound by the host, larger ones by the GPU.
+    Every position of the bend is tried: points below are host-bound, points above GPU-bound.
     """
     ordered = sorted((_size(numbers, units, exponents), time) for numbers, time in points)
     best, smallest = (0.0, 0.0, 0.0), math.inf
@@ -180,7 +181,7 @@ def _bend(
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Constant and slope, neither below zero, with the smallest squares of relative errors."""
+    """Non-negative constant and slope of the line with the least squares of relative errors."""
     if not points:
         return 0.0, 0.0
     weights = [1 / time**2 for _, time in points]
@@ -200,67 +201,67 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class CellRegret:
-    """One point at which a policy was asked, and every side measured."""
+    """The cost of a choice at one measured point."""
 
     at: Place  #: the point's value on each axis of the policy
     chosen: str
     reason: Reason
     best: str
-    chosen_ns: float | None  #: time of the chosen side; None if it could not run, though another could
-    best_ns: float  #: time of the fastest
-    share: float | None  #: how much slower the chosen one was than the best, 0 to ∞; None if it could not run
+    chosen_ns: float | None  #: time of the chosen side; None if it could not run
+    best_ns: float  #: time of the fastest side
+    share: float | None  #: chosen_ns / best_ns − 1; None if the chosen side could not run
 
 
 @dataclass(frozen=True)
 class Regret:
-    """What choosing cost over several points."""
+    """The cost of choices over several points."""
 
     cells: int
-    #: worst, mean: how much slower the chosen side was than the best, as a share; None without a point
+    #: worst, mean: time of the chosen side / time of the best − 1; None without a point
     worst: float | None
     mean: float | None
     where: Place | None  #: the worst point; None without one
-    not_run: int  #: points at which the chosen side could not run though another could; they are in neither share
+    not_run: int  #: points at which the chosen side could not run though another could; excluded from worst and mean
 
 
 def regret_at(at: Place, times: Times, side: int, names: Sequence[str], reason: Reason) -> CellRegret | None:
-    """The cost of running a side at a point where these times were measured; None if none was."""
+    """The cost of running a side at a point with these measured times; None if none was measured."""
     known = {number: time for number, time in enumerate(times) if time is not None}
     if not known:
         return None
     best = min(known, key=lambda number: known[number])
-    spent = known.get(side)
-    share = spent / known[best] - 1 if spent is not None else None
-    return CellRegret(at, names[side], reason, names[best], spent, known[best], share)
+    chosen_ns = known.get(side)
+    share = chosen_ns / known[best] - 1 if chosen_ns is not None else None
+    return CellRegret(at, names[side], reason, names[best], chosen_ns, known[best], share)
 
 
 def summary(cells: Iterable[CellRegret]) -> Regret:
     """The worst and the mean of several points."""
-    found = list(cells)
-    ran = [(cell.share, cell.at) for cell in found if cell.share is not None]
+    points = list(cells)
+    ran = [(cell.share, cell.at) for cell in points if cell.share is not None]
     if not ran:
-        return Regret(len(found), None, None, None, len(found))
+        return Regret(len(points), None, None, None, len(points))
     worst, where = max(ran, key=lambda pair: pair[0])
-    return Regret(len(found), worst, sum(share for share, _ in ran) / len(ran), where, len(found) - len(ran))
+    return Regret(len(points), worst, sum(share for share, _ in ran) / len(ran), where, len(points) - len(ran))
 
 
 def regrets_on(policy: Policy, sweeps: Sweep | Sequence[Sweep]) -> list[CellRegret]:
-    """What choosing by a policy costs at the points of other sweeps, whose sides are sides of the policy.
+    """The cost of a policy's choices at the points of other sweeps, whose sides are sides of the policy.
 
     Args:
         policy: fitted to other measurements, or to a part of these.
         sweeps: measurements of the baseline, and of a variant each.
 
     Returns:
-        One row a point at which something was measured.
+        One row per point with a measurement.
 
     Raises:
-        UsageError: a side is none of the policy's, a side of the policy that would run is in no sweep, or a sweep does
-            not say where its points lie on each axis.
+        UsageError: a side is not one of the policy's, the chosen side is in no sweep, or a sweep lacks an axis of the
+            policy.
     """
     names = [side.name for side in policy.sides]
     measured: dict[Place, dict[str, float | None]] = {}
-    asked: dict[Place, dict[str, Any]] = {}
+    settings_at: dict[Place, dict[str, Any]] = {}
     for sweep in [sweeps] if not isinstance(sweeps, Sequence) else sweeps:
         before, after = _named(policy, sweep.baseline), _named(policy, sweep.variant)
         for point in sweep.points:
@@ -269,36 +270,36 @@ def regrets_on(policy: Policy, sweeps: Sweep | Sequence[Sweep]) -> list[CellRegr
             times = measured.setdefault(at, {})
             times[before] = times.get(before) or (point.baseline.time_ns if point.baseline is not None else None)
             times[after] = point.variant.time_ns if point.variant is not None else None
-            asked[at] = {name: settings[name] for name in policy.shared if name in settings}
-            asked[at] |= dict(zip((axis.name for axis in policy.axes), at, strict=True))
+            settings_at[at] = {name: settings[name] for name in policy.shared if name in settings}
+            settings_at[at] |= dict(zip((axis.name for axis in policy.axes), at, strict=True))
     cells = []
     for at, by_name in measured.items():
-        choice = policy.choose(**asked[at])
+        choice = policy.choose(**settings_at[at])
         if choice.side not in by_name:
             raise UsageError(f"the policy runs {choice.side}, which the measurements do not have: name it as a variant")
-        taken = tuple(by_name.get(name) for name in names)
-        found = regret_at(at, taken, names.index(choice.side), names, choice.reason)
-        cells += [found] if found is not None else []
+        side_times = tuple(by_name.get(name) for name in names)
+        regret = regret_at(at, side_times, names.index(choice.side), names, choice.reason)
+        cells += [regret] if regret is not None else []
     return cells
 
 
 def _setting(settings: Mapping[str, Any], name: str, source: str) -> Value:
     if name not in settings:
         raise UsageError(f"{source}: the policy chooses by {name}, which is not a setting that both sides share there")
-    found: Value = settings[name]
-    return found
+    value: Value = settings[name]
+    return value
 
 
 def _named(policy: Policy, settings: Mapping[str, Any]) -> str:
-    """The side of the policy with these settings; those that only one of the two knows do not count."""
+    """The name of the side that agrees with these settings in all names that both have, and in the most names."""
     matching = []
     for side in policy.sides:
         common = settings.keys() & side.settings.keys()
         if common and all(settings[name] == side.settings[name] for name in common):
             matching.append((len(common), side.name))
     if not matching:
-        asked = ", ".join(f"{name}={value}" for name, value in settings.items())
+        wanted = ", ".join(f"{name}={value}" for name, value in settings.items())
         raise UsageError(
-            f"no side of the policy has {asked}; it has {' and '.join(side.name for side in policy.sides)}"
+            f"no side of the policy has {wanted}; it has {' and '.join(side.name for side in policy.sides)}"
         )
     return max(matching, key=lambda pair: pair[0])[1]

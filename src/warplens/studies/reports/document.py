@@ -19,20 +19,20 @@ from warplens.studies.reports.growth import growth, growth_section, measured_tim
 from warplens.studies.reports.token_reduction import token_sections, token_tables
 from warplens.studies.sweeps.words import axis_columns
 
-#: Time a layer of different sizes counts as the same up to this share …
+#: Times per layer of different sizes count as equal up to this share, …
 _SAME_LAYER_TIME: Final = 0.2
-#: … which says something only if the larger layer has at least so many times the FLOPs of the smaller.
+#: … which is informative only if the larger layer has at least this multiple of the smaller one's FLOPs.
 _MUCH_MORE_WORK: Final = 1.5
 
 _MODES: Final = {"forward": "Forward pass", "forward-backward": "Forward and backward pass", "train": "Training step"}
 
-#: Settings that make a grid of their own, beside mode.
+#: Settings other than the mode that separate grids.
 _APART: Final = ("precision", "execution", "optimizer", "batch")
 _STEPS: Final = ("mode", "size", *_APART)
 
 
 def lm_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
-    """The answer in one or two sentences, and the sections."""
+    """The answer in one or two sentences, and the sections of the report."""
     steps = _steps(measurements)
     sections = [_matrix_section(steps, mode) for mode in _MODES if mode in steps.get_column("mode").to_list()]
     ratios, layers = training_ratios(steps), layer_times(steps)
@@ -58,8 +58,8 @@ def lm_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
         words = "Where the host issues launches more slowly than the GPU works, a layer takes as long at every width."
         blocks: tuple[Block, ...] = (table, *(Paragraph(text) for text in sentences), Paragraph(words, quiet=True))
         sections.append(Section("layers", "Who decides the pace", blocks))
-    grown = growth_section(measured_times(measurements.cells), ["context"], _STEPS)
-    return " ".join([_answer(steps), *sentences[:1]]).strip(), (*sections, *filter(None, [grown]))
+    growth_part = growth_section(measured_times(measurements.cells), ["context"], _STEPS)
+    return " ".join([_answer(steps), *sentences[:1]]).strip(), (*sections, *filter(None, [growth_part]))
 
 
 def lm_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
@@ -74,7 +74,7 @@ def lm_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
 
 
 def _steps(measurements: Measurements) -> pl.DataFrame:
-    """A row for each cell, the sizes in rising order."""
+    """One row per cell, in rising order of sizes."""
     rows = measurements.cells.with_columns(
         pl.col("status").cast(pl.String),
         rank=pl.col("size").map_elements(lambda name: model_rank(name)[1], return_dtype=pl.Int64),
@@ -90,9 +90,10 @@ def _steps(measurements: Measurements) -> pl.DataFrame:
 
 
 def _layers(row: dict[str, Any], details: Any) -> int | None:
-    found = details.get("layers")
+    if (layers := details.get("layers")) is not None:
+        return int(layers)
     size = model_size(row["size"].removesuffix("-2026"))
-    return found if found is not None else size.layers if size else None
+    return size.layers if size else None
 
 
 def _apart(steps: pl.DataFrame) -> list[str]:
@@ -104,7 +105,7 @@ def _cell_columns(steps: pl.DataFrame) -> tuple[Column, ...]:
 
 
 def _matrix_section(steps: pl.DataFrame, mode: str) -> Section:
-    """Sizes down, contexts across; what was not measured stays empty."""
+    """Tables of sizes × contexts for one mode; cells without a measurement are empty."""
     rows = steps.filter(pl.col("mode") == mode)
     contexts = sorted(set(rows.get_column("context").to_list()))
     index = ["size", *_apart(steps)]
@@ -125,7 +126,7 @@ def _matrix_section(steps: pl.DataFrame, mode: str) -> Section:
 
 
 def training_ratios(steps: pl.DataFrame) -> pl.DataFrame:
-    """Cells of which both a forward pass and a training step were measured, and the ratio of their times."""
+    """The ratio training step / forward pass of cells with both measured."""
     keys = ["size", "context", *_apart(steps)]
     measured = steps.filter(pl.col("status") == "measured")
     sides = [
@@ -137,7 +138,7 @@ def training_ratios(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def layer_times(steps: pl.DataFrame) -> pl.DataFrame:
-    """Time and work of a layer in the forward passes that were measured."""
+    """Time and FLOPs per layer of measured forward passes."""
     rows = steps.filter(
         (pl.col("status") == "measured") & (pl.col("mode") == "forward") & pl.col("layers").is_not_null()
     )
@@ -150,22 +151,22 @@ def layer_times(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _host_sentences(layers: pl.DataFrame) -> list[str]:
-    """For each context at which a layer takes as long in several sizes: the host decides there."""
+    """A sentence for each context at which a layer takes the same time in several sizes: the host is limiting."""
     sentences = []
     for key, group in layers.group_by("context", *_apart(layers), maintain_order=True):
         rows = group.to_dicts()
-        alike = [rows[0]]
+        same_time = [rows[0]]
         for row in rows[1:]:
             if abs(row["layer_ns"] / rows[0]["layer_ns"] - 1) > _SAME_LAYER_TIME:
                 break
-            alike.append(row)
-        more = alike[-1]["layer_flops"] / alike[0]["layer_flops"]
-        if len(alike) > 1 and more >= _MUCH_MORE_WORK:
-            times = [row["layer_ns"] for row in alike]
+            same_time.append(row)
+        more = same_time[-1]["layer_flops"] / same_time[0]["layer_flops"]
+        if len(same_time) > 1 and more >= _MUCH_MORE_WORK:
+            times = [row["layer_ns"] for row in same_time]
             sentences.append(
                 f"At context {key[0]:,}, a layer takes {fmt.duration(min(times))} to {fmt.duration(max(times))} from "
-                f"{alike[0]['size']} to {alike[-1]['size']}, though its work grows {more:.1f}-fold: the host decides "
-                "the pace there, not the GPU."
+                f"{same_time[0]['size']} to {same_time[-1]['size']}, though its work grows {more:.1f}-fold: the host "
+                "decides the pace there, not the GPU."
             )
     return sentences
 
@@ -185,11 +186,11 @@ def _answer(steps: pl.DataFrame) -> str:
     return f"{text}."
 
 
-#: Kernels of this package in the order in which theory says that they get faster; all others are PyTorch's.
+#: Kernels of this package, from slow to fast in theory; all others are PyTorch's.
 _OWN: Final = ("naive", "tiled", "flash")
 _BACKEND: Final = "sdpa-"
 
-#: From this length on a flash kernel has enough blocks to be judged by.
+#: From this length on, a flash kernel has enough blocks to fill the GPU.
 _LONG: Final = 2048
 
 _PROBLEM: Final = ("mode", "dtype", "head_dim", "causal", "heads")
@@ -197,7 +198,7 @@ _KERNELS: Final = (*_PROBLEM, "kernel")
 
 
 def attention_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
-    """The answer in one or two sentences, and a section for each kind of problem."""
+    """The answer in one or two sentences, and the sections of the report."""
     rates = _rates(measurements)
     against = flash_against_best(rates)
     problems = rates.select(_PROBLEM).unique(maintain_order=True).to_dicts()
@@ -206,9 +207,9 @@ def attention_sections(measurements: Measurements) -> tuple[str, tuple[Section, 
         "TFLOP/s by the convention 4·B·H·S²·D, half of that with a causal mask, 2.5 times that for the gradients; a "
         "kernel that failed its check against float64 is not timed."
     )
-    how = Section("reading", "How to read this", (Paragraph(words, quiet=True),))
-    grown = growth_section(_lengths(measurements), ["seq_len"], _KERNELS, _tokens_sentence(rates))
-    return " ".join(_answers(rates, against)), (*sections, *filter(None, [grown]), how)
+    conventions = Section("reading", "How to read this", (Paragraph(words, quiet=True),))
+    growth_part = growth_section(_lengths(measurements), ["seq_len"], _KERNELS, _tokens_sentence(rates))
+    return " ".join(_answers(rates, against)), (*sections, *filter(None, [growth_part]), conventions)
 
 
 def _lengths(measurements: Measurements) -> pl.DataFrame:
@@ -237,7 +238,7 @@ def attention_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
 
 
 def _rates(measurements: Measurements) -> pl.DataFrame:
-    """A row for each kernel and problem."""
+    """One row per kernel and problem."""
     return measurements.cells.select(
         "kernel", "seq_len", *_PROBLEM, "batch", pl.col("status").cast(pl.String), "reason", "flops_per_s",
         time_ns=pl.coalesce("gpu_ns", "latency_ns"), peak_allocated_bytes="peak_allocated_bytes",
@@ -245,7 +246,7 @@ def _rates(measurements: Measurements) -> pl.DataFrame:
 
 
 def flash_against_best(rates: pl.DataFrame) -> pl.DataFrame:
-    """Own flash attention as a share of the fastest of PyTorch's kernels, where both were measured."""
+    """Rate of the package's flash attention / rate of PyTorch's fastest kernel, where both were measured."""
     keys = ["seq_len", *_PROBLEM]
     measured = rates.filter(pl.col("status") == "measured")
     best = (
@@ -309,29 +310,29 @@ def _answers(rates: pl.DataFrame, against: pl.DataFrame) -> list[str]:
 
 
 def _order_sentence(measured: pl.DataFrame) -> str:
-    """Whether naive, tiled and flash get faster in that order."""
-    wrong, held = [], 0
+    """A sentence on whether naive, tiled and flash are faster in that order."""
+    wrong, ordered = [], 0
     for problem in measured.select("seq_len", *_PROBLEM).unique(maintain_order=True).to_dicts():
         by_kernel = dict(_of(measured, problem).select("kernel", "flops_per_s").rows())
-        found = [by_kernel[kernel] for kernel in _OWN if by_kernel.get(kernel)]
-        if len(found) < len(_OWN):
+        rates = [by_kernel[kernel] for kernel in _OWN if by_kernel.get(kernel)]
+        if len(rates) < len(_OWN):
             continue
-        if found == sorted(found):
-            held += 1
+        if rates == sorted(rates):
+            ordered += 1
         else:
             wrong.append(f"{problem['seq_len']:,} tokens ({_named(problem)})")
-    if not held and not wrong:
+    if not ordered and not wrong:
         return ""
     if wrong:
         return f"The order naive, tiled, flash is broken at {'; '.join(wrong)}."
-    return f"Naive, tiled and flash get faster in that order at all {fmt.plural(held, 'problem')} of that length."
+    return f"Naive, tiled and flash get faster in that order at all {fmt.plural(ordered, 'problem')} of that length."
 
 
 class _Study(NamedTuple):
-    """What is said of the measurements of a workload."""
+    """The report on a workload."""
 
     title: str
-    sections: Callable[[Measurements], tuple[str, tuple[Section, ...]]]  #: the answer, and what it rests on
+    sections: Callable[[Measurements], tuple[str, tuple[Section, ...]]]  #: the answer, and the sections
     tables: Callable[[Measurements], dict[str, pl.DataFrame]]  #: by name, with exact values
 
 
@@ -360,20 +361,20 @@ def study_document(measurements: Measurements) -> Document:
     study = _study_of(measurements)
     answer, sections = study.sections(measurements)
     cells, doubts = measured_document(measurements), doubts_of(measurements)
-    told: list[Section] = []
+    last: list[Section] = []
     if doubts:
         texts = ("No repetition was left out for these.", *doubts)
-        told.append(Section("doubts", "Doubts", tuple(Paragraph(text, quiet=True) for text in texts)))
+        last.append(Section("doubts", "Doubts", tuple(Paragraph(text, quiet=True) for text in texts)))
     return Document(
         title=study.title,
         lead=answer or "Nothing was measured.",
-        sections=(*sections, *_missing(measurements), *cells.sections, *told),
+        sections=(*sections, *_missing(measurements), *cells.sections, *last),
         meta=cells.meta,
     )
 
 
 def _missing(measurements: Measurements) -> Iterator[Section]:
-    """A row for each cell that was not measured, told by the settings that differ between cells."""
+    """The section on cells that were not measured, identified by the settings that vary."""
     cells = measurements.cells
     names = [name for name in measurements.settings if cells.get_column(name).n_unique() > 1]
     names = names or list(measurements.settings[:1])
@@ -381,13 +382,13 @@ def _missing(measurements: Measurements) -> Iterator[Section]:
     if rows.height:
         axes = (each.but(kind="count" if each.dtype.is_integer() else "text") for each in axis_columns(rows, names))
         columns = (*axes, column("status", help=""), column("reason", help="", title="Reason"))
-        what = f"{fmt.plural(rows.height, 'cell')} could not be measured; the others are not affected."
+        text = f"{fmt.plural(rows.height, 'cell')} could not be measured; the others are not affected."
         table = Table("missing-cells", "Cells without figures", columns, rows)
-        yield Section("missing", "What could not be measured", (Paragraph(what), table))
+        yield Section("missing", "What could not be measured", (Paragraph(text), table))
 
 
 def study_data(measurements: Measurements) -> dict[str, Any]:
-    """The same as plain data: the answer, the tables, every cell."""
+    """The report of a study as plain data: the answer, the tables, every cell."""
     study = _study_of(measurements)
     answer, _ = study.sections(measurements)
     return {

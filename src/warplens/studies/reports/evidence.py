@@ -1,16 +1,16 @@
-"""What a findings report rests on: measurements of a grid, pairs of profiles judged by hypotheses, remedies, a policy.
+"""The evidence of a findings report: measurements of a grid, profiles with tested hypotheses, remedies, a policy.
 
-The hypotheses explain a variant that does less work and is not faster for it; each is confirmed or refuted by numbers.
-They are those of the token-reduction study, worded for any pair of profiles: the added launches, a GPU with too little
-to do at once, the added operations themselves, and memory. Each is judged by what it predicts:
+The hypotheses explain why a variant that does less work is not faster; numbers confirm or refute each. They are those
+of the token-reduction study, generalised to any pair of profiles: added launches, too little parallelism, the added
+operations, and memory. Each is tested by its prediction:
 
-* added launches cost the time only where the host's pace limits the step;
+* added launches cost time only where the host's pace limits the step;
 * too little parallelism shows in kernels whose grids leave multiprocessors without a block;
-* added operations matter as much as they take GPU time, against what the variant saves there;
-* moving memory matters as much as gathers, copies and casts take more GPU time.
+* the weight of added operations is their GPU time relative to the GPU time that the variant saves;
+* the weight of memory movement is the additional GPU time of gathers, copies and casts.
 
-What a timeline cannot tell, how busy the units are inside kernels and how scattered the accesses, is judged from
-counters of the variant where there are any (`H2c`, `H4c`), and else not judged: "refuted" is said of the claim made.
+Utilisation inside kernels and scattered accesses do not show in a timeline. They are tested by counters of the variant
+(`H2c`, `H4c`), and not judged without any.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from warplens.studies.sweeps.reading import same, sweep_of
 
 Standing = Literal["confirmed", "partly", "refuted", "unavailable", "not judged"]
 
-#: What each hypothesis says.
+#: Hypothesis → its claim.
 CLAIMS: Final = {
     "H1": "the launches that the variant adds cost more host time than its work saves",
     "H2": "the GPU has too little to do at once, so that less work takes hardly less time",
@@ -53,9 +53,9 @@ CLAIMS: Final = {
     "H4c": "what the added gathers, sorts and copies read and write is scattered",
 }
 
-#: A cause that makes up this much of what it should explain is confirmed …
+#: A cause that accounts for at least this share of the effect is confirmed, …
 _MOST: Final = 0.5
-#: … and below this it is refuted: between the two, it is a part of the story and not the story.
+#: … below this share it is refuted, and in between partly confirmed.
 _LITTLE: Final = 0.1
 
 #: Categories of kernels that move memory and compute next to nothing.
@@ -64,19 +64,19 @@ _MOVING: Final = ("gather-scatter", "copy-cast")
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One explanation, and what became of it."""
+    """A hypothesis and the result of its test."""
 
     id: str  #: a key of `CLAIMS`
-    #: `confirmed` (it makes up half or more of what it should explain), `refuted` (less than a tenth, or the contrary),
-    #: `partly` (between them), `unavailable` (the profiles cannot tell), `not judged` (no counters)
+    #: `confirmed` (it accounts for half or more of the effect), `refuted` (less than a tenth, or the opposite effect),
+    #: `partly` (in between), `unavailable` (the profiles lack the data), `not judged` (no counters)
     standing: Standing
-    share: float | None  #: of what it should explain; None where that has no size
-    #: named numbers, with their units in the names, as findings have them
+    share: float | None  #: of the effect to explain; None where that has no size
+    #: numbers by name, with units in the names, as in findings
     evidence: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def claim(self) -> str:
-        """What it says."""
+        """The claim in words."""
         return CLAIMS[self.id]
 
 
@@ -85,12 +85,12 @@ def hypotheses(
     counters: KernelCounters | None = None,
     step_ns: tuple[float | None, float | None] = (None, None),
 ) -> tuple[Hypothesis, ...]:
-    """The four hypotheses, judged by one pair of profiles; two of them also by counters of the variant.
+    """The four hypotheses, tested by one pair of profiles; two of them also by counters of the variant.
 
     Args:
         difference: of the steps of both.
         counters: of the variant's kernels.
-        step_ns: what a step of each takes without a profiler, where it was timed.
+        step_ns: step times of baseline and variant without a profiler, where known.
     """
     inside = (
         (
@@ -107,7 +107,7 @@ def hypotheses(
 def _judged(
     name: str, share: float | None, evidence: Mapping[str, float | None], unknown: Standing = "unavailable"
 ) -> Hypothesis:
-    """A hypothesis by the share that it makes up; `unknown` where that is None. Unknown numbers are left out."""
+    """A hypothesis with the standing that follows from its share, `unknown` for None; numbers of None are left out."""
     standing: Standing = unknown
     if share is not None:
         standing = "confirmed" if share >= _MOST else "partly" if share >= _LITTLE else "refuted"
@@ -117,26 +117,26 @@ def _judged(
 
 
 def _launches(difference: StepDifference, before_ns: float | None, after_ns: float | None) -> Hypothesis:
-    """H1: the share of the saved GPU time that comes back as host time of added launches, if the host sets the pace.
+    """H1: host time of added launches / change of the step time, if the host sets the variant's pace; else 0.
 
-    A profiler slows the host, and two recordings not alike, so that a profile can show a step that falls where it
-    rises. Where both were timed without one, those times are what is explained, and launches cost as much less as the
-    variant's step does.
+    A profiler slows the host, and not equally in two recordings, so that profiles may show a shorter step where it is
+    longer without a profiler. Where both were timed without a profiler, the change is that of these times, and the cost
+    of launches is scaled by the ratio of the variant's step times.
     """
     launches, wall = difference.launches, difference.wall
-    each, added, change = launches.added_ns_per_launch, launches.added_cost_ns, float(wall.change_ns)
+    per_launch, added, change = launches.added_ns_per_launch, launches.added_cost_ns, float(wall.change_ns)
     if before_ns and after_ns:
-        slowed = float(wall.variant.wall_ns) / after_ns
+        slowdown = max(float(wall.variant.wall_ns) / after_ns, 1.0)
         change = after_ns - before_ns
-        each, added = (None if cost is None else cost / max(slowed, 1.0) for cost in (each, added))
+        per_launch, added = (None if cost is None else cost / slowdown for cost in (per_launch, added))
     share = added
     if added is not None:
-        # The host's time is all that counts: with as many launches as before, the step would be as long as before.
+        # Host-bound: without the added launches, the step would be as long as before.
         limits = launches.variant.bound == "host-issue" and added > 0 and change > 0
         share = added / change if limits else 0.0
     evidence = {
         "launches_added_per_step": launches.kernels_change,
-        "added_launch_ns": each,
+        "added_launch_ns": per_launch,
         "added_launches_ns_per_step": added,
         "change_ns_per_step": change,
         "baseline_waits_for_launches_share": launches.baseline.issue_share,
@@ -146,7 +146,7 @@ def _launches(difference: StepDifference, before_ns: float | None, after_ns: flo
 
 
 def _parallelism(difference: StepDifference) -> Hypothesis:
-    """H2: the share of the variant's kernel time in grids with fewer blocks than the GPU has multiprocessors."""
+    """H2: the share of multiprocessors without a block, over the variant's kernel time: grids that are too small."""
     before, after = (_empty_share(side) for side in (difference.baseline, difference.variant))
     gpu_change = difference.wall.gpu_change_share
     evidence = {
@@ -159,7 +159,7 @@ def _parallelism(difference: StepDifference) -> Hypothesis:
 
 
 def _empty_share(side: Side) -> float | None:
-    """Share of the kernel time in which multiprocessors had no block of the kernel; None where grids are unknown."""
+    """Mean share of multiprocessors without a block, weighted by kernel time; None where grids are unknown."""
     trace = side.timeline.trace
     counts = {device.ordinal: device.sm_count for device in trace.capture.devices if device.sm_count}
     rows = side.work.filter(pl.col("kind") == "kernel").select("row", "device", "start_ns", "end_ns")
@@ -168,12 +168,12 @@ def _empty_share(side: Side) -> float | None:
         time=pl.col("end_ns") - pl.col("start_ns"),
         fill=(blocks / pl.col("device").replace_strict(counts, default=None, return_dtype=pl.Int64)).clip(0, 1),
     ).drop_nulls()
-    spent = float(known["time"].sum())
-    return float((known["time"] * (1 - known["fill"])).sum()) / spent if spent else None
+    kernel_ns = float(known["time"].sum())
+    return float((known["time"] * (1 - known["fill"])).sum()) / kernel_ns if kernel_ns else None
 
 
 def _operations(difference: StepDifference) -> Hypothesis:
-    """H3: GPU time of kernels that only the variant has, over the GPU time that its other kernels save."""
+    """H3: GPU time of kernels that only the variant has / GPU time that its other kernels save."""
     table = difference.kernels.table
     new = table.filter(pl.col("change") == "added")
     added = float(new["change_ns_per_step"].sum())
@@ -185,37 +185,37 @@ def _operations(difference: StepDifference) -> Hypothesis:
     }
     if not table.height or added <= 0:
         return _judged("H3", 0.0 if table.height else None, evidence)
-    if others >= 0:  # nothing was saved: the operations cost whatever they cost
+    if others >= 0:  # nothing was saved, so that all of the added time is a cost
         return _judged("H3", None, evidence, "confirmed")
     return _judged("H3", added / -others, evidence)
 
 
 def _memory(difference: StepDifference) -> Hypothesis:
-    """H4: what moving memory takes more of the step, over the change of the wall time, or the saving that it eats."""
+    """H4: added time of moving memory / change of the wall time, or / saved compute time where that is larger."""
     wall = difference.wall
     computing = {part.part: float(part.change_ns) for part in wall.parts if part.group == "compute"}
     moving = float(wall.change_of("copy")) + sum(computing.get(part, 0.0) for part in _MOVING)
     saved = -sum(change for change in computing.values() if change < 0)
-    whole = max(float(wall.change_ns), saved)
+    effect = max(float(wall.change_ns), saved)
     evidence: dict[str, float | None] = {
         "moving_memory_ns_per_step": moving,
         "change_ns_per_step": float(wall.change_ns),
         "saved_compute_ns_per_step": saved,
     }
-    return _judged("H4", max(0.0, moving / whole) if whole > 0 else None, evidence)
+    return _judged("H4", max(0.0, moving / effect) if effect > 0 else None, evidence)
 
 
-#: The command that records what is needed.
+#: The command that records the counters for H2c and H4c.
 COMMAND: Final = "warplens collect ncu --preset occupancy --preset memory --trace PROFILE -- python PROGRAM"
 
-#: How `counters_summary` calls kernels that use neither their arithmetic nor their memory: those too small for the GPU,
-#: and those whose warps wait.
+#: Bounds in `counters_summary` of kernels that use neither arithmetic nor memory well: too small for the GPU, or with
+#: waiting warps.
 _WAITING: Final = ("small", "latency")
 
-#: Categories of kernels that move memory and choose what to move.
+#: Categories of kernels that select and move memory.
 _SCATTERING: Final = ("gather-scatter", "sort-topk", "copy-cast")
 
-#: What tells launches that are alike, whichever profiler wrote them.
+#: Columns that identify equal launches across profilers.
 _SAME: Final = ("name", "grid", "block")
 
 #: Below this occupancy the guides call a kernel's parallelism low (achieved warps over possible ones).
@@ -223,18 +223,19 @@ LOW_OCCUPANCY: Final = 0.5
 
 
 def inside_kernels(counters: KernelCounters, difference: StepDifference) -> tuple[Hypothesis, Hypothesis]:
-    """H2c and H4c, judged by a report of the variant, with how much of the variant's window it stands for.
+    """H2c and H4c, tested by a counters report of the variant.
 
-    H2c: of the kernel time that profiled launches stand for, what kernels take that are too small for the GPU or whose
-    warps wait: neither arithmetic nor memory is near its peak. Not judged where nothing has a duration, or the report
-    holds no launch of the program's window: then it is of another program. H4c: of the sectors that the added gathers,
-    sorts, copies and casts touch, the part that nobody asked for; not judged without such a kernel and its sectors.
+    H2c: share of the kernel time in kernels that are too small for the GPU or whose warps wait, so that neither
+    arithmetic nor memory is near its peak. Not judged if no launch has a duration, or if the report has no launch of
+    the profile's window, since it is then of another program. H4c: share of unused sectors among those that the added
+    gathers, sorts, copies and casts touch; not judged without such kernels.
 
-    A profiled launch counts as often as the window has launches of the same name, grid and block for each that was
-    profiled: a report may hold one of each, or the first of a step.
+    Each profiled launch is weighted by the number of launches of the same name, grid and block in the window, divided
+    by the number of profiled ones: a report may hold one of each, or the first ones of a step.
 
     Args:
-        difference: of the steps of both sides, which tells the kernels that only the variant has.
+        counters: the report.
+        difference: of the steps of both sides, which identifies the kernels that only the variant has.
     """
     access = memory_access(counters).select(
         "launch", "global_sectors", "global_wasted_share", "global_load_sectors_per_request", "l1_hit_share",
@@ -246,14 +247,16 @@ def inside_kernels(counters: KernelCounters, difference: StepDifference) -> tupl
     kinds = {name: classify(name).category for name in rows["full_name"].unique()}
     category = pl.col("full_name").replace_strict(kinds, default=None, return_dtype=pl.String)
     coverage = counters_coverage(counters, difference.variant.timeline, difference.variant.window)
-    inside = coverage.groups.with_columns(pl.col("name").cast(pl.String)).group_by(_SAME).agg(pl.col("launches").sum())
-    times = (pl.col("launches") / pl.len().over(_SAME)).fill_null(1.0)
+    in_window = (
+        coverage.groups.with_columns(pl.col("name").cast(pl.String)).group_by(_SAME).agg(pl.col("launches").sum())
+    )
+    weight = (pl.col("launches") / pl.len().over(_SAME)).fill_null(1.0)
     rows = (
         rows.drop("launches")
-        .join(inside, on=_SAME, how="left")
+        .join(in_window, on=_SAME, how="left")
         .with_columns(
-            pl.col("total_ns") * times,
-            pl.col("global_sectors") * times,
+            pl.col("total_ns") * weight,
+            pl.col("global_sectors") * weight,
             category=category,
             low=(pl.col("achieved_share") < LOW_OCCUPANCY).cast(pl.Float64),
             waits=pl.col("bound").is_in(_WAITING).cast(pl.Float64),
@@ -262,7 +265,7 @@ def inside_kernels(counters: KernelCounters, difference: StepDifference) -> tupl
     timed = rows.filter(pl.col("total_ns") > 0)
     is_moving = pl.col("category").is_in(_SCATTERING) & (pl.col("global_sectors") > 0)
     moving = rows.filter(is_moving & pl.col("name").is_in(_added_names(difference)))
-    known = {"counters_coverage_share": coverage.exact_share, "profiled_launches": float(rows.height)}
+    coverage_evidence = {"counters_coverage_share": coverage.exact_share, "profiled_launches": float(rows.height)}
     waiting = {
         "occupancy_share": _mean(timed, "achieved_share", "total_ns"),
         "low_occupancy_time_share": _mean(timed, "low", "total_ns"),
@@ -278,34 +281,34 @@ def inside_kernels(counters: KernelCounters, difference: StepDifference) -> tupl
     waits = _mean(timed, "waits", "total_ns") if coverage.exact_share else None
     wasted = _mean(moving, "global_wasted_share", "global_sectors")
     return (
-        _judged("H2c", waits, {**waiting, **known}, "not judged"),
-        _judged("H4c", wasted, {**scattered, **known}, "not judged"),
+        _judged("H2c", waits, {**waiting, **coverage_evidence}, "not judged"),
+        _judged("H4c", wasted, {**scattered, **coverage_evidence}, "not judged"),
     )
 
 
 def _added_names(difference: StepDifference) -> list[str]:
-    """Short names of kernels that the variant alone runs; profilers spell full names differently."""
+    """Short names of kernels that only the variant runs; full names differ between profilers."""
     table = difference.kernels.table.with_columns(pl.col("name").cast(pl.String))
-    own = set(table.filter(pl.col("variant_launches") > 0)["name"])
-    return sorted(own - set(table.filter(pl.col("baseline_launches") > 0)["name"]))
+    in_variant = set(table.filter(pl.col("variant_launches") > 0)["name"])
+    return sorted(in_variant - set(table.filter(pl.col("baseline_launches") > 0)["name"]))
 
 
 def _mean(rows: pl.DataFrame, value: str, weight: str) -> float | None:
-    """The mean of a column over the rows that have it, weighted by another."""
-    there = rows.filter(pl.col(value).is_not_null() & pl.col(weight).is_not_null())
-    total = float(there[weight].sum())
-    return float((there[value] * there[weight]).sum()) / total if total else None
+    """The weighted mean of a column over the rows without nulls."""
+    known = rows.filter(pl.col(value).is_not_null() & pl.col(weight).is_not_null())
+    total = float(known[weight].sum())
+    return float((known[value] * known[weight]).sum()) / total if total else None
 
 
-#: Differences of this share and less do not matter; and how often an interval may miss the truth.
+#: Differences up to this share count as none; error rate of intervals.
 MARGIN: Final = 0.02
 LEVEL: Final = 0.05
 
-#: The method whose story the study tells, in the form in which it was published.
+#: The method that the study is about, in its published form.
 _PUBLISHED: Final = "topk"
 
-#: Settings that say of which side a profile is.
-_TELLING: Final = ("method", "keep", "attention")
+#: Settings that determine the side of a profile.
+_SIDE_SETTINGS: Final = ("method", "keep", "attention")
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,24 +323,24 @@ class ProfiledPair:
 
     @property
     def title(self) -> str:
-        """The point in words: `input size 224, batch 1`."""
+        """The point as text: `input size 224, batch 1`."""
         return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in self.settings.items())
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Everything that the report rests on."""
+    """The evidence of a findings report."""
 
-    #: baseline, variant: settings that tell the sides apart, without the execution
+    #: baseline, variant: settings that distinguish the sides, without the execution
     baseline: Mapping[str, Any]
     variant: Mapping[str, Any]
     measurements: Measurements  #: the grid, every variant and execution
     sweeps: Mapping[str, SweepNumbers]  #: execution → baseline against variant over the grid
-    pairs: tuple[ProfiledPair, ...]  #: profiles, the point with the puzzle first
-    remedies: Measurements | None = None  #: measurements of what was tried; None if nothing was
-    grid: Measurements | None = None  #: measurements of several ways to run both sides over a grid; None without any
-    policy: Policy | None = None  #: which of both sides to run; None without one
-    regrets: Sequence[CellRegret] = ()  #: what choosing by it cost, at points that it was fitted to and at others
+    pairs: tuple[ProfiledPair, ...]  #: profiles, the smallest point first
+    remedies: Measurements | None = None  #: measurements of attempted remedies, if any
+    grid: Measurements | None = None  #: measurements of several ways to run both sides over a grid, if any
+    policy: Policy | None = None  #: a policy for both sides, if any
+    regrets: Sequence[CellRegret] = ()  #: cost of its choices, at points that it was fitted to and at others
 
 
 def profiled_pair(
@@ -352,8 +355,11 @@ def profiled_pair(
     """Compares the profiles of both sides at one point.
 
     Args:
-        flops: floating-point operations of a step of each, where they are known.
-        step_ns: what a step of each takes without a profiler, where it was timed: predictions are of that program.
+        settings: the point.
+        baseline: profile of the baseline.
+        variant: profile of the variant.
+        flops: floating-point operations of a step of each, where known.
+        step_ns: step times of each without a profiler, where known; predictions then start from these.
         counters: of the variant's kernels.
     """
     sides = []
@@ -370,10 +376,10 @@ def profiled_pair(
 
 
 def study_sides(measurements: Measurements) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of baseline and variant that a study's report holds against each other, without the execution.
+    """Settings of baseline and variant in a study's report, without the execution.
 
-    Those that the file names; else no method against the published top-k with the smallest share. Both sides write
-    attention out where the file has cells that do, so that they differ in one thing.
+    Those that the file names; else no method, and the published top-k with the smallest share kept. Both sides use
+    explicit attention where the file has such cells, so that they differ in one setting.
 
     Raises:
         MissingDataError: the file holds no variant.
@@ -381,12 +387,12 @@ def study_sides(measurements: Measurements) -> tuple[dict[str, Any], dict[str, A
     named = measurements.sweep or {}
     baseline, variant = dict(named.get("baseline") or {"method": "none"}), dict(named.get("variant") or {})
     if not variant:
-        found = measurements.cells.filter(pl.col("method") == _PUBLISHED).get_column("keep").unique().sort()
-        if not len(found):
+        keeps = measurements.cells.filter(pl.col("method") == _PUBLISHED).get_column("keep").unique().sort()
+        if not len(keeps):
             raise MissingDataError(
                 f"{measurements.source}: it holds no cell of {_PUBLISHED}, whose story could be told"
             )
-        variant = {"method": _PUBLISHED, "keep": found[0]}
+        variant = {"method": _PUBLISHED, "keep": keeps[0]}
     if "explicit" in measurements.cells.get_column("attention").to_list():
         baseline["attention"] = variant["attention"] = "explicit"
     return baseline, variant
@@ -401,15 +407,15 @@ def study_evidence(
     grid: Measurements | None = None,
     policy: Policy | None = None,
 ) -> Evidence:
-    """Puts together what the findings of a token-reduction study rest on.
+    """Collects the evidence of a findings report on a token-reduction study.
 
     Args:
-        profiles: profiles with the settings of their cells; two of one point that are of baseline and variant, run
-            call by call, make a pair.
+        measurements: the study's own.
+        profiles: with the settings of their cells; eager profiles of baseline and variant at one point form a pair.
         counters: reports of Nsight Compute with the settings of their cells.
-        remedies: measurements of what was tried, where they are not the study's own.
-        grid: measurements of several ways to run both sides, where they are not the study's own.
-        policy: to be judged by the grid, too.
+        remedies: measurements of attempted remedies, if other than the study's own.
+        grid: measurements of several ways to run both sides, if other than the study's own.
+        policy: to be evaluated on the grid.
 
     Raises:
         MissingDataError: the measurements hold no variant.
@@ -441,7 +447,7 @@ def _pairs(
     baseline: Mapping[str, Any],
     variant: Mapping[str, Any],
 ) -> Iterator[ProfiledPair]:
-    """Pairs in the order of their points' sizes."""
+    """Pairs in rising order of their points."""
     points: dict[tuple[tuple[str, float], ...], dict[str, Trace]] = {}
     for settings, trace in profiles:
         point, side = _place(settings, baseline, variant)
@@ -466,23 +472,23 @@ def _pairs(
 def _place(
     settings: Mapping[str, Any], baseline: Mapping[str, Any], variant: Mapping[str, Any]
 ) -> tuple[tuple[tuple[str, float], ...], str | None]:
-    """The point that settings name, and of which side they are."""
+    """The point and the side of a cell; None for a cell of neither side."""
     point = tuple((name, float(settings[name])) for name in ("input_size", "batch") if name in settings)
-    own = {name: value for name, value in settings.items() if name not in dict(point)}
+    of_side = {name: value for name, value in settings.items() if name in _SIDE_SETTINGS}
     for side, wanted in (("baseline", baseline), ("variant", variant)):
-        if all(name in wanted and same(wanted[name], value) for name, value in own.items() if name in _TELLING):
+        if all(name in wanted and same(wanted[name], value) for name, value in of_side.items()):
             return point, side
     return point, None
 
 
-def measured(measurements: Measurements, settings: Mapping[str, Any], what: str) -> float | None:
-    """A figure of the cell with these settings; None where it was not measured."""
+def measured(measurements: Measurements, settings: Mapping[str, Any], field_name: str) -> float | None:
+    """A figure of the cell with these settings; None if the cell was not measured."""
     cells = measurements.cells.filter(pl.col("status") == "measured")
     rows = cells.filter(pl.all_horizontal(pl.col(name) == value for name, value in settings.items()))
-    value = rows[what][0] if rows.height else None
+    value = rows[field_name][0] if rows.height else None
     return None if value is None else float(value)
 
 
 def swept(measurements: Measurements, baseline: Mapping[str, Any], variant: Mapping[str, Any]) -> SweepNumbers:
-    """Baseline against variant over the grid of the measurements."""
+    """The results of the sweep of baseline against variant over the grid of the measurements."""
     return examine_sweep(sweep_of(measurements, baseline, variant), level=LEVEL, margin=MARGIN)

@@ -1,8 +1,7 @@
-"""A study told end to end, every number computed from its evidence."""
+"""The findings report of a study, with all numbers computed from its evidence."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -33,7 +32,7 @@ from warplens.studies.sweeps.document import breakeven_lines, point_table
 from warplens.studies.sweeps.numbers import SweepNumbers
 from warplens.studies.sweeps.words import answer, crossing_text, machine_line, settings_text, verdict_counts
 
-#: What the share of a hypothesis is of, for people.
+#: Hypothesis → continuation of the sentence "SHARE …".
 _OF: Final = {
     "H1": "of the step's change is host time of added launches",
     "H2": "of the kernel time falls to multiprocessors without a block",
@@ -43,7 +42,7 @@ _OF: Final = {
     "H4c": "of the sectors that they touch hold nothing that was asked for",
 }
 
-#: A standing as the end of a sentence, where the word alone would be none.
+#: Standing → its wording in a sentence, where that differs.
 _STANDINGS: Final = {"partly": "partly confirmed"}
 
 HYPOTHESES: Final = table(
@@ -61,7 +60,7 @@ HYPOTHESES: Final = table(
 
 
 def hypotheses_section(pairs: tuple[ProfiledPair, ...]) -> Section:
-    """Every hypothesis at every point."""
+    """The section on every hypothesis at every point."""
     rows = [
         {
             "id": item.id,
@@ -78,35 +77,35 @@ def hypotheses_section(pairs: tuple[ProfiledPair, ...]) -> Section:
     frame = pl.DataFrame(rows, schema=HYPOTHESES.schema)
     table = Table("hypotheses-table", "Each hypothesis at each profiled point", HYPOTHESES.columns, frame, limit=None)
     blocks: list[Block] = [Paragraph(standings(pair)) for pair in pairs]
-    how = (
+    method_note = (
         "H2c and H4c are judged from counters of the variant alone, which speak of the launches that were profiled;"
         " counters coverage says what share of the window's kernel time such launches take."
     )
     missing = any(item.standing == "not judged" for pair in pairs for item in pair.hypotheses)
     if missing:
-        how += f" Where they are not judged, this records what would judge them: {COMMAND}"
-    return Section("hypotheses", "Hypotheses", (*blocks, table, Paragraph(how, quiet=True)))
+        method_note += f" Where they are not judged, this records what would judge them: {COMMAND}"
+    return Section("hypotheses", "Hypotheses", (*blocks, table, Paragraph(method_note, quiet=True)))
 
 
 def standings(pair: ProfiledPair) -> str:
-    """One sentence a point: `At input size 224, batch 1: H1, H2 confirmed; H3 partly confirmed; H4 refuted.`."""
-    standings: dict[str, list[str]] = {}
+    """The standings at a point: `At input size 224, batch 1: H1, H2 confirmed; H3 partly confirmed; H4 refuted.`."""
+    by_standing: dict[str, list[str]] = {}
     for item in pair.hypotheses:
-        standings.setdefault(item.standing, []).append(item.id)
-    told = "; ".join(f"{', '.join(ids)} {_STANDINGS.get(standing, standing)}" for standing, ids in standings.items())
-    return fmt.printable(f"At {pair.title}: {told}.")
+        by_standing.setdefault(item.standing, []).append(item.id)
+    parts = (f"{', '.join(ids)} {_STANDINGS.get(standing, standing)}" for standing, ids in by_standing.items())
+    return fmt.printable(f"At {pair.title}: {'; '.join(parts)}.")
 
 
 def _confirmed(pair: ProfiledPair) -> str:
-    """What the confirmed hypotheses say: their numbers alone tell nothing to who did not plan the study."""
+    """The claims of the confirmed hypotheses, for readers who do not know their numbers."""
     claims = [f"{item.id} says that {item.claim}" for item in pair.hypotheses if item.standing == "confirmed"]
     return f"{'; '.join(claims)}." if claims else ""
 
 
-#: The execution in which profiles are taken: call by call.
+#: The execution in which profiles are recorded.
 _PROFILED_AS: Final = "eager"
 
-#: Parts of a step's difference that are named; the rest stands in one row.
+#: Parts of a step's difference listed by name; the rest shares one row.
 _MOST_PARTS: Final = 8
 
 
@@ -118,8 +117,8 @@ def findings_document(evidence: Evidence, title: str) -> Document:
         pairs = tuple(_pair(evidence, pair, index) for index, pair in enumerate(evidence.pairs))
         sections += [Section("evidence", "Evidence", (), pairs), hypotheses_section(evidence.pairs)]
     sections.append(_cause(evidence))
-    if (grown := token_growth(evidence.grid or evidence.measurements)) is not None:
-        sections.append(replace(grown, blocks=(*speedup_figures(evidence.measurements), *grown.blocks)))
+    if (growth_part := token_growth(evidence.grid or evidence.measurements)) is not None:
+        sections.append(replace(growth_part, blocks=(*speedup_figures(evidence.measurements), *growth_part.blocks)))
     if evidence.remedies is not None:
         sections.append(remedies_section(evidence))
     if ways.height:
@@ -138,12 +137,12 @@ def findings_document(evidence: Evidence, title: str) -> Document:
 
 
 def _lead(evidence: Evidence) -> str:
-    """Where the variant is faster, in each execution; and the cause at the first profiled point."""
-    told = []
+    """The count of verdicts in each execution, and the cause at the first profiled point."""
+    parts = []
     for name, numbers in evidence.sweeps.items():
         counts = verdict_counts(item.comparison.verdict for item in numbers.points if item.comparison is not None)
-        told.append(f"{name}, {counts} of {fmt.plural(len(numbers.points), 'point')}")
-    first = fmt.capitalised(f"{'; '.join(told)}.")
+        parts.append(f"{name}, {counts} of {fmt.plural(len(numbers.points), 'point')}")
+    first = fmt.capitalised(f"{'; '.join(parts)}.")
     if not evidence.pairs:
         return first
     pair = evidence.pairs[0]
@@ -151,7 +150,7 @@ def _lead(evidence: Evidence) -> str:
 
 
 def _answer(evidence: Evidence, ways: pl.DataFrame) -> Section:
-    """The study in a few paragraphs."""
+    """The summary section."""
     texts = [fmt.capitalised(f"{name}: {answer(numbers)}") for name, numbers in evidence.sweeps.items()]
     texts += [f"{standings(pair)} {_confirmed(pair)}".strip() for pair in evidence.pairs[:1]]
     if ways.height:
@@ -183,12 +182,12 @@ def _pair(evidence: Evidence, pair: ProfiledPair, index: int) -> Section:
 
 
 def _timed(evidence: Evidence, pair: ProfiledPair) -> Iterator[str]:
-    """The verdict at the profiled point without a profiler: single profiles seldom decide, many turns may."""
+    """The verdict at the profiled point without a profiler, since single profiles seldom suffice for one."""
     if (numbers := evidence.sweeps.get(_PROFILED_AS)) is None:
         return
     for item in numbers.points:
-        at = {**numbers.sweep.shared, **item.point.settings}
-        if item.comparison is None or any(at.get(axis) != value for axis, value in pair.settings.items()):
+        settings = {**numbers.sweep.shared, **item.point.settings}
+        if item.comparison is None or any(settings.get(axis) != value for axis, value in pair.settings.items()):
             continue
         ratio = item.comparison.ratio
         yield (
@@ -209,20 +208,20 @@ def _cause(evidence: Evidence) -> Section:
 
 
 def _crossings(numbers: SweepNumbers) -> Iterator[str]:
-    """What is the same on all lines along an axis is said once."""
-    for axis, found in numbers.crossovers.items():
-        alike = {(line.answer, line.span) for line in found}
-        if len(found) > 1 and len(alike) == 1 and found[0].answer in ("always", "none-in-range"):
-            others = ", ".join(name.replace("_", " ") for name in found[0].others)
-            yield f"at every {others}, along {axis.replace('_', ' ')}: {crossing_text(replace(found[0], others={}))}"
+    """Crossovers in sentences; an answer that is the same on all lines of an axis is stated once."""
+    for axis, lines in numbers.crossovers.items():
+        answers = {(line.answer, line.span) for line in lines}
+        if len(lines) > 1 and len(answers) == 1 and lines[0].answer in ("always", "none-in-range"):
+            others = ", ".join(name.replace("_", " ") for name in lines[0].others)
+            yield f"at every {others}, along {axis.replace('_', ' ')}: {crossing_text(replace(lines[0], others={}))}"
         else:
-            yield from map(crossing_text, found)
+            yield from map(crossing_text, lines)
     for axis, reason in numbers.no_crossovers.items():
         yield f"no crossover along {axis.replace('_', ' ')}: {reason}"
 
 
 def _disagreements(numbers: SweepNumbers) -> Iterator[str]:
-    """Measured points at which the model names the other side as the faster one."""
+    """A sentence on the decided points at which the model disagrees with the measurement."""
     model = numbers.breakeven
     if model is None or not model.usable:
         return
@@ -234,8 +233,8 @@ def _disagreements(numbers: SweepNumbers) -> Iterator[str]:
         decided += 1
         modelled = ratios[tuple(item.point.settings.items())]
         if (modelled > 1) != (item.comparison.verdict == "slower"):
-            measured, said = fmt.number(1 / item.comparison.ratio.estimate), fmt.number(1 / modelled)
-            wrong.append(f"{settings_text(item.point.settings)} (measured {measured}×, modelled {said}×)")
+            speedups = fmt.number(1 / item.comparison.ratio.estimate), fmt.number(1 / modelled)
+            wrong.append(f"{settings_text(item.point.settings)} (measured {speedups[0]}×, modelled {speedups[1]}×)")
     if wrong:
         yield (
             f"At {fmt.count(len(wrong))} of {fmt.plural(decided, 'point')} that are decided, the model names the other "
@@ -246,20 +245,20 @@ def _disagreements(numbers: SweepNumbers) -> Iterator[str]:
 
 
 def _policy(evidence: Evidence) -> Section:
-    told = []
-    for what, reasons in (("it was fitted to", ("measured",)), ("it had not seen", ("interpolated", "outside"))):
-        found = [regret for regret in evidence.regrets if regret.reason in reasons]
-        if not found:
+    texts = []
+    for kind, reasons in (("it was fitted to", ("measured",)), ("it had not seen", ("interpolated", "outside"))):
+        regrets = [regret for regret in evidence.regrets if regret.reason in reasons]
+        if not regrets:
             continue
-        whole = summary(found)
-        chosen = Counter(regret.chosen == regret.best for regret in found)
-        text = f"At {fmt.plural(len(found), 'point')} that {what}, the policy chose the faster side"
-        if chosen[True] == len(found):
-            told.append(f"{text} every time.")
+        right = sum(regret.chosen == regret.best for regret in regrets)
+        text = f"At {fmt.plural(len(regrets), 'point')} that {kind}, the policy chose the faster side"
+        if right == len(regrets):
+            texts.append(f"{text} every time.")
             continue
-        worst = fmt.share(whole.worst) if whole.worst is not None else fmt.MISSING
-        told.append(f"{text} {fmt.count(chosen[True])} times; its choice was at most {worst} slower than the best.")
-    return Section("policy", "Policy", tuple(Paragraph(text) for text in told))
+        total = summary(regrets)
+        worst = fmt.share(total.worst) if total.worst is not None else fmt.MISSING
+        texts.append(f"{text} {fmt.count(right)} times; its choice was at most {worst} slower than the best.")
+    return Section("policy", "Policy", tuple(Paragraph(text) for text in texts))
 
 
 def _limits(evidence: Evidence) -> Section:
@@ -267,7 +266,7 @@ def _limits(evidence: Evidence) -> Section:
     of_sweeps = [(f"Measurements, {name}:", numbers.notes) for name, numbers in evidence.sweeps.items()]
     blocks: list[Block] = []
     for common, groups in (("All profiles:", of_pairs), ("All measurements:", of_sweeps)):
-        for heading, notes in _told_once(common, groups):
+        for heading, notes in _without_repetition(common, groups):
             blocks += [Paragraph(heading), Notes(notes)]
     last = (
         "One GPU, one model with random weights, one machine: accuracy was not looked at, and other hosts and GPUs "
@@ -286,7 +285,7 @@ FILES: Final = table(
 
 
 def _files(evidence: Evidence) -> Section:
-    """The appendix: every file, what it holds, and the command that it names."""
+    """The appendix: every file, its content, and the command that made it."""
     measured = [
         (evidence.measurements, "the grid of both sides"),
         (evidence.remedies, "what was tried"),
@@ -306,15 +305,17 @@ def _files(evidence: Evidence) -> Section:
     return Section("files", "Files", (Table("files-table", "Sources", FILES.columns, frame, limit=None),))
 
 
-def _told_once(common: str, groups: Sequence[tuple[str, Sequence[Note]]]) -> Iterator[tuple[str, tuple[Note, ...]]]:
-    """Notes under their headings; those that stand under every heading, once and first."""
+def _without_repetition(
+    common: str, groups: Sequence[tuple[str, Sequence[Note]]]
+) -> Iterator[tuple[str, tuple[Note, ...]]]:
+    """Notes under their headings, preceded by those that all groups have, under a common heading."""
     texts = [{note.text for note in notes} for _, notes in groups]
     shared = set.intersection(*texts) if len(texts) > 1 else set()
     if shared:
         yield common, tuple(_as_sentence(note) for note in groups[0][1] if note.text in shared)
     for heading, notes in groups:
-        if own := tuple(_as_sentence(note) for note in notes if note.text not in shared):
-            yield heading, own
+        if remaining := tuple(_as_sentence(note) for note in notes if note.text not in shared):
+            yield heading, remaining
 
 
 def _as_sentence(note: Note) -> Note:

@@ -1,16 +1,15 @@
-"""How time grows with a setting: latency and throughput over it, and the exponent of the law between them.
+"""Growth of time with a numeric setting: charts of latency and throughput, and the exponent of a fitted power law.
 
-Of cells that differ in one number alone (the batch, the input size, the context, the length of a sequence), the others
-being the same. Where the host sets the pace, time stays flat and throughput rises; where the GPU does, time follows the
-work:
+Compares cells that differ in one number alone (the batch, the input size, the context, the sequence length). Where the
+host sets the pace, time stays flat and throughput rises; where the GPU does, time follows the work:
 
     time = factor · size ^ exponent, times an error
 
-is a straight line between logarithms. It is fitted by least squares; the interval of the exponent is Student's, with
-the scatter of the points round the line as the error (Montgomery, Peck, Vining, "Introduction to Linear Regression
-Analysis", chapter 2). Real programs keep to such a law over a part of the sizes only: below, the host or a fixed cost
-decides, and the line is bent. So the widest range is looked for over which no point is far off, and what happens at
-both ends of all sizes is told as well.
+This is a straight line between logarithms, fitted by least squares; the interval of the exponent is Student's, from the
+scatter of the points (Montgomery, Peck, Vining, "Introduction to Linear Regression Analysis", chapter 2). Real programs
+follow such a law over a part of the sizes only: at small sizes, the host or a fixed cost dominates. The law is
+therefore fitted to the widest range over which no point is far off, and the exponents at both ends of all sizes are
+reported as well.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from warplens.report import text as fmt
 from warplens.report.document import Block, Figure, Paragraph, Section, Table
 from warplens.studies.sweeps.words import columns_of
 
-#: How far a time may be off the line, beside the uncertainty of its own: tiles and waves that are filled in part move
-#: single sizes by some percent where the law holds. An exponent is then good for as much over a doubling.
+#: Allowed distance of a time from the line, beyond its own uncertainty: partly filled tiles and waves move single sizes
+#: by some percent where the law holds.
 WITHIN: Final = 0.05
 
-#: Sizes that a line needs to have an error at all …
+#: Least number of sizes for a fit with an error estimate …
 FEWEST: Final = 3
-#: … and to be preferred to the line through all sizes: three neighbours are nearly always in one line.
+#: … and of a part of the sizes to be preferred: three neighbours are nearly always in one line.
 _FEWEST_OF_MORE: Final = 4
 
 
@@ -48,14 +47,13 @@ class PowerLaw:
     low: float
     high: float
     factor: float  #: the time at size 1, in the unit of the times
-    #: smallest_size, largest_size: the sizes that it was fitted to
+    #: smallest_size, largest_size: range of sizes that it was fitted to
     smallest_size: float
     largest_size: float
-    points: int  #: how many those are
-    off_share: float  #: how far the farthest of these points is from the line, as a share of the line
-    holds: bool  #: whether all of them are near enough (`WITHIN`, and what the time itself is uncertain by)
-    #: first, last: exponents between the two smallest and the two largest of all sizes, also of those left out: far
-    #: apart, they tell of a bend
+    points: int  #: number of sizes that it was fitted to
+    off_share: float  #: distance of the farthest of these points from the line, as a share of the line
+    holds: bool  #: whether all of them are within `WITHIN` plus the uncertainty of their times
+    #: first, last: exponents between the two smallest and the two largest of all sizes; different if the curve bends
     first: float
     last: float
 
@@ -63,15 +61,15 @@ class PowerLaw:
 def power_law(
     sizes: Sequence[float], times: Sequence[float], spreads: Sequence[float] | None = None, *, level: float = 0.05
 ) -> PowerLaw | None:
-    """The law over the widest range of neighbouring sizes that it holds over; over all, where it holds nowhere.
+    """The law over the widest range of neighbouring sizes over which it holds; over all sizes, where it holds nowhere.
 
-    Of ranges of as many sizes the one of larger sizes is taken.
+    Among ranges with the same number of sizes, the one of the largest sizes is taken.
 
     Args:
         sizes: above zero, each once.
         times: above zero.
-        spreads: how far each time may be from the true one, as a share (half of its interval); zeros if None.
-        level: how often the interval misses, where the law holds.
+        spreads: uncertainty of each time, as a share (half of its interval); zeros if None.
+        level: error rate of the interval of the exponent.
 
     Returns:
         None with fewer than three sizes.
@@ -100,13 +98,13 @@ def _fit(sizes: Float64s, y: Float64s, allowed: Float64s, ends: tuple[float, flo
     middle, spread = x.mean(), float(((x - x.mean()) ** 2).sum())
     exponent = float(((x - middle) * y).sum() / spread)
     start = float(y.mean() - exponent * middle)
-    left = y - start - exponent * x
+    residual = y - start - exponent * x
     freedom = x.size - 2
-    error = float(np.sqrt((left**2).sum() / freedom / spread))
-    reach = float(t_quantile(level, freedom)) * error
-    off = np.abs(np.expm1(left))
+    error = float(np.sqrt((residual**2).sum() / freedom / spread))
+    half_width = float(t_quantile(level, freedom)) * error
+    off = np.abs(np.expm1(residual))
     return PowerLaw(
-        exponent, exponent - reach, exponent + reach, float(np.exp(start)), float(sizes[0]), float(sizes[-1]),
+        exponent, exponent - half_width, exponent + half_width, float(np.exp(start)), float(sizes[0]), float(sizes[-1]),
         x.size, float(off.max()), bool((off <= allowed).all()), *ends,
     )  # fmt: skip
 
@@ -130,10 +128,10 @@ GROWTH: Final = table(
     Column("last_exponent", pl.Float64, "exponent between the two largest of all sizes", title="At last"),
 )  # fmt: skip
 
-#: Lines that a chart can tell apart.
+#: Most lines that remain distinguishable in a chart.
 MOST_LINES: Final = 8
 
-#: Charts are apart by these: what differs in them differs in shape.
+#: Settings whose values get charts of their own, since they change the shape of the curves.
 _CHARTS: Final = ("execution", "mode")
 
 _HOW: Final = (
@@ -145,34 +143,33 @@ _HOW: Final = (
 
 
 def growth(cells: pl.DataFrame, axes: Sequence[str], keys: Sequence[str]) -> pl.DataFrame:
-    """A row for each axis, and each set of cells that differ along it alone.
+    """`GROWTH`: one row per axis and set of cells that differ along it alone.
 
     Args:
         cells: measured cells: the axes and keys, `time_ns` (median), `spread_share` (half of its interval).
-        axes: numeric settings, of which each is followed, the others being the same.
-        keys: further settings that are the same for a row.
+        axes: numeric settings; a law is fitted along each, the others fixed.
+        keys: further settings that are fixed for a row.
     """
     rows = []
     for axis in axes:
-        same = [*keys, *(other for other in axes if other != axis)]
-        for key, line in _lines(cells, axis, same):
+        fixed = [*keys, *(other for other in axes if other != axis)]
+        for key, line in _lines(cells, axis, fixed):
             law = power_law(*(line.get_column(name).to_list() for name in (axis, "time_ns", "spread_share")))
             if law is not None:
-                found = asdict(law)
-                found |= {
+                values = asdict(law) | {
                     "axis": axis, "factor_ns": law.factor, "first_exponent": law.first, "last_exponent": law.last,
                 }  # fmt: skip
-                rows.append({**key, **{name: found[name] for name in GROWTH.names}})
+                rows.append({**key, **{name: values[name] for name in GROWTH.names}})
     schema = {**{name: cells.schema[name] for name in (*keys, *axes)}, **GROWTH.schema}
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _lines(cells: pl.DataFrame, axis: str, same: Sequence[str]) -> Iterator[tuple[dict[str, object], pl.DataFrame]]:
-    """The cells that differ along the axis alone, one a size, in its order."""
-    groups = cells.group_by(same, maintain_order=True) if same else [((), cells)]
+def _lines(cells: pl.DataFrame, axis: str, fixed: Sequence[str]) -> Iterator[tuple[dict[str, object], pl.DataFrame]]:
+    """The cells that differ along the axis alone, one per size, in rising order, with their fixed settings."""
+    groups = cells.group_by(fixed, maintain_order=True) if fixed else [((), cells)]
     for key, group in groups:
         yield (
-            dict(zip(same, key, strict=True)),
+            dict(zip(fixed, key, strict=True)),
             group.unique(axis, keep="first", maintain_order=True).sort(axis),
         )
 
@@ -182,27 +179,28 @@ def growth_section(cells: pl.DataFrame, axes: Sequence[str], keys: Sequence[str]
 
     Args:
         cells: as for `growth`, and `throughput_per_s`.
-        axes, keys: as for `growth`.
-        note: what else is to be known of them.
+        axes: as for `growth`.
+        keys: as for `growth`.
+        note: a paragraph before the charts.
     """
-    followed = [axis for axis in axes if cells.get_column(axis).n_unique() >= FEWEST]
-    keys = told_apart(cells, [*keys, *(axis for axis in axes if axis not in followed)])
-    axes = followed
+    varied_axes = [axis for axis in axes if cells.get_column(axis).n_unique() >= FEWEST]
+    keys = told_apart(cells, [*keys, *(axis for axis in axes if axis not in varied_axes)])
+    axes = varied_axes
     rows = growth(cells, axes, keys)
     if rows.is_empty():
         return None
-    told = [*keys, *(axes if len(axes) > 1 else ())]
+    distinguishing = [*keys, *(axes if len(axes) > 1 else ())]
     blocks: list[Block] = [Paragraph(note)] if note else []
     for axis in axes:
-        same = [name for name in (*keys, *axes) if name != axis]
-        blocks += _figures(cells, rows.filter(pl.col("axis") == axis), axis, same)
-    columns = columns_of(GROWTH, rows, told, *(name for name in GROWTH.names if name != "factor_ns"))
+        fixed = [name for name in (*keys, *axes) if name != axis]
+        blocks += _figures(cells, rows.filter(pl.col("axis") == axis), axis, fixed)
+    columns = columns_of(GROWTH, rows, distinguishing, *(name for name in GROWTH.names if name != "factor_ns"))
     blocks.append(Table("exponents", "Exponents", columns, rows.select(each.name for each in columns), limit=None))
     return Section("growth", "How time grows", (*blocks, Paragraph(_HOW, quiet=True)))
 
 
 def told_apart(cells: pl.DataFrame, keys: Sequence[str]) -> list[str]:
-    """The keys that tell cells apart which those before them do not."""
+    """The keys that distinguish cells which all keys before them do not."""
     kept: list[str] = []
     for name in keys:
         if cells.select(*kept, name).n_unique() > (cells.select(kept).n_unique() if kept else 1):
@@ -216,62 +214,67 @@ def measured_times(cells: pl.DataFrame) -> pl.DataFrame:
     Args:
         cells: those of a measurements file.
     """
-    half = [(pl.col(f"{of}_high_ns") - pl.col(f"{of}_low_ns")) / 2 / pl.col(f"{of}_ns") for of in ("latency", "gpu")]
-    timed = pl.coalesce("latency_ns", "gpu_ns").cast(pl.Float64)
-    return cells.filter((pl.col("status") == "measured") & timed.is_not_null()).with_columns(
-        time_ns=timed, spread_share=pl.coalesce(*half, pl.lit(0.0))
+    half_widths = [
+        (pl.col(f"{clock}_high_ns") - pl.col(f"{clock}_low_ns")) / 2 / pl.col(f"{clock}_ns")
+        for clock in ("latency", "gpu")
+    ]
+    time_ns = pl.coalesce("latency_ns", "gpu_ns").cast(pl.Float64)
+    return cells.filter((pl.col("status") == "measured") & time_ns.is_not_null()).with_columns(
+        time_ns=time_ns, spread_share=pl.coalesce(*half_widths, pl.lit(0.0))
     )
 
 
-def _figures(cells: pl.DataFrame, rows: pl.DataFrame, axis: str, told: list[str]) -> Iterator[Figure]:
-    """Latency with its laws, then throughput; a pair of charts for each execution."""
-    numbers = [name for name in told if cells.schema[name].is_numeric() and cells.get_column(name).n_unique() > 2]
-    for name in numbers if len(told) > 1 else []:
+def _figures(cells: pl.DataFrame, rows: pl.DataFrame, axis: str, fixed: list[str]) -> Iterator[Figure]:
+    """Latency with its laws, then throughput; a pair of charts for each execution and mode."""
+    numbers = [name for name in fixed if cells.schema[name].is_numeric() and cells.get_column(name).n_unique() > 2]
+    for name in numbers if len(fixed) > 1 else []:
         ends = cells.get_column(name).min(), cells.get_column(name).max()
         cells, rows = (frame.filter(pl.col(name).is_in(ends)) for frame in (cells, rows))
-    apart = [name for name in _CHARTS if name in told]
-    words = fmt.capitalised(axis.replace("_", " ")).lower()
-    for key, group in cells.group_by(apart, maintain_order=True) if apart else [((), cells)]:
-        named = [name for name in told if name not in apart]
-        words_of = pl.concat_str([_word(name) for name in named], separator=", ") if named else pl.lit("time")
-        series = words_of.alias("series")
+    by_chart = [name for name in _CHARTS if name in fixed]
+    by_line = [name for name in fixed if name not in by_chart]
+    series = pl.concat_str([_label(name) for name in by_line], separator=", ") if by_line else pl.lit("time")
+    series = series.alias("series")
+    axis_text = fmt.capitalised(axis.replace("_", " ")).lower()
+    for key, group in cells.group_by(by_chart, maintain_order=True) if by_chart else [((), cells)]:
         lines = group.with_columns(series).sort(axis, maintain_order=True)
         if lines.get_column("series").n_unique() > MOST_LINES:
             continue
-        laws = rows.filter(pl.all_horizontal(pl.lit(True), *(pl.col(n) == v for n, v in zip(apart, key, strict=True))))
-        of = "".join(f", {value}" for value in key)
+        in_chart = (pl.col(name) == value for name, value in zip(by_chart, key, strict=True))
+        laws = rows.filter(pl.all_horizontal(pl.lit(True), *in_chart)).with_columns(series)
+        chart = "".join(f", {value}" for value in key)
         id_ = "-".join(str(part).replace("_", "-") for part in (axis, *key))
-        yield _curves(lines, axis, "time_ns", f"Time over {words}{of}.", f"latency-{id_}", laws.with_columns(series))
+        yield _curves(lines, axis, "time_ns", f"Time over {axis_text}{chart}.", f"latency-{id_}", laws)
         if not lines.get_column("throughput_per_s").null_count():
-            yield _curves(lines, axis, "throughput_per_s", f"Throughput over {words}{of}.", f"throughput-{id_}")
+            caption = f"Throughput over {axis_text}{chart}."
+            yield _curves(lines, axis, "throughput_per_s", caption, f"throughput-{id_}")
 
 
-def _word(name: str) -> pl.Expr:
-    """A setting as a line names it: `input size 224`; words speak for themselves."""
+def _label(name: str) -> pl.Expr:
+    """A setting in the name of a line: `input size 224`; the value alone if it is a word."""
     value = pl.col(name).cast(pl.String)
     return pl.when(value.str.contains(r"^[0-9.]+$")).then(pl.lit(f"{name.replace('_', ' ')} ") + value).otherwise(value)
 
 
 def _curves(
-    lines: pl.DataFrame, axis: str, what: str, caption: str, id_: str, laws: pl.DataFrame | None = None
+    lines: pl.DataFrame, axis: str, y_column: str, caption: str, id_: str, laws: pl.DataFrame | None = None
 ) -> Figure:
     from warplens.report.charts import curve_chart
 
-    points = lines.select("series", x=axis, y=what)
+    points = lines.select("series", x=axis, y=y_column)
     chart = curve_chart(
         points,
         x_title=axis.replace("_", " "),
-        y_title="time" if what == "time_ns" else "throughput a second",
-        kind="duration_ns" if what == "time_ns" else "number",
+        y_title="time" if y_column == "time_ns" else "throughput a second",
+        kind="duration_ns" if y_column == "time_ns" else "number",
         laws=_ends(laws) if laws is not None else None,
     )
     return Figure(id_, caption, chart, caption)
 
 
 def _ends(laws: pl.DataFrame) -> pl.DataFrame:
-    """Both ends of each law that holds, as the chart draws it: a straight line between logarithms."""
-    held = laws.filter("holds")
+    """Both ends of each law that holds, which the chart connects by a straight line on logarithmic scales."""
+    holding = laws.filter("holds")
     return pl.concat(
-        held.select("series", x=pl.col(end), y=pl.col("factor_ns") * pl.col(end) ** pl.col("exponent"))
+        holding.select("series", x=pl.col(end), y=pl.col("factor_ns") * pl.col(end) ** pl.col("exponent"))
         for end in ("smallest_size", "largest_size")
     )

@@ -1,4 +1,4 @@
-"""What was tried against the cause: every measured way to run the variant, and what diagnosis had predicted."""
+"""Attempted remedies: every measured way to run baseline and variant, and predictions against measurements."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from warplens.studies.reports.token_reduction import BEST_MODES, best_modes
 from warplens.studies.sweeps.reading import wall_samples
 from warplens.studies.sweeps.words import columns_of, verdict_counts
 
-#: Ways to run a point that its table shows.
+#: Fastest ways to run a point that its table shows.
 _MOST: Final = 4
 
-#: The settings that make a point; all others are ways to run it.
+#: Settings that define a point; all others are ways to run it.
 _POINT: Final = ("input_size", "batch")
 
 REMEDIES: Final = table(
@@ -59,10 +59,10 @@ PREDICTED: Final = table(
 
 
 def _rows(evidence: Evidence) -> pl.DataFrame:
-    """Every measured way to run each point, the fastest first (`REMEDIES`); cells of one point took turns.
+    """`REMEDIES`: every measured way to run each point, the fastest first; the cells of a point were measured in turns.
 
-    `published_factor` is the time of the published form, eager, over this one's, `baseline_factor` that of the fastest
-    way to run the baseline; `verdict` is of this one against that baseline. Keep is null where nothing is dropped.
+    `published_factor` is the time of the published form, eager, / this time; `baseline_factor` the time of the fastest
+    baseline / this time; `verdict` compares with that baseline. Keep is null where nothing is dropped.
     """
     measurements = evidence.remedies if evidence.remedies is not None else evidence.measurements
     variant = {**evidence.variant, "execution": "eager"}
@@ -71,18 +71,18 @@ def _rows(evidence: Evidence) -> pl.DataFrame:
     )
     rows = []
     for _, group in cells.group_by(_POINT, maintain_order=True):
-        listed = list(group.sort("latency_ns").iter_rows(named=True))
-        alike = [row for row in listed if row["visualisation"] and variant.items() <= row.items()]
-        published = min(alike, key=lambda row: row["cell"], default=None)  # the file names it first
-        baseline = next((row for row in listed if row["method"] == "none"), None)
+        by_time = list(group.sort("latency_ns").iter_rows(named=True))
+        candidates = [row for row in by_time if row["visualisation"] and variant.items() <= row.items()]
+        published = min(candidates, key=lambda row: row["cell"], default=None)  # the first in the file
+        baseline = next((row for row in by_time if row["method"] == "none"), None)
         before = wall_samples(measurements, baseline["cell"]) if baseline else None
-        for row in listed:
+        for row in by_time:
             after = wall_samples(measurements, row["cell"]) if row is not baseline else None
-            named = row["visualisation"] or "topk" not in row["method"]
+            without_list = "topk" in row["method"] and not row["visualisation"]
             rows.append(
                 {
                     **{name: row[name] for name in (*_POINT, "execution", "attention", "locations", "latency_ns")},
-                    "method": row["method"] if named else f"{row['method']}, no list",
+                    "method": f"{row['method']}, no list" if without_list else row["method"],
                     "keep": row["keep"] if row["method"] != "none" else None,
                     "launches": measurements.details[row["cell"]].get("launches"),
                     "published_factor": published["latency_ns"] / row["latency_ns"] if published else None,
@@ -94,9 +94,9 @@ def _rows(evidence: Evidence) -> pl.DataFrame:
 
 
 def remedies_section(evidence: Evidence) -> Section:
-    """Every way to run each point, and the best of them in words."""
+    """The section on the fastest ways to run each point, and the best of them in words."""
     rows = _rows(evidence)
-    # The fastest of each point, its published form, and its fastest baseline.
+    # The fastest ways at each point, its published form, and its fastest baseline.
     place = pl.int_range(pl.len()).over(_POINT)
     baseline = (pl.col("method") == "none") & (pl.col("baseline_factor") == 1)
     shown = rows.filter((place < _MOST) | (pl.col("published_factor") == 1) | baseline)
@@ -115,7 +115,7 @@ def remedies_section(evidence: Evidence) -> Section:
 
 
 def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
-    """That the remedies were measured apart from the grid, and by how much the published form differs between both."""
+    """A caution if the remedies were measured in another run than the grid, with the published form's time in both."""
     if evidence.remedies is None or evidence.remedies is evidence.measurements:
         return ""
     settings = {**evidence.variant, "execution": "eager"}
@@ -131,20 +131,20 @@ def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
 
 
 def best_words(evidence: Evidence) -> Iterator[str]:
-    """A sentence a point, the smallest first: the fastest way to run the variant, and to run the baseline."""
+    """A sentence per point, the smallest first: the fastest ways to run the variant and the baseline."""
     return _best_words(_rows(evidence))
 
 
 def _best_words(rows: pl.DataFrame) -> Iterator[str]:
     for (side, batch), group in rows.group_by(_POINT, maintain_order=True):
-        ours, theirs = (group.filter(found) for found in (pl.col("method") != "none", pl.col("method") == "none"))
-        published = ours.filter(pl.col("published_factor") == 1)
-        # A larger share kept is another model: only those that keep as much as the published form compare.
+        variants, baselines = group.filter(pl.col("method") != "none"), group.filter(pl.col("method") == "none")
+        published = variants.filter(pl.col("published_factor") == 1)
+        # Another share kept is another model: only variants with the share of the published form are comparable.
         if published.height:
-            ours = ours.filter(pl.col("keep") == published["keep"][0])
-        if not (ours.height and theirs.height):
+            variants = variants.filter(pl.col("keep") == published["keep"][0])
+        if not (variants.height and baselines.height):
             continue
-        best, base = ours.row(0, named=True), theirs.row(0, named=True)
+        best, base = variants.row(0, named=True), baselines.row(0, named=True)
         ways = ["{method}, {execution}, {attention} attention".format(**row) for row in (best, base)]
         text = (
             f"Input {side}, batch {batch}: the fastest variant ({ways[0]}) takes "
@@ -157,10 +157,10 @@ def _best_words(rows: pl.DataFrame) -> Iterator[str]:
 
 
 def best_ways(evidence: Evidence) -> pl.DataFrame:
-    """At each point the fastest way to run the variant against the fastest way to run the baseline.
+    """The fastest way to run the variant against the fastest way to run the baseline, at each point.
 
     Returns:
-        The columns of `best_modes`, a row a point. The variant keeps as much as in its published form.
+        The columns of `best_modes`, one row per point. The variant keeps the share of its published form.
     """
     if evidence.grid is None:
         return pl.DataFrame()
@@ -172,7 +172,7 @@ def best_ways(evidence: Evidence) -> pl.DataFrame:
 
 
 def best_ways_words(rows: pl.DataFrame) -> str:
-    """Who is faster, and where, in a sentence; the rows are those of `best_ways`, of which there is one."""
+    """A sentence with the verdicts and extreme speedups of the rows of `best_ways`, at least one."""
     ranked = rows.sort("speedup")
     spans = []
     for row in (ranked.row(0, named=True), ranked.row(-1, named=True)):
@@ -185,7 +185,7 @@ def best_ways_words(rows: pl.DataFrame) -> str:
 
 
 def best_ways_section(rows: pl.DataFrame) -> Section:
-    """The same, and the table."""
+    """The section with the sentence and the table of `best_ways`."""
     columns = columns_of(
         BEST_MODES,
         rows,
@@ -202,11 +202,11 @@ def best_ways_section(rows: pl.DataFrame) -> Section:
 
 
 def predicted_times(evidence: Evidence) -> pl.DataFrame:
-    """What the profiles predicted for one CUDA graph per step, and what was measured (`PREDICTED`)."""
+    """`PREDICTED`: step times with one CUDA graph per step, predicted from profiles and measured."""
     rows = []
     for pair in evidence.pairs:
         sides = (("baseline", evidence.baseline), ("variant", evidence.variant))
-        for (side, settings), found in zip(sides, pair.predictions, strict=True):
+        for (side, settings), side_predictions in zip(sides, pair.predictions, strict=True):
             before, after = (
                 measured(evidence.measurements, {**pair.settings, **settings, "execution": execution}, "latency_ns")
                 for execution in ("eager", "graph")
@@ -217,13 +217,13 @@ def predicted_times(evidence: Evidence) -> pl.DataFrame:
                     "predicted_ns": float(item.predicted_ns), "measured_ns": after,
                     "error": item.predicted_ns / after - 1,
                 }
-                for item in found
+                for item in side_predictions
                 if item.change == "cuda-graph" and before is not None and after is not None
             ]  # fmt: skip
     return pl.DataFrame(rows, schema=PREDICTED.schema, orient="row")
 
 
 def predicted_section(rows: pl.DataFrame) -> Section:
-    """Predictions (`predicted_times`) against measurements."""
+    """The section with the table of `predicted_times`."""
     table = Table("predicted", "Predicted from the profile, then measured", PREDICTED.columns, rows, limit=None)
     return Section("predictions", "What diagnosis had predicted", (table,))

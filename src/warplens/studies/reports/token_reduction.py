@@ -1,4 +1,4 @@
-"""The token-reduction study: every keep against the baseline, each in its best mode, and the sweep of the main pair."""
+"""The report of the token-reduction study: every share kept against the baseline, best modes, and the main sweep."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from warplens.studies.sweeps.reading import sweep_of, wall_samples
 from warplens.studies.sweeps.sweep import SIDES, Cell
 from warplens.studies.sweeps.words import columns_of
 
-#: What makes a point of the grid …
+#: Settings that define a point of the grid, …
 _POINT: Final = ("model", "input_size", "batch", "precision")
-#: … and what makes a variant. All else is a way to run one and the same: the best of them is what a user would deploy.
+#: … and those that define a variant. All others are modes in which a variant can be run; users deploy the best one.
 _VARIANT: Final = ("method", "keep", "locations", "schedule")
 
 _SPEEDUP: Final = (
@@ -48,7 +48,7 @@ BEST_MODES: Final = table(
 
 
 def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
-    """The answer in one or two sentences, and the sections."""
+    """The answer in one or two sentences, and the sections of the report."""
     pairs, best, axes = speedups(measurements), best_modes(measurements), _axes(measurements)
     sections, sentences = [], []
     if pairs.height:
@@ -59,7 +59,7 @@ def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]
         saved = Column(
             "flops_ratio", pl.Float64, "FLOPs of the baseline over those of the variant", title="FLOPs saved"
         )
-        modes = _told_apart_by(measurements, pairs)
+        modes = _varied_modes(measurements, pairs)
         columns = _columns(pairs, [*axes, *modes], "keep baseline_ns variant_ns", saved)
         table = Table("speedups", "Variant against the baseline of the same execution", columns, pairs, limit=None)
         blocks: tuple[Block, ...] = (*_curves(pairs, axes, modes), table, Paragraph(words, quiet=True))
@@ -77,13 +77,13 @@ def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]
         sections.append(Section("best-modes", "Each in its best mode", (table, Paragraph(words, quiet=True))))
         least = best.filter(pl.col("keep") == best.get_column("keep").min())
         sentences.append(f"Each in its best mode, it is {_verdicts(least)}.")
-    if (grown := token_growth(measurements)) is not None and pairs.height:
-        sections.append(grown)
+    if (growth_part := token_growth(measurements)) is not None and pairs.height:
+        sections.append(growth_part)
     return " ".join(sentences), (*sections, *_swept(measurements))
 
 
 def _columns(rows: pl.DataFrame, axes: list[str], *parts: str | Column) -> tuple[Column, ...]:
-    """The axes, the method where there are several, these columns, and the speed-up."""
+    """The axes, the method if there are several, the named columns, and the speed-up."""
     method = ("method",) if rows.get_column("method").n_unique() > 1 else ()
     return columns_of(BEST_MODES, rows, axes, *method, *parts, *_SPEEDUP)
 
@@ -93,23 +93,23 @@ def token_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
     return {
         "speedups": speedups(measurements),
         "best_modes": best_modes(measurements),
-        "growth": growth(measured_times(measurements.cells), *_followed(measurements)),
+        "growth": growth(measured_times(measurements.cells), *_axes_and_keys(measurements)),
     }
 
 
 def token_growth(measurements: Measurements) -> Section | None:
-    """How time grows with batch and input size, of the two sides that the study's report holds against each other."""
+    """The section on the growth of time with batch and input size, for the two sides of the study's report."""
     try:
         sides = study_sides(measurements)
     except MissingDataError:  # it holds no variant
         return None
-    chosen = [pl.all_horizontal(pl.col(name) == value for name, value in side.items()) for side in sides]
-    cells = measured_times(measurements.cells).filter(pl.any_horizontal(chosen))
-    return growth_section(cells, *_followed(measurements))
+    of_sides = [pl.all_horizontal(pl.col(name) == value for name, value in side.items()) for side in sides]
+    cells = measured_times(measurements.cells).filter(pl.any_horizontal(of_sides))
+    return growth_section(cells, *_axes_and_keys(measurements))
 
 
-def _followed(measurements: Measurements) -> tuple[list[str], list[str]]:
-    """The axes along which time is followed, and the settings that are the same meanwhile."""
+def _axes_and_keys(measurements: Measurements) -> tuple[list[str], list[str]]:
+    """The axes and keys for `growth`."""
     cells = measurements.cells
     axes = [name for name in _axes(measurements) if cells.schema[name].is_numeric()]
     keys = [name for name in measurements.settings if name not in axes and not cells.schema[name].is_nested()]
@@ -117,13 +117,13 @@ def _followed(measurements: Measurements) -> tuple[list[str], list[str]]:
 
 
 def _axes(measurements: Measurements) -> list[str]:
-    """What varies of input size, batch and the like."""
+    """The settings of a point that vary."""
     cells = measurements.cells
     return [name for name in _POINT if name in cells.columns and cells.get_column(name).n_unique() > 1]
 
 
 def _modes(measurements: Measurements) -> list[str]:
-    """What varies among the baselines, or among the variants, that is neither the method nor the point."""
+    """The settings other than point and variant that vary among the baselines or among the variants."""
     cells = measurements.cells
     sides = cells.filter(pl.col("method") == "none"), cells.filter(pl.col("method") != "none")
     others = [name for name in measurements.settings if name not in (*_POINT, *_VARIANT)]
@@ -131,18 +131,18 @@ def _modes(measurements: Measurements) -> list[str]:
 
 
 def _variants(measurements: Measurements) -> list[tuple[str, float]]:
-    """Methods and shares kept, the largest share first."""
+    """(method, share kept) of all variants, the largest share first."""
     rows = measurements.cells.filter(pl.col("method") != "none").select("method", "keep").unique()
     return sorted(rows.rows(), key=lambda row: (row[0], -row[1]))
 
 
 def speedups(measurements: Measurements) -> pl.DataFrame:
-    """A row for each point, execution and share kept: the variant against the baseline of the same execution."""
+    """One row per point, execution and share kept: the variant against the baseline of the same execution."""
     rows: list[dict[str, Any]] = []
-    same = {"attention": "explicit"}
+    common = {"attention": "explicit"}
     for method, keep in _variants(measurements):
         try:
-            sweep = sweep_of(measurements, {"method": "none", **same}, {"method": method, "keep": keep, **same})
+            sweep = sweep_of(measurements, {"method": "none", **common}, {"method": method, "keep": keep, **common})
         except UsageError:  # this variant has no point in common with the baseline
             continue
         rows += [
@@ -154,7 +154,7 @@ def speedups(measurements: Measurements) -> pl.DataFrame:
 
 
 def _compared(before: Cell, after: Cell) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    row: dict[str, Any] = {
         "baseline_ns": before.time_ns, "variant_ns": after.time_ns,
         "flops_ratio": before.flops / after.flops if before.flops and after.flops else None,
         "speedup": None, "low": None, "high": None, "verdict": None,
@@ -162,14 +162,14 @@ def _compared(before: Cell, after: Cell) -> dict[str, Any]:
     if not before.status == after.status == "measured":
         sides = zip(SIDES, (before, after), strict=True)
         lost = ", ".join(f"{side} {cell.status}" for side, cell in sides if cell.wall is None)
-        found["verdict"] = lost.replace("-", " ")
+        row["verdict"] = lost.replace("-", " ")
     if before.wall is not None and after.wall is not None:
-        found |= speedup_of(compare(before.wall, after.wall))
-    return found
+        row |= speedup_of(compare(before.wall, after.wall))
+    return row
 
 
 def best_modes(measurements: Measurements) -> pl.DataFrame:
-    """A row for each point and share kept: the fastest way to run the baseline against the fastest of the variant."""
+    """`BEST_MODES`: one row per point and share kept, the fastest baseline against the fastest variant."""
     axes, modes = _axes(measurements), _modes(measurements)
     cells = measurements.cells.with_row_index("cell").filter(
         (pl.col("status") == "measured") & pl.col("latency_ns").is_not_null()
@@ -187,12 +187,12 @@ def best_modes(measurements: Measurements) -> pl.DataFrame:
         ordered = group.sort("latency_ns")
         before = next(ordered.filter(pl.col("method") == "none").iter_rows(named=True), None)
         for method, keep in _variants(measurements) if before is not None else ():
-            same = ordered.filter((pl.col("method") == method) & (pl.col("keep") == keep))
-            if before is None or same.is_empty():
+            variants = ordered.filter((pl.col("method") == method) & (pl.col("keep") == keep))
+            if before is None or variants.is_empty():
                 continue
-            after = same.row(0, named=True)
+            after = variants.row(0, named=True)
             sides = [wall_samples(measurements, row["cell"]) for row in (before, after)]
-            assert sides[0] is not None  # for the cells were measured
+            assert sides[0] is not None  # both cells were measured
             assert sides[1] is not None
             rows.append({
                 **dict(zip(axes, key, strict=True)), "method": method, "keep": keep,
@@ -204,26 +204,26 @@ def best_modes(measurements: Measurements) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _told_apart_by(measurements: Measurements, pairs: pl.DataFrame) -> list[str]:
+def _varied_modes(measurements: Measurements, pairs: pl.DataFrame) -> list[str]:
     return [name for name in _modes(measurements) if name in pairs.columns and pairs.get_column(name).n_unique() > 1]
 
 
 def speedup_figures(measurements: Measurements) -> tuple[Figure, ...]:
-    """A chart for each method and share kept: its speed-up over batch."""
+    """A chart of the speed-up over batch for each method and share kept."""
     pairs = speedups(measurements)
-    return _curves(pairs, _axes(measurements), _told_apart_by(measurements, pairs)) if pairs.height else ()
+    return _curves(pairs, _axes(measurements), _varied_modes(measurements, pairs)) if pairs.height else ()
 
 
 def _curves(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Figure, ...]:
-    """For each share kept a chart of the speed-up over batch, a line for each input size and execution."""
+    """A chart of the speed-up over batch for each variant, with a line for each input size and execution."""
     lines = [name for name in (*axes, *modes) if name != "batch"]
-    drawn = pairs.filter(pl.col("speedup").is_not_null())
-    if "batch" not in axes or drawn.get_column("batch").n_unique() < 2:
+    known = pairs.filter(pl.col("speedup").is_not_null())
+    if "batch" not in axes or known.get_column("batch").n_unique() < 2:
         return ()
     from warplens.report.charts import curve_chart
 
     figures = []
-    for (method, keep), group in drawn.group_by("method", "keep", maintain_order=True):
+    for (method, keep), group in known.group_by("method", "keep", maintain_order=True):
         series = (
             pl.concat_str([pl.col(name).cast(pl.String) for name in lines], separator=", ") if lines else pl.lit("")
         )
@@ -237,7 +237,7 @@ def _curves(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Fig
 
 
 def _swept(measurements: Measurements) -> list[Section]:
-    """The whole report on the sweep that the file names: surface, regimes, crossovers, anomalies."""
+    """The complete report on the sweep that the file names, as a section."""
     from warplens.studies.sweeps.document import sweep_document
     from warplens.studies.sweeps.numbers import examine_sweep
 
@@ -255,7 +255,7 @@ _VERDICTS: Final = {"slower": "slower", "faster": "faster", "same": "as fast (wi
 
 
 def _verdicts(rows: pl.DataFrame) -> str:
-    """How often each verdict was reached: `slower at 7 and faster at 13 of 20 points`."""
+    """The count of each verdict: `slower at 7 and faster at 13 of 20 points`."""
     counts = {words: rows.filter(pl.col("verdict") == verdict).height for verdict, words in _VERDICTS.items()}
     parts = [f"{words} at {fmt.count(count)}" for words, count in counts.items() if count] or ["measured at none"]
     return f"{fmt.listed(parts)} of {fmt.plural(rows.height, 'point')}"

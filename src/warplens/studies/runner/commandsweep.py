@@ -1,7 +1,7 @@
-"""A sweep over any command: a process for each repetition, baseline and variant in random order in each round.
+"""A sweep over arbitrary commands: one process per repetition, baseline and variant in random order in each round.
 
-A repetition is timed from outside, or by what the program prints. Programs that were started anew share nothing with
-each other, so that each is a block of its own, whatever it prints.
+A repetition is timed from outside, or by times that the program prints. Processes are independent of each other, so
+each is a block of its own, however many times it prints.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from warplens.workloads.cells import plain_environment
 from warplens.workloads.registry import Plan, document
 from warplens.workloads.samples import summary_of_rounds
 
-#: Rounds at a point: the 95 % interval of the median of ten leaves the fastest and the slowest out.
+#: Rounds at a point. The 95 % interval of the median of ten excludes the fastest and the slowest.
 DEFAULT_REPEATS: Final = 10
 
 #: Nanoseconds in a unit that programs print.
@@ -46,7 +46,7 @@ TIME_UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 _SIDES: Final = ("baseline", "variant")
 
-#: A year: what a program prints beyond it is no time, and would not fit the file's 64-bit nanoseconds for long.
+#: A year: a larger printed number is not a time, and might overflow the file's 64-bit nanoseconds.
 _MOST_NS: Final = 365 * 24 * 3600 * 10**9
 
 
@@ -61,8 +61,8 @@ class CommandSweep:
     repeats: int = DEFAULT_REPEATS  #: rounds at each point
     #: pattern with one group, the time that the program prints; None: the wall time of the process
     time_from: str | None = None
-    time_unit: str = "ms"  #: of what is printed, one of `TIME_UNITS`
-    items: str | None = None  #: axis that says how many items a step processes; None for one
+    time_unit: str = "ms"  #: of printed times, one of `TIME_UNITS`
+    items: str | None = None  #: axis that holds the number of items of a step; None for one item
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -87,7 +87,7 @@ class CommandSweep:
             raise UsageError(f"--items {self.items} is not an axis of whole numbers above zero")
 
     def grid(self) -> dict[str, list[Any]]:
-        """The axes; values are numbers where all of an axis are."""
+        """The values of each axis, as numbers if all of an axis are numbers."""
         return {name: _numbers(values) for name, values in pairs_from("--axis", self.axes).items()}
 
     def points_of(self, axis: str) -> list[Any]:
@@ -128,7 +128,7 @@ class CommandSweep:
         return tuple(words)
 
     def description(self) -> dict[str, Any]:
-        """What a ledger must agree with to be gone on with."""
+        """The identity of the plan, see `Run`."""
         return {
             "commands": asdict(self),
             "machine": self.environment["device"]["name"],
@@ -136,7 +136,7 @@ class CommandSweep:
         }
 
     def command(self) -> str:
-        """That asks for the same, without folders."""
+        """The `warplens` command that requests this sweep, without folders."""
         return command_line(
             "warplens", "sweep", "run", axis=self.axes, baseline=self.baseline, variant=self.variant,
             repeats=self.repeats, time_from=self.time_from or None,
@@ -145,17 +145,17 @@ class CommandSweep:
 
     @contextmanager
     def doing(self, options: RunOptions, done: Mapping[str, Result]) -> Iterator[Doing]:
-        """A process for each task."""
+        """Executes each task in a process."""
         yield partial(run_command, self, options.timeout_s)
 
     def summary(self, result: Result) -> str:
-        """The median of the times of one run, or its status and why."""
+        """The median of the times of one run, or its status and reason."""
         if "status" in result:
             return f"{result['status']} ({result['reason']})"
         return f"{median(result['times_ns']) / 1e6:.4g} ms"
 
     def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
-        """The measurements file; None while no side has a whole round."""
+        """The measurements file; None while no side has a complete round."""
         records, grid, texts = [], self.grid(), pairs_from("--axis", self.axes)
         for values, words in zip(itertools.product(*grid.values()), itertools.product(*texts.values()), strict=True):
             name = key_of(dict(zip(texts, words, strict=True)))
@@ -168,7 +168,7 @@ class CommandSweep:
         return document("command", plan, self.environment, records, self.command(), head)
 
     def preview(self, waiting: Sequence[Task], options: RunOptions) -> tuple[list[str], str]:
-        """A line for each command, then the sums."""
+        """A line for each command, then the totals."""
         commands = {task.group: task.command for task in self.tasks}
         lines = [f"{group}: {shlex.join(words)}" for group, words in commands.items()]
         runs = f"{len(self.tasks)} runs, {len(waiting)} to do"
@@ -184,10 +184,12 @@ def _numbers(values: Sequence[str]) -> list[Any]:
 
 
 def run_command(sweep: CommandSweep, timeout_s: float | None, task: Task) -> Result:
-    """`times_ns` of one run of the task's command, in a process group of its own; or `status` and `reason`.
+    """Runs the task's command in a process group of its own: `times_ns`, or `status` and `reason` of a failure.
 
     Args:
+        sweep: says how times are taken.
         timeout_s: end a command that runs longer.
+        task: with the command.
 
     Raises:
         UsageError: there is no such program.
@@ -202,55 +204,55 @@ def run_command(sweep: CommandSweep, timeout_s: float | None, task: Task) -> Res
         raise UsageError(f"{os.path.basename(task.command[0])}: {error.strerror}") from error  # noqa: PTH119
     with process:
         try:
-            said, _ = process.communicate(timeout=timeout_s)
-            spent = time.perf_counter_ns() - start
+            output, _ = process.communicate(timeout=timeout_s)
+            wall_ns = time.perf_counter_ns() - start
         except subprocess.TimeoutExpired:
             return {"status": "failed", "reason": f"it took longer than {timeout_s:g} s, and was ended"}
         finally:
             end_group(process)
     if code := process.returncode:
-        tail = [line.strip() for line in said.splitlines() if line.strip()][-TAIL:]
+        tail = [line.strip() for line in output.splitlines() if line.strip()][-TAIL:]
         return {"status": failure_status(tail), "reason": how_it_ended(code, tail)}
-    return {"times_ns": [spent]} if sweep.time_from is None else _printed(sweep, sweep.time_from, said)
+    return {"times_ns": [wall_ns]} if sweep.time_from is None else _printed(sweep, sweep.time_from, output)
 
 
-def _printed(sweep: CommandSweep, pattern: str, said: str) -> Result:
-    """The times in what a command printed."""
+def _printed(sweep: CommandSweep, pattern: str, output: str) -> Result:
+    """The times in the output of a command."""
     try:
-        numbers = [float(text) for text in re.findall(pattern, said)]
+        numbers = [float(text) for text in re.findall(pattern, output)]
     except ValueError as error:
         return {"status": "failed", "reason": f"what {pattern} matches is not a number: {error}"}
-    spent = [number * TIME_UNITS[sweep.time_unit] for number in numbers]
-    if not spent:
+    times_ns = [number * TIME_UNITS[sweep.time_unit] for number in numbers]
+    if not times_ns:
         return {"status": "failed", "reason": f"its output has no match for {pattern}"}
-    # Of `nan`, too, it is false that it lies between.
-    if not all(1 <= time_ns < _MOST_NS for time_ns in spent):
-        shown = next(number for number, time_ns in zip(numbers, spent, strict=True) if not 1 <= time_ns < _MOST_NS)
+    # The comparison is false for `nan` as well.
+    if not all(1 <= time_ns < _MOST_NS for time_ns in times_ns):
+        shown = next(number for number, time_ns in zip(numbers, times_ns, strict=True) if not 1 <= time_ns < _MOST_NS)
         reason = f"what it printed holds a time that is not above zero, or can be none: {shown:g} ({pattern})"
         return {"status": "failed", "reason": reason}
-    return {"times_ns": [round(time_ns) for time_ns in spent]}
+    return {"times_ns": [round(time_ns) for time_ns in times_ns]}
 
 
 def _point(
     sweep: CommandSweep, point: Mapping[str, Any], name: str, results: Mapping[str, Result]
 ) -> list[dict[str, Any]]:
-    """The records of both sides at a point, as far as they have been run."""
-    found = {}
+    """The records of both sides at a point, from the runs done so far."""
+    done = {}
     for side in _SIDES:
         runs = [results.get(f"{name} {side} {number}") for number in range(1, sweep.repeats + 1)]
-        found[side] = [run for run in runs if run is not None]
-    failed = {side: next((run for run in runs if run.get("status") in FAILURES), None) for side, runs in found.items()}
-    # An interruption may leave one side a round ahead: rounds that both have are pairs.
-    rounds = min((len(found[side]) for side in _SIDES if failed[side] is None), default=0)
+        done[side] = [run for run in runs if run is not None]
+    failed = {side: next((run for run in runs if run.get("status") in FAILURES), None) for side, runs in done.items()}
+    # An interruption may leave one side a round ahead; only rounds of both sides form pairs.
+    rounds = min((len(done[side]) for side in _SIDES if failed[side] is None), default=0)
     records = []
     for side in _SIDES:
-        cell, trouble = {**point, "side": side}, failed[side]
-        if trouble is not None:
-            where = f"in round {len(found[side])} of {sweep.repeats}: {trouble['reason']}"
-            records.append({"cell": cell, "status": trouble["status"], "reason": where})
+        cell, failure = {**point, "side": side}, failed[side]
+        if failure is not None:
+            reason = f"in round {len(done[side])} of {sweep.repeats}: {failure['reason']}"
+            records.append({"cell": cell, "status": failure["status"], "reason": reason})
         elif rounds:
             items = point[sweep.items] if sweep.items else 1
-            blocks = [run["times_ns"] for run in found[side][:rounds]]
+            blocks = [run["times_ns"] for run in done[side][:rounds]]
             records.append({"cell": cell, **_figures(sweep, items, blocks)})
     return records
 

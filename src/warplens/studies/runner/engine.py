@@ -1,4 +1,4 @@
-"""Unattended runs: tasks, each done by one process, the loop that does them, whatever ends or fails, and its ledger."""
+"""Unattended runs: tasks, the loop that executes them despite failures and interruptions, and the ledger of results."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: What programs say when memory is at its end: PyTorch, the CUDA runtime, C++, the system.
+#: Messages of PyTorch, the CUDA runtime, C++ and the system when memory runs out.
 _LACK_OF_MEMORY: Final = re.compile(r"out of memory|OutOfMemory|bad_alloc|annot allocate memory|MemoryError", re.I)
 
-# The folders of an absolute path; they carry user names.
+# The folders of an absolute path, which contain user names.
 _FOLDERS: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\",;]+/)+(?=[^\s/])")
 
 
 def failure_status(lines: Iterable[str]) -> str:
-    """The status of a cell whose process ended badly, by its last lines: `out-of-memory` or `failed`."""
+    """The status of a cell whose process failed, by its last lines: `out-of-memory` or `failed`."""
     return "out-of-memory" if any(_LACK_OF_MEMORY.search(line) for line in lines) else "failed"
 
 
 def how_it_ended(code: int, lines: Iterable[str]) -> str:
-    """One line on a process that ended badly."""
-    said = list(lines)
-    last = f": {without_folders(said[-1])}" if said else ""
+    """One line on how a process failed."""
+    output = list(lines)
+    last = f": {without_folders(output[-1])}" if output else ""
     if code >= 0:
         return f"the process ended with code {code}{last}"
     try:
@@ -53,88 +53,91 @@ def how_it_ended(code: int, lines: Iterable[str]) -> str:
 
 
 def without_folders(text: str) -> str:
-    """The text as one line, with the bare names of files: folders carry the names of people."""
+    """The text as one line, with absolute paths reduced to file names, since folders contain user names."""
     return _FOLDERS.sub("", " ".join(text.split()))
 
 
 def command_line(*words: str, **options: Any) -> str:
-    """The command that asks for the same, without folders: each option once a value, those without one left out."""
-    said = list(words)
-    for name, given in options.items():
-        for value in given if isinstance(given, tuple) else (given,):
+    """A shell command without folders. A tuple repeats its option; options that are None or False are left out."""
+    command = list(words)
+    for name, option in options.items():
+        for value in option if isinstance(option, tuple) else (option,):
             if value is not None and value is not False:
-                said += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return without_folders(shlex.join(said))
+                command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return without_folders(shlex.join(command))
 
 
 def end_group(process: subprocess.Popen[Any], grace_s: float = 0.0) -> None:
-    """End a process that leads a group, and the group; first by asking, where there is time for that."""
+    """End a process and the group that it leads: by SIGTERM if there is a grace period, then by SIGKILL."""
     for number, patience_s in ((signal.SIGTERM, grace_s), (getattr(signal, "SIGKILL", signal.SIGTERM), None)):
         if process.poll() is None and patience_s != 0:
             with suppress(ProcessLookupError, PermissionError):
                 if hasattr(os, "killpg"):
                     os.killpg(process.pid, number)
-                else:  # without process groups, what the process has started is out of reach
+                else:  # without process groups, its children cannot be reached
                     process.send_signal(number)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(patience_s)
 
 
-#: What became of a task, as the ledger holds it: `records` of cells, or what one run of a command gave.
+#: Result of a task, as stored in the ledger: `records` of cells, or the `times_ns` or `status` of one run of a command.
 Result = Mapping[str, Any]
 
-#: Lines of a program's output that are kept, to be shown where it fails.
+#: Last lines of a program's output that are kept, to be shown where it fails.
 TAIL: Final = 12
 
-#: What a cell may end as that another try could mend.
+#: Statuses that another try could change.
 FAILURES = ("out-of-memory", "failed")
 
 
 @dataclass(frozen=True)
 class Task:
-    """The smallest piece of a run: either done or not."""
+    """The unit of work of a run."""
 
     key: str  #: unique in the run, and readable: `input_size=224 batch=1`
-    #: settings of the cells that it measures, as JSON has them; in turns, if the run says so
+    #: settings (as JSON) of the cells that it measures; in alternation, if the run has rounds
     cells: tuple[Mapping[str, Any], ...] = ()
-    group: str | None = None  #: tasks of one group are one cell; once one of them has failed, the others are left out
+    group: str | None = None  #: tasks of one group measure one cell; once one of them fails, the others are skipped
     command: tuple[str, ...] = ()  #: instead of cells: the words of a command to run
 
     def description(self) -> dict[str, Any]:
-        """What makes it this task, as JSON: two of the same description are interchangeable."""
-        found: dict[str, Any] = {"key": self.key, "cells": [dict(cell) for cell in self.cells]}
-        return found | ({"command": list(self.command)} if self.command else {})
+        """The identity of the task, as JSON: tasks with equal descriptions are interchangeable."""
+        description: dict[str, Any] = {"key": self.key, "cells": [dict(cell) for cell in self.cells]}
+        return description | ({"command": list(self.command)} if self.command else {})
 
 
-#: Does one task. Failures of what is measured are results; a UsageError says that nothing of the run can be done (no
+#: Executes one task. Failures of the measured program are results; a UsageError means that no task can be executed (no
 #: PyTorch, no such device).
 Doing: TypeAlias = "Callable[[Task], Result]"
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out; changes nothing of what is measured."""
+    """Options of execution, without influence on the measurements."""
 
     one_process: bool = False  #: one process for all tasks, as long as nothing fails
     timeout_s: float | None = None  #: most time for a task
-    fresh: bool = False  #: forget what an earlier run has done
-    retry: bool = False  #: do what has failed once more
+    fresh: bool = False  #: discard the results of an earlier run
+    retry: bool = False  #: repeat failed tasks
 
 
 class Run(Protocol):
-    """What to measure, and the measurements file that it becomes."""
+    """A plan of measurements, and the conversion of its results to a measurements file."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """In the order in which they are done."""
+        """The tasks, in the order of execution."""
         ...
 
     def description(self) -> dict[str, Any]:
-        """What a ledger must agree with to be gone on with."""
+        """The identity of the plan; a ledger is only continued by a run of an equal description."""
         ...
 
     def doing(self, options: RunOptions, done: Mapping[str, Result]) -> AbstractContextManager[Doing]:
-        """What does the tasks; `done` are results of an earlier try. Its end ends every process that is still there."""
+        """Context that provides the function to execute tasks, and ends all its processes on exit.
+
+        `done` are the results of an earlier run.
+        """
         ...
 
     def summary(self, result: Result) -> str:
@@ -142,35 +145,37 @@ class Run(Protocol):
         ...
 
     def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
-        """The measurements file as far as tasks are done; None where that is not far enough for any cell."""
+        """The measurements file of the results so far; None while no cell is complete."""
         ...
 
     def preview(self, waiting: Sequence[Task], options: RunOptions) -> tuple[list[str], str]:
-        """What would be done, in lines; and a line on how long that takes, while no task has been done."""
+        """Lines on the tasks, and a line on the duration for the case that no task has been timed."""
         ...
 
 
 def failures(result: Result) -> list[str]:
-    """The statuses in a result that say that something went wrong."""
+    """The statuses of failure in a result."""
     statuses = [record["status"] for record in result.get("records", ())] + [result.get("status", "measured")]
     return [status for status in statuses if status in FAILURES]
 
 
 def ledger_of(output: Path) -> Path:
-    """Where the ledger of a measurements file is: beside it, `sweep.json` → `sweep.ledger.jsonl`."""
+    """Path of the ledger of a measurements file: `sweep.json` → `sweep.ledger.jsonl`."""
     return output.with_name(f"{output.stem}.ledger.jsonl")
 
 
 def measure(run: Run, output: Path, options: RunOptions, log: Callable[[str], None]) -> None:
-    """Measure what is not measured yet, and write the measurements file.
+    """Execute the tasks that are not done yet, and write the measurements file.
 
     Args:
+        run: the plan.
         output: the measurements file; the ledger is beside it.
-        log: gets lines for people.
+        options: of execution.
+        log: receives lines for people.
 
     Raises:
         UsageError: the ledger belongs to another plan or machine, or nothing can be measured here.
-        KeyboardInterrupt: it was ended; what is done is in both files.
+        KeyboardInterrupt: interrupted; both files hold the results so far.
     """
     with Ledger(ledger_of(output), run.description(), fresh=options.fresh) as ledger:
 
@@ -183,7 +188,7 @@ def measure(run: Run, output: Path, options: RunOptions, log: Callable[[str], No
 
 
 def preview(run: Run, output: Path, options: RunOptions) -> list[str]:
-    """What a run would do, for people: its tasks, how many, and about how long."""
+    """Lines for people on a run without executing it: its tasks, their number, and the approximate duration."""
     waiting, seconds = list(run.tasks), list[float]()
     path = ledger_of(output)
     if path.is_file() and not options.fresh:
@@ -195,7 +200,7 @@ def preview(run: Run, output: Path, options: RunOptions) -> list[str]:
     return lines
 
 
-#: The output is brought up to date no more often than this, in seconds: it holds every repetition of every cell.
+#: Least time between two updates of the output, in seconds: it holds every repetition of every cell.
 _UPDATE_S: Final = 5.0
 
 
@@ -209,38 +214,40 @@ def run_tasks(
     update: Callable[[], None],
     retry: bool = False,
 ) -> None:
-    """Do what the ledger does not yet have.
+    """Execute the tasks that the ledger does not have yet.
 
     Args:
-        tasks: in the order in which they are done.
-        do: does one.
-        log: gets a line for people after each task.
-        update: brings the output up to date with the ledger; also called at the end, and when interrupted.
-        retry: do what has failed once more.
+        tasks: in the order of execution.
+        ledger: receives the results.
+        do: executes a task.
+        log: receives a line for people after each task.
+        describe: a result in few words.
+        update: writes the output from the ledger; also called at the end and on interruption.
+        retry: repeat failed tasks.
 
     Raises:
         UsageError: nothing can be measured here.
-        KeyboardInterrupt: somebody wants it to end (Ctrl-C, SIGTERM). What is done is in the ledger and the output.
+        KeyboardInterrupt: interrupted (Ctrl-C, SIGTERM); ledger and output hold the results so far.
     """
     waiting = to_do(tasks, ledger, retry=retry)
     done = len(tasks) - len(waiting)
     if done:
         log(f"{done} of {len(tasks)} are done already")
     began = updated = time.monotonic()
-    given_up: set[str | None] = set()
+    failed_groups: set[str | None] = set()
     try:
-        with _ended_like_by_ctrl_c():
+        with _sigterm_as_ctrl_c():
             for position, task in enumerate(waiting):
                 done += 1
-                if task.group in given_up:
+                if task.group in failed_groups:
                     continue
                 start = time.monotonic()
                 result = do(task)
                 now = time.monotonic()
                 ledger.add(task.key, result, now - start)
                 if task.group is not None and failures(result):
-                    given_up.add(task.group)
-                following = sum(other.group not in given_up for other in waiting[position + 1 :])
+                    failed_groups.add(task.group)
+                following = sum(other.group not in failed_groups for other in waiting[position + 1 :])
                 left = time_left(list(ledger.seconds.values()), following)
                 log(f"[{done}/{len(tasks)}] {task.key}: {describe(result)} · {span(now - start)}{left}")
                 if now - updated > _UPDATE_S:
@@ -252,30 +259,30 @@ def run_tasks(
 
 
 def to_do(tasks: Sequence[Task], ledger: Ledger, *, retry: bool = False) -> list[Task]:
-    """The tasks that are not done, without those of a cell that has failed.
+    """The tasks without a result, except those in the group of a failed task.
 
-    With `retry`, failures count as not done; then the other tasks of such a cell are to do as well.
+    With `retry`, failed tasks count as not done, and their groups are included.
     """
     failed = {key for key, result in ledger.results.items() if failures(result)}
-    given_up = set() if retry else {task.group for task in tasks if task.group is not None and task.key in failed}
+    failed_groups = set() if retry else {task.group for task in tasks if task.group is not None and task.key in failed}
     return [
         task
         for task in tasks
-        if task.group not in given_up and (task.key not in ledger.results or (retry and task.key in failed))
+        if task.group not in failed_groups and (task.key not in ledger.results or (retry and task.key in failed))
     ]
 
 
 def time_left(seconds: Sequence[float], tasks: int) -> str:
-    """An estimate for people from how long tasks took so far; empty if there are none left."""
+    """An estimate for people from the durations of earlier tasks; empty if there are none left."""
     if not tasks or not seconds:
         return ""
     return f" · about {span(sum(seconds) / len(seconds) * tasks)} left"
 
 
 @contextmanager
-def _ended_like_by_ctrl_c() -> Iterator[None]:
-    """SIGTERM, by which `timeout`, batch systems and containers end programs, raises KeyboardInterrupt."""
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Context in which SIGTERM, sent by `timeout`, batch systems and containers, raises KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():  # handlers can only be set there
         yield
         return
 
@@ -295,31 +302,34 @@ _ADVICE: Final = "Choose another output, or start over with --fresh"
 
 
 class Ledger:
-    """Finished tasks of one plan, by key, in the order in which they were finished; on the disk, a line each.
+    """Results of finished tasks of one plan, by key, in the order of completion; a file with one JSON line per task.
 
-    The first line describes the plan. A run that was interrupted, by whatever, goes on where it was: each task is on
-    the disk before the next one begins; a line that was cut off while it was written is dropped, its task done again.
+    The first line describes the plan. Each result is on the disk before the next task begins, so that an interrupted
+    run can be continued; a truncated last line is dropped and its task repeated.
 
-    Used as a context manager: two runs at once would undo each other, so that the second is refused.
+    A context manager that locks the file: a second run at the same time is refused.
 
     Attributes:
-        seconds: how long each took.
+        results: by key of the task.
+        seconds: duration of each task.
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any], *, fresh: bool = False) -> None:
-        """Open a ledger, or begin one.
+        """Open or create a ledger.
 
         Args:
-            plan: describes the run; only a ledger of an equal plan is gone on with.
+            path: of the file.
+            plan: description of the run; only a ledger of an equal plan is continued.
+            fresh: discard the content of an existing file.
 
         Raises:
             UsageError: it belongs to another plan, or another run is using it.
-            UnreadableInputError: it is no ledger, or damaged other than at its end.
+            UnreadableInputError: it is not a ledger, or is damaged other than at its end.
         """
         self.path = path
         self.results: dict[str, Result] = {}
         self.seconds: dict[str, float] = {}
-        # Through JSON, as a plan that is read back has been: it knows no tuples.
+        # Converted through JSON (tuples become lists) to compare with a plan read from a file.
         self._plan = json.loads(_text(plan))
         self._file: IO[bytes] = path.open("a+b")
         try:
@@ -345,8 +355,8 @@ class Ledger:
             self._file.truncate(sum(len(line) + 1 for line in lines[:-1]))
         head, *rest = (self._parsed(number, line) for number, line in enumerate(complete, start=1))
         if head.get("schema") != LEDGER_SCHEMA:
-            found = f"its schema is {head.get('schema')!r}, not {LEDGER_SCHEMA}"
-            raise UnreadableInputError(self.path, found, _ADVICE)
+            problem = f"its schema is {head.get('schema')!r}, not {LEDGER_SCHEMA}"
+            raise UnreadableInputError(self.path, problem, _ADVICE)
         if head.get("plan") != self._plan:
             differences = ", ".join(_differences(head.get("plan") or {}, self._plan))
             raise UsageError(
@@ -368,13 +378,13 @@ class Ledger:
         return dict(entry)
 
     def _note(self, entry: Mapping[str, Any]) -> None:
-        # The latest try of a task is the one that counts, also for the order.
+        # The latest try of a task counts, also for the order.
         self.results.pop(entry["task"], None)
         self.results[entry["task"]] = entry["result"]
         self.seconds[entry["task"]] = entry["seconds"]
 
     def add(self, task: str, result: Result, seconds: float) -> None:
-        """Write a finished task down. It is on the disk when this returns."""
+        """Record a finished task, synchronously on the disk."""
         entry = {"task": task, "seconds": round(seconds, 3), "result": result}
         self._append(entry)
         self._note(entry)
@@ -393,13 +403,13 @@ class Ledger:
 
 
 def _may_begin_a_ledger(cut: bytes) -> bool:
-    """Whether a first line that was cut off is one of a ledger, and not of a file of another kind."""
+    """Whether a truncated first line is that of a ledger rather than of another kind of file."""
     head = _text({"schema": LEDGER_SCHEMA})[:-1].encode()
     return head.startswith(cut) or cut.startswith(head)
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether it has the form of a finished task: times, a status, or records of cells."""
+    """Whether it has the form of a finished task, with times, a status, or records of cells."""
     if not isinstance(entry, dict) or not isinstance(entry.get("task"), str):
         return False
     seconds, result = entry.get("seconds"), entry.get("result")
@@ -431,7 +441,7 @@ def _lock(file: IO[bytes], path: Path) -> None:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What two plans differ in, for people."""
+    """The differences of two plans, for people."""
     for name in dict.fromkeys((*before, *now)):
         old, new = before.get(name), now.get(name)
         if old == new:

@@ -1,12 +1,12 @@
-"""The experiments of the source literature as plans that run by themselves, and their recordings.
+"""Predefined studies: the experiments of the source literature as unattended runs, and their profiler recordings.
 
-Every factor is varied apart from the others.
+Every factor is varied independently of the others.
 
 | study | grid |
 |---|---|
-| `token-reduction` | input size × batch; at each point, in turns, keep × execution × kind of attention |
+| `token-reduction` | input size × batch; at each point, in alternation, keep × execution × kind of attention |
 | `lm-grid` | five model sizes × four context lengths × forward pass and training step |
-| `attention` | sequence length × head dimension × mask; at each point every kernel, tokens being constant |
+| `attention` | sequence length × head dimension × mask; at each point every kernel, the number of tokens constant |
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Axes = Mapping[str, Sequence[Any]]
 
 _SECOND_NS: Final = 10**9
 
-#: Tokens in a step of the attention study, whatever the sequence length: the batch is what is left, so that a longer
-#: sequence is not also more sequences' worth of everything else. FlashAttention's own benchmark has as many.
+#: Tokens in a step of the attention study at every sequence length, the batch being tokens / length, so that all work
+#: other than attention stays constant. FlashAttention's own benchmark uses the same number.
 _ATTENTION_TOKENS: Final = 16_384
 _QUICK_TOKENS: Final = 128
 
-#: A step of a large model takes up to seconds: fewer repetitions, and until the median is known.
+#: A step of a large model takes up to seconds: fewer repetitions, until the median is known to 2 %.
 _LONG: Final = Plan(
     warmup_steps=3, warmup_ns=_SECOND_NS // 10, least=10, most=100, fewest=6, precision=0.02, most_ns=3 * _SECOND_NS
 )
@@ -54,13 +54,13 @@ _KERNEL: Final = Plan(
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """A study, and what is changed of it."""
+    """The user's changes to a study."""
 
-    #: texts `name=value,value`, instead of the study's own values; a setting that it does not name is added
+    #: texts `name=value,value` that replace or extend the study's axes
     axes: tuple[str, ...] = ()
-    #: turns of each cell of a point, where a study measures in turns; None for the study's own number
+    #: rounds at a point, for studies that measure in rounds; None for the study's own number
     rounds: int | None = None
-    device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
+    device: str | None = None  #: PyTorch name; None for the GPU if there is one
     quick: bool = False  #: few cells of tiny size on the CPU, to try it anywhere
 
 
@@ -71,18 +71,18 @@ class Study:
     name: str
     summary: str
     workload: str
-    #: axes, quick: values of the settings: the whole study, and the small one to try
+    #: axes, quick: values of the settings, for the complete study and for a small trial
     axes: Axes
     quick: Axes
-    plan: Plan  #: of the measurement where cells follow one another; in turns, only for its warm-up and repetitions
-    tasks: Callable[[Axes], tuple[tuple[Task, ...], list[dict[str, Any]]]]  #: makes them from the axes
-    #: rounds, quick_rounds: turns of each cell of a point; None for one cell after the other
+    plan: Plan  #: of the measurement; with rounds, only warm-up and repetitions count
+    tasks: Callable[[Axes], tuple[tuple[Task, ...], list[dict[str, Any]]]]  #: axes → tasks and invalid combinations
+    #: rounds, quick_rounds: rounds at a point; None for one cell after the other
     rounds: int | None = None
     quick_rounds: int | None = None
-    head: Callable[[Axes], dict[str, Any]] = lambda _: {}  #: further keys of the measurements file, from the axes
+    head: Callable[[Axes], dict[str, Any]] = lambda _: {}  #: axes → further keys of the measurements file
 
     def run(self, options: StudyOptions) -> CellRun:
-        """The run that is asked for.
+        """The run of this study with the user's options.
 
         Raises:
             UsageError: no such setting, a value of another type, or rounds for a study without turns.
@@ -104,11 +104,11 @@ class Study:
         )  # fmt: skip
 
 
-#: What makes a point. All else tells the cells of a point apart: they take turns in one process, so that executions
-#: compare as well as methods do.
+#: Settings that define a point. All others distinguish the cells of a point, which alternate in one process, so that
+#: executions are as comparable as methods are.
 _POINT: Final = ("model", "input_size", "batch", "precision")
 
-#: Settings of a side that have a part of their own in it; others are combined with all of them.
+#: Settings of the cells of a point that `_token_sides` combines; any others are combined with all of its results.
 _SIDE: Final = ("execution", "method", "keep", "attention")
 
 
@@ -128,11 +128,11 @@ def _token_sides(axes: Axes, execution: str) -> list[dict[str, Any]]:
     """The cells of a point: each share kept with each kind of attention; keep 1 is no reduction."""
     sides: list[dict[str, Any]] = []
     for keep, kind in itertools.product(axes["keep"], axes["attention"]):
-        same = {"execution": execution, "attention": kind}
+        common = {"execution": execution, "attention": kind}
         if keep == 1:
-            sides.append({**same, "method": "none"})
+            sides.append({**common, "method": "none"})
         else:
-            sides += [{**same, "method": name, "keep": keep} for name in axes["method"]]
+            sides += [{**common, "method": name, "keep": keep} for name in axes["method"]]
     return sides
 
 
@@ -181,7 +181,7 @@ _LM_GRID: Final = Study(
 
 
 def _attention_tasks(axes: Axes) -> tuple[tuple[Task, ...], list[dict[str, Any]]]:
-    """A task for each problem, with a cell for each kernel; where no batch is asked for, tokens are constant."""
+    """A task for each problem, with a cell for each kernel; without a batch axis, the number of tokens is constant."""
     kernels = [{"kernel": name} for name in axes["kernel"]]
     rest = {name: values for name, values in axes.items() if name not in ("kernel", "tokens")}
     if "batch" in rest:
@@ -193,11 +193,13 @@ def _attention_tasks(axes: Axes) -> tuple[tuple[Task, ...], list[dict[str, Any]]
     for values in itertools.product(*others.values(), rest["seq_len"]):
         *fixed, seq_len = values
         point = dict(zip(others, fixed, strict=True)) | {"seq_len": seq_len, "batch": max(1, tokens // seq_len)}
-        made, strange = cell_tasks(workload("attention"), {name: [value] for name, value in point.items()}, kernels)
+        point_tasks, invalid = cell_tasks(
+            workload("attention"), {name: [value] for name, value in point.items()}, kernels
+        )
         varying = {name: value for name, value in point.items() if name == "seq_len" or len(others.get(name, ())) > 1}
         key = " ".join(f"{name}={value}" for name, value in varying.items())
-        tasks += [Task(key, task.cells) for task in made]
-        impossible += strange
+        tasks += [Task(key, task.cells) for task in point_tasks]
+        impossible += invalid
     return tuple(tasks), impossible
 
 
@@ -225,75 +227,75 @@ STUDIES: Final = {study.name: study for study in (_TOKEN_REDUCTION, _LM_GRID, _A
 
 
 # --- The recordings of `study token-reduction --collect`, after the times: Nsight Systems, then Nsight Compute -------
-# Baseline and variant are recorded at the smallest and the largest point of the grid, where the document that asks for
-# this finds a loss and a gain. A recording that fails is told, and the others follow; what is there already is kept.
+# Baseline and variant are recorded at the smallest and the largest point of the grid, where the findings report expects
+# a loss and a gain. A failed recording is reported, and the others follow; existing recordings are kept.
 
-#: The folder of the recordings in that of the study, and what says in it which cell each of them is of.
+#: Folder of the recordings in that of the study, and the file in it that maps each recording to its cell.
 PROFILES: Final = "profiles"
 INDEX: Final = "profiles.json"
 
-#: Steps of a recording: three to warm up, and five that count, whose spread is then known.
+#: Steps of a recording: three for warm-up, and five measured ones, enough for a spread.
 WARMUP, STEPS = 3, 5
 
-#: What the hypotheses on the insides of kernels are judged by, in one run. The sections on memory would double the
-#: passes: of what they tell, only the hit rates are asked for.
+#: Counters for the hypotheses on the inside of kernels, in one run. The memory sections would double the number of
+#: passes, so only their hit rates are requested.
 _COUNTERS: Final = Profiling(
     sections=("SpeedOfLight", "LaunchStats", "Occupancy", "WarpStateStats"),
     metrics=(*PRESETS["memory"].metrics, "l1tex__t_sector_hit_rate.pct", "lts__t_sector_hit_rate.pct"),
     force=True,
 )
 
-#: Settings by which files are named.
+#: Settings in the names of files.
 _NAMED: Final = ("input_size", "batch", "method", "keep")
 
-#: Launches that ncu profiles of each kernel in each size: those that are alike take alike.
+#: Launches that ncu profiles of each kernel and launch size: launches of one size behave alike.
 _OF_EACH: Final = 1
 
-#: Launches of a cell, the first ones, where this ncu cannot count for each size apart: a minute's worth.
+#: First launches of a cell that are profiled, with an ncu that cannot count per launch size: about a minute.
 _MOST_LAUNCHES: Final = 60
 
 
 @dataclass(frozen=True)
 class RecordedCell:
-    """A cell that is recorded: its settings as JSON has them."""
+    """A cell to record, with its settings as JSON."""
 
     settings: Mapping[str, Any]
 
     @property
-    def told(self) -> dict[str, str]:
-        """The settings that tell it from others; without a reduction, a share kept is none."""
+    def identity(self) -> dict[str, str]:
+        """The settings that identify it; without a reduction, `keep` has no meaning and is left out."""
         reduces = self.settings["method"] != "none"
         return {name: str(self.settings[name]) for name in _NAMED if reduces or name != "keep"}
 
     @property
     def name(self) -> str:
-        """Of its files: `input_size=224,batch=1,method=topk,keep=0.1`."""
-        return ",".join(f"{name}={value}" for name, value in self.told.items())
+        """Stem of its files: `input_size=224,batch=1,method=topk,keep=0.1`."""
+        return ",".join(f"{name}={value}" for name, value in self.identity.items())
 
     def program(self, workload: str, device: str | None) -> list[str]:
-        """The command that runs it, with ranges."""
+        """The command that runs a few steps of it with ranges."""
         words = [sys.executable, "-m", "warplens.studies.runner", "cell", workload, json.dumps(self.settings)]
         words += [f"--warmup={WARMUP}", f"--steps={STEPS}"]
         return [*words, f"--device={device}"] if device else words
 
 
 def recorded_cells(run: CellRun) -> list[RecordedCell]:
-    """Baseline and variant, eager, of the smallest and the largest point: pixels by images."""
+    """Baseline and variant, eager, of the smallest and the largest point by number of pixels."""
 
     def size(task: Task) -> int:
         return int(task.cells[0]["input_size"]) ** 2 * int(task.cells[0]["batch"])
 
-    found: list[RecordedCell] = []
+    recorded: list[RecordedCell] = []
     for task in {task.key: task for task in (min(run.tasks, key=size), max(run.tasks, key=size))}.values():
         cells = [cell for cell in task.cells if cell["execution"] == "eager"]
         cells = [cell for cell in cells if cell["attention"] == cells[0]["attention"]]
         variants = sorted((cell for cell in cells if cell["method"] != "none"), key=lambda cell: float(cell["keep"]))
         baseline = [cell for cell in cells if cell["method"] == "none"]
-        found += [RecordedCell(cell) for cell in (*baseline, *variants[:1])]
-    return found
+        recorded += [RecordedCell(cell) for cell in (*baseline, *variants[:1])]
+    return recorded
 
 
-#: Of a cell, the tool and the commands that record it.
+#: Cell and run → the tool and the commands that record the cell.
 _Phase: TypeAlias = Callable[[RecordedCell, CellRun], tuple[Tool, list[list[str]]]]
 
 
@@ -305,12 +307,13 @@ class Collection:
     #: nsys, ncu: the tools to use; None to look for them
     nsys: str | None = None
     ncu: str | None = None
-    launches: int | None = None  #: that ncu profiles of each cell, 0 for all; None for one of each kernel in each size
-    fresh: bool = False  #: record again what is there
-    tell: Callable[[str], None] = lambda _: None  #: is told what is being done, line by line
+    #: launches that ncu profiles of each cell, 0 for all; None for one of each kernel and launch size
+    launches: int | None = None
+    fresh: bool = False  #: replace existing recordings
+    tell: Callable[[str], None] = lambda _: None  #: receives lines on the progress
 
     def commands(self, run: CellRun) -> list[str]:
-        """What would be run, as a shell would take it; what cannot be is told, and left out."""
+        """The shell commands that would be run; recordings that are impossible here are reported and left out."""
         return [
             shlex.join(words)
             for cell in recorded_cells(run)
@@ -319,7 +322,7 @@ class Collection:
         ]
 
     def record(self, run: CellRun) -> list[str]:
-        """Record each cell's timeline, then its counters; which of them failed, in words."""
+        """Record each cell's timeline, then its counters; the failed ones, in words."""
         self.folder.mkdir(parents=True, exist_ok=True)
         failed: list[str] = []
         index: dict[str, dict[str, str]] = {}
@@ -333,7 +336,7 @@ class Collection:
                     self.tell(f"recording {what} of {cell.name}")
                     self._run(*self._tried(phase, cell, run), leaves)
                 if leaves.exists():
-                    index[leaves.name] = cell.told
+                    index[leaves.name] = cell.identity
                 else:
                     failed.append(f"{what} of {cell.name}")
         (self.folder / INDEX).write_text(json.dumps(index, indent=1), "utf-8")
@@ -352,7 +355,7 @@ class Collection:
         return tool, [profile_command(tool, _COUNTERS, chosen, Capture("nvtx", "step"), report, program)]
 
     def _selection(self, tool: Tool) -> Selection:
-        """Of the steps' launches: one of each kernel in each size, which stands for all that are alike."""
+        """The launches to profile: by default one of each kernel and launch size, which represents all alike."""
         if self.launches is not None:
             return Selection(launches=self.launches or None)
         if tool.version < PER_CONFIGURATION:
@@ -377,7 +380,7 @@ class Collection:
             self.tell(f"{tool.title} left no {leaves.name}")
 
     def _tried(self, phase: _Phase, cell: RecordedCell, run: CellRun) -> tuple[Tool | None, list[list[str]]]:
-        """The tool and the commands of a phase; none, and the reason told, where a tool or a version is missing."""
+        """The tool and the commands of a phase; none, and the reason reported, where a tool or a version is missing."""
         try:
             return phase(cell, run)
         except WarplensError as error:

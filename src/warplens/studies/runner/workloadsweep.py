@@ -1,4 +1,4 @@
-"""Sweeps over a registered workload: baseline and variant at every point of a grid, each point in a child process."""
+"""Sweeps over a registered workload: baseline and variant at each point of a grid, one child process per point."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from warplens.workloads.cells import cell_or_reason
 from warplens.workloads.registry import Plan, Workload, document, workload
 from warplens.workloads.settings import defaults_of, setting_value
 
-#: Bytes at the end of a child's standard error in which its last lines are looked for.
-_MOST_SAID: Final = 2**16
+#: Bytes at the end of a child's standard error that are searched for its last lines.
+_MOST_STDERR: Final = 2**16
 
-#: Time for a child that was asked to end, in seconds, before it is killed.
+#: Seconds between SIGTERM and SIGKILL of a child.
 _GRACE_S: Final = 10
 
 _ALONE: Final = "measured alone, not in turns with the other cells of its point, for together they failed"
@@ -50,17 +50,17 @@ class Measuring:
     """How the cells of a registered workload are measured."""
 
     workload: str
-    plan: Plan  #: how often, and when that is enough; in turns, its repetitions are those of one turn
-    rounds: int | None = None  #: turns of each cell of a task; None for one cell after the other
-    device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
+    plan: Plan  #: repetitions and stopping rule; with rounds, the repetitions of one round
+    rounds: int | None = None  #: rounds in which the cells of a task alternate; None for one cell after the other
+    device: str | None = None  #: PyTorch name; None for the GPU if there is one
     modules: tuple[str, ...] = field(default=())  #: imported first, to register workloads
 
     def description(self) -> dict[str, Any]:
-        """As JSON; also what a child process is told."""
+        """As JSON; also sent to child processes."""
         return asdict(self)
 
     def alone(self) -> Measuring:
-        """The same repetitions at one stretch, for a cell that has nobody to take turns with: it is no pair's half."""
+        """The same number of repetitions without rounds, for a cell that is measured alone."""
         if self.rounds is None:
             return self
         repetitions = self.rounds * self.plan.most
@@ -71,9 +71,9 @@ class Measuring:
 class CellRunner:
     """Measures tasks in child processes.
 
-    A child that ran out of memory, failed or died is not used again: what it left behind (a poisoned CUDA context,
-    fragmented memory) would count against the next cells. Of a task with several cells, those that failed together get
-    a process each, so that one that does not fit leaves the others measured.
+    A child that ran out of memory, failed or died is not reused, since its state (a broken CUDA context, fragmented
+    memory) would affect the next cells. If several cells of a task fail together, each is repeated in a process of its
+    own, so that one that does not fit does not prevent the measurement of the others.
     """
 
     def __init__(
@@ -84,21 +84,22 @@ class CellRunner:
         timeout_s: float | None = None,
         machine: tuple[str, str] | None = None,
     ) -> None:
-        """Start nothing yet.
+        """Starts no process yet.
 
         Args:
-            keep: one child for all tasks rather than one for each: saves starting, as long as nothing fails.
+            measuring: how to measure.
+            keep: reuse one child for all tasks as long as nothing fails, which saves starting time.
             timeout_s: kill a child that has not answered after this time.
-            machine: GPU and version of torch of a run that is gone on with: figures of another would not compare.
+            machine: (GPU, version of torch) of a continued run; results of another machine are refused.
         """
         self.measuring, self.keep, self.timeout_s, self.machine = measuring, keep, timeout_s, machine
         self._worker: _Worker | None = None
 
     def run(self, task: Task) -> Result:
-        """What became of each cell of the task.
+        """Measures the cells of a task.
 
         Raises:
-            UsageError: nothing can be measured here at all, or this is another machine.
+            UsageError: nothing can be measured here, or this is another machine than that of a continued run.
         """
         answer, died = self._ask(task.cells)
         records = list(answer["records"])
@@ -108,17 +109,17 @@ class CellRunner:
                     alone, _ = self._ask([task.cells[position]], alone=True)
                     answer = {**alone, **answer}
                     records[position] = self._marked(alone["records"][0])
-        found = _machine(answer)
-        if found and self.machine and found != self.machine:
+        machine = _machine(answer)
+        if machine and self.machine and machine != self.machine:
             raise UsageError(
-                f"this run was begun on {' with torch '.join(self.machine)}, and here is {' with torch '.join(found)}:"
-                " choose another output, or start over with --fresh"
+                f"this run was begun on {' with torch '.join(self.machine)}, and here is "
+                f"{' with torch '.join(machine)}: choose another output, or start over with --fresh"
             )
-        self.machine = self.machine or found
+        self.machine = self.machine or machine
         return {**answer, "records": records}
 
     def _ask(self, cells: Sequence[Mapping[str, Any]], *, alone: bool = False) -> tuple[dict[str, Any], bool]:
-        """The answer on some cells, and whether the child died over them."""
+        """The child's answer on some cells, and whether the child died."""
         measuring = self.measuring.alone() if alone else self.measuring
         if self._worker is None:
             self._worker = _Worker()
@@ -147,22 +148,22 @@ class CellRunner:
 
 
 class _Worker:
-    """One child process, in a group of its own, so that what it started ends with it."""
+    """A child process, in a group of its own, so that its own children end with it."""
 
     def __init__(self) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  `end` closes it
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  `end` closes it
         self._process = subprocess.Popen(
             [sys.executable, "-m", "warplens.studies.runner", "child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             encoding="utf-8",
             errors="replace",
             start_new_session=True,
         )
 
-    def ask(self, asked: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
-        """The child's answer; or `status` and `reason`, where it ended without one, or took too long."""
+    def ask(self, request: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
+        """The child's answer; or `status` and `reason` if it ended without an answer or took too long."""
         process, late = self._process, threading.Event()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -174,8 +175,8 @@ class _Worker:
         timer = threading.Timer(timeout_s or 0.0, give_up)
         if timeout_s is not None:
             timer.start()
-        with suppress(BrokenPipeError):  # it has died: that shows below
-            process.stdin.write(json.dumps(asked, default=list) + "\n")
+        with suppress(BrokenPipeError):  # the child has died, which is handled below
+            process.stdin.write(json.dumps(request, default=list) + "\n")
             process.stdin.flush()
         line = process.stdout.readline()
         timer.cancel()
@@ -185,43 +186,43 @@ class _Worker:
         code = process.wait()
         if late.is_set():
             return {"status": "failed", "reason": f"it took longer than {timeout_s:g} s, and was ended"}
-        self._said.seek(-min(self._said.seek(0, os.SEEK_END), _MOST_SAID), os.SEEK_END)
-        lines = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        self._stderr.seek(-min(self._stderr.seek(0, os.SEEK_END), _MOST_STDERR), os.SEEK_END)
+        lines = [line.strip() for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
         return {"status": failure_status(lines[-TAIL:]), "reason": how_it_ended(code, lines[-TAIL:])}
 
     def end(self) -> None:
-        """End the child and whatever it started."""
+        """End the child and its process group."""
         end_group(self._process, _GRACE_S)
-        for stream in (self._process.stdin, self._process.stdout, self._said):
+        for stream in (self._process.stdin, self._process.stdout, self._stderr):
             with suppress(OSError):
                 assert stream is not None
                 stream.close()
 
 
-#: What starting a process with PyTorch and a GPU takes, in seconds: measured 5 to 8 on an H200's host.
+#: Seconds to start a process with PyTorch and a GPU: measured 5 to 8 on an H200's host.
 STARTING_S: Final = 8.0
 
-#: Where no process lived long enough to say what it ran on.
+#: Environment if no process lived long enough to report one.
 _UNKNOWN: Final = {"device": {"name": "unknown"}, "versions": {"torch": "unknown"}}
 
 
 @dataclass(frozen=True)
 class CellRun:
-    """What to measure."""
+    """A `Run` over cells of a registered workload."""
 
     measuring: Measuring
-    tasks: tuple[Task, ...]  #: one a process (unless one process does all)
-    impossible: tuple[Mapping[str, Any], ...] = ()  #: records of combinations that exclude one another
+    tasks: tuple[Task, ...]  #: one per process (unless one process executes all)
+    impossible: tuple[Mapping[str, Any], ...] = ()  #: records of invalid combinations of settings
     head: Mapping[str, Any] = field(default_factory=dict)  #: further keys of the measurements file
-    command: str | None = None  #: that asks for the same, without folders
+    command: str | None = None  #: the `warplens` command that requests this run, without folders
 
     def description(self) -> dict[str, Any]:
-        """What a ledger must agree with to be gone on with."""
+        """The identity of the plan, see `Run`."""
         return {**self.measuring.description(), "tasks": [task.description() for task in self.tasks]}
 
     @contextmanager
     def doing(self, options: RunOptions, done: Mapping[str, Result]) -> Iterator[Doing]:
-        """Child processes, on the machine that the results are of."""
+        """Executes tasks in child processes; refuses another machine than that of earlier results."""
         machine = next(filter(None, map(_machine, done.values())), None)
         runner = CellRunner(self.measuring, keep=options.one_process, timeout_s=options.timeout_s, machine=machine)
         with closing(runner):
@@ -233,16 +234,18 @@ class CellRun:
 
     def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
         """The measurements file; None while there is no record."""
-        found = [results[task.key] for task in self.tasks if task.key in results]
-        records = [record for result in found for record in result["records"]]
-        facts = next((result["environment"] for result in found if result.get("environment")), _UNKNOWN)
+        done = [results[task.key] for task in self.tasks if task.key in results]
+        records = [record for result in done for record in result["records"]]
+        environment = next((result["environment"] for result in done if result.get("environment")), _UNKNOWN)
         measuring, records = self.measuring, records and [*records, *self.impossible]
         return (
-            document(measuring.workload, measuring.plan, facts, records, self.command, self.head) if records else None
+            document(measuring.workload, measuring.plan, environment, records, self.command, self.head)
+            if records
+            else None
         )
 
     def preview(self, waiting: Sequence[Task], options: RunOptions) -> tuple[list[str], str]:
-        """A line for each point, then those left out and the sums; and how long starting takes."""
+        """A line for each point, then those left out and the totals; and the time to start processes."""
         cells = sum(len(task.cells) for task in self.tasks)
         lines = [f"{task.key}: {_counted(len(task.cells))}{'' if task in waiting else ', done'}" for task in self.tasks]
         lines += [f"{record['reason']}: left out" for record in self.impossible]
@@ -270,15 +273,15 @@ def _counted(cells: int) -> str:
     return f"{cells} cell{'' if cells == 1 else 's'}"
 
 
-#: Turns of each side at a point, and repetitions in a turn, unless the user says otherwise. Twenty blocks give a 95 %
-#: interval of the ratio by order statistics that is about as wide as the middle ten of them.
+#: Default rounds at a point, and repetitions of each side in a round. With twenty rounds, the 95 % interval of the
+#: ratio by order statistics spans about the middle ten of them.
 DEFAULT_ROUNDS: Final = 20
 PER_TURN: Final = 4
 
-#: Steps of each side before its first turn.
+#: Warm-up steps of each side before its first round.
 WARMUP_STEPS: Final = 10
 
-#: How points are spread over processes.
+#: Distribution of points over processes: one each, or one for all.
 PROCESSES: Final = ("point", "all")
 
 
@@ -302,14 +305,14 @@ class WorkloadSweep:
     #: baseline, variant: texts `name=value,name=value`
     baseline: str
     variant: str
-    rounds: int = DEFAULT_ROUNDS  #: turns of each side at a point
-    repetitions: int = PER_TURN  #: in a turn
-    warmup: int = WARMUP_STEPS  #: steps of each side before its first turn
-    device: str | None = None  #: as PyTorch names it; None for the GPU if there is one
+    rounds: int = DEFAULT_ROUNDS  #: rounds at a point
+    repetitions: int = PER_TURN  #: of each side in a round
+    warmup: int = WARMUP_STEPS  #: steps of each side before its first round
+    device: str | None = None  #: PyTorch name; None for the GPU if there is one
     modules: tuple[str, ...] = ()  #: imported first, to register workloads
 
     def run(self) -> CellRun:
-        """The run that this asks for.
+        """The run of this sweep.
 
         Raises:
             UsageError: no such workload, setting or value.
@@ -322,7 +325,7 @@ class WorkloadSweep:
         if baseline == variant:
             raise UsageError("--baseline and --variant are the same")
         tasks, impossible = cell_tasks(kind, axes, (baseline, variant))
-        # A workload that measures itself cannot take turns: its cells follow one another.
+        # The cells of a workload that measures itself cannot alternate: they follow one another.
         rounds = self.rounds if kind.prepare is not None else None
         repetitions = self.repetitions if rounds else self.repetitions * self.rounds
         measuring = Measuring(
@@ -340,7 +343,7 @@ class WorkloadSweep:
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Import modules that register workloads, from the current folder as well, as the processes that measure do.
+    """Import modules that register workloads, also from the current folder, as the measuring processes do.
 
     Raises:
         UsageError: one of them cannot be imported.
@@ -351,32 +354,32 @@ def import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             import_module(name)
-        except Exception as error:  # noqa: PERF203  it is the user's: whatever is wrong with it is said in one line
+        except Exception as error:  # noqa: PERF203  the user's module may fail in any way
             raise UsageError(f"--module {name}: it cannot be imported ({type(error).__name__}: {error})") from error
 
 
 def pairs_from(option: str, texts: Sequence[str]) -> dict[str, list[str]]:
-    """The axes as texts, from `name=value,value`, in their order.
+    """Parses axes `name=value,value`; values remain texts.
 
     Raises:
         UsageError: a text of another form, an axis given twice, or a value given twice.
     """
-    found: dict[str, list[str]] = {}
+    axes: dict[str, list[str]] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
         name, values = name.strip().replace("-", "_"), [value.strip() for value in rest.split(",")]
         if not (name and equals and all(values)):
             raise UsageError(f"{option} takes NAME=VALUE,…, such as batch=1,2,4, not {text!r}")
-        if name in found:
+        if name in axes:
             raise UsageError(f"{option} {name} is given twice")
         if len(set(values)) < len(values):
             raise UsageError(f"{option} {name} names something twice: {rest}")
-        found[name] = values
-    return found
+        axes[name] = values
+    return axes
 
 
 def axes_from(kind: Workload, option: str, texts: Sequence[str]) -> dict[str, list[Any]]:
-    """The axes of a sweep over a workload, from texts `name=value,value`.
+    """Parses axes `name=value,value` of a sweep over a workload.
 
     Raises:
         UsageError: no such setting, or a value of another type.
@@ -390,20 +393,20 @@ def axes_from(kind: Workload, option: str, texts: Sequence[str]) -> dict[str, li
 
 
 def settings_from(kind: Workload, option: str, text: str) -> dict[str, Any]:
-    """The settings of one side, from a text `name=value,name=value`.
+    """Parses the settings `name=value,name=value` of one side.
 
     Raises:
         UsageError: no such setting, a value of another type, or a text of another form.
     """
-    defaults, found = defaults_of(kind.cell), {}
+    defaults, settings = defaults_of(kind.cell), {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
         name = name.strip().replace("-", "_")
         if not (name and equals):
             raise UsageError(f"{option} takes NAME=VALUE,…, such as method=topk,keep=0.1, not {text!r}")
         _check_name(kind, option, name, defaults)
-        found[name] = setting_value(f"{option} {name}", value.strip(), defaults[name])
-    return found
+        settings[name] = setting_value(f"{option} {name}", value.strip(), defaults[name])
+    return settings
 
 
 def _check_name(kind: Workload, option: str, name: str, known: Mapping[str, Any]) -> None:
@@ -417,14 +420,15 @@ def cell_tasks(
     """A task for each point of the axes, with a cell for each side.
 
     Args:
+        kind: the workload.
         axes: values of some settings; the last one changes fastest.
-        sides: settings that tell the cells of a point apart.
+        sides: settings that distinguish the cells of a point.
 
     Returns:
-        The tasks, and for combinations that exclude one another a finished record that says why.
+        The tasks, and for each invalid combination of settings a finished record with the reason.
 
     Raises:
-        UsageError: an axis is also a setting of a side; or every combination is impossible.
+        UsageError: an axis is also a setting of a side; or every combination is invalid.
     """
     if both := [name for side in sides for name in side if name in axes]:
         raise UsageError(f"{both[0]} is an axis, and cannot be what tells the sides apart as well")
@@ -434,12 +438,12 @@ def cell_tasks(
     for values in itertools.product(*axes.values()):
         point, cells = dict(zip(axes, values, strict=True)), []
         for side in sides:
-            made, trouble = cell_or_reason(kind.cell, {**point, **side})
-            if made is None:
-                impossible.append(trouble)
-            elif made not in seen:
-                seen.append(made)
-                cells.append(asdict(made))
+            cell, record = cell_or_reason(kind.cell, {**point, **side})
+            if cell is None:
+                impossible.append(record)
+            elif cell not in seen:
+                seen.append(cell)
+                cells.append(asdict(cell))
         if cells:
             tasks.append(Task(key_of({name: point[name] for name in varying}), tuple(cells)))
     if not tasks:
@@ -459,7 +463,7 @@ def _shown(value: Any) -> str:
 def sweep_head(
     axes: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any], variant: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the measurements file says of a sweep."""
+    """The description of a sweep in the measurements file."""
     return {
         "sweep": {
             "axes": {name: list(values) for name, values in axes.items()},

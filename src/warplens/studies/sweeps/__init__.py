@@ -1,6 +1,6 @@
-"""What a sweep says: speed-ups, regimes, anomalies, crossovers, and the break-even model.
+"""Evaluation of a sweep: speedups, regimes, anomalies, crossovers, and the break-even model.
 
-`sweep` (the model, and its times resampled), `reading` (from measurements), `payoff` (from where on the variant pays:
-one answer for `crossover`, `breakeven` and policies), `regimes`, `anomalies`; `numbers` asks all of them, `document`
-tells them; `cells` holds two files of measurements against each other.
+`sweep` holds the data model and the resampled times, `reading` builds a sweep from measurements, `payoff` finds where
+the variant starts to pay (shared by crossovers, break-even model and policies), `regimes` and `anomalies` classify
+cells. `numbers` computes all of it, `document` renders it, and `cells` compares two measurement files cell by cell.
 """

@@ -1,12 +1,13 @@
-"""The break-even model of a sweep: a step takes as long as the slower of its host and its GPU.
+"""The break-even model of a sweep: a step takes as long as the slower of host and GPU.
 
     time = max(host, GPU)                          hard, or (hostᵖ + GPUᵖ)^(1/p), soft
-    host = one time a side, or cost of a launch × launches (where they are known, and where that predicts better)
-    GPU  = floors × pieces + Σ coefficient × work  work: tokens, products of tokens, FLOPs or items
+    host = one time per side, or cost of a launch × launches (where they are known, and where that predicts better)
+    GPU  = Σ floor × count + Σ coefficient × work  work: tokens, products of tokens, FLOPs or items
 
-Within one kind of work (linear layers, attention) FLOPs and bytes grow alike, so that max(FLOPs/(efficiency · peak),
-bytes/bandwidth) is the same roof at every size: one coefficient. All parameters are positive and fitted as logarithms
-(`breakeven_fit`). Here are its terms, the sizes of both sides, what a fit says, and from where on the variant pays.
+Within one kind of work (linear layers, attention) FLOPs and bytes grow in proportion, so that
+max(FLOPs/(efficiency · peak), bytes/bandwidth) is the same roof at every size: one coefficient. All parameters are
+positive and fitted as logarithms (`breakeven_fit`). This module holds the terms, the sizes of both sides, the tables of
+a fit, and the thresholds from which on the variant pays.
 """
 
 from __future__ import annotations
@@ -71,26 +72,26 @@ THRESHOLDS: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """How the sizes of both sides follow from the baseline's.
+    """The sizes of both sides as functions of the baseline's size.
 
-    Between measured sizes, tokens, FLOPs and launches are straight lines when both scales are logarithmic; beyond, they
-    keep their proportion to the baseline's size (launches stay).
+    Between measured sizes, tokens, FLOPs and launches are interpolated linearly on logarithmic scales; beyond, tokens
+    and FLOPs are proportional to the baseline's size and launches constant.
     """
 
-    work: Work  #: what a size is counted in
-    amounts: tuple[float, ...]  #: of the baseline's measured sizes, rising
+    work: Work  #: measure of size
+    amounts: tuple[float, ...]  #: the baseline's measured sizes, rising
     pairs: tuple[tuple[Size, Size], ...]  #: baseline's and variant's size for each
 
     @classmethod
     def of(cls, cells: Sequence[Observed], work: Work) -> Sizes:
-        """The sizes among cells, baseline and variant in turns."""
-        found: dict[float, tuple[Size, Size]] = {}
+        """The distinct sizes of cells in which baseline and variant alternate."""
+        pairs: dict[float, tuple[Size, Size]] = {}
         for before, after in zip(cells[::2], cells[1::2], strict=True):
-            found.setdefault(before.size.amount(work), (before.size, after.size))
-        return cls(work, tuple(sorted(found)), tuple(found[amount] for amount in sorted(found)))
+            pairs.setdefault(before.size.amount(work), (before.size, after.size))
+        return cls(work, tuple(sorted(pairs)), tuple(pairs[amount] for amount in sorted(pairs)))
 
     def at(self, amount: float) -> tuple[Size, Size]:
-        """Both sides' sizes where the baseline's is `amount`."""
+        """The sizes of both sides if the baseline's is `amount`."""
         if self.work == "items":
             return self.pairs[0]
         above = int(np.searchsorted(self.amounts, amount))
@@ -105,8 +106,8 @@ class Sizes:
         return _between(one[0], two[0], share), _between(one[1], two[1], share)
 
     def pair(self, amount: float, items: float, group: tuple[Any, ...]) -> list[Observed]:
-        """Both sides at a size and a number of items, as cells that were not measured."""
-        return [Observed({}, side, group, items, found, 0) for side, found in enumerate(self.at(amount))]
+        """Hypothetical cells of both sides at a size and a number of items."""
+        return [Observed({}, side, group, items, size, 0) for side, size in enumerate(self.at(amount))]
 
 
 def _scaled(size: Size, factor: float) -> Size:
@@ -128,13 +129,13 @@ def _mixed(one: float | None, two: float | None, share: float) -> float | None:
     return float(one ** (1 - share) * two**share) if one and two else None
 
 
-#: A parameter whose interval spans a larger factor is not told by the data.
+#: A parameter whose interval spans a larger factor is not identified by the data.
 _IDENTIFIED: Final = 4.0
 
-#: Log of a time that is none.
+#: Log of a negligible time.
 _GONE: Final = -60.0
 
-#: A term that changes no step time by 1 % says nothing about its parameter.
+#: A parameter is not identified if its term changes no log step time by more than this.
 _NOTICED: Final = 0.01
 
 
@@ -146,7 +147,16 @@ def parameter_frame(
     points: Sequence[Point],
     level: float,
 ) -> pl.DataFrame:
-    """One row a parameter, and one a rate that follows from it: `PARAMETERS`."""
+    """`PARAMETERS`: one row per parameter, and one per rate that follows from it.
+
+    Args:
+        model: that was fitted.
+        logs: fitted parameters, as logarithms.
+        drawn: resampled parameters, draws × parameters.
+        cells: that the model was fitted to, baseline and variant of each point.
+        points: of the same cells.
+        level: of the intervals.
+    """
     values, samples = np.exp(logs), np.exp(drawn)
     if model.form.maximum == "soft" and model.form.hosts:
         values[-1], samples[:, -1] = model.sharpness(logs[None, :])[0], model.sharpness(drawn)
@@ -154,18 +164,18 @@ def parameter_frame(
     spans = [(1 - level) / 2, (1 + level) / 2]
     for number, term in enumerate(model.terms):
         low, high = (float(value) for value in np.quantile(samples[:, number], spans))
-        told = high <= low * _IDENTIFIED and _matters(model, logs, number, cells)
-        rows.append((term.name, term.of, term.unit, low, float(values[number]), high, told))
-        flops = _flops_of(model, number, cells, points)
+        identified = high <= low * _IDENTIFIED and _matters(model, logs, number, cells)
+        rows.append((term.name, term.of, term.unit, low, float(values[number]), high, identified))
+        flops = _flops_per_unit(term, cells, points)
         if flops:
-            # FLOP per ns of a coefficient in ns: ×1e9 is FLOP/s.
+            # FLOP/ns → FLOP/s
             rate = (1e9 * flops / high, 1e9 * flops / values[number], 1e9 * flops / low)
-            rows.append((f"rate of {term.name}", "derived", "FLOP/s", *map(float, rate), told))
+            rows.append((f"rate of {term.name}", "derived", "FLOP/s", *map(float, rate), identified))
     return pl.DataFrame(rows, schema=PARAMETERS.schema, orient="row")
 
 
 def _matters(model: Model, logs: Float64s, number: int, cells: Sequence[Observed]) -> bool:
-    """Whether any step time would be another one without this term."""
+    """Whether any step time changes noticeably without this term."""
     gpu, host = model.gpu_columns(cells), model.host_columns(cells)
     without = logs.copy()
     without[number] = _GONE
@@ -173,9 +183,8 @@ def _matters(model: Model, logs: Float64s, number: int, cells: Sequence[Observed
     return bool(np.abs(times[1] - times[0]).max() > _NOTICED)
 
 
-def _flops_of(model: Model, number: int, cells: Sequence[Observed], points: Sequence[Point]) -> float | None:
-    """FLOPs of one unit of a kind of work, from the arithmetic of the cells; None if it is no work or is not known."""
-    term = model.terms[number]
+def _flops_per_unit(term: Term, cells: Sequence[Observed], points: Sequence[Point]) -> float | None:
+    """FLOPs per unit of work of a term, fitted to the FLOPs of the cells; None for other terms or if not known."""
     if term.unit == "ns/FLOP":
         return 1.0
     if term.unit not in ("ns/token", "ns/token²"):
@@ -183,37 +192,37 @@ def _flops_of(model: Model, number: int, cells: Sequence[Observed], points: Sequ
     flops = [cell.flops for point in points for cell in (point.baseline, point.variant) if cell]
     if not all(flops):
         return None
-    sums = np.array([cell.items * block_table(cell.size).sum(axis=0)[:2] for cell in cells])
-    each = np.linalg.lstsq(sums, np.array(flops, dtype=float), rcond=None)[0]
-    return float(each[0] if term.unit == "ns/token" else each[1]) if (each > 0).all() else None
+    work = np.array([cell.items * block_table(cell.size).sum(axis=0)[:2] for cell in cells])
+    per_unit = np.linalg.lstsq(work, np.array(flops, dtype=float), rcond=None)[0]
+    return float(per_unit[0] if term.unit == "ns/token" else per_unit[1]) if (per_unit > 0).all() else None
 
 
 Maximum: TypeAlias = Literal["hard", "soft"]
 
-#: No overlap at all is p = 1; beyond 30 the maximum is hard for every purpose.
+#: Exponents: p = 1 means no overlap at all; beyond 30 the maximum is practically hard.
 _LEAST_SHARPNESS: Final = 1.0
 _MOST_SHARPNESS: Final = 30.0
 
-#: Of the derivative by the exponent.
+#: Step of the numerical derivative with respect to the exponent.
 _STEP: Final = 1e-5
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is chosen by cross-validation."""
+    """The structure of a model, chosen by cross-validation."""
 
     maximum: Maximum  #: how host and GPU overlap
-    own: bool  #: whether attention (or all work, where only FLOPs or items are known) costs each side its own
-    #: groups that have a host term; without one, the GPU's time is that of the step (a CUDA graph, say)
+    own: bool  #: whether each side has its own coefficient of attention (of all work, where only FLOPs are known)
+    #: groups that have a host term; the step time of other groups is the GPU time (with CUDA graphs, say)
     hosts: tuple[tuple[object, ...], ...]
-    #: whether the host's time is launches times the cost of one; else it is one time a side. Launches that a library
-    #: makes in one call cost less than others, so that their number can mislead.
+    #: whether the host time is launches × cost of a launch; else it is one time per side. Launches made by one library
+    #: call cost less than others, so their number can mislead.
     per_launch: bool = False
 
 
 @dataclass(frozen=True)
 class Term:
-    """A parameter: what it is called, its unit, and whether it is part of the host's or the GPU's time."""
+    """A parameter: its name, its unit, and whether it is part of the host's or the GPU's time."""
 
     name: str
     unit: str
@@ -222,21 +231,21 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A form for the groups and facts of one sweep."""
+    """A form, applied to the groups and known fields of one sweep."""
 
-    form: Form  #: see `Form`
+    form: Form
     known: Known
-    groups: tuple[tuple[object, ...], ...]  #: values of the axes that are no numbers, the one with the least time first
+    groups: tuple[tuple[object, ...], ...]  #: values of the non-numeric axes, the one with the least time first
     reduces: bool  #: whether any block reduces its tokens
 
     @property
     def terms(self) -> tuple[Term, ...]:
         """The parameters, in their order."""
-        found = [Term(name, unit, "gpu") for name, unit in self._gpu_names()]
-        found += [Term(name, unit, "host") for name, unit in self._host_names()]
+        terms = [Term(name, unit, "gpu") for name, unit in self._gpu_names()]
+        terms += [Term(name, unit, "host") for name, unit in self._host_names()]
         if self.form.maximum == "soft" and self.form.hosts:
-            found.append(Term("overlap exponent", "", "overlap"))
-        return tuple(found)
+            terms.append(Term("overlap exponent", "", "overlap"))
+        return tuple(terms)
 
     def _gpu_names(self) -> list[tuple[str, str]]:
         sides = SIDES if self.form.own else ("",)
@@ -260,51 +269,52 @@ class Model:
         return [(_joined("host", side, *group), "ns") for group in self.form.hosts for side in SIDES]
 
     def gpu_columns(self, cells: Sequence[Observed]) -> Float64s:
-        """How much of each GPU term is in each cell: cell × term."""
+        """Design matrix of the GPU terms: cells × terms."""
         rows = []
         for cell in cells:
             further = [float(cell.group == group) for group in self.groups[1:]]
-            first = [float(cell.side == side) for side in (0, 1)]
+            is_side = [float(cell.side == side) for side in (0, 1)]
             if self.known.work == "tokens":
                 linear, products, reductions = block_table(cell.size).sum(axis=0)
                 blocks = float(len(cell.size.tokens or ()))
                 row = [blocks, *([reductions] if self.reduces else []), cell.items * linear]
-                row += [cell.items * products * part for part in (first if self.form.own else [1.0])]
-                further = [part * blocks for part in further]
+                row += [cell.items * products * weight for weight in (is_side if self.form.own else [1.0])]
+                further = [weight * blocks for weight in further]
             elif self.known.work == "flops":
                 work = cell.items * (cell.size.flops or 0.0)
-                row = [*first, *(work * part for part in (first if self.form.own else [1.0]))]
+                row = [*is_side, *(work * weight for weight in (is_side if self.form.own else [1.0]))]
             else:
-                row = [*first, *(cell.items * part for part in first)]
+                row = [*is_side, *(cell.items * weight for weight in is_side)]
             rows.append(row + further)
         return np.array(rows)
 
     def host_columns(self, cells: Sequence[Observed]) -> Float64s:
-        """How much of each host term is in each cell: cell × term."""
+        """Design matrix of the host terms: cells × terms."""
         rows = []
         for cell in cells:
-            here = [float(cell.group == group) for group in self.form.hosts]
+            is_group = [float(cell.group == group) for group in self.form.hosts]
             if self.form.per_launch:
-                rows.append([part * (cell.size.launches or 0.0) for part in here])
+                rows.append([weight * (cell.size.launches or 0.0) for weight in is_group])
             else:
-                rows.append([part * (cell.side == side) for part in here for side in (0, 1)])
+                rows.append([weight * (cell.side == side) for weight in is_group for side in (0, 1)])
         return np.array(rows).reshape(len(cells), -1)
 
-    def parts(self, logs: Float64s, gpu: Float64s, host: Float64s) -> tuple[Float64s, Float64s]:
-        """GPU time and host time in ns: one row a set of parameters, one column a cell."""
-        amounts = np.exp(logs)
+    def _gpu_and_host_ns(self, logs: Float64s, gpu: Float64s, host: Float64s) -> tuple[Float64s, Float64s]:
+        """GPU time and host time in ns: sets of parameters × cells."""
+        values = np.exp(logs)
         split = gpu.shape[1]
-        return amounts[:, :split] @ gpu.T, amounts[:, split : split + host.shape[1]] @ host.T
+        gpu_ns, host_ns = values[:, :split] @ gpu.T, values[:, split : split + host.shape[1]] @ host.T
+        return np.maximum(gpu_ns, 1e-9), np.maximum(host_ns, 1e-9)
 
     def log_times(self, logs: Float64s, gpu: Float64s, host: Float64s) -> Float64s:
-        """Log of the step time in ns: one row a set of parameters, one column a cell."""
-        device, issuing = (np.maximum(part, 1e-9) for part in self.parts(logs, gpu, host))
+        """Log of the step time in ns: sets of parameters × cells."""
+        gpu_ns, host_ns = self._gpu_and_host_ns(logs, gpu, host)
         if not host.shape[1]:
-            return np.log(device)
+            return np.log(gpu_ns)
         if self.form.maximum == "hard":
-            return np.log(np.maximum(device, issuing))
+            return np.log(np.maximum(gpu_ns, host_ns))
         power = self.sharpness(logs)[:, None]
-        more, less = np.maximum(device, issuing), np.minimum(device, issuing)
+        more, less = np.maximum(gpu_ns, host_ns), np.minimum(gpu_ns, host_ns)
         return np.log(more) + np.log1p((less / more) ** power) / power
 
     def functions(
@@ -314,21 +324,21 @@ class Model:
         return (lambda logs: self.log_times(logs, gpu, host)), (lambda logs: self.slopes(logs, gpu, host))
 
     def slopes(self, logs: Float64s, gpu: Float64s, host: Float64s) -> Float64s:
-        """Derivatives of the log times by the parameters: fit × cell × parameter."""
-        device, issuing = (np.maximum(part, 1e-9) for part in self.parts(logs, gpu, host))
-        amounts, split, last = np.exp(logs)[:, None, :], gpu.shape[1], gpu.shape[1] + host.shape[1]
-        by_gpu = amounts[..., :split] * gpu / device[..., None]
+        """Derivatives of the log times with respect to the parameters: fits × cells × parameters."""
+        gpu_ns, host_ns = self._gpu_and_host_ns(logs, gpu, host)
+        values, split, last = np.exp(logs)[:, None, :], gpu.shape[1], gpu.shape[1] + host.shape[1]
+        by_gpu = values[..., :split] * gpu / gpu_ns[..., None]
         if not host.shape[1]:
             return np.asarray(by_gpu)
-        by_host = amounts[..., split:last] * host / issuing[..., None]
+        by_host = values[..., split:last] * host / host_ns[..., None]
         if self.form.maximum == "hard":
-            share = (device >= issuing).astype(float)[..., None]
+            share = (gpu_ns >= host_ns).astype(float)[..., None]
             return np.concatenate([by_gpu * share, by_host * (1 - share)], axis=2)
         power = self.sharpness(logs)[:, None]
-        share = (1 / (1 + np.exp(np.clip(power * np.log(issuing / device), -500, 500))))[..., None]
-        moved = logs.copy()
-        moved[:, -1] += _STEP
-        by_power = (self.log_times(moved, gpu, host) - self.log_times(logs, gpu, host))[..., None] / _STEP
+        share = (1 / (1 + np.exp(np.clip(power * np.log(host_ns / gpu_ns), -500, 500))))[..., None]
+        shifted = logs.copy()
+        shifted[:, -1] += _STEP
+        by_power = (self.log_times(shifted, gpu, host) - self.log_times(logs, gpu, host))[..., None] / _STEP
         return np.concatenate([by_gpu * share, by_host * (1 - share), by_power], axis=2)
 
     def sharpness(self, logs: Float64s) -> Float64s:
@@ -342,48 +352,48 @@ def _joined(name: str, *parts: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class BreakEven:
-    """A model of both sides' step times, and from where on the variant pays."""
+    """A fitted model of both sides' step times, and the thresholds from which on the variant pays."""
 
     source: str  #: of the sweep
-    model: Model  #: form, terms and facts
-    size_unit: str  #: what a size is counted in: `tokens` (that enter the first block), `flops` (of an item), `items`
+    model: Model  #: form and terms
+    size_unit: str  #: measure of size: `tokens` (that enter the first block), `flops` (of an item), `items`
     parameters: pl.DataFrame  #: `PARAMETERS`
     forms: pl.DataFrame  #: `FORMS`
-    #: from where on the variant pays, for each measured size along `items` and the other way round
+    #: thresholds along `items` for each measured size, and along `size` for each measured number of items
     answers: tuple[PaysOff, ...]
-    #: median_error, worst_error: absolute, of held-out step times, each cell by the axis with most values
+    #: median_error, worst_error: relative, of step times held out along the axis with the most values
     median_error: float
     worst_error: float
-    ratio_error: float  #: median absolute error of held-out ratios, the same way
-    usable: bool  #: whether the errors allow to use the thresholds
-    reason: str | None  #: why not; None if they do
-    level: float  #: nominal, of all intervals
-    doubts: tuple[str, ...]  #: what the figures do not account for
-    groups: tuple[str, ...]  #: axes that are no numbers
-    #: at each point that it was fitted to, in their order: its settings, and variant / baseline time by the model
+    ratio_error: float  #: median relative error of held-out ratios, likewise
+    usable: bool  #: whether the errors are small enough for the thresholds to be used
+    reason: str | None  #: why not; None if they are
+    level: float  #: nominal level of all intervals
+    doubts: tuple[str, ...]  #: effects that the figures do not account for
+    groups: tuple[str, ...]  #: non-numeric axes
+    #: settings and modelled ratio variant / baseline of each fitted point, in order
     ratios: tuple[tuple[Mapping[str, Any], float], ...]
 
     @property
     def thresholds(self) -> pl.DataFrame:
-        """The answers as a table: the axes that are no numbers, then `THRESHOLDS`."""
+        """The answers as a table: the non-numeric axes, then `THRESHOLDS`."""
         return threshold_frame(self.answers, self.groups)
 
     @property
     def form(self) -> Form:
-        """What cross-validation chose."""
+        """The form that cross-validation chose."""
         return self.model.form
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Facts that would make a better model, and that not all cells have."""
+        """Fields that would make a better model, and that not all cells have."""
         return self.model.known.missing
 
 
-#: Looked at beyond the measured sizes and numbers of items: this factor either way, but nothing below one item.
+#: The search extends beyond the measured sizes and numbers of items by this factor either way, but not below one item.
 #: Further out, other kernels are chosen.
 _REACH: Final = 4.0
 
-#: Places on the way; neighbours differ by 4 % at most over a reach of 16 · 16.
+#: Number of values searched; neighbours differ by at most 4 % for a measured range of 16 and the reach of 4 · 4.
 _PLACES: Final = 200
 
 
@@ -396,61 +406,65 @@ def thresholds(
     draws: tuple[Float64s, Float64s],
     level: float,
 ) -> tuple[PaysOff, ...]:
-    """From where on the model says that the variant pays: for each measured size along the number of items, and back.
+    """The modelled thresholds: along the number of items for each measured size, and the other way round.
 
     Args:
+        model: that was fitted.
+        cells: that it was fitted to.
         sizes: of both sides.
-        groups: names of the axes that are no numbers.
-        draws: resampled parameters, one row a draw, and an error of the log ratio for each.
+        groups: names of the non-numeric axes.
+        logs: fitted parameters, as logarithms.
+        draws: resampled parameters, draws × parameters, and an error of the log ratio for each draw.
+        level: of the intervals.
     """
     counts = sorted({cell.items for cell in cells})
-    known = sizes.work != "items"
-    asked = [("items", size) for size in (sizes.amounts if known else (1.0,))]
-    asked += [("size", items) for items in counts] if known else []
-    found = []
+    has_sizes = sizes.work != "items"
+    searches = [("items", size) for size in (sizes.amounts if has_sizes else (1.0,))]
+    searches += [("size", items) for items in counts] if has_sizes else []
+    answers = []
     for group in model.groups:
-        for axis, held in asked:
+        for axis, fixed in searches:
             span: Sequence[float] = counts if axis == "items" else sizes.amounts
             least = max(span[0] / _REACH, 1.0) if axis == "items" else span[0] / _REACH
             along = np.geomspace(least, span[-1] * _REACH, _PLACES)
-            places = [(held, float(at)) if axis == "items" else (float(at), held) for at in along]
+            places = [(fixed, float(at)) if axis == "items" else (float(at), fixed) for at in along]
             pairs = [cell for size, items in places for cell in sizes.pair(size, items, group)]
             gains = _first_gains(model, pairs, np.log(along), logs, draws)
             others = {
                 **dict(zip(group_columns(groups), group, strict=True)),
-                "size" if axis == "items" else "items": held,
+                "size" if axis == "items" else "items": fixed,
             }
-            found.append(_answer(axis, others, gains, (span[0], span[-1]), level))
-    return tuple(found)
+            answers.append(_answer(axis, others, gains, (span[0], span[-1]), level))
+    return tuple(answers)
 
 
 def threshold_frame(answers: Sequence[PaysOff], groups: Sequence[str]) -> pl.DataFrame:
-    """A model's answers: the axes that are no numbers, then `THRESHOLDS`."""
+    """A model's answers as a table: the non-numeric axes, then `THRESHOLDS`."""
     rows = []
-    for found in answers:
-        held = float(found.others["size" if found.axis == "items" else "items"])
-        at = found.crossings[0].at if found.crossings else None
-        low, high = found.interval
+    for line in answers:
+        fixed = float(line.others["size" if line.axis == "items" else "items"])
+        at = line.crossings[0].at if line.crossings else None
+        low, high = line.interval
         rows.append(
             {
-                **{name: found.others[name] for name in group_columns(groups)},
-                "along": found.axis,
-                "answer": "never" if found.answer == "none-in-range" else found.answer,
-                "size": at if found.axis == "size" else held,
-                "items": at if found.axis == "items" else held,
-                "total": at * held if at is not None else None,
-                "total_low": low * held if low is not None else None,
-                "total_high": high * held if high is not None else None,
-                "extrapolated": any(crossing.extrapolated for crossing in found.crossings),
+                **{name: line.others[name] for name in group_columns(groups)},
+                "along": line.axis,
+                "answer": "never" if line.answer == "none-in-range" else line.answer,
+                "size": at if line.axis == "size" else fixed,
+                "items": at if line.axis == "items" else fixed,
+                "total": at * fixed if at is not None else None,
+                "total_low": low * fixed if low is not None else None,
+                "total_high": high * fixed if high is not None else None,
+                "extrapolated": any(crossing.extrapolated for crossing in line.crossings),
             }
         )
     return framed(rows, group_columns(groups), THRESHOLDS)
 
 
 def group_columns(groups: Sequence[str]) -> list[str]:
-    """Columns in which the thresholds hold the axes that are no numbers.
+    """Column names of the non-numeric axes in the table of thresholds.
 
-    A language model's `size` is a word (`small`), and the threshold's a number: the setting is `size_setting` then.
+    A setting whose name the table uses itself gets a suffix: a language model's `size` (`small`) is `size_setting`.
     """
     return [f"{name}_setting" if name in THRESHOLDS.names else name for name in groups]
 
@@ -458,7 +472,7 @@ def group_columns(groups: Sequence[str]) -> list[str]:
 def _first_gains(
     model: Model, cells: Sequence[Observed], x: Float64s, logs: Float64s, draws: tuple[Float64s, Float64s]
 ) -> Float64s:
-    """Log of the place from which the variant pays: by the fitted parameters, then by each draw."""
+    """Log of the value from which on the variant pays: by the fitted parameters, then by each draw."""
     times = model.log_times(np.vstack([logs, draws[0]]), model.gpu_columns(cells), model.host_columns(cells))
     ratios = times[:, 1::2] - times[:, ::2]
     ratios[1:] += draws[1][:, None]

@@ -1,4 +1,4 @@
-"""Robust fits of the break-even model to a sweep, chosen and judged by what they predict where they were not fitted."""
+"""Robust fits of the break-even model to a sweep, selected and judged by cross-validation."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from warplens.studies.sweeps.sweep import (
 
 _ROUNDS: Final = 60
 
-#: Residuals beyond so many robust deviations count linearly (Huber 1964: 95 % efficient for normal errors).
+#: Residuals beyond this many robust standard deviations count linearly (Huber 1964: 95 % efficient for normal errors).
 _HUBER: Final = 1.345
 
-#: Log times are not told apart below this: no fit is better than 0.2 %.
+#: Least scale of the residuals of log times: no fit is better than 0.2 %.
 _LEAST_SCALE: Final = 0.002
 
-#: Holds a parameter that no residual depends on where it is.
+#: Regularises parameters that no residual depends on.
 _RIDGE: Final = 1e-9
 
-#: A step changes no parameter by more than a factor of e.
+#: An iteration changes no parameter by more than a factor of e.
 _LONGEST: Final = 1.0
 
 
@@ -56,39 +56,39 @@ def fitted(
     targets: Float64s,
     rounds: int = _ROUNDS,
 ) -> tuple[Float64s, Float64s]:
-    """Fits by Levenberg and Marquardt, with Huber's loss and a scale that follows the residuals.
+    """Fits by the Levenberg–Marquardt method, with Huber's loss and a scale re-estimated from the residuals.
 
     Args:
-        model: parameters, one row a fit → values, one row a fit, one column an observation.
-        slopes_of: parameters → derivatives of the values: fit × observation × parameter.
-        starts: one row a fit, one column a parameter.
-        targets: observations; one row for all fits, or one a fit.
-        rounds: steps at most.
+        model: parameters (fits × parameters) → values (fits × observations).
+        slopes_of: parameters → derivatives of the values: fits × observations × parameters.
+        starts: fits × parameters.
+        targets: observations; one row for all fits, or one per fit.
+        rounds: most iterations.
 
     Returns:
-        Parameters, one row a fit; and the loss of each: mean absolute residual, robust and comparable between models.
+        Parameters, fits × parameters; and the loss of each fit: mean absolute residual, comparable between models.
     """
-    at = starts.copy()
-    damping = np.full(len(at), 1e-2)
-    residual = model(at) - targets
+    parameters = starts.copy()
+    damping = np.full(len(parameters), 1e-2)
+    residual = model(parameters) - targets
     for _ in range(rounds):
         scale = np.maximum(1.4826 * np.median(np.abs(residual), axis=1, keepdims=True), _LEAST_SCALE)
         weight = 1 / np.maximum(np.abs(residual) / (_HUBER * scale), 1)
-        slopes = slopes_of(at)
+        slopes = slopes_of(parameters)
         weighted = (slopes * weight[..., None]).transpose(0, 2, 1)
         normal = weighted @ slopes
         gradient = (weighted @ residual[..., None])[..., 0]
         diagonal = np.einsum("rpp->rp", normal)
-        damped = normal + (diagonal * damping[:, None] + _RIDGE)[..., None] * np.eye(at.shape[1])
+        damped = normal + (diagonal * damping[:, None] + _RIDGE)[..., None] * np.eye(parameters.shape[1])
         step = np.clip(-np.linalg.solve(damped, gradient[..., None])[..., 0], -_LONGEST, _LONGEST)
-        tried = model(at + step) - targets
-        better = _loss(tried, scale) < _loss(residual, scale)
-        at = np.where(better[:, None], at + step, at)
-        residual = np.where(better[:, None], tried, residual)
+        new_residual = model(parameters + step) - targets
+        better = _loss(new_residual, scale) < _loss(residual, scale)
+        parameters = np.where(better[:, None], parameters + step, parameters)
+        residual = np.where(better[:, None], new_residual, residual)
         damping = np.clip(np.where(better, damping / 4, damping * 5), 1e-9, 1e9)
         if not better.any() and damping.min() > 1e6:
             break
-    return at, np.abs(residual).mean(axis=1)
+    return parameters, np.abs(residual).mean(axis=1)
 
 
 def _loss(residual: Float64s, scale: Float64s) -> Float64s:
@@ -96,36 +96,37 @@ def _loss(residual: Float64s, scale: Float64s) -> Float64s:
     return np.asarray(np.where(size <= _HUBER, size**2 / 2, _HUBER * (size - _HUBER / 2)).sum(axis=1))
 
 
-#: A threshold needs the ratio of the sides. Speedups near the crossing change by about as much as the batch does, so
-#: that a typical error of 10 % of the ratio is one of about 10 % of the threshold; beyond that it is no threshold.
+#: Thresholds follow from the ratio of the sides. Near the crossing the speedup changes by about as much as the batch
+#: does, so that a median error of 10 % of the ratio means about 10 % of the threshold; more makes it useless.
 RATIO_ERROR_LIMIT: Final = 0.10
 
-#: A cell that is wrong by more than a third was not described by these terms.
+#: The terms of the model do not describe a cell with a larger error.
 WORST_ERROR_LIMIT: Final = 0.35
 
 
 def main_errors(fit: Fit) -> tuple[Float64s, Float64s]:
-    """Error of each cell's log time, left out by the axis with most values; and of each point's log ratio."""
+    """Errors of log times held out along the axis with the most values, per cell; and of log ratios, per point."""
     residuals = fit.log_times(fit.cells) - fit.times
     axes = [fold.axis for fold in fit.folds]
     if axes:
         main = max(dict.fromkeys(axes), key=axes.count)
-        for fold, found in zip(fit.folds, fit.predicted, strict=True):
-            if fold.axis == main and np.isfinite(found).all():
-                residuals[list(fold.cells)] = found - fit.times[list(fold.cells)]
+        for fold, predicted in zip(fit.folds, fit.predicted, strict=True):
+            if fold.axis == main and np.isfinite(predicted).all():
+                residuals[list(fold.cells)] = predicted - fit.times[list(fold.cells)]
     return residuals, residuals[1::2] - residuals[::2]
 
 
 def doubts_of(noise_known: bool, fit: Fit) -> Iterator[str]:
-    """What the figures of a fit do not account for."""
+    """Effects that the figures of a fit do not account for, a sentence each."""
     if not noise_known:
         yield "noise of the step times is unknown: intervals hold the model's error alone"
     for axis in dict.fromkeys(fold.axis for fold in fit.folds):
-        own = [(fold, found) for fold, found in zip(fit.folds, fit.predicted, strict=True) if fold.axis == axis]
-        if all(fold.edge for fold, _ in own):
-            errors = np.concatenate([np.abs(np.expm1(found - fit.times[list(fold.cells)])) for fold, found in own])
+        held_out = [(fold, times) for fold, times in zip(fit.folds, fit.predicted, strict=True) if fold.axis == axis]
+        if all(fold.edge for fold, _ in held_out):
+            errors = np.concatenate([np.abs(np.expm1(times - fit.times[list(fold.cells)])) for fold, times in held_out])
             known = errors[np.isfinite(errors)]
-            # Where the other value does not tell kinds of work apart, how wrong these are is chance: rounding decides.
+            # Where the remaining value does not separate the kinds of work, large errors are arbitrary (rounding
+            # decides) and not stated.
             worst = known.max() if known.size else np.inf
             size = f"are up to {worst:.0%} wrong" if worst <= WORST_ERROR_LIMIT else "cannot be predicted"
             yield f"{axis} has two values; without one of them its step times {size}"
@@ -134,7 +135,7 @@ def doubts_of(noise_known: bool, fit: Fit) -> Iterator[str]:
 
 
 def refusal(folds: Sequence[Fold], worst: float, ratio_error: float) -> str | None:
-    """Why the thresholds are not to be used; None if they are."""
+    """Why the thresholds must not be used; None if they may."""
     if not folds:
         return "no axis has two values: the model cannot be tested"
     if ratio_error > RATIO_ERROR_LIMIT:
@@ -144,16 +145,16 @@ def refusal(folds: Sequence[Fold], worst: float, ratio_error: float) -> str | No
     return None
 
 
-#: Of the first fit: a hard maximum has a local minimum for each set of cells that the host is thought to limit.
+#: Starts of the first fit: a hard maximum has a local minimum for each assignment of cells to host or GPU.
 _STARTS: Final = 24
 
-#: Of the fits of a fold, beside the parameters of the whole sweep.
+#: Starts of the fit of a fold, beside the parameters of the whole sweep.
 _FOLD_STARTS: Final = 8
 
-#: Spread of the starts: most parameters are then within a factor of seven of a rough guess.
+#: Standard deviation of the starts in log units: most are within a factor of seven of the initial guess.
 _SPREAD: Final = 1.0
 
-#: An error counts as a factor of two at most when forms are compared, or one lost fold would decide.
+#: Cap of an error (a factor of two) when forms are compared, so that a single failed fold does not decide.
 _COUNTED: Final = float(np.log(2))
 
 _FOLD_ROUNDS: Final = 40
@@ -165,8 +166,8 @@ class Fold:
 
     axis: str
     value: float
-    edge: bool  #: whether it is the least or the greatest: then leaving it out asks for an extrapolation
-    cells: tuple[int, ...]
+    edge: bool  #: whether it is the least or the greatest value: then predicting it is an extrapolation
+    cells: tuple[int, ...]  #: their numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,13 +175,11 @@ class Fit:
     """A model fitted to cells."""
 
     model: Model
-    logs: Float64s
-    #: cells, times: that it was fitted to, and logs of their step times in ns
-    cells: Sequence[Observed]
-    times: Float64s
-    #: folds, predicted: cells that were left out in turn, and their log times by a fit to all others
-    folds: Sequence[Fold]
-    predicted: Sequence[Float64s]
+    logs: Float64s  #: logarithms of the parameters
+    cells: Sequence[Observed]  #: that it was fitted to
+    times: Float64s  #: logs of their step times in ns
+    folds: Sequence[Fold]  #: cells held out in turn
+    predicted: Sequence[Float64s]  #: log times of the cells of each fold, by a fit to all others
 
     def log_times(self, cells: Sequence[Observed]) -> Float64s:
         """Modelled logs of step times."""
@@ -189,14 +188,14 @@ class Fit:
 
 
 def folds_of(cells: Sequence[Observed], axes: Sequence[str]) -> list[Fold]:
-    """One fold a value of each axis that has more than one."""
-    found = []
+    """One fold per value of each axis that has several values."""
+    folds = []
     for axis in axes:
         values = sorted({cell.settings[axis] for cell in cells})
         for value in values if len(values) > 1 else []:
             inside = tuple(number for number, cell in enumerate(cells) if cell.settings[axis] == value)
-            found.append(Fold(axis, float(value), value in (values[0], values[-1]), inside))
-    return found
+            folds.append(Fold(axis, float(value), value in (values[0], values[-1]), inside))
+    return folds
 
 
 def best_fit(
@@ -205,21 +204,29 @@ def best_fit(
     """The best of several fits: logs of the parameters, and the mean absolute residual of log times.
 
     Args:
+        model: to fit.
+        cells: to fit it to.
         times: logs of the step times in ns.
-        known: parameters near which the best fit should be.
+        seed: of the random starts.
+        known: parameters of a fit to more cells, used as an additional start.
     """
-    gpu, host = model.gpu_columns(cells), model.host_columns(cells)
+    return _best_fit(model, model.gpu_columns(cells), model.host_columns(cells), times, seed, known)
+
+
+def _best_fit(
+    model: Model, gpu: Float64s, host: Float64s, times: Float64s, seed: int, known: Float64s | None = None
+) -> tuple[Float64s, float]:
     starts = _starts(model, gpu, host, times, seed, _STARTS if known is None else _FOLD_STARTS)
     if known is not None:
         starts = np.vstack([known, starts])
-    rounds: dict[str, Any] = {} if known is None else {"rounds": _FOLD_ROUNDS}
-    at, loss = fitted(*model.functions(gpu, host), starts, times[None, :], **rounds)
+    rounds = _ROUNDS if known is None else _FOLD_ROUNDS
+    parameters, loss = fitted(*model.functions(gpu, host), starts, times[None, :], rounds)
     best = int(np.nanargmin(loss))
-    return at[best], float(loss[best])
+    return parameters[best], float(loss[best])
 
 
 def _starts(model: Model, gpu: Float64s, host: Float64s, times: Float64s, seed: int, count: int) -> Float64s:
-    """Rough guesses: the floor of the cheapest step, the work of the dearest, a host as long as the typical step."""
+    """Random starts around a guess: floors from the fastest step, work from the slowest, host time from the median."""
     least, most, middle = np.exp([times.min(), times.max(), np.median(times)])
     guesses = []
     for column in range(gpu.shape[1]):
@@ -236,37 +243,37 @@ def _starts(model: Model, gpu: Float64s, host: Float64s, times: Float64s, seed: 
 def held_out(
     model: Model, cells: Sequence[Observed], times: Float64s, folds: Sequence[Fold], known: Float64s, seed: int
 ) -> list[Float64s]:
-    """For each fold, the predicted log times of its cells by a fit to all others."""
-    found = []
+    """For each fold, the log times of its cells as predicted by a fit to all others; NaN where too few are left."""
+    predicted = []
+    gpu, host = model.gpu_columns(cells), model.host_columns(cells)
     for fold in folds:
-        inside = set(fold.cells)
-        rest = [number for number in range(len(cells)) if number not in inside]
+        left_out = list(fold.cells)
+        rest = np.delete(np.arange(len(cells)), left_out)
         if len(rest) <= len(model.terms):
-            found.append(np.full(len(fold.cells), np.nan))
+            predicted.append(np.full(len(left_out), np.nan))
             continue
-        logs, _ = best_fit(model, [cells[number] for number in rest], times[rest], seed, known)
-        left = [cells[number] for number in fold.cells]
-        found.append(model.log_times(logs[None, :], model.gpu_columns(left), model.host_columns(left))[0])
-    return found
+        logs, _ = _best_fit(model, gpu[rest], host[rest], times[rest], seed, known)
+        predicted.append(model.log_times(logs[None, :], gpu[left_out], host[left_out])[0])
+    return predicted
 
 
 def scored(times: Float64s, folds: Sequence[Fold], predicted: Sequence[Float64s]) -> float:
-    """Mean absolute error of held-out log times; each counts as a factor of two at most.
+    """Mean absolute error of held-out log times, each capped at a factor of two.
 
-    Axes with three values or more count, if there are any: without one of two values, kinds of work that grow
-    differently along that axis cannot be told apart, whatever the form.
+    Only axes with three or more values count, if there are any: with one of two values held out, kinds of work that
+    grow differently along that axis cannot be separated, whatever the form.
     """
     inner = {fold.axis for fold in folds if not fold.edge}
     errors = [
-        np.abs(found - times[list(fold.cells)])
-        for fold, found in zip(folds, predicted, strict=True)
+        np.abs(fold_times - times[list(fold.cells)])
+        for fold, fold_times in zip(folds, predicted, strict=True)
         if fold.axis in inner or not inner
     ]
     joined = np.concatenate(errors) if errors else np.array([np.inf])
     return float(np.minimum(np.nan_to_num(joined, nan=_COUNTED), _COUNTED).mean())
 
 
-#: Resampled fits; the outermost quantile at 95 % is then that of five.
+#: Resampled fits; five lie beyond each end of a 95 % interval.
 _DRAWS: Final = 200
 
 _DRAW_ROUNDS: Final = 12
@@ -280,15 +287,17 @@ def fit_breakeven(
     seed: int = 0,
     draws: int = _DRAWS,
 ) -> BreakEven:
-    """A model of the step times of both sides, with the threshold from which the variant pays.
+    """Fits the model of both sides' step times and computes the thresholds from which on the variant pays.
 
-    The host differs between values of axes that are no numbers (`execution`), the GPU's work does not; where it does,
-    fit one value at a time with `where`.
+    Values of a non-numeric axis (`execution`) are assumed to differ in the host's time only. Where they differ in the
+    GPU's work, fit one value at a time with `where`.
 
     Args:
+        sweep: the measurements.
         where: settings that points must have to be used.
         level: nominal coverage of the intervals.
         seed: of starts and resampling.
+        draws: number of resampled fits.
 
     Raises:
         MissingDataError: too few points have both sides, or the cells have neither tokens, FLOPs nor items.
@@ -313,8 +322,8 @@ def fit_breakeven(
     residuals, ratio_errors = main_errors(fit)
     drawn, noise_known = _resampled(fit, points, residuals, level, draws, seed)
     shifts = np.random.default_rng(seed).choice(np.concatenate([ratio_errors, -ratio_errors]), size=len(drawn))
-    own = fit.log_times(cells)
-    ratios = np.exp(own[1::2] - own[::2])
+    modelled = fit.log_times(cells)
+    ratios = np.exp(modelled[1::2] - modelled[::2])
     worst = float(np.expm1(np.abs(residuals)).max())
     ratio_error = float(np.expm1(np.median(np.abs(ratio_errors))))
     reason = refusal(folds, worst, ratio_error)
@@ -340,7 +349,10 @@ def fit_breakeven(
 def _chosen(
     known: Known, cells: Sequence[Observed], times: Float64s, folds: Sequence[Fold], seed: int
 ) -> tuple[Model | None, Float64s, list[Float64s], pl.DataFrame]:
-    """The form with the least held-out error: first maximum, own work and kind of host, then groups without a host."""
+    """The form with the least held-out error.
+
+    Maximum, own work and kind of host term are chosen first, then the groups without a host term.
+    """
     least = {
         cell.group: min(time for other, time in zip(cells, times, strict=True) if other.group == cell.group)
         for cell in cells
@@ -362,31 +374,32 @@ def _chosen(
             tried[form] = (scored(times, folds, predicted) if folds else loss, model, logs, predicted, loss)
         return tried[form][0]
 
-    first = min((Form(kind, own, groups, cost) for kind in maxima for own in owns for cost in costs), key=attempt)
+    best = min((Form(kind, own, groups, cost) for kind in maxima for own in owns for cost in costs), key=attempt)
     for group in groups:
-        fewer = replace(first, hosts=tuple(host for host in first.hosts if host != group))
-        # The same error with fewer terms is the better model.
-        if attempt(fewer) <= attempt(first) * 1.02:
-            first = fewer
-    first = min((replace(first, maximum=kind) for kind in maxima), key=attempt)
+        fewer = replace(best, hosts=tuple(host for host in best.hosts if host != group))
+        # Of models with nearly the same error, the one with fewer terms is preferred.
+        if attempt(fewer) <= attempt(best) * 1.02:
+            best = fewer
+    best = min((replace(best, maximum=kind) for kind in maxima), key=attempt)
     rows = [
         (form.maximum, form.own, len(form.hosts), form.per_launch, len(model.terms), loss, score if folds else None,
-         form == first)
+         form == best)
         for form, (score, model, _, _, loss) in tried.items()
     ]  # fmt: skip
     frame = pl.DataFrame(rows, schema=FORMS.schema, orient="row").sort("held_out_error", "parameters")
-    if first not in tried:
+    if best not in tried:
         return None, np.empty(0), [], frame
-    return tried[first][1], tried[first][2], tried[first][3], frame
+    _, model, logs, predicted, _ = tried[best]
+    return model, logs, predicted, frame
 
 
 def _resampled(
     fit: Fit, points: Sequence[Point], residuals: Float64s, level: float, draws: int, seed: int
 ) -> tuple[Float64s, bool]:
-    """Fits to resampled step times: blocks drawn anew, and each point's held-out error added or taken off.
+    """Fits to resampled step times: resampled blocks, plus or minus each point's held-out error.
 
-    The latter is the wild bootstrap (Liu 1988) with held-out residuals: what the terms do not describe moves the
-    parameters as noise does. Both sides of a point take the same sign, so that errors of the ratio stay as they are.
+    The latter is the wild bootstrap (Liu 1988) with held-out residuals: model errors move the parameters as noise does.
+    Both sides of a point take the same sign, so that errors of the ratio are preserved.
     """
     noise = replicates(points, draws, level, seed)
     targets = np.empty((draws, len(fit.cells)))
@@ -395,5 +408,5 @@ def _resampled(
     targets += np.repeat(signs, 2, axis=1) * residuals
     gpu, host = fit.model.gpu_columns(fit.cells), fit.model.host_columns(fit.cells)
     start = np.repeat(fit.logs[None, :], draws, axis=0)
-    found, _ = fitted(*fit.model.functions(gpu, host), start, targets, rounds=_DRAW_ROUNDS)
-    return found, bool(noise.known.all())
+    drawn, _ = fitted(*fit.model.functions(gpu, host), start, targets, rounds=_DRAW_ROUNDS)
+    return drawn, bool(noise.known.all())

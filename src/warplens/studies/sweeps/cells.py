@@ -1,4 +1,4 @@
-"""Two sides of measurements, cell against cell: the numbers, and the rows that tables and JSON are made of."""
+"""Cell-by-cell comparison of two sides of measurements: the numbers, and the rows of tables and JSON."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ CELL_PAIRS: Final = table(
 #: The figures in a sentence.
 _FIGURES: Final = re.compile(r"\d[\d.,]*")
 
-#: What became of a cell that cannot run as it is; `unsupported` ones were never meant to.
+#: Statuses of cells that no longer run; `unsupported` cells never did.
 _BROKEN: Final = ("out-of-memory", "failed", "incorrect")
 
-#: Why two measured sides cannot be compared.
+#: Remark on two measured sides that cannot be compared.
 _NO_REPETITIONS: Final = "the file holds no repetitions, so the uncertainty of the figures is unknown"
 
-#: Cells of only one side that a note names before it says how many more there are.
+#: Unmatched cells that a note lists by name.
 _NAMED: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
 class CellNumbers:
-    """Everything that is said about two sides of measurements."""
+    """All results of a comparison of two sides of measurements."""
 
-    sweep: Sweep  #: the matched cells
-    cells: tuple[ComparedPoint, ...]  #: each point that both sides have, in the order of the grid
-    answers: tuple[Regression | None, ...]  #: of each, to the gate; None without a gate or a comparison
-    level: float  #: how often one of all the intervals together misses the truth, at most
-    margin: float  #: differences of this share and less do not matter
-    notes: tuple[Note, ...]  #: what limits the comparison
+    sweep: Sweep  #: the two sides
+    cells: tuple[ComparedPoint, ...]  #: the points that both sides have, in the order of the grid
+    answers: tuple[Regression | None, ...]  #: the gate's answer for each; None without a gate or a comparison
+    level: float  #: family-wise error rate of the simultaneous intervals
+    margin: float  #: differences up to this share count as none
+    notes: tuple[Note, ...]  #: limits of the comparison
 
     @property
     def regressions(self) -> tuple[ComparedPoint, ...]:
-        """The cells that fail the gate by their time."""
+        """The cells whose time fails the gate."""
         judged = zip(self.cells, self.answers, strict=True)
         return tuple(cell for cell, answer in judged if answer is not None and answer.found)
 
     @property
     def broken(self) -> tuple[ComparedPoint, ...]:
-        """The cells that the baseline ran and the variant no longer does: they fail the gate, too."""
+        """The cells that the baseline ran and the variant no longer runs; they fail the gate as well."""
         sides = ((cell, cell.point.baseline, cell.point.variant) for cell in self.cells)
         return tuple(
             cell
@@ -78,16 +78,17 @@ class CellNumbers:
 
     @property
     def pending(self) -> int:
-        """How many cells the gate cannot exclude; cells that nobody can compare leave the question open as well."""
+        """The number of cells for which a regression cannot be excluded, including those without a comparison."""
         return sum(answer is None or not answer.excluded for answer in self.answers)
 
 
 def compare_cells(sweep: Sweep, *, margin: float, level: float, fail_on: float | None) -> CellNumbers:
-    """Hold each matched pair of cells against each other.
+    """Compares each matched pair of cells.
 
     Args:
-        margin: differences of this share and less do not matter.
-        level: how often one of all the intervals together may miss the truth: 0.05 for 95 % confidence.
+        sweep: the two sides.
+        margin: differences up to this share count as none.
+        level: family-wise error rate of the simultaneous intervals: 0.05 for 95 % confidence.
         fail_on: the gate's limit, a share; None without a gate.
     """
     both = [point for point in sweep.points if point.baseline is not None and point.variant is not None]
@@ -101,20 +102,22 @@ def compare_cells(sweep: Sweep, *, margin: float, level: float, fail_on: float |
 
 def _notes(sweep: Sweep, cells: tuple[ComparedPoint, ...]) -> Iterator[Note]:
     for side in SIDES:
-        if alone := only_of(sweep, side):
-            named = "; ".join(settings_text(point.settings) for point in alone[:_NAMED])
-            more = f" and {len(alone) - _NAMED} more" if len(alone) > _NAMED else ""
-            text = f"{fmt.count(len(alone))} cells are of the {side} alone and were not compared: {named}{more}."
+        if one_sided := only_of(sweep, side):
+            named = "; ".join(settings_text(point.settings) for point in one_sided[:_NAMED])
+            more = f" and {len(one_sided) - _NAMED} more" if len(one_sided) > _NAMED else ""
+            text = f"{fmt.count(len(one_sided))} cells are of the {side} alone and were not compared: {named}{more}."
             yield Note("cells-unmatched", NoteLevel.WARNING, text, "Measure the same settings on both sides")
-    # Doubts of many cells say the same with other figures: one of them stands for all.
+    # Doubts that differ only in their figures are merged into one note.
     doubts: dict[str, list[str]] = {}
     for cell in cells:
         for doubt in cell.comparison.doubts if cell.comparison is not None else ():
             doubts.setdefault(_FIGURES.sub("#", doubt), []).append(doubt)
-    for told in doubts.values():
-        alike = "" if len(set(told)) == 1 else ", each with figures of its own"
-        where = "" if len(cells) == 1 else f" (in {fmt.count(len(told))} of {fmt.count(len(cells))} cells{alike})"
-        yield Note("comparison-doubt", NoteLevel.WARNING, f"{told[0]}{where}", None)
+    for alike_doubts in doubts.values():
+        alike = "" if len(set(alike_doubts)) == 1 else ", each with figures of its own"
+        where = (
+            "" if len(cells) == 1 else f" (in {fmt.count(len(alike_doubts))} of {fmt.count(len(cells))} cells{alike})"
+        )
+        yield Note("comparison-doubt", NoteLevel.WARNING, f"{alike_doubts[0]}{where}", None)
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
@@ -124,12 +127,12 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 
 def cell_rows(numbers: CellNumbers) -> pl.DataFrame:
-    """`CELL_PAIRS`, a row a matched pair, in the order of the grid."""
+    """`CELL_PAIRS`: one row per matched pair, in the order of the grid."""
     return pl.DataFrame([_row(cell) for cell in numbers.cells], schema=CELL_PAIRS.schema, orient="row")
 
 
 def _row(cell: ComparedPoint) -> dict[str, Any]:
-    before, after, found, speedup = cell.point.baseline, cell.point.variant, cell.comparison, cell.point.speedup
+    before, after, comparison, speedup = cell.point.baseline, cell.point.variant, cell.comparison, cell.point.speedup
     assert before is not None
     assert after is not None
     row: dict[str, Any] = {
@@ -140,17 +143,17 @@ def _row(cell: ComparedPoint) -> dict[str, Any]:
         "work_ratio": after.flops / before.flops if before.flops and after.flops is not None else None,
         "reason": cell.remark,
     }
-    if found is None or cell.point.durations is None:
+    if comparison is None or cell.point.durations is None:
         return row
     return row | {
-        "ratio": found.ratio.estimate,
-        "low": found.ratio.low,
-        "high": found.ratio.high,
-        "verdict": found.verdict,
-        "noise_share": found.noise.share,
+        "ratio": comparison.ratio.estimate,
+        "low": comparison.ratio.low,
+        "high": comparison.ratio.high,
+        "verdict": comparison.verdict,
+        "noise_share": comparison.noise.share,
         "baseline_blocks": len(cell.point.durations[0].blocks),
         "variant_blocks": len(cell.point.durations[1].blocks),
-        "needed_blocks": found.needed_blocks,
+        "needed_blocks": comparison.needed_blocks,
     }
 
 
@@ -165,7 +168,7 @@ _COLUMNS: Final = CELL_PAIRS.only(
 
 
 def cell_answer(numbers: CellNumbers) -> str:
-    """The answer in two sentences: in how many cells the variant is faster, slower, the same; and the extremes."""
+    """The answer in two sentences: the number of cells with each verdict, and the extreme changes."""
     decided = [(cell, cell.comparison) for cell in numbers.cells if cell.comparison is not None]
     if not decided:
         return "No cell was measured repeatedly on both sides, so that nothing can be said of the times."
@@ -183,17 +186,17 @@ def cell_answer(numbers: CellNumbers) -> str:
     if not ratios:
         return first
     ends = dict.fromkeys((min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)))
-    told = " to ".join(f"{change_text(ratios[where])} ({where})" for where in ends)
-    return f"{first} {'From ' + told if len(ends) > 1 else fmt.capitalised(told)}."
+    changes = " to ".join(f"{change_text(ratios[where])} ({where})" for where in ends)
+    return f"{first} {'From ' + changes if len(ends) > 1 else fmt.capitalised(changes)}."
 
 
 def side_text(settings: Mapping[str, Any]) -> str:
-    """What tells a side from the other, in one line: `method=topk, keep=0.1`."""
+    """The settings that distinguish a side, in one line: `method=topk, keep=0.1`."""
     return ", ".join(f"{name}={fmt.MISSING if item in (None, '') else item}" for name, item in settings.items())
 
 
 def cell_head(sweep: Sweep) -> list[str]:
-    """What was compared with what."""
+    """The lines above the table: source, sides, shared settings."""
     lines = [f"{fmt.printable(sweep.source)} · measurements of {fmt.printable(sweep.workload)}"]
     if sweep.baseline or sweep.variant:
         lines.append(f"baseline: {side_text(sweep.baseline) or 'all'}; variant: {side_text(sweep.variant) or 'all'}")
@@ -203,18 +206,18 @@ def cell_head(sweep: Sweep) -> list[str]:
 
 
 def cell_gate_line(numbers: CellNumbers, fail_on: float) -> str:
-    """How the gate ended, and why."""
+    """The result of the gate and its reason, in a sentence."""
     limit, count, broken = fmt.share(fail_on), len(numbers.cells), numbers.broken
     if broken:
-        of = f"{fmt.count(len(broken))} of {fmt.plural(count, 'cell')}"
+        broken_text = f"{fmt.count(len(broken))} of {fmt.plural(count, 'cell')}"
         where = settings_text(broken[0].point.settings)
-        return f"gate failed: the variant no longer runs {of}: {where}, {broken[0].remark}"
-    found = [(cell.comparison.ratio, cell) for cell in numbers.regressions if cell.comparison is not None]
-    if found:
-        ratio, worst = max(found, key=lambda item: item[0].estimate)
+        return f"gate failed: the variant no longer runs {broken_text}: {where}, {broken[0].remark}"
+    slower = [(cell.comparison.ratio, cell) for cell in numbers.regressions if cell.comparison is not None]
+    if slower:
+        ratio, worst = max(slower, key=lambda pair: pair[0].estimate)
         where = f"{change_text(ratio.estimate)} at {settings_text(worst.point.settings)}"
         return (
-            f"gate failed: {fmt.count(len(found))} of {fmt.count(count)} cells are slower by more than {limit}, the "
+            f"gate failed: {fmt.count(len(slower))} of {fmt.count(count)} cells are slower by more than {limit}, the "
             f"worst {where} ({interval_text(ratio)})"
         )
     if numbers.pending:
@@ -226,9 +229,9 @@ def cell_gate_line(numbers: CellNumbers, fail_on: float) -> str:
 
 
 def cell_table(numbers: CellNumbers, limit: int | None = None) -> Table:
-    """A row a matched pair of cells."""
-    found = [cell.comparison for cell in numbers.cells]
-    needed = [item.needed_blocks if item else None for item in found]
+    """One row per matched pair of cells."""
+    comparisons = [cell.comparison for cell in numbers.cells]
+    needed = [comparison.needed_blocks if comparison else None for comparison in comparisons]
     rows = cell_rows(numbers)
     remarks = [
         cell.remark or (f"{fmt.count(rounds)} rounds of each would decide" if rounds else "")
@@ -236,8 +239,8 @@ def cell_table(numbers: CellNumbers, limit: int | None = None) -> Table:
     ]
     texts = {
         "change": [fmt.MISSING if ratio is None else signed_share(ratio - 1) for ratio in rows["ratio"]],
-        "interval": [interval_text(item.ratio).partition(": ")[2] if item else fmt.MISSING for item in found],
-        "title": [VERDICT_TITLES[item.verdict] if item else "not compared" for item in found],
+        "interval": [interval_text(item.ratio).partition(": ")[2] if item else fmt.MISSING for item in comparisons],
+        "title": [VERDICT_TITLES[item.verdict] if item else "not compared" for item in comparisons],
         "remark": remarks,
     }
     shown = rows.with_columns(pl.Series(name, text, dtype=pl.String) for name, text in texts.items())
@@ -247,7 +250,7 @@ def cell_table(numbers: CellNumbers, limit: int | None = None) -> Table:
 
 
 def cell_document(numbers: CellNumbers) -> Document:
-    """The document on two sides of measurements."""
+    """The document of a comparison of two sides of measurements."""
     sweep = numbers.sweep
     meta = [("Workload", sweep.workload)]
     if device := (sweep.environment.get("device") or {}).get("name"):
@@ -258,7 +261,7 @@ def cell_document(numbers: CellNumbers) -> Document:
         KeyFigure(fmt.capitalised(title), counts.get(name, 0), "count", "Cells.")
         for name, title in (*VERDICT_TITLES.items(), ("not compared", "not compared"))
     )
-    how = Paragraph(
+    method_note = Paragraph(
         "A cell's step times fall into rounds, and only rounds are independent of each other: each has one vote. "
         + (
             "The sides were measured in turns, so that round is held against round. "
@@ -276,7 +279,7 @@ def cell_document(numbers: CellNumbers) -> Document:
         sections=(
             Section("quality", "Cautions", tuple(limits(numbers.notes))),
             Section("key-figures", "Key figures", (KeyFigures(figures),)),
-            Section("cells-section", "Cell by cell", (cell_table(numbers), how)),
+            Section("cells-section", "Cell by cell", (cell_table(numbers), method_note)),
         ),
         meta=tuple(meta),
     )

@@ -1,4 +1,4 @@
-"""The report on a sweep: its answer, its tables, the break-even model, and the same as data."""
+"""The report on a sweep as a document and as data: the answer, tables, figures, and the break-even model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from warplens.studies.sweeps.words import (
     settings_text,
 )
 
-#: What sizes are counted in → what size × items is called.
+#: Measure of size → name of size × items.
 _TOTALS: Final = {"tokens": "tokens × batch", "flops": "FLOPs of a step", "items": "items"}
 
 _FORMS: Final = {
@@ -47,7 +47,7 @@ _FORMS: Final = {
 
 
 def breakeven_lines(numbers: SweepNumbers) -> Iterator[str]:
-    """What the model says, a line each; or why there is none."""
+    """The conclusions of the model, a line each; or why there is no model."""
     model = numbers.breakeven
     if model is None:
         yield f"no model: {numbers.no_breakeven}"
@@ -65,11 +65,11 @@ def breakeven_lines(numbers: SweepNumbers) -> Iterator[str]:
 
 
 def _thresholds(model: BreakEven) -> Iterator[str]:
-    """For each kind of execution, the totals from which the variant pays, over all measured sizes and batches."""
+    """For each group, the totals (size × items) from which on the variant pays, over all measured sizes and batches."""
     total = _TOTALS[model.size_unit]
-    found = model.thresholds
+    thresholds = model.thresholds
     columns = group_columns(model.groups)
-    parts = found.partition_by(columns, as_dict=True, maintain_order=True) if columns else {(): found}
+    parts = thresholds.partition_by(columns, as_dict=True, maintain_order=True) if columns else {(): thresholds}
     for group, rows in parts.items():
         where = ", ".join(f"{name} {value}" for name, value in zip(model.groups, group, strict=True))
         head = f"{where}: " if where else ""
@@ -90,12 +90,12 @@ def _thresholds(model: BreakEven) -> Iterator[str]:
 
 
 def _rounded(value: Any) -> str:
-    """Three digits: intervals are wider than that."""
+    """A total with three digits, since its interval is wider than that."""
     return fmt.count(float(f"{float(value):.3g}")) if float(value) < 1e6 else fmt.number(float(value))
 
 
 def breakeven_section(numbers: SweepNumbers) -> Section:
-    """The model, its error, and from which size on it says that the variant pays."""
+    """The section on the model: its error, its thresholds and its parameters."""
     blocks: list[Block] = [Paragraph(f"{fmt.capitalised(line)}.") for line in breakeven_lines(numbers)]
     model = numbers.breakeven
     if model is not None and model.usable:
@@ -117,7 +117,7 @@ def breakeven_section(numbers: SweepNumbers) -> Section:
 
 
 def point_table(numbers: SweepNumbers) -> Table:
-    """One row a point: times, speedup with interval, verdict, work, what bounds each side."""
+    """One row per point: times, speedup with interval, verdict, work saved, regimes of both sides."""
     rows = point_frame(numbers)
     bounds = rows.select("low", "high").iter_rows()
     rows = rows.with_columns(
@@ -127,7 +127,7 @@ def point_table(numbers: SweepNumbers) -> Table:
     work = "MACs" if rows["baseline_macs"].null_count() < rows.height else "FLOPs"
     repeated = any(item.comparison for item in numbers.points)
     interval = column("interval", help="of the speedup; simultaneous over all rows")
-    known = (
+    optional = (
         POINTS.column("work_saved_share").but(title=f"{work} saved"),
         column("regime"),
         POINTS.column("remark"),
@@ -138,13 +138,13 @@ def point_table(numbers: SweepNumbers) -> Table:
         numbers.sweep.axes,
         "baseline_ns variant_ns speedup",
         *((interval, "verdict") if repeated else ()),
-        *(column for column in known if rows[column.name].null_count() < rows.height),
+        *(column for column in optional if rows[column.name].null_count() < rows.height),
     )
     return Table("points", "The two sides at each point", columns, rows, limit=60, empty="No point has both sides.")
 
 
 def anomaly_table(numbers: SweepNumbers) -> Table:
-    """One row an anomaly, the surest first."""
+    """One row per anomaly, the most significant first."""
     rows = numbers.anomalies.found
     shown = "side axis time_ns expected_low_ns expected_high_ns excess_share p_value"
     columns = columns_of(ANOMALIES, rows, numbers.sweep.axes, shown)
@@ -154,18 +154,18 @@ def anomaly_table(numbers: SweepNumbers) -> Table:
 
 
 def lost_table(numbers: SweepNumbers) -> Table:
-    """One row a cell that was not measured."""
+    """One row per cell that was not measured."""
     rows = numbers.lost
     columns = columns_of(LOST, rows, numbers.sweep.axes, *LOST.columns)
     return Table("lost", "Cells not measured", columns, rows, limit=30, empty="All cells were measured.")
 
 
-#: Lines of crossovers that are told as sentences; the others are in the table alone.
-_TOLD: Final = 12
+#: Crossover answers shown as sentences; further ones are in the table alone.
+_MOST_SENTENCES: Final = 12
 
 
 def sweep_document(numbers: SweepNumbers) -> Document:
-    """The report on a sweep: answer, limits, surface, regimes, crossovers, model, anomalies, the grid."""
+    """The report on a sweep."""
     sweep = numbers.sweep
     sections = [
         Section("quality", "Cautions", tuple(limits(numbers.notes))),
@@ -213,7 +213,10 @@ def _key_figures(numbers: SweepNumbers) -> KeyFigures:
 
 
 def _laid_out(numbers: SweepNumbers) -> tuple[str, pl.DataFrame]:
-    """The axis with the most values as columns, all others as rows; sorted so."""
+    """The name of the axis laid out in columns, and the points with their `row` and `column` labels, sorted.
+
+    The numeric axis with the most values becomes the columns, the others become the rows.
+    """
     rows = point_frame(numbers)
     axes = numbers.sweep.axes
     if not axes:
@@ -221,7 +224,7 @@ def _laid_out(numbers: SweepNumbers) -> tuple[str, pl.DataFrame]:
     numeric = [axis for axis in axes if rows[axis].dtype.is_numeric()] or list(axes)
     axis = max(numeric, key=lambda name: rows[name].n_unique())
     others = [name for name in axes if name != axis]
-    # What decides how cells are run (execution, attention) tells rows apart better than what changes their size.
+    # Rows are grouped by non-numeric settings (execution, attention) before those that change the size.
     others.sort(key=lambda name: rows[name].dtype.is_numeric())
     return axis.replace("_", " "), with_texts(
         rows.sort(*others, axis),
@@ -273,30 +276,30 @@ def _regimes(numbers: SweepNumbers) -> Section:
         "baseline_detail",
         "variant_detail",
     )
-    found = {item.regime for item in numbers.regimes}
-    legend = "; ".join(f"{name}: {meaning}" for name, meaning in REGIMES.items() if name in found)
+    regimes_present = {item.regime for item in numbers.regimes}
+    legend = "; ".join(f"{name}: {meaning}" for name, meaning in REGIMES.items() if name in regimes_present)
     figure = Figure(
         "regimes-chart",
         "What limits each cell: the baseline above, the variant below.",
         regime_chart(cells, axis),
         "A grid of cells, each with what bounds the baseline and what bounds the variant; the table has the same.",
     )
-    told = regime_frame(numbers.regimes, axes)
-    columns = columns_of(CELL_REGIMES, told, axes, *CELL_REGIMES.columns)
-    table = Table("regimes", "What limits each cell", columns, told, empty="No cell was measured.")
+    regime_rows = regime_frame(numbers.regimes, axes)
+    columns = columns_of(CELL_REGIMES, regime_rows, axes, *CELL_REGIMES.columns)
+    table = Table("regimes", "What limits each cell", columns, regime_rows, empty="No cell was measured.")
     return Section("regimes", "What limits each cell", (Paragraph(f"{legend}."), figure, table))
 
 
 def _crossovers(numbers: SweepNumbers) -> Section:
-    told = [crossing_text(line) for lines in numbers.crossovers.values() for line in lines]
-    blocks: list[Block] = [Paragraph(f"{fmt.capitalised(text)}.") for text in told[:_TOLD]]
+    sentences = [crossing_text(line) for lines in numbers.crossovers.values() for line in lines]
+    blocks: list[Block] = [Paragraph(f"{fmt.capitalised(text)}.") for text in sentences[:_MOST_SENTENCES]]
     blocks += [
         Paragraph(f"Along {axis.replace('_', ' ')} there is no answer: {why}.", quiet=True)
         for axis, why in numbers.no_crossovers.items()
     ]
-    if told:
-        found = [crossing_frame(lines) for lines in numbers.crossovers.values() if lines]
-        rows = pl.concat(found, how="diagonal_relaxed").with_columns(pl.col("answer", "pays").cast(pl.String))
+    if sentences:
+        frames = [crossing_frame(lines) for lines in numbers.crossovers.values() if lines]
+        rows = pl.concat(frames, how="diagonal_relaxed").with_columns(pl.col("answer", "pays").cast(pl.String))
         axes = axis_columns(rows, numbers.sweep.axes)
         columns = CROSSINGS.only("axis", *axes, "answer pays at low high range_low range_high reason").columns
         blocks.append(Table("crossovers", "Where the variant starts to pay", columns, rows, limit=30))
@@ -304,23 +307,23 @@ def _crossovers(numbers: SweepNumbers) -> Section:
 
 
 def _anomalies(numbers: SweepNumbers) -> Section:
-    found = numbers.anomalies
+    results = numbers.anomalies
     blocks: list[Block] = [anomaly_table(numbers)]
-    if found.tests.height:
-        finest, coarsest = found.tests["least_slow_share"].min(), found.tests["least_slow_share"].max()
-        how = (
+    if results.tests.height:
+        finest, coarsest = results.tests["least_slow_share"].min(), results.tests["least_slow_share"].max()
+        method_note = (
             "A cell is predicted from its neighbours along an axis, as a smooth line or one with a kink would pass it; "
             "what lies outside of all such predictions by more than noise and by more than 5 % is an anomaly. Of "
-            f"sweeps without any, at most {fmt.share(found.level)} show one. A slow-down would have been found from "
+            f"sweeps without any, at most {fmt.share(results.level)} show one. A slow-down would have been found from "
             f"{fmt.value(finest, 'share')} on in the best cell and {fmt.value(coarsest, 'share')} in the worst."  # type: ignore[arg-type]
         )
-        blocks.append(Paragraph(how, quiet=True))
-    blocks += [Paragraph(f"{fmt.capitalised(text)}.", quiet=True) for text in found.untested]
+        blocks.append(Paragraph(method_note, quiet=True))
+    blocks += [Paragraph(f"{fmt.capitalised(text)}.", quiet=True) for text in results.untested]
     return Section("anomalies", "Anomalies", tuple(blocks))
 
 
 def _grid_section(numbers: SweepNumbers) -> Section:
-    """What claims about one axis alone rest on, and what was not varied."""
+    """The section on confounded axes and on settings that were not varied."""
     alone = pl.when("alone").then(pl.lit("yes")).otherwise(pl.lit("no")).alias("alone")
     rows = numbers.confounding.axes.with_columns(alone)
     caption = "What a claim about one axis rests on"
@@ -332,18 +335,18 @@ def _grid_section(numbers: SweepNumbers) -> Section:
 
 
 def sweep_data(numbers: SweepNumbers) -> dict[str, Any]:
-    """Everything of a sweep's report; frames become lists of rows."""
-    sweep, told, model = numbers.sweep, numbers.confounding, numbers.breakeven
+    """The content of a sweep's report as plain data."""
+    sweep, confounding, model = numbers.sweep, numbers.confounding, numbers.breakeven
     return {
         "answer": answer(numbers),
-        **_told(sweep, "workload environment axes baseline variant shared paired"),
-        **_told(numbers, "level margin"),
+        **_fields(sweep, "workload environment axes baseline variant shared paired"),
+        **_fields(numbers, "level margin"),
         "rows": point_frame(numbers),
         "regimes": regime_frame(numbers.regimes, sweep.axes),
-        "anomalies": _told(numbers.anomalies, "level untested tests"),
+        "anomalies": _fields(numbers.anomalies, "level untested tests"),
         "confounding": {
-            "found": [_told(item, "settings kind text") for item in told.found],
-            **_told(told, "axes unvaried"),
+            "found": [_fields(item, "settings kind text") for item in confounding.found],
+            **_fields(confounding, "axes unvaried"),
         },
         "crossovers": {axis: crossing_frame(lines) for axis, lines in numbers.crossovers.items() if lines},
         "no_crossovers": dict(numbers.no_crossovers),
@@ -351,16 +354,15 @@ def sweep_data(numbers: SweepNumbers) -> dict[str, Any]:
         if model is None
         else {
             "maximum": model.form.maximum,
-            **_told(
+            **_fields(
                 model,
                 "size_unit groups median_error worst_error ratio_error usable reason level doubts missing parameters "
                 "forms thresholds",
             ),
         },
-        **_told(numbers, "no_breakeven lost"),
+        **_fields(numbers, "no_breakeven lost"),
     }
 
 
-def _told(result: object, names: str) -> dict[str, Any]:
-    """Some fields of a result by their names."""
+def _fields(result: object, names: str) -> dict[str, Any]:
     return {name: getattr(result, name) for name in names.split()}

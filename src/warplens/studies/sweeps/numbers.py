@@ -1,4 +1,4 @@
-"""Everything that a sweep's report says, computed once for every format; first, what its grid cannot tell apart."""
+"""The numbers of a sweep report, computed once for all formats, including which settings are confounded."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Confounded:
 
 @dataclass(frozen=True, eq=False)
 class Confounding:
-    """What the grid cannot tell apart."""
+    """The confounded settings of a grid."""
 
     found: tuple[Confounded, ...]  #: settings that changed together; the worst first
     axes: pl.DataFrame  #: `AXES`
-    #: settings with one value at all points that both sides have: nothing is known of other values
+    #: settings with a single value at all points that both sides have: the effect of other values is unknown
     unvaried: tuple[str, ...]
 
     @property
@@ -66,36 +66,36 @@ class Confounding:
 
 
 def confounding(sweep: Sweep) -> Confounding:
-    """Which settings of a sweep changed together.
+    """The settings of a sweep that changed together.
 
-    Only points at which both sides were measured count: a speedup exists nowhere else.
+    Only points with both sides measured count, since only those have a speedup.
     """
     points = [point.settings for point in sweep.points if point.speedup is not None]
     levels = {axis: list(dict.fromkeys(point[axis] for point in points)) for axis in sweep.axes}
     varied = [axis for axis in sweep.axes if len(levels[axis]) > 1]
-    codes: dict[str, Float64s] = {}  # indicator columns of all values but the first: one row a point
+    codes: dict[str, Float64s] = {}  # dummy coding: indicator columns of all levels but the first, one row per point
     for axis in varied:
-        at = np.array([levels[axis].index(point[axis]) for point in points])
-        codes[axis] = np.asarray(at[:, None] == np.arange(1, len(levels[axis]))[None, :], dtype=np.float64)
+        level = np.array([levels[axis].index(point[axis]) for point in points])
+        codes[axis] = np.asarray(level[:, None] == np.arange(1, len(levels[axis]))[None, :], dtype=np.float64)
     aliased = [axis for axis in varied if _is_aliased(codes, axis)]
     rows = [(axis, len(levels[axis]), _contrasts(points, sweep.axes, axis), axis not in aliased) for axis in varied]
     single = [axis for axis in sweep.axes if len(levels[axis]) == 1]
     return Confounding(
-        found=(*_determined(points, codes, aliased), *_sides(sweep)),
+        found=(*_confounded_axes(points, codes, aliased), *_confounded_sides(sweep)),
         axes=pl.DataFrame(rows, schema=AXES.schema, orient="row"),
         unvaried=(*single, *(name for name, value in sweep.shared.items() if value not in ("", None))),
     )
 
 
-def _determined(
+def _confounded_axes(
     points: Sequence[Mapping[str, Any]], codes: Mapping[str, Float64s], aliased: Sequence[str]
 ) -> Iterator[Confounded]:
-    """Axes of which one says what the other is; and those that are aliased although no two of them do."""
-    nested, loose = [], list(aliased)
+    """Pairs of axes of which one determines the other, then the axes that are aliased only jointly."""
+    nested, jointly = [], list(aliased)
     for one, other in combinations(codes, 2):
         forth, back = _determines(codes, one, other), _determines(codes, other, one)
         if forth or back:
-            loose = [axis for axis in loose if axis not in (one, other)]
+            jointly = [axis for axis in jointly if axis not in (one, other)]
         if forth and back:
             first, second = points[0], next(item for item in points if item[one] != points[0][one])
             yield Confounded(
@@ -110,31 +110,31 @@ def _determined(
             text = f"each {inner} was measured at one {outer} only: an effect of {outer} may be one of {inner}"
             nested.append(Confounded((inner, outer), "nested", text))
     yield from nested
-    if loose:
-        text = f"too few combinations of {', '.join(loose)} were measured to tell their effects apart"
-        yield Confounded(tuple(loose), "jointly", text)
+    if jointly:
+        text = f"too few combinations of {', '.join(jointly)} were measured to tell their effects apart"
+        yield Confounded(tuple(jointly), "jointly", text)
 
 
 def _contrasts(points: Sequence[Mapping[str, Any]], axes: Sequence[str], axis: str) -> int:
-    """Pairs of points that differ in this axis alone."""
+    """The number of pairs of points that differ in this axis alone."""
     counts = Counter(tuple(point[name] for name in axes if name != axis) for point in points)
     return sum(count * (count - 1) // 2 for count in counts.values())
 
 
-def _sides(sweep: Sweep) -> Iterator[Confounded]:
-    """Settings in which the variant differs from the baseline, where there are several."""
-    shown = {
+def _confounded_sides(sweep: Sweep) -> Iterator[Confounded]:
+    """The settings in which variant and baseline differ, if there are several."""
+    changes = {
         name: [str(value) if value not in ("", None) else "–" for value in (sweep.baseline[name], value)]
         for name, value in sweep.variant.items()
         if name in sweep.baseline and value != sweep.baseline[name]
     }
-    if len(shown) > 1:
-        told = "; ".join(f"{name} {before} → {after}" for name, (before, after) in shown.items())
+    if len(changes) > 1:
+        listed = "; ".join(f"{name} {before} → {after}" for name, (before, after) in changes.items())
         text = (
-            f"the variant differs from the baseline in several settings at once ({told}): a difference is that of all "
-            "of them"
+            f"the variant differs from the baseline in several settings at once ({listed}): a difference is that of "
+            "all of them"
         )
-        yield Confounded(tuple(shown), "sides", text)
+        yield Confounded(tuple(changes), "sides", text)
 
 
 def _rank(codes: Mapping[str, Float64s], axes: Sequence[str]) -> int:
@@ -143,13 +143,13 @@ def _rank(codes: Mapping[str, Float64s], axes: Sequence[str]) -> int:
 
 
 def _is_aliased(codes: Mapping[str, Float64s], axis: str) -> bool:
-    """Whether some contrast between the axis's values is also one between values of the others."""
+    """Whether some contrast between values of the axis is a linear combination of contrasts of the other axes."""
     others = [name for name in codes if name != axis]
     return bool(_rank(codes, [*others, axis]) - _rank(codes, others) < codes[axis].shape[1])
 
 
 def _determines(codes: Mapping[str, Float64s], one: str, other: str) -> bool:
-    """Whether each value of the one goes with a single value of the other."""
+    """Whether each value of `one` occurs with a single value of `other`."""
     return _rank(codes, [one, other]) == _rank(codes, [one])
 
 
@@ -196,31 +196,31 @@ LOST: Final = table(
     column("reason", help="why it was not measured", title="Reason"),
 )
 
-#: Why two measured sides cannot be compared.
+#: Remark on two measured sides that cannot be compared.
 _NO_REPETITIONS: Final = "no repetitions in the file: no interval"
 
-#: Points with only one side that a note names before it says how many more there are.
-_NAMED: Final = 4
+#: Doubts about comparisons that become notes, the most frequent first.
+_MOST_DOUBTS: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
 class SweepNumbers:
-    """Everything that is said about a sweep."""
+    """All results on a sweep."""
 
-    sweep: Sweep  #: points that both sides have
-    points: tuple[ComparedPoint, ...]  #: one each, in the order of the grid
+    sweep: Sweep  #: reduced to the points that both sides have
+    points: tuple[ComparedPoint, ...]  #: one per point, in the order of the grid
     regimes: tuple[CellRegime, ...]  #: of each measured cell
     anomalies: Anomalies  #: cells that break their trend
-    confounding: Confounding  #: what the grid cannot tell apart
-    #: by axis, for axes of numbers whose effect can be told from that of others
+    confounding: Confounding  #: settings whose effects cannot be separated
+    #: by axis, for numeric axes that are not confounded
     crossovers: Mapping[str, tuple[PaysOff, ...]]
     no_crossovers: Mapping[str, str]  #: axis → why there is none
     breakeven: BreakEven | None  #: the model of both sides' times; None where it cannot be fitted
     no_breakeven: str | None
     lost: pl.DataFrame  #: cells that were not measured: axes, `side`, `status`, `reason`
-    level: float  #: how often one of all the intervals together misses the truth, at most
-    margin: float  #: differences of this share and less do not matter
-    notes: tuple[Note, ...]  #: what limits the numbers
+    level: float  #: family-wise error rate of the simultaneous intervals
+    margin: float  #: differences up to this share count as none
+    notes: tuple[Note, ...]  #: limits of the numbers
 
 
 def examine_sweep(
@@ -231,19 +231,20 @@ def examine_sweep(
     profiled: Mapping[Any, tuple[Any, str]] | None = None,
     seed: int = 0,
 ) -> SweepNumbers:
-    """Answer every question about a sweep.
+    """Compute all results on a sweep.
 
     Args:
         sweep: as `warplens.studies.sweeps.reading.sweep_of` reads it.
-        level: how often one of all the intervals together may miss the truth: 0.05 for 95 % confidence.
-        margin: differences of this share and less do not matter.
-        profiled: regimes that profiles show; see `warplens.studies.sweeps.regimes`.
+        level: family-wise error rate of the simultaneous intervals: 0.05 for 95 % confidence.
+        margin: differences up to this share count as none.
+        profiled: regimes determined from profiles, by cell; see `warplens.studies.sweeps.regimes.regimes`.
+        seed: of the resampling.
     """
-    whole, sweep = sweep, matched(sweep)
+    unmatched, sweep = sweep, matched(sweep)
     points = compared_points(sweep.points, margin=margin, level=level, unrepeated=_NO_REPETITIONS, seed=seed)
-    told = confounding(sweep)
-    crossing, none = _crossovers(sweep, told, 1 - level, seed)
-    model, no_model = _breakeven(sweep, told.confounded_axes, 1 - level, seed)
+    confounded = confounding(sweep)
+    crossing_answers, no_crossovers = _crossovers(sweep, confounded, 1 - level, seed)
+    model, no_model = _breakeven(sweep, confounded.confounded_axes, 1 - level, seed)
     lost = [
         {**point.settings, "side": side, "status": cell.status, "reason": cell.reason}
         for point in sweep.points
@@ -255,31 +256,31 @@ def examine_sweep(
         points=points,
         regimes=regimes(sweep, profiled),
         anomalies=anomalies(sweep, level=level, seed=seed),
-        confounding=told,
-        crossovers=crossing,
-        no_crossovers=none,
+        confounding=confounded,
+        crossovers=crossing_answers,
+        no_crossovers=no_crossovers,
         breakeven=model,
         no_breakeven=no_model,
         lost=framed(lost, sweep.axes, LOST),
         level=level,
         margin=margin,
-        notes=tuple(_notes(whole, sweep, points, told, len(lost))),
+        notes=tuple(_notes(unmatched, sweep, points, confounded, len(lost))),
     )
 
 
 def _crossovers(
-    sweep: Sweep, told: Confounding, level: float, seed: int
+    sweep: Sweep, confounded: Confounding, level: float, seed: int
 ) -> tuple[dict[str, tuple[PaysOff, ...]], dict[str, str]]:
-    found, none = {}, {}
+    answers, reasons = {}, {}
     for axis in sweep.axes:
-        if axis in told.confounded_axes:
-            none[axis] = "it changed together with other settings, so that a crossing would not be one of this axis"
+        if axis in confounded.confounded_axes:
+            reasons[axis] = "it changed together with other settings, so that a crossing would not be one of this axis"
             continue
         try:
-            found[axis] = pays_off(sweep, axis, level=level, seed=seed)
+            answers[axis] = pays_off(sweep, axis, level=level, seed=seed)
         except WarplensError:
-            none[axis] = "its values are not numbers above zero"
-    return found, none
+            reasons[axis] = "its values are not numbers above zero"
+    return answers, reasons
 
 
 def _breakeven(sweep: Sweep, confounded: Sequence[str], level: float, seed: int) -> tuple[BreakEven | None, str | None]:
@@ -293,8 +294,10 @@ def _breakeven(sweep: Sweep, confounded: Sequence[str], level: float, seed: int)
         return None, str(error)
 
 
-def _notes(whole: Sweep, sweep: Sweep, points: Sequence[ComparedPoint], told: Confounding, lost: int) -> Iterator[Note]:
-    if not any(item.comparison for item in points):
+def _notes(
+    unmatched: Sweep, sweep: Sweep, points: Sequence[ComparedPoint], confounded: Confounding, lost: int
+) -> Iterator[Note]:
+    if not any(entry.comparison for entry in points):
         text = (
             "The file holds no repetitions, only one figure a cell: no interval, no verdict and no test for anomalies."
         )
@@ -302,35 +305,35 @@ def _notes(whole: Sweep, sweep: Sweep, points: Sequence[ComparedPoint], told: Co
     elif not sweep.paired:
         text = "The sides were not measured in turns: what drifted between them counts as a difference."
         yield Note("not-in-turns", NoteLevel.WARNING, text, "warplens sweep run measures them in turns")
-    for item in told.found:
-        yield Note(f"confounded-{item.kind}", NoteLevel.WARNING, f"{fmt.capitalised(item.text)}.", None)
+    for entry in confounded.found:
+        yield Note(f"confounded-{entry.kind}", NoteLevel.WARNING, f"{fmt.capitalised(entry.text)}.", None)
     if lost:
         yield Note("cells-lost", NoteLevel.WARNING, f"{fmt.plural(lost, 'cell')} could not be measured.")
     for side in SIDES:
-        if alone := [point.settings for point in only_of(whole, side)]:
-            varied = [name for name in whole.axes if len({item[name] for item in alone}) == 1]
-            common = ", ".join(f"{name} {alone[0][name]}" for name in varied)
-            where = f", all with {common}" if common and len(alone) > 1 else f" ({common})" if common else ""
-            text = f"{fmt.plural(len(alone), 'cell')} of the {side} have no counterpart and were left out{where}."
+        if one_sided := [point.settings for point in only_of(unmatched, side)]:
+            constant = [name for name in unmatched.axes if len({entry[name] for entry in one_sided}) == 1]
+            common = ", ".join(f"{name} {one_sided[0][name]}" for name in constant)
+            where = f", all with {common}" if common and len(one_sided) > 1 else f" ({common})" if common else ""
+            text = f"{fmt.plural(len(one_sided), 'cell')} of the {side} have no counterpart and were left out{where}."
             yield Note("cells-unmatched", NoteLevel.INFO, text, None)
-    doubts = Counter(doubt for item in points if item.comparison for doubt in item.comparison.doubts)
-    for doubt, count in doubts.most_common(_NAMED):
+    doubts = Counter(doubt for entry in points if entry.comparison for doubt in entry.comparison.doubts)
+    for doubt, count in doubts.most_common(_MOST_DOUBTS):
         where = "" if count == len(points) else f" ({count} of {len(points)} points)"
         yield Note("comparison-doubt", NoteLevel.WARNING, f"{fmt.capitalised(doubt)}{where}.", None)
 
 
 def point_frame(numbers: SweepNumbers) -> pl.DataFrame:
-    """The axes, then `POINTS`: one row a point."""
-    regime_of = {cell_key(item.settings, item.side): item.regime for item in numbers.regimes}
+    """The axes, then the columns of `POINTS`: one row per point."""
+    regime_by_cell = {cell_key(item.settings, item.side): item.regime for item in numbers.regimes}
     rows = []
     for item in numbers.points:
-        point, found = item.point, item.comparison
+        point, comparison = item.point, item.comparison
         row = {
             **point.settings,
             "speedup": point.speedup,
-            **(speedup_of(found) if found is not None else {}),
-            "needed_blocks": found.needed_blocks if found is not None else None,
-            "work_saved_share": _saved(point.baseline, point.variant),
+            **(speedup_of(comparison) if comparison is not None else {}),
+            "needed_blocks": comparison.needed_blocks if comparison is not None else None,
+            "work_saved_share": _work_saved(point.baseline, point.variant),
             "remark": item.remark,
         }
         for side, cell in point.sides:
@@ -339,30 +342,30 @@ def point_frame(numbers: SweepNumbers) -> pl.DataFrame:
                 f"{side}_per_s": cell.items * 1e9 / cell.time_ns if cell and cell.items and cell.time_ns else None,
                 f"{side}_macs": cell.macs if cell else None,
                 f"{side}_flops": cell.flops if cell else None,
-                f"{side}_regime": regime_of.get(cell_key(point.settings, side)),
+                f"{side}_regime": regime_by_cell.get(cell_key(point.settings, side)),
                 f"{side}_status": cell.status if cell else None,
             }
         rows.append(row)
     return framed(rows, numbers.sweep.axes, POINTS)
 
 
-def speedup_of(found: Comparison) -> dict[str, Any]:
-    """`speedup` with its interval, `low` to `high`, and the `verdict`: the reciprocal of the ratio of times."""
-    ratio = found.ratio
+def speedup_of(comparison: Comparison) -> dict[str, Any]:
+    """`speedup` (reciprocal of the ratio of times), the ends `low` and `high` of its interval, and the `verdict`."""
+    ratio = comparison.ratio
     low, high = (1 / end if end else None for end in (ratio.high, ratio.low))
-    return {"speedup": 1 / ratio.estimate, "low": low, "high": high, "verdict": found.verdict}
+    return {"speedup": 1 / ratio.estimate, "low": low, "high": high, "verdict": comparison.verdict}
 
 
-def _saved(before: Cell | None, after: Cell | None) -> float | None:
-    if before is None or after is None:
+def _work_saved(baseline: Cell | None, variant: Cell | None) -> float | None:
+    if baseline is None or variant is None:
         return None
-    for one, other in ((before.macs, after.macs), (before.flops, after.flops)):
-        if one and other is not None:
-            return 1 - other / one
+    for before, after in ((baseline.macs, variant.macs), (baseline.flops, variant.flops)):
+        if before and after is not None:
+            return 1 - after / before
     return None
 
 
-#: Verdict of a diagnosis → regime of the cell. Verdicts that are not here say neither of the two.
+#: Verdict of a diagnosis → regime of the cell; for all other verdicts the regime is unknown.
 _REGIMES: Final[Mapping[str, Regime]] = {
     "launch-overhead": "launch-bound",
     "host-sync": "launch-bound",
@@ -383,9 +386,5 @@ _REGIMES: Final[Mapping[str, Regime]] = {
 
 
 def regime_of(diagnosis: Diagnosis, source: str) -> tuple[Regime, str]:
-    """The regime, and one sentence why.
-
-    Args:
-        diagnosis: of the profile's steady steps.
-    """
+    """The regime that the diagnosis of a profile's steady steps implies, and one sentence of justification."""
     return _REGIMES.get(diagnosis.verdict, "unknown"), f"{source}: {diagnosis.verdict}, {diagnosis.headline}"

@@ -1,14 +1,14 @@
-"""From where on a variant pays along an axis: one kind of answer, whatever it rests on.
+"""The values of an axis from which on a variant pays, in one form for every kind of evidence.
 
-A crossover in measured times, the threshold of a fitted model (`breakeven`), and the place where a policy's choice
-changes are answers to one question; `pays_off` gives each of them as `PaysOff`.
+`pays_off` gives crossovers of measured times, thresholds of a fitted model (`breakeven`), and changes of a policy's
+choice as `PaysOff`.
 
 Between two measured points the curve is bounded. A step time is a sum or maximum of terms c·xᵖ (launches, work,
-traffic), smoothed or not. Such a function is convex when both its axes are logarithmic (Boyd and Vandenberghe, Convex
-Optimization, 2004, section 4.5: posynomials and their maxima). So it lies below the chord of the two points and above
-the chords of their neighbours, extended; and it is taken to cost no less than the cheaper of the two. Where measured
-points bend the other way by more than noise (other kernels were chosen, waves filled up), both bounds are widened by
-twice that bend, at most to the times of the two points themselves.
+traffic), smoothed or not. Such a function is convex on logarithmic scales (Boyd and Vandenberghe, Convex Optimization,
+2004, section 4.5: posynomials and their maxima). It therefore lies below the chord of the two points and above the
+extended chords of their neighbours; it is also assumed to be no less than the smaller of the two times. Where measured
+points are concave by more than noise (another kernel was chosen, a wave filled up), both bounds are widened by twice
+that bend, at most to the times of the two points.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from warplens.studies.sweeps.breakeven import BreakEven
 
 
-#: `crosses`: it starts or stops to pay somewhere between the places looked at. `always`, `none-in-range`: it is faster,
-#: or not faster, at each of them. `undecided`: noise does not tell.
+#: `crosses`: the variant starts or stops to pay between two examined values. `always`, `none-in-range`: it is faster,
+#: or not faster, at all of them. `undecided`: the noise is too large.
 Answer: TypeAlias = Literal["crosses", "always", "none-in-range", "undecided"]
 
 #: `measured`: between measured points. `modelled`: by a fitted model, also beyond them. `policy`: between the points of
-#: a policy, by what it chooses there.
+#: a policy with different choices.
 Evidence: TypeAlias = Literal["measured", "modelled", "policy"]
 
 CROSSINGS: Final = table(
@@ -65,54 +65,54 @@ CROSSINGS: Final = table(
 
 @dataclass(frozen=True)
 class Crossing:
-    """A place on an axis where the faster side changes."""
+    """A value of an axis at which the faster side changes."""
 
-    pays: Literal["above", "below"]  #: the variant is the faster one above it, or below it
-    at: float  #: estimate: straight line between neighbours, log of the axis against log of the ratio
-    #: low, high: interval; covers noise and what the curve may do between its measured points. None: not bounded within
-    #: the range that was measured.
+    pays: Literal["above", "below"]  #: whether the variant is faster above or below it
+    at: float  #: estimate: linear interpolation between neighbours, log of the ratio over log of the axis
+    #: low, high: interval; covers noise and the possible course of the curve between measured points. None: not bounded
+    #: within the measured range.
     low: float | None
     high: float | None
-    #: the measured values next to it whose own ratio is decided; None on a side that has none
+    #: the nearest measured values below and above at which the faster side is decided; None on a side that has none
     bracket: tuple[float | None, float | None]
-    decided: bool  #: whether both ends of the bracket are: then that it lies between them does not depend on any curve
-    extrapolated: bool = False  #: whether it lies beyond the values that were measured
+    decided: bool  #: whether the bracket has both ends; the crossing lies inside whatever the course of the curve
+    extrapolated: bool = False  #: whether it lies beyond the measured values
 
 
 @dataclass(frozen=True, eq=False)
 class PaysOff:
-    """From where on the variant pays along one axis, the others held."""
+    """The values of one axis from which on the variant pays, the other axes fixed."""
 
-    evidence: Evidence  #: what the answer rests on
+    evidence: Evidence  #: basis of the answer
     axis: str  #: the one that varies; of a model also `items` and `size`
     others: Mapping[str, Any]  #: value of each other axis
     answer: Answer  #: see `Answer`
-    crossings: tuple[Crossing, ...]  #: rising along the axis. With the answer `undecided` they are candidates.
-    span: tuple[float, float]  #: least and greatest value that was measured
-    level: float | None  #: nominal, of the intervals; None where they are no intervals of chance
-    #: of the least place from which it pays, also where the estimate has none; None beyond what was looked at. Of
-    #: measured answers that of each crossing counts.
+    crossings: tuple[Crossing, ...]  #: rising along the axis; candidates if the answer is `undecided`
+    span: tuple[float, float]  #: least and greatest measured value
+    level: float | None  #: nominal level of the intervals; None where they are not statistical
+    #: interval of the least value from which on it pays, also where the estimate has none; an end is None beyond the
+    #: examined range. Used by models; measured answers have the intervals of their crossings instead.
     interval: tuple[float | None, float | None] = (None, None)
-    #: measured values at which noise does not tell the faster side, other than inside a bracket
+    #: measured values outside of brackets at which the faster side is undecided
     undecided_at: tuple[float, ...] = ()
     reason: str | None = None  #: why there is no better answer; None if there is nothing to say
-    doubts: tuple[str, ...] = ()  #: what the figures do not account for
+    doubts: tuple[str, ...] = ()  #: effects that the figures do not account for
 
 
 def crossing_frame(answers: Sequence[PaysOff]) -> pl.DataFrame:
-    """All crossings as one table: the other axes, then `CROSSINGS`; one row for a line that has none."""
+    """All crossings as one table: the other axes, then `CROSSINGS`; a line without crossings has one row."""
     rows = []
-    for found in answers:
-        common = {**found.others, "axis": found.axis, "answer": found.answer, "reason": found.reason}
-        common |= {"range_low": found.span[0], "range_high": found.span[1]}
+    for line in answers:
+        common = {**line.others, "axis": line.axis, "answer": line.answer, "reason": line.reason}
+        common |= {"range_low": line.span[0], "range_high": line.span[1]}
         rows += [
             {**common, **vars(crossing), "bracket_low": crossing.bracket[0], "bracket_high": crossing.bracket[1]}
-            for crossing in found.crossings
+            for crossing in line.crossings
         ] or [common]
     return framed(rows, list(answers[0].others) if answers else [], CROSSINGS)
 
 
-#: Draws: the outermost quantile of five points at 95 % is then that of ten draws.
+#: With 2000 draws, ten lie beyond the simultaneous 95 % quantile of five points.
 _DRAWS: Final = 2000
 
 _ONE_BLOCK: Final = "noise between blocks is not in the intervals: there is one block"
@@ -121,14 +121,17 @@ _ONE_BLOCK: Final = "noise between blocks is not in the intervals: there is one 
 def crossovers(
     sweep: Sweep, axis: str, *, level: float = 0.95, seed: int = 0, draws: int = _DRAWS
 ) -> tuple[PaysOff, ...]:
-    """From where on an axis the variant is the faster side, for each combination of the other axes.
+    """The values of an axis from which on the variant is faster, for each combination of the other axes.
 
     Args:
+        sweep: the measurements.
         axis: one of its axes, with numbers above zero.
         level: nominal coverage of the intervals.
+        seed: of the resampling.
+        draws: number of resamples.
 
     Returns:
-        One answer a line, in the order of the sweep. Lines with fewer than two points at which both sides were
+        One answer per line, in the order of the sweep. Lines with fewer than two points at which both sides were
         measured are `undecided`.
 
     Raises:
@@ -188,11 +191,11 @@ def _line(
 
 
 def _signs(points: Sequence[Point], drawn: Replicates, level: float) -> list[int]:
-    """1 where the variant is slower, −1 where it is faster, 0 where noise does not tell; at `level` for all at once.
+    """1 where the variant is slower, −1 where it is faster, 0 where undecided; simultaneously at `level`.
 
-    Resampled medians reach no further than the outermost block: with four blocks, one in eight points has them all on
-    one side by chance, and at no level would it be undecided. Where blocks are too few to be resampled, a point is
-    decided as in the table of points, by Student's t.
+    Resampled medians never exceed the outermost block: with four blocks, one in eight points has them all on one side
+    by chance and would be decided at every level. Points with too few blocks for resampling are decided by Student's t
+    instead, as in the table of points.
     """
     outside = (1 - level) / drawn.ratio.size / 2
     low, high = np.quantile(drawn.ratio_draws, [outside, 1 - outside], axis=0)
@@ -207,12 +210,12 @@ def _signs(points: Sequence[Point], drawn: Replicates, level: float) -> list[int
 
 
 def _crossings(values: Float64s, drawn: Replicates, signs: Sequence[int], level: float) -> Iterator[Crossing]:
-    """Crossings between decided neighbours of opposite sign, and candidates where an end of the line is undecided."""
+    """Crossings between decided neighbours of opposite sign, and candidates at undecided ends of the line."""
     x = np.log(values)
     decided = [index for index, sign in enumerate(signs) if sign]
     last = len(signs) - 1
     spans = [(one, two) for one, two in pairwise(decided) if signs[one] != signs[two]]
-    # At an undecided end there may be a crossing or none. Without any decided point, the whole line is such an end.
+    # An undecided end may hold a crossing. Without any decided point, the whole line is such an end.
     if decided and decided[0] > 0:
         spans.insert(0, (0, decided[0]))
     if decided and decided[-1] < last:
@@ -235,7 +238,7 @@ def _crossings(values: Float64s, drawn: Replicates, signs: Sequence[int], level:
 
 
 def interval(least: Float64s, most: Float64s, level: float) -> tuple[float | None, float | None]:
-    """The interval of a place from draws of its least and its greatest logarithm; an end is None where it is open."""
+    """The interval of a value from draws of its least and its greatest logarithm; an end is None where it is open."""
     low = np.quantile(least, (1 - level) / 2, method="lower")
     high = np.quantile(most, (1 + level) / 2, method="higher")
     return (math.exp(low) if np.isfinite(low) else None, math.exp(high) if np.isfinite(high) else None)
@@ -250,22 +253,22 @@ def _reason(axis: str, unknown: Sequence[float], drawn: Replicates) -> str | Non
     return f"noise does not tell the faster side at {axis} {shown}"
 
 
-#: Places looked at between two neighbours; between them, straight lines. The bounds consist of at most three each.
+#: Values at which the bounds between two neighbours are evaluated; each bound has at most three linear pieces.
 _BETWEEN: Final = 33
 
-#: How many times the strongest measured bend widens the bounds. The measured points need not be those at which a
-#: staircase stands out most. With twice the bend, intervals of simulated stairs hold the crossing as often as with four
-#: times, and are narrower; with the bend itself, they lose it more often.
+#: The bounds are widened by this multiple of the strongest measured bend, since the steps of a staircase may be larger
+#: between the measured points. On simulated staircases, intervals with a factor of 2 cover the crossing as often as
+#: with 4 and are narrower; with a factor of 1 they cover it less often.
 _SLACK: Final = 2.0
 
 
 def _bend(x: Float64s, times: Float64s, level: float) -> float:
-    """How far a curve lies above the chord of two neighbours where it bends down most; 0 where noise explains it.
+    """The greatest height of a point above the chord of its neighbours; 0 where noise explains it.
 
     Args:
         x: log of the axis, rising.
-        times: log of the times, one row a draw, one column a point.
-        level: of the decision that it bends down.
+        times: log of the times, draws × points.
+        level: confidence in that the curve is concave there.
     """
     if x.size < 3:
         return 0.0
@@ -275,75 +278,75 @@ def _bend(x: Float64s, times: Float64s, level: float) -> float:
     return float(np.median(above, axis=0)[decided].max(initial=0.0))
 
 
-def _bounds(x: Float64s, times: Float64s, start: int, places: Float64s, slack: float) -> tuple[Float64s, Float64s]:
-    """Least and greatest log time at places between point `start` and the next; one row a draw, one column a place."""
+def _bounds(x: Float64s, times: Float64s, start: int, between: Float64s, slack: float) -> tuple[Float64s, Float64s]:
+    """Least and greatest log time at values between point `start` and the next: draws × values."""
     left, right = times[:, [start]], times[:, [start + 1]]
-    share = (places - x[start]) / (x[start + 1] - x[start])
+    share = (between - x[start]) / (x[start + 1] - x[start])
     chord = left * (1 - share) + right * share
     least, most = np.minimum(left, right), np.maximum(left, right)
-    lower = least + np.zeros_like(places)
+    lower = least + np.zeros_like(between)
     if start > 0:
         slope = (left - times[:, [start - 1]]) / (x[start] - x[start - 1])
-        lower = np.maximum(lower, left + slope * (places - x[start]))
+        lower = np.maximum(lower, left + slope * (between - x[start]))
     if start + 2 < x.size:
         slope = (times[:, [start + 2]] - right) / (x[start + 2] - x[start + 1])
-        lower = np.maximum(lower, right - slope * (x[start + 1] - places))
+        lower = np.maximum(lower, right - slope * (x[start + 1] - between))
     return np.maximum(np.minimum(lower, chord) - slack, least), np.minimum(chord + slack, most)
 
 
 def _meetings(
     x: Float64s, sides: tuple[Float64s, Float64s], span: tuple[int, int], falling: bool, level: float
 ) -> tuple[Float64s, Float64s]:
-    """For each draw, between which places the log ratio of the sides can pass zero.
+    """For each draw, the range in which the log ratio of the sides can cross zero.
 
     Args:
         x: log of the axis, rising.
-        sides: log times of baseline and variant, one row a draw, one column a point.
-        span: first and last point between which it passes.
-        falling: whether it passes from above (the variant pays beyond it) or from below.
-        level: of the decision that a curve bends down.
+        sides: log times of baseline and variant, draws × points.
+        span: first and last point around the crossing.
+        falling: whether the ratio crosses from above (the variant pays beyond it) or from below.
+        level: confidence in that a curve is concave, see `_bend`.
 
     Returns:
-        Least and greatest place, as logs of the axis. Minus infinity and infinity: before the first, after the last
+        Least and greatest log of the axis, one per draw; minus infinity before the first and infinity after the last
         point of the span.
     """
     slack = [_SLACK * _bend(x, side, level) for side in sides]
     places, lower, upper = [], [], []
     for start in range(span[0], span[1]):
         between = np.linspace(x[start], x[start + 1], _BETWEEN)
-        base, other = (_bounds(x, side, start, between, free) for side, free in zip(sides, slack, strict=True))
+        baseline, variant = (_bounds(x, side, start, between, widen) for side, widen in zip(sides, slack, strict=True))
         places.append(between)
-        lower.append(other[0] - base[1])
-        upper.append(other[1] - base[0])
+        lower.append(variant[0] - baseline[1])
+        upper.append(variant[1] - baseline[0])
     where, low, high = np.concatenate(places), np.concatenate(lower, axis=1), np.concatenate(upper, axis=1)
     if not falling:
         low, high = -high, -low
-    back = -high[:, ::-1]
-    return first_below(where, low, low <= 0), -first_below(-where[::-1], back, back <= 0)
+    reverse = -high[:, ::-1]
+    return first_below(where, low, low <= 0), -first_below(-where[::-1], reverse, reverse <= 0)
 
 
 def first_below(where: Float64s, values: Float64s, below: Bools) -> Float64s:
-    """For each row the first place at which values are below zero, by straight lines between the places.
+    """For each draw the first position at which values fall below zero, interpolated linearly.
 
     Args:
-        where: the places, rising.
-        values: one row a draw, one column a place.
-        below: whether each of them counts as below.
+        where: the positions, rising.
+        values: draws × positions.
+        below: whether each value counts as below.
 
     Returns:
-        Minus infinity where the first place is below, infinity where none is.
+        Minus infinity where the first value is below, infinity where none is.
     """
-    found = below.argmax(axis=1)
+    first = below.argmax(axis=1)
     rows = np.arange(values.shape[0])
-    before = np.maximum(found - 1, 0)
-    one, two = values[rows, before], values[rows, found]
-    share = np.clip(one / np.where(one > two, one - two, 1.0), 0, 1)
-    place = np.where(found == 0, -np.inf, where[before] + (where[found] - where[before]) * share)
-    return np.asarray(np.where(below.any(axis=1), place, np.inf))
+    before = np.maximum(first - 1, 0)
+    left, right = values[rows, before], values[rows, first]
+    share = np.clip(left / np.where(left > right, left - right, 1.0), 0, 1)
+    position = np.where(first == 0, -np.inf, where[before] + (where[first] - where[before]) * share)
+    return np.asarray(np.where(below.any(axis=1), position, np.inf))
 
 
 def _root(x: Float64s, ratio: Float64s) -> float | None:
-    """Where a chain of straight lines passes zero, as log of the axis; the middle one of several, None of none."""
+    """The zero of a piecewise linear curve, as log of the axis; the middle one of several, None without one."""
     changes = np.flatnonzero(np.signbit(ratio[:-1]) != np.signbit(ratio[1:]))
     if not changes.size:
         return None
@@ -352,12 +355,12 @@ def _root(x: Float64s, ratio: Float64s) -> float | None:
 
 
 def pays_off(evidence: Sweep | BreakEven | Policy, axis: str, **options: Any) -> tuple[PaysOff, ...]:
-    """From where on an axis the variant is the faster side, for each combination of the other axes.
+    """The values of an axis from which on the variant is faster, for each combination of the other axes.
 
     Args:
         evidence: measurements, a model fitted to them, or a policy of two sides.
         axis: one of its axes, with numbers above zero; of a model `items` or `size`.
-        options: of measurements those of `crossovers`.
+        options: those of `crossovers`, for measurements.
 
     Raises:
         UsageError: it has no such axis, or the axis has no numbers above zero.
@@ -366,13 +369,13 @@ def pays_off(evidence: Sweep | BreakEven | Policy, axis: str, **options: Any) ->
         return crossovers(evidence, axis, **options)
     if isinstance(evidence, Policy):
         return tuple(_by_policy(evidence, axis))
-    if found := tuple(answer for answer in evidence.answers if answer.axis == axis):
-        return found
+    if answers := tuple(answer for answer in evidence.answers if answer.axis == axis):
+        return answers
     raise UsageError(f"{evidence.source}: a model answers along items or size, not {axis!r}")
 
 
 def _by_policy(policy: Policy, axis: str) -> Iterator[PaysOff]:
-    """Where the chosen side changes between neighbouring points, with the points as its bracket."""
+    """Crossings where the chosen side changes between neighbouring points, which form the bracket."""
     names = [each.name for each in policy.axes]
     if axis not in names or not policy.axes[names.index(axis)].numeric:
         raise UsageError(

@@ -1,9 +1,9 @@
-"""What limits each cell of a sweep: the host that launches, the GPU's arithmetic, or its memory.
+"""The regime of each cell of a sweep: bound by host launches, by the GPU's arithmetic, or by its memory.
 
-A profile decides where there is one. Without, measurements can tell host from GPU in three ways, in this order: the
-same cell replayed as a CUDA graph needs no host between its kernels, so that a much shorter replay is the GPU's own
-time and the rest the host's; wall time that stands still while the work doubles is not the work's; and wall time that
-grows like the work is. Arithmetic and memory they cannot tell apart, unless the rate of FLOPs comes near the roof.
+A profile decides where there is one. Without a profile, measurements separate host from GPU in three ways, in this
+order: (1) the same cell replayed as a CUDA graph needs no host between its kernels, so a much shorter replay is GPU
+time and the rest host time; (2) wall time that stays flat while the work doubles is not spent on the work; (3) wall
+time that grows with the work is. Arithmetic and memory can only be separated if the FLOP rate comes near the roof.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from warplens.studies.sweeps.sweep import Cell, Point, Sweep, framed
 Regime: TypeAlias = Literal["launch-bound", "gpu-bound", "memory-bound", "compute-bound", "unknown"]
 Evidence: TypeAlias = Literal["measured", "modelled"]
 
-#: Regime → what it means. `gpu-bound`: by arithmetic or by memory, which measurements alone cannot tell.
+#: Regime → its meaning. `gpu-bound`: by arithmetic or by memory, which measurements alone cannot separate.
 REGIMES: Final[Mapping[str, str]] = {
     "launch-bound": "the GPU waits for the host to launch",
     "gpu-bound": "the GPU's own time; a profile would tell whether it goes to arithmetic, memory or small kernels",
@@ -33,22 +33,22 @@ REGIMES: Final[Mapping[str, str]] = {
     "unknown": "nothing measured tells",
 }
 
-#: A replay that takes this share of the eager time or less leaves the rest to the host …
+#: CUDA graph replay time / eager time up to which a cell is launch-bound, …
 _HOST_SHARE: Final = 0.8
-#: … and one that takes this share or more shows that the host is not in the way.
+#: … and from which it is GPU-bound.
 _GPU_SHARE: Final = 0.9
 
-#: Work that grows by this factor, at least, tells something about time …
+#: Least growth factor of the work for a comparison of two cells to be informative.
 _MORE_WORK: Final = 1.5
-#: … which stands still if it grows by less than this share of the work's growth (of logarithms), …
+#: Growth of log time / growth of log work: the time is flat up to the first value …
 _FLAT: Final = 0.15
-#: … and follows the work if it grows by more.
+#: … and follows the work from the second on.
 _FOLLOWS: Final = 0.75
 
-#: A rate above this share of the roof leaves nothing but arithmetic to explain the time.
+#: From this share of the roof on, only arithmetic explains the time.
 _NEAR_ROOF: Final = 0.6
 
-#: Time between events below this share of the wall time: the host works before or after what the GPU does.
+#: Time between CUDA events / wall time up to which the host works before or after the GPU does.
 _EVENT_SHARE: Final = 0.7
 
 CELL_REGIMES: Final = table(
@@ -66,32 +66,29 @@ CELL_REGIMES: Final = table(
 
 @dataclass(frozen=True, eq=False)
 class CellRegime:
-    """What bounds one side at one point."""
+    """The regime of one side at one point."""
 
     settings: Mapping[str, Any]
     side: str
     regime: Regime  #: one of `REGIMES`
-    #: `measured`: from a profile, or from times alone; `modelled`: from times and modelled work. None where nothing
-    #: tells.
+    #: `measured`: from a profile, or from times alone; `modelled`: from times and modelled work; None if unknown
     evidence: Evidence | None
     because: str  #: one sentence for people
 
 
 def cell_key(settings: Mapping[str, Any], side: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """What a cell is looked up by, whatever the order of its settings."""
+    """Lookup key of a cell, independent of the order of its settings."""
     return side, tuple(sorted((name, str(value)) for name, value in settings.items()))
 
 
 def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = None) -> tuple[CellRegime, ...]:
-    """What bounds each measured cell.
+    """The regime of each measured cell, in the order of the points, baseline before variant.
 
     Args:
-        profiled: by `cell_key`, the regime that a profile of the cell shows, and one sentence why.
-
-    Returns:
-        One for each measured cell, in the order of the points, baseline before variant.
+        sweep: with the cells.
+        profiled: by `cell_key`, the regime determined from a profile of the cell, and one sentence of justification.
     """
-    found = []
+    cell_regimes = []
     lines: dict[tuple[str, tuple[Any, ...]], list[Point]] = {}
     for point in sweep.points:
         for axis in point.settings:
@@ -100,22 +97,22 @@ def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = No
         for side, cell in point.sides:
             if cell is None or cell.time_ns is None:
                 continue
-            told: tuple[Regime, Evidence | None, str]
-            if (seen := (profiled or {}).get(cell_key(point.settings, side))) is not None:
-                told = (seen[0], "measured", seen[1])
+            classified: tuple[Regime, Evidence | None, str]
+            if (by_profile := (profiled or {}).get(cell_key(point.settings, side))) is not None:
+                classified = (by_profile[0], "measured", by_profile[1])
             else:
-                asked = _Asked(sweep, lines, point, side, cell, cell.time_ns)
-                told = next(asked.told(), ("unknown", None, asked.why_unknown()))
-            found.append(CellRegime(point.settings, side, *told))
-    return tuple(found)
+                timed = _TimedCell(sweep, lines, point, side, cell, cell.time_ns)
+                classified = next(timed.conclusions(), ("unknown", None, timed.why_unknown()))
+            cell_regimes.append(CellRegime(point.settings, side, *classified))
+    return tuple(cell_regimes)
 
 
-def regime_frame(found: tuple[CellRegime, ...], axes: tuple[str, ...]) -> pl.DataFrame:
-    """The axes, then `CELL_REGIMES`: one row a cell."""
-    return framed([{**item.settings, **vars(item)} for item in found], axes, CELL_REGIMES)
+def regime_frame(cell_regimes: tuple[CellRegime, ...], axes: tuple[str, ...]) -> pl.DataFrame:
+    """The axes, then the columns of `CELL_REGIMES`: one row per cell."""
+    return framed([{**item.settings, **vars(item)} for item in cell_regimes], axes, CELL_REGIMES)
 
 
-Told: TypeAlias = tuple[Regime, Evidence, str]
+_Conclusion: TypeAlias = tuple[Regime, Evidence, str]
 
 
 def _others(point: Point, axis: str) -> tuple[Any, ...]:
@@ -123,12 +120,12 @@ def _others(point: Point, axis: str) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _TimedCell:
     """A timed cell, and the grid around it."""
 
     sweep: Sweep
-    #: points of the sweep by all their settings but one: looking through all of them for each cell takes minutes where
-    #: there are thousands
+    #: points of the sweep by all their settings but one; a linear search for each cell takes minutes with thousands of
+    #: points
     lines: Mapping[tuple[str, tuple[Any, ...]], Sequence[Point]]
     point: Point
     side: str
@@ -136,14 +133,14 @@ class _Asked:
     time_ns: float
 
     def along(self, axis: str) -> Iterator[tuple[Point, Cell]]:
-        """Timed cells of the side, at points that differ from this one in one axis alone."""
+        """Timed cells of the same side at points that differ only on one axis."""
         for other in self.lines.get((axis, _others(self.point, axis)), ()):
-            found: Cell | None = getattr(other, self.side)
-            if other.settings[axis] != self.point.settings[axis] and found is not None and found.is_timed:
-                yield other, found
+            cell: Cell | None = getattr(other, self.side)
+            if other.settings[axis] != self.point.settings[axis] and cell is not None and cell.is_timed:
+                yield other, cell
 
-    def told(self) -> Iterator[Told]:
-        """What measurements say, the surest first."""
+    def conclusions(self) -> Iterator[_Conclusion]:
+        """Regimes that measurements imply, the most reliable first."""
         replayed = self.launch(self.point, self.cell) == "graph"
         yield from self.by_rate()
         gpu_share = self.cell.gpu_ns / self.time_ns if self.cell.gpu_ns is not None else None
@@ -155,13 +152,13 @@ class _Asked:
             elif share is not None and share >= _GPU_SHARE:
                 text = f"replayed as a CUDA graph, without the host, it takes {share:.0%} of the time"
                 yield "gpu-bound", "measured", text
-            # Times between events stand in for the wall time where calls were issued back to back.
-            apart = self.cell.wall is None or self.cell.wall is not self.cell.gpu
-            if gpu_share is not None and apart and gpu_share <= _EVENT_SHARE:
+            # Where calls were issued back to back, the event times are the wall times and say nothing about the host.
+            has_wall_times = self.cell.wall is None or self.cell.wall is not self.cell.gpu
+            if gpu_share is not None and has_wall_times and gpu_share <= _EVENT_SHARE:
                 text = f"from its first to its last GPU event, a step takes {gpu_share:.0%} of its wall time"
                 yield "launch-bound", "measured", text
         yield from self.by_growth(replayed)
-        # Flat times of a CUDA graph that takes most of the wall time are those of kernels too small for the GPU.
+        # A CUDA graph with flat times that takes most of the wall time consists of kernels too small to fill the GPU.
         if replayed and gpu_share is not None and gpu_share >= _GPU_SHARE:
             text = (
                 f"a replayed CUDA graph needs no host between its kernels, and takes {gpu_share:.0%} of the wall time"
@@ -169,34 +166,33 @@ class _Asked:
             yield "gpu-bound", "measured", text
 
     def launch(self, point: Point, cell: Cell) -> str | None:
-        """How a cell is issued."""
+        """Launch mode of a cell."""
         stated = point.settings.get("execution", self.sweep.shared.get("execution"))
         return cell.launch if cell.launch is not None else str(stated) if stated is not None else None
 
     def replay_share(self) -> float | None:
-        """Time of the same cell as a CUDA graph, by its own; None if there is none."""
+        """Time of the same cell as a CUDA graph / time of this cell; None if there is no such cell."""
         if self.launch(self.point, self.cell) == "graph":
             return None
         twins = self.along("execution") if "execution" in self.point.settings else ()
-        times = (found.time_ns for other, found in twins if self.launch(other, found) == "graph")
-        twin = next(times, None)
-        return twin / self.time_ns if twin else None
+        graph_ns = next((cell.time_ns for point, cell in twins if self.launch(point, cell) == "graph"), None)
+        return graph_ns / self.time_ns if graph_ns else None
 
-    def by_rate(self) -> Iterator[Told]:
-        """FLOPs per second against the roof of the GPU for the number format."""
+    def by_rate(self) -> Iterator[_Conclusion]:
+        """Conclusion from the FLOP rate relative to the GPU's roof for the number format."""
         name = (self.sweep.environment.get("device") or {}).get("name")
         precision = {**self.sweep.shared, **getattr(self.sweep, self.side), **self.point.settings}.get("precision")
         if not name or not self.cell.flops or precision is None:
             return
         peaks = peaks_of(Device(ordinal=0, name=str(name)))
-        # Weights or activations in a narrow format are multiplied in it.
+        # `bf16-weights` multiplies in bf16.
         roof = peaks.of(str(precision).partition("-")[0], tensor_cores=None) if peaks is not None else None
         share = self.cell.flops * 1e9 / self.time_ns / roof if roof else 0.0
         if share >= _NEAR_ROOF:
             yield "compute-bound", "modelled", f"its FLOPs (modelled) run at {share:.0%} of the roof of {precision}"
 
-    def by_growth(self, replayed: bool) -> Iterator[Told]:
-        """How time follows work from this cell to the next larger one, or from the next smaller one to it."""
+    def by_growth(self, replayed: bool) -> Iterator[_Conclusion]:
+        """Conclusion from the growth of time with work towards the next larger or from the next smaller cell."""
         # Items are counted; FLOPs are modelled.
         evidence: Evidence = "modelled" if _work(self.cell) == self.cell.flops else "measured"
         larger, smaller = self.neighbour(larger=True), self.neighbour(larger=False)
@@ -219,16 +215,16 @@ class _Asked:
         if not own:
             return None
         ratios = (
-            (work / own if larger else own / work, found)
+            (work / own if larger else own / work, cell)
             for axis in self.point.settings
-            for _, found in self.along(axis)
-            if (work := _work(found))
+            for _, cell in self.along(axis)
+            if (work := _work(cell))
         )
-        near = [(ratio, found) for ratio, found in ratios if ratio >= _MORE_WORK]
-        return min(near, key=lambda item: item[0])[1] if near else None
+        candidates = [(ratio, cell) for ratio, cell in ratios if ratio >= _MORE_WORK]
+        return min(candidates, key=lambda item: item[0])[1] if candidates else None
 
     def why_unknown(self) -> str:
-        """Why nothing that was measured tells."""
+        """Why the measurements imply no regime, in a sentence."""
         share = self.replay_share()
         if share is not None:
             return f"replayed as a CUDA graph it takes {share:.0%} of the time: host and GPU take about equally long"
@@ -244,6 +240,6 @@ def _work(cell: Cell) -> int | None:
 
 
 def _growth(smaller: Cell, larger: Cell) -> tuple[float, float]:
-    """Growth of log time by growth of log work, and the latter."""
+    """Growth of log time / growth of log work, and the growth of log work."""
     work = math.log((_work(larger) or 1) / (_work(smaller) or 1))
     return math.log((larger.time_ns or 1.0) / (smaller.time_ns or 1.0)) / work, work

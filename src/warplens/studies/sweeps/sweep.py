@@ -1,7 +1,7 @@
-"""A sweep: a baseline and a variant measured at the points of a grid, its cells, and its times, resampled.
+"""The data model of a sweep: a baseline and a variant measured at the points of a grid, and resampled times.
 
-A point is a combination of settings that both sides share, such as input size and batch. What tells the sides apart
-(the method, say) is no axis. Every question about a sweep starts from this model.
+A point is a combination of settings that both sides share, such as input size and batch. Settings that distinguish the
+sides (the method, say) are not axes.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ class Cell:
     """One side at one point."""
 
     status: str  #: one of `warplens.profile.measurements.STATUSES`
-    #: wall times of a step, or times between events where calls were issued back to back; None if it was not measured,
-    #: or if only a rate is known
+    #: wall times of a step, or times between CUDA events where calls were issued back to back; None if not measured or
+    #: if only a rate is known
     wall: Samples | None = None
-    reason: str | None = None  #: of any status but `measured`
-    #: median wall time of a step; from a published rate where there are no samples. None if not measured.
+    reason: str | None = None  #: explains any status but `measured`
+    #: median wall time of a step, or derived from a published rate where there are no samples; None if not measured
     time_ns: float | None = None
-    gpu: Samples | None = None  #: times between events round a step, where known
-    gpu_ns: float | None = None  #: their median, or what the file states where it holds no single times
-    items: int | None = None  #: what a step processes (its batch)
-    unit: str | None = None  #: what one of those is
-    #: macs, flops: arithmetic of a step, modelled, where known
+    gpu: Samples | None = None  #: times between the CUDA events around a step, where known
+    gpu_ns: float | None = None  #: their median, or the file's figure where it holds no samples
+    items: int | None = None  #: items per step (the batch)
+    unit: str | None = None  #: name of one item
+    #: macs, flops: modelled arithmetic of a step, where known
     macs: int | None = None
     flops: int | None = None
-    #: kernels (and other pieces of work) that a step launches, where known; a CUDA graph counts as one
+    #: kernels, copies and fills that a step launches, where known; a CUDA graph counts as one
     launches: float | None = None
-    launch: str | None = None  #: how a step is issued: `eager`, `compile` or `graph`, where known
-    #: further facts, as they stand in the measurements file (`tokens`, the token counts of each block, …)
+    launch: str | None = None  #: launch mode of a step: `eager`, `compile` or `graph`, where known
+    #: further fields of the cell in the measurements file (`tokens`, the token counts of each block, …)
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_timed(self) -> bool:
-        """Whether a time of a step is known."""
+        """Whether the step time is known."""
         return self.time_ns is not None
 
 
@@ -59,13 +59,13 @@ class Point:
     """A point of the grid."""
 
     settings: Mapping[str, Any]  #: its value on each axis
-    #: baseline, variant: what was measured there; None if the file does not have that side
+    #: baseline, variant: the measurements at this point; None if the file lacks that side
     baseline: Cell | None
     variant: Cell | None
 
     @property
     def sides(self) -> tuple[tuple[str, Cell | None], ...]:
-        """Both cells with the names of their sides, the baseline first."""
+        """(name, cell) of baseline and variant."""
         return tuple(zip(SIDES, (self.baseline, self.variant), strict=True))
 
     @property
@@ -77,7 +77,7 @@ class Point:
 
     @property
     def lacking(self) -> str | None:
-        """The first side that was not measured, and why: `variant: out-of-memory (…)`; None if both were."""
+        """The first side that was not measured, with the reason: `variant: out-of-memory (…)`; None if both were."""
         for side, cell in self.sides:
             if cell is None:
                 return f"{side}: absent"
@@ -87,7 +87,7 @@ class Point:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast the variant is: baseline time / variant time; None unless both were measured."""
+        """Baseline time / variant time; None unless both were measured."""
         before = self.baseline.time_ns if self.baseline else None
         after = self.variant.time_ns if self.variant else None
         return before / after if before and after else None
@@ -98,59 +98,60 @@ class Sweep:
     """A baseline and a variant over a grid."""
 
     source: str  #: name of the file
-    workload: str  #: what was measured
+    workload: str  #: name of the workload
     axes: tuple[str, ...]  #: settings that vary from point to point, in the order of the file; numeric or text
-    #: baseline, variant: the settings that tell the sides apart, such as `{"method": "topk", "keep": 0.1}`
+    #: baseline, variant: the settings that distinguish the sides, such as `{"method": "topk", "keep": 0.1}`
     baseline: Mapping[str, Any]
     variant: Mapping[str, Any]
     shared: Mapping[str, Any]  #: settings that are the same everywhere
     points: tuple[Point, ...]  #: every combination that one of the sides has, in rising order of the axes
     environment: Mapping[str, Any]  #: GPU, driver and versions
-    paired: bool  #: whether the sides were measured in turns
-    #: how the titles of a published table were read, where they are not those of our columns
+    paired: bool  #: whether the sides were measured in alternation
+    #: the interpretation of a published table's column titles, where they differ from ours
     read_as: tuple[str, ...] = ()
 
     def lines(self, axis: str) -> Iterator[tuple[dict[str, Any], list[Point]]]:
-        """For each combination of the other axes their values, and the points that have them, rising along the axis."""
+        """For each combination of values of the other axes: the values, and its points in rising order of this axis."""
         others = [name for name in self.axes if name != axis]
-        found: dict[tuple[Any, ...], list[Point]] = {}
+        points_by_key: dict[tuple[Any, ...], list[Point]] = {}
         for point in self.points:
-            found.setdefault(tuple(point.settings[name] for name in others), []).append(point)
-        for key, points in found.items():
+            points_by_key.setdefault(tuple(point.settings[name] for name in others), []).append(point)
+        for key, points in points_by_key.items():
             yield dict(zip(others, key, strict=True)), sorted(points, key=lambda point: float(point.settings[axis]))
 
 
 @dataclass(frozen=True, eq=False)
 class ComparedPoint:
-    """The two sides of a point, held against each other."""
+    """A point with the comparison of its sides."""
 
     point: Point
     comparison: Comparison | None  #: None where a side was not measured, or not repeatedly
-    remark: str | None  #: why there is none; None if there is one
+    remark: str | None  #: why there is no comparison; None if there is one
 
 
 def compared_points(
     points: Sequence[Point], *, margin: float, level: float, unrepeated: str, seed: int = 0
 ) -> tuple[ComparedPoint, ...]:
-    """Each point with its two sides compared.
+    """Compares the two sides of each point.
 
-    With n points each interval is made for `level` / n (Bonferroni), so that all of them together miss the truth no
-    more often than `level`: with a hundred points, five would otherwise differ by chance.
+    The intervals are simultaneous: with n points each is made for `level` / n (Bonferroni). Without the correction,
+    five of a hundred equal points would seem to differ.
 
     Args:
-        margin: differences of this share and less do not matter.
-        level: 0.05 for 95 % confidence.
-        unrepeated: what to remark where both sides were measured, but not repeatedly.
+        margin: differences up to this share count as none.
+        level: family-wise error rate: 0.05 for 95 % confidence.
+        unrepeated: remark on points whose sides were measured, but not repeatedly.
+        seed: of the resampling.
     """
     repeated = sum(point.durations is not None for point in points)
-    found = []
+    compared = []
     for point in points:
         if point.durations is None:
-            found.append(ComparedPoint(point, None, point.lacking or unrepeated))
+            compared.append(ComparedPoint(point, None, point.lacking or unrepeated))
         else:
             comparison = compare(*point.durations, margin=margin, level=level / repeated, seed=seed)
-            found.append(ComparedPoint(point, comparison, None))
-    return tuple(found)
+            compared.append(ComparedPoint(point, comparison, None))
+    return tuple(compared)
 
 
 def only_of(sweep: Sweep, side: str) -> list[Point]:
@@ -160,7 +161,7 @@ def only_of(sweep: Sweep, side: str) -> list[Point]:
 
 
 def framed(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], table: Table) -> pl.DataFrame:
-    """Rows as a frame: the axes in types of their own, then a table's columns; what a row leaves out is null."""
+    """A frame of the axes (types inferred), then the columns of a table; keys that a row lacks become null."""
     schema = table.schema
     right = pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema, orient="row")
     if not axes or not rows:
@@ -169,103 +170,112 @@ def framed(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], table: Table)
     return pl.concat((left, right), how="horizontal")
 
 
-# --- Resampled times of the points of a sweep: the noise that crossover and break-even carry into their intervals ----
-# Blocks are drawn, never single durations. Where the sides were measured in turns, block i of the one is drawn together
-# with block i of the other, and, where all points have equally many, with block i of every point: what disturbed a
-# round disturbed all of it.
+# --- Resampled times of the points of a sweep, from which crossovers and the break-even model get their intervals ----
+# Blocks are resampled, never single durations. Where the sides were measured in alternation, block i of one side is
+# drawn together with block i of the other; where all points have the same number of blocks, with block i of every
+# point as well, because a disturbance of a round affects all of it.
 
 
-#: With fewer blocks the spread between them is unknown for practical purposes: the t quantile of three is 4.3.
+#: Fewer blocks do not determine the spread between them: the t quantile of three blocks is 4.3.
 LEAST_BLOCKS: Final = 4
 
-#: A single block is cut into this many pieces at most: neighbours in time resemble each other, and stay together.
+#: A single block is cut into at most this many pieces, so that correlated neighbours in time stay together.
 _MOST_PIECES: Final = 20
 
-#: Durations that a piece of a single block holds at least.
+#: Minimum number of durations in a piece of a single block.
 _LEAST_IN_PIECE: Final = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Replicates:
-    """Logarithms of the times of points, as measured and as resampled."""
+    """Log times of points, as measured and as resampled."""
 
-    #: baseline, variant: estimates, one a point
+    #: baseline, variant: estimates, one per point
     baseline: Float64s
     variant: Float64s
-    #: baseline_draws, variant_draws: resampled, one row a draw, one column a point; equal to the estimate where a point
-    #: has no noise that could be resampled
+    #: baseline_draws, variant_draws: resampled, draws × points; equal to the estimate where the noise is unknown
     baseline_draws: Float64s
     variant_draws: Float64s
     known: Bools  #: whether the noise of the point is known
-    within: Bools  #: whether it is only that within one block
+    within: Bools  #: whether it is only the noise within a single block
 
     @property
     def ratio(self) -> Float64s:
-        """Log of variant / baseline, one a point: negative where the variant is faster."""
+        """Log of variant / baseline, one per point: negative where the variant is faster."""
         return self.variant - self.baseline
 
     @property
     def ratio_draws(self) -> Float64s:
-        """The same, resampled: one row a draw."""
+        """`ratio` resampled: draws × points."""
         return self.variant_draws - self.baseline_draws
 
 
 def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> Replicates:
-    """Resamples points whose two sides were both measured.
+    """Bootstrap of points whose two sides were both measured.
 
-    The time of a side is the median over blocks of the block's median. With pairs, the ratio is the median over blocks
-    of the ratio within the block, and the variant's time is the baseline's times that ratio.
+    The time of a side is the median over blocks of the block's median. With paired blocks, the ratio is the median
+    over blocks of the ratio within the block, and the variant's time is the baseline's times that ratio.
 
     Deviations of the draws are widened by √(n/(n−1)) · t/z for n blocks, since a bootstrap of few blocks is too narrow
-    by about that (Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician 69, 2015).
+    by about that factor (Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician 69,
+    2015).
 
     Args:
         points: their `baseline` and `variant` have a time.
+        count: number of draws.
         level: of the intervals that are made of the draws.
+        seed: of the random generator.
     """
     generator = np.random.default_rng(seed)
-    sides = [(_blocks(point.baseline), _blocks(point.variant)) for point in points]
+    sides = [(_block_medians(point.baseline), _block_medians(point.variant)) for point in points]
     sizes = {len(logs) for pair in sides for logs, _ in pair}
-    alike = len(sizes) == 1 and min(sizes) > 0
-    together = generator.integers(min(sizes), size=(count, min(sizes))) if alike else None
+    equal_sizes = len(sizes) == 1 and min(sizes) > 0
+    common_draw = generator.integers(min(sizes), size=(count, min(sizes))) if equal_sizes else None
     columns = []
     for point, ((before, cut_before), (after, cut_after)) in zip(points, sides, strict=True):
         if min(len(before), len(after)) < LEAST_BLOCKS:
-            columns.append(_silent(point, count))
+            columns.append(_without_noise(point, count))
             continue
         paired = len(before) == len(after) and all(samples.paired for samples in point.durations or ())
-        drawn = generator.integers(len(before), size=(count, len(before))) if together is None else together
+        drawn = generator.integers(len(before), size=(count, len(before))) if common_draw is None else common_draw
         if paired:
             middle, ratio = float(np.median(before)), float(np.median(after - before))
             varied = _widened(before, drawn, level)
             estimate, draws = (middle, middle + ratio), (varied, varied + _widened(after - before, drawn, level))
         else:
-            other = generator.integers(len(after), size=(count, len(after)))
-            own = generator.integers(len(before), size=(count, len(before)))
+            drawn_after = generator.integers(len(after), size=(count, len(after)))
+            drawn_before = generator.integers(len(before), size=(count, len(before)))
             estimate = (float(np.median(before)), float(np.median(after)))
-            draws = (_widened(before, own, level), _widened(after, other, level))
+            draws = (_widened(before, drawn_before, level), _widened(after, drawn_after, level))
         columns.append((*estimate, *draws, True, cut_before or cut_after))
-    base, against, base_draws, against_draws, known, within = zip(*columns, strict=True)
+    baseline, variant, baseline_draws, variant_draws, known, within = zip(*columns, strict=True)
     return Replicates(
-        np.array(base), np.array(against), np.stack(base_draws, axis=1), np.stack(against_draws, axis=1),
+        np.array(baseline), np.array(variant), np.stack(baseline_draws, axis=1), np.stack(variant_draws, axis=1),
         np.array(known), np.array(within),
     )  # fmt: skip
 
 
-def _blocks(cell: Cell | None) -> tuple[Float64s, bool]:
-    """Logs of the medians of independent blocks, and whether they are only pieces of a single block."""
+def log_medians(samples: Samples) -> Float64s:
+    """The logarithm of the median of each block."""
+    if len({block.size for block in samples.blocks}) == 1:
+        return np.asarray(np.log(np.median(np.stack(samples.blocks), axis=1)))
+    return np.log([np.median(block) for block in samples.blocks])
+
+
+def _block_medians(cell: Cell | None) -> tuple[Float64s, bool]:
+    """Logs of the medians of independent blocks, and whether these are pieces cut from a single block."""
     if cell is None or cell.wall is None:
         return np.empty(0), False
     samples = cell.wall
     if len(samples.blocks) > 1:
-        return np.log([np.median(block) for block in samples.blocks]), False
+        return log_medians(samples), False
     pieces = min(_MOST_PIECES, samples.count // _LEAST_IN_PIECE)
     if pieces < LEAST_BLOCKS:
         return np.empty(0), False
     return np.log([np.median(piece) for piece in np.array_split(samples.values, pieces)]), True
 
 
-def _silent(point: Point, count: int) -> tuple[float, float, Float64s, Float64s, bool, bool]:
+def _without_noise(point: Point, count: int) -> tuple[float, float, Float64s, Float64s, bool, bool]:
     before, after = (math.log(cell.time_ns) if cell and cell.time_ns else math.nan for _, cell in point.sides)
     return before, after, np.full(count, before), np.full(count, after), False, False
 
@@ -277,32 +287,32 @@ def _widened(logs: Float64s, drawn: Int64s, level: float) -> Float64s:
     return np.asarray(middle + (np.median(logs[drawn], axis=1) - middle) * widening)
 
 
-#: From what the GPU time is modelled: token counts of each block, arithmetic, or only the number of items.
+#: Measure of work from which the GPU time is modelled: token counts of each block, FLOPs, or only the number of items.
 Work: TypeAlias = Literal["tokens", "flops", "items"]
 
-#: Tokens that the linear layers of a transformer block see: projections (4·N·d²) those that enter, the MLP (8·N'·d²)
-#: those that leave. Other widths of the MLP change the shares a little.
+#: Share of a transformer block's linear work that grows with the entering tokens: the projections (4·N·d²) process the
+#: entering tokens, the MLP (8·N'·d²) the leaving ones. Other MLP widths change the share a little.
 _ENTERING_SHARE: Final = 1 / 3
 
 
 @dataclass(frozen=True)
 class Known:
-    """Which facts all measured cells of a sweep have."""
+    """The fields that all measured cells of a sweep have."""
 
-    work: Work  #: the best description of the GPU's work that all of them have
+    work: Work  #: the most detailed measure of work that all of them have
     items: bool  #: whether the number of items is known
     launches: bool  #: whether the number of launches is known
-    missing: tuple[str, ...]  #: names of facts that would make a better model
+    missing: tuple[str, ...]  #: names of fields that would make a better model
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large one item is, as each kind of work counts it."""
+    """The size of one item, in each measure of work."""
 
-    #: [entering, asking, leaving] of each block; None where unknown
+    #: tokens of each block: [entering, query, leaving]; None where unknown
     tokens: tuple[tuple[float, float, float], ...] | None
-    flops: float | None  #: arithmetic of an item; None where unknown
-    launches: float | None  #: that a step issues; None where unknown
+    flops: float | None  #: FLOPs of an item; None where unknown
+    launches: float | None  #: launches of a step; None where unknown
 
     @property
     def first(self) -> float | None:
@@ -310,31 +320,31 @@ class Size:
         return self.tokens[0][0] if self.tokens else None
 
     def amount(self, work: Work) -> float:
-        """The number that stands for the size on an axis: tokens at entry, FLOPs, or 1."""
-        found = {"tokens": self.first, "flops": self.flops, "items": 1.0}[work]
-        if found is None:
+        """The size as a single number: tokens that enter the first block, FLOPs, or 1."""
+        amount = {"tokens": self.first, "flops": self.flops, "items": 1.0}[work]
+        if amount is None:
             raise UsageError(f"the cell has no {work}, which this model needs")
-        return float(found)
+        return float(amount)
 
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """One side of one point, ready to be fitted."""
+    """One side of one point, as input of a fit."""
 
     settings: Mapping[str, Any]  #: of the point
     side: int  #: 0 for the baseline, 1 for the variant
-    #: values of the axes that are no numbers (execution, …): the host differs between them, the work does not
+    #: values of the non-numeric axes (execution, …): host time differs between groups, work does not
     group: tuple[Any, ...]
-    items: float  #: that a step processes
+    items: float  #: items per step
     size: Size  #: of one item
     pair: int  #: number of the point
 
 
 def known_fields(points: Sequence[Point]) -> Known:
-    """What the measured cells of points have in common.
+    """The fields that the measured cells of all points have.
 
     Raises:
-        MissingDataError: they have neither tokens, FLOPs nor items.
+        MissingDataError: not all cells have tokens, FLOPs, or items.
     """
     cells = [cell for point in points for cell in measured_sides(point)]
     items = all(cell.items for cell in cells)
@@ -344,40 +354,34 @@ def known_fields(points: Sequence[Point]) -> Known:
     if not cells or not (tokens or flops or items):
         raise MissingDataError("a break-even model needs token counts, FLOPs or the number of items of each cell")
     work: Work = "tokens" if tokens else "flops" if flops else "items"
-    missing = [
-        name
-        for name, there in (("tokens", tokens), ("flops", flops), ("items", items), ("launches", launches))
-        if not there
-    ]
-    return Known(work, items, launches, tuple(missing))
+    present = {"tokens": tokens, "flops": flops, "items": items, "launches": launches}
+    return Known(work, items, launches, tuple(name for name, known in present.items() if not known))
 
 
 def measured_sides(point: Point) -> tuple[Cell, ...]:
-    """Baseline and variant if both have a time, else nothing."""
+    """Baseline and variant if both have a time, else an empty tuple."""
     cells = tuple(cell for _, cell in point.sides if cell is not None and cell.time_ns)
     return cells if len(cells) == 2 else ()
 
 
 def groups_of(sweep: Sweep) -> tuple[str, ...]:
-    """Axes that are no numbers."""
+    """The non-numeric axes."""
     return tuple(name for name in sweep.axes if not all(is_number(point.settings[name]) for point in sweep.points))
 
 
 def observed(points: Sequence[Point], groups: Sequence[str]) -> list[Observed]:
     """Both sides of each point, baseline first."""
-    found = []
+    cells = []
     for number, point in enumerate(points):
+        group = tuple(point.settings[name] for name in groups)
         for side, cell in enumerate(measured_sides(point)):
-            group = tuple(point.settings[name] for name in groups)
-            found.append(Observed(point.settings, side, group, float(cell.items or 1), size_of(cell), number))
-    return found
+            cells.append(Observed(point.settings, side, group, float(cell.items or 1), _size(cell), number))
+    return cells
 
 
-def size_of(cell: Cell) -> Size:
-    """The size of one item of a cell."""
-    tokens = _tokens(cell)
+def _size(cell: Cell) -> Size:
     flops = cell.flops / (cell.items or 1) if cell.flops else None
-    return Size(tokens, flops, float(cell.launches) if cell.launches else None)
+    return Size(_tokens(cell), flops, float(cell.launches) if cell.launches else None)
 
 
 def _tokens(cell: Cell) -> tuple[tuple[float, float, float], ...] | None:
@@ -390,7 +394,7 @@ def _tokens(cell: Cell) -> tuple[tuple[float, float, float], ...] | None:
 
 
 def block_table(size: Size) -> Float64s:
-    """One row a block: tokens in linear layers, products of tokens in attention, whether it reduces."""
-    entering, asking, leaving = np.array(size.tokens).T
+    """One row per block: tokens in linear layers, token products of attention, whether it reduces the tokens (0/1)."""
+    entering, query, leaving = np.array(size.tokens).T
     linear = _ENTERING_SHARE * entering + (1 - _ENTERING_SHARE) * leaving
-    return np.stack([linear, entering * asking, (leaving < entering).astype(float)], axis=1)
+    return np.stack([linear, entering * query, (leaving < entering).astype(float)], axis=1)

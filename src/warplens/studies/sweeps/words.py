@@ -1,4 +1,4 @@
-"""What studies' pages share: columns of axes, counted verdicts, how a sweep's sides are named, and its answer."""
+"""Shared columns and sentences of the study pages: axes, counts of verdicts, names of the sides, a sweep's answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def axis_columns(rows: pl.DataFrame, axes: Iterable[str]) -> tuple[Column, ...]:
-    """A column for each axis that the rows have, which is a number or a word."""
+    """A column, numeric or text, for each axis that the rows have."""
     return tuple(
         Column(
             axis,
@@ -33,22 +33,22 @@ def axis_columns(rows: pl.DataFrame, axes: Iterable[str]) -> tuple[Column, ...]:
 
 
 def columns_of(table: Table, rows: pl.DataFrame, axes: Iterable[str], *parts: str | Column) -> tuple[Column, ...]:
-    """The axes that the rows have, then these columns of a table (`Table.only`)."""
+    """The axes that the rows have, then the named columns of a table (`Table.only`)."""
     return (*axis_columns(rows, axes), *table.only(*parts).columns)
 
 
 def verdict_counts(verdicts: Iterable[str | None], same: str = "same") -> str:
-    """How often each verdict was reached: `faster at 3, slower at 12`; nothing without any."""
+    """The count of each verdict: `faster at 3, slower at 12`; empty without verdicts."""
     counts = Counter(verdicts)
     words = {"faster": "faster", "slower": "slower", "same": same, "undecided": "undecided"}
     return ", ".join(f"{word} at {fmt.count(counts[verdict])}" for verdict, word in words.items() if counts[verdict])
 
 
-#: An interval whose ends are this far apart comes of turns that tell as much as two or three independent ones, where
-#: Student's t reaches hundreds of standard errors. Its ends say nothing of the speedup, and would be read as if.
+#: An interval with a larger ratio of its ends comes from rounds so correlated that they are worth two or three
+#: independent ones, where Student's t reaches hundreds of standard errors. It would be mistaken for information.
 _WIDEST: Final = 10.0
 
-#: Machine facts that are told, and how.
+#: Key of the environment → its label.
 _MACHINE: Final = (("driver", "driver"), ("cuda", "CUDA"))
 
 
@@ -70,7 +70,7 @@ def _value(value: Any) -> str:
 
 
 def side_text(numbers: SweepNumbers, side: str) -> str:
-    """What tells a side apart; settings that only follow from the first ones are left out."""
+    """The first two settings that distinguish a side; further ones usually follow from these."""
     settings: Mapping[str, Any] = getattr(numbers.sweep, side)
     return settings_text(dict(list(settings.items())[:2]))
 
@@ -81,7 +81,7 @@ def speedup_text(speedup: float) -> str:
 
 
 def interval_text(low: float | None, high: float | None) -> str:
-    """`0.82 to 0.85`; nothing where there is no interval, and words where it is too wide to be one."""
+    """`0.82 to 0.85`; a dash without an interval, and words where it is too wide to be informative."""
     if low is None or high is None or not 0 < low <= high < float("inf"):
         return fmt.MISSING
     if high / low > _WIDEST:
@@ -90,7 +90,7 @@ def interval_text(low: float | None, high: float | None) -> str:
 
 
 def answer(numbers: SweepNumbers) -> str:
-    """The answer in two or three sentences: where the variant is faster, by how much, and what cannot be told."""
+    """The answer in two or three sentences: where the variant is faster, by how much, which axes are confounded."""
     timed = [item for item in numbers.points if item.point.speedup is not None]
     if not timed:
         return "At no point of the grid were both sides measured."
@@ -99,8 +99,8 @@ def answer(numbers: SweepNumbers) -> str:
     worst, best = ranked[0], ranked[-1]
     count = fmt.plural(len(timed), "point")
     verdicts = (item.comparison.verdict for item in timed if item.comparison is not None)
-    if told := verdict_counts(verdicts, same="as fast"):
-        first = f"{name}, against {side_text(numbers, 'baseline')}: {told} of {count}."
+    if verdicts_text := verdict_counts(verdicts, same="as fast"):
+        first = f"{name}, against {side_text(numbers, 'baseline')}: {verdicts_text} of {count}."
     else:
         faster = sum(_speedup(item) > 1 for item in timed)
         first = (
@@ -128,7 +128,7 @@ def _speedup(item: ComparedPoint) -> float:
 
 
 def facts(numbers: SweepNumbers) -> Iterator[str]:
-    """What belongs above the tables: sides, what is the same everywhere, machine, intervals."""
+    """The lines above the tables: source, sides, shared settings, machine, intervals."""
     sweep = numbers.sweep
     yield f"{sweep.source} · {sweep.workload}"
     if sweep.read_as:
@@ -147,7 +147,7 @@ def facts(numbers: SweepNumbers) -> Iterator[str]:
 
 
 def machine_line(environment: Mapping[str, Any]) -> str:
-    """GPU, versions and driver, as far as the file says."""
+    """GPU, versions and driver, as far as the file states them."""
     device, versions = environment.get("device") or {}, environment.get("versions") or {}
     parts = [str(device["name"])] if device.get("name") else []
     parts += [f"{name} {versions[name]}" for name in ("torch", "triton") if versions.get(name)]
@@ -156,21 +156,21 @@ def machine_line(environment: Mapping[str, Any]) -> str:
     return fmt.printable(" · ".join(parts)) or "not stated"
 
 
-def crossing_text(found: PaysOff) -> str:
-    """One line's answer in a sentence."""
-    axis = _plain(found.axis)
-    where = f"{settings_text(found.others)}: " if found.others else ""
-    low, high = (fmt.number(value) for value in found.span)
-    if found.answer == "always":
+def crossing_text(line: PaysOff) -> str:
+    """The crossover answer along one line of the grid, in a sentence."""
+    axis = _plain(line.axis)
+    where = f"{settings_text(line.others)}: " if line.others else ""
+    low, high = (fmt.number(value) for value in line.span)
+    if line.answer == "always":
         return f"{where}the variant is faster at all measured values ({axis} {low} to {high})"
-    if found.answer == "none-in-range":
+    if line.answer == "none-in-range":
         return f"{where}no crossover in range: not faster at any measured value ({axis} {low} to {high})"
-    if found.answer == "undecided":
-        return f"{where}undecided" + (f": {found.reason}" if found.reason else "")
-    told = []
-    for crossing in found.crossings:
+    if line.answer == "undecided":
+        return f"{where}undecided" + (f": {line.reason}" if line.reason else "")
+    parts = []
+    for crossing in line.crossings:
         ends = [fmt.number(end) if end is not None else "outside" for end in (crossing.low, crossing.high)]
         way = "from" if crossing.pays == "above" else "up to"
         beyond = ", extrapolated" if crossing.extrapolated else "" if crossing.decided else ", a candidate"
-        told.append(f"pays {way} {axis} {fmt.number(crossing.at)} ({ends[0]} to {ends[1]}{beyond})")
-    return f"{where}{'; '.join(told)}"
+        parts.append(f"pays {way} {axis} {fmt.number(crossing.at)} ({ends[0]} to {ends[1]}{beyond})")
+    return f"{where}{'; '.join(parts)}"

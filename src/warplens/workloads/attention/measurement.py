@@ -1,9 +1,9 @@
-"""How long the GPU works on one call: events round each, issued ahead of the GPU, whatever the pace of the host.
+"""GPU time of single kernels, independent of the pace of the host.
 
-`warplens.workloads.measurement` times a step as its caller sees it: issued, and waited for. A kernel is judged by its
-own time, and one that takes 20 µs would drown in the cost of its launch. So the calls here are not waited for, and
-before each the GPU is kept busy for longer than the host takes to issue it: all of its work is queued when its clock
-starts. Without a GPU the wall clock is taken.
+`warplens.workloads.measurement` times a step as its caller sees it: issued, and waited for. The launch cost would
+dominate a kernel of 20 µs. Here calls are issued ahead of the GPU with an event before and after each, and before each
+the GPU is kept busy for longer than the host takes to issue it, so that all of its work is queued when its time starts.
+Without a GPU, the wall clock is used.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from warplens.workloads.settings import AttentionCell
 
 
-#: Bytes overwritten to flush L2: twice that of the largest one sold (Blackwell's 126 MB).
+#: Bytes overwritten to flush L2: twice the size of the largest one (Blackwell's 126 MB).
 _FLUSH_BYTES: Final = 256 * 2**20
 
 _NS_PER_MS: Final = 1_000_000
 _SECOND_NS: Final = 1e9
 
-#: How much longer the GPU is kept busy than the slowest of some calls took to issue: the host's pace varies.
+#: The GPU is kept busy for this multiple of the slowest issue time of `_ISSUED` calls, since the host's pace varies.
 _HEAD_START: Final = 2.0
 _ISSUED: Final = 5
 
-#: GPU cycles in a nanosecond, no fewer than any GPU has: at a lower clock the head start is longer.
+#: GPU cycles per nanosecond, at least those of any GPU: at a lower clock the head start only gets longer.
 _CYCLES_PER_NS: Final = 2.0
 
 
@@ -58,12 +58,11 @@ def run_cell(cell: AttentionCell, plan: Plan, setting: Setting) -> dict[str, Any
 
 
 def measured(kernel: AttentionKernel, cell: AttentionCell, plan: Plan, device: str) -> dict[str, Any]:
-    """Checks the kernel on this very problem, then times it: the record of the cell.
+    """Checks the kernel on the problem of a cell, then times it; the record of the cell.
 
-    On a GPU calls are issued ahead of it, for a kernel is judged by its own time: there is no latency that a caller
-    would see, and so no throughput. FLOPs are credited by convention (`attention_flops`), not counted in the kernel.
-    Never raises for what a kernel does: refusals, memory that does not suffice and errors are statuses, and a kernel
-    that failed its check is not timed.
+    On a GPU, only the kernel's own time is measured (see the module), so that the record has neither latency nor
+    throughput. FLOPs follow a convention (`attention_flops`) and are not counted in the kernel. Failures of a kernel
+    (refusals, lack of memory, errors) become statuses, and a kernel that fails its check is not timed.
     """
     shape, mode = AttentionShape.of(cell), mode_of(cell)
     details: dict[str, Any] = {"check": None}
@@ -80,7 +79,7 @@ def measured(kernel: AttentionKernel, cell: AttentionCell, plan: Plan, device: s
             return ended("incorrect", check.summary)
         call, peak = _prepared(kernel, shape, cell.dtype, cell.causal, mode, device)
         samples, warmup_calls = time_calls(call, device, plan)
-    except Exception as error:  # a kernel may fail in any way; its row says how, and the table goes on
+    except Exception as error:  # a kernel may fail in any way; its record holds the reason, and the next cells follow
         return ended(*outcome_of(error))
     spread, drifted, on_gpu = summary(samples, plan.confidence), drift(samples), device.startswith("cuda")
     flops = int(attention_flops(shape, causal=cell.causal, mode=mode))

@@ -1,4 +1,4 @@
-"""What is computed (an attention problem, its inputs, its float64 reference), the gate, and every kernel by name.
+"""The attention problem, its inputs and float64 reference, the correctness check, and every kernel by name.
 
     out = softmax(q kᵀ · scale + mask) v        q, k, v: [batch, heads, seq_len, head_dim], scale = head_dim^−½
 
@@ -39,7 +39,7 @@ HEAD_DIMS: Final = (16, 32, 64, 128)
 #: Backward = 5 matrix products where forward has 2 (scores again, dV, dP, dQ, dK): the convention of Dao's benchmarks.
 BACKWARD_FACTOR: Final = 2.5
 
-#: Of the inputs of the gate; the timing uses another.
+#: Seed of the inputs of the correctness check; timing uses another.
 _SEED: Final = 1
 
 
@@ -186,7 +186,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a kernel computed on the compared heads, and what the formula gives, in its format and in float64."""
+    """Results of a kernel on the compared heads, and of the formula in the kernel's format and in float64."""
 
     names: tuple[str, ...]  #: of the tensors: "out", and with gradients "d_q", "d_k", "d_v"
     #: computed, trusted, exact: each tensor, [heads, seq_len, head_dim]; the last in float64
@@ -197,7 +197,7 @@ class Comparison:
 
     @property
     def check(self) -> Check:
-        """The outcome of the gate, which holds no tensors."""
+        """The outcome of the check, without tensors."""
         passed = all(error.passed for error in self.errors)
         return Check(passed, self.errors, len(self.computed[0]), self.exact[0].device.type)
 
@@ -275,7 +275,7 @@ def _trusted(few: list[torch.Tensor], causal: bool, d_out: torch.Tensor | None) 
 
 
 def _poison(size: torch.Size, dtype: torch.dtype, device: str) -> None:
-    """Leaves NaN in the allocator's free blocks, so that an element nobody writes does not look right by luck."""
+    """Leaves NaN in the allocator's free blocks, so that unwritten elements are detected."""
     import torch
 
     blocks = [torch.full(size, float("nan"), dtype=dtype, device=device) for _ in range(4)]
@@ -285,7 +285,7 @@ def _poison(size: torch.Size, dtype: torch.dtype, device: str) -> None:
 def _compare(
     name: str, tensor: torch.Tensor, trusted: torch.Tensor, exact: torch.Tensor, finite: bool, floor: float
 ) -> TensorError:
-    # The gradients of a single token's scores are zero: then the error is measured against numbers of size one.
+    # The gradients of a single token's scores are zero: the error is then relative to numbers of size one.
     scale = float(exact.norm()) or math.sqrt(exact.numel())
 
     def deviation(candidate: torch.Tensor) -> tuple[float, float]:
@@ -308,7 +308,7 @@ BACKENDS: Final = {
 }
 
 
-#: How torch says that it has no kernel: on a GPU, and on a CPU.
+#: Messages of torch without an available kernel, on a GPU and on a CPU.
 _REFUSALS: Final = ("No available kernel", "No viable backend")
 
 
@@ -334,23 +334,23 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, *, bac
     except RuntimeError as error:
         if not any(words in str(error) for words in _REFUSALS):
             raise
-    with warnings.catch_warnings(record=True) as spoken, sdpa_kernel([chosen]):
-        # Once more, to hear why: torch gives its reasons as warnings, and only when no backend is left.
+    with warnings.catch_warnings(record=True) as caught, sdpa_kernel([chosen]):
+        # Repeated for the reasons, which torch gives as warnings, and only when no backend is left.
         warnings.simplefilter("always")
         try:
             torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         except RuntimeError as error:
-            raise BackendRefusedError(_reason(backend, [str(entry.message) for entry in spoken])) from error
+            raise BackendRefusedError(_reason(backend, [str(entry.message) for entry in caught])) from error
     raise BackendRefusedError(f"SDPA backend {backend} refused once and then ran")
 
 
-def _reason(backend: str, spoken: list[str]) -> str:
-    """Torch's warnings about one backend as one line, without the lines that only say which backend is meant."""
-    lines = [line.split(" (Triggered internally")[0].strip() for text in spoken for line in text.splitlines()]
-    told = [
+def _reason(backend: str, messages: list[str]) -> str:
+    """Torch's warnings about one backend as one line, without the lines that only name the backend."""
+    lines = [line.split(" (Triggered internally")[0].strip() for text in messages for line in text.splitlines()]
+    reasons = [
         line for line in lines if line and "not used because" not in line and "has been runtime disabled" not in line
     ]
-    return "; ".join(dict.fromkeys(told)) or f"no available kernel for SDPA backend {backend}"
+    return "; ".join(dict.fromkeys(reasons)) or f"no available kernel for SDPA backend {backend}"
 
 
 @dataclass(frozen=True)
@@ -419,6 +419,6 @@ def kernel_of(cell: AttentionCell) -> AttentionKernel:
 
 
 def mode_of(cell: AttentionCell) -> Mode:
-    """What of the problem is run; a cell knows no other modes."""
-    found: Mode = cell.mode  # type: ignore[assignment]
-    return found
+    """The mode of a cell, which `AttentionCell` has validated."""
+    mode: Mode = cell.mode  # type: ignore[assignment]
+    return mode

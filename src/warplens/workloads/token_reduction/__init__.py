@@ -1,4 +1,4 @@
-"""Token reduction for vision transformers: methods that go on with fewer tokens, behind one interface.
+"""Token reduction for vision transformers: methods that drop or merge tokens, behind one interface.
 
 | method | acts | keeps |
 |---|---|---|
@@ -13,8 +13,8 @@
 | `dynamicvit` | before the block | what a small learned network scores highest (DynamicViT, Rao et al. 2021) |
 | `ats` | inside attention, on the queries | a data-dependent sample (ATS, Fayyaz et al. 2022) |
 
-`choosing` (the interface, token counts that follow from shares, methods that keep or drop), `methods` (those that
-sample, merge or learn; every method by name); of the fused ones, `fused` launches `fused_kernel`, which alone imports
-Triton. A new method becomes a subclass of `choosing.Reduction`, a line in `methods.reductions`, and its name in
+`choosing` has the interface, the token counts that follow from shares, and the methods that drop tokens; `methods`
+those that sample, merge or learn, and every method by name. `fused` launches `fused_kernel`, the only module that
+imports Triton. A new method needs a subclass of `choosing.Reduction`, a line in `methods.reductions`, and its name in
 `settings.METHODS`.
 """

@@ -1,4 +1,4 @@
-"""What token reduction is: its interface, how many tokens are left where, and the methods that drop tokens."""
+"""The interface of token reduction, token counts per block, and the methods that drop tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class Attended(NamedTuple):
-    """What an attention computed, for methods that decide by it."""
+    """Results of an attention that methods may use."""
 
     #: [batch, heads, queries, tokens]; with fused attention the class token's row alone, or None
     weights: Tensor | None
@@ -23,35 +23,35 @@ class Attended(NamedTuple):
 
 @dataclass
 class TokenState:
-    """What the methods remember of the tokens from block to block, within one pass."""
+    """State of the tokens that methods carry from block to block, within one pass."""
 
-    patches: int  #: patch tokens that the image began with
-    #: how many patches each token stands for, [batch, tokens]; None while every one is its own
+    patches: int  #: initial number of patch tokens
+    #: number of patches that each token represents, [batch, tokens]; None while each represents one
     sizes: Tensor | None = None
-    valid: Tensor | None = None  #: which tokens are no padding, [batch, tokens]; None while all are
-    #: at each location, which patch tokens went on, padded with −1; for visualisations
+    valid: Tensor | None = None  #: mask of tokens that are not padding, [batch, tokens]; None without padding
+    #: at each location, the numbers of the kept patch tokens, padded with −1; for visualisations
     kept: list[Tensor] = field(default_factory=list)
-    #: in DynamicViT's training, which tokens are still there, 1 or 0, [batch, tokens]; None while all are
+    #: in DynamicViT's training, 1 for remaining and 0 for dropped tokens, [batch, tokens]; None while all remain
     policy: Tensor | None = None
 
 
 class Reduction(nn.Module):
-    """A method at one location. A subclass names the place where it acts, and overrides the function of that place.
+    """A method at one location. A subclass sets `place`, and overrides the method of that place.
 
     Attributes:
         place: `before` the block, on the `queries` of its attention, or `between` attention and MLP.
-        needs_weights: whether the attention must be written out, for the method decides by attention weights.
+        needs_weights: whether the method needs attention weights, so that attention must be explicit.
     """
 
     place: Literal["before", "queries", "between"] = "between"
     needs_weights = False
 
     def before_block(self, x: Tensor, state: TokenState) -> Tensor:
-        """Tokens [batch, tokens, width] as they come from the block before → those that enter this one."""
+        """Tokens [batch, tokens, width] from the previous block → those that enter this one."""
         raise NotImplementedError
 
     def queries(self, attended: Attended, state: TokenState) -> Tensor:
-        """Indices [batch, rows] of the tokens whose attention goes on. May set `state.valid`."""
+        """Indices [batch, rows] of the tokens whose queries are kept. May set `state.valid`."""
         raise NotImplementedError
 
     def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
@@ -59,7 +59,7 @@ class Reduction(nn.Module):
         raise NotImplementedError
 
     def macs(self, tokens: int) -> int:
-        """Multiply-accumulates of the method itself for one image with so many tokens, the class token counted."""
+        """Multiply-accumulates of the method itself for one image with this many tokens, class token included."""
         return 0
 
 
@@ -69,14 +69,14 @@ def gathered(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def weights_of(attended: Attended) -> Tensor:
-    """The weights, for a method that decides by them."""
+    """The attention weights, which explicit attention provides."""
     if attended.weights is None:
         raise ValueError("the method decides by attention weights, which fused attention does not give")
     return attended.weights
 
 
 def class_attention(attended: Attended) -> Tensor:
-    """What the class token attends to, as the mean over heads: [batch, patch tokens]."""
+    """The class token's attention to the patch tokens, averaged over heads: [batch, patch tokens]."""
     return weights_of(attended)[:, :, 0, 1:].mean(dim=1)
 
 
@@ -85,27 +85,27 @@ def with_class_token(x: Tensor, patches: Tensor) -> Tensor:
     return torch.cat((x[:, :1], patches), dim=1)
 
 
-#: 0.1 · 20 must be 2 tokens, also where binary fractions make it 2.0000000000000004.
+#: Tolerance for rounding: 0.1 · 20 must be 2 tokens even if floating point makes it 2.0000000000000004.
 _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True)
 class BlockTokens:
-    """Tokens in one block, the class token counted, and the padding that every image of a batch carries."""
+    """Token counts of one block, including the class token and padding."""
 
-    entering: int  #: have keys and values in the attention
-    asking: int  #: have queries there whose results are used
-    leaving: int  #: go through the MLP, and on to the next block
+    entering: int  #: tokens with keys and values in the attention
+    asking: int  #: tokens with queries in the attention
+    leaving: int  #: tokens in the MLP, which enter the next block
     reduction_macs: int = 0  #: multiply-accumulates of the reduction itself, for one image
 
 
 def tokens_kept(tokens: int, share: float) -> int:
-    """⌈share · tokens⌉, at least one: patch tokens left of those that there are now."""
+    """Number of patch tokens kept: ⌈share · tokens⌉, at least one."""
     return max(1, math.ceil(share * tokens - _ROUNDING))
 
 
 def topk_chain(patches: int, shares: Sequence[float]) -> list[int]:
-    """Patch tokens after each location; each share is of what the one before left: 196 → 20 → 2 → 1 for 0.1."""
+    """Patch tokens after each location, each share applied to the current number: 196 → 20 → 2 → 1 for 0.1."""
     chain = []
     for share in shares:
         patches = tokens_kept(patches, share)
@@ -114,7 +114,7 @@ def topk_chain(patches: int, shares: Sequence[float]) -> list[int]:
 
 
 def compounded_chain(patches: int, shares: Sequence[float]) -> list[int]:
-    """Patch tokens after each location, each ⌊patches · product of the shares so far⌋, as DynamicViT counts."""
+    """Patch tokens after each location: ⌊patches · product of the shares so far⌋, as in DynamicViT."""
     chain, share_left = [], 1.0
     for share in shares:
         share_left *= share
@@ -123,24 +123,24 @@ def compounded_chain(patches: int, shares: Sequence[float]) -> list[int]:
 
 
 def most_merges(tokens: int) -> int:
-    """Tokens that one bipartite matching can merge away, the class token counted and protected: half of the others."""
+    """Most tokens that one bipartite matching can merge: half of those other than the class token."""
     return (tokens - 1) // 2
 
 
 def merges(patches: int, shares: Sequence[float]) -> list[int]:
-    """Tokens to merge away at each location, as many as TopK would drop there. More than half will not be possible."""
+    """Tokens to merge at each location: as many as TopK would drop there (of which at most half can be merged)."""
     return [before - after for before, after in pairwise([patches, *topk_chain(patches, shares)])]
 
 
 class TopK(Reduction):
     """Keeps the patch tokens that the class token attends to most, the best first.
 
-    Score: mean over heads of the class token's attention. Kept: ⌈share · patch tokens that there are now⌉.
+    Score: mean over heads of the class token's attention. Kept: ⌈share · current patch tokens⌉.
 
     Args:
         share: of the current patch tokens to keep.
-        visualisation: also list which tokens were kept, padded with −1 to those there had been. Only a visualisation
-            would read that, but the published code computes it in every pass, so its launches belong to the method.
+        visualisation: also list the kept tokens, padded with −1 to the previous number. Only a visualisation reads the
+            list, but the published code computes it in every pass, so its launches belong to the method.
     """
 
     needs_weights = True
@@ -157,7 +157,7 @@ class TopK(Reduction):
         return score.topk(tokens_kept(score.shape[1], self.share), dim=1, sorted=True).indices
 
     def _listed(self, score: Tensor, state: TokenState) -> Tensor:
-        """What is chosen, listed where a visualisation is wanted."""
+        """The chosen tokens, which are also added to the list for visualisation."""
         kept = self._chosen(score)
         if self.visualisation:
             state.kept.append(_padded(kept, score.shape[1]))
@@ -167,8 +167,8 @@ class TopK(Reduction):
 class RowTopK(TopK):
     """The tokens of `TopK` in the same order, moved as whole rows of one matrix [batch · tokens, width].
 
-    One index holds the class token's row and those of the kept tokens, so that neither a gather of every element nor a
-    concatenation of what it gave is needed.
+    One index selects the class token's row and those of the kept tokens, instead of an elementwise gather and a
+    concatenation.
     """
 
     def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
@@ -177,10 +177,10 @@ class RowTopK(TopK):
 
 
 class CachedTopK(TopK):
-    """`TopK` that chooses once for each number of images and tokens, and then takes the same places again.
+    """`TopK` that chooses once for each number of images and tokens, and then reuses the same positions.
 
-    Right where inputs resemble each other, such as the frames of a resting camera, and nowhere else. Later passes need
-    neither scores nor a sort.
+    Only valid if inputs resemble each other, such as the frames of a static camera. Later passes need neither scores
+    nor a sort.
     """
 
     def __init__(self, share: float, visualisation: bool = True) -> None:
@@ -196,10 +196,10 @@ class CachedTopK(TopK):
 
 
 class EViT(TopK):
-    """TopK, and one more token: the sum of those dropped, each times its score.
+    """TopK, and one more token: the sum of the dropped ones, each times its score.
 
-    The weights are those of the class token's attention, not normalised over what is dropped. The fused token stands
-    last, and competes as a patch token at the next location.
+    The scores are the class token's attention, not normalised over the dropped tokens. The fused token comes last, and
+    competes as a patch token at the next location.
     """
 
     def between(self, x: Tensor, attended: Attended, state: TokenState) -> Tensor:
@@ -212,7 +212,7 @@ class EViT(TopK):
 
 
 class RandomChoice(Reduction):
-    """Keeps as many patch tokens as TopK would, in random order and by no merit."""
+    """Keeps as many patch tokens as TopK would, chosen at random, in random order."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class RandomChoice(Reduction):
 
 
 def _rows(x: Tensor, kept: Tensor) -> Tensor:
-    """The class token's row and the kept ones of each image, by one index over all rows."""
+    """The rows of the class token and of the kept tokens of each image, by one index over all rows."""
     batch, tokens, width = x.shape
     rows = torch.nn.functional.pad(kept + 1, (1, 0))
     if batch > 1:
@@ -235,7 +235,7 @@ def _rows(x: Tensor, kept: Tensor) -> Tensor:
 
 
 def _padded(kept: Tensor, patches: int) -> Tensor:
-    # Ones times −1, as published: two launches where `full` would make one.
+    # Ones times −1, as in the published code: two launches where `full` would need one.
     padding = torch.ones(kept.shape[0], patches - kept.shape[1], dtype=kept.dtype, device=kept.device) * -1
     return torch.cat((kept, padding), dim=1)
 
@@ -243,8 +243,8 @@ def _padded(kept: Tensor, patches: int) -> Tensor:
 def _complement(indices: Tensor, count: int) -> Tensor:
     """The numbers below `count` that are not among the indices [batch, rows], in rising order.
 
-    As published: zeros are scattered where an index stands in 0 … count − 1, and a sort brings them to the front.
+    As in the published code: the indices are overwritten by zeros in 0 … count − 1, which a sort moves to the front.
     """
     numbers = torch.arange(count, device=indices.device).expand(indices.shape[0], -1)
-    left = numbers.scatter(1, indices, 0).sort(dim=1).values
-    return left[:, indices.shape[1] :] if count > indices.shape[1] else left[:, :0]
+    remaining = numbers.scatter(1, indices, 0).sort(dim=1).values
+    return remaining[:, indices.shape[1] :] if count > indices.shape[1] else remaining[:, :0]

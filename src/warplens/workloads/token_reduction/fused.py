@@ -1,6 +1,6 @@
-"""TopK and EViT as one kernel: the remedy where a reduction costs more in launches than it saves in arithmetic.
+"""TopK and EViT as one kernel, for cases where a reduction costs more in launches than it saves in arithmetic.
 
-Imports Triton if it is there: `methods` loads this module only for a method that needs it.
+Imports Triton if available; `methods` loads this module only for a method that needs it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ except ImportError:
     kernel = None
 
 
-#: Elements of a row that are copied at a time; a program's tile is so many columns of `Tiles.tokens` rows.
+#: Columns of a row that are copied at a time.
 _COLUMNS: Final = 1024
 
-#: Tokens that others are compared with at a time. Fewer would mean more reductions across warps, more would spill.
+#: Tokens compared with at a time. Fewer would need more reductions across warps, more would spill registers.
 _COMPARED: Final = 256
 
-#: Rows and columns of a tile that is summed up into the fused token. 32 columns are one sector of fp16, twice; the
-#: fewer columns, the more multiprocessors share the sum.
+#: Rows and columns of a tile that is summed into the fused token. 32 columns are two sectors of fp16; fewer columns
+#: distribute the sum over more multiprocessors.
 _SUMMED_ROWS, _SUMMED_COLUMNS = 512, 32
 
 #: Most patch tokens: a program that fuses holds all scores at once.
@@ -41,21 +41,20 @@ _BITS: Final = {torch.float16: 16, torch.bfloat16: 16, torch.float32: 32, torch.
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the kernel is launched."""
+    """Launch parameters of the kernel."""
 
-    #: tokens a program finds the places of. Each program reads all scores, so that few tokens mean much repeated work,
-    #: and many mean few programs.
+    #: tokens whose positions a program determines. Each program reads all scores, so that few tokens mean repeated
+    #: work, and many mean few programs.
     tokens: int = 16
     warps: int = 4  #: warps per program
 
 
-#: Programs from which on there are more than the multiprocessors of any GPU can work on at once, so that programs had
-#: better be larger than more.
+#: More programs than any GPU can run at once: beyond this number, larger programs are better.
 _MANY_PROGRAMS: Final = 512
 
 
 def tiles_for(batch: int, patches: int, fuse: bool, element_bytes: int) -> Tiles:
-    """The tiles for a problem; from a rule, so that a run needs no search and repeats exactly."""
+    """The tiles for a problem, by a deterministic rule instead of autotuning."""
     tokens = 16
     while tokens < 64 // element_bytes and batch * (patches + 1) > tokens * _MANY_PROGRAMS:
         tokens *= 2
@@ -63,25 +62,25 @@ def tiles_for(batch: int, patches: int, fuse: bool, element_bytes: int) -> Tiles
 
 
 def _power_of_two(least: int) -> int:
-    """The smallest power of two from `least` on."""
+    """The smallest power of two not below `least`."""
     return 1 << max(0, least - 1).bit_length()
 
 
 def select_tokens(
     weights: Tensor, x: Tensor, kept: int, *, fuse: bool = False, listing: bool = False, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The class token, the patch tokens that it attends to most, and perhaps one fused from the rest, by one kernel.
+    """The class token, the patch tokens that it attends to most, and optionally one fused from the rest, by one kernel.
 
-    The same as `mean`, `topk`, `gather` and `cat`, and with `fuse` as EViT's sum of the dropped tokens. The score is
-    rounded as `mean` rounds it; of equal scores, which `topk` orders as it likes, the first token in the image is
-    ahead. The sum of the dropped is fp32, rounded once.
+    Equivalent to `mean`, `topk`, `gather` and `cat`, and with `fuse` to EViT's sum of the dropped tokens. The score is
+    rounded as by `mean`; among equal scores, whose order `topk` leaves undefined, the first token in the image wins.
+    The sum of the dropped tokens is accumulated in fp32 and rounded once.
 
     Args:
         weights: attention [batch, heads, queries, tokens], the class token's query and key first; any strides.
         x: tokens [batch, tokens, width].
         kept: patch tokens to keep, from 1 to all.
-        fuse: one more row: Σ score · token over the patch tokens that are dropped.
-        listing: also tell which were kept.
+        fuse: one more row: Σ score · token over the dropped patch tokens.
+        listing: also list the kept tokens.
         tiles: overrides the choice of `tiles_for`.
 
     Returns:
@@ -89,8 +88,8 @@ def select_tokens(
         first, padded with −1: [batch, patches], int64; else None.
 
     Raises:
-        UsageError: a gradient is wanted; the tensors are not on a GPU, and there is no interpreter; a format, number of
-            tokens or `kept` that the kernel does not support.
+        UsageError: a gradient is required; the tensors are not on a GPU, and Triton's interpreter is off; or the kernel
+            does not support the format, the number of tokens or `kept`.
     """
     batch, tokens, width = x.shape
     patches = tokens - 1
@@ -131,19 +130,19 @@ def _(weights: Tensor, x: Tensor, kept: int, fuse: bool, listing: bool) -> list[
 def compiled_select(
     weights: Tensor, x: Tensor, kept: int, *, fuse: bool = False, listing: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """`select_tokens` as one operator that torch.compile does not look into.
+    """`select_tokens` as a custom operator that is opaque to torch.compile.
 
-    Traced as a Triton kernel of the user's, Inductor of PyTorch 2.11 fails on the whole model (a KeyError in its
-    scheduler). The kernel takes strides when it runs, so that any layout that the compiler chooses is right.
+    Traced as a user-defined Triton kernel, it makes Inductor of PyTorch 2.11 fail on the whole model (a KeyError in its
+    scheduler). The kernel reads strides at run time, so that any layout chosen by the compiler is correct.
     """
-    found = _selected(weights, x, kept, fuse, listing)
-    return found[0], found[1] if listing else None
+    results = _selected(weights, x, kept, fuse, listing)
+    return results[0], results[1] if listing else None
 
 
 def launch_constants(
     heads: int, patches: int, width: int, bits: int, fuse: bool, listing: bool, tiles: Tiles
 ) -> dict[str, Any]:
-    """What the kernel is compiled for: its compile-time arguments, and its warps."""
+    """The compile-time arguments of the kernel, and its warps."""
     every = _power_of_two(patches)
     return {
         "HEADS": heads,
@@ -193,7 +192,7 @@ class FusedTopK(TopK):
 
     Args:
         share: of the current patch tokens to keep.
-        visualisation: also list which tokens were kept, as `TopK` does; that takes no launch here.
+        visualisation: also list the kept tokens, as `TopK` does, but without a further launch.
     """
 
     _fuse = False
@@ -213,6 +212,6 @@ class FusedTopK(TopK):
 
 
 class FusedEViT(FusedTopK):
-    """EViT in one launch, for inference: the same tokens in the same order, and their rest as one token."""
+    """EViT in one launch, for inference: the same tokens in the same order, and the others fused into one."""
 
     _fuse = True

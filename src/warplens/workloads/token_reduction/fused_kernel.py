@@ -2,9 +2,9 @@
 # ruff: noqa: N803  a kernel's compile-time arguments are written in capitals, as Triton's are
 """Score, selection, gather and fusion of a token reduction in one Triton kernel.
 
-No token waits for another: each program works out by itself which place its tokens have, by counting the tokens that
-are ahead of them. That is N² comparisons for N tokens, all on the chip, where a sort would be many steps one after
-another; and a token's place is the row that it goes to, so that nothing is sorted, gathered or concatenated.
+Each program independently determines the ranks of its tokens by counting the tokens with higher scores. That takes N²
+comparisons for N tokens, all on chip, instead of the many dependent steps of a sort; the rank is the output row, so
+that no further gather or concatenation is needed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def _of_head(weights, head, head_stride, offsets, inside, BITS: tl.constexpr):
 
 @triton.jit
 def _scores(weights, head_stride, token_stride, patches, inside, HEADS: tl.constexpr, BITS: tl.constexpr):
-    """What the class token attends to, the mean over heads, for some patch tokens.
+    """The class token's attention to some patch tokens, averaged over heads.
 
-    Bit for bit what `weights[:, :, 0, 1:].mean(dim=1)` gives on a GPU: PyTorch's reduction keeps four running sums in
-    fp32, adds them up in their order, multiplies by 1 / heads, and rounds to the format of the weights. Another order
-    would now and then give another last bit, and with it another choice.
+    Bitwise equal to `weights[:, :, 0, 1:].mean(dim=1)` on a GPU: PyTorch's reduction keeps four running sums in fp32,
+    adds them in order, multiplies by 1 / heads, and rounds to the format of the weights. Another order of summation
+    would sometimes change the last bit, and with it the choice.
     """
     offsets = (patches + 1) * token_stride
     a = _of_head(weights, 0, head_stride, offsets, inside, BITS)
@@ -52,9 +52,9 @@ def _scores(weights, head_stride, token_stride, patches, inside, HEADS: tl.const
 
 @triton.jit
 def _ordered(score, BITS: tl.constexpr):
-    """Unsigned integers in the order of the scores: integers have no NaN that is neither ahead nor behind.
+    """Unsigned integers in the order of the scores, a total order with NaN.
 
-    NaN is ahead of everything, as for `torch.topk`, and both zeros are the same.
+    NaN is the largest, as for `torch.topk`, and both zeros are equal.
     """
     score = tl.where(score == 0.0, tl.zeros_like(score), score)
     if BITS == 16:
@@ -92,22 +92,22 @@ def select_tokens_kernel(
     FUSE_T: tl.constexpr,
     FUSE_W: tl.constexpr,
 ):
-    """Writes the class token, the `kept` patch tokens with the highest scores, best first, and perhaps a fused one.
+    """Writes the class token, the `kept` patch tokens with the highest scores, best first, and with FUSE a fused one.
 
-    Of equal scores, the token that stands first in the image is ahead.
+    Among equal scores, the first token in the image wins.
 
     Args:
         weights: attention [batch, heads, queries, 1 + patches] with those strides; the first query is the class token.
         x: [batch, 1 + patches, WIDTH], packed.
         out: [batch, 1 + kept, WIDTH], packed; one row more with FUSE.
         listing: with LIST, [batch, patches]: numbers of the patch tokens that are kept, best first, then −1.
-        BITS: of a score; its order is found on integers of that size.
-        BLOCK_T: tokens whose places a program finds, and which it then copies …
-        SPREAD: … with so many threads, or BLOCK_T if that is more …
-        BLOCK_J: … by comparing them with so many at a time.
+        BITS: of a score; scores are compared as integers of that size.
+        BLOCK_T: tokens that a program ranks and copies.
+        SPREAD: threads that compute their scores, or BLOCK_T if that is more.
+        BLOCK_J: tokens compared with at a time.
         BLOCK_W: columns copied at a time.
-        BLOCK_P, FUSE_T, FUSE_W: of the programs that fuse: a power of two from `patches` on; rows and columns of x at a
-            time. They come first in the grid, for they take longest.
+        BLOCK_P, FUSE_T, FUSE_W: of the programs that fuse: a power of two not below `patches`; rows and columns of x at
+            a time. They come first in the grid, since they take longest.
     """
     batch = tl.program_id(1).to(tl.int64)
     weights += batch * batch_stride
@@ -126,9 +126,9 @@ def select_tokens_kernel(
             )  # fmt: skip
     else:
         rows = (tl.program_id(0) - fusing) * BLOCK_T + tl.arange(0, BLOCK_T)
-        patch = rows - 1  # the class token stands in front
+        patch = rows - 1  # the class token comes first
         of_patch = (patch >= 0) & (patch < patches)
-        # Each thread scores one token, some of them the same; else each thread would score all BLOCK_T.
+        # Each thread scores one token, with duplicates; otherwise each thread would score all BLOCK_T.
         one = (tl.program_id(0) - fusing) * BLOCK_T + tl.arange(0, SPREAD) % BLOCK_T - 1
         real = (one >= 0) & (one < patches)
         spread = _ordered(_scores(weights, head_stride, token_stride, one, real, HEADS, BITS), BITS)
@@ -171,8 +171,8 @@ def _fuse(
 ):
     """Some columns of the sum of all dropped tokens, each times its score.
 
-    Which are dropped follows from the score of the last one that is kept, found bit by bit from the highest: a bit of
-    it is one if enough tokens reach the number with that bit. Of the tokens with just that score, the first are kept.
+    The threshold, the score of the last kept token, is found by bisection over its bits from the highest: a bit is one
+    if enough tokens reach the number with that bit. Of the tokens with exactly that score, the first are kept.
     """
     every = tl.arange(0, BLOCK_P)
     there = every < patches
@@ -202,6 +202,6 @@ def _fuse(
         tied_before += tl.sum(tied, axis=0)
         dropped = here & ((key < threshold) | late)
         weighted = tile.to(total.dtype) * score.to(total.dtype)[:, None]
-        # Not times zero: a token that is kept may be infinite.
+        # Masked rather than multiplied by zero: a kept token may be infinite.
         total += tl.sum(tl.where(dropped[:, None], weighted, 0.0), axis=0)
     tl.store(out + (kept + 1) * WIDTH + columns, total.to(out.dtype.element_ty), mask=columns < WIDTH)

@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 class ATS(Reduction):
     """Adaptive token sampling (Fayyaz et al., 2022, section 3) on the rows of the attention.
 
-    A patch token's significance is the class token's attention to it times the length of its value vector, heads
-    summed, normalised over the patch tokens. The cumulated significance is inverted at evenly spaced points
-    (2i + 1) / 2K, i = 0 … K − 1: each point takes the token whose cumulated significance is nearest. A token that
-    several points take goes on once, so that images of one batch keep different numbers of tokens; shorter ones are
-    padded with copies of the class token, which no token attends to.
+    A patch token's significance is the class token's attention to it times the norm of its value vector, summed over
+    heads and normalised over the patch tokens. The cumulated significance is inverted at evenly spaced points
+    (2i + 1) / 2K, i = 0 … K − 1: each point takes the token whose cumulated significance is nearest. A token taken by
+    several points is kept once, so that images of one batch keep different numbers of tokens; shorter ones are padded
+    with copies of the class token that no token attends to.
 
-    Only the sampled tokens' queries go on. To know the longest image of the batch, the host waits for the GPU.
+    Only the sampled tokens' queries are kept. The host waits for the GPU to know the longest image of the batch.
 
     Args:
-        points: K, the most patch tokens that can be left. It is fixed beforehand, not a share of what is there: that
-            would depend on the other images of the batch through padding.
+        points: K, the most patch tokens to keep. A fixed number, since a share of the current tokens would depend on
+            the other images of the batch through padding.
     """
 
     place = "queries"
@@ -58,7 +58,7 @@ class ATS(Reduction):
         """See the class."""
         lengths = attended.values[:, :, 1:].norm(dim=-1)
         significance = (weights_of(attended)[:, :, 0, 1:] * lengths).sum(dim=1)
-        # Padding has no attention and hence no significance, but a flat stretch of the sum must not take a point.
+        # Padding has no significance, but its flat stretch of the cumulated sum must not be nearest to a point.
         significance = significance.to(torch.promote_types(significance.dtype, torch.float32))
         cumulated = (significance / significance.sum(dim=1, keepdim=True)).cumsum(dim=1)
         if state.valid is not None:
@@ -72,14 +72,14 @@ class ATS(Reduction):
 
 
 def _unique(taken: Tensor) -> tuple[Tensor, Tensor]:
-    """The class token and each row's indices once, in rising order, padded with the class token to the longest row."""
+    """The class token and each row's distinct indices in rising order, padded with the class token; and the mask."""
     first = torch.ones_like(taken, dtype=torch.bool)
     first[:, 1:] = taken[:, 1:] != taken[:, :-1]
     counts = first.sum(dim=1)
     longest = int(counts.max())  # the host needs the shape, and waits for it
     places = first.cumsum(dim=1)
     rows = taken.new_zeros(taken.shape[0], longest + 1)
-    # Every index is written to its place; repetitions write the same value again.
+    # Every index is written to its place; duplicates write the same value again.
     rows.scatter_(1, places, taken)
     valid = torch.arange(longest + 1, device=taken.device)[None, :] <= counts[:, None]
     return rows, valid
@@ -88,15 +88,15 @@ def _unique(taken: Tensor) -> tuple[Tensor, Tensor]:
 class ToMe(Reduction):
     """Merges tokens by bipartite soft matching (Bolya et al., "Token Merging", 2023, section 3).
 
-    Tokens are dealt alternately to A (the class token first) and B. Each of A proposes to its most similar one of B, by
-    the cosine of their keys, heads averaged; the `merged` best proposals are accepted, and B's token becomes the mean
-    of all that it then stands for, each weighted by the patches it stands for. The class token proposes to nobody. What
-    is left of A comes first, in its order, then B.
+    Tokens are assigned alternately to A (the class token first) and B. Each token of A proposes to the most similar one
+    of B, by the cosine of their keys averaged over heads; the `merged` best proposals are accepted, and the token of B
+    becomes the mean of all merged tokens, weighted by their numbers of patches. The class token does not propose. The
+    rest of A comes first, in its order, then B.
 
-    From then on attention is proportional: the logarithm of a token's size is added to the scores of its key.
+    Afterwards attention is proportional: the logarithm of a token's size is added to the scores of its key.
 
     Args:
-        merged: tokens to merge away; at most half of those other than the class token are.
+        merged: tokens to merge; limited to half of those other than the class token.
         d_head: width of a key.
     """
 
@@ -117,7 +117,7 @@ class ToMe(Reduction):
         best, partner = similarity.max(dim=-1)
         proposals = best.argsort(dim=-1, descending=True)
         accepted = proposals[:, :count]
-        # In their own order; the class token, whose proposal is the worst, is first again.
+        # In their original order; the class token, whose proposal is the worst, comes first again.
         left = proposals[:, count:].sort(dim=-1).values
         into = partner.gather(1, accepted)
         weighted = _merge(x * sizes.unsqueeze(-1), left, accepted, into)
@@ -126,14 +126,14 @@ class ToMe(Reduction):
         return weighted / merged_sizes
 
     def macs(self, tokens: int) -> int:
-        """Of the similarities between all of A and all of B."""
+        """MACs of the similarities between all of A and all of B."""
         if min(self.merged, most_merges(tokens)) < 1:
             return 0
         return ((tokens + 1) // 2) * (tokens // 2) * self.d_head
 
 
 def _merge(x: Tensor, left: Tensor, accepted: Tensor, into: Tensor) -> Tensor:
-    """The tokens of A that are left, then those of B with the accepted ones added."""
+    """The remaining tokens of A, then those of B with the accepted ones added."""
     a, b = x[:, ::2], x[:, 1::2]
     sums = b.scatter_add(1, into.unsqueeze(-1).expand(-1, -1, x.shape[-1]), gathered(a, accepted))
     return torch.cat((gathered(a, left), sums), dim=1)
@@ -146,8 +146,8 @@ _EPSILON = 1e-6
 class Predictor(nn.Module):
     """Log-probabilities (keep, drop) of each patch token: [batch, patches, width] → [batch, patches, 2].
 
-    Half of a token's features stay its own, the other half become the mean over all tokens, so that each is judged by
-    itself and by the whole image (Rao et al., "DynamicViT", 2021, section 3.2).
+    Half of a token's features are local, the other half the mean over all tokens, so that both the token and the whole
+    image count (Rao et al., "DynamicViT", 2021, section 3.2).
     """
 
     def __init__(self, width: int) -> None:
@@ -159,7 +159,7 @@ class Predictor(nn.Module):
         )  # fmt: skip
 
     def forward(self, patches: Tensor, policy: Tensor | None = None) -> Tensor:
-        """See the class; with a policy [batch, patches], 1 or 0, the mean is over the tokens that it leaves."""
+        """See the class; with a policy [batch, patches], 1 or 0, the mean is over the remaining tokens."""
         features = self.enter(patches)
         half = features.shape[-1] // 2
         if policy is None:
@@ -173,11 +173,11 @@ class Predictor(nn.Module):
 
 
 class DynamicViT(Reduction):
-    """Keeps the patch tokens with the highest keep score, the best first. All are sorted, as published, not selected.
+    """Keeps the patch tokens with the highest keep score, the best first, by a full sort as in the published code.
 
-    In training (`module.train()`) all tokens stay, so that images of a batch may lose different numbers of them, and
-    the choice has a gradient: whether a token is kept is drawn from its probabilities by the Gumbel trick, straight
-    through (Jang et al., 2017), one that was dropped stays so, and attention is masked from then on (`masked_softmax`).
+    In training (`module.train()`) tokens are masked instead of removed, so that images of a batch may lose different
+    numbers of them, and the choice has a gradient: it is drawn by the straight-through Gumbel softmax (Jang et al.,
+    2017), dropped tokens stay dropped, and attention is masked from then on (`masked_softmax`).
 
     Args:
         width: of a token.
@@ -207,16 +207,16 @@ class DynamicViT(Reduction):
         state.policy = torch.cat((before.new_ones(len(before), 1), drawn * before), dim=1)
 
     def macs(self, tokens: int) -> int:
-        """Of the predictor's four linear layers."""
+        """MACs of the predictor's four linear layers."""
         w = self.width
         return (tokens - 1) * (w * w + w * (w // 2) + (w // 2) * (w // 4) + (w // 4) * 2)
 
 
 def masked_softmax(scores: Tensor, policy: Tensor) -> Tensor:
-    """Softmax over the keys that the policy leaves; every token also attends to itself.
+    """Softmax over the remaining keys; every token also attends to itself.
 
     (e^s · G + ε/N) / (Σ e^s · G + ε), with G = 1 on the diagonal and else the key's policy (Rao et al., section 3.3).
-    A token that is dropped is thus no key for the others, and the policy has a gradient.
+    Dropped tokens are thus not keys of the others, and the policy has a gradient.
 
     Args:
         scores: [batch, heads, tokens, tokens].
@@ -229,7 +229,7 @@ def masked_softmax(scores: Tensor, policy: Tensor) -> Tensor:
     return (weights + _EPSILON / count) / (weights.sum(dim=-1, keepdim=True) + _EPSILON)
 
 
-#: Methods that choose by the class token's attention, call by call.
+#: Unfused methods that choose by the class token's attention.
 _CHOOSING: Final = {"topk": TopK, "topk-rows": RowTopK, "topk-cached": CachedTopK, "evit": EViT}
 
 
@@ -248,8 +248,8 @@ def reductions(
         size: widths of the model.
         input_size: side of the images.
         locations: blocks, in rising order.
-        shares: share of the tokens that each keeps.
-        visualisation: for TopK, EViT and their fused forms; see there.
+        shares: share of the tokens that each location keeps.
+        visualisation: of TopK, EViT and their fused forms; see there.
     """
     patches = size.patches(input_size)
     made: list[Reduction]

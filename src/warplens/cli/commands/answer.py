@@ -1,4 +1,4 @@
-"""`warplens PATH…`: whatever the paths hold, what it says in a few lines, and a report with the rest."""
+"""`warplens PATH…`: the answer in a few lines for any kind of files, and a report."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from warplens.answers import diagnose_selection
-from warplens.answers.given import selected
+from warplens.answers.inputs import selected
 from warplens.cli.answer import checked_folder, checked_target, head, print_lines, recorded_by
 from warplens.cli.commands.report import DEFAULT_FOLDER, write_besides, write_overview
 from warplens.cli.edge import answering, end_with, note, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
-from warplens.cli.reading import GridRequest, Profiles, Reading, examined, read_all, run_in, told_in_full
+from warplens.cli.reading import GridRequest, Profiles, Reading, examined, limited_to_full_reports, read_all, run_in
 from warplens.errors import UsageError
 from warplens.readers import holds_measurements
 from warplens.readers.shipped import PREFIX, shipped
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.report.overview.numbers import Numbers
 
-#: Two sides make a comparison.
+#: Sides of a comparison.
 _SIDES: Final = 2
 
 
@@ -77,26 +77,26 @@ def answer(
     profiles = reading.profiles
     run = run_in(reading) if range_name is None else None
     written: list[Path] = []
-    found: list[DiagnosisAnswer] = []
+    diagnosed: list[DiagnosisAnswer] = []
     if not profiles.timelines:
-        _on_counters(reading, paths)
+        _print_counters(reading, paths)
     elif len(profiles.timelines) == 1:
-        found = [_on_one(reading, paths)]
+        diagnosed = [_print_profile(reading)]
     elif run is not None:
-        _on_run(run, paths)
+        _print_run(run, paths)
     elif (
         len(profiles.timelines) == _SIDES
         and reading.cells is None
         and not are_ranks(profiles.timelines)
-        and (compared := _two(_sides(profiles, paths), window, range_name, from_folder=len(paths) < _SIDES)) is not None
+        and (compared := _compared(_sides(profiles, paths), window, range_name, from_folder=len(paths) < _SIDES))
     ):
-        _on_two(compared, _sides(profiles, paths), from_folder=len(paths) < _SIDES)
+        _print_comparison(compared, _sides(profiles, paths), from_folder=len(paths) < _SIDES)
         written = _compare_page(compared, folder)
     else:
-        found = _diagnosed(profiles.timelines, reading.window)
-        print_several(found)
+        diagnosed = _diagnosed(profiles.timelines, reading.window)
+        print_several(diagnosed)
     if folder is not None:
-        written += _reports(reading, folder, [each.diagnosis for each in found], run, written)
+        written += _reports(reading, folder, [answer.diagnosis for answer in diagnosed], run, written)
         print_brief_lines([Line("report", "", "plain", tuple(map(str, written)))])
         if opened and not webbrowser.open(written[0].absolute().as_uri()):
             note("no browser could be opened")
@@ -104,13 +104,13 @@ def answer(
 
 
 def typed(path: Path) -> str:
-    """A path as one types it: `demo:NAME` for a shipped profile, quoted where it holds what a shell would read."""
+    """A path as typed in a shell: `demo:NAME` for a shipped profile, else quoted if necessary."""
     name = next((name for name, file in shipped().items() if file == path), None)
     return f"{PREFIX}{name}" if name is not None else shlex.quote(str(path))
 
 
 def are_ranks(timelines: Sequence[Timeline]) -> bool:
-    """Whether the profiles are ranks of one run: each says its number or has it in its name, and no two are alike."""
+    """Whether the profiles may be ranks of one run: each has a rank, recorded or in its name, and all are distinct."""
     from warplens.analysis.ranks.across import rank_in_name
 
     captures = [timeline.trace.capture for timeline in timelines]
@@ -119,19 +119,19 @@ def are_ranks(timelines: Sequence[Timeline]) -> bool:
 
 
 def print_brief_lines(lines: Sequence[Line]) -> None:
-    """Lines with their labels, in colour where a person looks at them."""
+    """Print lines with their labels, in colour on a terminal."""
     with answering() as stdout:
         print_brief(lines, stdout)
 
 
-def print_several(found: Sequence[DiagnosisAnswer]) -> None:
-    """What limits each of several profiles: a row each."""
+def print_several(answers: Sequence[DiagnosisAnswer]) -> None:
+    """Print the verdicts of several profiles, one row each."""
     with answering() as stdout:
-        print_table(brief_table([(each.sources[0], each.diagnosis) for each in found]), "table", stdout)
+        print_table(brief_table([(answer.sources[0], answer.diagnosis) for answer in answers]), "table", stdout)
 
 
 def _report_folder(output: Path | None, paths: Sequence[Path]) -> Path | None:
-    """Where the report goes; None where nobody named a folder, and this one may not be written to."""
+    """The folder or file of the report; None if none was named and the default folder is not writable."""
     if output is not None:
         return checked_target(output, paths)
     try:
@@ -141,150 +141,152 @@ def _report_folder(output: Path | None, paths: Sequence[Path]) -> Path | None:
         return None
 
 
-def _on_one(reading: Reading, paths: Sequence[Path]) -> DiagnosisAnswer:
-    """One profile, with the counters beside it."""
+def _print_profile(reading: Reading) -> DiagnosisAnswer:
+    """Print the answer on one profile, with its counters."""
     (timeline,), (path,) = reading.profiles.timelines, reading.profiles.paths
-    part = reading.window(timeline)
-    selection = selected(timeline, part)
+    selection = selected(timeline, reading.window(timeline))
     with progress("diagnosing"):
-        found = diagnose_selection(selection, reading.counted)
+        answer = diagnose_selection(selection, reading.counted)
     print_lines([" · ".join(head(selection))])
-    commands = _next(found, typed(path), bool(reading.counters), timeline.trace.capture.recorder.counters)
-    print_brief_lines(brief(found.diagnosis, commands=list(commands)))
-    return found
+    commands = _next(answer, typed(path), bool(reading.counters), timeline.trace.capture.recorder.counters)
+    print_brief_lines(brief(answer.diagnosis, commands=list(commands)))
+    return answer
 
 
-def _next(found: DiagnosisAnswer, path: str, counted: bool, counters: str) -> Iterator[str]:
-    """What to type next: all findings; the comparison that shows whether a change worked; counters."""
+def _next(answer: DiagnosisAnswer, path: str, counted: bool, counters: str) -> Iterator[str]:
+    """Commands to suggest next: all findings, a comparison after the change, and counters."""
     commands = {f"warplens diagnose {path}": "every finding, with its evidence and what would refute it"}
-    if found.findings[0].remedies and found.verdict != "incomplete-profile":
+    if answer.findings[0].remedies and answer.verdict != "incomplete-profile":
         commands[f"warplens compare {path} AFTER"] = "after the change: did it work, and is that certain?"
-    covered = found.diagnosis.coverage
-    if not counted and covered.busy_ns > covered.idle_ns and counters == "ncu":
+    coverage = answer.diagnosis.coverage
+    if not counted and coverage.busy_ns > coverage.idle_ns and counters == "ncu":
         commands[f"warplens collect ncu --trace {path} -- COMMAND"] = "what happens inside the kernels that matter"
     yield from _explained(commands)
 
 
 def _explained(commands: Mapping[str, str]) -> Iterator[str]:
-    """Commands to copy, each with what it answers as a comment."""
+    """Commands to copy, each with its purpose as a comment."""
     width = max(map(len, commands))
-    yield from (f"{command:<{width}}  # {why}" for command, why in commands.items())
+    yield from (f"{command:<{width}}  # {purpose}" for command, purpose in commands.items())
 
 
-#: In the name of a file, what says that it is the baseline.
+#: Matches the name of a file that is the baseline.
 _BASELINE: Final = re.compile(r"before|baseline|reference|old", re.IGNORECASE)
 
 
 def _sides(profiles: Profiles, paths: Sequence[Path]) -> Profiles:
-    """Two profiles as baseline and variant: in the order given; of a folder the one first whose name says baseline."""
+    """Two profiles as baseline and variant: in the order given, or of a folder, the one named as a baseline first."""
     first, second = (bool(_BASELINE.search(path.name)) for path in profiles.paths)
     if len(paths) >= _SIDES or first or not second:
         return profiles
     return replace(profiles, timelines=profiles.timelines[::-1], paths=profiles.paths[::-1])
 
 
-def _two(profiles: Profiles, window: str, range_name: str | None, *, from_folder: bool) -> ComparisonAnswer | None:
-    """The comparison of two profiles; None where they only share a folder, and are not of the same program."""
+def _compared(profiles: Profiles, window: str, range_name: str | None, *, from_folder: bool) -> ComparisonAnswer | None:
+    """The comparison of two profiles; None if they are from one folder and apparently of different programs."""
     from warplens.answers import compare
 
     with progress("comparing"):
-        found = compare(*profiles.timelines, window=window, range_name=range_name)
-    return None if from_folder and any(note.code == "few-matches" for note in found.notes) else found
+        comparison = compare(*profiles.timelines, window=window, range_name=range_name)
+    return None if from_folder and any(note.code == "few-matches" for note in comparison.notes) else comparison
 
 
-def _on_two(found: ComparisonAnswer, profiles: Profiles, *, from_folder: bool) -> None:
-    """Two profiles: what differs, whether it is certain, what would decide it; of a folder, which is taken for what."""
+def _print_comparison(comparison: ComparisonAnswer, profiles: Profiles, *, from_folder: bool) -> None:
+    """Print the verdict on two profiles, its cause and certainty, and for a folder, which profile is the baseline."""
     from warplens.report.comparison.words import needed_text, step_answer, work_sentence
 
-    numbers = found.numbers
-    verdict, *why = step_answer(numbers)
-    lines = [Line("baseline", found.sources[0]), Line("variant", found.sources[1])]
-    tone = {"faster": "good", "slower": "critical"}.get(found.verdict, "warning")
+    numbers = comparison.numbers
+    verdict, *reasons = step_answer(numbers)
+    lines = [Line("baseline", comparison.sources[0]), Line("variant", comparison.sources[1])]
+    tone = {"faster": "good", "slower": "critical"}.get(comparison.verdict, "warning")
     lines.append(Line("verdict", verdict, tone))  # type: ignore[arg-type]
-    lines += [Line("because", sentence) for sentence in (*why, work_sentence(numbers)) if sentence]
-    if (needed := needed_text(numbers.comparison)) is not None:
-        lines.append(Line("sure", needed))
-    lines += cautions(found.notes)
-    given = list(map(typed, profiles.paths))
-    commands = {f"warplens compare {' '.join(given)}": "the difference, part by part and kernel by kernel"}
+    lines += [Line("because", sentence) for sentence in (*reasons, work_sentence(numbers)) if sentence]
+    if (needed_repeats := needed_text(numbers.comparison)) is not None:
+        lines.append(Line("sure", needed_repeats))
+    lines += cautions(comparison.notes)
+    typed_paths = list(map(typed, profiles.paths))
+    commands = {f"warplens compare {' '.join(typed_paths)}": "the difference, part by part and kernel by kernel"}
     if from_folder:
-        how = "Two profiles of a folder that are not the ranks of one run: baseline and variant by their names."
-        lines.append(Line("taken as", how))
-        commands[f"warplens compare {' '.join(reversed(given))}"] = "the other way round"
+        explanation = "Two profiles of a folder that are not the ranks of one run: baseline and variant by their names."
+        lines.append(Line("taken as", explanation))
+        commands[f"warplens compare {' '.join(reversed(typed_paths))}"] = "the other way round"
     lines.append(Line("next", "", "quiet", tuple(_explained(commands))))
     print_brief_lines(lines)
 
 
-def _compare_page(found: ComparisonAnswer, folder: Path | None) -> list[Path]:
-    """The report on the comparison; nothing where no folder can be written to."""
+def _compare_page(comparison: ComparisonAnswer, folder: Path | None) -> list[Path]:
+    """Write the report on the comparison, if there is a folder."""
     if folder is None:
         return []
     page = folder / "compare.html" if form_named(folder) is None else folder
     with made(page.parent):
-        return [found.save(page)]
+        return [comparison.save(page)]
 
 
-def _on_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
-    """The ranks of one run: what they cost each other, then each by itself."""
+def _print_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
+    """Print the answer on the ranks of one run, and the verdict on each rank."""
     from warplens.report.ranks import facts
     from warplens.report.run import by_itself_table
 
-    given = " ".join(map(typed, paths))
+    typed_paths = " ".join(map(typed, paths))
     commands = {
-        f"warplens diagnose {given}": "every finding, with its evidence and what would refute it",
-        f"warplens ranks {given}": "every rank, wait and collective",
+        f"warplens diagnose {typed_paths}": "every finding, with its evidence and what would refute it",
+        f"warplens ranks {typed_paths}": "every rank, wait and collective",
     }
-    who, window, *_ = facts(run.run.result)
-    print_lines([f"{who} · {window}"])
+    ranks, window, *_ = facts(run.run.result)
+    print_lines([f"{ranks} · {window}"])
     print_brief_lines(brief(run, commands=list(_explained(commands))))
     with answering() as stdout:
         print_table(by_itself_table(run), "table", stdout)
 
 
-def _on_counters(reading: Reading, paths: Sequence[Path]) -> None:
-    """Reports of hardware counters alone: what bounds the profiled time, and what to do about it."""
+def _print_counters(reading: Reading, paths: Sequence[Path]) -> None:
+    """Print the answer on each report of hardware counters."""
     from warplens.report.counters.document import counters_answer, counters_lead
 
-    given = " ".join(map(typed, paths))
+    typed_paths = " ".join(map(typed, paths))
     commands = {
-        f"warplens counters {given}": "every kernel: what bounds it, and why",
-        f"warplens roofline {given}": "how far each kernel is from the peaks of its GPU",
+        f"warplens counters {typed_paths}": "every kernel: what bounds it, and why",
+        f"warplens roofline {typed_paths}": "how far each kernel is from the peaks of its GPU",
     }
     for numbers in reading.counter_numbers:
         print_lines([recorded_by(numbers.capture, devices=True)])
         last = numbers is reading.counter_numbers[-1]
         answer = counters_answer(numbers)
-        said = [Line("verdict", counters_lead(numbers))] if answer is None else lines_of(answer)
-        print_brief_lines([*said, *([Line("next", "", "quiet", tuple(_explained(commands)))] if last else [])])
+        lines = [Line("verdict", counters_lead(numbers))] if answer is None else lines_of(answer)
+        print_brief_lines([*lines, *([Line("next", "", "quiet", tuple(_explained(commands)))] if last else [])])
 
 
 def _diagnosed(timelines: Sequence[Timeline], window: Callable[[Timeline], Window]) -> list[DiagnosisAnswer]:
     with progress("diagnosing") as tell:
-        found = []
+        answers = []
         for timeline in timelines:
             tell(f"diagnosing {timeline.trace.capture.source}")
-            found.append(diagnose_selection(selected(timeline, window(timeline))))
-        return found
+            answers.append(diagnose_selection(selected(timeline, window(timeline))))
+        return answers
 
 
 def _reports(
-    reading: Reading, folder: Path, found: Sequence[Diagnosis], run: RunDiagnosis | None, before: Sequence[Path]
+    reading: Reading, folder: Path, diagnoses: Sequence[Diagnosis], run: RunDiagnosis | None, before: Sequence[Path]
 ) -> list[Path]:
-    """The report on the profiles, on their grid, and on counters, unless the one file that was asked for is written."""
+    """Write the reports on the profiles, their grid and counters; nothing if the one requested file is written already.
+
+    `before` are the files that were written already.
+    """
     if before and form_named(folder) is not None:
         return []
     written: list[Path] = []
     numbers: list[Numbers] = []
-    reading, run = told_in_full(reading, run)
+    reading, run = limited_to_full_reports(reading, run)
     forms = [form_named(folder) or "html"]
     if reading.profiles.timelines:
-        numbers = examined(reading, found)
+        numbers = examined(reading, diagnoses)
         written += write_overview(numbers, folder, forms, run)
     return written + write_besides(reading, GridRequest({}), folder, forms, numbers)
 
 
 def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, form: Format) -> None:
-    """The same question asked of the command whose output programs read."""
+    """Run the command with machine-readable output for these files: `diagnose`, `compare` or `counters`."""
     from warplens.cli.commands.diagnose import diagnose
     from warplens.readers import discover_both
 
@@ -314,18 +316,18 @@ def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, fo
 
 
 def _shipped_lines() -> Iterator[str]:
-    """The names that may stand behind `demo:`, with what the profiles are of."""
+    """The names of shipped files, with a description."""
     import json
 
     captures = Path(next(iter(shipped().values()))).parent if shipped() else Path()
     index = captures / "INDEX.json"
-    told = {entry["file"]: entry["workload"] for entry in json.loads(index.read_text("utf-8"))["profiles"]}
+    workloads = {entry["file"]: entry["workload"] for entry in json.loads(index.read_text("utf-8"))["profiles"]}
     width = max(map(len, shipped()), default=0)
     for name, path in shipped().items():
-        yield f"{PREFIX}{name:<{width}}  {told.get(path.name) or _OTHERS[path.parent.name]}"
+        yield f"{PREFIX}{name:<{width}}  {workloads.get(path.name) or _OTHERS[path.parent.name]}"
 
 
-#: What is shipped beside profiles, by its folder.
+#: Descriptions of shipped files that are not profiles, by folder.
 _OTHERS: Final = {
     "captures": "times that the programs of the profiles measured themselves",
     "counters": "Nsight Compute on kernels with known faults: warplens counters, roofline",

@@ -1,6 +1,6 @@
-"""What may be asked about: a path, a folder, a trace, or a live profiler. Anything else is refused at the call.
+"""Inputs of the Python interface: a path, a folder, a trace or a live profiler; anything else is a `TypeError`.
 
-And the two sides of a comparison of traces: each file with its window, checked for what cannot be compared.
+Also the two sides of a comparison of traces, each file with its window, checked for comparability.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from warplens.compare.host import Side
     from warplens.report.comparison.numbers import TraceFiles
 
-#: Of a folder with several profiles these are named.
+#: Profiles of a folder that are named in an error message.
 _NAMED_PROFILES: Final = 3
 
-#: What a live profile is called in answers.
+#: Name of a live profile in answers.
 _LIVE: Final = "torch.profiler"
 
 
 @runtime_checkable
 class LiveProfile(Protocol):
-    """`torch.profiler.profile` after its `with` block, as far as it is needed here; torch is not imported for it."""
+    """The part of `torch.profiler.profile`, after its `with` block, that is used here, without importing torch."""
 
     def export_chrome_trace(self, path: str) -> Any:
         """Write the recorded trace to a file."""
 
 
-#: One profile, however it is at hand.
+#: One profile in any supported form.
 Profile: TypeAlias = "str | os.PathLike[str] | Trace | Timeline | LiveProfile"
 
 #: One report of hardware counters.
@@ -49,120 +49,121 @@ Counters: TypeAlias = "str | os.PathLike[str] | KernelCounters"
 
 _ACCEPTED: Final = "a path, a folder, a Trace, a Timeline or a torch.profiler.profile"
 
-#: A profiler writes its trace only once; what it wrote is kept for the next question.
+#: A profiler writes its trace only once, so the trace is kept for further calls.
 _exported: WeakKeyDictionary[LiveProfile, Trace] = WeakKeyDictionary()
 
 
-def is_path(given: object) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether this is a path and not a profile itself."""
-    return isinstance(given, (str, os.PathLike))
+def is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether this is a path rather than a profile."""
+    return isinstance(value, (str, os.PathLike))
 
 
-def timeline_of(given: Profile, asked: str) -> Timeline:
-    """The one profile that was given.
+def timeline_of(profile: Profile, function: str) -> Timeline:
+    """The timeline of one profile.
 
     Args:
-        given: the profile.
-        asked: the function that it was given to, for the message.
+        profile: the profile.
+        function: name of the called function, for error messages.
 
     Raises:
-        TypeError: it is nothing that holds a profile.
-        UsageError: a folder holds several.
+        TypeError: it is not a profile.
+        UsageError: a folder has several profiles.
         UnreadableInputError: a file cannot be read.
     """
-    if isinstance(given, Timeline):
-        return given
-    if isinstance(given, Trace):
-        return Timeline(given)
-    if is_path(given):
-        return Timeline(read(only_profile(given)))
-    if _is_live(given):
-        return Timeline(_live(given))
-    raise _refusal(given, asked)
+    if isinstance(profile, Timeline):
+        return profile
+    if isinstance(profile, Trace):
+        return Timeline(profile)
+    if is_path(profile):
+        return Timeline(read(only_profile(profile)))
+    if _is_live(profile):
+        return Timeline(_live(profile))
+    raise _refusal(profile, function)
 
 
-def one_of(given: Profile | Sequence[Profile], asked: str) -> Profile | None:
-    """The one profile that was given, however it is at hand; None where it is several.
+def one_of(profiles_given: Profile | Sequence[Profile], function: str) -> Profile | None:
+    """The profile, if exactly one was given; None if several were.
 
     Raises:
-        TypeError: something in it holds no profile.
+        TypeError: an element is not a profile.
         UnreadableInputError: there is no such file.
     """
-    if _is_one(given):
-        if not _is_profile(given):
-            raise _refusal(given, asked)
-        several = is_path(given) and len(discover([located(Path(given))])) > 1
-        return None if several else given  # type: ignore[return-value]
-    several_given: list[Any] = list(given)  # type: ignore[arg-type]
-    return one_of(several_given[0], asked) if len(several_given) == 1 else None
+    if _is_one(profiles_given):
+        if not _is_profile(profiles_given):
+            raise _refusal(profiles_given, function)
+        is_several = is_path(profiles_given) and len(discover([located(Path(profiles_given))])) > 1
+        return None if is_several else profiles_given  # type: ignore[return-value]
+    profiles: list[Any] = list(profiles_given)  # type: ignore[arg-type]
+    return one_of(profiles[0], function) if len(profiles) == 1 else None
 
 
-def timelines_of(given: Profile | Sequence[Profile], asked: str) -> list[Timeline]:
-    """The profiles that were given: one, several in a sequence, or all of a folder.
+def timelines_of(profiles_given: Profile | Sequence[Profile], function: str) -> list[Timeline]:
+    """The timelines of one profile, of several in a sequence, or of all in a folder.
 
     Raises:
-        TypeError: something in it holds no profile.
+        TypeError: an element is not a profile.
+        UsageError: the sequence is empty.
         UnreadableInputError: a file cannot be read.
     """
-    several: list[Any] = [given] if _is_one(given) else list(given)  # type: ignore[arg-type]
-    if not several:
-        raise UsageError(f"warplens.{asked}() was given no profile")
-    for one in several:  # before gigabytes of others are read
-        if not _is_profile(one):
-            raise _refusal(one, asked)
-    return [timeline for one in several for timeline in _each(one, asked)]
+    profiles: list[Any] = [profiles_given] if _is_one(profiles_given) else list(profiles_given)  # type: ignore[arg-type]
+    if not profiles:
+        raise UsageError(f"warplens.{function}() was given no profile")
+    for profile in profiles:  # before gigabytes are read
+        if not _is_profile(profile):
+            raise _refusal(profile, function)
+    return [timeline for profile in profiles for timeline in _each(profile, function)]
 
 
-def are_paths(given: Any) -> bool:
-    """Whether this is a path, or a sequence of nothing but paths."""
-    return is_path(given) or (isinstance(given, Sequence) and bool(given) and all(map(is_path, given)))
+def are_paths(value: Any) -> bool:
+    """Whether this is a path, or a non-empty sequence of paths."""
+    return is_path(value) or (isinstance(value, Sequence) and bool(value) and all(map(is_path, value)))
 
 
-def paths_of(given: Any) -> list[Path]:
-    """The profiles that a path, or a sequence of paths, names; folders are searched.
+def paths_of(paths: Any) -> list[Path]:
+    """The profiles at a path or at several paths; folders are searched.
 
     Raises:
-        UnreadableInputError: there is no such file, or a folder without a profile.
+        UnreadableInputError: there is no such file, or a folder has no profile.
     """
-    return discover([Path(given)] if is_path(given) else given)
+    return discover([Path(paths)] if is_path(paths) else paths)
 
 
-def counters_of(given: Counters, asked: str) -> KernelCounters:
-    """The report of hardware counters that was given.
+def counters_of(counters: Counters, function: str) -> KernelCounters:
+    """The report of hardware counters, read if a path is given.
 
     Raises:
         TypeError: it is neither a path nor counters.
         UnreadableInputError: it cannot be read.
     """
-    if isinstance(given, KernelCounters):
-        return given
-    if is_path(given):
-        return read_counters(Path(given))
-    raise TypeError(f"warplens.{asked}() takes a path to counters or KernelCounters, not {type(given).__name__}")
+    if isinstance(counters, KernelCounters):
+        return counters
+    if is_path(counters):
+        return read_counters(Path(counters))
+    raise TypeError(f"warplens.{function}() takes a path to counters or KernelCounters, not {type(counters).__name__}")
 
 
 def only_profile(path: str | os.PathLike[str]) -> Path:
-    """The profile that a path names, or the only one in the folder that it names.
+    """The profile at a path, or the only one in a folder.
 
     Raises:
-        UsageError: the folder holds several.
+        UsageError: the folder has several profiles.
         UnreadableInputError: there is none.
     """
     path = located(Path(path))
-    found = discover([path])
-    if len(found) > 1:
-        named = ", ".join(str(profile.relative_to(path)) for profile in found[:_NAMED_PROFILES])
-        more = f" and {len(found) - _NAMED_PROFILES} more" if len(found) > _NAMED_PROFILES else ""
+    profiles = discover([path])
+    if len(profiles) > 1:
+        listed = ", ".join(str(profile.relative_to(path)) for profile in profiles[:_NAMED_PROFILES])
+        more = f" and {len(profiles) - _NAMED_PROFILES} more" if len(profiles) > _NAMED_PROFILES else ""
         raise UsageError(
-            f"{path.name}: the folder holds {len(found)} profiles ({named}{more}), and this command takes one. "
+            f"{path.name}: the folder holds {len(profiles)} profiles ({listed}{more}), and this command takes one. "
             "Name it, or use `warplens report` for all of them"
         )
-    return found[0]
+    return profiles[0]
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A profile, the window of it that was asked for, and what to know before its numbers."""
+    """A profile, its selected window, and notes on the limits of its numbers."""
 
     timeline: Timeline
     window: Window
@@ -175,7 +176,7 @@ class Selection:
 
 
 def selected(timeline: Timeline, window: Window | str = "steady", range_name: str | None = None) -> Selection:
-    """The window of a profile, found already or as `Timeline.window` understands it, with the notes on its quality.
+    """A window of a profile with notes on its quality; the window may be a specification for `Timeline.window`.
 
     Raises:
         UsageError: the window lies outside of the profile, or there is no such range.
@@ -185,7 +186,7 @@ def selected(timeline: Timeline, window: Window | str = "steady", range_name: st
 
 
 def _empty(timeline: Timeline, window: Window) -> Iterator[Note]:
-    """That the window, as asked for, holds no GPU work, and where there is some."""
+    """A note if an explicitly chosen window has no GPU work, with the span of the GPU work."""
     if window.kind != "explicit" or not timeline.work.height or timeline.work_in(window).height:
         return
     begin, end = int(timeline.work["start_ns"][0]), int(timeline.work["end_ns"].to_numpy().max())
@@ -196,34 +197,34 @@ def _empty(timeline: Timeline, window: Window) -> Iterator[Note]:
     )
 
 
-def _is_live(given: object) -> TypeGuard[LiveProfile]:
-    return isinstance(given, LiveProfile) and not isinstance(given, type)
+def _is_live(value: object) -> TypeGuard[LiveProfile]:
+    return isinstance(value, LiveProfile) and not isinstance(value, type)
 
 
-def _is_profile(given: object) -> bool:
-    return is_path(given) or isinstance(given, (Trace, Timeline)) or _is_live(given)
+def _is_profile(value: object) -> bool:
+    return is_path(value) or isinstance(value, (Trace, Timeline)) or _is_live(value)
 
 
-def _is_one(given: object) -> bool:
-    return _is_profile(given) or not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray))
+def _is_one(value: object) -> bool:
+    return _is_profile(value) or not isinstance(value, Sequence) or isinstance(value, (bytes, bytearray))
 
 
-def _refusal(given: object, asked: str) -> TypeError:
-    kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-    return TypeError(f"warplens.{asked}() takes {_ACCEPTED}, not {kind}")
+def _refusal(value: object, function: str) -> TypeError:
+    kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    return TypeError(f"warplens.{function}() takes {_ACCEPTED}, not {kind}")
 
 
-def _each(given: Profile, asked: str) -> list[Timeline]:
-    if is_path(given):
-        return [Timeline(read(path)) for path in discover([Path(given)])]
-    return [timeline_of(given, asked)]
+def _each(profile: Profile, function: str) -> list[Timeline]:
+    if is_path(profile):
+        return [Timeline(read(path)) for path in discover([Path(profile)])]
+    return [timeline_of(profile, function)]
 
 
 def _live(profiler: LiveProfile) -> Trace:
-    """What a profiler has recorded, by way of the file that it writes.
+    """The trace of a profiler, read from the file that it writes.
 
     Raises:
-        UsageError: it has recorded nothing, or has given its trace away already.
+        UsageError: it has recorded nothing, or has exported its trace already.
     """
     if profiler in _exported:
         return _exported[profiler]
@@ -242,23 +243,23 @@ def _live(profiler: LiveProfile) -> Trace:
     return trace
 
 
-#: So many pieces of work do not begin and end at the same nanoseconds by chance.
+#: With more work items than this, equal times mean the same recording, not coincidence.
 _COINCIDENCE: Final = 20
 
 
 def trace_side(name: str, timelines: Iterable[Timeline], window: str, range_name: str | None) -> TraceFiles:
-    """One side: every repeat with its window. Grids of kernels must have been read, since kernels are matched by them.
+    """One side of a comparison: every repeat with its window. Requires launch configurations, to match kernels.
 
     Args:
-        name: what people call the side.
-        timelines: its repeats, read one by one as they are asked for.
-        window, range_name: part of each, as `Timeline.window` takes it.
+        name: display name of the side.
+        timelines: its repeats, read one by one on iteration.
+        window, range_name: as for `Timeline.window`.
 
     Raises:
         UsageError: a window lies outside of a trace, or a range is not in it; the message names the file.
         MissingDataError: a step, or the window without steps, takes no time.
     """
-    # Commands on one profile start without what compares two.
+    # Imported here, since commands on one profile do not need them.
     from warplens.compare.host import Side
     from warplens.report.comparison.numbers import TraceFiles
 
@@ -279,7 +280,7 @@ def trace_side(name: str, timelines: Iterable[Timeline], window: str, range_name
 
 
 def both_sides(baseline: TraceFiles, variant: TraceFiles, *, same_file: bool = False) -> tuple[TraceFiles, TraceFiles]:
-    """The sides, with a note where both hold the same recording."""
+    """The sides, with a note if both contain the same recording."""
     if same_file or any(_same_recording(before, after) for before in baseline.files for after in variant.files):
         text = "both sides are the same file"
         note = Note("same-file", NoteLevel.WARNING, text, "Record the two sides separately")
@@ -288,13 +289,13 @@ def both_sides(baseline: TraceFiles, variant: TraceFiles, *, same_file: bool = F
 
 
 def _same_recording(before: Side, after: Side) -> bool:
-    """Whether one file is a copy of the other: no two runs take the same nanoseconds for everything."""
+    """Whether one file is a copy of the other: all work has the same times to the nanosecond."""
     times = [side.timeline.work.select("start_ns", "end_ns") for side in (before, after)]
     return times[0].height > _COINCIDENCE and times[0].equals(times[1])
 
 
 def _check_times(side: Side, source: str) -> None:
-    """Refuse what has no length, in words that name the file.
+    """Check that steps, or the window without steps, have a duration.
 
     Raises:
         MissingDataError: a step, or the window without steps, takes no time.
@@ -304,12 +305,12 @@ def _check_times(side: Side, source: str) -> None:
     try:
         step_samples(side)
     except UsageError as error:
-        told = error
+        cause = error
     else:
         return
     if side.window.range_name is not None:
         text = f"{source}: no GPU work of range {side.window.range_name!r} is in its window"
-        raise MissingDataError(text) from told
+        raise MissingDataError(text) from cause
     if side.has_steps:
         raise MissingDataError(f"{source}: a step in its window takes no time: choose another window (--window)")
     raise MissingDataError(f"{source}: nothing in it takes any time, so that there is nothing to compare")

@@ -1,4 +1,4 @@
-"""`warplens export`, `scrub` and `ranks`: profiles as files for other programs and people, and many as one run."""
+"""`warplens export`, `scrub` and `cache`: files for other programs and people."""
 
 from __future__ import annotations
 
@@ -11,26 +11,13 @@ from typing import Annotated, Final
 import typer
 
 from warplens.analysis.timeline import Timeline
-from warplens.answers import ranks_answer
-from warplens.cli.answer import Part, answered, checked_folder, checked_target, give, most_rows, print_lines
-from warplens.cli.edge import GATE_FAILED, answering, end_with, one_line, progress
-from warplens.cli.options import (
-    Format,
-    FormatOption,
-    LimitOption,
-    WindowOption,
-    argument,
-    documents_option,
-    flag,
-    option,
-    words_option,
-)
+from warplens.cli.answer import checked_folder, print_lines
+from warplens.cli.edge import GATE_FAILED, answering, one_line, progress
+from warplens.cli.options import argument, flag, option, words_option
 from warplens.errors import UsageError
-from warplens.ranks import analyse_ranks
 from warplens.readers import discover, holds_counters, read, read_counters
 from warplens.readers.shipped import stem
 from warplens.report import text as fmt
-from warplens.report.ranks import ranks_document
 from warplens.scrub import check as checked_copy
 from warplens.scrub import scrub as scrubbed_copy
 
@@ -88,10 +75,10 @@ def _to_perfetto(profile: Path, target: Path) -> str:
     with progress(f"reading {profile.name}") as tell:
         timeline = Timeline(read(profile, progress=tell))
         tell("writing")
-        done = write_perfetto(timeline, target)
+        result = write_perfetto(timeline, target)
     return (
-        f"{fmt.count(done.slices)} slices on {fmt.count(done.tracks)} tracks, {fmt.count(done.flows)} arrows from "
-        f"launch to work, {fmt.data_size(done.bytes)}. Open it at ui.perfetto.dev (files stay in your browser)"
+        f"{fmt.count(result.slices)} slices on {fmt.count(result.tracks)} tracks, {fmt.count(result.flows)} arrows "
+        f"from launch to work, {fmt.data_size(result.bytes)}. Open it at ui.perfetto.dev (files stay in your browser)"
     )
 
 
@@ -142,41 +129,41 @@ def scrub(
         _check(source)
         return
     with progress(f"scrubbing {source.name}"):
-        done = scrubbed_copy(source, target)
-    whole, parts = done.words
-    left, entries, texts = sum(done.tables.values()), sum(done.rows.values()), sum(done.texts.values())
+        result = scrubbed_copy(source, target)
+    whole_noun, parts_noun = result.words
+    left_out, entries, texts = sum(result.tables.values()), sum(result.rows.values()), sum(result.texts.values())
     with answering() as stdout:
         stdout.write(
-            f"{one_line(target)}: {fmt.data_size(done.target_bytes)}, a copy of {one_line(done.source)}; "
+            f"{one_line(target)}: {fmt.data_size(result.target_bytes)}, a copy of {one_line(result.source)}; "
             f"texts rewritten: {fmt.count(texts)}; "
-            f"left out: {fmt.count(left)} ({whole}), {fmt.count(entries)} ({parts})\n"
-            f"Names and values of the original that the copy was searched for: {fmt.count(done.searched)}; "
+            f"left out: {fmt.count(left_out)} ({whole_noun}), {fmt.count(entries)} ({parts_noun})\n"
+            f"Names and values of the original that the copy was searched for: {fmt.count(result.searched)}; "
             "none is left\n"
-            f"Both were read and give the same {fmt.count(done.compared)} tables, rewritten texts apart\n"
+            f"Both were read and give the same {fmt.count(result.compared)} tables, rewritten texts apart\n"
         )
 
 
 def _check(source: Path) -> None:
-    """Says what others would see, in kinds and counts; the words themselves are said nowhere."""
+    """Print the kinds and counts of what a copy would leave out, but not the words themselves."""
     with progress(f"looking through {source.name}"):
-        found = checked_copy(source)
-    if found.is_clean:
+        findings = checked_copy(source)
+    if findings.is_clean:
         print_lines([f"{source.name}: scrub would leave out nothing"])
         return
-    whole, parts = found.words
+    whole_noun, parts_noun = findings.words
     counts = {
-        f"not known to be needed ({whole})": sum(found.tables.values()),
-        f"not known to be needed ({parts})": sum(found.rows.values()),
-        **{f"texts with: {kind}": count for kind, count in found.kinds.items()},
-        "names and values that identify, or stand in the environment or command line": found.searched,
+        f"not known to be needed ({whole_noun})": sum(findings.tables.values()),
+        f"not known to be needed ({parts_noun})": sum(findings.rows.values()),
+        **{f"texts with: {kind}": count for kind, count in findings.kinds.items()},
+        "names and values that identify, or stand in the environment or command line": findings.searched,
     }
-    shown = [f"{what}: {fmt.count(count)}" for what, count in counts.items() if count]
-    print_lines([f"{source.name}: others would see", *shown])
+    lines = [f"{label}: {fmt.count(count)}" for label, count in counts.items() if count]
+    print_lines([f"{source.name}: others would see", *lines])
     raise typer.Exit(GATE_FAILED)
 
 
 class CacheAction(str, Enum):
-    """What to do with the conversions that are kept."""
+    """Actions on the cache of conversions."""
 
     SHOW = "show"
     CLEAR = "clear"
@@ -192,38 +179,11 @@ def cache(
     """
     from warplens.readers.nsys.conversion import cache_folder, cached, clear_cache
 
-    kept = cached()
-    size = sum(path.stat().st_size for path in kept if path.is_file())
+    conversions = cached()
+    size = sum(path.stat().st_size for path in conversions if path.is_file())
     folder = cache_folder()
     if action is CacheAction.CLEAR:
         clear_cache()
-    kept_in = f" in {folder}" if folder is not None else ""
+    in_folder = f" in {folder}" if folder is not None else ""
     done = "removed" if action is CacheAction.CLEAR else "kept"
-    print_lines([f"{fmt.plural(len(kept), 'conversion')}, {fmt.data_size(size)}, {done}{kept_in}"])
-
-
-def ranks(
-    paths: Annotated[list[Path], argument("PATH…", "Profiles of one run, and folders that are searched for them.")],
-    window: WindowOption = "steady",
-    form: FormatOption = Format.TABLE,
-    output: Annotated[Path | None, documents_option("ranks")] = None,
-    workers: Annotated[int | None, option("N", "Processes that read profiles; at most one per core.", min=1)] = None,
-    scheduler: Annotated[
-        str | None,
-        option("ADDRESS", "Read the profiles on an existing Dask cluster (tcp://host:8786) instead."),
-    ] = None,
-    limit: LimitOption = None,
-) -> None:
-    """Ranks of a distributed run: overlap, collectives, stragglers, waits.
-
-    Each profile is reduced to a small summary in a process of its own; a file with several processes or GPUs holds
-    several ranks. The rank is taken from the file, else from its name (rank3, _r3), else from the order given.
-    """
-    folder = checked_target(output, paths) if output else None
-    found = discover(paths)
-    with progress(f"reading {fmt.plural(len(found), 'profile')}") as tell:
-        run = analyse_ranks(found, window, workers=workers, scheduler=scheduler, progress=tell)
-    asked = ranks_answer(run.result, run.sources, run.problems)
-    shown = answered(asked, Part(head=asked.facts), most_rows(form, limit))
-    give(shown, form, folder, lambda: ranks_document(run.result, asked.notes))
-    end_with(run.problems, "answer")
+    print_lines([f"{fmt.plural(len(conversions), 'conversion')}, {fmt.data_size(size)}, {done}{in_folder}"])
