@@ -107,6 +107,11 @@ class Pair:
         """Speedup of the same work with the habit mended; None for a healthy program."""
         return Estimate(*self.entry["ratio"]) if "ratio" in self.entry else None
 
+    @property
+    def repeated(self) -> Estimate | None:
+        """The same ratio, timed again in another session with nothing else on the machine; None where it was not."""
+        return Estimate(*self.entry["again"]["ratio"]) if "again" in self.entry else None
+
     def path(self, source: str, variant: str = "before") -> Path | None:
         """The profile of a variant by this profiler; None where there is none."""
         file = self.entry["files"].get(f"{source}_{variant}")

@@ -162,6 +162,25 @@ def of_the_timed(diagnosed: list[Answer]) -> Iterator[str]:
             yield f"| {source} | {held} | {len(errors)} | {near} | {_of(sum(covered), len(covered))} |"
 
 
+def repeats(given: list[Answer]) -> Iterator[str]:
+    """How near a second timing of the same program comes to the first one, and expected gains to each."""
+    yield "| on | timed twice | second within 20 % of the first | expected within 20 % of the first | of the second |"
+    yield "|---|---:|---:|---:|---:|"
+    for source in SOURCES:
+        told = [
+            (answer.ratio.median, answer.pair.repeated.median, answer.finding.expected)
+            for answer in given
+            if answer.source == source and answer.pair.repeated and answer.finding and answer.finding.expected
+        ]
+        pairs_of = {
+            "repeat": [(first, second) for first, second, _ in told],
+            "first": [(first, expected) for first, _, expected in told],
+            "second": [(second, expected) for _, second, expected in told],
+        }
+        near = {name: sum(abs(one / other - 1) <= NEAR for one, other in both) for name, both in pairs_of.items()}
+        yield f"| {source} | {len(told)} | {' | '.join(_of(count, len(told)) for count in near.values())} |"
+
+
 def _of(count: int, total: int) -> str:
     return f"{count} of {total} ({100 * count / total:.0f} %)" if total else "–"
 
@@ -262,7 +281,14 @@ def main() -> int:
     options = parser.parse_args()
     diagnosed = list(answers(options.folder, options.half))
     if options.write:
-        sections = {"summary": summary, "timed": of_the_timed, "models": spreads, "left-out": left_out, "cases": cases}
+        sections = {
+            "summary": summary,
+            "timed": of_the_timed,
+            "repeats": repeats,
+            "models": spreads,
+            "left-out": left_out,
+            "cases": cases,
+        }
         lines = (
             line
             for name, table in sections.items()

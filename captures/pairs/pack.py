@@ -27,6 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ROOT / "data" / "pairs"
+INDEX = PAIRS / "INDEX.json"
 #: A trace larger than this loses steps.
 MOST_BYTES = 430_000
 #: A habit that costs less than this is stored, and not to be scored.
@@ -165,6 +166,33 @@ def interval(samples: list[float]) -> list[float]:
     return [round(value, 4) for value in (statistics.median(ordered), ordered[rank], ordered[-1 - rank])]
 
 
+def timings(timing: dict[str, Any], work: dict[str, int] | None) -> dict[str, list[float]]:
+    """Time per step of each variant, and how many times as fast the same work is done afterwards, with intervals."""
+    samples = timing["samples_ms"]
+    found = {f"{variant}_ms": interval(values) for variant, values in samples.items()}
+    if "after" in samples:
+        work = work or {"before": 1, "after": 1}
+        found["ratio"] = interval(
+            [
+                (before / work["before"]) / (after / work["after"])
+                for before, after in zip(samples["before"], samples["after"], strict=True)
+            ]
+        )
+    return found
+
+
+def add_repeats(records: Path) -> None:
+    """Puts timings that were made again, with nothing else on the machine, beside the first ones."""
+    index = json.loads(INDEX.read_text(encoding="utf-8"))
+    entries = {item["name"]: item for item in index["pairs"]}
+    for line in records.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["how"] == "unprofiled":
+            item = entries[record["name"]]
+            item["again"] = timings(record, item.get("work"))
+    INDEX.write_text(shown(index), encoding="utf-8")
+
+
 def entry(program: dict[str, Any], records: list[dict[str, Any]], files: dict[str, Any]) -> dict[str, Any]:
     """What the index says of one program."""
     found = [record for record in records if record["name"] == program["name"] and "error" not in record]
@@ -178,17 +206,10 @@ def entry(program: dict[str, Any], records: list[dict[str, Any]], files: dict[st
             told[key] = program[key]
     told |= {key: program[key] for key in ("ranges", "profiler_steps", "with_stack", "inference", "compiles")}
     if timing is not None:
-        samples = timing["samples_ms"]
-        told |= {f"{variant}_ms": interval(values) for variant, values in samples.items()}
-        if "after" in samples:
-            work = program["work"] or {"before": 1, "after": 1}
-            speeds = [
-                (before / work["before"]) / (after / work["after"])
-                for before, after in zip(samples["before"], samples["after"], strict=True)
-            ]
-            told["ratio"] = interval(speeds)
+        told |= timings(timing, program["work"])
+        if "ratio" in told:
             told["scored"] = told["ratio"][0] >= LEAST_RATIO
-        told["samples_ms"] = samples
+        told["samples_ms"] = timing["samples_ms"]
         told["steps_a_sample"] = timing["steps_a_block"]
         told["peak_memory_bytes"] = timing["peak_memory_bytes"]
     profiled = {}
@@ -206,10 +227,14 @@ def main() -> None:
     """Packs what was recorded of a half, and replaces the entries of these programs in the index."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--half", required=True)
+    parser.add_argument("--half", help="where the programs belong")
     parser.add_argument("--most-bytes", type=int, default=MOST_BYTES, help="a larger trace loses steps")
     parser.add_argument("--index-only", action="store_true", help="profiles are packed already")
+    parser.add_argument("--again", action="store_true", help="the folder holds timings of programs that are packed")
     options = parser.parse_args()
+    if options.again:
+        add_repeats(options.folder / "records.jsonl")
+        return
     for archive in options.folder.glob("*.tar"):
         with tarfile.open(archive) as tar:
             tar.extractall(options.folder, filter="data")
@@ -233,13 +258,12 @@ def main() -> None:
         print(f"{(target / packed_name).stat().st_size:9,}  {packed_name}  {kept} steps", flush=True)
 
     if options.index_only:
-        stored = json.loads((PAIRS / "INDEX.json").read_bytes())["pairs"]
+        stored = json.loads(INDEX.read_bytes())["pairs"]
         files |= {item["name"]: item["files"] for item in stored if item["name"] in files}
     profiles = [p for p in sorted(options.folder.iterdir()) if p.name.endswith((NSYS, TORCH))]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(pack, [p for p in profiles if not options.index_only and p.name.partition("__")[0] in programs]))
-    index_path = PAIRS / "INDEX.json"
-    index = json.loads(index_path.read_bytes()) if index_path.exists() else {"schema": "warplens.pairs/1", "pairs": []}
+    index = json.loads(INDEX.read_bytes()) if INDEX.exists() else {"schema": "warplens.pairs/1", "pairs": []}
     index["recorded"] = {**index.get("recorded", {}), options.half: manifest["tools"]}
     timed = {record["name"] for record in records if record["how"] == "unprofiled"}
     told = [
@@ -248,7 +272,7 @@ def main() -> None:
         if files[name] and name in timed
     ]
     index["pairs"] = merged(index["pairs"], told)
-    index_path.write_text(shown(index), encoding="utf-8")
+    INDEX.write_text(shown(index), encoding="utf-8")
 
 
 def merged(stored: list[dict[str, Any]], told: list[dict[str, Any]]) -> list[dict[str, Any]]:

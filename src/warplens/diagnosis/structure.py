@@ -279,6 +279,7 @@ def _sent_passes(facts: Facts) -> int:
     """
     label, counts = facts.work["label"], []
     to_device, to_host = ((label == direction).to_numpy() for direction in ("host-to-device", "device-to-host"))
+    to_device = to_device & (facts.work["bytes"] > _A_NUMBER).fill_null(value=False).to_numpy()
     for rows in facts.program.by_step():
         sent = np.flatnonzero(to_device[rows])
         begins = sent[np.r_[True, np.diff(sent) > _ONE_INPUT]] if len(sent) else sent
@@ -296,6 +297,9 @@ def _sent_passes(facts: Facts) -> int:
         counts.append(len(begins))
     return int(np.median(counts))
 
+
+#: Bytes that the host sends of a single number, such as a limit or a scale: no input of a pass.
+_A_NUMBER: Final = 16
 
 #: Least turns of a loop in a step.
 _LEAST_TURNS: Final = 16
