@@ -226,14 +226,14 @@ def _owner(facts: Facts, claims: Claims, costliest: Finding, lost: Sequence[Find
     return costliest
 
 
-#: Gains this near to each other, by the time that they save, cannot be told apart.
+#: Gains (less 1) this near to each other cannot be told apart.
 _AS_MUCH: Final = 0.9
 
 
 def _surest(costliest: Finding, lost: Sequence[Finding]) -> Finding:
     """Of the causes whose remedies save as much as the costliest one's, a surer one."""
-    as_much = _AS_MUCH * _lost_share(weight(costliest))
-    near = (finding for finding in lost if _lost_share(weight(finding)) >= as_much)
+    as_much = 1 + _AS_MUCH * (weight(costliest) - 1)
+    near = (finding for finding in [costliest, *lost] if weight(finding) >= as_much)
     best = min(near, key=lambda finding: (CONFIDENCES.index(finding.confidence), -weight(finding)))
     return best if CONFIDENCES.index(best.confidence) < CONFIDENCES.index(costliest.confidence) else costliest
 
