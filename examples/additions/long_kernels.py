@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from warplens.diagnosis.claims import Claims
     from warplens.diagnosis.facts import Facts
     from warplens.diagnosis.findings import Finding
-    from warplens.diagnosis.rule import Floats
+    from warplens.profile.schema import Float64s
 
 
 class LongKernels(Rule):
@@ -29,7 +29,7 @@ class LongKernels(Rule):
     refutation = "Halve the work of one of them (its batch): if the step takes as long, it was not the limit."
     longest_ns = Limit(500_000, "Say here what the number rests on: a measurement, a data sheet, a planted cause.")
 
-    def claim(self, facts: Facts) -> Floats:
+    def claim(self, facts: Facts) -> Float64s:
         """All of the time of each such kernel."""
         length = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()
         return (length > self.longest_ns).astype(float)

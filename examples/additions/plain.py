@@ -39,9 +39,9 @@ class Plain(Reader[Trace]):
         )
         unknown = (column for column in TABLES["kernels"].columns if column.name not in known.columns)
         kernels = known.with_columns(pl.lit(None, dtype=column.dtype).alias(column.name) for column in unknown)
-        window = (rows["start_ns"].min(), rows["end_ns"].max())
+        first, last = rows.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
         capture = Capture(
-            file.known_as.name, "plain", Recorder("a CSV file"), window_ns=window, recorded=frozenset({"kernels"})
+            file.known_as.name, "plain", Recorder("a CSV file"), window_ns=(first, last), recorded=frozenset({"kernels"})
         )
         return Trace(capture, kernels=kernels)
 
