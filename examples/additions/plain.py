@@ -41,7 +41,11 @@ class Plain(Reader[Trace]):
         kernels = known.with_columns(pl.lit(None, dtype=column.dtype).alias(column.name) for column in unknown)
         first, last = rows.select(pl.col("start_ns").min(), pl.col("end_ns").max()).row(0)
         capture = Capture(
-            file.known_as.name, "plain", Recorder("a CSV file"), window_ns=(first, last), recorded=frozenset({"kernels"})
+            file.known_as.name,
+            "plain",
+            Recorder("a CSV file"),
+            window_ns=(first, last),
+            recorded=frozenset({"kernels"}),
         )
         return Trace(capture, kernels=kernels)
 
