@@ -90,7 +90,7 @@ def compared(baseline: Path, variant: Path) -> Page:
 def compared_traces(baseline: Trace, variant: Trace) -> Page:
     """What `compare` says of two profiles that no file holds."""
     given = {Path("baseline"): baseline, Path("variant"): variant}
-    sides = tuple(comparing.Found(path, comparing.Content.TRACES, (path,)) for path in given)
+    sides = tuple(comparing.SideFiles(path, comparing.Content.TRACES, (path,)) for path in given)
     with (
         patch.object(comparing, "find_sides", lambda *_: sides),
         patch.object(comparing, "reuse_freed_memory", lambda *_: None),

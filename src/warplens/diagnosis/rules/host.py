@@ -308,11 +308,16 @@ class LaunchOverhead(Rule):
     def _obstacles(facts: Facts) -> str:
         """Text after the gain of a graph: which calls must be removed before the step can be captured."""
         allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.steps
-        calls = (("waits", facts.waits_inside), ("allocations", allocates))
-        inside = " and ".join(name for name, seen in calls if seen)
-        if not inside:
+        calls = (
+            ("wait", facts.host.waits, facts.waits_inside),
+            ("allocation", facts.host.allocations, allocates),
+        )
+        per_step = [(name, max(round(count / facts.steps), 1)) for name, count, seen in calls if seen]
+        if not per_step:
             return ""
-        return f"; remove the {inside} inside this step first: no graph can capture them, and the gain includes them"
+        inside = " and ".join(f"{count:,} {name}{'s' * (count > 1)}" for name, count in per_step)
+        removed = f"{inside} per step (warplens code lists them)"
+        return f"; the gain includes the removal of what no graph can capture: {removed}"
 
     def _merged(self, facts: Facts, passes: Passes) -> Gain | None:
         """Gain of running these passes of a step as one: one set of launches, kernels as long as they fill the GPU.
