@@ -32,7 +32,7 @@ class UnfusedChain(StructureRule):
     raised_when = (
         "chains of passes over memory, or copies that only move values, lie between matrix products; or inference "
         "casts or copies operands anew before each product; or each layer makes its attention mask anew; and it costs "
-        "2 %. A warning from 1.10×; for a loss, from 1.25×"
+        "2 %. A warning from 1.10×; for a loss, a warning from 1.25×"
     )
     claimed = (
         "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
