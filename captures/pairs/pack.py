@@ -235,6 +235,8 @@ def main() -> None:
     if options.again:
         add_repeats(options.folder / "records.jsonl")
         return
+    if options.half is None:
+        parser.error("say where the programs belong (--half)")
     for archive in options.folder.glob("*.tar"):
         with tarfile.open(archive) as tar:
             tar.extractall(options.folder, filter="data")

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 Int32s = npt.NDArray[np.int32]
 _Value = TypeVar("_Value", bound=np.generic)
 
+#: Search for the largest or smallest value, with its place.
+_SEARCHES: Final = r"MaxOps|MinOps|ArgM(?:ax|in)"
+
 #: Mark → pattern of the full names of kernels that have it. Add names of new libraries here.
 MARKS: Final = {
     **names.MARKS,
@@ -70,9 +73,8 @@ MARKS: Final = {
     "embedding-gradient": r"(?i)embedding\w*(?:backward|grad)|compute_grad_weight|sum_and_scatter",
     # Nonlinear functions: a turn of a loop with one needs the turn before, or is a layer.
     "nonlinear": r"(?i)tanh|sigmoid|gelu|silu|mish|relu|clamp|threshold|hardswish|softplus|lstm_cell|gru_cell|"
-    r"exp\d?_kernel|log_kernel|log\d+p?_kernel|sqrt|reciprocal|pow_|MaxOps|MinOps|ArgM(?:ax|in)|maximum|minimum|erf",
-    # Search for the largest or smallest value, with its place.
-    "searching": r"MaxOps|MinOps|ArgM(?:ax|in)",
+    rf"exp\d?_kernel|log_kernel|log\d+p?_kernel|sqrt|reciprocal|pow_|{_SEARCHES}|maximum|minimum|erf",
+    "searching": _SEARCHES,
     "filling": r"FillFunctor",
     "clearing": r"ZeroFunctor|foreach_zero",
     "adding": r"CUDAFunctor_add<|[: ]AddFunctor<",

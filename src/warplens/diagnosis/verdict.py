@@ -233,9 +233,11 @@ _AS_MUCH: Final = 0.9
 def _surest(costliest: Finding, lost: Sequence[Finding]) -> Finding:
     """Of the causes whose remedies save as much as the costliest one's, a surer one."""
     as_much = 1 + _AS_MUCH * (weight(costliest) - 1)
-    near = (finding for finding in [costliest, *lost] if weight(finding) >= as_much)
-    best = min(near, key=lambda finding: (CONFIDENCES.index(finding.confidence), -weight(finding)))
-    return best if CONFIDENCES.index(best.confidence) < CONFIDENCES.index(costliest.confidence) else costliest
+    near = (finding for finding in lost if weight(finding) >= as_much)
+    return min(
+        near,
+        key=lambda finding: (CONFIDENCES.index(finding.confidence), finding is not costliest, -weight(finding)),
+    )
 
 
 def _first_to_mend(facts: Facts, claims: Claims, costliest: Finding, found: Sequence[Finding]) -> Finding:

@@ -201,7 +201,7 @@ class LaunchOverhead(Rule):
         launches = facts.host.launches
         is_whole = facts.phase is None
         passes = passes_of_step(facts)
-        graph = replayed = facts.replayed("cuda-graph") if claimed else None
+        graph = facts.replayed("cuda-graph") if claimed else None
         merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
         if merged is not None and graph is not None and merged.expected < graph.expected:
             merged = None
@@ -211,9 +211,14 @@ class LaunchOverhead(Rule):
         one_call = facts.replayed(time=cells.time, calls=cells.calls, elsewhere=True) if cells is not None else None
         if one_call is None or (graph is not None and one_call.expected < graph.expected):
             cells = one_call = None
+        from_graphs = facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
         # Turns that need the result of the last turn cannot become one, but a graph can replay them.
-        in_turn = turns is not None and turns.searches and graph is not None
-        replayed = merged or (None if in_turn else at_once) or one_call or graph
+        is_sequential = turns is not None and turns.searches and graph is not None and not from_graphs
+        replayed = merged or (None if is_sequential else at_once) or one_call or graph
+        at_a_time = (
+            *((as_one_batch(passes.count),) if merged is not None else ()),
+            *((_ALL_TURNS,) if turns is not None and not is_sequential else ()),
+        )
         removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
         if merged is not None:
             removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
@@ -278,18 +283,13 @@ class LaunchOverhead(Rule):
             else None,
             # A loop of tiny kernels is worth fixing however fast a launch is.
             informs=turns is None and facts.unprofiled_host_ns < self.ahead_share * facts.busy_ns,
-            remedies=(
-                *((as_one_batch(passes.count),) if merged is not None else ()),
-                *((_ALL_TURNS,) if turns is not None else ()),
-                *_FROM_GRAPHS,
-            )
-            if facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
+            remedies=(*at_a_time, *_FROM_GRAPHS)
+            if from_graphs
             else (
-                *((as_one_batch(passes.count),) if merged is not None else ()),
-                *((_ALL_TURNS,) if turns is not None and not in_turn else ()),
+                *at_a_time,
                 *((_ONE_RECURRENCE,) if cells is not None else ()),
                 graphed if replayed is graph else bringing(graphed, graph),
-                *((bringing(_ALL_TURNS, at_once),) if in_turn else ()),
+                *((bringing(_ALL_TURNS, at_once),) if is_sequential else ()),
                 Remedy(
                     "Launch fewer kernels",
                     "model = torch.compile(model)  # fuses elementwise work\n"
