@@ -200,10 +200,11 @@ def _aborted(timeline: Timeline, window: Window) -> Iterator[Note]:
     subject = (
         "The only step" if all_steps and len(unfinished) == 1 else f"{len(unfinished)} of {len(window.steps)} steps"
     )
+    times = "its time is not that" if len(unfinished) == 1 else "their times are not those"
     yield Note(
         "aborted-step",
         NoteLevel.BLOCKING if all_steps else NoteLevel.WARNING,
-        f"{subject} did not finish ({reasons}): their times are not those of a training step.",
+        f"{subject} did not finish ({reasons}): {times} of a training step.",
         "Look for an out-of-memory error in the program's output, and repeat with a smaller batch or context",
     )
 
