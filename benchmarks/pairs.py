@@ -37,6 +37,7 @@ HALVES = (
     "nineteenth",
     "twentieth",
     "twenty_first",
+    "twenty_second",
 )
 SOURCES = ("nsys", "torch")
 

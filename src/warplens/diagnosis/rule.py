@@ -89,6 +89,12 @@ Model: TypeAlias = Literal["products", "layout", "traffic", "host"]
 #: `python -m benchmarks.pairs_scorecard --spread` computes them anew.
 SPREADS: Final[dict[Model, float]] = {"products": 1.8, "layout": 3.7, "traffic": 2.2, "host": 2.1}
 
+#: Rules and spreads are fitted to the programs of all sets, so for other programs their intervals are too narrow. Each
+#: end moves by this factor, but the gain (less 1) by a factor of two at most. Without it, intervals held 198 of 262
+#: gains of programs that frozen rules read for the first time; with it, 225 would have been held (decision 46).
+_UNSEEN: Final = 1.2
+_UNSEEN_LESS_ONE: Final = 2.0
+
 
 def bringing(remedy: Remedy, gain: Gain | None, model: Model = "host") -> Remedy:
     """The remedy with a gain of its own, if that is not the gain of the finding.
@@ -325,8 +331,10 @@ class Rule:
 def _interval(basis: Basis, bound: float | None) -> tuple[float, float]:
     """The 90 % interval of a gain with this basis, cut at its bound."""
     spread = SPREADS[cast("Model", basis.model)]
-    high = min(1 + (basis.most - 1) * spread, MANY)
-    return 1 + (basis.least - 1) / spread, high if bound is None else min(high, bound)
+    least, most = (basis.least - 1) / spread, (basis.most - 1) * spread
+    low = max((1 + least) / _UNSEEN, 1 + least / _UNSEEN_LESS_ONE)
+    high = min((1 + most) * _UNSEEN, 1 + most * _UNSEEN_LESS_ONE, MANY)
+    return low, high if bound is None else min(high, bound)
 
 
 def told_of(
