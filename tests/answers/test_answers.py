@@ -132,6 +132,14 @@ def test_what_is_no_profile_is_refused_at_the_call(name, given):
         getattr(warplens, name)(given)
 
 
+@pytest.mark.parametrize("name", ["read", "diagnose", "report", "headroom", "kernels", "ranks"])
+def test_an_empty_path_is_not_the_current_folder(name, tmp_path, monkeypatch):
+    """A variable that is not set must not lead to an answer about whatever lies there."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(warplens.UsageError, match="empty text"):
+        getattr(warplens, name)("")
+
+
 def test_a_timeline_is_made_of_nothing_but_a_trace():
     with pytest.raises(TypeError, match=r"takes a Trace .* not str"):
         warplens.Timeline("profile.sqlite")

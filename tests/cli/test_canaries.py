@@ -26,6 +26,7 @@ from tests.readers.ncu_reports import Report, push_pop, put
 from tests.readers.nsys_reports import STRINGS, message, small_report
 from tests.test_scrub_counters import COLUMNS, LAUNCH, STATE
 from warplens.cli.catalogue import COMMANDS
+from warplens.report.text import data_size
 
 #: Texts that people write into names, each with the word of it that may come out nowhere.
 WRITTEN = {
@@ -177,6 +178,7 @@ def test_no_planted_word_is_in_the_bytes_of_a_scrubbed_copy(write, tmp_path, war
         (given := source.with_name(f"given{suffix}")).write_bytes(pack(source.read_bytes()))
         packed = warplens("scrub", given, taken := tmp_path / f"packed{suffix}")
         assert (packed.code, packed.err) == (0, "")
+        assert f": {data_size(taken.stat().st_size)}, a copy of" in packed.out  # of the file, not of its content
         content = UNPACKERS[suffix](taken.read_bytes())
         assert found(taken.read_bytes() + content + packed.out.encode(), planted) == []
 

@@ -83,6 +83,8 @@ class Machine:
         start, end = self._run(duration)
         kinds = ["pinned" if pinned else "pageable", "device"]
         source, target = kinds if direction == "host-to-device" else kinds[::-1]
+        if direction == "device-to-device":
+            source = target = "device"
         self.copies.append(copy(start, end, direction, size, correlation=self.count, source=source, destination=target))
         if not pinned:
             self.host = max(self.host, end)

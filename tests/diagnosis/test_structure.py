@@ -214,6 +214,20 @@ def test_three_passes_in_a_row_are_an_omission_where_a_compiler_makes_others(com
         assert "not parts" in finding.remedies[0].action
 
 
+def test_tensors_copied_by_the_copy_engine_are_told_as_those_copied_by_kernels() -> None:
+    """`clone()` of contiguous tensors is a copy on the GPU, and no kernel of a chain need be there."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(10):
+            machine.copy(500 * US, 2**30, "device-to-device", pinned=True)
+            machine.launch(300 * US)
+
+    diagnosis = verdict(step)
+    assert diagnosis.verdict == "unfused-chain"
+    assert "Copies" in diagnosis.findings[0].title
+    assert diagnosis.findings[0].bound == pytest.approx(800 / 300, rel=0.01), "without any"
+
+
 @pytest.mark.parametrize(("copied_us", "found"), [(250, True), (60, False)])
 def test_copies_that_only_rearrange_are_told_however_short_their_chains(copied_us: int, found: bool) -> None:
     def step(machine: Machine) -> None:

@@ -91,7 +91,7 @@ def one_of(profiles_given: Profile | Sequence[Profile], function: str) -> Profil
     if _is_one(profiles_given):
         if not _is_profile(profiles_given):
             raise _refusal(profiles_given, function)
-        is_several = is_path(profiles_given) and len(discover([located(Path(profiles_given))])) > 1
+        is_several = is_path(profiles_given) and len(discover([located(profiles_given)])) > 1
         return None if is_several else profiles_given  # type: ignore[return-value]
     profiles: list[Any] = list(profiles_given)  # type: ignore[arg-type]
     return one_of(profiles[0], function) if len(profiles) == 1 else None
@@ -125,7 +125,7 @@ def paths_of(paths: Any) -> list[Path]:
     Raises:
         UnreadableInputError: there is no such file, or a folder has no profile.
     """
-    return discover([Path(paths)] if is_path(paths) else paths)
+    return discover([located(paths)] if is_path(paths) else paths)
 
 
 def counters_of(counters: Counters, function: str) -> KernelCounters:
@@ -138,7 +138,7 @@ def counters_of(counters: Counters, function: str) -> KernelCounters:
     if isinstance(counters, KernelCounters):
         return counters
     if is_path(counters):
-        return read_counters(Path(counters))
+        return read_counters(located(counters))
     raise TypeError(f"warplens.{function}() takes a path to counters or KernelCounters, not {type(counters).__name__}")
 
 
@@ -149,7 +149,7 @@ def only_profile(path: str | os.PathLike[str]) -> Path:
         UsageError: the folder has several profiles.
         UnreadableInputError: there is none.
     """
-    path = located(Path(path))
+    path = located(path)
     profiles = discover([path])
     if len(profiles) > 1:
         listed = ", ".join(str(profile.relative_to(path)) for profile in profiles[:_NAMED_PROFILES])
@@ -216,7 +216,7 @@ def _refusal(value: object, function: str) -> TypeError:
 
 def _each(profile: Profile, function: str) -> list[Timeline]:
     if is_path(profile):
-        return [Timeline(read(path)) for path in discover([Path(profile)])]
+        return [Timeline(read(path)) for path in discover([located(profile)])]
     return [timeline_of(profile, function)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -45,13 +46,16 @@ def shipped() -> dict[str, Path]:
     return profiles
 
 
-def located(path: Path | str) -> Path:
+def located(path: str | os.PathLike[str]) -> Path:
     """The path itself, or for `demo:NAME` the path of the shipped file.
 
     Raises:
-        UsageError: there is no shipped file of that name; the message names the closest.
+        UsageError: there is no shipped file of that name (the message names the closest), or the path is empty, which
+            would otherwise be the current folder.
     """
-    text = str(path)
+    text = os.fspath(path)
+    if not text:
+        raise UsageError("an empty text was given as a path: name a profile, or '.' for the current folder")
     if not text.startswith(PREFIX):
         return Path(path)
     known = shipped()

@@ -134,7 +134,7 @@ def scrub(
     left_out, entries, texts = sum(result.tables.values()), sum(result.rows.values()), sum(result.texts.values())
     with answering() as stdout:
         stdout.write(
-            f"{one_line(target)}: {fmt.data_size(result.target_bytes)}, a copy of {one_line(result.source)}; "
+            f"{one_line(target)}: {fmt.data_size(target.stat().st_size)}, a copy of {one_line(result.source)}; "
             f"texts rewritten: {fmt.count(texts)}; "
             f"left out: {fmt.count(left_out)} ({whole_noun}), {fmt.count(entries)} ({parts_noun})\n"
             f"Names and values of the original that the copy was searched for: {fmt.count(result.searched)}; "

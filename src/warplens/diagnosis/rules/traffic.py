@@ -533,14 +533,18 @@ _KINDS: Final = (
 
 
 def _kinds(facts: Facts, members: Bools, most: int = 2) -> str:
-    """Text naming the kinds of kernels with most of the time of these pieces."""
-    kernels = facts.timeline.trace.kernels["full_name"]
-    members = members & facts.program.is_kernel
-    rows = facts.work["row"].filter(pl.Series(members))
-    frame = pl.DataFrame({"name": kernels.gather(rows).cast(pl.String), "time": facts.program.own_ns[members]})
+    """Text naming the kinds of kernels, and of copies on the GPU, with most of the time of these pieces."""
+    program = facts.program
+    kernels, copies = members & program.is_kernel, members & ~program.is_kernel
+    names = facts.timeline.trace.kernels["full_name"].gather(facts.work["row"].filter(pl.Series(kernels)))
+    frame = pl.DataFrame({"name": names.cast(pl.String), "time": program.own_ns[kernels]})
     kind = pl.lit("Elementwise operations")
     for word, pattern in reversed(_KINDS):
         kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(word)).otherwise(kind)
-    sums = frame.group_by(kind.alias("kind")).agg(pl.col("time").sum()).sort("time", "kind", descending=[True, False])
+    sums = frame.group_by(kind.alias("kind")).agg(pl.col("time").sum())
+    if copies.any():
+        copied = pl.DataFrame({"kind": ["Copies on the GPU"], "time": [time_of(program, copies)]}, schema=sums.schema)
+        sums = sums.extend(copied)
+    sums = sums.sort("time", "kind", descending=[True, False])
     first, *rest = sums["kind"].head(most).to_list()
     return " and ".join([first, *(word[0].lower() + word[1:] for word in rest)])

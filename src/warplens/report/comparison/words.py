@@ -273,9 +273,11 @@ def _launches(difference: StepDifference) -> str:
         # The number of launches changed in the other direction than the time: their cost is the cause.
         return f"{text}, but{cost_each}" if cost_each else text
     if added is None or added * change <= 0 or abs(launches.added - launches.removed - change) > _ALIKE * abs(change):
-        # The calls are gone, not the kernels: they were moved into graphs.
-        slower = after if difference.wall.change_ns >= 0 else before
-        return f"{text} at {fmt.duration(slower)} each" if slower is not None else text
+        # The calls are gone, not the kernels: they were moved into graphs, whose launch takes longer than one of them.
+        issue, issue_before = launches.variant.issue_ns, launches.baseline.issue_ns
+        if issue is None or issue_before is None:
+            return text
+        return f"{text}, so that launching takes the host {fmt.duration(issue)} instead of {fmt.duration(issue_before)}"
     text += f" × {fmt.duration(added / change)}"
     if pace is not None and abs(pace) >= _SMALLEST_MENTIONED * abs(added):
         text += f", while the other launches take {fmt.duration(abs(pace))} {'more' if pace > 0 else 'less'}"
