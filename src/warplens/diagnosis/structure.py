@@ -442,6 +442,10 @@ _LEAST_OF_FORWARD: Final = 3.5
 _LEAST_OF_PASS: Final = 1.25
 #: Most products of each of several passes for each product of the forward pass.
 _MOST_OF_PASS: Final = 4
+#: A sequence repeats if this share of codes equals the code one sequence before; ends of networks differ.
+_MOST_REPEATED: Final = 0.9
+#: Backward passes over one graph repeat layers at least this many times as often as its forward pass does.
+_LEAST_OF_TURNS: Final = 1.5
 #: Backward passes of more products in a step are not searched.
 _MOST_PRODUCTS: Final = 20_000
 
@@ -460,7 +464,7 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
     """
     program, backward = facts.program, backward_work(facts)
     again, counts = np.zeros(facts.work.height, dtype=np.bool_), []
-    periods: dict[tuple[bytes, int], int] = {}
+    periods: dict[tuple[bytes, bytes], int] = {}
     product = program.labelled(*PRODUCTS)
     if not backward.any() or backward.all():
         return again, 1.0
@@ -476,9 +480,13 @@ def passes_over_one_graph(facts: Facts) -> tuple[Bools, float]:
             continue
         # Only products are compared: later passes also add to the gradients of the first one, which launches no sums.
         codes = program.launched_as(backwards)
-        key = codes.tobytes(), forward  # mostly the same in all steps
+        forward_codes = program.launched_as(forwards)
+        key = codes.tobytes(), forward_codes.tobytes()  # mostly the same in all steps
         if key not in periods:
-            periods[key] = _period_of_passes(codes, forward)
+            period = _period_of_passes(codes, forward)
+            # Several forward passes have as many backward passes, each over its own graph.
+            is_own = bool(period) and _turns(codes) < _LEAST_OF_TURNS * _turns(forward_codes)
+            periods[key] = 0 if is_own else period
         if not (period := periods[key]):
             continue
         backward_rows = rows[backward[rows]]
@@ -496,6 +504,14 @@ def _period_of_passes(codes: Int64s, forward: int) -> int:
         if np.count_nonzero(equal) > most and (run := longest(equal)) > most:
             most, period = run, lag
     return period
+
+
+def _turns(codes: Int64s) -> float:
+    """How many times the shortest sequence occurs that most of these codes repeat; 1 if there is none."""
+    for lag in range(1, len(codes) // 2 + 1):
+        if np.count_nonzero(codes[lag:] == codes[:-lag]) >= _MOST_REPEATED * (len(codes) - lag):
+            return len(codes) / lag
+    return 1.0
 
 
 def time_of(program: Program, which: Bools | Int64s) -> int:

@@ -102,6 +102,8 @@ class UnusedGradients(StructureRule):
         "Small gradients added, over passes that make them: one of one for a bias, two of three for a norm. If every "
         "part is used twice, half are added.",
     )
+    one_run_share = Limit(0.2, "Products of one of up to five runs; the limits of added gradients rule out more runs.")
+    same_share = Limit(0.9, "Runs of one network launch the same products, except for some of their heads.")
     least_added = Limit(4, "Weights, and biases or norms, that are added: a single one may be a part used twice.")
     product_share = Limit(
         0.5, "A layer's backward pass has two products, one for the gradient of its weight, one for that of its input."
@@ -163,7 +165,8 @@ class UnusedGradients(StructureRule):
         clearing without an addition. Only gradients that nobody clears are added in each backward pass, including the
         small ones of biases and norms, the smallest tensors of a network. Micro-batches begin with cleared gradients,
         and parts that are used twice add half of theirs. A network that is run many times in a step adds nearly all,
-        but then each equally often: one that is run once adds some gradient of a size that no other has.
+        but then each equally often: one that is run once adds some gradient of a size that no other has. One with heads
+        for only some of its runs has such a gradient, too, but the backward pass of its last run adds none.
         """
         program, backward = facts.program, backward_work(facts)
         adds, small = program.marked("adding") & backward, program.labelled("reduction", "normalization") & backward
@@ -190,9 +193,22 @@ class UnusedGradients(StructureRule):
                     return None  # sums of activations have a single size
                 if np.unique(threads[part[adds[part]]], return_counts=True)[1].min() > 1:
                     return None  # each is added several times: the part is run several times
+                if self._runs_again(program, part, places):
+                    return None
                 share[part[places[0] :]] = 1.0
                 added, seen = added + int(adds[part].sum()), seen + len(places)
         return Unused(share, added, None) if seen else None
+
+    def _runs_again(self, program: Program, part: Int64s, places: Int64s) -> bool:
+        """Whether a long stretch of this backward work adds no small gradient, but launches what the rest does."""
+        products = np.flatnonzero(program.labelled(*PRODUCTS)[part])
+        edges = np.r_[0, np.searchsorted(products, places), len(products)]
+        longest_stretch = int(np.argmax(np.diff(edges)))
+        first, stop = edges[longest_stretch], edges[longest_stretch + 1]
+        if stop - first < self.one_run_share * len(products):
+            return False
+        codes = program.launched_as(part[products])
+        return bool(np.isin(codes[first:stop], np.r_[codes[:first], codes[stop:]]).mean() > self.same_share)
 
     def _backward_parts(self, program: Program, rows: Int64s, backward: Bools) -> list[Int64s]:
         """The backward work of a step, split where forward products lie between; parts with few products left out."""
