@@ -158,6 +158,14 @@ def test_gradients_of_a_penalty_are_not_those_of_the_last_step() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
+def test_a_network_that_a_step_runs_three_times_has_three_graphs_and_one_optimizer(source: str) -> None:
+    """Its backward passes are not over one graph, and the sums of their gradients are taken by the optimizer."""
+    path = next(each for each in pairs() if each.name == "policy_evaluated_three_times").path(source)
+    assert path is not None
+    assert not {"unused-gradients", "recomputation"} & {each["id"] for each in diagnose([path]).to_dict()["findings"]}
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_a_recurrence_that_a_graph_replays_is_told_and_not_warned(source: str) -> None:
     """Each of its turns waits for the last: only more sequences would give its kernels more to do."""
     path = next(each for each in pairs() if each.name == "healthy_small_policy").path(source)

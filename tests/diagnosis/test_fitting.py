@@ -199,6 +199,20 @@ def test_the_next_batch_that_is_sent_in_one_go_need_not_stay(apart: bool, stays:
     assert ("register_buffer" in advice(verdict(step), "blocking-copy")) == stays
 
 
+@pytest.mark.parametrize(("sizes", "stays"), [(8, True), (1, False)])
+def test_tensors_of_many_sizes_that_go_round_are_weights(sizes: int, stays: bool) -> None:
+    """Two models that take turns on the GPU are sent before they run; pictures in and out have one size."""
+
+    def step(machine: Machine) -> None:
+        for number in range(8):
+            machine.copy(200 * US, 8_000_000 + 4096 * (number % sizes), pinned=False)
+        machine.launch(100 * US, times=8)
+        for number in range(8):
+            machine.copy(200 * US, 8_000_000 + 4096 * (number % sizes), "device-to-host", pinned=False)
+
+    assert ("register_buffer" in advice(verdict(step), "blocking-copy")) == stays
+
+
 @pytest.mark.parametrize("pinned", [True, False])
 def test_what_is_pinned_is_not_to_be_pinned(pinned: bool) -> None:
     def step(machine: Machine) -> None:

@@ -638,6 +638,8 @@ class BlockingCopy(Rule):
         4, "Copies of a step after its first matrix product: an input has a few parts, each layer has its own weights."
     )
     inside_share = Limit(0.5, "Of the bytes sent to the GPU: below this share, most are the step's input.")
+    distinct_sizes = Limit(4, "Inputs and results of a step have few sizes, the weights of a network many.")
+    round_share = Limit(0.9, "Of the bytes sent: the inputs of the step are sent beside what goes round.")
     page_ns = Limit(
         300, "A page of memory is freed in 210 ns (352 MB in 18 ms); a thread needs longer to read its contents."
     )
@@ -765,7 +767,8 @@ class BlockingCopy(Rule):
     def _staying(self, facts: Facts) -> Float64s:
         """1 for copies after the first product of a step, which are no input: weights, constants, activations.
 
-        Data that were copied to the host in the same step and come back count as well, in both directions.
+        Data that were copied to the host in the same step and come back count as well, in both directions. If nearly
+        all data of many sizes do so, they count wherever in the step they are copied.
         """
         none = np.broadcast_to(0.0, facts.work.height)  # takes no memory
         if not facts.window.steps:
@@ -777,6 +780,8 @@ class BlockingCopy(Rule):
         large = bytes_ > SMALL_COPY_BYTES
         if (sent & large).sum() < self.least_inside * facts.steps:
             return none
+        if self._goes_round(program.step[rows], bytes_, sent & large, ~sent & large):
+            return _ones_at(facts, rows[large])
         firsts = np.full(int(program.step.max(initial=0)) + 1, np.iinfo(np.int64).max)
         starts, products = work["start_ns"].to_numpy(), program.labelled(*PRODUCTS)
         np.minimum.at(firsts, program.step[products], starts[products])
@@ -794,6 +799,17 @@ class BlockingCopy(Rule):
         if passes_of_step(facts).count > 1 and (sent & large & ~inside).any():
             return none
         return _ones_at(facts, rows[inside | (fetched & there_and_back)])
+
+    def _goes_round(self, steps: Int64s, bytes_: Int64s, sent: Bools, fetched: Bools) -> bool:
+        """Whether tensors of many sizes are sent and fetched in the same steps: the weights of a model, for example."""
+        keys = np.column_stack((steps, bytes_))
+        sizes, found = np.unique(keys[sent | fetched], axis=0, return_inverse=True)
+        of_sent, of_fetched = (
+            np.bincount(found.ravel()[which[sent | fetched]], minlength=len(sizes)) for which in (sent, fetched)
+        )
+        both = np.minimum(of_sent, of_fetched)
+        distinct = len(np.unique(sizes[both > 0, 1]))
+        return bool(distinct >= self.distinct_sizes and both @ sizes[:, 1] >= self.round_share * bytes_[sent].sum())
 
     def _between_layers(self, facts: Facts, sent: Int64s) -> bool:
         """Whether several of these copies of a step have products between them."""
