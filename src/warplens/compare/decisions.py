@@ -12,7 +12,6 @@ import numpy as np
 from warplens.compare.shift import (
     Samples,
     Shift,
-    block_medians,
     centres_and_variances,
     cut,
     in_turns,
@@ -293,8 +292,8 @@ def compare(
         verdict=verdict,
         noise=noise,
         needed_blocks=needed_units(shift, margin) if verdict == "undecided" else None,
-        baseline_ns=float(np.median(block_medians(baseline))),
-        variant_ns=float(np.median(block_medians(variant))),
+        baseline_ns=baseline.median_ns,
+        variant_ns=variant.median_ns,
         how=_how(baseline, variant, shift),
         doubts=tuple(_doubts(baseline, variant, shift, ratio)),
         margin=margin,
