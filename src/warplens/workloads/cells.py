@@ -48,39 +48,52 @@ _MANY_OUTLIERS: Final = 0.05
 _SLOW_MEAN: Final = 0.05
 
 
-def cell_grid(cell: type, axes: Mapping[str, Sequence[Any]]) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Every combination of settings, the last axis changing fastest.
+def combinations_of(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values of some settings, the last axis changing fastest."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def cells_at(
+    cell: type, points: Iterable[Mapping[str, Any]], sides: Sequence[Mapping[str, Any]] = ({},)
+) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    """The distinct cells at each point, one for each side.
 
     Args:
         cell: the workload's settings.
-        axes: values of some of its fields; the others keep their defaults.
+        points: values of some of its fields; the others keep their defaults.
+        sides: further values, which distinguish the cells of a point.
 
     Returns:
-        The cells, and for each invalid combination of settings a finished record with the reason.
+        The cells of each point, and for each invalid combination of settings a finished record with the reason.
 
     Raises:
         UsageError: every combination is invalid; the reason is that of the first.
     """
-    cells: list[Any] = []
+    cells: list[list[Any]] = []
+    seen: list[Any] = []
     impossible: list[dict[str, Any]] = []
-    for values in itertools.product(*axes.values()):
-        new_cell, record = cell_or_reason(cell, dict(zip(axes, values, strict=True)))
-        if new_cell is None:
-            impossible.append(record)
-        elif new_cell not in cells:
-            cells.append(new_cell)
-    if not cells:
+    for point in points:
+        cells.append([])
+        for side in sides:
+            settings = {**point, **side}
+            try:
+                made = cell(**settings)
+            except UsageError as error:
+                plain = {item.name: settings.get(item.name, item.default) for item in fields(cell)}
+                impossible.append({"cell": plain, "status": "unsupported", "reason": str(error)})
+                continue
+            if made not in seen:
+                seen.append(made)
+                cells[-1].append(made)
+    if not seen:
         raise UsageError(impossible[0]["reason"] if impossible else "the grid is empty")
     return cells, impossible
 
 
-def cell_or_reason(cell: type, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The cell of these settings and an empty record; for invalid settings None and a record with the reason."""
-    try:
-        return cell(**settings), {}
-    except UsageError as error:
-        plain = {item.name: settings.get(item.name, item.default) for item in fields(cell)}
-        return None, {"cell": plain, "status": "unsupported", "reason": str(error)}
+def cell_grid(cell: type, axes: Mapping[str, Sequence[Any]]) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The cells of every combination of settings, and the records of invalid ones (see `cells_at`)."""
+    by_point, impossible = cells_at(cell, combinations_of(axes))
+    return [one for cells in by_point for one in cells], impossible
 
 
 def default_device() -> str:

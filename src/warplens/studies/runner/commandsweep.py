@@ -6,7 +6,6 @@ each is a block of its own, however many times it prints.
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import re
@@ -34,7 +33,7 @@ from warplens.studies.runner.engine import (
     how_it_ended,
 )
 from warplens.studies.runner.workloadsweep import key_of, pairs_from, sweep_head
-from warplens.workloads.cells import plain_environment
+from warplens.workloads.cells import combinations_of, plain_environment
 from warplens.workloads.registry import Plan, document
 from warplens.workloads.samples import summary_of_rounds
 
@@ -104,8 +103,8 @@ class CommandSweep:
         """A task for each repetition: point by point, round by round, the sides in random order."""
         texts, draw = pairs_from("--axis", self.axes), random.Random(0)  # noqa: S311  no secret
         tasks = []
-        for values in itertools.product(*texts.values()):
-            point, order = dict(zip(texts, values, strict=True)), list(_SIDES)
+        for point in combinations_of(texts):
+            order = list(_SIDES)
             words = {side: self._words(side, point) for side in _SIDES}
             name = key_of(point)
             for number in range(1, self.repeats + 1):
@@ -156,10 +155,10 @@ class CommandSweep:
 
     def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
         """The measurements file; None while no side has a complete round."""
-        records, grid, texts = [], self.grid(), pairs_from("--axis", self.axes)
-        for values, words in zip(itertools.product(*grid.values()), itertools.product(*texts.values()), strict=True):
-            name = key_of(dict(zip(texts, words, strict=True)))
-            records += _point(self, dict(zip(grid, values, strict=True)), name, results)
+        records, grid = [], self.grid()
+        texts = combinations_of(pairs_from("--axis", self.axes))
+        for point, written in zip(combinations_of(grid), texts, strict=True):
+            records += _point(self, point, key_of(written), results)
         if not records:
             return None
         sizes = [len(record["samples"]["wall_ns"]) // record["rounds"] for record in records if "samples" in record]

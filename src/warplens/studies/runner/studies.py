@@ -26,7 +26,16 @@ from warplens.collect.machine import System, Tool, needed_tool
 from warplens.collect.recording import COLLECTING, add_run, run_command
 from warplens.errors import UsageError, WarplensError
 from warplens.studies.runner.engine import Task, command_line
-from warplens.studies.runner.workloadsweep import WARMUP_STEPS, CellRun, Measuring, axes_from, cell_tasks, sweep_head
+from warplens.studies.runner.workloadsweep import (
+    WARMUP_STEPS,
+    CellRun,
+    Measuring,
+    axes_from,
+    cell_tasks,
+    sweep_head,
+    tasks_at,
+)
+from warplens.workloads.cells import combinations_of
 from warplens.workloads.registry import Plan, workload
 
 #: The measurements file in a study's folder.
@@ -95,13 +104,11 @@ class Study:
         device = options.device or ("cpu" if options.quick else None)
         tasks, impossible = self.tasks(axes)
         measuring = Measuring(self.workload, self.plan, rounds, device)
-        return CellRun(measuring, tasks, tuple(impossible), self.head(axes), self._command(options))
-
-    def _command(self, options: StudyOptions) -> str:
-        return command_line(
+        command = command_line(
             "warplens", "study", self.name, axis=options.axes, rounds=options.rounds, device=options.device or None,
             quick=options.quick,
         )  # fmt: skip
+        return CellRun(measuring, tasks, tuple(impossible), self.head(axes), command)
 
 
 #: Settings that define a point. All others distinguish the cells of a point, which alternate in one process, so that
@@ -115,10 +122,10 @@ _SIDE: Final = ("execution", "method", "keep", "attention")
 def _token_reduction_tasks(axes: Axes) -> tuple[tuple[Task, ...], list[dict[str, Any]]]:
     others = {name: values for name, values in axes.items() if name not in (*_POINT, *_SIDE)}
     sides = [
-        {**side, **dict(zip(others, values, strict=True))}
+        {**side, **rest}
         for execution in axes["execution"]
         for side in _token_sides(axes, execution)
-        for values in itertools.product(*others.values())
+        for rest in combinations_of(others)
     ]
     points = {name: values for name, values in axes.items() if name in _POINT}
     return cell_tasks(workload("token-reduction"), points, sides)
@@ -187,20 +194,13 @@ def _attention_tasks(axes: Axes) -> tuple[tuple[Task, ...], list[dict[str, Any]]
     if "batch" in rest:
         return cell_tasks(workload("attention"), rest, kernels)
     (tokens,) = axes["tokens"]
-    tasks: list[Task] = []
-    impossible: list[dict[str, Any]] = []
-    others = {name: values for name, values in rest.items() if name != "seq_len"}
-    for values in itertools.product(*others.values(), rest["seq_len"]):
-        *fixed, seq_len = values
-        point = dict(zip(others, fixed, strict=True)) | {"seq_len": seq_len, "batch": max(1, tokens // seq_len)}
-        point_tasks, invalid = cell_tasks(
-            workload("attention"), {name: [value] for name, value in point.items()}, kernels
-        )
-        varying = {name: value for name, value in point.items() if name == "seq_len" or len(others.get(name, ())) > 1}
-        key = " ".join(f"{name}={value}" for name, value in varying.items())
-        tasks += [Task(key, task.cells) for task in point_tasks]
-        impossible += invalid
-    return tuple(tasks), impossible
+    lengths = rest.pop("seq_len")
+    points = [
+        {**point, "batch": max(1, tokens // point["seq_len"])}
+        for point in combinations_of({**rest, "seq_len": lengths})
+    ]
+    varying = [name for name, values in rest.items() if len(values) > 1]
+    return tasks_at(workload("attention"), points, kernels, [*varying, "seq_len"])
 
 
 _ALL_KERNELS: Final = ("naive", "tiled", "flash", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math")
