@@ -32,7 +32,7 @@ from warplens.workloads.registry import (
     torch_or_advice,
     workload,
 )
-from warplens.workloads.samples import Summary, drift, summary_of_rounds
+from warplens.workloads.samples import Drift, Summary, drift, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -139,8 +139,7 @@ def run_cells_in_turns(
     cells: Sequence[Any],
     *,
     rounds: int,
-    per_round: int,
-    plan: Plan | None = None,
+    plan: Plan,
     device: str | None = None,
     ranges: Ranges = OFF,
 ) -> list[dict[str, Any]]:
@@ -150,8 +149,7 @@ def run_cells_in_turns(
         name: of the workload; it must have `prepare`.
         cells: to measure.
         rounds: number of rounds.
-        per_round: repetitions of each cell in a round.
-        plan: only its warm-up and confidence are used.
+        plan: its warm-up, its confidence, and as its most repetitions those of each cell in a round.
         device: PyTorch name; by default the GPU if there is one.
         ranges: annotations for a profiler.
 
@@ -162,7 +160,7 @@ def run_cells_in_turns(
     Raises:
         UsageError: there is no such workload, no PyTorch or no such device.
     """
-    kind, plan, device = workload(name), plan or Plan(), device or default_device()
+    kind, device = workload(name), device or default_device()
     _check_device(device)
     prepare = imported(kind.prepare)
     if prepare is None:
@@ -183,7 +181,7 @@ def run_cells_in_turns(
             programs[position] = started
     measurements = measure_in_turns(
         [Turn(program.step, program.marks) for program in programs.values()],
-        device=device, rounds=rounds, per_round=per_round, warmup_steps=plan.warmup_steps, ranges=ranges,
+        device=device, rounds=rounds, per_round=plan.most, warmup_steps=plan.warmup_steps, ranges=ranges,
     )  # fmt: skip
     for (position, program), measured in zip(programs.items(), measurements, strict=True):
         records[position] |= {"status": "measured", **figures(program, measured, plan)}
@@ -287,7 +285,7 @@ def figures(program: Program, measured: Measured, plan: Plan) -> dict[str, Any]:
         "stopped": measured.stopped,
         "drift": asdict(drifted) if drifted is not None else None,
         "clocks": _clocks_of(measured),
-        "doubts": _doubts(measured, plan),
+        "doubts": _doubts(measured, plan, latency, drifted),
         "details": dict(program.details),
         "samples": {
             "warmup_ns": list(measured.warmup_ns),
@@ -299,7 +297,7 @@ def figures(program: Program, measured: Measured, plan: Plan) -> dict[str, Any]:
 
 
 def _spread(measured: Measured, times_ns: Sequence[int], plan: Plan) -> Summary:
-    return summary_of_rounds(times_ns, measured.rounds, plan.confidence)
+    return summary(times_ns, plan.confidence, measured.rounds)
 
 
 def _clocks_of(measured: Measured) -> dict[str, Any] | None:
@@ -314,16 +312,14 @@ def _clocks_of(measured: Measured) -> dict[str, Any] | None:
     }
 
 
-def _doubts(measured: Measured, plan: Plan) -> list[str]:
+def _doubts(measured: Measured, plan: Plan, latency: Summary, trend: Drift | None) -> list[str]:
     """Sentences on problems of the measurement; no samples are excluded for them."""
-    latency = _spread(measured, measured.wall_ns, plan)
     doubts = []
     if latency.outliers > _MANY_OUTLIERS * latency.samples:
         doubts.append(f"{latency.outliers} of {latency.samples} repetitions are outliers")
     if latency.mean > (1 + _SLOW_MEAN) * latency.median:
         above = 100 * (latency.mean / latency.median - 1)
         doubts.append(f"the mean is {above:.0f} % above the median: some steps stalled")
-    trend = drift(measured.wall_ns)
     if trend is not None and trend.matters and measured.rounds == 1:  # with rounds, the interval includes drift
         doubts.append(f"times drift by {100 * trend.share:+.1f} % from the first third of the repetitions to the last")
     if measured.clocks is not None and measured.clocks.held_down:

@@ -194,9 +194,7 @@ def _measured(request: Mapping[str, Any]) -> dict[str, Any]:
         records = list(run_cells(kind.name, cells, plan=plan, device=device))
     else:
         done, trouble = attempted(
-            lambda: run_cells_in_turns(
-                kind.name, cells, rounds=request["rounds"], per_round=plan.most, plan=plan, device=device
-            )
+            lambda: run_cells_in_turns(kind.name, cells, rounds=request["rounds"], plan=plan, device=device)
         )
         if trouble.get("status") == "unsupported":
             raise UsageError(trouble["reason"])

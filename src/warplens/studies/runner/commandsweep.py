@@ -35,7 +35,7 @@ from warplens.studies.runner.engine import (
 from warplens.studies.runner.workloadsweep import key_of, pairs_from, sweep_head
 from warplens.workloads.cells import combinations_of, plain_environment
 from warplens.workloads.registry import Plan, document
-from warplens.workloads.samples import summary_of_rounds
+from warplens.workloads.samples import summary
 
 #: Rounds at a point. The 95 % interval of the median of ten excludes the fastest and the slowest.
 DEFAULT_REPEATS: Final = 10
@@ -262,7 +262,7 @@ def _figures(sweep: CommandSweep, items: int, blocks: Sequence[Sequence[int]]) -
         blocks = [[round(median(block))] for block in blocks]
         doubts.append("its runs printed different numbers of times: each run counts with its median")
     times = [spent for block in blocks for spent in block]
-    spread = summary_of_rounds(times, len(blocks))
+    spread = summary(times, rounds=len(blocks))
     if spread.low is None:
         doubts.append("there are too few repetitions for an interval")
     timed = "wall time of the process" if sweep.time_from is None else f"printed by the program: {sweep.time_from}"
