@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from warplens.workloads.attention.kernels import BackwardTiles, ForwardTiles
-from warplens.workloads.attention.problem import DTYPES, HEAD_DIMS, KERNELS, AttentionShape, compared
+from warplens.workloads.attention.problem import ERROR_FLOORS, HEAD_DIMS, KERNELS, compared
+from warplens.workloads.settings import AttentionCell
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -59,15 +60,15 @@ def test_output_and_gradients_in_fp32_are_those_of_float64_autograd(name, causal
 @pytest.mark.parametrize("seq_len", [1, 16, 70])
 @pytest.mark.parametrize("name", OWN)
 def test_any_length_passes_the_gate_in_half_precision(name, seq_len):
-    shape = AttentionShape(2, 1, seq_len, 32)
-    outcome = compared(KERNELS[name], shape, "float16", causal=True, device="cpu").check
+    outcome = compared(KERNELS[name], AttentionCell(name, seq_len, 32, 2, 1, "float16", mode="both"), "cpu").check
     assert outcome.passed, outcome.errors
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("name", OWN)
 def test_every_head_dimension_passes_the_gate(name, head_dim):
-    outcome = compared(KERNELS[name], AttentionShape(1, 1, 21, head_dim), "float32", causal=False, device="cpu").check
+    cell = AttentionCell(name, 21, head_dim, 1, 1, "float32", causal=False, mode="both")
+    outcome = compared(KERNELS[name], cell, "cpu").check
     assert outcome.passed, outcome.errors
 
 
@@ -135,9 +136,9 @@ def test_gradients_are_the_same_bits_in_every_run():
 
 
 def test_own_kernels_refuse_what_they_cannot_do(monkeypatch):
-    kernel = KERNELS["flash"]
-    assert "48" in (kernel.refusal(AttentionShape(1, 1, 8, 48), "float16", "cuda") or "")
-    assert "bfloat16" in (kernel.refusal(AttentionShape(1, 1, 8, 64), "bfloat16", "cpu") or "")
-    assert all(kernel.refusal(AttentionShape(1, 1, 8, 64), dtype, "cuda:0") is None for dtype in DTYPES)
+    refusal = KERNELS["flash"].refusal
+    assert "48" in refusal(AttentionCell(head_dim=48), "cuda")
+    assert "bfloat16" in refusal(AttentionCell(dtype="bfloat16"), "cpu")
+    assert all(refusal(AttentionCell(dtype=dtype), "cuda:0") is None for dtype in ERROR_FLOORS)
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert "GPU" in (kernel.refusal(AttentionShape(1, 1, 8, 64), "float16", "cpu") or "")
+    assert "GPU" in refusal(AttentionCell(dtype="float16"), "cpu")
