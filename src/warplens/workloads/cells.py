@@ -424,17 +424,10 @@ def cpu_model() -> str | None:
 def plain_environment() -> dict[str, Any]:
     """The description of the machine without PyTorch, for measurements of commands: the first GPU, if any, and host."""
     facts = {"device": {"name": "CPU"}, "versions": {"warplens": __version__}, **host_facts()}
-    name, driver = _first_gpu()
-    if name:
-        facts |= {"device": {"name": name}, "driver": driver}
-    return {key: fact for key, fact in facts.items() if fact is not None}
-
-
-def _first_gpu() -> tuple[str | None, str | None]:
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
         output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
         name, comma, driver = (output.splitlines() or [""])[0].partition(",")
-        if comma:
-            return name.strip(), driver.strip()
-    return None, None
+        if comma and name.strip():
+            facts |= {"device": {"name": name.strip()}, "driver": driver.strip()}
+    return {key: fact for key, fact in facts.items() if fact is not None}

@@ -81,17 +81,13 @@ class CommandSweep:
             if not any(f"{{{name}}}" in command for command in (self.baseline, self.variant)):
                 raise UsageError(f"--axis {name} is in neither command: write {{{name}}} where its value goes")
         if self.items is not None and not all(
-            isinstance(value, int) and value > 0 for value in self.points_of(self.items)
+            isinstance(value, int) and value > 0 for value in self.grid().get(self.items, [""])
         ):
             raise UsageError(f"--items {self.items} is not an axis of whole numbers above zero")
 
     def grid(self) -> dict[str, list[Any]]:
         """The values of each axis, as numbers if all of an axis are numbers."""
         return {name: _numbers(values) for name, values in pairs_from("--axis", self.axes).items()}
-
-    def points_of(self, axis: str) -> list[Any]:
-        """The values of an axis; [""] if there is no such axis."""
-        return self.grid().get(axis, [""])
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:

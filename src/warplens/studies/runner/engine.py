@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.report.text import span
-from warplens.workloads.registry import write_measurements
+from warplens.workloads.registry import json_text, write_measurements
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -298,7 +298,7 @@ class Ledger:
         self.results: dict[str, Result] = {}
         self.seconds: dict[str, float] = {}
         # Converted through JSON (tuples become lists) to compare with a plan read from a file.
-        self._plan = json.loads(_text(plan))
+        self._plan = json.loads(json_text(plan))
         self._file: IO[bytes] = path.open("a+b")
         try:
             _lock(self._file, path)
@@ -359,7 +359,7 @@ class Ledger:
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         self._file.seek(0, os.SEEK_END)
-        self._file.write(_text(entry).encode() + b"\n")
+        self._file.write(json_text(entry).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -372,7 +372,7 @@ class Ledger:
 
 def _may_begin_a_ledger(cut: bytes) -> bool:
     """Whether a truncated first line is that of a ledger rather than of another kind of file."""
-    head = _text({"schema": LEDGER_SCHEMA})[:-1].encode()
+    head = json_text({"schema": LEDGER_SCHEMA})[:-1].encode()
     return head.startswith(cut) or cut.startswith(head)
 
 
@@ -391,10 +391,6 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(records, list)
         and all(isinstance(record, dict) and "status" in record for record in records)
     )
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

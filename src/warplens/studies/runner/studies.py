@@ -257,9 +257,10 @@ _MOST_LAUNCHES: Final = 60
 
 @dataclass(frozen=True)
 class RecordedCell:
-    """A cell to record, with its settings as JSON."""
+    """A cell to record."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  #: as JSON
+    measuring: Measuring  #: of the study's run
 
     @property
     def identity(self) -> dict[str, str]:
@@ -272,11 +273,12 @@ class RecordedCell:
         """Stem of its files: `input_size=224,batch=1,method=topk,keep=0.1`."""
         return ",".join(f"{name}={value}" for name, value in self.identity.items())
 
-    def program(self, workload: str, device: str | None) -> list[str]:
+    @property
+    def program(self) -> list[str]:
         """The command that runs a few steps of it with ranges."""
-        words = [sys.executable, "-m", "warplens.studies.runner", "cell", workload, json.dumps(self.settings)]
-        words += [f"--warmup={WARMUP}", f"--steps={STEPS}"]
-        return [*words, f"--device={device}"] if device else words
+        words = [sys.executable, "-m", "warplens.studies.runner", "cell", self.measuring.workload]
+        words += [json.dumps(self.settings), f"--warmup={WARMUP}", f"--steps={STEPS}"]
+        return [*words, f"--device={self.measuring.device}"] if self.measuring.device else words
 
 
 def recorded_cells(run: CellRun) -> list[RecordedCell]:
@@ -291,12 +293,12 @@ def recorded_cells(run: CellRun) -> list[RecordedCell]:
         cells = [cell for cell in cells if cell["attention"] == cells[0]["attention"]]
         variants = sorted((cell for cell in cells if cell["method"] != "none"), key=lambda cell: float(cell["keep"]))
         baseline = [cell for cell in cells if cell["method"] == "none"]
-        recorded += [RecordedCell(cell) for cell in (*baseline, *variants[:1])]
+        recorded += [RecordedCell(cell, run.measuring) for cell in (*baseline, *variants[:1])]
     return recorded
 
 
-#: Cell and run → the tool and the commands that record the cell.
-_Phase: TypeAlias = Callable[[RecordedCell, CellRun], tuple[Tool, list[list[str]]]]
+#: Cell → the tool and the commands that record it.
+_Phase: TypeAlias = Callable[[RecordedCell], tuple[Tool, list[list[str]]]]
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ class Collection:
             shlex.join(words)
             for cell in recorded_cells(run)
             for phase in (self._timeline, self._counters)
-            for words in self._tried(phase, cell, run)[1]
+            for words in self._tried(phase, cell)[1]
         ]
 
     def record(self, run: CellRun) -> list[str]:
@@ -334,7 +336,7 @@ class Collection:
                 if self.fresh or not leaves.exists():
                     leaves.unlink(missing_ok=True)
                     self.tell(f"recording {what} of {cell.name}")
-                    self._run(*self._tried(phase, cell, run), leaves)
+                    self._run(*self._tried(phase, cell), leaves)
                 if leaves.exists():
                     index[leaves.name] = cell.identity
                 else:
@@ -342,17 +344,15 @@ class Collection:
         (self.folder / INDEX).write_text(json.dumps(index, indent=1), "utf-8")
         return failed
 
-    def _timeline(self, cell: RecordedCell, run: CellRun) -> tuple[Tool, list[list[str]]]:
-        tool = needed_tool("nsys", System(), self.nsys)
-        report, program = str(self.folder / cell.name), cell.program(run.measuring.workload, run.measuring.device)
-        recording = Recording(force=True)
-        return tool, [record_command(tool, recording, report, program), export_command(tool, report, force=True)]
+    def _timeline(self, cell: RecordedCell) -> tuple[Tool, list[list[str]]]:
+        tool, report = needed_tool("nsys", System(), self.nsys), str(self.folder / cell.name)
+        recorded = record_command(tool, Recording(force=True), report, cell.program)
+        return tool, [recorded, export_command(tool, report, force=True)]
 
-    def _counters(self, cell: RecordedCell, run: CellRun) -> tuple[Tool, list[list[str]]]:
-        tool = needed_tool("ncu", System(), self.ncu)
-        report, program = str(self.folder / cell.name), cell.program(run.measuring.workload, run.measuring.device)
-        chosen = self._selection(tool)
-        return tool, [profile_command(tool, _COUNTERS, chosen, Capture("nvtx", "step"), report, program)]
+    def _counters(self, cell: RecordedCell) -> tuple[Tool, list[list[str]]]:
+        tool, report = needed_tool("ncu", System(), self.ncu), str(self.folder / cell.name)
+        step = Capture("nvtx", "step")
+        return tool, [profile_command(tool, _COUNTERS, self._selection(tool), step, report, cell.program)]
 
     def _selection(self, tool: Tool) -> Selection:
         """The launches to profile: by default one of each kernel and launch size, which represents all alike."""
@@ -379,10 +379,10 @@ class Collection:
         else:
             self.tell(f"{tool.title} left no {leaves.name}")
 
-    def _tried(self, phase: _Phase, cell: RecordedCell, run: CellRun) -> tuple[Tool | None, list[list[str]]]:
+    def _tried(self, phase: _Phase, cell: RecordedCell) -> tuple[Tool | None, list[list[str]]]:
         """The tool and the commands of a phase; none, and the reason reported, where a tool or a version is missing."""
         try:
-            return phase(cell, run)
+            return phase(cell)
         except WarplensError as error:
             self.tell(str(error))
             return None, []

@@ -54,10 +54,6 @@ class Measuring:
     device: str | None = None  #: PyTorch name; None for the GPU if there is one
     modules: tuple[str, ...] = field(default=())  #: imported first, to register workloads
 
-    def description(self) -> dict[str, Any]:
-        """As JSON; also sent to child processes."""
-        return asdict(self)
-
     def alone(self) -> Measuring:
         """The same number of repetitions without rounds, for a cell that is measured alone."""
         if self.rounds is None:
@@ -109,7 +105,7 @@ class CellRunner:
         measuring = self.measuring.alone() if alone else self.measuring
         if self._worker is None:
             self._worker = _Worker()
-        answer = self._worker.ask({**measuring.description(), "cells": cells}, self.options.timeout_s)
+        answer = self._worker.ask({**asdict(measuring), "cells": cells}, self.options.timeout_s)
         if died := "reason" in answer:
             answer = {"records": [{"cell": dict(cell), **answer} for cell in cells]}
         if "usage" in answer:
@@ -204,7 +200,7 @@ class CellRun:
 
     def description(self) -> dict[str, Any]:
         """The identity of the plan, see `Run`."""
-        return {**self.measuring.description(), "tasks": [task.description() for task in self.tasks]}
+        return {**asdict(self.measuring), "tasks": [task.description() for task in self.tasks]}
 
     @contextmanager
     def doing(self, options: RunOptions, done: Mapping[str, Result]) -> Iterator[Doing]:
