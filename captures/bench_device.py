@@ -118,9 +118,7 @@ def main() -> None:
             write_measurements(options.out / f"{name}.json", content)  # noqa: B023
 
         if stage.rounds and time.monotonic() - began < options.seconds:
-            records += run_cells_in_turns(
-                stage.workload, cells, rounds=stage.rounds, per_round=stage.plan.most, plan=stage.plan, device=device
-            )
+            records += run_cells_in_turns(stage.workload, cells, rounds=stage.rounds, plan=stage.plan, device=device)
             keep()
             for record in records:
                 print(f"{time.monotonic() - began:6.1f} s {name}: {_line(record)}", flush=True)

@@ -388,9 +388,7 @@ def steps(out: Path, began: float, seconds: float) -> None:
         if time.monotonic() - began > seconds:
             print(f"steps: the time is over, {cells[0].input_size}/{cells[0].batch} and what follows is left out")
             break
-        records += run_cells_in_turns(
-            "token-reduction", cells, rounds=STEP_ROUNDS, per_round=PLAN.most, plan=PLAN, device=DEVICE
-        )
+        records += run_cells_in_turns("token-reduction", cells, rounds=STEP_ROUNDS, plan=PLAN, device=DEVICE)
         write_measurements(out / "remedies.json", document("token-reduction", PLAN, facts, records, command))
         for record in records[-len(cells) :]:
             print(f"{time.monotonic() - began:6.1f} s {_line(record)}", flush=True)

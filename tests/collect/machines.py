@@ -49,7 +49,6 @@ class Machine:
     on_path: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
     free: int | None = 100 << 30
-    asked: list[list[str]] = field(default_factory=list)
 
     def read(self, path: str) -> str | None:
         return self.files.get(path)
@@ -59,7 +58,6 @@ class Machine:
 
     def run(self, command: Sequence[str], patience_s: float = 60.0) -> Output | None:
         """The answer recorded for the longest beginning of the command."""
-        self.asked.append(list(command))
         line = " ".join(command)
         fitting = [begin for begin in self.programs if line.startswith(begin)]
         if not fitting:

@@ -11,18 +11,20 @@ import itertools
 import json
 import os
 import signal
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.studies.runner.engine import (
     Ledger,
+    RunOptions,
     Task,
     failure_status,
     how_it_ended,
-    run_tasks,
+    measure,
     span,
-    time_left,
     to_do,
     without_folders,
 )
@@ -50,15 +52,16 @@ def run(tmp_path):
     """Carries tasks out with a runner; gives the lines that were told."""
 
     def carried(tasks, runner, **options):
-        lines, updates = [], []
-        with Ledger(tmp_path / "x.jsonl", {}) as ledger:
-            try:
-                run_tasks(
-                    tasks, ledger, runner,
-                    log=lines.append, describe=str, update=lambda: updates.append(len(ledger.results)), **options,
-                )  # fmt: skip
-            finally:
-                assert updates[-1] == len(ledger.results)
+        lines, output = [], tmp_path / "x.json"
+        plan = SimpleNamespace(
+            tasks=tasks, description=dict, doing=lambda *_: nullcontext(runner), summary=str,
+            content=lambda results: {"measurements": list(results)},
+        )  # fmt: skip
+        try:
+            measure(plan, output, RunOptions(**options), lines.append)
+        finally:
+            with Ledger(tmp_path / "x.ledger.jsonl", {}) as ledger:
+                assert json.loads(output.read_text()) == {"measurements": list(ledger.results)}
         return lines
 
     return carried
@@ -115,10 +118,7 @@ def test_failures_are_tried_once_more_when_asked_to(run):
     assert runner.done == ["x1", "x2"]
 
 
-def test_what_is_left_is_estimated_from_how_long_the_others_took(tmp_path):
-    assert time_left([10, 20], 4) == " · about 60 s left"
-    assert time_left([10, 20], 0) == ""
-    assert time_left([], 5) == ""
+def test_failed_tasks_are_left_to_do_when_asked_for(tmp_path):
     with Ledger(tmp_path / "x.jsonl", {}) as ledger:
         ledger.add("a", {"records": [{"status": "failed"}]}, 1)
         assert [task.key for task in to_do(TASKS, ledger)] == ["b", "c", "d"]

@@ -258,7 +258,7 @@ def test_a_cell_that_cannot_run_is_left_out_of_the_turns():
         TokenReductionCell("tiny", 20, method="none", precision="fp32"),
         TokenReductionCell("tiny", 20, method="topk", locations=(1, 2), precision="fp32"),
     ]
-    records = run_cells_in_turns("token-reduction", cells, rounds=6, per_round=2, device="cpu")
+    records = run_cells_in_turns("token-reduction", cells, rounds=6, plan=Plan.exactly(2), device="cpu")
     assert [record["status"] for record in records] == ["unsupported", "measured", "measured"]
     assert [record["cell"]["method"] for record in records] == ["none", "none", "topk"]
     assert [len(record["samples"]["wall_ns"]) for record in records[1:]] == [12, 12]

@@ -8,29 +8,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
-from tests.workloads import slow
+from tests.workloads.models import small_vit
 from warplens.errors import UsageError
 from warplens.workloads.settings import VIT_SIZES
 from warplens.workloads.token_reduction.choosing import TokenState
-from warplens.workloads.token_reduction.methods import (
-    DynamicViT,
-    Predictor,
-    masked_softmax,
-    reductions,
-)
+from warplens.workloads.token_reduction.methods import DynamicViT, Predictor, masked_softmax
 from warplens.workloads.vision import VisionTransformer
 
 pytestmark = pytest.mark.usefixtures("float64")
 EPSILON = 1e-6
-
-
-def _model(fused=False):
-    size = VIT_SIZES["tiny"]
-    torch.manual_seed(5)
-    made = VisionTransformer(size, 20, reductions("dynamicvit", size, 20, (1, 2), (0.6, 0.5)), fused)
-    for parameter in made.parameters():  # attention that prefers some tokens
-        parameter.data.mul_(3)
-    return made
 
 
 def test_masked_softmax_is_the_formula():
@@ -88,7 +74,7 @@ def test_a_masked_block_gives_the_tokens_that_are_left_what_they_get_without_the
 
 
 def test_in_training_all_tokens_stay_and_the_predictor_learns():
-    model, counts = _model().train(), []
+    model, counts = small_vit("dynamicvit").train(), []
     model(torch.randn(2, 3, 20, 20), counts).square().sum().backward()
     assert [block.leaving for block in counts] == [26] * 4
     without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
@@ -108,10 +94,4 @@ def test_the_gradient_of_the_policy_is_that_of_finite_differences():
 
 def test_fused_attention_cannot_be_masked_so():
     with pytest.raises(UsageError, match="masks attention weights"):
-        _model(fused=True).train()(torch.randn(1, 3, 20, 20))
-
-
-def test_the_slow_softmax_agrees_where_every_token_is_left():
-    row = torch.randn(5)
-    found = masked_softmax(row.expand(1, 1, 5, 5), torch.ones(1, 5))[0, 0, 0]
-    assert found.tolist() == pytest.approx(slow.softmax(row.tolist()), rel=2e-5)
+        small_vit("dynamicvit", fused=True).train()(torch.randn(1, 3, 20, 20))

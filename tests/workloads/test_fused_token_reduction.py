@@ -14,12 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workloads import slow
+from tests.workloads.models import small_vit
 from warplens.errors import UsageError
-from warplens.workloads.settings import VIT_SIZES
 from warplens.workloads.token_reduction.choosing import Attended, EViT, TokenState, TopK
 from warplens.workloads.token_reduction.fused import FusedEViT, FusedTopK, Tiles, select_tokens, tiles_for
-from warplens.workloads.token_reduction.methods import reductions
-from warplens.workloads.vision import VisionTransformer
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -177,16 +175,7 @@ def test_attention_of_any_strides_and_tokens_that_are_not_packed_will_do():
 
 @pytest.mark.parametrize("method", ["topk", "evit"])
 def test_the_vision_transformer_gives_the_same_scores_with_either(method):
-    size = VIT_SIZES["tiny"]
-    torch.manual_seed(5)
-
-    def model(name):
-        return VisionTransformer(size, 20, reductions(name, size, 20, (1, 2), (0.6, 0.5))).double().eval()
-
-    plain, fused = model(method), model(f"{method}-fused")
-    for parameter in plain.parameters():  # attention that prefers some tokens
-        parameter.data.mul_(3)
-    fused.load_state_dict(plain.state_dict())
+    plain, fused = small_vit(method), small_vit(f"{method}-fused")
     images, counts, fused_counts = torch.randn(2, 3, 20, 20).double(), [], []
     with torch.inference_mode():
         torch.testing.assert_close(fused(images, fused_counts), plain(images, counts))
@@ -212,13 +201,7 @@ def test_what_it_cannot_do_is_refused_with_what_to_do():
 
 @pytest.mark.parametrize("method", ["topk-fused", "evit-fused"])
 def test_beside_fused_attention_the_class_tokens_row_is_enough(method):
-    size = VIT_SIZES["tiny"]
-    torch.manual_seed(5)
-    models = [
-        VisionTransformer(size, 20, reductions(method, size, 20, (1, 2), (0.6, 0.5)), fused=fused).double().eval()
-        for fused in (False, True)
-    ]
-    models[1].load_state_dict(models[0].state_dict())
+    models = [small_vit(method, fused=fused) for fused in (False, True)]
     images = torch.randn(2, 3, 20, 20).double()
     with torch.inference_mode():
         torch.testing.assert_close(models[1](images), models[0](images))
@@ -241,9 +224,7 @@ def test_programs_grow_when_there_are_more_than_a_gpu_can_work_on_at_once():
 
 @pytest.mark.parametrize("method", ["topk-fused", "evit-fused"])
 def test_torch_compile_takes_it_into_one_graph_with_the_model(method):
-    size = VIT_SIZES["tiny"]
-    torch.manual_seed(6)
-    model = VisionTransformer(size, 20, reductions(method, size, 20, (1, 2), (0.6, 0.5))).eval()
+    model = small_vit(method).float()
     images = torch.randn(2, 3, 20, 20)
     with torch.inference_mode():
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)

@@ -16,7 +16,7 @@ from warplens.errors import UsageError
 from warplens.workloads.cells import environment
 from warplens.workloads.launching import precision
 from warplens.workloads.measurement import Marks, Stamp, Turn, measure, measure_in_turns
-from warplens.workloads.registry import RANGE_NAMES, SPACED_NAMES, Plan, Ranges
+from warplens.workloads.registry import Plan, Ranges
 from warplens.workloads.samples import round_medians
 
 MILLISECOND = 1_000_000
@@ -168,11 +168,6 @@ def test_a_range_is_closed_when_its_block_raises():
 def test_an_unknown_range_is_refused():
     with pytest.raises(UsageError, match="soft_max"):
         Ranges(on=True, names={"soft_max": "x"})
-
-
-def test_the_hand_outs_names_have_blanks():
-    assert SPACED_NAMES["softmax"] == "computing softmax"
-    assert SPACED_NAMES.keys() == RANGE_NAMES.keys()
 
 
 def test_precision_holds_inside_the_block_alone():

@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
 
-from warplens.workloads.attention.problem import KERNELS, AttentionShape, compared
+from warplens.workloads.attention.problem import KERNELS, compared
 from warplens.workloads.registry import OFF, Setting
-from warplens.workloads.settings import TokenReductionCell
+from warplens.workloads.settings import AttentionCell, TokenReductionCell
 from warplens.workloads.vision import prepare
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -70,8 +70,7 @@ def test_the_fused_kernel_gives_the_scores_of_the_eager_sequence():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_own_attention_is_as_exact_as_pytorchs(name, dtype, causal, head_dim):
-    shape = AttentionShape(2, 4, 333, head_dim)
-    outcome = compared(KERNELS[name], shape, dtype, causal=causal, mode="both", device="cuda").check
+    outcome = compared(KERNELS[name], AttentionCell(name, 333, head_dim, 2, 4, dtype, causal, "both")).check
     assert outcome.passed, outcome
 
 

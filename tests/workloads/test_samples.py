@@ -14,7 +14,6 @@ from warplens.workloads.samples import (
     percentile,
     round_medians,
     summary,
-    summary_of_rounds,
 )
 
 
@@ -87,7 +86,7 @@ def test_no_times_are_no_summary():
 def test_the_interval_is_that_of_the_rounds_not_of_repetitions_that_err_together():
     # Eight rounds of five equal repetitions: forty samples, but only eight that are independent.
     times = [1000 + 10 * round_ for round_ in (3, 1, 7, 0, 5, 2, 6, 4) for _ in range(5)]
-    spread = summary_of_rounds(times, 8)
+    spread = summary(times, rounds=8)
     # Of eight samples the smallest and largest enclose the median with 99.2 %; the next ones with 93.0 %, too little.
     assert (spread.low, spread.median, spread.high) == (1000, 1035, 1070)
     assert summary(times).low > spread.low

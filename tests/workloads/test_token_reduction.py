@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the workloads compute with PyTorch")
 
 from tests.workloads import slow
+from tests.workloads.models import small_vit
 from warplens.errors import UsageError
 from warplens.workloads.registry import OFF
 from warplens.workloads.settings import VIT_SIZES, TokenReductionCell, ViTSize
@@ -25,15 +26,8 @@ from warplens.workloads.token_reduction.choosing import (
     most_merges,
     topk_chain,
 )
-from warplens.workloads.token_reduction.methods import (
-    ATS,
-    CachedTopK,
-    DynamicViT,
-    RowTopK,
-    ToMe,
-    reductions,
-)
-from warplens.workloads.vision import NORM_EPSILON, Attention, VisionTransformer
+from warplens.workloads.token_reduction.methods import ATS, CachedTopK, DynamicViT, RowTopK, ToMe
+from warplens.workloads.vision import NORM_EPSILON, Attention
 
 pytestmark = pytest.mark.usefixtures("float64")
 BATCH, HEADS, D_HEAD, WIDTH = 3, 2, 4, 8
@@ -179,18 +173,9 @@ def test_dynamicvit_keeps_what_its_predictor_scores_highest():
         _close(found[image], [x[image, 0].tolist(), *(x[image, 1 + patch].tolist() for patch in best)])
 
 
-def _model(method, shares=(0.6, 0.5), side=20, **others):
-    size = VIT_SIZES["tiny"]
-    torch.manual_seed(5)
-    model = VisionTransformer(size, side, reductions(method, size, side, (1, 2), shares), **others).double()
-    for parameter in model.parameters():  # attention that prefers some tokens
-        parameter.data.mul_(3)
-    return model.eval()
-
-
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_an_image_gives_the_same_scores_alone_and_in_a_batch(method):
-    model, images = _model(method), torch.randn(4, 3, 20, 20)
+    model, images = small_vit(method), torch.randn(4, 3, 20, 20)
     alone = torch.cat([model(image[None]) for image in images])
     torch.testing.assert_close(model(images), alone)
 
@@ -198,7 +183,7 @@ def test_an_image_gives_the_same_scores_alone_and_in_a_batch(method):
 @pytest.mark.parametrize("method", ["topk", "evit", "random"])
 def test_keeping_everything_is_no_reduction(method):
     images = torch.randn(2, 3, 20, 20)
-    kept, plain = _model(method, (1.0, 1.0)), _model("none")
+    kept, plain = small_vit(method, (1.0, 1.0)), small_vit("none")
     plain.load_state_dict(kept.state_dict())
     # EViT's fused token of nothing is zero, and is attended to: it changes the scores.
     if method == "evit":
@@ -209,7 +194,7 @@ def test_keeping_everything_is_no_reduction(method):
 
 def test_without_reduction_it_is_the_transformer_of_pytorch():
     size = VIT_SIZES["tiny"]
-    model, images = _model("none"), torch.randn(2, 3, 20, 20)
+    model, images = small_vit("none"), torch.randn(2, 3, 20, 20)
     x = torch.nn.functional.conv2d(images, *model.patch_embedding.parameters(), stride=size.patch).flatten(2).mT
     x = torch.cat((model.class_token.expand(2, -1, -1), x), 1) + model.position
     for block in model.blocks:
@@ -231,7 +216,7 @@ def test_without_reduction_it_is_the_transformer_of_pytorch():
 def test_fused_attention_computes_the_same():
     images = torch.randn(2, 3, 20, 20)
     for method in ("none", "tome", "dynamicvit"):
-        torch.testing.assert_close(_model(method, fused=True)(images), _model(method)(images))
+        torch.testing.assert_close(small_vit(method, fused=True)(images), small_vit(method)(images))
 
 
 def test_tokens_of_each_block_are_counted():
@@ -246,13 +231,13 @@ def test_tokens_of_each_block_are_counted():
     }
     for method, leaving in expected.items():
         counts = []
-        _model(method)(torch.randn(1, 3, 20, 20), counts)
+        small_vit(method)(torch.randn(1, 3, 20, 20), counts)
         assert [block.leaving for block in counts] == leaving, method
 
 
 def test_ats_leaves_at_most_its_points_and_computes_the_queries_of_those_alone():
     counts = []
-    _model("ats")(torch.randn(3, 3, 20, 20), counts)
+    small_vit("ats")(torch.randn(3, 3, 20, 20), counts)
     assert counts[1].entering == 26
     assert counts[1].asking == counts[1].leaving <= 16
     assert counts[2].asking == counts[2].leaving <= 9
@@ -268,7 +253,7 @@ def test_a_cached_choice_takes_the_places_of_the_first_pass():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_reach_every_weight_that_the_scores_depend_on(method):
-    model = _model(method)
+    model = small_vit(method)
     model(torch.randn(2, 3, 20, 20)).sum().backward()
     without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     # In inference a predictor only chooses, and choosing has no gradient.
@@ -278,7 +263,7 @@ def test_gradients_reach_every_weight_that_the_scores_depend_on(method):
 @pytest.mark.parametrize("method", ["topk", "evit"])
 def test_with_fused_attention_the_class_tokens_row_chooses_the_same_tokens(method):
     images = torch.randn(3, 3, 32, 32)
-    written_out, fused = (_model(method, (0.5, 0.5), 32, fused=fused) for fused in (False, True))
+    written_out, fused = (small_vit(method, (0.5, 0.5), 32, fused=fused) for fused in (False, True))
     counts = [], []
     with torch.inference_mode():
         expected, found = written_out(images, counts[0]), fused(images, counts[1])

@@ -97,16 +97,18 @@ def examine_machine(system: System, python: str | None = None) -> Diagnosis:
     driver = ask_driver(system)
     torch = _ask_torch(system, python)
     nsys, ncu = find_tool("nsys", system), find_tool("ncu", system)
-    is_wsl, is_contained = _is_wsl(system), _is_contained(system)
-    checks = [_check_gpu(driver, is_wsl=is_wsl, is_contained=is_contained), _check_toolkit(system)]
-    checks += [_check_torch(torch, driver), *_check_visible(torch, driver)]
-    lacking = missing_libraries(nsys, system) if nsys else []
-    checks.append(_check_tool("nsys", nsys, OLDEST_NSYS, driver, system, lacking))
-    checks.append(_check_tool("ncu", ncu, OLDEST_NCU, driver, system))
-    checks.append(_check_counters(system, driver, is_wsl=is_wsl, is_contained=is_contained))
-    checks += _check_surroundings(system, is_wsl=is_wsl, is_contained=is_contained)
-    checks += _check_use(driver)
-    checks.append(_check_disk(system))
+    checks = [
+        _check_gpu(driver, system),
+        _check_toolkit(system),
+        _check_torch(torch, driver),
+        *_check_visible(torch, driver),
+        _check_tool("nsys", nsys, OLDEST_NSYS, driver, system, missing_libraries(nsys, system) if nsys else ()),
+        _check_tool("ncu", ncu, OLDEST_NCU, driver, system),
+        _check_counters(system, driver),
+        *_check_surroundings(system),
+        *_check_use(driver),
+        _check_disk(system),
+    ]
     status = {check.name: check.status for check in checks}
     can = {name: all(status[check] in ("ok", "warning") for check in needed) for name, needed in ABILITIES.items()}
     # Permission to read counters is often unknown until they are read, so "unknown" does not prevent ncu.
@@ -145,12 +147,12 @@ def _works(can: dict[str, bool]) -> str:
     return f"{anywhere}; recording needs a machine with a GPU"
 
 
-def _check_gpu(driver: Driver | None, *, is_wsl: bool, is_contained: bool) -> Check:
+def _check_gpu(driver: Driver | None, system: System) -> Check:
     if driver is None:
         fix = "install the NVIDIA driver if this machine has a GPU of NVIDIA's"
-        if is_contained:
+        if _is_contained(system):
             fix = "start the container with GPUs: docker run --gpus all, with the NVIDIA Container Toolkit on the host"
-        elif is_wsl:
+        elif _is_wsl(system):
             fix = "install NVIDIA's driver in Windows, none in WSL2, and run 'wsl --update'"
         return Check("gpu", "problem", "no NVIDIA driver answers (there is no nvidia-smi)", fix)
     if not driver.gpus:
@@ -277,11 +279,11 @@ def _check_tool(
     return Check(name, "ok", tool.title + location)
 
 
-def _check_counters(system: System, driver: Driver | None, *, is_wsl: bool, is_contained: bool) -> Check:
+def _check_counters(system: System, driver: Driver | None) -> Check:
     """Checks whether this user may read GPU counters (ERR_NVGPUCTRPERM)."""
     if driver is None or not driver.gpus:
         return Check("counters", "unknown", "without a GPU there are no counters")
-    if is_wsl:
+    if _is_wsl(system):
         fix = (
             "if ncu says ERR_NVGPUCTRPERM: NVIDIA Control Panel of Windows, Developer, Manage GPU Performance Counters"
         )
@@ -294,7 +296,7 @@ def _check_counters(system: System, driver: Driver | None, *, is_wsl: bool, is_c
     if _is_privileged(system, driver):
         return Check("counters", "ok", "only administrators may read GPU counters, and this process is privileged")
     found = "only administrators may read GPU counters; ncu would fail with ERR_NVGPUCTRPERM"
-    if is_contained:
+    if _is_contained(system):
         found += " (being root inside a container is not enough)"
     return Check("counters", "problem", found, COUNTERS_FIX)
 
@@ -320,13 +322,13 @@ def _is_contained(system: System) -> bool:
     return bool(re.search(r"docker|kubepods|containerd|libpod", system.read("/proc/1/cgroup") or ""))
 
 
-def _check_surroundings(system: System, *, is_wsl: bool, is_contained: bool) -> list[Check]:
+def _check_surroundings(system: System) -> list[Check]:
     checks = []
-    if is_wsl:
+    if _is_wsl(system):
         fix = "compare with a native Linux machine if a profile has API calls and ranges but no kernels"
         found = "this is WSL2: older drivers record API calls and ranges there, but no kernels"
         checks.append(Check("wsl", "warning", found, fix))
-    if is_contained:
+    if _is_contained(system):
         checks.append(Check("container", "ok", "this is a container; ncu may need it started with --cap-add=SYS_ADMIN"))
     paranoia = (system.read("/proc/sys/kernel/perf_event_paranoid") or "").strip()
     if not re.fullmatch(r"-?\d+", paranoia):
@@ -355,14 +357,9 @@ def _check_use(driver: Driver | None) -> list[Check]:
     if used:
         share, fullest = max(used, key=lambda item: item[0])
         free = (fullest.memory_bytes or 0) - (fullest.used_bytes or 0)
-        status: str = "ok"
-        fix: str | None = None
-        if share > _BUSY_SHARE:
-            status, fix = (
-                "warning",
-                "end other programs (nvidia-smi lists them), or choose another GPU by CUDA_VISIBLE_DEVICES",
-            )
-        checks.append(Check("memory", status, f"{free / _GIB:.1f} GiB of the fullest GPU's memory are free", fix))
+        found = f"{free / _GIB:.1f} GiB of the fullest GPU's memory are free"
+        fix = "end other programs (nvidia-smi lists them), or choose another GPU by CUDA_VISIBLE_DEVICES"
+        checks.append(Check("memory", "warning", found, fix) if share > _BUSY_SHARE else Check("memory", "ok", found))
     if driver.processes:
         others = f"{driver.processes} other program{'s' if driver.processes > 1 else ''}"
         found = f"{others} on the GPUs would disturb measurements"

@@ -12,7 +12,6 @@ import numpy as np
 from warplens.compare.shift import (
     Samples,
     Shift,
-    block_medians,
     centres_and_variances,
     cut,
     in_turns,
@@ -293,8 +292,8 @@ def compare(
         verdict=verdict,
         noise=noise,
         needed_blocks=needed_units(shift, margin) if verdict == "undecided" else None,
-        baseline_ns=float(np.median(block_medians(baseline))),
-        variant_ns=float(np.median(block_medians(variant))),
+        baseline_ns=baseline.median_ns,
+        variant_ns=variant.median_ns,
         how=_how(baseline, variant, shift),
         doubts=tuple(_doubts(baseline, variant, shift, ratio)),
         margin=margin,
@@ -386,7 +385,6 @@ class Regression:
     found: bool  #: the whole interval lies above the limit
     excluded: bool  #: the whole interval lies at or below the limit
     fail_on: float  #: the limit, a share: 0.05 for 5 %
-    sentence: str
 
 
 def regression(comparison: Comparison, fail_on: float) -> Regression:
@@ -406,21 +404,4 @@ def regression(comparison: Comparison, fail_on: float) -> Regression:
     if not 0 <= fail_on < math.inf:
         raise UsageError(f"a limit of {fail_on:g} is none: 0.05 stands for a slowdown of 5 %")
     ratio, limit = comparison.ratio, 1 + fail_on
-    found, excluded = ratio.low > limit, ratio.high <= limit
-    if found:
-        sentence = f"slower by more than {100 * fail_on:g} %: at least {_percent(ratio.low)}"
-    elif excluded:
-        sentence = f"not slower by more than {100 * fail_on:g} %: {_percent(ratio.high)} at most"
-    elif math.isinf(ratio.high):
-        sentence = f"undecided whether slower by more than {100 * fail_on:g} %: the data show no variation to judge by"
-    else:
-        sentence = (
-            f"undecided whether slower by more than {100 * fail_on:g} %: between {_percent(ratio.low)} and "
-            f"{_percent(ratio.high)}; more repeats narrow that"
-        )
-    return Regression(found, excluded, fail_on, sentence)
-
-
-def _percent(ratio: float) -> str:
-    """A ratio as a change: `+3.2 %`."""
-    return f"{100 * (ratio - 1):+.1f} %".replace("-", "−")
+    return Regression(ratio.low > limit, ratio.high <= limit, fail_on)

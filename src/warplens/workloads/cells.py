@@ -32,7 +32,7 @@ from warplens.workloads.registry import (
     torch_or_advice,
     workload,
 )
-from warplens.workloads.samples import Summary, drift, summary_of_rounds
+from warplens.workloads.samples import Drift, Summary, drift, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,39 +48,52 @@ _MANY_OUTLIERS: Final = 0.05
 _SLOW_MEAN: Final = 0.05
 
 
-def cell_grid(cell: type, axes: Mapping[str, Sequence[Any]]) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Every combination of settings, the last axis changing fastest.
+def combinations_of(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values of some settings, the last axis changing fastest."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def cells_at(
+    cell: type, points: Iterable[Mapping[str, Any]], sides: Sequence[Mapping[str, Any]] = ({},)
+) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    """The distinct cells at each point, one for each side.
 
     Args:
         cell: the workload's settings.
-        axes: values of some of its fields; the others keep their defaults.
+        points: values of some of its fields; the others keep their defaults.
+        sides: further values, which distinguish the cells of a point.
 
     Returns:
-        The cells, and for each invalid combination of settings a finished record with the reason.
+        The cells of each point, and for each invalid combination of settings a finished record with the reason.
 
     Raises:
         UsageError: every combination is invalid; the reason is that of the first.
     """
-    cells: list[Any] = []
+    cells: list[list[Any]] = []
+    seen: list[Any] = []
     impossible: list[dict[str, Any]] = []
-    for values in itertools.product(*axes.values()):
-        new_cell, record = cell_or_reason(cell, dict(zip(axes, values, strict=True)))
-        if new_cell is None:
-            impossible.append(record)
-        elif new_cell not in cells:
-            cells.append(new_cell)
-    if not cells:
+    for point in points:
+        cells.append([])
+        for side in sides:
+            settings = {**point, **side}
+            try:
+                made = cell(**settings)
+            except UsageError as error:
+                plain = {item.name: settings.get(item.name, item.default) for item in fields(cell)}
+                impossible.append({"cell": plain, "status": "unsupported", "reason": str(error)})
+                continue
+            if made not in seen:
+                seen.append(made)
+                cells[-1].append(made)
+    if not seen:
         raise UsageError(impossible[0]["reason"] if impossible else "the grid is empty")
     return cells, impossible
 
 
-def cell_or_reason(cell: type, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The cell of these settings and an empty record; for invalid settings None and a record with the reason."""
-    try:
-        return cell(**settings), {}
-    except UsageError as error:
-        plain = {item.name: settings.get(item.name, item.default) for item in fields(cell)}
-        return None, {"cell": plain, "status": "unsupported", "reason": str(error)}
+def cell_grid(cell: type, axes: Mapping[str, Sequence[Any]]) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The cells of every combination of settings, and the records of invalid ones (see `cells_at`)."""
+    by_point, impossible = cells_at(cell, combinations_of(axes))
+    return [one for cells in by_point for one in cells], impossible
 
 
 def default_device() -> str:
@@ -126,8 +139,7 @@ def run_cells_in_turns(
     cells: Sequence[Any],
     *,
     rounds: int,
-    per_round: int,
-    plan: Plan | None = None,
+    plan: Plan,
     device: str | None = None,
     ranges: Ranges = OFF,
 ) -> list[dict[str, Any]]:
@@ -137,8 +149,7 @@ def run_cells_in_turns(
         name: of the workload; it must have `prepare`.
         cells: to measure.
         rounds: number of rounds.
-        per_round: repetitions of each cell in a round.
-        plan: only its warm-up and confidence are used.
+        plan: its warm-up, its confidence, and as its most repetitions those of each cell in a round.
         device: PyTorch name; by default the GPU if there is one.
         ranges: annotations for a profiler.
 
@@ -149,7 +160,7 @@ def run_cells_in_turns(
     Raises:
         UsageError: there is no such workload, no PyTorch or no such device.
     """
-    kind, plan, device = workload(name), plan or Plan(), device or default_device()
+    kind, device = workload(name), device or default_device()
     _check_device(device)
     prepare = imported(kind.prepare)
     if prepare is None:
@@ -170,7 +181,7 @@ def run_cells_in_turns(
             programs[position] = started
     measurements = measure_in_turns(
         [Turn(program.step, program.marks) for program in programs.values()],
-        device=device, rounds=rounds, per_round=per_round, warmup_steps=plan.warmup_steps, ranges=ranges,
+        device=device, rounds=rounds, per_round=plan.most, warmup_steps=plan.warmup_steps, ranges=ranges,
     )  # fmt: skip
     for (position, program), measured in zip(programs.items(), measurements, strict=True):
         records[position] |= {"status": "measured", **figures(program, measured, plan)}
@@ -274,7 +285,7 @@ def figures(program: Program, measured: Measured, plan: Plan) -> dict[str, Any]:
         "stopped": measured.stopped,
         "drift": asdict(drifted) if drifted is not None else None,
         "clocks": _clocks_of(measured),
-        "doubts": _doubts(measured, plan),
+        "doubts": _doubts(measured, plan, latency, drifted),
         "details": dict(program.details),
         "samples": {
             "warmup_ns": list(measured.warmup_ns),
@@ -286,7 +297,7 @@ def figures(program: Program, measured: Measured, plan: Plan) -> dict[str, Any]:
 
 
 def _spread(measured: Measured, times_ns: Sequence[int], plan: Plan) -> Summary:
-    return summary_of_rounds(times_ns, measured.rounds, plan.confidence)
+    return summary(times_ns, plan.confidence, measured.rounds)
 
 
 def _clocks_of(measured: Measured) -> dict[str, Any] | None:
@@ -301,16 +312,14 @@ def _clocks_of(measured: Measured) -> dict[str, Any] | None:
     }
 
 
-def _doubts(measured: Measured, plan: Plan) -> list[str]:
+def _doubts(measured: Measured, plan: Plan, latency: Summary, trend: Drift | None) -> list[str]:
     """Sentences on problems of the measurement; no samples are excluded for them."""
-    latency = _spread(measured, measured.wall_ns, plan)
     doubts = []
     if latency.outliers > _MANY_OUTLIERS * latency.samples:
         doubts.append(f"{latency.outliers} of {latency.samples} repetitions are outliers")
     if latency.mean > (1 + _SLOW_MEAN) * latency.median:
         above = 100 * (latency.mean / latency.median - 1)
         doubts.append(f"the mean is {above:.0f} % above the median: some steps stalled")
-    trend = drift(measured.wall_ns)
     if trend is not None and trend.matters and measured.rounds == 1:  # with rounds, the interval includes drift
         doubts.append(f"times drift by {100 * trend.share:+.1f} % from the first third of the repetitions to the last")
     if measured.clocks is not None and measured.clocks.held_down:
@@ -415,17 +424,10 @@ def cpu_model() -> str | None:
 def plain_environment() -> dict[str, Any]:
     """The description of the machine without PyTorch, for measurements of commands: the first GPU, if any, and host."""
     facts = {"device": {"name": "CPU"}, "versions": {"warplens": __version__}, **host_facts()}
-    name, driver = _first_gpu()
-    if name:
-        facts |= {"device": {"name": name}, "driver": driver}
-    return {key: fact for key, fact in facts.items() if fact is not None}
-
-
-def _first_gpu() -> tuple[str | None, str | None]:
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
         output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout  # noqa: S603
         name, comma, driver = (output.splitlines() or [""])[0].partition(",")
-        if comma:
-            return name.strip(), driver.strip()
-    return None, None
+        if comma and name.strip():
+            facts |= {"device": {"name": name.strip()}, "driver": driver.strip()}
+    return {key: fact for key, fact in facts.items() if fact is not None}

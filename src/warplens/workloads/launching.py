@@ -21,8 +21,9 @@ from warplens.workloads.measurement import is_cuda
 # profiler might slow down all later launches of the process.
 
 
-#: Steps before the capture, in which libraries initialise and kernels are compiled and loaded.
-_STEPS_BEFORE: Final = 2
+#: Steps on a side stream before a capture, in which libraries initialise and kernels are compiled and loaded: a graph
+#: must not record that.
+_STEPS_BEFORE: Final = 3
 
 #: Kinds of graph nodes that are work for the GPU (CUDA driver API, `CUgraphNodeType`).
 _KERNEL, COPY_NODE, _FILL = 0, 1, 2
@@ -59,7 +60,7 @@ def launches_of(step: Callable[[], object], device: str) -> Launches | None:
 
 
 def _counted(step: Callable[[], object]) -> Launches:
-    run_aside(step, _STEPS_BEFORE)
+    run_aside(step)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
         step()
@@ -67,12 +68,12 @@ def _counted(step: Callable[[], object]) -> Launches:
     return Launches(kinds.count(_KERNEL), kinds.count(COPY_NODE) + kinds.count(_FILL))
 
 
-def run_aside(step: Callable[[], object], times: int) -> None:
+def run_aside(step: Callable[[], object]) -> None:
     """Run warm-up steps on a side stream, so that their initialisation is not recorded."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(times):
+        for _ in range(_STEPS_BEFORE):
             step()
     torch.cuda.current_stream().wait_stream(side)
 
@@ -99,9 +100,6 @@ def _check(status: int, library: str = "driver") -> None:
 
 #: Compiled models that may coexist in one process, as the cells of a grid do that are measured in turns.
 _MODELS: Final = 64
-
-#: Steps on a side stream before the capture, in which libraries initialise: a graph must not record that.
-_STEPS_BEFORE_CAPTURE: Final = 3
 
 
 def compiled(model: torch.nn.Module) -> torch.nn.Module:
@@ -131,7 +129,7 @@ def as_graph(
     """
     if not is_cuda(device):
         raise UsageError("a CUDA graph needs a CUDA device")
-    run_aside(step, _STEPS_BEFORE_CAPTURE)
+    run_aside(step)
     if before_capture is not None:
         before_capture()
     graph = torch.cuda.CUDAGraph()

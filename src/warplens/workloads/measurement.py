@@ -124,25 +124,52 @@ class Measured:
     rounds: int = 1
 
 
-@dataclass
-class Samples:
-    """Times of repetitions while they are being taken, in nanoseconds."""
+@dataclass(eq=False)
+class _Series:
+    """A step that is being timed, with its times so far, in nanoseconds."""
 
+    step: Callable[[], object]
+    device: str
+    marks: Marks
+    ranges: Ranges
+    clocks: Clocks = field(init=False)
+    warmup: list[int] = field(default_factory=list)
     wall: list[int] = field(default_factory=list)
     gpu: list[int] = field(default_factory=list)
     phases: dict[str, list[int]] = field(default_factory=dict)
 
-    def measured(
-        self,
-        warmup_ns: tuple[int, ...],
-        stopped: str,
-        clocks: ClockLog | None,
-        peaks: tuple[int | None, int | None] = (None, None),
-        rounds: int = 1,
-    ) -> Measured:
+    def __post_init__(self) -> None:
+        self.clocks = Clocks(self.device)
+
+    def warm_up(self) -> None:
+        """Run the step, wait for it, and add its time to those of the warm-up."""
+        with self.ranges("warmup"):
+            start = time.perf_counter_ns()
+            self.marks.begin()
+            self.step()
+            synchronize(self.device)
+            self.warmup.append(time.perf_counter_ns() - start)
+
+    def repeat(self) -> None:
+        """Run one repetition, wait for it, and add its times."""
+        with self.ranges("step"):
+            self.marks.begin()
+            wall_start = time.perf_counter_ns()
+            start = Stamp(self.device)
+            self.step()
+            end = Stamp(self.device)
+            synchronize(self.device)
+            self.wall.append(time.perf_counter_ns() - wall_start)
+            if is_cuda(self.device):
+                self.gpu.append(end.ns_since(start))
+            for phase, spent in self.marks.phases_ns(start).items():
+                self.phases.setdefault(phase, []).append(spent)
+
+    def measured(self, stopped: str, peaks: tuple[int | None, int | None] = (None, None), rounds: int = 1) -> Measured:
         """The times as a `Measured`; the peaks are of allocated and of reserved memory."""
         phases = {phase: tuple(times) for phase, times in self.phases.items()}
-        return Measured(tuple(self.wall), tuple(self.gpu), phases, warmup_ns, stopped, *peaks, clocks, rounds)
+        times = tuple(self.wall), tuple(self.gpu), phases, tuple(self.warmup)
+        return Measured(*times, stopped, *peaks, self.clocks.log(), rounds)
 
 
 def measure(
@@ -169,19 +196,18 @@ def measure(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if plan.flush_l2 and not is_cuda(device):
         raise UsageError("flushing the L2 cache needs a CUDA device")
-    marks = marks or Marks(device)
     flush = _flusher(device) if plan.flush_l2 else None
-    clocks = Clocks(device)
-    warmup_ns = _warm_up(step, device, plan, marks, ranges)
-    samples = Samples()
+    series = _Series(step, device, marks or Marks(device), ranges)
+    while len(series.warmup) < plan.warmup_steps or sum(series.warmup) < plan.warmup_ns:
+        series.warm_up()
     if is_cuda(device):
         torch.cuda.reset_peak_memory_stats(device)
     with undisturbed(), ranges.recorded():
-        stopped = _repeat(step, device, plan, marks, ranges, flush, clocks, samples)
+        stopped = _repeat(series, plan, flush)
     peaks: tuple[int | None, int | None] = (None, None)
     if is_cuda(device):
         peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return samples.measured(warmup_ns, stopped, clocks.log(), peaks)
+    return series.measured(stopped, peaks)
 
 
 def synchronize(device: str) -> None:
@@ -190,58 +216,27 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def _warm_up(step: Callable[[], object], device: str, plan: Plan, marks: Marks, ranges: Ranges) -> tuple[int, ...]:
-    times: list[int] = []
-    while len(times) < plan.warmup_steps or sum(times) < plan.warmup_ns:
-        times.append(_warm_up_once(step, marks, device, ranges))
-    return tuple(times)
-
-
-def _repeat(
-    step: Callable[[], object],
-    device: str,
-    plan: Plan,
-    marks: Marks,
-    ranges: Ranges,
-    flush: Callable[[], object] | None,
-    clocks: Clocks,
-    samples: Samples,
-) -> str:
+def _repeat(series: _Series, plan: Plan, flush: Callable[[], object] | None) -> str:
+    """Repeat the step until the plan is fulfilled; why it ended."""
     began = time.perf_counter_ns()
     next_look = plan.least
     while True:
         if flush is not None:
             flush()
-            synchronize(device)
-        if len(samples.wall) % _REPETITIONS_PER_CLOCK_READING == 0:
-            clocks.read()
-        with ranges("step"):
-            time_once(step, device, marks, samples)
-        taken = len(samples.wall)
+            synchronize(series.device)
+        if len(series.wall) % _REPETITIONS_PER_CLOCK_READING == 0:
+            series.clocks.read()
+        series.repeat()
+        taken = len(series.wall)
         if taken >= next_look:
             # Checked at growing distances: a check after each repetition would stop at the first lucky one.
-            if is_known(samples.wall, plan.confidence, plan.precision):
+            if is_known(series.wall, plan.confidence, plan.precision):
                 return "precision"
             next_look = taken + max(1, taken // 2)
         if taken >= plan.most:
             return "most repetitions"
         if taken >= plan.fewest and time.perf_counter_ns() - began > plan.most_ns:
             return "time"
-
-
-def time_once(step: Callable[[], object], device: str, marks: Marks, samples: Samples) -> None:
-    """Run one repetition, wait for it, and add its times to the samples."""
-    marks.begin()
-    wall_start = time.perf_counter_ns()
-    start = Stamp(device)
-    step()
-    end = Stamp(device)
-    synchronize(device)
-    samples.wall.append(time.perf_counter_ns() - wall_start)
-    if is_cuda(device):
-        samples.gpu.append(end.ns_since(start))
-    for phase, spent in marks.phases_ns(start).items():
-        samples.phases.setdefault(phase, []).append(spent)
 
 
 def _flusher(device: str) -> Callable[[], object]:
@@ -306,47 +301,21 @@ def measure_in_turns(
     Returns:
         For each step its repetitions, round by round. Peaks of memory are None, since all steps are in memory at once.
     """
-    series = [_Series(turn.step, turn.marks or Marks(device), Clocks(device)) for turn in turns]
-
-    def warm_up(one: _Series, steps: int) -> None:
-        one.warmup_ns += [_warm_up_once(one.step, one.marks, device, ranges) for _ in range(steps)]
-
+    series = [_Series(turn.step, device, turn.marks or Marks(device), ranges) for turn in turns]
     for one in series:
-        warm_up(one, warmup_steps)
+        for _ in range(warmup_steps):
+            one.warm_up()
     order, draw = list(series), random.Random(seed)  # noqa: S311  no secret
     with undisturbed(), ranges.recorded():
         for _ in range(rounds):
             draw.shuffle(order)
             for one in order:
                 one.clocks.read()
-                warm_up(one, _STEPS_BEFORE_A_TURN)
+                for _ in range(_STEPS_BEFORE_A_TURN):
+                    one.warm_up()
                 for _ in range(per_round):
-                    with ranges("step"):
-                        time_once(one.step, device, one.marks, one.samples)
-    return [
-        one.samples.measured(tuple(one.warmup_ns), "most repetitions", one.clocks.log(), rounds=rounds)
-        for one in series
-    ]
-
-
-@dataclass(eq=False)
-class _Series:
-    """A step measured in turns, with its times so far."""
-
-    step: Callable[[], object]
-    marks: Marks
-    clocks: Clocks
-    samples: Samples = field(default_factory=Samples)
-    warmup_ns: list[int] = field(default_factory=list)
-
-
-def _warm_up_once(step: Callable[[], object], marks: Marks, device: str, ranges: Ranges) -> int:
-    with ranges("warmup"):
-        start = time.perf_counter_ns()
-        marks.begin()
-        step()
-        synchronize(device)
-        return time.perf_counter_ns() - start
+                    one.repeat()
+    return [one.measured("most repetitions", rounds=rounds) for one in series]
 
 
 def is_cuda(device: str) -> bool:

@@ -60,13 +60,14 @@ def write_measurements(path: Path, content: Mapping[str, Any]) -> None:
         content: from `document`.
     """
     head = {name: value for name, value in content.items() if name != "measurements"}
-    lines = [f" {_text(name)}: {_text(value)}," for name, value in head.items()]
-    records = ",\n".join(f"  {_text(record)}" for record in content["measurements"])
+    lines = [f" {json_text(name)}: {json_text(value)}," for name, value in head.items()]
+    records = ",\n".join(f"  {json_text(record)}" for record in content["measurements"])
     text = "{\n" + "\n".join(lines) + f'\n "measurements": [\n{records}\n ]\n}}\n'
     write_whole(path, text)
 
 
-def _text(value: Any) -> str:
+def json_text(value: Any) -> str:
+    """A value as one line of JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
@@ -253,9 +254,6 @@ RANGE_NAMES: Final = {
     "mlp": "mlp",
     "classifier": "classifier",
 }
-
-#: `RANGE_NAMES` with blanks, as in the assignment's hand-out.
-SPACED_NAMES: Final = {key: name.replace("_", " ") for key, name in RANGE_NAMES.items()}
 
 _NOTHING: Final = nullcontext()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev
 from typing import Final
@@ -61,19 +61,28 @@ class Summary:
         return (self.high - self.low) / 2 / self.median
 
 
-def summary(times_ns: Sequence[int], confidence: float = 0.95) -> Summary:
+def summary(times_ns: Sequence[int], confidence: float = 0.95, rounds: int = 1) -> Summary:
     """The distribution of times.
 
+    Times of one round are correlated, so the median and its interval are those of the rounds' medians. All other
+    figures are those of all times.
+
+    Args:
+        times_ns: the times, round by round.
+        confidence: of the interval of the median.
+        rounds: number of rounds, of equal size.
+
     Raises:
-        ValueError: there are none.
+        ValueError: there are none, or they do not divide into so many rounds.
     """
     if not times_ns:
         raise ValueError("no times to summarise")
     ordered = sorted(times_ns)
-    low, high = median_interval(ordered, confidence) or (None, None)
+    medians = ordered if rounds == 1 else sorted(round_medians(times_ns, rounds))
+    low, high = median_interval(medians, confidence) or (None, None)
     return Summary(
         samples=len(ordered),
-        median=float(median(ordered)),
+        median=float(median(medians)),
         low=low,
         high=high,
         confidence=confidence,
@@ -94,22 +103,6 @@ def is_known(times_ns: Sequence[int], confidence: float, precision: float) -> bo
     """Whether half the interval of the median is at most this share of the median."""
     half = summary(times_ns, confidence).half_width_share
     return half is not None and half <= precision
-
-
-def summary_of_rounds(times_ns: Sequence[int], rounds: int, confidence: float = 0.95) -> Summary:
-    """The distribution of times measured in rounds of equal size.
-
-    Times of one round are correlated, so the median and its interval are those of the rounds' medians. All other
-    figures are those of all times.
-
-    Raises:
-        ValueError: the times do not divide into so many rounds.
-    """
-    if rounds == 1:
-        return summary(times_ns, confidence)
-    medians = sorted(round_medians(times_ns, rounds))
-    low, high = median_interval(medians, confidence) or (None, None)
-    return replace(summary(times_ns, confidence), median=float(median(medians)), low=low, high=high)
 
 
 def round_medians(times_ns: Sequence[int], rounds: int) -> list[int]:

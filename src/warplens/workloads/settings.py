@@ -174,7 +174,7 @@ class LMCell:
 
     size: str = "small"
     context: int = 512
-    batch: int = 4
+    batch: int = LM_BATCH
     mode: str = "forward"
     precision: str = "fp32"
     execution: str = "eager"

@@ -19,7 +19,7 @@ import polars as pl
 from warplens.analysis.numerics import ATTENTION_ERRORS, FORMATS, Tensor, numeric_differences
 from warplens.errors import UnreadableInputError
 from warplens.workloads.attention.measurement import outcome_of
-from warplens.workloads.attention.problem import AttentionShape, Comparison, compared, kernel_of, mode_of
+from warplens.workloads.attention.problem import Comparison, compared, kernel_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,18 +107,18 @@ def attention_errors(cells: Sequence[AttentionCell], device: str) -> pl.DataFram
     """
     rows: list[dict[str, Any]] = []
     for cell in cells:
-        kernel, shape = kernel_of(cell), AttentionShape.of(cell)
+        kernel = kernel_of(cell)
         mask = "causal" if cell.causal else "no mask"
         head = {
             "implementation": cell.kernel,
-            "shapes": f"{shape}, {cell.dtype}, {mask}, {cell.mode}",
+            "shapes": f"{cell.batch}×{cell.heads}×{cell.seq_len}×{cell.head_dim}, {cell.dtype}, {mask}, {cell.mode}",
             "tokens": cell.seq_len,
         }
-        if (refusal := kernel.refusal(shape, cell.dtype, device)) is not None:
+        if (refusal := kernel.refusal(cell, device)) is not None:
             rows.append({**head, "status": "unsupported", "reason": refusal})
             continue
         try:
-            comparison = compared(kernel, shape, cell.dtype, causal=cell.causal, mode=mode_of(cell), device=device)
+            comparison = compared(kernel, cell, device)
         except Exception as error:  # a kernel may fail in any way; its row holds the reason, and the next cells follow
             status, reason = outcome_of(error)
             rows.append({**head, "status": status, "reason": reason})

@@ -124,11 +124,11 @@ def test_step_times_that_follow_no_such_model_are_refused():
 def test_the_slopes_are_those_of_the_times(maximum, hosts):
     sweep = transformer_sweep(MACHINE, Noise(rounds=5), np.random.default_rng(0))
     cells = observed(sweep.points, ("execution",))
-    known = Known("tokens", items=True, launches=False, missing=())
+    known = Known("tokens", missing=("launches",))
     model = Model(Form(maximum, True, hosts), known, (("graph",), ("eager",)), reduces=True)
     times = np.log([side.time_ns for point in sweep.points for side in (point.baseline, point.variant)])
-    logs = best_fit(model, cells, times, 0)[0][None, :] + 0.05
     gpu, host = model.gpu_columns(cells), model.host_columns(cells)
+    logs = best_fit(model, gpu, host, times, 0)[0][None, :] + 0.05
     exact = model.slopes(logs, gpu, host)[0]
     for number in range(logs.shape[1]):
         moved = logs.copy()

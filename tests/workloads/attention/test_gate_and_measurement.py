@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -10,7 +12,6 @@ from warplens.workloads.attention.measurement import measured
 from warplens.workloads.attention.problem import (
     KERNELS,
     AttentionKernel,
-    AttentionShape,
     attention_inputs,
     compared,
     reference,
@@ -18,7 +19,7 @@ from warplens.workloads.attention.problem import (
 from warplens.workloads.registry import Plan
 from warplens.workloads.settings import AttentionCell
 
-SHAPE = AttentionShape(2, 2, 24, 16)
+CELL = AttentionCell("", 24, 16, 2, 2)
 QUICK = Plan(least=6, most=6, warmup_ns=0, most_ns=0)
 
 
@@ -31,8 +32,7 @@ def _attention(q, k, v, causal, scale=None):
 
 
 def _record(kernel, dtype="bfloat16", causal=True, mode="backward"):
-    cell = AttentionCell("", SHAPE.seq_len, SHAPE.head_dim, SHAPE.batch, SHAPE.heads, dtype, causal, mode)
-    return measured(kernel, cell, QUICK, "cpu")
+    return measured(kernel, replace(CELL, dtype=dtype, causal=causal, mode=mode), QUICK, "cpu")
 
 
 def _status(run, *options):
@@ -96,7 +96,7 @@ def test_an_element_that_nobody_writes_does_not_pass():
         out[..., :-1, :] = _attention(q, k, v, causal)[..., :-1, :]
         return out
 
-    outcome = compared(_kernel(leaves_a_row_out), SHAPE, "float32", causal=True, mode="forward", device="cpu").check
+    outcome = compared(_kernel(leaves_a_row_out), replace(CELL, dtype="float32"), "cpu").check
     assert not outcome.passed
 
 
@@ -141,22 +141,21 @@ def test_torchs_math_backend_passes_the_gate():
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_reference_is_what_autograd_says_in_float64(causal):
     # Longer than one block of rows, so that the blocks' contributions to dK and dV must add up.
-    shape = AttentionShape(1, 2, 530, 4)
-    leaves = [tensor[0].double().requires_grad_() for tensor in attention_inputs(shape, "float32", "cpu")]
+    inputs = attention_inputs(AttentionCell("", 530, 4, 1, 2, "float32"), "cpu")
+    leaves = [tensor[0].double().requires_grad_() for tensor in inputs]
     d_out = torch.randn(2, 530, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     scores = leaves[0] @ leaves[1].transpose(1, 2) * 0.5
     if causal:
         scores = scores.masked_fill(torch.ones(530, 530, dtype=torch.bool).triu(1), float("-inf"))
     out = torch.softmax(scores, -1) @ leaves[2]
     exact = [out, *torch.autograd.grad(out, leaves, d_out)]
-    ours = reference(*leaves, causal=causal, scale=shape.scale, d_out=d_out)
+    ours = reference(*leaves, causal=causal, scale=0.5, d_out=d_out)
     for tensor, target in zip(ours, exact, strict=True):
         assert torch.allclose(tensor, target, rtol=1e-10, atol=1e-12)
 
 
 def test_inputs_repeat_with_their_seed_and_differ_without():
-    first, again = attention_inputs(SHAPE, "float16", "cpu", seed=3), attention_inputs(SHAPE, "float16", "cpu", seed=3)
-    other = attention_inputs(SHAPE, "float16", "cpu", seed=4)
+    first, again, other = (attention_inputs(CELL, "cpu", seed=seed) for seed in (3, 3, 4))
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[0], other[0])
     assert not torch.equal(first[0], first[1])

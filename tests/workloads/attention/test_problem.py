@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -12,34 +13,35 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from warplens.errors import UsageError
 from warplens.workloads.attention.kernels import backward_tiles, forward_tiles
 from warplens.workloads.attention.measurement import time_calls
-from warplens.workloads.attention.problem import KERNELS, AttentionShape, attention_flops
+from warplens.workloads.attention.problem import KERNELS, attention_flops
 from warplens.workloads.registry import Plan
+from warplens.workloads.settings import AttentionCell
 
 
 def test_forward_work_is_four_b_h_s_squared_d():
     # One head of the smallest language model at context 512, batch 4: twice 1,610,612,736 (QK and PV).
-    assert attention_flops(AttentionShape(4, 12, 512, 64), causal=False, mode="forward") == 2 * 1_610_612_736
+    assert attention_flops(AttentionCell("", 512, 64, 4, 12, causal=False)) == 2 * 1_610_612_736
 
 
 def test_causal_counts_half_and_backward_two_and_a_half_times():
-    shape = AttentionShape(1, 16, 2048, 128)
-    full = attention_flops(shape, causal=False, mode="forward")
-    assert attention_flops(shape, causal=True, mode="forward") == full / 2
-    assert attention_flops(shape, causal=False, mode="backward") == full * 2.5
-    assert attention_flops(shape, causal=True, mode="both") == full * 3.5 / 2
+    cell = AttentionCell("", 2048, 128, causal=False)
+    full = attention_flops(cell)
+    assert attention_flops(replace(cell, causal=True)) == full / 2
+    assert attention_flops(replace(cell, mode="backward")) == full * 2.5
+    assert attention_flops(replace(cell, causal=True, mode="both")) == full * 3.5 / 2
 
 
 def test_work_is_what_torch_counts_for_its_own_attention():
     counter = pytest.importorskip("torch.utils.flop_counter", reason="torch is not installed")
-    shape, size = AttentionShape(2, 3, 32, 16), (2, 3, 32, 16)
-    assert attention_flops(shape, causal=False, mode="forward") == counter.sdpa_flop_count(size, size, size)
+    cell, size = AttentionCell("", 32, 16, 2, 3, causal=False), (2, 3, 32, 16)
+    assert attention_flops(cell) == counter.sdpa_flop_count(size, size, size)
     backward = counter.sdpa_backward_flop_count(size, size, size, size)
-    assert attention_flops(shape, causal=False, mode="backward") == backward
+    assert attention_flops(replace(cell, mode="backward")) == backward
 
 
 def test_a_problem_without_tokens_is_refused():
-    with pytest.raises(UsageError, match="seq_len is 0"):
-        AttentionShape(1, 1, 0, 64)
+    with pytest.raises(UsageError, match="sequence length is 0"):
+        AttentionCell("", seq_len=0)
 
 
 def test_own_kernels_come_in_the_order_of_their_expected_speed():

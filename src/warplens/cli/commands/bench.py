@@ -137,8 +137,7 @@ def measure_all(request: Request, output: Path | None, tell: Callable[[str], Non
     if request.rounds is not None:
         tell(f"measuring {len(cells)} cells in turns")
         records = run_cells_in_turns(
-            request.workload, cells, rounds=request.rounds, per_round=request.plan.most, plan=request.plan,
-            device=device, ranges=ranges,
+            request.workload, cells, rounds=request.rounds, plan=request.plan, device=device, ranges=ranges,
         )  # fmt: skip
         content = document(
             request.workload, request.plan, environment(device), [*records, *impossible], request.command

@@ -206,13 +206,9 @@ def forward_times(grid: Grid) -> pl.DataFrame:
 def forward_matrix(grid: Grid) -> pl.DataFrame:
     """(a) Models × contexts: the median time of a forward pass, preferably of inference profiles; null if not known."""
     times = {(cell.model, cell.context): median(cell.forward.time) for cell in grid.preferred("a") if cell.forward}
-    return pl.DataFrame(
-        {
-            "model": grid.models,
-            **{f"ctx{c}": [times.get((model, c)) for model in grid.models] for c in grid.contexts},
-        },
-        schema={"model": pl.String, **{f"ctx{c}": pl.Float64 for c in grid.contexts}},
-    )
+    columns = {f"ctx{c}": [times.get((model, c)) for model in grid.models] for c in grid.contexts}
+    schema = {"model": pl.String, **dict.fromkeys(columns, pl.Float64)}
+    return pl.DataFrame({"model": grid.models, **columns}, schema=schema)
 
 
 ATTENTION: Final = table(

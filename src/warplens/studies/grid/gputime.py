@@ -32,23 +32,24 @@ from warplens.studies.grid.cells import (
 from warplens.studies.grid.passes import MATMUL, PhasedWork, Spread, median
 from warplens.workloads.settings import LMSize
 
+_SUMMED: Final = {
+    "gpu_ns": "GPU time, summed over all repetitions",
+    "calls": "calls, summed over all repetitions",
+    "share": "share of all GPU work of the scope",
+}
 KERNEL_USES: Final = table(
     "kernels of a forward pass or step",
     "One kernel function. The grid document, questions b and c.",
     KERNEL_NAME,
     "full_name category gpu_ns calls calls_min calls_max share",
-    gpu_ns="GPU time, summed over all repetitions",
-    calls="calls, summed over all repetitions",
-    share="share of all GPU work of the scope",
+    **_SUMMED,
 )
 
 LABEL_USES: Final = table(
     "categories of a forward pass or step",
     "One category of kernels, or one kind of other GPU work. The grid document, questions b and c.",
     "label gpu_ns calls calls_min calls_max share",
-    gpu_ns="GPU time, summed over all repetitions",
-    calls="calls, summed over all repetitions",
-    share="share of all GPU work of the scope",
+    **_SUMMED,
 )
 
 

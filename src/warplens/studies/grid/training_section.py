@@ -14,12 +14,10 @@ from warplens.report.document import Block, Figure, Paragraph, Table
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.grid import (
     CELL,
-    CELL_TYPES,
     Grid,
     Question,
     Value,
     between,
-    cell_key,
     cell_rows,
     cell_table,
     cell_title,
@@ -67,7 +65,8 @@ MATMUL_SHARES: Final = table(
         Value.number("inference", "measured: in the profile of forward passes of the same cell", title="Forward alone",
                      kind="share"),
         *(Value.number(phase, f"measured: in the {phase} phase of training", kind="share") for phase in PHASES),
-        Value.number("step", "measured: in the whole training step", title="Whole step", kind="share"),
+        Value.number("step", "measured: in the whole training step", "training.matmul_share", title="Whole step",
+                     kind="share"),
         Value.number("change", "measured: whole step less forward alone, in points of percent", kind="share"),
     ),
 )  # fmt: skip
@@ -109,22 +108,19 @@ def training_split(grid: Grid) -> pl.DataFrame:
 
 def matmul_shares(grid: Grid) -> pl.DataFrame:
     """(d) Share of GPU time in matrix products: forward passes alone, each phase of training, and the whole step."""
-    rows = []
-    for cell in grid.answering("d"):
-        inference = grid.inference_of(cell)
-        inference_share = (
-            float(inference.labels.filter(pl.col("label") == MATMUL)["share"].sum()) if inference else None
-        )
-        split = cell.training
-        phases = {phase: split.phase(phase)["matmul_share"] for phase in PHASES} if split else {}
-        step = split.matmul_share if split else None
-        change = step - inference_share if step is not None and inference_share is not None else None
-        rows.append(
-            dict(zip(CELL_TYPES, cell_key(cell), strict=True))
-            | {"inference_source": inference.source if inference else None, "inference": inference_share, "step": step}
-            | {**phases, "change": change}
-        )
-    return pl.DataFrame(rows, schema=MATMUL_SHARES.schema, orient="row")
+
+    def shares(cell: CellAnswers) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        if cell.training is not None:
+            row = {phase: cell.training.phase(phase)["matmul_share"] for phase in PHASES}
+        if (inference := grid.inference_of(cell)) is not None:
+            share = float(inference.labels.filter(pl.col("label") == MATMUL)["share"].sum())
+            row |= {"inference_source": inference.source, "inference": share}
+        return row
+
+    return cell_rows(grid.answering("d"), MATMUL_SHARES, shares).with_columns(
+        change=pl.col("step") - pl.col("inference")
+    )
 
 
 def optimizer_costs(grid: Grid) -> pl.DataFrame:

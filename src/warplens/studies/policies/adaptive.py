@@ -75,10 +75,6 @@ class _FromShape:
         return {name: int(shape[dimension]) for name, dimension in self.read} | dict(self.fixed)
 
 
-#: Warm-up calls on a side stream before a recording, in which libraries initialise: a graph must not record that.
-_CALLS_BEFORE: Final = 3
-
-
 @dataclass(frozen=True)
 class Recorded:
     """The recorded graph of a shape."""
@@ -151,7 +147,7 @@ def _record(
     # Created outside of inference mode, since inference tensors cannot be written to outside of it.
     example = torch.zeros(*shape, dtype=dtype, device=device)
     with torch.cuda.device(device), torch.inference_mode():
-        run_aside(lambda: chosen(example), _CALLS_BEFORE)
+        run_aside(lambda: chosen(example))
         graph, output, copy = recorded_with_copy(chosen, example, pool)
     return Recorded(side, example, output, graph, copy)
 

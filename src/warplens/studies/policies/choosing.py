@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -131,29 +131,25 @@ def estimated(grid: Grid, at: Place, rule: Rule, clamped: bool = False) -> Times
         return None
     if rule == "nearest":
         return max(corners, key=lambda corner: corner.weight).times
-    return tuple(_power_law(corners, side) for side in range(len(corners[0].times)))
+    times = zip(*(corner.times for corner in corners), strict=True)
+    return tuple(_mean(corners, times_of_side) for times_of_side in times)
 
 
-def _power_law(corners: Sequence[Corner], side: int) -> float | None:
+def _mean(corners: Sequence[Corner], values: Iterable[float | None]) -> float | None:
+    """The weighted geometric mean of a value at each corner; None where one is unknown."""
     logarithm = 0.0
-    for corner in corners:
-        if (time := corner.times[side]) is None:
+    for corner, value in zip(corners, values, strict=True):
+        if value is None:
             return None
-        logarithm += corner.weight * math.log(time)
+        logarithm += corner.weight * math.log(value)
     return math.exp(logarithm)
 
 
 def _scaled(curves: Curves, side: int, time: float | None, corners: Sequence[Corner]) -> float | None:
     """A modelled time, scaled by the ratio measured / modelled of the neighbouring points."""
-    if time is None:
-        return None
-    logarithm = 0.0
-    for corner in corners:
-        measured, modelled = corner.times[side], curves.time_ns(corner.at, side)
-        if measured is None or modelled is None:
-            return None
-        logarithm += corner.weight * math.log(measured / modelled)
-    return time * math.exp(logarithm)
+    modelled = [(corner.times[side], curves.time_ns(corner.at, side)) for corner in corners]
+    factor = _mean(corners, (known / model if known is not None and model else None for known, model in modelled))
+    return time * factor if time is not None and factor is not None else None
 
 
 #: Reason of a choice. `measured`: the settings are a point of the grid. `interpolated`: they lie between points.
@@ -253,9 +249,7 @@ class Policy:
         if strange := sorted(settings.keys() - set(names) - self.shared.keys()):
             raise UsageError(f"the policy knows no setting {strange[0]!r}; it chooses by {', '.join(names)}")
         for axis in self.axes:
-            if axis.numeric and (
-                isinstance(settings[axis.name], bool) or not isinstance(settings[axis.name], int | float)
-            ):
+            if axis.numeric and not is_number(settings[axis.name]):
                 raise UsageError(f"{axis.name} is a number, not {settings[axis.name]!r}")
         return tuple(settings[name] for name in names)
 

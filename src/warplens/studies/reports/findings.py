@@ -26,6 +26,7 @@ from warplens.studies.reports.remedies import (
     predicted_section,
     predicted_times,
     remedies_section,
+    remedy_rows,
 )
 from warplens.studies.reports.token_reduction import speedup_figures, token_growth
 from warplens.studies.sweeps.document import breakeven_lines, point_table
@@ -120,7 +121,7 @@ def findings_document(evidence: Evidence, title: str) -> Document:
     if (growth_part := token_growth(evidence.grid or evidence.measurements)) is not None:
         sections.append(replace(growth_part, blocks=(*speedup_figures(evidence.measurements), *growth_part.blocks)))
     if evidence.remedies is not None:
-        sections.append(remedies_section(evidence))
+        sections.append(remedies_section(evidence, remedy_rows(evidence)))
     if ways.height:
         sections.append(best_ways_section(ways))
     if predicted.height:
@@ -156,7 +157,7 @@ def _answer(evidence: Evidence, ways: pl.DataFrame) -> Section:
     if ways.height:
         texts.append(best_ways_words(ways))
     elif evidence.remedies is not None:
-        texts += list(best_words(evidence))[:1]
+        texts += list(best_words(remedy_rows(evidence)))[:1]
     return Section("answer", "In short", tuple(Paragraph(text) for text in texts))
 
 

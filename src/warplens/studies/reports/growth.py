@@ -81,16 +81,13 @@ def power_law(
     exact = np.asarray(sizes, dtype=np.float64)[order]
     x, y = np.log(exact), np.log(np.asarray(times, dtype=np.float64)[order])
     allowed = WITHIN + np.asarray([0.0] * count if spreads is None else spreads, dtype=np.float64)[order]
-    ends = (_slope(x[:2], y[:2]), _slope(x[-2:], y[-2:]))
+    slopes = np.diff(y) / np.diff(x)
+    ends = float(slopes[0]), float(slopes[-1])
     fewest = min(count, _FEWEST_OF_MORE)
     ranges = [span for span in combinations(range(count + 1), 2) if span[1] - span[0] >= fewest]
     ranges.sort(key=lambda span: (span[0] - span[1], -span[0]))
     fits = [_fit(exact[a:b], y[a:b], allowed[a:b], ends, level) for a, b in ranges]
     return next((fit for fit in fits if fit.holds), fits[0])
-
-
-def _slope(x: Float64s, y: Float64s) -> float:
-    return float((y[1] - y[0]) / (x[1] - x[0]))
 
 
 def _fit(sizes: Float64s, y: Float64s, allowed: Float64s, ends: tuple[float, float], level: float) -> PowerLaw:

@@ -58,7 +58,7 @@ PREDICTED: Final = table(
 )
 
 
-def _rows(evidence: Evidence) -> pl.DataFrame:
+def remedy_rows(evidence: Evidence) -> pl.DataFrame:
     """`REMEDIES`: every measured way to run each point, the fastest first; the cells of a point were measured in turns.
 
     `published_factor` is the time of the published form, eager, / this time; `baseline_factor` the time of the fastest
@@ -93,9 +93,8 @@ def _rows(evidence: Evidence) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=REMEDIES.schema, orient="row")
 
 
-def remedies_section(evidence: Evidence) -> Section:
-    """The section on the fastest ways to run each point, and the best of them in words."""
-    rows = _rows(evidence)
+def remedies_section(evidence: Evidence, rows: pl.DataFrame) -> Section:
+    """The section on the fastest ways to run each point (`remedy_rows`), and the best of them in words."""
     # The fastest ways at each point, its published form, and its fastest baseline.
     place = pl.int_range(pl.len()).over(_POINT)
     baseline = (pl.col("method") == "none") & (pl.col("baseline_factor") == 1)
@@ -109,7 +108,7 @@ def remedies_section(evidence: Evidence) -> Section:
         f"{_other_run(evidence, rows)}Launches are those of one step, counted before the measurement. The fastest of "
         "several is chosen by the same repetitions that are shown, which favours both sides alike."
     )
-    words = (Paragraph(text) for text in _best_words(rows))
+    words = (Paragraph(text) for text in best_words(rows))
     table = Table("remedies-table", caption, columns, shown, limit=None)
     return Section("remedies", "Remedies tried", (*words, table, Paragraph(quiet, quiet=True)))
 
@@ -130,12 +129,8 @@ def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
     return ""
 
 
-def best_words(evidence: Evidence) -> Iterator[str]:
+def best_words(rows: pl.DataFrame) -> Iterator[str]:
     """A sentence per point, the smallest first: the fastest ways to run the variant and the baseline."""
-    return _best_words(_rows(evidence))
-
-
-def _best_words(rows: pl.DataFrame) -> Iterator[str]:
     for (side, batch), group in rows.group_by(_POINT, maintain_order=True):
         variants, baselines = group.filter(pl.col("method") != "none"), group.filter(pl.col("method") == "none")
         published = variants.filter(pl.col("published_factor") == 1)

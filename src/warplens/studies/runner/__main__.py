@@ -8,7 +8,8 @@ library stands beside the commands. It measures only, through the same calls; `w
 `warplens sweep report FILE` read the result on any machine, without PyTorch.
 
 With the word `child` alone it is the process that measures: it reads tasks from standard input and answers each with
-one line of JSON. A fresh interpreter for each task starts from the same state; `cellsweep.CellRunner` is the other end.
+one line of JSON. A fresh interpreter for each task starts from the same state; the other end is
+`workloadsweep.CellRunner`.
 """
 
 from __future__ import annotations
@@ -193,9 +194,7 @@ def _measured(request: Mapping[str, Any]) -> dict[str, Any]:
         records = list(run_cells(kind.name, cells, plan=plan, device=device))
     else:
         done, trouble = attempted(
-            lambda: run_cells_in_turns(
-                kind.name, cells, rounds=request["rounds"], per_round=plan.most, plan=plan, device=device
-            )
+            lambda: run_cells_in_turns(kind.name, cells, rounds=request["rounds"], plan=plan, device=device)
         )
         if trouble.get("status") == "unsupported":
             raise UsageError(trouble["reason"])

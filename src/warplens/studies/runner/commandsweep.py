@@ -6,7 +6,6 @@ each is a block of its own, however many times it prints.
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import re
@@ -34,9 +33,9 @@ from warplens.studies.runner.engine import (
     how_it_ended,
 )
 from warplens.studies.runner.workloadsweep import key_of, pairs_from, sweep_head
-from warplens.workloads.cells import plain_environment
+from warplens.workloads.cells import combinations_of, plain_environment
 from warplens.workloads.registry import Plan, document
-from warplens.workloads.samples import summary_of_rounds
+from warplens.workloads.samples import summary
 
 #: Rounds at a point. The 95 % interval of the median of ten excludes the fastest and the slowest.
 DEFAULT_REPEATS: Final = 10
@@ -82,17 +81,13 @@ class CommandSweep:
             if not any(f"{{{name}}}" in command for command in (self.baseline, self.variant)):
                 raise UsageError(f"--axis {name} is in neither command: write {{{name}}} where its value goes")
         if self.items is not None and not all(
-            isinstance(value, int) and value > 0 for value in self.points_of(self.items)
+            isinstance(value, int) and value > 0 for value in self.grid().get(self.items, [""])
         ):
             raise UsageError(f"--items {self.items} is not an axis of whole numbers above zero")
 
     def grid(self) -> dict[str, list[Any]]:
         """The values of each axis, as numbers if all of an axis are numbers."""
         return {name: _numbers(values) for name, values in pairs_from("--axis", self.axes).items()}
-
-    def points_of(self, axis: str) -> list[Any]:
-        """The values of an axis; [""] if there is no such axis."""
-        return self.grid().get(axis, [""])
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
@@ -104,8 +99,8 @@ class CommandSweep:
         """A task for each repetition: point by point, round by round, the sides in random order."""
         texts, draw = pairs_from("--axis", self.axes), random.Random(0)  # noqa: S311  no secret
         tasks = []
-        for values in itertools.product(*texts.values()):
-            point, order = dict(zip(texts, values, strict=True)), list(_SIDES)
+        for point in combinations_of(texts):
+            order = list(_SIDES)
             words = {side: self._words(side, point) for side in _SIDES}
             name = key_of(point)
             for number in range(1, self.repeats + 1):
@@ -156,10 +151,10 @@ class CommandSweep:
 
     def content(self, results: Mapping[str, Result]) -> Mapping[str, Any] | None:
         """The measurements file; None while no side has a complete round."""
-        records, grid, texts = [], self.grid(), pairs_from("--axis", self.axes)
-        for values, words in zip(itertools.product(*grid.values()), itertools.product(*texts.values()), strict=True):
-            name = key_of(dict(zip(texts, words, strict=True)))
-            records += _point(self, dict(zip(grid, values, strict=True)), name, results)
+        records, grid = [], self.grid()
+        texts = combinations_of(pairs_from("--axis", self.axes))
+        for point, written in zip(combinations_of(grid), texts, strict=True):
+            records += _point(self, point, key_of(written), results)
         if not records:
             return None
         sizes = [len(record["samples"]["wall_ns"]) // record["rounds"] for record in records if "samples" in record]
@@ -263,7 +258,7 @@ def _figures(sweep: CommandSweep, items: int, blocks: Sequence[Sequence[int]]) -
         blocks = [[round(median(block))] for block in blocks]
         doubts.append("its runs printed different numbers of times: each run counts with its median")
     times = [spent for block in blocks for spent in block]
-    spread = summary_of_rounds(times, len(blocks))
+    spread = summary(times, rounds=len(blocks))
     if spread.low is None:
         doubts.append("there are too few repetitions for an interval")
     timed = "wall time of the process" if sweep.time_from is None else f"printed by the program: {sweep.time_from}"

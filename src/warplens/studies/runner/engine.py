@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.report.text import span
-from warplens.workloads.registry import write_measurements
+from warplens.workloads.registry import json_text, write_measurements
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,27 +164,60 @@ def ledger_of(output: Path) -> Path:
     return output.with_name(f"{output.stem}.ledger.jsonl")
 
 
+#: Least time between two updates of the output, in seconds: it holds every repetition of every cell.
+_UPDATE_S: Final = 5.0
+
+
 def measure(run: Run, output: Path, options: RunOptions, log: Callable[[str], None]) -> None:
     """Execute the tasks that are not done yet, and write the measurements file.
 
     Args:
         run: the plan.
-        output: the measurements file; the ledger is beside it.
+        output: the measurements file; the ledger is beside it. It is also written at the end and on interruption.
         options: of execution.
-        log: receives lines for people.
+        log: receives a line for people after each task.
 
     Raises:
         UsageError: the ledger belongs to another plan or machine, or nothing can be measured here.
-        KeyboardInterrupt: interrupted; both files hold the results so far.
+        KeyboardInterrupt: interrupted (Ctrl-C, SIGTERM); both files hold the results so far.
     """
-    with Ledger(ledger_of(output), run.description(), fresh=options.fresh) as ledger:
+    with (
+        Ledger(ledger_of(output), run.description(), fresh=options.fresh) as ledger,
+        run.doing(options, ledger.results) as do,
+        _sigterm_as_ctrl_c(),
+    ):
 
         def update() -> None:
             if (content := run.content(ledger.results)) is not None:
                 write_measurements(output, content)
 
-        with run.doing(options, ledger.results) as do:
-            run_tasks(run.tasks, ledger, do, log=log, describe=run.summary, update=update, retry=options.retry)
+        waiting = to_do(run.tasks, ledger, retry=options.retry)
+        done = len(run.tasks) - len(waiting)
+        if done:
+            log(f"{done} of {len(run.tasks)} are done already")
+        began = updated = time.monotonic()
+        failed_groups: set[str | None] = set()
+        try:
+            for position, task in enumerate(waiting):
+                done += 1
+                if task.group in failed_groups:
+                    continue
+                start = time.monotonic()
+                result = do(task)
+                now = time.monotonic()
+                ledger.add(task.key, result, now - start)
+                if task.group is not None and failures(result):
+                    failed_groups.add(task.group)
+                following = sum(other.group not in failed_groups for other in waiting[position + 1 :])
+                left = f" · about {span(fmean(ledger.seconds.values()) * following)} left" if following else ""
+                took = f"{span(now - start)}{left}"
+                log(f"[{done}/{len(run.tasks)}] {task.key}: {run.summary(result)} · {took}")
+                if now - updated > _UPDATE_S:
+                    update()
+                    updated = time.monotonic()
+            log(f"done, in {span(time.monotonic() - began)}" if waiting else "nothing was left to do")
+        finally:
+            update()
 
 
 def preview(run: Run, output: Path, options: RunOptions) -> list[str]:
@@ -200,64 +233,6 @@ def preview(run: Run, output: Path, options: RunOptions) -> list[str]:
     return lines
 
 
-#: Least time between two updates of the output, in seconds: it holds every repetition of every cell.
-_UPDATE_S: Final = 5.0
-
-
-def run_tasks(
-    tasks: Sequence[Task],
-    ledger: Ledger,
-    do: Doing,
-    *,
-    log: Callable[[str], None],
-    describe: Callable[[Result], str],
-    update: Callable[[], None],
-    retry: bool = False,
-) -> None:
-    """Execute the tasks that the ledger does not have yet.
-
-    Args:
-        tasks: in the order of execution.
-        ledger: receives the results.
-        do: executes a task.
-        log: receives a line for people after each task.
-        describe: a result in few words.
-        update: writes the output from the ledger; also called at the end and on interruption.
-        retry: repeat failed tasks.
-
-    Raises:
-        UsageError: nothing can be measured here.
-        KeyboardInterrupt: interrupted (Ctrl-C, SIGTERM); ledger and output hold the results so far.
-    """
-    waiting = to_do(tasks, ledger, retry=retry)
-    done = len(tasks) - len(waiting)
-    if done:
-        log(f"{done} of {len(tasks)} are done already")
-    began = updated = time.monotonic()
-    failed_groups: set[str | None] = set()
-    try:
-        with _sigterm_as_ctrl_c():
-            for position, task in enumerate(waiting):
-                done += 1
-                if task.group in failed_groups:
-                    continue
-                start = time.monotonic()
-                result = do(task)
-                now = time.monotonic()
-                ledger.add(task.key, result, now - start)
-                if task.group is not None and failures(result):
-                    failed_groups.add(task.group)
-                following = sum(other.group not in failed_groups for other in waiting[position + 1 :])
-                left = time_left(list(ledger.seconds.values()), following)
-                log(f"[{done}/{len(tasks)}] {task.key}: {describe(result)} · {span(now - start)}{left}")
-                if now - updated > _UPDATE_S:
-                    update()
-                    updated = time.monotonic()
-        log(f"done, in {span(time.monotonic() - began)}" if waiting else "nothing was left to do")
-    finally:
-        update()
-
-
 def to_do(tasks: Sequence[Task], ledger: Ledger, *, retry: bool = False) -> list[Task]:
     """The tasks without a result, except those in the group of a failed task.
 
@@ -270,13 +245,6 @@ def to_do(tasks: Sequence[Task], ledger: Ledger, *, retry: bool = False) -> list
         for task in tasks
         if task.group not in failed_groups and (task.key not in ledger.results or (retry and task.key in failed))
     ]
-
-
-def time_left(seconds: Sequence[float], tasks: int) -> str:
-    """An estimate for people from the durations of earlier tasks; empty if there are none left."""
-    if not tasks or not seconds:
-        return ""
-    return f" · about {span(sum(seconds) / len(seconds) * tasks)} left"
 
 
 @contextmanager
@@ -330,7 +298,7 @@ class Ledger:
         self.results: dict[str, Result] = {}
         self.seconds: dict[str, float] = {}
         # Converted through JSON (tuples become lists) to compare with a plan read from a file.
-        self._plan = json.loads(_text(plan))
+        self._plan = json.loads(json_text(plan))
         self._file: IO[bytes] = path.open("a+b")
         try:
             _lock(self._file, path)
@@ -391,7 +359,7 @@ class Ledger:
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         self._file.seek(0, os.SEEK_END)
-        self._file.write(_text(entry).encode() + b"\n")
+        self._file.write(json_text(entry).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -404,7 +372,7 @@ class Ledger:
 
 def _may_begin_a_ledger(cut: bytes) -> bool:
     """Whether a truncated first line is that of a ledger rather than of another kind of file."""
-    head = _text({"schema": LEDGER_SCHEMA})[:-1].encode()
+    head = json_text({"schema": LEDGER_SCHEMA})[:-1].encode()
     return head.startswith(cut) or cut.startswith(head)
 
 
@@ -423,10 +391,6 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(records, list)
         and all(isinstance(record, dict) and "status" in record for record in records)
     )
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

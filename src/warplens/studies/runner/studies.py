@@ -26,7 +26,16 @@ from warplens.collect.machine import System, Tool, needed_tool
 from warplens.collect.recording import COLLECTING, add_run, run_command
 from warplens.errors import UsageError, WarplensError
 from warplens.studies.runner.engine import Task, command_line
-from warplens.studies.runner.workloadsweep import WARMUP_STEPS, CellRun, Measuring, axes_from, cell_tasks, sweep_head
+from warplens.studies.runner.workloadsweep import (
+    WARMUP_STEPS,
+    CellRun,
+    Measuring,
+    axes_from,
+    cell_tasks,
+    sweep_head,
+    tasks_at,
+)
+from warplens.workloads.cells import combinations_of
 from warplens.workloads.registry import Plan, workload
 
 #: The measurements file in a study's folder.
@@ -95,13 +104,11 @@ class Study:
         device = options.device or ("cpu" if options.quick else None)
         tasks, impossible = self.tasks(axes)
         measuring = Measuring(self.workload, self.plan, rounds, device)
-        return CellRun(measuring, tasks, tuple(impossible), self.head(axes), self._command(options))
-
-    def _command(self, options: StudyOptions) -> str:
-        return command_line(
+        command = command_line(
             "warplens", "study", self.name, axis=options.axes, rounds=options.rounds, device=options.device or None,
             quick=options.quick,
         )  # fmt: skip
+        return CellRun(measuring, tasks, tuple(impossible), self.head(axes), command)
 
 
 #: Settings that define a point. All others distinguish the cells of a point, which alternate in one process, so that
@@ -115,10 +122,10 @@ _SIDE: Final = ("execution", "method", "keep", "attention")
 def _token_reduction_tasks(axes: Axes) -> tuple[tuple[Task, ...], list[dict[str, Any]]]:
     others = {name: values for name, values in axes.items() if name not in (*_POINT, *_SIDE)}
     sides = [
-        {**side, **dict(zip(others, values, strict=True))}
+        {**side, **rest}
         for execution in axes["execution"]
         for side in _token_sides(axes, execution)
-        for values in itertools.product(*others.values())
+        for rest in combinations_of(others)
     ]
     points = {name: values for name, values in axes.items() if name in _POINT}
     return cell_tasks(workload("token-reduction"), points, sides)
@@ -187,20 +194,13 @@ def _attention_tasks(axes: Axes) -> tuple[tuple[Task, ...], list[dict[str, Any]]
     if "batch" in rest:
         return cell_tasks(workload("attention"), rest, kernels)
     (tokens,) = axes["tokens"]
-    tasks: list[Task] = []
-    impossible: list[dict[str, Any]] = []
-    others = {name: values for name, values in rest.items() if name != "seq_len"}
-    for values in itertools.product(*others.values(), rest["seq_len"]):
-        *fixed, seq_len = values
-        point = dict(zip(others, fixed, strict=True)) | {"seq_len": seq_len, "batch": max(1, tokens // seq_len)}
-        point_tasks, invalid = cell_tasks(
-            workload("attention"), {name: [value] for name, value in point.items()}, kernels
-        )
-        varying = {name: value for name, value in point.items() if name == "seq_len" or len(others.get(name, ())) > 1}
-        key = " ".join(f"{name}={value}" for name, value in varying.items())
-        tasks += [Task(key, task.cells) for task in point_tasks]
-        impossible += invalid
-    return tuple(tasks), impossible
+    lengths = rest.pop("seq_len")
+    points = [
+        {**point, "batch": max(1, tokens // point["seq_len"])}
+        for point in combinations_of({**rest, "seq_len": lengths})
+    ]
+    varying = [name for name, values in rest.items() if len(values) > 1]
+    return tasks_at(workload("attention"), points, kernels, [*varying, "seq_len"])
 
 
 _ALL_KERNELS: Final = ("naive", "tiled", "flash", "sdpa-flash", "sdpa-efficient", "sdpa-cudnn", "sdpa-math")
@@ -257,9 +257,10 @@ _MOST_LAUNCHES: Final = 60
 
 @dataclass(frozen=True)
 class RecordedCell:
-    """A cell to record, with its settings as JSON."""
+    """A cell to record."""
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  #: as JSON
+    measuring: Measuring  #: of the study's run
 
     @property
     def identity(self) -> dict[str, str]:
@@ -272,11 +273,12 @@ class RecordedCell:
         """Stem of its files: `input_size=224,batch=1,method=topk,keep=0.1`."""
         return ",".join(f"{name}={value}" for name, value in self.identity.items())
 
-    def program(self, workload: str, device: str | None) -> list[str]:
+    @property
+    def program(self) -> list[str]:
         """The command that runs a few steps of it with ranges."""
-        words = [sys.executable, "-m", "warplens.studies.runner", "cell", workload, json.dumps(self.settings)]
-        words += [f"--warmup={WARMUP}", f"--steps={STEPS}"]
-        return [*words, f"--device={device}"] if device else words
+        words = [sys.executable, "-m", "warplens.studies.runner", "cell", self.measuring.workload]
+        words += [json.dumps(self.settings), f"--warmup={WARMUP}", f"--steps={STEPS}"]
+        return [*words, f"--device={self.measuring.device}"] if self.measuring.device else words
 
 
 def recorded_cells(run: CellRun) -> list[RecordedCell]:
@@ -291,12 +293,12 @@ def recorded_cells(run: CellRun) -> list[RecordedCell]:
         cells = [cell for cell in cells if cell["attention"] == cells[0]["attention"]]
         variants = sorted((cell for cell in cells if cell["method"] != "none"), key=lambda cell: float(cell["keep"]))
         baseline = [cell for cell in cells if cell["method"] == "none"]
-        recorded += [RecordedCell(cell) for cell in (*baseline, *variants[:1])]
+        recorded += [RecordedCell(cell, run.measuring) for cell in (*baseline, *variants[:1])]
     return recorded
 
 
-#: Cell and run → the tool and the commands that record the cell.
-_Phase: TypeAlias = Callable[[RecordedCell, CellRun], tuple[Tool, list[list[str]]]]
+#: Cell → the tool and the commands that record it.
+_Phase: TypeAlias = Callable[[RecordedCell], tuple[Tool, list[list[str]]]]
 
 
 @dataclass(frozen=True)
@@ -318,7 +320,7 @@ class Collection:
             shlex.join(words)
             for cell in recorded_cells(run)
             for phase in (self._timeline, self._counters)
-            for words in self._tried(phase, cell, run)[1]
+            for words in self._tried(phase, cell)[1]
         ]
 
     def record(self, run: CellRun) -> list[str]:
@@ -334,7 +336,7 @@ class Collection:
                 if self.fresh or not leaves.exists():
                     leaves.unlink(missing_ok=True)
                     self.tell(f"recording {what} of {cell.name}")
-                    self._run(*self._tried(phase, cell, run), leaves)
+                    self._run(*self._tried(phase, cell), leaves)
                 if leaves.exists():
                     index[leaves.name] = cell.identity
                 else:
@@ -342,17 +344,15 @@ class Collection:
         (self.folder / INDEX).write_text(json.dumps(index, indent=1), "utf-8")
         return failed
 
-    def _timeline(self, cell: RecordedCell, run: CellRun) -> tuple[Tool, list[list[str]]]:
-        tool = needed_tool("nsys", System(), self.nsys)
-        report, program = str(self.folder / cell.name), cell.program(run.measuring.workload, run.measuring.device)
-        recording = Recording(force=True)
-        return tool, [record_command(tool, recording, report, program), export_command(tool, report, force=True)]
+    def _timeline(self, cell: RecordedCell) -> tuple[Tool, list[list[str]]]:
+        tool, report = needed_tool("nsys", System(), self.nsys), str(self.folder / cell.name)
+        recorded = record_command(tool, Recording(force=True), report, cell.program)
+        return tool, [recorded, export_command(tool, report, force=True)]
 
-    def _counters(self, cell: RecordedCell, run: CellRun) -> tuple[Tool, list[list[str]]]:
-        tool = needed_tool("ncu", System(), self.ncu)
-        report, program = str(self.folder / cell.name), cell.program(run.measuring.workload, run.measuring.device)
-        chosen = self._selection(tool)
-        return tool, [profile_command(tool, _COUNTERS, chosen, Capture("nvtx", "step"), report, program)]
+    def _counters(self, cell: RecordedCell) -> tuple[Tool, list[list[str]]]:
+        tool, report = needed_tool("ncu", System(), self.ncu), str(self.folder / cell.name)
+        step = Capture("nvtx", "step")
+        return tool, [profile_command(tool, _COUNTERS, self._selection(tool), step, report, cell.program)]
 
     def _selection(self, tool: Tool) -> Selection:
         """The launches to profile: by default one of each kernel and launch size, which represents all alike."""
@@ -379,10 +379,10 @@ class Collection:
         else:
             self.tell(f"{tool.title} left no {leaves.name}")
 
-    def _tried(self, phase: _Phase, cell: RecordedCell, run: CellRun) -> tuple[Tool | None, list[list[str]]]:
+    def _tried(self, phase: _Phase, cell: RecordedCell) -> tuple[Tool | None, list[list[str]]]:
         """The tool and the commands of a phase; none, and the reason reported, where a tool or a version is missing."""
         try:
-            return phase(cell, run)
+            return phase(cell)
         except WarplensError as error:
             self.tell(str(error))
             return None, []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -32,7 +31,7 @@ from warplens.studies.runner.engine import (
     how_it_ended,
     without_folders,
 )
-from warplens.workloads.cells import cell_or_reason
+from warplens.workloads.cells import cells_at, combinations_of
 from warplens.workloads.registry import Plan, Workload, document, workload
 from warplens.workloads.settings import defaults_of, setting_value
 
@@ -55,10 +54,6 @@ class Measuring:
     device: str | None = None  #: PyTorch name; None for the GPU if there is one
     modules: tuple[str, ...] = field(default=())  #: imported first, to register workloads
 
-    def description(self) -> dict[str, Any]:
-        """As JSON; also sent to child processes."""
-        return asdict(self)
-
     def alone(self) -> Measuring:
         """The same number of repetitions without rounds, for a cell that is measured alone."""
         if self.rounds is None:
@@ -68,32 +63,19 @@ class Measuring:
         return replace(self, plan=plan, rounds=None)
 
 
+@dataclass
 class CellRunner:
-    """Measures tasks in child processes.
+    """Measures tasks in child processes, of which none is started yet.
 
     A child that ran out of memory, failed or died is not reused, since its state (a broken CUDA context, fragmented
     memory) would affect the next cells. If several cells of a task fail together, each is repeated in a process of its
     own, so that one that does not fit does not prevent the measurement of the others.
     """
 
-    def __init__(
-        self,
-        measuring: Measuring,
-        *,
-        keep: bool = False,
-        timeout_s: float | None = None,
-        machine: tuple[str, str] | None = None,
-    ) -> None:
-        """Starts no process yet.
-
-        Args:
-            measuring: how to measure.
-            keep: reuse one child for all tasks as long as nothing fails, which saves starting time.
-            timeout_s: kill a child that has not answered after this time.
-            machine: (GPU, version of torch) of a continued run; results of another machine are refused.
-        """
-        self.measuring, self.keep, self.timeout_s, self.machine = measuring, keep, timeout_s, machine
-        self._worker: _Worker | None = None
+    measuring: Measuring
+    options: RunOptions  #: with `one_process`, one child is reused as long as nothing fails, which saves starting time
+    machine: tuple[str, str] | None  #: (GPU, version of torch) of a continued run; results of another one are refused
+    _worker: _Worker | None = field(default=None, init=False)
 
     def run(self, task: Task) -> Result:
         """Measures the cells of a task.
@@ -123,7 +105,7 @@ class CellRunner:
         measuring = self.measuring.alone() if alone else self.measuring
         if self._worker is None:
             self._worker = _Worker()
-        answer = self._worker.ask({**measuring.description(), "cells": cells}, self.timeout_s)
+        answer = self._worker.ask({**asdict(measuring), "cells": cells}, self.options.timeout_s)
         if died := "reason" in answer:
             answer = {"records": [{"cell": dict(cell), **answer} for cell in cells]}
         if "usage" in answer:
@@ -131,7 +113,7 @@ class CellRunner:
         for record in answer["records"]:
             if "reason" in record:
                 record["reason"] = without_folders(record["reason"])
-        if not self.keep or failures(answer):
+        if not self.options.one_process or failures(answer):
             self.close()
         return answer, died
 
@@ -218,14 +200,13 @@ class CellRun:
 
     def description(self) -> dict[str, Any]:
         """The identity of the plan, see `Run`."""
-        return {**self.measuring.description(), "tasks": [task.description() for task in self.tasks]}
+        return {**asdict(self.measuring), "tasks": [task.description() for task in self.tasks]}
 
     @contextmanager
     def doing(self, options: RunOptions, done: Mapping[str, Result]) -> Iterator[Doing]:
         """Executes tasks in child processes; refuses another machine than that of earlier results."""
         machine = next(filter(None, map(_machine, done.values())), None)
-        runner = CellRunner(self.measuring, keep=options.one_process, timeout_s=options.timeout_s, machine=machine)
-        with closing(runner):
+        with closing(CellRunner(self.measuring, options, machine)) as runner:
             yield runner.run
 
     def summary(self, result: Result) -> str:
@@ -331,15 +312,12 @@ class WorkloadSweep:
         measuring = Measuring(
             self.workload, Plan.exactly(repetitions, warmup_steps=self.warmup), rounds, self.device, self.modules
         )
-        head = sweep_head(axes, baseline, variant)
-        return CellRun(measuring, tasks, tuple(impossible), head, self._command())
-
-    def _command(self) -> str:
-        return command_line(
+        command = command_line(
             "warplens", "sweep", "run", self.workload, axis=self.axes, baseline=self.baseline, variant=self.variant,
             rounds=self.rounds, repetitions=self.repetitions, warmup=self.warmup, device=self.device or None,
             module=self.modules,
         )  # fmt: skip
+        return CellRun(measuring, tasks, tuple(impossible), sweep_head(axes, baseline, variant), command)
 
 
 def import_modules(names: Sequence[str]) -> None:
@@ -432,22 +410,19 @@ def cell_tasks(
     """
     if both := [name for side in sides for name in side if name in axes]:
         raise UsageError(f"{both[0]} is an axis, and cannot be what tells the sides apart as well")
-    tasks, impossible = [], []
-    varying = [name for name, values in axes.items() if len(values) > 1]
-    seen: list[Any] = []
-    for values in itertools.product(*axes.values()):
-        point, cells = dict(zip(axes, values, strict=True)), []
-        for side in sides:
-            cell, record = cell_or_reason(kind.cell, {**point, **side})
-            if cell is None:
-                impossible.append(record)
-            elif cell not in seen:
-                seen.append(cell)
-                cells.append(asdict(cell))
-        if cells:
-            tasks.append(Task(key_of({name: point[name] for name in varying}), tuple(cells)))
-    if not tasks:
-        raise UsageError(impossible[0]["reason"] if impossible else "the grid is empty")
+    return tasks_at(kind, combinations_of(axes), sides, [name for name, values in axes.items() if len(values) > 1])
+
+
+def tasks_at(
+    kind: Workload, points: Sequence[Mapping[str, Any]], sides: Sequence[Mapping[str, Any]], varying: Sequence[str]
+) -> tuple[tuple[Task, ...], list[dict[str, Any]]]:
+    """`cell_tasks` for a list of points, which differ in the settings `varying`."""
+    by_point, impossible = cells_at(kind.cell, points, sides)
+    tasks = (
+        Task(key_of({name: point[name] for name in varying}), tuple(map(asdict, cells)))
+        for point, cells in zip(points, by_point, strict=True)
+        if cells
+    )
     return tuple(tasks), impossible
 
 

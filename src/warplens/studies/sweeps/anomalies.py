@@ -17,11 +17,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import polars as pl
 
-from warplens.compare.shift import Samples, t_quantile, two_sided
+from warplens.compare.shift import t_quantile, two_sided, units
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
 from warplens.studies.policies.choosing import is_number
-from warplens.studies.sweeps.sweep import SIDES, Cell, Point, Sweep, framed, log_medians
+from warplens.studies.sweeps.sweep import SIDES, Point, Sweep, framed
 
 #: (axis values of cells, times of cells as draws × cells, axis values to predict) → predicted times; all logarithms.
 Curve: TypeAlias = Callable[[Float64s, Float64s, Float64s], Float64s]
@@ -198,7 +198,7 @@ class _Line:
     def of(
         cls, side: str, axis: str, points: Sequence[Point], generator: np.random.Generator, shared: Int64s | None
     ) -> _Line:
-        blocks = [log_medians(_wall(point, side)) for point in points]
+        blocks = [units(getattr(point, side).wall) for point in points]
         drawn = [
             generator.integers(logs.size, size=(_DRAWS, logs.size)) if shared is None else shared for logs in blocks
         ]
@@ -317,12 +317,6 @@ def _culprit(line: _Line, suspects: Sequence[_Test]) -> _Test:
         return sum(abs(other.excess) for other in line.without(test.point).tests())
 
     return min(suspects, key=lambda test: (remaining_excess(test) - abs(test.excess), -abs(test.excess)))
-
-
-def _wall(point: Point, side: str) -> Samples:
-    cell: Cell = getattr(point, side)
-    assert cell.wall is not None
-    return cell.wall
 
 
 def _lines(sweep: Sweep, seed: int) -> tuple[list[_Line], list[str]]:

@@ -107,7 +107,7 @@ class Sizes:
 
     def pair(self, amount: float, items: float, group: tuple[Any, ...]) -> list[Observed]:
         """Hypothetical cells of both sides at a size and a number of items."""
-        return [Observed({}, side, group, items, size, 0) for side, size in enumerate(self.at(amount))]
+        return [Observed({}, side, group, items, size) for side, size in enumerate(self.at(amount))]
 
 
 def _scaled(size: Size, factor: float) -> Size:
@@ -376,7 +376,25 @@ class BreakEven:
     @property
     def thresholds(self) -> pl.DataFrame:
         """The answers as a table: the non-numeric axes, then `THRESHOLDS`."""
-        return threshold_frame(self.answers, self.groups)
+        columns, rows = group_columns(self.groups), []
+        for line in self.answers:
+            fixed = float(line.others["size" if line.axis == "items" else "items"])
+            at = line.crossings[0].at if line.crossings else None
+            low, high = line.interval
+            rows.append(
+                {
+                    **{name: line.others[name] for name in columns},
+                    "along": line.axis,
+                    "answer": "never" if line.answer == "none-in-range" else line.answer,
+                    "size": at if line.axis == "size" else fixed,
+                    "items": at if line.axis == "items" else fixed,
+                    "total": at * fixed if at is not None else None,
+                    "total_low": low * fixed if low is not None else None,
+                    "total_high": high * fixed if high is not None else None,
+                    "extrapolated": any(crossing.extrapolated for crossing in line.crossings),
+                }
+            )
+        return framed(rows, columns, THRESHOLDS)
 
     @property
     def form(self) -> Form:
@@ -436,29 +454,6 @@ def thresholds(
             }
             answers.append(_answer(axis, others, gains, (span[0], span[-1]), level))
     return tuple(answers)
-
-
-def threshold_frame(answers: Sequence[PaysOff], groups: Sequence[str]) -> pl.DataFrame:
-    """A model's answers as a table: the non-numeric axes, then `THRESHOLDS`."""
-    rows = []
-    for line in answers:
-        fixed = float(line.others["size" if line.axis == "items" else "items"])
-        at = line.crossings[0].at if line.crossings else None
-        low, high = line.interval
-        rows.append(
-            {
-                **{name: line.others[name] for name in group_columns(groups)},
-                "along": line.axis,
-                "answer": "never" if line.answer == "none-in-range" else line.answer,
-                "size": at if line.axis == "size" else fixed,
-                "items": at if line.axis == "items" else fixed,
-                "total": at * fixed if at is not None else None,
-                "total_low": low * fixed if low is not None else None,
-                "total_high": high * fixed if high is not None else None,
-                "extrapolated": any(crossing.extrapolated for crossing in line.crossings),
-            }
-        )
-    return framed(rows, group_columns(groups), THRESHOLDS)
 
 
 def group_columns(groups: Sequence[str]) -> list[str]:

@@ -199,23 +199,17 @@ def folds_of(cells: Sequence[Observed], axes: Sequence[str]) -> list[Fold]:
 
 
 def best_fit(
-    model: Model, cells: Sequence[Observed], times: Float64s, seed: int, known: Float64s | None = None
+    model: Model, gpu: Float64s, host: Float64s, times: Float64s, seed: int, known: Float64s | None = None
 ) -> tuple[Float64s, float]:
     """The best of several fits: logs of the parameters, and the mean absolute residual of log times.
 
     Args:
         model: to fit.
-        cells: to fit it to.
+        gpu, host: design matrices of the cells to fit it to.
         times: logs of the step times in ns.
         seed: of the random starts.
         known: parameters of a fit to more cells, used as an additional start.
     """
-    return _best_fit(model, model.gpu_columns(cells), model.host_columns(cells), times, seed, known)
-
-
-def _best_fit(
-    model: Model, gpu: Float64s, host: Float64s, times: Float64s, seed: int, known: Float64s | None = None
-) -> tuple[Float64s, float]:
     starts = _starts(model, gpu, host, times, seed, _STARTS if known is None else _FOLD_STARTS)
     if known is not None:
         starts = np.vstack([known, starts])
@@ -252,7 +246,7 @@ def held_out(
         if len(rest) <= len(model.terms):
             predicted.append(np.full(len(left_out), np.nan))
             continue
-        logs, _ = _best_fit(model, gpu[rest], host[rest], times[rest], seed, known)
+        logs, _ = best_fit(model, gpu[rest], host[rest], times[rest], seed, known)
         predicted.append(model.log_times(logs[None, :], gpu[left_out], host[left_out])[0])
     return predicted
 
@@ -361,7 +355,7 @@ def _chosen(
     reduces = known.work == "tokens" and any(block_table(cell.size)[:, 2].any() for cell in cells)
     maxima: tuple[Maximum, ...] = ("hard", "soft")
     owns = (False,) if known.work == "items" else (False, True)
-    costs = (False, True) if known.launches else (False,)
+    costs = (False, True) if "launches" not in known.missing else (False,)
     tried: dict[Form, tuple[float, Model, Float64s, list[Float64s], float]] = {}
 
     def attempt(form: Form) -> float:
@@ -369,7 +363,7 @@ def _chosen(
             model = Model(form, known, groups, reduces)
             if len(times) <= len(model.terms):
                 return np.inf
-            logs, loss = best_fit(model, cells, times, seed)
+            logs, loss = best_fit(model, model.gpu_columns(cells), model.host_columns(cells), times, seed)
             predicted = held_out(model, cells, times, folds, logs, seed)
             tried[form] = (scored(times, folds, predicted) if folds else loss, model, logs, predicted, loss)
         return tried[form][0]

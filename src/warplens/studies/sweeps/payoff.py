@@ -93,8 +93,6 @@ class PaysOff:
     #: interval of the least value from which on it pays, also where the estimate has none; an end is None beyond the
     #: examined range. Used by models; measured answers have the intervals of their crossings instead.
     interval: tuple[float | None, float | None] = (None, None)
-    #: measured values outside of brackets at which the faster side is undecided
-    undecided_at: tuple[float, ...] = ()
     reason: str | None = None  #: why there is no better answer; None if there is nothing to say
     doubts: tuple[str, ...] = ()  #: effects that the figures do not account for
 
@@ -182,7 +180,6 @@ def _line(
         others=others,
         answer="crosses" if inside else answer,
         crossings=crossings,
-        undecided_at=unknown,
         span=(float(values[0]), float(values[-1])),
         level=level,
         reason=_reason(axis, unknown, drawn),

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from warplens.compare.decisions import Comparison, compare
-from warplens.compare.shift import Samples, t_quantile
+from warplens.compare.shift import Samples, t_quantile, units
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile.schema import Bools, Float64s, Int64s, Table
 from warplens.studies.policies.choosing import is_number
@@ -255,20 +255,13 @@ def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> 
     )  # fmt: skip
 
 
-def log_medians(samples: Samples) -> Float64s:
-    """The logarithm of the median of each block."""
-    if len({block.size for block in samples.blocks}) == 1:
-        return np.asarray(np.log(np.median(np.stack(samples.blocks), axis=1)))
-    return np.log([np.median(block) for block in samples.blocks])
-
-
 def _block_medians(cell: Cell | None) -> tuple[Float64s, bool]:
     """Logs of the medians of independent blocks, and whether these are pieces cut from a single block."""
     if cell is None or cell.wall is None:
         return np.empty(0), False
     samples = cell.wall
     if len(samples.blocks) > 1:
-        return log_medians(samples), False
+        return units(samples), False
     pieces = min(_MOST_PIECES, samples.count // _LEAST_IN_PIECE)
     if pieces < LEAST_BLOCKS:
         return np.empty(0), False
@@ -300,9 +293,7 @@ class Known:
     """The fields that all measured cells of a sweep have."""
 
     work: Work  #: the most detailed measure of work that all of them have
-    items: bool  #: whether the number of items is known
-    launches: bool  #: whether the number of launches is known
-    missing: tuple[str, ...]  #: names of fields that would make a better model
+    missing: tuple[str, ...]  #: names of fields that would make a better model: `tokens`, `flops`, `items`, `launches`
 
 
 @dataclass(frozen=True)
@@ -337,7 +328,6 @@ class Observed:
     group: tuple[Any, ...]
     items: float  #: items per step
     size: Size  #: of one item
-    pair: int  #: number of the point
 
 
 def known_fields(points: Sequence[Point]) -> Known:
@@ -350,12 +340,12 @@ def known_fields(points: Sequence[Point]) -> Known:
     items = all(cell.items for cell in cells)
     tokens = items and all(_tokens(cell) for cell in cells)
     flops = all(cell.flops for cell in cells)
-    launches = all(cell.launches for cell in cells)
     if not cells or not (tokens or flops or items):
         raise MissingDataError("a break-even model needs token counts, FLOPs or the number of items of each cell")
     work: Work = "tokens" if tokens else "flops" if flops else "items"
+    launches = all(cell.launches for cell in cells)
     present = {"tokens": tokens, "flops": flops, "items": items, "launches": launches}
-    return Known(work, items, launches, tuple(name for name, known in present.items() if not known))
+    return Known(work, tuple(name for name, known in present.items() if not known))
 
 
 def measured_sides(point: Point) -> tuple[Cell, ...]:
@@ -372,10 +362,10 @@ def groups_of(sweep: Sweep) -> tuple[str, ...]:
 def observed(points: Sequence[Point], groups: Sequence[str]) -> list[Observed]:
     """Both sides of each point, baseline first."""
     cells = []
-    for number, point in enumerate(points):
+    for point in points:
         group = tuple(point.settings[name] for name in groups)
         for side, cell in enumerate(measured_sides(point)):
-            cells.append(Observed(point.settings, side, group, float(cell.items or 1), _size(cell), number))
+            cells.append(Observed(point.settings, side, group, float(cell.items or 1), _size(cell)))
     return cells
 
 

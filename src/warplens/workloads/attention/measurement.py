@@ -14,22 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens.workloads.attention.problem import (
     AttentionKernel,
-    AttentionShape,
     BackendRefusedError,
-    Mode,
     attention_flops,
     attention_inputs,
     compared,
     kernel_of,
-    mode_of,
 )
 from warplens.workloads.registry import Plan, Setting
 from warplens.workloads.samples import drift, is_known, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from warplens.workloads.settings import AttentionCell
 
@@ -64,25 +59,24 @@ def measured(kernel: AttentionKernel, cell: AttentionCell, plan: Plan, device: s
     throughput. FLOPs follow a convention (`attention_flops`) and are not counted in the kernel. Failures of a kernel
     (refusals, lack of memory, errors) become statuses, and a kernel that fails its check is not timed.
     """
-    shape, mode = AttentionShape.of(cell), mode_of(cell)
     details: dict[str, Any] = {"check": None}
 
     def ended(status: str, reason: str) -> dict[str, Any]:
         return {"status": status, "reason": reason, "details": details}
 
-    if (refusal := kernel.refusal(shape, cell.dtype, device)) is not None:
+    if (refusal := kernel.refusal(cell, device)) is not None:
         return ended("unsupported", refusal)
     try:
-        check = compared(kernel, shape, cell.dtype, causal=cell.causal, mode=mode, device=device).check
+        check = compared(kernel, cell, device).check
         details["check"] = asdict(check)
         if not check.passed:
             return ended("incorrect", check.summary)
-        call, peak = _prepared(kernel, shape, cell.dtype, cell.causal, mode, device)
+        call, peak = _prepared(kernel, cell, device)
         samples, warmup_calls = time_calls(call, device, plan)
     except Exception as error:  # a kernel may fail in any way; its record holds the reason, and the next cells follow
         return ended(*outcome_of(error))
     spread, drifted, on_gpu = summary(samples, plan.confidence), drift(samples), device.startswith("cuda")
-    flops = int(attention_flops(shape, causal=cell.causal, mode=mode))
+    flops = int(attention_flops(cell))
     return {
         "status": "measured",
         "launch": "eager",
@@ -109,14 +103,11 @@ def outcome_of(error: Exception) -> tuple[str, str]:
     return "failed", f"{type(error).__name__}: {first}"
 
 
-def _prepared(
-    kernel: AttentionKernel, shape: AttentionShape, dtype: str, causal: bool, mode: Mode, device: str
-) -> tuple[Callable[[], object], int | None]:
+def _prepared(kernel: AttentionKernel, cell: AttentionCell, device: str) -> tuple[Callable[[], object], int | None]:
     """What is timed, and the most memory that tensors hold in it, inputs included; None without a GPU."""
     import torch
 
-    q, k, v = attention_inputs(shape, dtype, device, requires_grad=mode != "forward")
-    call = _call(kernel, q, k, v, causal, mode)
+    call = _call(kernel, cell, device)
     call()
     if not device.startswith("cuda"):
         return call, None
@@ -128,19 +119,18 @@ def _prepared(
     return call, torch.cuda.max_memory_allocated(device)
 
 
-def _call(
-    kernel: AttentionKernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mode: Mode
-) -> Callable[[], object]:
+def _call(kernel: AttentionKernel, cell: AttentionCell, device: str) -> Callable[[], object]:
     """What is timed."""
     import torch
 
-    if mode == "forward":
-        return lambda: kernel.run(q, k, v, causal)
+    q, k, v = attention_inputs(cell, device)
+    if cell.mode == "forward":
+        return lambda: kernel.run(q, k, v, cell.causal)
     generator = torch.Generator(device=q.device).manual_seed(7)
     d_out = torch.randn(q.shape, generator=generator, device=q.device).to(q.dtype)
-    if mode == "both":
-        return lambda: torch.autograd.grad(kernel.run(q, k, v, causal), (q, k, v), d_out)
-    out = kernel.run(q, k, v, causal)
+    if cell.mode == "both":
+        return lambda: torch.autograd.grad(kernel.run(q, k, v, cell.causal), (q, k, v), d_out)
+    out = kernel.run(q, k, v, cell.causal)
     return lambda: torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True)
 
 

@@ -16,7 +16,7 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from warplens.errors import UsageError, WarplensError
 
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from warplens.workloads.settings import AttentionCell
 
 
-Mode = Literal["forward", "backward", "both"]
-
-#: Number formats of the inputs, as torch names them.
-DTYPES: Final = ("float16", "bfloat16", "float32")
-
 #: Head dimensions that the own kernels accept: powers of two that fill a tensor-core fragment and fit into registers.
 HEAD_DIMS: Final = (16, 32, 64, 128)
 
@@ -43,65 +38,28 @@ BACKWARD_FACTOR: Final = 2.5
 _SEED: Final = 1
 
 
-@dataclass(frozen=True)
-class AttentionShape:
-    """Size of one problem; queries and keys have the same length."""
-
-    batch: int  #: sequences
-    heads: int  #: heads of each
-    seq_len: int  #: tokens of each sequence
-    head_dim: int  #: elements of a head's query, key or value
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "heads", "seq_len", "head_dim"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"attention {name} is {getattr(self, name)}; it must be at least 1")
-
-    @classmethod
-    def of(cls, cell: AttentionCell) -> AttentionShape:
-        """The size of a cell's problem."""
-        return cls(cell.batch, cell.heads, cell.seq_len, cell.head_dim)
-
-    def __str__(self) -> str:
-        return f"{self.batch}×{self.heads}×{self.seq_len}×{self.head_dim}"
-
-    @property
-    def scale(self) -> float:
-        """The factor on the scores: head_dim^−½."""
-        return 1 / math.sqrt(self.head_dim)
-
-
-def attention_flops(shape: AttentionShape, *, causal: bool, mode: Mode) -> float:
+def attention_flops(cell: AttentionCell) -> float:
     """Floating-point operations that a run is credited with, whatever the kernel really does.
 
     Two matrix products of 2·S²·D each per head; the softmax is not counted; causal counts half; backward is 2.5 times
     forward (five products for two; a kernel that computes the scores twice gets no credit for it).
     """
-    forward = 4.0 * shape.batch * shape.heads * shape.seq_len**2 * shape.head_dim * (0.5 if causal else 1.0)
-    return forward * {"forward": 1.0, "backward": BACKWARD_FACTOR, "both": 1.0 + BACKWARD_FACTOR}[mode]
-
-
-def torch_dtype(name: str) -> Any:
-    """The torch dtype of this name (one of `DTYPES`)."""
-    import torch
-
-    if name not in DTYPES:
-        raise UsageError(f"attention dtype {name!r} is not one of {', '.join(DTYPES)}")
-    return getattr(torch, name)
+    forward = 4.0 * cell.batch * cell.heads * cell.seq_len**2 * cell.head_dim * (0.5 if cell.causal else 1.0)
+    return forward * {"forward": 1.0, "backward": BACKWARD_FACTOR, "both": 1.0 + BACKWARD_FACTOR}[cell.mode]
 
 
 def attention_inputs(
-    shape: AttentionShape, dtype: str, device: str, *, seed: int = 0, requires_grad: bool = False
+    cell: AttentionCell, device: str, *, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values: standard normal, drawn in fp32 from a seeded generator, then rounded to `dtype`."""
+    """Queries, keys and values: standard normal, drawn in fp32 from a seeded generator, then rounded to the format."""
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
-    size = (shape.batch, shape.heads, shape.seq_len, shape.head_dim)
+    size = (cell.batch, cell.heads, cell.seq_len, cell.head_dim)
 
     def draw() -> torch.Tensor:
         numbers = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
-        return numbers.to(torch_dtype(dtype)).requires_grad_(requires_grad)
+        return numbers.to(getattr(torch, cell.dtype)).requires_grad_(cell.mode != "forward")
 
     return draw(), draw(), draw()
 
@@ -186,12 +144,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of a kernel on the compared heads, and of the formula in the kernel's format and in float64."""
+    """Results of a kernel and of the formula in float64 on the compared heads, and the errors of the kernel."""
 
     names: tuple[str, ...]  #: of the tensors: "out", and with gradients "d_q", "d_k", "d_v"
-    #: computed, trusted, exact: each tensor, [heads, seq_len, head_dim]; the last in float64
+    #: computed, exact: each tensor, [heads, seq_len, head_dim]; the last in float64
     computed: tuple[torch.Tensor, ...]
-    trusted: tuple[torch.Tensor, ...]
     exact: tuple[torch.Tensor, ...]
     errors: tuple[TensorError, ...]
 
@@ -202,44 +159,34 @@ class Comparison:
         return Check(passed, self.errors, len(self.computed[0]), self.exact[0].device.type)
 
 
-def compared(
-    kernel: AttentionKernel,
-    shape: AttentionShape,
-    dtype: str,
-    *,
-    causal: bool,
-    mode: Mode = "both",
-    device: str = "cuda",
-) -> Comparison:
+def compared(kernel: AttentionKernel, cell: AttentionCell, device: str = "cuda") -> Comparison:
     """Runs the kernel on fresh random inputs, and the formula in its format and in float64 on the same heads.
 
     Args:
-        shape: full size of the problem.
-        dtype: one of `DTYPES`.
-        mode: "forward" leaves the gradients out.
+        cell: the problem; mode `forward` leaves the gradients out.
         device: where the kernel runs and float64 is computed.
     """
     import torch
 
-    gradients = mode != "forward"
-    inputs = attention_inputs(shape, dtype, device, seed=_SEED, requires_grad=gradients)
+    inputs = attention_inputs(cell, device, seed=_SEED)
     generator = torch.Generator(device=device).manual_seed(_SEED + 1)
-    size = inputs[0].shape
-    d_out = torch.randn(size, generator=generator, device=device).to(torch_dtype(dtype)) if gradients else None
-    _poison(size, torch_dtype(dtype), device)
-    results = _run(kernel.run, inputs, causal, d_out)
+    size, dtype = inputs[0].shape, inputs[0].dtype
+    d_out = torch.randn(size, generator=generator, device=device).to(dtype) if cell.mode != "forward" else None
+    _poison(size, dtype, device)
+    results = _run(kernel.run, inputs, cell.causal, d_out)
     finite = [bool(torch.isfinite(tensor).all()) for tensor in results]
 
-    picked = sorted({0, shape.batch * shape.heads - 1})
+    picked = sorted({0, cell.batch * cell.heads - 1})
     few = [_heads(tensor, picked) for tensor in inputs]
     few_d_out = _heads(d_out, picked) if d_out is not None else None
-    exact = reference(*few, causal=causal, scale=shape.scale, d_out=few_d_out)
-    trusted, computed = _trusted(few, causal, few_d_out), tuple(_heads(tensor, picked) for tensor in results)
+    exact = reference(*few, causal=cell.causal, scale=cell.head_dim**-0.5, d_out=few_d_out)
+    trusted, computed = _trusted(few, cell.causal, few_d_out), tuple(_heads(tensor, picked) for tensor in results)
     names = ("out", "d_q", "d_k", "d_v")[: len(computed)]
     errors = tuple(
-        _compare(*tensors, ERROR_FLOORS[dtype]) for tensors in zip(names, computed, trusted, exact, finite, strict=True)
+        _compare(*tensors, ERROR_FLOORS[cell.dtype])
+        for tensors in zip(names, computed, trusted, exact, finite, strict=True)
     )
-    return Comparison(names, computed, tuple(trusted), exact, errors)
+    return Comparison(names, computed, exact, errors)
 
 
 def _heads(tensor: torch.Tensor, picked: list[int]) -> torch.Tensor:
@@ -247,11 +194,12 @@ def _heads(tensor: torch.Tensor, picked: list[int]) -> torch.Tensor:
     return tensor.detach().reshape(-1, *tensor.shape[-2:])[picked]
 
 
-def _run(run: object, inputs: Sequence[torch.Tensor], causal: bool, d_out: torch.Tensor | None) -> list[torch.Tensor]:
+def _run(
+    run: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], causal: bool, d_out: torch.Tensor | None
+) -> list[torch.Tensor]:
     """Output and, with `d_out`, the three gradients."""
     import torch
 
-    assert callable(run)
     out = run(*inputs, causal)
     if d_out is None:
         return [out]
@@ -363,7 +311,7 @@ class AttentionKernel:
     #: (q, k, v, causal) → out, all [batch, heads, seq_len, head_dim]
     run: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
-    def refusal(self, shape: AttentionShape, dtype: str, device: str) -> str | None:
+    def refusal(self, cell: AttentionCell, device: str) -> str | None:
         """Why this kernel cannot run such a problem on "cpu" or "cuda[:n]"; None where only a run can tell."""
         if self.origin == "torch":
             return None
@@ -371,10 +319,10 @@ class AttentionKernel:
             return "triton is not installed"
         if not device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") != "1":
             return "own kernels need a GPU, or TRITON_INTERPRET=1 for Triton's interpreter"
-        if not device.startswith("cuda") and dtype == "bfloat16":
+        if not device.startswith("cuda") and cell.dtype == "bfloat16":
             return "Triton's interpreter does not compute in bfloat16"
-        if shape.head_dim not in HEAD_DIMS:
-            return f"head dimension {shape.head_dim} is none of {', '.join(map(str, HEAD_DIMS))}"
+        if cell.head_dim not in HEAD_DIMS:
+            return f"head dimension {cell.head_dim} is none of {', '.join(map(str, HEAD_DIMS))}"
         return None
 
 
@@ -416,9 +364,3 @@ def kernel_of(cell: AttentionCell) -> AttentionKernel:
     if cell.kernel not in KERNELS:
         raise UsageError(f"{cell.kernel!r} is not an attention kernel; known are {', '.join(KERNELS)}")
     return KERNELS[cell.kernel]
-
-
-def mode_of(cell: AttentionCell) -> Mode:
-    """The mode of a cell, which `AttentionCell` has validated."""
-    mode: Mode = cell.mode  # type: ignore[assignment]
-    return mode
