@@ -163,7 +163,7 @@ def answered(answer: FromPython, part: Part, most: int | None) -> Answer:
 def most_rows(form: Format, limit: int | None) -> int | None:
     """The number of rows to print, None for all: `limit` (0 for all), or the default of the format."""
     if limit is None:
-        limit = TABLE_ROWS if form in (Format.TABLE, Format.MD) else 0
+        limit = TABLE_ROWS if form in ("table", "md") else 0
     return limit or None
 
 
@@ -183,9 +183,9 @@ def note_lines(notes: Iterable[Note], *, all_of_them: bool = False) -> list[str]
 
 def emit(answer: Answer, form: Format) -> None:
     """Print the answer to standard output; notes go to standard error if the format cannot hold them."""
-    if form is Format.JSON:
+    if form == "json":
         print_json(answer.json())
-    elif form is Format.CSV:
+    elif form == "csv":
         for part in answer.parts:
             for line in (*part.head, *part.verdict, *part.lines, *part.notes):
                 note(line)
@@ -193,7 +193,7 @@ def emit(answer: Answer, form: Format) -> None:
             stdout.write(harmless(answer.rows).write_csv())
     else:
         for part in answer.parts:
-            (_emit_markdown if form is Format.MD else _emit_text)(part)
+            (_emit_markdown if form == "md" else _emit_text)(part)
 
 
 def give(answer: Answer, form: Format, target: Path | None, document: Callable[[], Document]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
@@ -15,20 +14,8 @@ from warplens.analysis.window import parse_span
 TABLE_ROWS: Final = 20
 
 
-class Format(str, Enum):
-    """Output formats of a table."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-    MD = "md"
-
-
-class RunOrReport(str, Enum):
-    """The parts of a command that measures and then reports."""
-
-    RUN = "run"
-    REPORT = "report"
+#: Output formats of a table.
+Format: TypeAlias = Literal["table", "json", "csv", "md"]
 
 
 def _complete_windows(incomplete: str) -> list[str]:

@@ -52,7 +52,7 @@ def answer(
     opened: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     window: WindowOption = "steady",
     range_name: RangeOption = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     """The answer in a few lines; `warplens PATH…` does the same.
 
@@ -69,7 +69,7 @@ def answer(
             f"{paths[0].name} holds measurements, not a profile. Ask: warplens sweep report {typed(paths[0])}, or "
             f"warplens compare {typed(paths[0])} OTHER"
         )
-    if form is not Format.TABLE:
+    if form != "table":
         _for_programs(paths, window, range_name, form)
         return
     folder = _report_folder(output, paths)

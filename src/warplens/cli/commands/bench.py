@@ -208,7 +208,7 @@ def bench_show(
         Path, argument("FILE", "Measurements, as the other commands write them, or a table of results in CSV or JSON.")
     ],
     report: _ReportOption = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     """Show a file of measurements. Measures nothing and needs no PyTorch."""
     if report is not None:
@@ -242,7 +242,7 @@ def _measure(
     ] = None,
     output: Annotated[Path | None, option("FILE", "Measurements file to write (JSON).", "--output", "-o")] = None,
     report: _ReportOption = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     if output is not None:
         checked_file(output)
@@ -398,7 +398,7 @@ def numerics(
             min=0,
         ),
     ] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
     limit: LimitOption = None,
 ) -> None:
     """Differences between the tensors of two implementations: absolute, relative, in ULPs.

@@ -15,7 +15,7 @@ from warplens.analysis.counters.roofline import LEVELS, PRECISIONS, Roofline, ro
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print_lines, recorded_by
 from warplens.cli.edge import State, progress
-from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
+from warplens.cli.options import FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
 from warplens.errors import UsageError
 from warplens.profile import Capture, Note
 from warplens.profile.counters import KernelCounters
@@ -56,7 +56,7 @@ def counters(
     pair: Annotated[
         list[str] | None, option("BEFORE=AFTER", "Compare these kernels although their names differ. May be repeated.")
     ] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
     limit: LimitOption = None,
 ) -> None:
     """What limits each kernel, and why: from Nsight Compute counters.
@@ -230,7 +230,7 @@ def roofline(
             "Use this roof, such as a measured one: dram=4.2T (bytes/s), fp32=60T (FLOP/s). May be repeated.",
         ),
     ] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
     limit: LimitOption = None,
 ) -> None:
     """Roofline: how far each kernel is from the peaks of its GPU.
