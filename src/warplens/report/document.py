@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from warplens.profile import Note, schema
-    from warplens.report.charts import Chart
+    from warplens.report.charts.base import Chart
 
 #: Rows of a table shown at first.
 DEFAULT_LIMIT = 15

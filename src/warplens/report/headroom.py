@@ -229,7 +229,7 @@ def headroom_strip(headroom: Headroom) -> Strip | None:
 
 
 def _figure(headroom: Headroom) -> Figure:
-    from warplens.report.charts import waterfall_chart
+    from warplens.report.charts.bars import waterfall_chart
 
     measured, limit = (headroom.per_step(headroom.after(step)) for step in ("measured", "precision"))
     bars = pl.DataFrame(list(_bars(headroom)), schema={"name": pl.String, "delta": pl.Int64, "detail": pl.String})

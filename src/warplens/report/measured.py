@@ -151,7 +151,7 @@ def measured_document(measurements: Measurements) -> Document:
 
 
 def _figure(measurements: Measurements, cells: pl.DataFrame) -> Figure:
-    from warplens.report.charts import ranked_chart
+    from warplens.report.charts.bars import ranked_chart
 
     time = pl.coalesce("latency_ns", "gpu_ns")
     interval = pl.concat_str(
@@ -215,7 +215,7 @@ def errors_tables(rows: pl.DataFrame) -> tuple[Table, ...]:
 
 def errors_document(rows: pl.DataFrame) -> Document:
     """A document of `errors_tables` with a chart of each kernel's errors over the sequence length."""
-    from warplens.report.charts import curve_chart
+    from warplens.report.charts.plane import curve_chart
 
     with_error = rows.filter(pl.col("relative").is_not_null()).sort("tokens", maintain_order=True)
     series = pl.concat_str("implementation", pl.col("shapes").str.extract(r", (.*)$"), "tensor", separator=", ")

@@ -8,7 +8,7 @@ from typing import Any, Final
 from warplens.analysis.counters.comparison import Comparison
 from warplens.profile import NoteLevel
 from warplens.report import text as fmt
-from warplens.report.charts import waterfall_chart
+from warplens.report.charts.bars import waterfall_chart
 from warplens.report.comparison.numbers import StepNumbers
 from warplens.report.comparison.steps import (
     kernel_table,

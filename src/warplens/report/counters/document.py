@@ -122,7 +122,7 @@ def kernels(numbers: CounterNumbers) -> Iterator[Block]:
     summary = numbers.summary
     timed = summary.filter(pl.col("total_ns") > 0)
     if timed.height:
-        from warplens.report import charts
+        from warplens.report.charts import bars
 
         rows = timed.head(_RANKED)
         ranked = pl.DataFrame(
@@ -141,7 +141,7 @@ def kernels(numbers: CounterNumbers) -> Iterator[Block]:
         alt = "; ".join(
             f"{name}: {fmt.share(share)}" for name, share in ranked.select("name", "share").head(3).iter_rows()
         )
-        yield Figure("ranking", "Profiled time by kernel", charts.ranked_chart(ranked), alt)
+        yield Figure("ranking", "Profiled time by kernel", bars.ranked_chart(ranked), alt)
     yield Table("kernels-table", "Kernels", _KERNEL_COLUMNS, summary, empty="The report holds no profiled kernel.")
 
 

@@ -24,8 +24,8 @@ from warplens.analysis.streams import CONCURRENCY, GRAPHS, STREAMS
 from warplens.analysis.work.catalogue import UNMODELLED, WORK, work_statistics
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
-from warplens.report import charts
 from warplens.report import text as fmt
+from warplens.report.charts import bars, overtime, plane
 from warplens.report.document import Block, Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.numbers import Numbers, OperatorNumbers
 from warplens.report.overview.time import DURATIONS, RANKED, largest_three, nothing
@@ -85,14 +85,14 @@ def _launch_durations(numbers: Numbers) -> Figure:
         "queue delay": kernels["start_ns"] - kernels["launch_end_ns"],
         "kernel": kernels["end_ns"] - kernels["start_ns"],
     }
-    bins = pl.concat([charts.log_bins(durations, name, _SHORTEST_NS) for name, durations in series.items()])
+    bins = pl.concat([plane.log_bins(durations, name, _SHORTEST_NS) for name, durations in series.items()])
     early = int((series["queue delay"] < _SHORTEST_NS).sum())
     note = f"; {fmt.count(early)} queue delays below {fmt.duration(_SHORTEST_NS)} are in the first bin" if early else ""
     medians = ", ".join(f"{name} {fmt.duration(values.median())}" for name, values in series.items())  # type: ignore[arg-type]
     return Figure(
         "launches-chart",
         f"How long launching calls, queue delays and kernels take{note}",
-        charts.histogram_chart(bins, "duration (logarithmic)"),
+        plane.histogram_chart(bins, "duration (logarithmic)"),
         f"Medians: {medians}.",
     )
 
@@ -108,12 +108,12 @@ def copies(numbers: Numbers) -> Iterator[Block]:
             f"{fmt.share(overlap['overlapped_share'])} of that while kernels ran, "
             f"{fmt.duration(overlap['exposed_ns'])} without a running kernel."
         )
-    cells = charts.bandwidth_cells(numbers.timeline.copies_in(numbers.window))
+    cells = plane.bandwidth_cells(numbers.timeline.copies_in(numbers.window))
     if not cells.is_empty():
         yield Figure(
             "copies-chart",
             "Bandwidth of copies by their size; larger dots are more copies",
-            charts.bandwidth_chart(cells),
+            plane.bandwidth_chart(cells),
             f"{fmt.count(int(cells['count'].sum()))} copies in {cells['direction'].n_unique()} directions.",
         )
     kind = pl.when(pl.col("kind") == "memset").then(pl.lit("memory fill")).otherwise(pl.col("direction"))
@@ -199,7 +199,7 @@ def memory(numbers: Numbers) -> Iterator[Block]:
         yield Figure(
             "memory-chart",
             "Allocated memory over the window",
-            charts.memory_chart(charts.thinned_levels(drawn.sort("memory", "time_ns", maintain_order=True))),
+            overtime.memory_chart(overtime.thinned_levels(drawn.sort("memory", "time_ns", maintain_order=True))),
             f"Peak of {_use_title(uses[0])}: {fmt.data_size(uses[0].peak_bytes)}.",
         )
     shown = "peak_bytes begin_bytes end_bytes allocations releases unseen_bytes"
@@ -265,7 +265,7 @@ def _device_memory(numbers: Numbers, use: AllocatorUse, recorded: Allocations) -
         f"Peak {fmt.data_size(use.peak_bytes)}, {fmt.duration(use.peak_ns - numbers.window.start_ns)} after the start."
     )
     if not drawn.is_empty():
-        lines = charts.memory_chart(charts.thinned_levels(drawn))
+        lines = overtime.memory_chart(overtime.thinned_levels(drawn))
         yield Figure(f"allocator-chart-{id_}", f"Memory of {_device_title(use)} over the window", lines, peak)
     columns = pick(ALIVE, OWNER.but(title="Allocated by"), "forward phase bytes share blocks", share="Of the peak")
     owners = with_owners(recorded.alive_at_peak.filter(of_device))
@@ -357,7 +357,7 @@ def _ranking(operator_numbers: OperatorNumbers) -> Figure:
     return Figure(
         "operators-chart",
         "Parts of the program by their own GPU time, forward and backward",
-        charts.ranked_chart(drawn),
+        bars.ranked_chart(drawn),
         largest_three(drawn),
     )
 

@@ -14,8 +14,8 @@ from warplens.analysis.ranges import RANGES
 from warplens.analysis.timebudget import BUDGET, TimeBudget
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
-from warplens.report import charts
 from warplens.report import text as fmt
+from warplens.report.charts import bars, overtime
 from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet
 from warplens.report.headroom import merged_small_parts
 from warplens.report.overview.numbers import Numbers
@@ -83,7 +83,7 @@ def _device_budget(numbers: Numbers, budget: TimeBudget, *, drawn: bool) -> Iter
         yield Figure(
             f"budget-chart-{budget.device}",
             f"{name}: where {duration} went",
-            charts.budget_chart(merged_small_parts(parts, _SMALL_PART)),
+            bars.budget_chart(merged_small_parts(parts, _SMALL_PART)),
             f"{name} was busy for {fmt.duration(budget.busy_ns)} of {duration}. Largest parts: "
             f"{', '.join(f'{title} {fmt.share(share)}' for title, share in largest)}.",
         )
@@ -127,7 +127,7 @@ def steps(numbers: Numbers) -> Iterator[Block]:
         yield Figure(
             "steps-chart",
             f"Wall and GPU time of each step{pale_note}",
-            charts.steps_chart(charts.merged_steps(marks)),
+            overtime.steps_chart(overtime.merged_steps(marks)),
             f"{all_steps.height} steps. {_step_spread(window_steps if window_steps.height else all_steps)}",
         )
     if numbers.budgets:
@@ -150,18 +150,18 @@ def _step_spread(steps: pl.DataFrame) -> str:
 def _timeline(numbers: Numbers) -> Figure:
     window = numbers.window
     span = (window.start_ns, window.end_ns)
-    bins = charts.timeline_bins(len(numbers.budgets))
+    bins = overtime.timeline_bins(len(numbers.budgets))
     lanes, shares = [], []
     for budget in numbers.budgets:
         running, name = clip(numbers.timeline.busy(budget.device), *span), f"GPU {budget.device}"
-        lanes.append(charts.busy_bins(running.starts, running.ends, span, name, bins))
+        lanes.append(overtime.busy_bins(running.starts, running.ends, span, name, bins))
         shares.append(f"{name} {fmt.share(budget.busy_ns / budget.duration_ns if budget.duration_ns else 0.0)}")
     begins = [step.start_ns - window.start_ns for step in window.steps]
     drawn = begins if len(begins) <= _MOST_STEP_LINES else []
     return Figure(
         "timeline-chart",
         "GPU activity over the window" + ("; dotted lines are starts of steps" if drawn else ""),
-        charts.timeline_chart(pl.concat(lanes), drawn),
+        overtime.timeline_chart(pl.concat(lanes), drawn),
         f"Share of each short stretch of the window in which the GPU works. Over all: {', '.join(shares)}.",
     )
 
@@ -225,7 +225,7 @@ def kernels(numbers: Numbers) -> Iterator[Block]:
         yield Figure(
             "kernels-chart",
             f"The {top.height} kernels with the most GPU time: {share} of all" if top.height > 1 else "The only kernel",
-            charts.ranked_chart(ranked),
+            bars.ranked_chart(ranked),
             largest_three(ranked),
         )
     name = KERNELS.column("full_name").but(full="full_name", help="kernel function; unfold for the full name")
@@ -247,7 +247,7 @@ def categories(numbers: Numbers) -> Iterator[Block]:
         pl.Series("fill", [category_fill(category) for category in statistics["category"].head(RANKED)], pl.String),
     )
     if takes_time(ranked):
-        yield Figure("categories-chart", "Kernel time by category", charts.ranked_chart(ranked), largest_three(ranked))
+        yield Figure("categories-chart", "Kernel time by category", bars.ranked_chart(ranked), largest_three(ranked))
     yield Paragraph(_classification_text(numbers))
     numeric = pick(KERNEL_GROUPS, "share total_ns kernels", DURATIONS.removeprefix("share total_ns "))
     yield Table("categories-table", "Categories", (KERNELS.column("category"), *numeric), rows, limit=None)
