@@ -20,7 +20,7 @@ from warplens.profile.measurements import Measurements
 from warplens.readers.measurements import measurements_of
 from warplens.readers.published import read_sweep
 from warplens.report.document import Table, pick
-from warplens.report.jsonout import envelope
+from warplens.report.jsonout import envelope, named
 from warplens.report.measured import doubts_of, measured_document, measured_facts, measured_table
 from warplens.report.text import plural
 from warplens.studies.runner.engine import command_line
@@ -366,16 +366,8 @@ def _answer(measurements: Measurements) -> Answer:
         notes=[f"caution: {doubt}" for doubt in doubts],
         tables=[measured_table(measurements)],
     )
-    data = {
-        "workload": measurements.workload,
-        "command": measurements.command,
-        "environment": measurements.environment,
-        "plan": measurements.plan,
-        "settings": measurements.settings,
-        "phases": measurements.phases,
-        "details": measurements.details,
-        "rows": measurements.cells,
-    }
+    data = named(measurements, "workload command environment plan settings phases details")
+    data["rows"] = measurements.cells
     rows = measurements.cells.with_columns(pl.col("doubts").list.join("; "))
     return Answer("bench", measurements.source, [part], rows, lambda: data, doubts)
 

@@ -31,6 +31,7 @@ from warplens.report.counters.beside import (
 )
 from warplens.report.counters.hardware import numbered_points, roof_lines, roofline_table, why_no_chart
 from warplens.report.counters.numbers import COUNTER_KEYS, Joined, join_counters, summarised
+from warplens.report.jsonout import named
 from warplens.writing import write_whole
 
 _REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or their CSV.")
@@ -118,14 +119,8 @@ def _join_trace(
 
 
 def _facts(report: KernelCounters) -> dict[str, object]:
-    capture = report.capture
-    return {
-        "source": capture.source,
-        "tool_version": capture.tool_version,
-        "devices": capture.devices,
-        "launches": report.launches.height,
-        "session": report.session,
-    }
+    facts = named(report.capture, "source tool_version devices")
+    return {**facts, "launches": report.launches.height, "session": report.session}
 
 
 def _notes(report: KernelCounters, with_trace: bool) -> list[Note]:

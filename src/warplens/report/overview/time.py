@@ -16,7 +16,7 @@ from warplens.profile.columns import column
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.charts import bars, overtime
-from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet
+from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet, with_texts, yes_or_no
 from warplens.report.headroom import merged_small_parts
 from warplens.report.overview.numbers import Numbers
 from warplens.report.questions.gpu import ranges_coverage
@@ -133,7 +133,7 @@ def steps(numbers: Numbers) -> Iterator[Block]:
     if numbers.budgets:
         yield _timeline(numbers)
     if all_steps.height:
-        rows = all_steps.with_columns(pl.col("in_window").replace_strict({True: "yes", False: "no"}))
+        rows = all_steps.with_columns(yes_or_no("in_window"))
         counts = column(
             "in_window", dtype=pl.String, help="whether the step is in the analysed window", title="Counted"
         )
@@ -172,8 +172,7 @@ def phases(numbers: Numbers) -> Iterator[Block]:
     if not set(phase_times["phase"]) - {"none"}:
         yield nothing(numbers, "No range is named after forward, backward or optimizer.", "ranges")
         return
-    rows = phase_times.with_columns(
-        pl.Series("title", [phase_title(phase) for phase in phase_times["phase"]], dtype=pl.String),
+    rows = with_texts(phase_times, title=lambda row: phase_title(row["phase"])).with_columns(
         (pl.col("gpu_ns") / max(1, steps)).alias("per_step_ns"),
         (pl.col("matmul_ns") / pl.col("kernel_ns")).alias("matmul_share"),
         (pl.col("inferred_ns") / pl.col("gpu_ns")).alias("inferred_share"),
