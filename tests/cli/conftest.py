@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +19,11 @@ class Run:
     code: int
     out: str
     err: str
+
+    @property
+    def data(self) -> Any:
+        """`data` of the object that it printed with `--format json`."""
+        return json.loads(self.out)["data"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +43,18 @@ def run_in_process(*arguments: object) -> Run:
 def warplens():
     """Runs the program in this process with the given arguments."""
     return run_in_process
+
+
+@pytest.fixture(scope="session")
+def asked():
+    """The object that a command prints with `--format json`."""
+
+    def ask(*arguments: object, code: int = 0) -> dict[str, Any]:
+        run = run_in_process(*arguments, "--format", "json", "--quiet")
+        assert run.code == code, run.err
+        return json.loads(run.out)
+
+    return ask
 
 
 @pytest.fixture(scope="session")
