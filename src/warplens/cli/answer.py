@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from warplens.answers.results import Answer as FromPython
+    from warplens.report.brief import Line
     from warplens.report.document import Document, Table
 
 _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
@@ -223,6 +224,16 @@ def print_lines(lines: Iterable[object]) -> None:
         print_prose(map(one_line, lines), stdout)
 
 
+def print_brief(*parts: Sequence[Line] | Table) -> None:
+    """Print lines of an answer with their labels, and tables, in colour on a terminal."""
+    from warplens.report.document import Table
+    from warplens.report.terminal import print_labelled, print_table
+
+    with answering() as stdout:
+        for part in parts:
+            print_table(part, stdout) if isinstance(part, Table) else print_labelled(part, stdout)
+
+
 def _emit_text(part: Part) -> None:
     from warplens.report.terminal import print_prose, print_table
 
@@ -237,7 +248,7 @@ def _emit_text(part: Part) -> None:
             print_prose(passage, stdout)
         for table in part.tables:
             stdout.write("\n")
-            print_table(table, "table", stdout)
+            print_table(table, stdout)
         if part.closing:
             stdout.write("\n")
             print_prose(map(one_line, part.closing), stdout)
@@ -246,8 +257,7 @@ def _emit_text(part: Part) -> None:
 
 
 def _emit_markdown(part: Part) -> None:
-    from warplens.report.markdown import escaped
-    from warplens.report.terminal import print_table
+    from warplens.report.markdown import escaped, markdown_table
 
     paragraphs = [f"## {escaped(part.head[0])}", *map(escaped, part.head[1:])] if part.head else []
     paragraphs += [f"**{escaped(line)}**" for line in part.verdict] + [escaped(line) for line in part.lines]
@@ -255,9 +265,7 @@ def _emit_markdown(part: Part) -> None:
     with answering() as stdout:
         stdout.write("".join(f"{paragraph}\n\n" for paragraph in paragraphs))
         for table in part.tables:
-            stdout.write(f"**{escaped(table.caption)}**\n\n")
-            print_table(table, "md", stdout)
-            stdout.write("\n")
+            stdout.write(f"**{escaped(table.caption)}**\n\n{markdown_table(table)}\n\n")
         stdout.write("".join(f"{escaped(line)}\n\n" for line in part.closing))
         if part.command is not None:
             stdout.write(f"    {one_line(part.command)}\n")
