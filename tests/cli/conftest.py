@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +47,24 @@ def run_in_process(*arguments: object) -> Run:
 def warplens():
     """Runs the program in this process with the given arguments."""
     return run_in_process
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """Runs the program as on a terminal of 80 columns; what it prints, without colours."""
+
+    def run(*arguments: object) -> str:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "80")
+        return re.sub(r"\x1b\[[\d;]*m", "", run_in_process(*arguments).out)
+
+    return run
+
+
+def in_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The end of a process that executes this code."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
 
 
 @pytest.fixture(scope="session")
