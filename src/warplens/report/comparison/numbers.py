@@ -283,12 +283,7 @@ KERNEL_GROUPS: Final = table(
 
 
 def kernel_groups(
-    changes: KernelChanges,
-    further: Sequence[tuple[Side, Side]] = (),
-    *,
-    hidden: bool = False,
-    margin: float = 0.02,
-    level: float = 0.05,
+    changes: KernelChanges, further: Sequence[tuple[Side, Side]], *, hidden: bool, margin: float, level: float
 ) -> pl.DataFrame:
     """The matched kernels by name (`KERNEL_GROUPS`), with the verdict on their difference in time.
 

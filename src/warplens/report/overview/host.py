@@ -31,7 +31,7 @@ from warplens.report.overview.numbers import Numbers, OperatorNumbers
 from warplens.report.overview.time import DURATIONS, RANKED, largest_three, nothing
 from warplens.report.questions.host import LAUNCH_TIMES, launches_coverage
 from warplens.report.questions.memory import MEMORY_USE, OWNER, memory_facts, with_owners
-from warplens.report.questions.operators import coverage_sentences, overhead_sentence, what_to_record
+from warplens.report.questions.operators import OPERATOR_TITLES, coverage_sentences, overhead_sentence, what_to_record
 
 #: Begin of the first bin. No part of a launch is shorter, but the queue delay is negative if the kernel starts first.
 _SHORTEST_NS: Final = 100
@@ -284,7 +284,6 @@ def _device_title(use: AllocatorUse) -> str:
 
 #: Columns of an operator or a part of the program, after its name.
 _SHOWN: Final = "share total_ns gpu_ns backward_ns calls host_ns"
-_TITLES: Final = {"total_ns": "GPU in all", "gpu_ns": "Launched"}
 
 
 def operators(numbers: Numbers) -> Iterator[Block]:
@@ -313,7 +312,7 @@ def operators(numbers: Numbers) -> Iterator[Block]:
     ]
     if text := " ".join(f"{sentence}." for sentence in sentences if sentence is not None):
         yield quiet(text)
-    columns = pick(OPERATORS, "name", _SHOWN, "api_ns host_self_ns", name="Operator", **_TITLES)
+    columns = pick(OPERATORS, "name", _SHOWN, "api_ns host_self_ns", name="Operator", **OPERATOR_TITLES)
     yield Table("operators-table", "Operators by name", columns, operator_numbers.names)
 
 
@@ -323,7 +322,7 @@ def modules(numbers: Numbers) -> Iterator[Block]:
     if operator_numbers is None or not operator_numbers.modules.height:
         return
     yield _ranking(operator_numbers)
-    columns = pick(OPERATORS, "name level", _SHOWN, name="Part", **_TITLES)
+    columns = pick(OPERATORS, "name level", _SHOWN, name="Part", **OPERATOR_TITLES)
     yield Table("modules-table", "Parts of the program", columns, operator_numbers.modules, depth="depth")
 
 
