@@ -11,7 +11,7 @@ from pathlib import Path
 
 import vl_convert
 
-from warplens.report.charts import vega_lite_version
+from warplens.report.charts.base import vega_lite_version
 
 SCRIPT = Path(__file__).resolve().parent.parent / "src" / "warplens" / "report" / "assets" / "vega.js.xz"
 

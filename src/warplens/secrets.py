@@ -245,6 +245,10 @@ class Cleaner:
         """A text written by people, without paths, addresses and secrets."""
         return self._clean(place, text, self._without_all)
 
+    def text(self, place: str, text: str) -> str:
+        """`written` for text that is decoded already."""
+        return self.written(place, text.encode("utf-8", "replace")).decode()
+
     def function(self, place: str, text: bytes) -> bytes:
         """The name of a function, without paths. A compiler wrote it: an equal user name in it is a coincidence."""
         return self._clean(place, text, lambda name: PATHS.sub(self._numbered, name))

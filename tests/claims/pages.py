@@ -90,7 +90,7 @@ def compared(baseline: Path, variant: Path) -> Page:
 def compared_traces(baseline: Trace, variant: Trace) -> Page:
     """What `compare` says of two profiles that no file holds."""
     given = {Path("baseline"): baseline, Path("variant"): variant}
-    sides = tuple(comparing.SideFiles(path, comparing.Content.TRACES, (path,)) for path in given)
+    sides = tuple(comparing.SideFiles(path, "a trace", (path,)) for path in given)
     with (
         patch.object(comparing, "find_sides", lambda *_: sides),
         patch.object(comparing, "reuse_freed_memory", lambda *_: None),
@@ -104,7 +104,8 @@ def _answered(module: Any, printing: str, command: Callable[[], None]) -> Page:
     with patch.object(module, printing, lambda answer, *_: kept.append(answer)), redirect_stderr(io.StringIO()):
         command()
     (answer,) = kept
-    texts = {form.value: _printed(answer, form) for form in (Format.TABLE, Format.MD)}
+    forms: tuple[Format, ...] = ("table", "md")
+    texts: dict[str, str] = {form: _printed(answer, form) for form in forms}
     found = json.loads(answer.json())
     return Page(answer.command, found["data"], texts, found["warnings"])
 

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +23,11 @@ class Run:
     code: int
     out: str
     err: str
+
+    @property
+    def data(self) -> Any:
+        """`data` of the object that it printed with `--format json`."""
+        return json.loads(self.out)["data"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +47,36 @@ def run_in_process(*arguments: object) -> Run:
 def warplens():
     """Runs the program in this process with the given arguments."""
     return run_in_process
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """Runs the program as on a terminal of 80 columns; what it prints, without colours."""
+
+    def run(*arguments: object) -> str:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "80")
+        return re.sub(r"\x1b\[[\d;]*m", "", run_in_process(*arguments).out)
+
+    return run
+
+
+def in_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The end of a process that executes this code."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+@pytest.fixture(scope="session")
+def asked():
+    """The object that a command prints with `--format json`."""
+
+    def ask(*arguments: object, code: int = 0) -> dict[str, Any]:
+        run = run_in_process(*arguments, "--format", "json", "--quiet")
+        assert run.code == code, run.err
+        return json.loads(run.out)
+
+    return ask
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -69,7 +68,7 @@ def test_cells_that_exclude_settings_stand_beside_those_that_ran(warplens):
         "--locations", "1+2", "--precision", "fp32", "--execution", "eager,graph", "--device", "cpu", "--rounds", "6",
         "--format", "json",
     )  # fmt: skip
-    rows = json.loads(run.out)["data"]["rows"]
+    rows = run.data["rows"]
     assert [(row["method"], row["execution"], row["status"]) for row in rows] == [
         ("none", "eager", "measured"),
         ("none", "graph", "unsupported"),
@@ -86,7 +85,7 @@ def test_attention_kernels_are_checked_and_timed(warplens):
         "--dtype", "float32", "--device", "cpu", "--repetitions", "6", "--format", "json",
     )  # fmt: skip
     assert run.code == 0, run.err
-    found = json.loads(run.out)["data"]
+    found = run.data
     assert [row["status"] for row in found["rows"]] == ["measured", "unsupported"]
     # causal: half of 4 · S² · D · heads
     assert found["rows"][0]["flops"] == 2 * 16 * 16 * 8 * 2
@@ -101,7 +100,7 @@ def test_kernels_are_held_against_float64_without_being_timed(warplens, tmp_path
     )
 
     assert run.code == 0, run.err
-    rows = json.loads(run.out)["data"]["rows"]
+    rows = run.data["rows"]
     assert [row["tokens"] for row in rows] == [16, 32]
     assert all(0 < row["relative"] <= 2 * row["formula_relative"] for row in rows)
     assert (tmp_path / "page" / "errors.html").is_file()
@@ -117,4 +116,4 @@ def test_a_kernel_that_computes_something_else_fails_the_check(warplens, monkeyp
     run = warplens("bench", "attention", "--check", *words, "--dtype", "float32", "-f", "json")
 
     assert run.code == 1
-    assert [row["near_enough"] for row in json.loads(run.out)["data"]["rows"]] == [False]
+    assert [row["near_enough"] for row in run.data["rows"]] == [False]

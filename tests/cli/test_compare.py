@@ -8,7 +8,7 @@ import sqlite3
 from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
@@ -19,9 +19,8 @@ from tests.cli.torch_trace import write_trace
 from warplens.cli.main import app
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from tests.cli.conftest import Run
 
 DATA = Path(str(files("warplens") / "data"))
 CAPTURES = DATA / "captures"
@@ -30,12 +29,6 @@ TOPK = CAPTURES / "deit224_bs1_topk0.1.sqlite.xz"
 LARGE, LARGE_TOPK = CAPTURES / "deit448_bs8_baseline.sqlite.xz", CAPTURES / "deit448_bs8_topk0.1.sqlite.xz"
 #: Runs of one program: their times differ by a percent from run to run.
 NOISE = (1.0, 1.01, 0.99, 1.004, 0.995)
-
-
-def _asked(warplens: Callable[..., Run], *arguments: object, code: int = 0) -> dict[str, Any]:
-    run = warplens("compare", *arguments, "--format", "json", "--quiet")
-    assert run.code == code, run.err
-    return json.loads(run.out)
 
 
 def _repeats(folder: Path, source: Path, factors: Sequence[float]) -> Path:
@@ -79,18 +72,18 @@ def test_kernels_by_name_sum_to_those_by_place(paradox):
     assert changes == sorted(changes, reverse=True)
 
 
-def test_the_same_file_twice_has_no_decided_difference_and_passes(warplens):
+def test_the_same_file_twice_has_no_decided_difference_and_passes(asked, warplens):
     run = warplens("compare", BASELINE, BASELINE, "--fail-on", "0%")
     assert run.code == 0
     assert "both sides are the same file" in run.err
-    data = _asked(warplens, BASELINE, BASELINE)["data"]
+    data = asked("compare", BASELINE, BASELINE)["data"]
     assert data["verdict"]["verdict"] in ("same", "undecided")
     assert not any(row["decided"] for row in data["kernels"]["rows"])
     assert {row["change_ns"] for row in data["rows"]} == {0}
 
 
-def test_a_folder_of_repeats_is_a_block_a_file(warplens, repeated):
-    data = _asked(warplens, repeated["baseline"], repeated["slower"])["data"]
+def test_a_folder_of_repeats_is_a_block_a_file(asked, repeated):
+    data = asked("compare", repeated["baseline"], repeated["slower"])["data"]
     assert data["baseline"]["name"] == "baseline"
     assert [len(times) for times in data["variant"]["step_times_ns"]] == [10] * 5
     assert data["verdict"]["verdict"] == "slower"
@@ -98,12 +91,12 @@ def test_a_folder_of_repeats_is_a_block_a_file(warplens, repeated):
     assert data["verdict"]["ratio"]["low"] < 1.1 < data["verdict"]["ratio"]["high"]
 
 
-def test_a_planted_slowdown_fails_the_gate_and_says_why(warplens, repeated):
+def test_a_planted_slowdown_fails_the_gate_and_says_why(asked, warplens, repeated):
     run = warplens("compare", repeated["baseline"], repeated["slower"], "--fail-on", "5%", "--quiet")
     assert run.code == 1
     assert run.err.startswith("error: gate failed: slower by more than 5.0 % (95 %: ")
     assert run.err.count("\n") == 1
-    assert _asked(warplens, repeated["baseline"], repeated["slower"], "--fail-on", "5%", code=1)["data"]["gate"][
+    assert asked("compare", repeated["baseline"], repeated["slower"], "--fail-on", "5%", code=1)["data"]["gate"][
         "found"
     ]
 
@@ -115,10 +108,10 @@ def test_a_limit_beyond_the_slowdown_passes(warplens, repeated):
 
 
 @pytest.mark.slow
-def test_noise_is_no_regression(warplens, repeated):
+def test_noise_is_no_regression(asked, warplens, repeated):
     run = warplens("compare", repeated["baseline"], repeated["same"], "--fail-on", "5%")
     assert run.code == 0
-    data = _asked(warplens, repeated["baseline"], repeated["same"])["data"]
+    data = asked("compare", repeated["baseline"], repeated["same"])["data"]
     assert data["verdict"]["verdict"] in ("same", "undecided")
 
 
@@ -129,13 +122,13 @@ def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens):
     assert "steps of each side would decide it" in run.err
 
 
-def test_copies_of_one_run_are_no_repeats(warplens, tmp_path):
+def test_copies_of_one_run_are_no_repeats(asked, tmp_path):
     for side, source in (("a", BASELINE), ("b", TOPK)):
         (tmp_path / side).mkdir()
         for number in (1, 2, 3):
             shutil.copy(source, tmp_path / side / f"run{number}.sqlite.xz")
-    copied = _asked(warplens, tmp_path / "a", tmp_path / "b")
-    single = _asked(warplens, BASELINE, TOPK)
+    copied = asked("compare", tmp_path / "a", tmp_path / "b")
+    single = asked("compare", BASELINE, TOPK)
     assert copied["data"]["verdict"]["ratio"] == single["data"]["verdict"]["ratio"]
     assert [warning["code"] for warning in copied["warnings"]].count("copied-repeat") == 2
 
@@ -153,10 +146,10 @@ def test_a_repeat_that_left_an_empty_file_is_told(warplens, tmp_path):
     assert "the folder holds files that are not traces; they were skipped: run2.sqlite" in run.err
 
 
-def test_files_of_several_programs_are_no_repeats(warplens, tmp_path):
+def test_files_of_several_programs_are_no_repeats(asked, warplens, tmp_path):
     for source in (BASELINE, TOPK):
         shutil.copy(source, tmp_path)
-    found = _asked(warplens, tmp_path, TOPK)
+    found = asked("compare", tmp_path, TOPK)
     assert "unlike-repeats" in [warning["code"] for warning in found["warnings"]]
     run = warplens("compare", tmp_path, TOPK)
     assert "a step of its files launches 179 to 211 pieces of work" in run.err
@@ -171,8 +164,8 @@ def test_copies_of_a_step_stand_with_their_size_and_what_nothing_hides(paradox):
     assert rows["memset"]["exposed_change_ns_per_step"] == pytest.approx(part["change_ns"])
 
 
-def test_a_range_is_compared_by_itself(warplens):
-    data = _asked(warplens, BASELINE, TOPK, "--range", "attention")["data"]
+def test_a_range_is_compared_by_itself(asked):
+    data = asked("compare", BASELINE, TOPK, "--range", "attention")["data"]
     assert data["baseline"]["windows"][0]["range"] == "attention"
     assert data["wall"]["residual_ns"] == 0
     # The verdict is on the range, too, and not on the steps that hold it.
@@ -182,19 +175,19 @@ def test_a_range_is_compared_by_itself(warplens):
     assert data["answer"].startswith(("Range attention of the variant", "Whether range attention of the variant"))
 
 
-def test_windows_without_steps_have_no_interval_but_parts(warplens, tmp_path):
+def test_windows_without_steps_have_no_interval_but_parts(asked, warplens, tmp_path):
     plain = write_export(tmp_path / "plain.sqlite", annotated=False)
     more = write_export(tmp_path / "more.sqlite", "another_kernel", annotated=False)
     run = warplens("compare", plain, more, "--window", "all", "--fail-on", "5%")
     assert run.code == 0
-    data = _asked(warplens, plain, more, "--window", "all")["data"]
+    data = asked("compare", plain, more, "--window", "all")["data"]
     assert data["wall"]["residual_ns"] == 0
     assert [row["name"] for row in data["kernels"]["rows"] if row["change"] == "added"] == ["another_kernel"]
 
 
-def test_a_trace_of_pytorch_is_held_against_one_of_nsight(warplens, tmp_path):
+def test_a_trace_of_pytorch_is_held_against_one_of_nsight(asked, tmp_path):
     kineto, nsys = write_trace(tmp_path / "torch.json"), write_export(tmp_path / "nsys.sqlite")
-    found = _asked(warplens, nsys, kineto)
+    found = asked("compare", nsys, kineto)
     assert found["data"]["wall"]["residual_ns"] == 0
     assert "different-tool" in [warning["code"] for warning in found["warnings"]]
 

@@ -42,19 +42,13 @@ def halves(measured, tmp_path_factory):
     return paths
 
 
-def _asked(warplens: Callable[..., Run], *arguments: object, code: int = 0) -> dict[str, Any]:
-    run = warplens("compare", *arguments, "--format", "json", "--quiet")
-    assert run.code == code, run.err
-    return json.loads(run.out)
-
-
 def _by_cell(found: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
     settings = (tuple(point.values()) for point in found["data"]["settings"])
     return dict(zip(settings, found["data"]["rows"], strict=True))
 
 
-def test_cells_are_matched_by_what_does_not_tell_the_sides_apart(warplens, halves):
-    found = _asked(warplens, *halves)
+def test_cells_are_matched_by_what_does_not_tell_the_sides_apart(asked, halves):
+    found = asked("compare", *halves)
 
     assert found["schema"] == "warplens.compare/1"
     assert found["source"] == ["none.json", "topk.json"]
@@ -66,8 +60,8 @@ def test_cells_are_matched_by_what_does_not_tell_the_sides_apart(warplens, halve
     assert len(data["rows"]) == 2 * 5 * 2
 
 
-def test_the_ratio_of_a_cell_is_that_of_its_times(warplens, halves, measured):
-    rows = _by_cell(_asked(warplens, *halves))
+def test_the_ratio_of_a_cell_is_that_of_its_times(asked, halves, measured):
+    rows = _by_cell(asked("compare", *halves))
     medians = {
         (record["cell"]["input_size"], record["cell"]["batch"], record["cell"]["execution"], record["cell"]["method"]):
         record["latency_ns"]["median"]
@@ -82,17 +76,17 @@ def test_the_ratio_of_a_cell_is_that_of_its_times(warplens, halves, measured):
         assert row["work_ratio"] == pytest.approx(0.316, abs=0.01)
 
 
-def test_the_paradox_is_decided_in_both_directions(warplens, halves):
-    rows = _by_cell(_asked(warplens, *halves))
+def test_the_paradox_is_decided_in_both_directions(asked, halves):
+    rows = _by_cell(asked("compare", *halves))
     assert rows[(224, 1, "eager")]["verdict"] == "slower"
     assert rows[(224, 1, "graph")]["verdict"] == "faster"
     assert rows[(448, 16, "eager")]["verdict"] == "faster"
 
 
-def test_rounds_of_one_file_are_paired_and_those_of_two_files_are_not(warplens, halves):
-    one = _asked(warplens, TOKEN_REDUCTION, TOKEN_REDUCTION, *SIDES)
+def test_rounds_of_one_file_are_paired_and_those_of_two_files_are_not(asked, halves):
+    one = asked("compare", TOKEN_REDUCTION, TOKEN_REDUCTION, *SIDES)
     assert one["data"]["paired"] is True
-    assert _asked(warplens, *halves)["data"]["paired"] is False
+    assert asked("compare", *halves)["data"]["paired"] is False
     rows = _by_cell(one)
     assert rows[(224, 1, "eager")]["baseline_blocks"] == 40
 
@@ -126,18 +120,18 @@ def test_files_without_a_common_cell_are_named(warplens, measured, tmp_path):
     assert "compared side" not in line
 
 
-def test_the_gate_fails_on_a_decided_regression_alone(warplens, halves):
+def test_the_gate_fails_on_a_decided_regression_alone(asked, warplens, halves):
     run = warplens("compare", *halves, "--fail-on", "5%", "--quiet")
     assert run.code == 1
     assert run.err.startswith("error: gate failed: ")
     assert run.err.count("\n") == 1
     assert "batch 1, execution eager" in run.err
     assert warplens("compare", *halves, "--fail-on", "90%").code == 0
-    found = _asked(warplens, *halves, "--fail-on", "5%", code=1)
+    found = asked("compare", *halves, "--fail-on", "5%", code=1)
     assert found["data"]["gate"]["found"] is True
 
 
-def test_a_slower_copy_fails_its_gate_and_a_faster_one_does_not(warplens, measured, tmp_path):
+def test_a_slower_copy_fails_its_gate_and_a_faster_one_does_not(asked, warplens, measured, tmp_path):
     one = copy.deepcopy(measured)
     # A calm cell: replayed from a graph, so that the host's noise stays out.
     one["measurements"] = [
@@ -152,28 +146,28 @@ def test_a_slower_copy_fails_its_gate_and_a_faster_one_does_not(warplens, measur
     before.write_text(json.dumps(one))
     after.write_text(json.dumps(other))
 
-    slower = _asked(warplens, before, after, "--fail-on", "5%", code=1)
+    slower = asked("compare", before, after, "--fail-on", "5%", code=1)
     assert slower["data"]["rows"][0]["ratio"] == pytest.approx(1.1, rel=0.01)
     assert warplens("compare", after, before, "--fail-on", "5%").code == 0
 
 
-def test_cells_without_a_partner_are_told(warplens, measured, halves, tmp_path):
+def test_cells_without_a_partner_are_told(asked, measured, halves, tmp_path):
     fewer = {**measured, "measurements": [r for r in measured["measurements"] if r["cell"]["input_size"] == 224]}
     part = tmp_path / "part.json"
     part.write_text(json.dumps(fewer))
-    found = _asked(warplens, halves[0], part, "--variant-where", "method=topk")
+    found = asked("compare", halves[0], part, "--variant-where", "method=topk")
     assert len(found["data"]["rows"]) == 10
     assert [warning["code"] for warning in found["warnings"]].count("cells-unmatched") == 1
 
 
-def test_a_cell_that_ran_out_of_memory_is_not_compared_and_says_why(warplens, halves, tmp_path):
+def test_a_cell_that_ran_out_of_memory_is_not_compared_and_says_why(asked, halves, tmp_path):
     document = json.loads(halves[1].read_text())
     document["measurements"][0] = {
         "cell": document["measurements"][0]["cell"], "status": "out-of-memory", "reason": "2 GiB were missing"
     }  # fmt: skip
     part = tmp_path / "oom.json"
     part.write_text(json.dumps(document))
-    row = _asked(warplens, halves[0], part)["data"]["rows"][0]
+    row = asked("compare", halves[0], part)["data"]["rows"][0]
     assert row["verdict"] is None
     assert row["reason"] == "variant: out-of-memory (2 GiB were missing)"
 

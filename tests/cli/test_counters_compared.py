@@ -106,7 +106,7 @@ def test_a_report_without_the_metrics_says_what_to_collect(warplens, tmp_path):
 
 def test_ranges_of_the_command_are_those_of_python(warplens):
     run = warplens("counters", NVTX, "--by", "range", "-f", "json")
-    found = json.loads(run.out)["data"]
+    found = run.data
     frame = package.counters(NVTX, by="range").frame
     assert found["by"] == "range"
     assert [row["total_ns"] for row in found["rows"]] == frame["total_ns"].to_list()

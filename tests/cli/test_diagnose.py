@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,23 +14,15 @@ from tests.analysis.counters.builders import SHARED, needs_reports
 from tests.cli.rank_files import SLOW_RANK, WAIT_US, write_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.cli.conftest import Run
+    pass
 
 CAPTURES = Path(str(files("warplens") / "data" / "captures"))
 LAUNCH_BOUND = CAPTURES / "deit224_bs1_baseline.sqlite.xz"
 TRAINING = shipped.capture("lm_small_ctx128_train")
 
 
-def _asked(warplens: Callable[..., Run], *arguments: object) -> dict[str, Any]:
-    run = warplens("diagnose", *arguments, "--format", "json", "--quiet")
-    assert (run.code, run.err) == (0, "")
-    return json.loads(run.out)
-
-
-def test_the_json_has_the_documented_layout(warplens):
-    found = _asked(warplens, LAUNCH_BOUND)
+def test_the_json_has_the_documented_layout(asked):
+    found = asked("diagnose", LAUNCH_BOUND)
     assert found["schema"] == "warplens.diagnose/1"
     assert found["source"] == LAUNCH_BOUND.name
     data = found["data"]
@@ -41,8 +33,8 @@ def test_the_json_has_the_documented_layout(warplens):
     assert data["window"]["kind"] == "steady"
 
 
-def test_the_pace_of_the_host_splits_the_window(warplens):
-    data = _asked(warplens, LAUNCH_BOUND)["data"]
+def test_the_pace_of_the_host_splits_the_window(asked):
+    data = asked("diagnose", LAUNCH_BOUND)["data"]
     pace, window = data["pace"], data["window"]
     assert sum(pace["thread_ns"].values()) == window["end_ns"] - window["start_ns"]
     low, middle, high = pace["host_ns_per_launch"]
@@ -50,8 +42,8 @@ def test_the_pace_of_the_host_splits_the_window(warplens):
     assert pace["launches"] == 10 * (177 + 2)  # kernels a step, as the captures' README says, and two fills
 
 
-def test_a_range_is_judged_by_itself(warplens):
-    data = _asked(warplens, TRAINING, "--range", "optimizer_step")["data"]
+def test_a_range_is_judged_by_itself(asked):
+    data = asked("diagnose", TRAINING, "--range", "optimizer_step")["data"]
     assert data["verdict"] == "unfused-optimizer"
     assert data["window"]["range"] == "optimizer_step"
 
@@ -65,9 +57,9 @@ def test_counters_are_read_and_their_coverage_is_told(warplens):
 
 
 @pytest.mark.slow
-def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(warplens):
+def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(asked):
     ranks = shipped.files("planted", "ddp_straggler-gpu_rank*.json.xz")
-    data = _asked(warplens, *ranks)["data"]
+    data = asked("diagnose", *ranks)["data"]
     assert data["verdict"] == data["findings"][0]["id"] == "straggler"
     assert data["together"]["late_rank"] == 1
     finding = data["findings"][0]
@@ -77,17 +69,17 @@ def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(warplens):
     assert low <= 1.02 < high
 
 
-def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(warplens, tmp_path):
+def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(asked, warplens, tmp_path):
     write_ranks(tmp_path, 3)
     late = f"Rank {SLOW_RANK} is late and the others wait for it, {WAIT_US / 1000} ms per step: the same kernels take"
     text = warplens("diagnose", tmp_path).out
     assert text.index("2. straggler: ") < text.index(late) < text.index("Each rank separately")
-    found = _asked(warplens, tmp_path)
+    found = asked("diagnose", tmp_path)
     assert found["source"] == [f"rank{rank}.json.gz" for rank in range(3)]
     data = found["data"]
     assert [finding["id"] for finding in data["findings"]] == ["host-stall", "straggler"]
     assert data["together"]["late_rank"] == SLOW_RANK
-    alone = _asked(warplens, tmp_path / "rank0.json.gz")["data"]
+    alone = asked("diagnose", tmp_path / "rank0.json.gz")["data"]
     assert set(alone) <= set(data)
     assert data["headline_share"] in [rank["headline_share"] for rank in data["ranks"]]
     assert data["ranks"][0]["findings"] == alone["findings"]
@@ -112,8 +104,8 @@ def test_where_no_gpu_work_was_recorded_nothing_is_said_of_it(warplens):
     assert run.code == 0, run.err
     assert "no GPU work: no kernels, copies or memsets" in run.out
     assert "0.0 %" not in run.out
-    (finding,) = json.loads(warplens("diagnose", ranges, "-f", "json").out)["data"]["findings"]
+    (finding,) = warplens("diagnose", ranges, "-f", "json").data["findings"]
     assert finding["evidence"] == {}
-    rows = json.loads(warplens("ranges", ranges, "-f", "json").out)["data"]["rows"]
+    rows = warplens("ranges", ranges, "-f", "json").data["rows"]
     assert {row["gpu_ns"] for row in rows} == {row["share"] for row in rows} == {None}
     assert min(row["host_ns"] for row in rows) > 0

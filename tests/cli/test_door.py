@@ -49,7 +49,7 @@ def labels(text: str) -> list[str]:
 def test_one_profile_is_answered_in_five_lines_and_a_report(warplens, answers, tmp_path):
     run = warplens(BASELINE)
 
-    diagnosis = json.loads(answers("diagnose", BASELINE, "--format", "json").out)["data"]
+    diagnosis = answers("diagnose", BASELINE, "--format", "json").data
     finding = diagnosis["findings"][0]
     assert run.code == DONE
     assert labels(run.out) == ["limited by", "gain", "do", "sure", "next", "report"]
@@ -122,7 +122,7 @@ def test_options_may_stand_before_the_paths_and_the_report_is_opened(warplens, t
 
 def test_a_busy_gpu_without_a_cause_is_told_how_much_its_roofs_leave(warplens):
     path = Path(__file__).parents[2] / "data/pairs/development/healthy_bert_encoding__before.pt.trace.json.gz"
-    finding = json.loads(warplens("diagnose", str(path), "--format", "json").out)["data"]["findings"][0]
+    finding = warplens("diagnose", str(path), "--format", "json").data["findings"][0]
     room = times(1 / (1 - finding["evidence"]["to_roof_share"]))
 
     assert finding["id"] == "below-roof"
@@ -133,7 +133,7 @@ def test_a_gain_names_what_it_refers_to(answers):
     def gain(*words):
         return next(line for line in answers(*words).out.splitlines() if line.startswith("gain"))
 
-    finding = json.loads(answers("diagnose", BASELINE, "--format", "json").out)["data"]
+    finding = answers("diagnose", BASELINE, "--format", "json").data
     share = finding["headline_share"]
     # Without the recorded pauses the step would be 5.3 times as fast, with the remedy and no profiler 2.9 times.
     assert 1 / (1 - share) > finding["findings"][0]["expected"] * 1.1
@@ -207,7 +207,7 @@ def test_a_window_without_gpu_work_says_where_there_is_some(warplens):
 
     assert run.code == DONE
     (span,) = re.findall(r"caution: No GPU work begins in this window.*--window (\S+s:\S+s)", run.err)
-    assert json.loads(warplens("kernels", BASELINE, "--window", span, "--format", "json").out)["data"]["rows"]
+    assert warplens("kernels", BASELINE, "--window", span, "--format", "json").data["rows"]
 
 
 @pytest.mark.parametrize(("words", "shown"), [(("help",), "diagnose"), (("help", "budget"), "Usage: warplens budget")])

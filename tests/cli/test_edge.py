@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from tests.cli.conftest import in_python
 from tests.cli.small_export import write_export
 from tests.tiers import thinned
 from warplens.cli.edge import DEFECT, DONE, GATE_FAILED, INTERRUPTED, TERMINATED, UNUSABLE, guarded
@@ -180,7 +181,7 @@ def test_an_interrupted_run_is_one_line(export):
         "run()\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = in_python(script)
 
     assert (done.returncode, done.stdout) == (INTERRUPTED, "")
     assert done.stderr == "error: interrupted\n"
@@ -248,9 +249,8 @@ def test_a_signal_leaves_nothing_behind(number, code, said, export, tmp_path):
         "main()\n"
     )
     (tmp_path / "tmp").mkdir()
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    done = in_python(script, TMPDIR=str(tmp_path / "tmp"))
 
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"error: {said}\n")
     assert [*copy.parent.iterdir(), *(tmp_path / "tmp").iterdir()] == []
@@ -271,7 +271,7 @@ def test_an_interruption_while_modules_are_loaded_is_one_line(module, export):
         "main()\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = in_python(script)
 
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "error: interrupted\n")
 
@@ -376,10 +376,7 @@ def test_an_answer_on_standard_output_needs_no_folder_to_write_to(export, warple
     ],
 )
 def test_too_little_memory_is_no_defect(error, capsys):
-    def fail() -> None:
-        raise error
-
-    assert guarded(fail, debug=False) == UNUSABLE
+    assert guarded(failing(error), debug=False) == UNUSABLE
     assert "there is not enough memory" in capsys.readouterr().err
 
 
@@ -390,6 +387,6 @@ def test_a_termination_between_two_steps_is_one_line():
         "program.run = run\n"
         "program.script()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = in_python(script)
 
     assert (done.returncode, done.stdout, done.stderr) == (TERMINATED, "", "error: terminated\n")

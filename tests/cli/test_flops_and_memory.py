@@ -73,15 +73,9 @@ def torch_trace(tmp_path_factory):
 
 
 @pytest.fixture
-def asked(warplens, torch_trace):
-    """`data` of the object that a command prints with `--format json`."""
-
-    def ask(command: str, *arguments: object) -> dict[str, Any]:
-        run = warplens(command, torch_trace, "--window", "all", "--format", "json", *arguments)
-        assert run.code == 0
-        return json.loads(run.out)["data"]
-
-    return ask
+def asked(asked, torch_trace):
+    """`data` of what is told of the trace."""
+    return lambda command, *arguments: asked(command, torch_trace, "--window", "all", *arguments)["data"]
 
 
 def test_flops_gives_modelled_work_over_measured_time(asked):
@@ -164,7 +158,7 @@ def test_slices_give_the_numbers_of_the_whole(question, window, export, warplens
     monkeypatch.setattr(sqlite, "ROWS_PER_PART", 3)
     monkeypatch.setattr(slices, "_LOOSE_ROWS", 3)  # so that counts are added up more than once
     command = (*question.split(), str(export), "--window", window, "--format", "json")
-    whole = json.loads(warplens(*command).out)["data"]
+    whole = warplens(*command).data
     answered = json.loads(warplens(*command, "--memory", "1KB").out)
     sliced = answered["data"]
     whole["window"]["steps"] = []  # are not looked for

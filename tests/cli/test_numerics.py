@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ def _files(tmp_path, monkeypatch):
 def test_both_are_held_against_the_exact_values(warplens):
     run = warplens("numerics", "half.npy", "half.npy", "--exact", "exact.npy", "-f", "json")
 
-    same, first, second = json.loads(run.out)["data"]["rows"]
+    same, first, second = run.data["rows"]
     assert (same["identical_share"], same["ulp_max"]) == (1.0, 0.0)
     assert first["max_abs"] == second["max_abs"] == np.abs(VALUES.astype(np.float16) - VALUES).max()
 
@@ -71,7 +70,7 @@ def test_files_of_pytorch_are_read_with_their_nested_names(warplens):
 
     run = warplens("numerics", "a.pt", "b.pt", "-f", "json")
 
-    (row,) = json.loads(run.out)["data"]["rows"]
+    (row,) = run.data["rows"]
     assert (row["tensor"], row["ulp_format"], row["ulp_max"]) == ("layer.0", "bfloat16", 0.0)
 
 
@@ -84,5 +83,5 @@ def test_safetensors_are_read_by_their_names_and_compared_in_their_formats(warpl
 
     run = warplens("numerics", "a.safetensors", "b.safetensors", "-f", "json")
 
-    rows = {row["tensor"]: row for row in json.loads(run.out)["data"]["rows"]}
+    rows = {row["tensor"]: row for row in run.data["rows"]}
     assert (rows["out"]["ulp_format"], rows["out"]["ulp_max"], rows["grad"]["ulp_max"]) == ("float16", 1.0, 0.0)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from tests.cli.torch_trace import BACKWARD_NS, FORWARD_NS, OPTIMIZER_NS, STEPS, write_trace
@@ -18,16 +15,9 @@ def trace(tmp_path):
 
 
 @pytest.fixture
-def data(warplens, trace):
+def data(asked, trace):
     """`data` of the JSON that a command prints."""
-
-    def ask(*arguments: str) -> dict[str, Any]:
-        command, *options = arguments
-        run = warplens(command, trace, *options, "--format", "json")
-        assert run.code == 0, run.err
-        return json.loads(run.out)["data"]
-
-    return ask
+    return lambda command, *options: asked(command, trace, *options)["data"]
 
 
 def test_coverage_and_overhead_are_stated(data):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.cli.conftest import in_python
 from warplens import __version__
 from warplens.cli.catalogue import COMMANDS
 
@@ -32,8 +32,7 @@ def imported_by(*arguments: str) -> set[str]:
         "from warplens.cli.main import run\n"
         "run()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(eval(done.stderr.splitlines()[-1]))
+    return set(eval(in_python(script).stderr.splitlines()[-1]))
 
 
 def test_help_lists_every_command_with_its_summary(warplens):
@@ -91,19 +90,8 @@ def test_the_package_runs_as_a_module():
     ],
 )
 def test_the_shell_completes_commands_and_values(words, position, expected):
-    environment = {
-        **os.environ,
-        "_WARPLENS_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(position),
-    }
+    asked = {"_WARPLENS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
 
-    done = subprocess.run(
-        [sys.executable, "-c", "from warplens.cli.main import run; run()"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_python("from warplens.cli.main import run; run()", **asked)
 
     assert set(done.stdout.split()) == expected

@@ -32,13 +32,8 @@ def run_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def asked(warplens, run_folder):
-    def ask(*arguments: object) -> dict[str, Any]:
-        run = warplens("ranks", run_folder, "--format", "json", *arguments)
-        assert (run.code, run.err) == (0, "")
-        return json.loads(run.out)
-
-    return ask
+def asked(asked, run_folder):
+    return lambda *arguments: asked("ranks", run_folder, *arguments)
 
 
 def test_the_slow_rank_is_last_and_the_others_wait(asked):
@@ -86,7 +81,7 @@ def test_a_defect_in_one_file_is_named_and_does_not_stop_the_others(warplens, ru
     monkeypatch.setattr(files, "read", broken)
     run = warplens("ranks", run_folder, "--format", "json")
     assert run.code == 2
-    assert [row["rank"] for row in json.loads(run.out)["data"]["rows"]] == [0, 2]
+    assert [row["rank"] for row in run.data["rows"]] == [0, 2]
     assert "rank1.json.gz: KeyError: 'stream'. This is a bug in Warplens" in run.err
 
 
@@ -162,7 +157,7 @@ def test_of_more_ranks_than_a_page_holds_the_late_one_and_the_first_are_told_in_
 ):
     monkeypatch.setattr("warplens.cli.reading._IN_FULL", 2)
     told = warplens("report", run_folder, "-f", "json")
-    data = json.loads(told.out)["data"]
+    data = told.data
     assert [profile["source"] for profile in data["profiles"]] == ["rank0.json.gz", f"rank{SLOW_RANK}.json.gz"]
     assert len(data["run"]["ranks"]) == RANKS
     assert "2 of 3 files are told one by one" in told.err

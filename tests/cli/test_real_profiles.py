@@ -55,7 +55,7 @@ def test_every_table_of_every_profile(name, warplens):
 
 @pytest.mark.parametrize("name", READABLE)
 def test_the_budget_of_each_device_adds_up_to_the_window(name, warplens):
-    data = json.loads(warplens("budget", THIRD_PARTY / name, "--format", "json").out)["data"]
+    data = warplens("budget", THIRD_PARTY / name, "--format", "json").data
 
     for device in data["devices"]:
         parts = [row["time_ns"] for row in data["rows"] if row["device"] == device["device"]]

@@ -35,7 +35,7 @@ def test_a_sweep_over_commands_is_run_and_read(warplens, sides, tmp_path):
     assert "next: warplens sweep report sweep.json" in run.err
     report = warplens("sweep", "report", output, "--format", "json")
     assert report.code == 0, report.err
-    rows = json.loads(report.out)["data"]["rows"]
+    rows = report.data["rows"]
     assert [(row["n"], row["baseline_ns"], row["variant_ns"]) for row in rows] == [(1, 2e6, 2e6), (3, 6e6, 4e6)]
 
 
@@ -109,7 +109,7 @@ def test_the_gate_closes_on_a_choice_that_costs_too_much(warplens, policy_file, 
     run = warplens("policy", "check", policy_file, STORED, *SIDES, "--fail-on", "2%", "--format", "json")
     assert run.code == 1
     assert "beyond the limit of 2 %: slower than the best side by 155" in run.err
-    data = json.loads(run.out)["data"]
+    data = run.data
     assert data["failed"] is True
     assert data["regret"]["worst"] == max(row["regret_share"] for row in data["rows"]) > 1.5
     assert warplens("policy", "check", policy_file, STORED, *SIDES).code == 0, "without a limit it is a report"
@@ -118,8 +118,8 @@ def test_the_gate_closes_on_a_choice_that_costs_too_much(warplens, policy_file, 
 def test_every_key_of_the_file_and_of_the_output_is_explained(warplens, policy_file):
     page = (DOCS / "reference" / "policy.md").read_text("utf-8")
     documented = set(re.findall(r"`([^`\n]+)`", page))
-    shown = json.loads(warplens("policy", "show", policy_file, "--format", "json").out)["data"]
-    checked = json.loads(warplens("policy", "check", policy_file, STORED, *SIDES, "--format", "json").out)["data"]
+    shown = warplens("policy", "show", policy_file, "--format", "json").data
+    checked = warplens("policy", "check", policy_file, STORED, *SIDES, "--format", "json").data
     #: Under these stand names of the user's settings and sides.
     given = ("settings", "shared", "at", "words", "times_ns", "exponents", "where")
 

@@ -14,7 +14,6 @@ from tests import shipped
 from tests.compare.surface.sweeps import record
 from tests.readers.test_published import TABLE
 from warplens.cli.commands.sweep import report_sweep
-from warplens.cli.options import Format
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.studies.sweeps.document import _thresholds
 from warplens.studies.sweeps.words import interval_text
@@ -34,7 +33,7 @@ def table(tmp_path):
 def asked(capsysbinary):
     """Standard output and standard error of a report."""
 
-    def run(path, baseline=None, variant=None, output=None, form=Format.TABLE, **options):
+    def run(path, baseline=None, variant=None, output=None, form="table", **options):
         report_sweep(path, baseline, variant, output, form, **options)
         out, err = capsysbinary.readouterr()
         return out.decode(), err.decode()
@@ -47,13 +46,13 @@ def h200(tmp_path_factory):
     """The report on the H200's grid, written to a folder."""
     folder = tmp_path_factory.mktemp("h200")
     with resources.as_file(TOKENS) as path:
-        report_sweep(path, None, None, folder, Format.TABLE)
+        report_sweep(path, None, None, folder, "table")
     return folder
 
 
 def test_the_published_paradox_is_reproduced(asked, table):
     """169.7 → 140.9 and 108.7 → 321.3 images/s; 17.57 → 5.55 and 78.52 → 24.73 GMAC."""
-    found = json.loads(asked(table, form=Format.JSON)[0])
+    found = json.loads(asked(table, form="json")[0])
     assert found["schema"] == "warplens.sweep/1"
     first, second = found["data"]["rows"]
     assert (round(first["speedup"], 3), round(second["speedup"], 3)) == (0.830, 2.956)
@@ -113,7 +112,7 @@ def test_a_profile_of_a_cell_decides_what_bounds_it(asked, small, tmp_path, inde
         (folder / name).write_bytes(path.read_bytes())
     if index:
         (folder / "profiles.json").write_text(json.dumps({name: {"method": "topk", "batch": 2}}))
-    found = json.loads(asked(small, form=Format.JSON, profiles=folder)[0])["data"]["regimes"]
+    found = json.loads(asked(small, form="json", profiles=folder)[0])["data"]["regimes"]
     (told,) = (row for row in found if (row["side"], row["batch"]) == ("variant", 2))
     assert (told["regime"], told["evidence"]) == ("launch-bound", "measured")
     assert told["because"].startswith(f"{name}: launch-overhead, ")
@@ -143,7 +142,7 @@ def test_wrong_use_is_refused_before_anything_is_computed(asked, small, tmp_path
 def test_a_setting_named_as_a_column_of_the_model_keeps_its_values(asked):
     """Sizes of the language models are words; the size of a threshold is a number."""
     path = Path(str(resources.files("warplens") / "data" / "measurements" / "lm_grid.json.xz"))
-    found = json.loads(asked(path, "mode=forward", "mode=train", form=Format.JSON)[0])["data"]
+    found = json.loads(asked(path, "mode=forward", "mode=train", form="json")[0])["data"]
     assert found["breakeven"]["groups"] == ["size"]
     assert {row["size_setting"] for row in found["breakeven"]["thresholds"]} == {row["size"] for row in found["rows"]}
 
@@ -158,7 +157,7 @@ def _stored(*, ambiguous):
 @pytest.mark.parametrize("name", _stored(ambiguous=True))
 def test_every_other_stored_file_asks_for_its_sides_in_one_line(asked, name):
     with pytest.raises(UsageError, match="which cells are") as refused:
-        asked(shipped.files("measurements", f"{name}.json.xz")[0], form=Format.JSON)
+        asked(shipped.files("measurements", f"{name}.json.xz")[0], form="json")
     assert "\n" not in str(refused.value)
 
 

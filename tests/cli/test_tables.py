@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,15 +41,8 @@ WORK_NS = GEMM_NS + SOFTMAX_NS + COPY_NS
 
 
 @pytest.fixture
-def asked(warplens, export):
-    """The object that a command prints with `--format json`."""
-
-    def ask(command: str, *arguments: object) -> dict[str, Any]:
-        run = warplens(command, export, "--format", "json", *arguments)
-        assert (run.code, run.err) == (0, "")
-        return json.loads(run.out)
-
-    return ask
+def asked(asked, export):
+    return lambda command, *arguments: asked(command, export, *arguments)
 
 
 @pytest.mark.parametrize("command", TABLES)
@@ -224,12 +216,10 @@ def test_pipes_get_utf8_whatever_the_locale(export):
 
 @pytest.mark.parametrize("command", TABLES)
 def test_a_terminal_of_80_columns_shows_whole_numbers_and_names_the_columns_that_do_not_fit(
-    command, warplens, export, monkeypatch
+    command, warplens, export, on_terminal
 ):
     wide = warplens(command, export).out
-    monkeypatch.setenv("FORCE_COLOR", "1")  # the output is taken for a terminal
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = re.sub(r"\x1b\[[\d;]*m", "", warplens(command, export).out)
+    narrow = on_terminal(command, export)
 
     quantity = re.compile(r"(?<![\d.,])[\d.,]+ (?:[nµm]?s|%|[kMG]?B(?:/s)?)(?=\s)")
     assert max(map(len, narrow.splitlines())) <= 80
@@ -241,10 +231,8 @@ def test_a_terminal_of_80_columns_shows_whole_numbers_and_names_the_columns_that
     assert all(title in narrow for title in titles)
 
 
-def test_a_terminal_of_80_columns_shows_by_what_launches_stand(warplens, export, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    shown = re.sub(r"\x1b\[[\d;]*m", "", warplens("launches", export).out).splitlines()
+def test_a_terminal_of_80_columns_shows_by_what_launches_stand(export, on_terminal):
+    shown = on_terminal("launches", export).splitlines()
     heading = next(line for line, below in itertools.pairwise(shown) if below.startswith(" ──"))
     assert "GPU time" in heading
 
@@ -273,11 +261,8 @@ def test_help_says_where_several_paths_may_stand(warplens):
     assert "[OPTIONS] PATH\n" in warplens("kernels", "--help").out
 
 
-def test_counters_keep_what_bounds_a_kernel_on_a_terminal_of_80_columns(warplens, monkeypatch):
+def test_counters_keep_what_bounds_a_kernel_on_a_terminal_of_80_columns(on_terminal):
     counters = Path(package.__file__).parent / "data" / "counters" / "planted_h200.ncu-rep.xz"
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = re.sub(r"\x1b\[[\d;]*m", "", warplens("counters", counters).out)
-    (row,) = (line for line in narrow.splitlines() if line.startswith(" bank_conflicts"))
+    (row,) = (line for line in on_terminal("counters", counters).splitlines() if line.startswith(" bank_conflicts"))
 
     assert "memory (L1)" in row

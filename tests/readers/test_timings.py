@@ -48,12 +48,21 @@ def test_one_row_a_cell_gives_statistics(written):
     ]
 
 
-def test_a_time_without_a_phase_belongs_to_the_kind_of_step(written):
-    timings = read_timings(written("size\tseq_len\tmode\tmean_s\nsmall\tctx128\tforward\t0.5\nsmall\t128\ttrain\t2\n"))
-    assert timings.select("context", "phase", "time_ns").rows() == [
-        (128, "forward", 500_000_000),
-        (128, "step", 2_000_000_000),
-    ]
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (
+            "size\tseq_len\tmode\tmean_s\nsmall\tctx128\tforward\t0.5\nsmall\t128\ttrain\t2\n",
+            [(128, "forward", "forward", 500_000_000), (128, "train", "step", 2_000_000_000)],
+        ),
+        (  # a row of one phase holds for every kind of step
+            "model_size,context_length,pass,mean_ms\nsmall,128,backward,5\nsmall,128,forward,2\n",
+            [(128, None, "backward", 5_000_000), (128, "forward", "forward", 2_000_000)],
+        ),
+    ],
+)
+def test_a_time_without_a_phase_belongs_to_the_kind_of_step(written, text, rows):
+    assert read_timings(written(text)).select("context", "mode", "phase", "time_ns").rows() == rows
 
 
 def test_seconds_become_nanoseconds_exactly(written):
@@ -97,16 +106,6 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
         read_timings(path)
     with pytest.raises(UnreadableInputError, match="there is no such file"):
         read_timings(tmp_path / "absent.csv")
-
-
-def test_a_row_of_one_phase_holds_for_every_kind_of_step(written):
-    timings = read_timings(
-        written("model_size,context_length,pass,mean_ms\nsmall,128,backward,5\nsmall,128,forward,2\n")
-    )
-    assert timings.select("mode", "phase", "time_ns").rows() == [
-        (None, "backward", 5_000_000),
-        ("forward", "forward", 2_000_000),
-    ]
 
 
 @pytest.mark.parametrize(

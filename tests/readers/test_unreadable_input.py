@@ -86,19 +86,19 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     assert 'permission to read it was denied. Allow it first: chmod u+r "profile.sqlite"' in _refused(path)
 
 
-def test_another_sqlite_database(tmp_path):
+@pytest.mark.parametrize(
+    ("tables", "found"),
+    [
+        (["photos"], "an SQLite database, but not an Nsight Systems export"),
+        (["StringTable", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"], "an nvprof database"),
+    ],
+)
+def test_another_sqlite_database(tmp_path, tables, found):
     path = tmp_path / "photos.sqlite"
     with closing(sqlite3.connect(path)) as file:
-        file.execute("CREATE TABLE photos (id INTEGER)")
-    assert "an SQLite database, but not an Nsight Systems export" in _refused(path)
-
-
-def test_an_nvprof_database(tmp_path):
-    path = tmp_path / "profile.nvvp"
-    with closing(sqlite3.connect(path)) as file:
-        file.execute("CREATE TABLE StringTable (_id_ INTEGER, value TEXT)")
-        file.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL (_id_ INTEGER)")
-    assert "an nvprof database" in _refused(path)
+        for table in tables:
+            file.execute(f"CREATE TABLE {table} (_id_ INTEGER, value TEXT)")
+    assert found in _refused(path)
 
 
 def test_real_files_of_other_kinds(captured):

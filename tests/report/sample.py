@@ -8,7 +8,7 @@ import polars as pl
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import KERNEL_NAME, column
 from warplens.profile.schema import Column
-from warplens.report import charts
+from warplens.report.charts import bars, base, overtime, plane
 from warplens.report.document import (
     Document,
     Figure,
@@ -82,7 +82,7 @@ def budget_parts() -> pl.DataFrame:
     return frame.with_columns((pl.col("duration_ns") / pl.col("duration_ns").sum()).alias("share"))
 
 
-def all_charts() -> dict[str, charts.Chart]:
+def all_charts() -> dict[str, base.Chart]:
     """Every chart once, hostile names in those that show names."""
     random = np.random.default_rng(1)
     ranked = kernel_table().rows.head(5).select("name", "full_name", "share", value="total_ns", fill=pl.lit("gemm"))
@@ -92,14 +92,14 @@ def all_charts() -> dict[str, charts.Chart]:
     )
     delays = pl.concat(
         [
-            charts.log_bins(random.lognormal(8, 0.6, 2000), "API call"),
-            charts.log_bins(random.lognormal(10, 1.2, 2000), HOSTILE, floor_ns=100),
+            plane.log_bins(random.lognormal(8, 0.6, 2000), "API call"),
+            plane.log_bins(random.lognormal(10, 1.2, 2000), HOSTILE, floor_ns=100),
         ]
     )
     starts = np.cumsum(random.integers(10_000, 60_000, 500))
     ends = starts + random.integers(1_000, 10_000, 500)
     span = (0, int(ends[-1]))
-    lanes = [charts.busy_bins(starts, ends, span, lane, bins=200) for lane in ("GPU 0", HOSTILE)]
+    lanes = [overtime.busy_bins(starts, ends, span, lane, bins=200) for lane in ("GPU 0", HOSTILE)]
     size = (10 ** random.uniform(0, 9, 60)).astype(np.int64)
     copies = pl.DataFrame(
         {
@@ -117,15 +117,15 @@ def all_charts() -> dict[str, charts.Chart]:
         }
     )
     return {
-        "budget": charts.budget_chart(budget_parts()),
-        "ranked": charts.ranked_chart(ranked),
-        "steps": charts.steps_chart(charts.merged_steps(steps)),
-        "histogram": charts.histogram_chart(delays, "duration"),
-        "timeline": charts.timeline_chart(pl.concat(lanes), [0, span[1] // 2]),
-        "bandwidth": charts.bandwidth_chart(charts.bandwidth_cells(copies)),
-        "memory": charts.memory_chart(charts.thinned_levels(memory)),
-        "roofline": charts.roofline_chart(*roofline_points()),
-        "waterfall": charts.waterfall_chart(("baseline step", 4_167_000), waterfall_parts(), (HOSTILE, 4_540_000)),
+        "budget": bars.budget_chart(budget_parts()),
+        "ranked": bars.ranked_chart(ranked),
+        "steps": overtime.steps_chart(overtime.merged_steps(steps)),
+        "histogram": plane.histogram_chart(delays, "duration"),
+        "timeline": overtime.timeline_chart(pl.concat(lanes), [0, span[1] // 2]),
+        "bandwidth": plane.bandwidth_chart(plane.bandwidth_cells(copies)),
+        "memory": overtime.memory_chart(overtime.thinned_levels(memory)),
+        "roofline": plane.roofline_chart(*roofline_points()),
+        "waterfall": bars.waterfall_chart(("baseline step", 4_167_000), waterfall_parts(), (HOSTILE, 4_540_000)),
     }
 
 

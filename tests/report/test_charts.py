@@ -17,9 +17,8 @@ from tests.report import sample
 from tests.report.sample import HOSTILE, roofline_points
 from warplens.analysis.categories import CATEGORIES, OTHER
 from warplens.errors import UsageError
-from warplens.report import charts
-from warplens.report.charts import regime_chart, speedup_chart
-from warplens.report.charts.bars import MOST_ROWS
+from warplens.report.charts import bars, overtime, plane
+from warplens.report.charts.bars import MOST_ROWS, regime_chart, speedup_chart
 from warplens.report.charts.base import _painter
 from warplens.report.charts.plane import MOST_POINTS, roofline_chart
 from warplens.report.theme import FILLS, PAGE, category_fill, colour, css_ink, light_ink
@@ -168,14 +167,14 @@ def test_a_waterfall_of_any_amounts_stays_in_its_frame(begin, deltas):
         schema={"name": pl.String, "delta": pl.Float64},
     )
     end = begin + sum(deltas)
-    spec = charts.waterfall_chart(("one", begin), parts, ("other", end), kind="count").spec(css_ink, "words")
+    spec = bars.waterfall_chart(("one", begin), parts, ("other", end), kind="count").spec(css_ink, "words")
     marks = spec["datasets"][spec["layer"][1]["data"]["name"]]
     assert all(0 <= mark["x0"] <= mark["x1"] <= 1 for mark in marks)
 
 
 def test_busy_bins_hold_exactly_the_busy_time():
     starts, ends = np.array([5, 40, 90]), np.array([15, 60, 130])
-    bins = charts.busy_bins(starts, ends, (0, 100), "GPU 0", bins=7)
+    bins = overtime.busy_bins(starts, ends, (0, 100), "GPU 0", bins=7)
     busy = (bins["busy_share"] * (bins["end_ns"] - bins["start_ns"])).sum()
     assert busy == pytest.approx(10 + 20 + 10)
     assert bins["end_ns"][-1] == 100
@@ -192,7 +191,7 @@ def test_each_busy_bin_agrees_with_counting_nanoseconds(pieces, bins):
         at += gap + length
         ends.append(at)
         running[starts[-1] : at] = True
-    found = charts.busy_bins(
+    found = overtime.busy_bins(
         np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64), (100, 900), "GPU", bins=bins
     )
     for begin, end, share in found.select("start_ns", "end_ns", "busy_share").iter_rows():
@@ -201,7 +200,7 @@ def test_each_busy_bin_agrees_with_counting_nanoseconds(pieces, bins):
 
 def test_every_duration_falls_into_one_bin_that_encloses_it():
     durations = pl.Series([0, 1, 999, 1_000, 1_001, 5_000_000])
-    bins = charts.log_bins(durations, "kernel")
+    bins = plane.log_bins(durations, "kernel")
     assert bins["count"].sum() == 6
     assert bins["share"].sum() == pytest.approx(1)
     holding = bins.filter(pl.col("count") > 0)
@@ -211,14 +210,14 @@ def test_every_duration_falls_into_one_bin_that_encloses_it():
 
 
 def test_no_durations_make_no_bins():
-    assert charts.log_bins(pl.Series([], dtype=pl.Int64), "kernel").is_empty()
+    assert plane.log_bins(pl.Series([], dtype=pl.Int64), "kernel").is_empty()
 
 
 def test_steps_beyond_the_limit_are_merged_by_neighbours_with_their_means():
     steps = pl.DataFrame({"index": range(1, 11), "wall_ns": range(10, 110, 10), "busy_ns": [5] * 10}).with_columns(
         (pl.col("index") > 2).alias("in_window")
     )
-    merged = charts.merged_steps(steps, most=4)
+    merged = overtime.merged_steps(steps, most=4)
     assert merged["label"].to_list() == ["mean of steps 1–3", "mean of steps 4–6", "mean of steps 7–9", "step 10"]
     assert merged["wall_ns"].to_list() == [20, 50, 80, 100]
     assert merged["in_window"].to_list() == [False, True, True, True]
@@ -228,7 +227,7 @@ def test_thinning_memory_keeps_every_peak_and_the_end():
     levels = pl.DataFrame(
         {"memory": ["device"] * 10_000, "time_ns": range(10_000), "level_bytes": [1] * 5_000 + [99] + [1] * 4_998 + [7]}
     )
-    thin = charts.thinned_levels(levels, most=100)
+    thin = overtime.thinned_levels(levels, most=100)
     assert thin.height <= 300
     assert thin["level_bytes"].max() == 99
     assert thin["level_bytes"][-1] == 7
@@ -238,7 +237,7 @@ def test_copies_of_one_size_and_speed_are_one_dot():
     copies = pl.DataFrame(
         {"direction": ["a"] * 50 + ["b"], "bytes": [1_000] * 50 + [0], "start_ns": [0] * 51, "end_ns": [500] * 51}
     )
-    cells = charts.bandwidth_cells(copies)
+    cells = plane.bandwidth_cells(copies)
     assert cells.rows() == [("a", 1_000.0, 2e9, 50)]
 
 
@@ -252,7 +251,7 @@ def test_charts_of_nothing_can_still_be_drawn():
             "in_window": pl.Boolean,
         }
     )
-    assert charts.steps_chart(empty_steps).svg("nothing").startswith("<svg")
+    assert overtime.steps_chart(empty_steps).svg("nothing").startswith("<svg")
 
 
 def cells(rows: int = 2, columns: int = 3) -> pl.DataFrame:

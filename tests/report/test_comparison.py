@@ -23,7 +23,7 @@ from warplens.compare.host import Side
 from warplens.compare.shift import Samples
 from warplens.profile import Note, NoteLevel
 from warplens.readers import read
-from warplens.report.charts import waterfall_chart
+from warplens.report.charts.bars import waterfall_chart
 from warplens.report.comparison.document import step_document
 from warplens.report.comparison.numbers import TraceFiles, compare_steps
 from warplens.report.comparison.steps import kernel_table, part_table, waterfall_rows

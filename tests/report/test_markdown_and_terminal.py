@@ -1,8 +1,7 @@
-"""Tables and documents as Markdown, CSV and terminal text."""
+"""Tables and documents as Markdown and terminal text."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import io
 import re
@@ -18,12 +17,12 @@ from warplens.profile.schema import Column
 from warplens.report.brief import Line
 from warplens.report.document import Table
 from warplens.report.markdown import escaped, markdown_table, render_markdown
-from warplens.report.terminal import brief_text, csv_table, print_table, wrapped
+from warplens.report.terminal import brief_text, print_table, wrapped
 
 
 def terminal(table) -> str:
     stream = io.StringIO()
-    print_table(table, "table", stream)
+    print_table(table, stream)
     return stream.getvalue()
 
 
@@ -63,14 +62,6 @@ def test_the_full_name_of_a_shortened_kernel_is_in_the_folded_list():
 def test_figures_become_images_with_their_words():
     text = render_markdown(sample.document(), lambda figure: f"images/{figure.id}.png")
     assert "![The budget chart in words](images/budget-chart.png)" in text
-
-
-def test_csv_holds_raw_numbers_and_full_names():
-    rows = list(csv.DictReader(io.StringIO(csv_table(sample.kernel_table(limit=None)))))
-    assert len(rows) == 40
-    assert rows[0]["total_ns"] == "10000000"
-    assert rows[1]["full_name"] == sample.HOSTILE_FULL
-    assert rows[0]["stdev_ns"] == ""
 
 
 def test_a_table_in_a_pipe_is_not_cut_to_eighty_columns():
@@ -163,7 +154,7 @@ def test_a_reader_who_stops_is_the_commands_to_handle():
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        print_table(sample.kernel_table(), "table", Closed())
+        print_table(sample.kernel_table(), Closed())
 
 
 def test_wrapped_code_runs_when_it_is_copied():

@@ -131,7 +131,7 @@ class Answer:
         text.write("".join(f"{fact}\n" for fact in self.facts))
         for table in self.tables:
             text.write("\n")
-            print_table(table if table.limit is None else replace(table, limit=_PRINTED_ROWS), "table", text)
+            print_table(table if table.limit is None else replace(table, limit=_PRINTED_ROWS), text)
         return text.getvalue().strip("\n")
 
     def _repr_html_(self) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from warplens.answers.results import Answer as FromPython
+    from warplens.report.brief import Line
     from warplens.report.document import Document, Table
 
 _TAGS = {NoteLevel.BLOCKING: "missing", NoteLevel.WARNING: "caution", NoteLevel.INFO: "note"}
@@ -163,7 +164,7 @@ def answered(answer: FromPython, part: Part, most: int | None) -> Answer:
 def most_rows(form: Format, limit: int | None) -> int | None:
     """The number of rows to print, None for all: `limit` (0 for all), or the default of the format."""
     if limit is None:
-        limit = TABLE_ROWS if form in (Format.TABLE, Format.MD) else 0
+        limit = TABLE_ROWS if form in ("table", "md") else 0
     return limit or None
 
 
@@ -183,9 +184,9 @@ def note_lines(notes: Iterable[Note], *, all_of_them: bool = False) -> list[str]
 
 def emit(answer: Answer, form: Format) -> None:
     """Print the answer to standard output; notes go to standard error if the format cannot hold them."""
-    if form is Format.JSON:
+    if form == "json":
         print_json(answer.json())
-    elif form is Format.CSV:
+    elif form == "csv":
         for part in answer.parts:
             for line in (*part.head, *part.verdict, *part.lines, *part.notes):
                 note(line)
@@ -193,7 +194,7 @@ def emit(answer: Answer, form: Format) -> None:
             stdout.write(harmless(answer.rows).write_csv())
     else:
         for part in answer.parts:
-            (_emit_markdown if form is Format.MD else _emit_text)(part)
+            (_emit_markdown if form == "md" else _emit_text)(part)
 
 
 def give(answer: Answer, form: Format, target: Path | None, document: Callable[[], Document]) -> None:
@@ -223,6 +224,16 @@ def print_lines(lines: Iterable[object]) -> None:
         print_prose(map(one_line, lines), stdout)
 
 
+def print_brief(*parts: Sequence[Line] | Table) -> None:
+    """Print lines of an answer with their labels, and tables, in colour on a terminal."""
+    from warplens.report.document import Table
+    from warplens.report.terminal import print_labelled, print_table
+
+    with answering() as stdout:
+        for part in parts:
+            print_table(part, stdout) if isinstance(part, Table) else print_labelled(part, stdout)
+
+
 def _emit_text(part: Part) -> None:
     from warplens.report.terminal import print_prose, print_table
 
@@ -237,7 +248,7 @@ def _emit_text(part: Part) -> None:
             print_prose(passage, stdout)
         for table in part.tables:
             stdout.write("\n")
-            print_table(table, "table", stdout)
+            print_table(table, stdout)
         if part.closing:
             stdout.write("\n")
             print_prose(map(one_line, part.closing), stdout)
@@ -246,8 +257,7 @@ def _emit_text(part: Part) -> None:
 
 
 def _emit_markdown(part: Part) -> None:
-    from warplens.report.markdown import escaped
-    from warplens.report.terminal import print_table
+    from warplens.report.markdown import escaped, markdown_table
 
     paragraphs = [f"## {escaped(part.head[0])}", *map(escaped, part.head[1:])] if part.head else []
     paragraphs += [f"**{escaped(line)}**" for line in part.verdict] + [escaped(line) for line in part.lines]
@@ -255,9 +265,7 @@ def _emit_markdown(part: Part) -> None:
     with answering() as stdout:
         stdout.write("".join(f"{paragraph}\n\n" for paragraph in paragraphs))
         for table in part.tables:
-            stdout.write(f"**{escaped(table.caption)}**\n\n")
-            print_table(table, "md", stdout)
-            stdout.write("\n")
+            stdout.write(f"**{escaped(table.caption)}**\n\n{markdown_table(table)}\n\n")
         stdout.write("".join(f"{escaped(line)}\n\n" for line in part.closing))
         if part.command is not None:
             stdout.write(f"    {one_line(part.command)}\n")

@@ -8,10 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import Enum
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, get_args
+from typing import Annotated, Any, Final, Literal, NoReturn, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -108,8 +107,8 @@ def _plain(value: Any, kind: Any) -> Any:
         return value
     if kind is Path and isinstance(value, (str, Path)) and os.access(value, os.R_OK):
         return Path(value)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return value if isinstance(value, kind) else {member.value: member for member in kind}[value]
+    if get_origin(kind) is Literal and value in get_args(kind):
+        return value
     raise LookupError
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
@@ -15,20 +14,8 @@ from warplens.analysis.window import parse_span
 TABLE_ROWS: Final = 20
 
 
-class Format(str, Enum):
-    """Output formats of a table."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-    MD = "md"
-
-
-class RunOrReport(str, Enum):
-    """The parts of a command that measures and then reports."""
-
-    RUN = "run"
-    REPORT = "report"
+#: Output formats of a table.
+Format: TypeAlias = Literal["table", "json", "csv", "md"]
 
 
 def _complete_windows(incomplete: str) -> list[str]:
@@ -42,12 +29,21 @@ def _checked_window(spec: str) -> str:
     return spec
 
 
+def argument(metavar: str, meaning: str) -> Any:
+    """A positional argument."""
+    return typer.Argument(metavar=metavar, show_default=False, help=meaning)
+
+
+def option(metavar: str, meaning: str, *names: str, **more: Any) -> Any:
+    """An option with a value, named after its parameter unless `names` are given; its default is not shown."""
+    return typer.Option(*names, metavar=metavar, help=meaning, **{"show_default": False, **more})
+
+
 ProfileArgument = Annotated[
     Path,
-    typer.Argument(
-        metavar="PATH",
-        show_default=False,
-        help="A profile from Nsight Systems (.sqlite, .nsys-rep) or the PyTorch profiler (.json), also compressed.",
+    argument(
+        "PATH",
+        "A profile from Nsight Systems (.sqlite, .nsys-rep) or the PyTorch profiler (.json), also compressed.",
     ),
 ]
 
@@ -58,47 +54,32 @@ FormatOption = Annotated[
 
 WindowOption = Annotated[
     str,
-    typer.Option(
+    option(
+        "steady|all|START:END",
+        "Part of the profile: its steady steps without warm-up, everything, or a span such as 1.5s:2s or 250ms:",
         "--window",
         "-w",
-        metavar="steady|all|START:END",
         callback=_checked_window,
         autocompletion=_complete_windows,
-        help="Part of the profile: its steady steps without warm-up, everything, or a span such as 1.5s:2s or 250ms:",
+        show_default=True,
     ),
 ]
 
 RangeOption = Annotated[
     str | None,
-    typer.Option(
-        "--range",
-        "-r",
-        metavar="NAME",
-        help="Only work launched inside ranges (NVTX, record_function) of this name.",
-    ),
+    option("NAME", "Only work launched inside ranges (NVTX, record_function) of this name.", "--range", "-r"),
 ]
 
 LimitOption = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "N",
+        f"Rows to print, 0 for all; by default {TABLE_ROWS} in table and md, all in json and csv.",
         "--limit",
         "-n",
-        metavar="N",
         min=0,
-        show_default=False,
-        help=f"Rows to print, 0 for all; by default {TABLE_ROWS} in table and md, all in json and csv.",
     ),
 ]
-
-
-def argument(metavar: str, meaning: str) -> Any:
-    """A positional argument."""
-    return typer.Argument(metavar=metavar, show_default=False, help=meaning)
-
-
-def option(metavar: str, meaning: str, *names: str, **more: Any) -> Any:
-    """An option with a value, named after its parameter unless `names` are given; its default is not shown."""
-    return typer.Option(*names, metavar=metavar, help=meaning, **{"show_default": False, **more})
 
 
 def documents_option(name: str) -> Any:

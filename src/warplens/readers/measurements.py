@@ -269,7 +269,7 @@ def _kept_members(members: dict[str, Any], known: tuple[str, ...], removed: Coun
 
 def _cleaned(value: Any, cleaner: Cleaner) -> Any:
     if isinstance(value, str):
-        return cleaner.written("text", value.encode()).decode()
+        return cleaner.text("text", value)
     if isinstance(value, dict):
         return {_cleaned(name, cleaner): _cleaned(part, cleaner) for name, part in value.items()}
     if isinstance(value, list):

@@ -340,6 +340,6 @@ def _copy(file: Input, copy: Path) -> Removed:
     with copy.open("w", newline="", encoding="utf-8") as target:
         writer = csv.writer(target, delimiter=separator, lineterminator="\n")
         for line in (header, *lines):
-            writer.writerow([cleaner.written("cell", line[at].encode()).decode() for at in kept if at < len(line)])
+            writer.writerow([cleaner.text("cell", line[at]) for at in kept if at < len(line)])
     refuse_remains(copy.read_bytes(), secrets, file.known_as)
     return Removed.of(cleaner, ("cells of columns", "other lines"), +removed, {})

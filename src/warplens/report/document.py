@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from warplens.profile import Note, schema
-    from warplens.report.charts import Chart
+    from warplens.report.charts.base import Chart
 
 #: Rows of a table shown at first.
 DEFAULT_LIMIT = 15
@@ -74,6 +74,21 @@ def with_texts(rows: pl.DataFrame, **texts: Callable[[Mapping[str, Any]], str | 
 
     records = rows.to_dicts()
     return rows.with_columns(pl.Series(name, map(text, records), dtype=pl.String) for name, text in texts.items())
+
+
+def frame_of(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+    """Rows as a frame of these columns; further values of a row are left out."""
+    import polars as pl
+
+    schema = {column.name: column.dtype for column in columns}
+    return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
+
+
+def yes_or_no(*names: str) -> Iterator[pl.Expr]:
+    """The truth values in these columns as words; null for null."""
+    import polars as pl
+
+    return (pl.col(name).replace_strict({True: "yes", False: "no"}, return_dtype=pl.String) for name in names)
 
 
 @dataclass(frozen=True)
@@ -172,10 +187,10 @@ class Answer:
     gain_range: str  #: its interval and bound, or why there is no gain
     #: do, code, brings: the first remedy, its code and its expected effect; empty if there is none
     do: str
-    code: str
-    brings: str
-    sure: str  #: confidence in the cause; empty if there is no cause
-    refute: str  #: the experiment that would refute the cause; empty for none
+    code: str = ""
+    brings: str = ""
+    sure: str = ""  #: confidence in the cause; empty if there is no cause
+    refute: str = ""  #: the experiment that would refute the cause; empty for none
     notes: tuple[Note, ...] = ()  #: cautions to read before the numbers
     strips: tuple[Strip, ...] = ()  #: the whole time, split into its parts
     others: tuple[tuple[str, str, str], ...] = ()  #: further findings: id of the section, name, gain

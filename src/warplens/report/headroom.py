@@ -65,9 +65,13 @@ def headroom_part_title(level: str, part: str) -> str:
     return cause_title(part) if level == "idle" else category_title(part, short=True)
 
 
+def _unit(headroom: Headroom) -> str:
+    return "step" if headroom.steps else "window"
+
+
 def facts(headroom: Headroom) -> Iterator[str]:
     """The headroom in sentences: levels, roofs, share of known work, utilisation and throughput."""
-    unit = "step" if headroom.steps else "window"
+    unit = _unit(headroom)
     down = " → ".join(f"{fmt.duration(headroom.per_step(headroom.after(step)))} {words}" for step, words in _DOWN)
     measured = fmt.duration(headroom.per_step(headroom.duration_ns))
     yield f"GPU {headroom.device}, one {unit}: {measured} measured → {down}"
@@ -96,7 +100,7 @@ def _rates(headroom: Headroom) -> Iterator[str]:
     if rates.weight_bytes and rates.weights_ns:
         size = fmt.data_size(headroom.per_step(rates.weight_bytes))
         time = fmt.duration(headroom.per_step(rates.weights_ns))
-        unit = "step" if headroom.steps else "window"
+        unit = _unit(headroom)
         yield f"products of few rows read {size} of weights per {unit}: at least {time}"
 
 
@@ -203,7 +207,7 @@ def headroom_strip(headroom: Headroom) -> Strip | None:
     """
     if headroom.roofs is None or not headroom.known_share:
         return None
-    unit, total_ns = "step" if headroom.steps else "window", headroom.duration_ns or 1
+    unit, total_ns = _unit(headroom), headroom.duration_ns or 1
     limit = headroom.after("precision")
     unknown = int(headroom.parts.filter(pl.col("part") == NO_MODEL)["time_ns"].sum())
     levels = [
@@ -229,11 +233,11 @@ def headroom_strip(headroom: Headroom) -> Strip | None:
 
 
 def _figure(headroom: Headroom) -> Figure:
-    from warplens.report.charts import waterfall_chart
+    from warplens.report.charts.bars import waterfall_chart
 
     measured, limit = (headroom.per_step(headroom.after(step)) for step in ("measured", "precision"))
     bars = pl.DataFrame(list(_bars(headroom)), schema={"name": pl.String, "delta": pl.Int64, "detail": pl.String})
-    unit = "step" if headroom.steps else "window"
+    unit = _unit(headroom)
     alt = ", ".join(f"{fmt.duration(headroom.per_step(headroom.after(step)))} {words}" for step, words in _DOWN)
     return Figure(
         f"headroom-chart-{headroom.device}",

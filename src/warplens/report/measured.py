@@ -11,7 +11,7 @@ from warplens.analysis.numerics import ATTENTION_ERRORS, ULP_CLASSES
 from warplens.profile.measurements import CELLS, PLAN, Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Document, Figure, Section, Table, pick, quiet
+from warplens.report.document import Document, Figure, Section, Table, pick, quiet, yes_or_no
 
 #: With more cells than this the chart is left out.
 _MOST_BARS: Final = 60
@@ -151,7 +151,7 @@ def measured_document(measurements: Measurements) -> Document:
 
 
 def _figure(measurements: Measurements, cells: pl.DataFrame) -> Figure:
-    from warplens.report.charts import ranked_chart
+    from warplens.report.charts.bars import ranked_chart
 
     time = pl.coalesce("latency_ns", "gpu_ns")
     interval = pl.concat_str(
@@ -189,10 +189,7 @@ def errors_tables(rows: pl.DataFrame) -> tuple[Table, ...]:
     """
     head = pick(ATTENTION_ERRORS, "implementation shapes tensor")
     near_enough = ATTENTION_ERRORS.column("near_enough").but(dtype=pl.String)
-    compared = rows.with_columns(
-        pl.when("near_enough").then(pl.lit("yes")).when(~pl.col("near_enough")).then(pl.lit("no")).alias("near_enough")
-    )
-    compared_rows = compared.filter(pl.col("status") == "compared")
+    compared_rows = rows.filter(pl.col("status") == "compared").with_columns(yes_or_no("near_enough"))
     errors = pick(ATTENTION_ERRORS, "not_finite max_abs mean_abs relative formula_relative")
     ulps = pick(ATTENTION_ERRORS, "ulp_median ulp_max", *(f"ulp_{least}" for least in ULP_CLASSES))
     empty = "No kernel could be compared."
@@ -215,7 +212,7 @@ def errors_tables(rows: pl.DataFrame) -> tuple[Table, ...]:
 
 def errors_document(rows: pl.DataFrame) -> Document:
     """A document of `errors_tables` with a chart of each kernel's errors over the sequence length."""
-    from warplens.report.charts import curve_chart
+    from warplens.report.charts.plane import curve_chart
 
     with_error = rows.filter(pl.col("relative").is_not_null()).sort("tokens", maintain_order=True)
     series = pl.concat_str("implementation", pl.col("shapes").str.extract(r", (.*)$"), "tensor", separator=", ")

@@ -307,7 +307,7 @@ def _time(result: RanksResult) -> Iterator[Block]:
         "At every instant a GPU does exactly one of these; a rank's compute, graphs, exposed communication, copies and "
         "idle time sum to its window. Overlap is the share of communication during which the rank computes."
     )
-    from warplens.report.charts import stacked_chart
+    from warplens.report.charts.bars import stacked_chart
 
     rows = rank_rows(result)
     drawn = "" if rows.height <= _DRAWN_RANKS else f" (the first {_DRAWN_RANKS})"

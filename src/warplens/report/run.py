@@ -12,7 +12,7 @@ from warplens.diagnosis.rules.whole import is_known
 from warplens.profile.columns import column
 from warplens.report import text as fmt
 from warplens.report.brief import answer_block
-from warplens.report.document import Answer, Document, Section, Segment, Strip, Table, quiet, sections
+from warplens.report.document import Answer, Document, Section, Segment, Strip, Table, frame_of, quiet, sections
 from warplens.report.jsonout import window_data
 from warplens.report.ranks import (
     SECTIONS,
@@ -52,7 +52,7 @@ def by_itself_table(run: RunDiagnosis) -> Table:
     """The verdict on each rank separately."""
     rows = []
     for rank, diagnosis in run.ranks.items():
-        finding = diagnosis.findings[0]
+        finding, coverage = diagnosis.findings[0], diagnosis.coverage
         rows.append(
             {
                 "rank": rank,
@@ -60,14 +60,11 @@ def by_itself_table(run: RunDiagnosis) -> Table:
                 "verdict": diagnosis.verdict,
                 "severity": finding.severity,
                 "gain": factor(finding.gain),
-                "busy_share": diagnosis.coverage.busy_ns / diagnosis.coverage.wall_ns
-                if diagnosis.coverage.wall_ns
-                else None,
+                "busy_share": coverage.busy_ns / coverage.wall_ns if coverage.wall_ns else None,
                 "remedy": finding.remedies[0].action if finding.remedies else None,
             }
         )
-    schema = {column.name: column.dtype for column in _BY_ITSELF}
-    return Table("by-itself", "Each rank separately", _BY_ITSELF, pl.DataFrame(rows, schema=schema), limit=None)
+    return Table("by-itself", "Each rank separately", _BY_ITSELF, frame_of(_BY_ITSELF, rows), limit=None)
 
 
 def run_frame(run: RunDiagnosis) -> pl.DataFrame:

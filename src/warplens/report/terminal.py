@@ -10,13 +10,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import textwrap
-from typing import TYPE_CHECKING, Final, Literal, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Final, TextIO
 
 from warplens.report import text as fmt
-from warplens.report.markdown import markdown_table
-from warplens.writing import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
     from warplens.report.brief import Line
     from warplens.report.document import Table
 
-
-TableFormat: TypeAlias = Literal["table", "csv", "md"]
 
 #: Width of tables for a file or a program, large enough that nothing is cut.
 _NO_TERMINAL_WIDTH: Final = 1000
@@ -86,22 +81,6 @@ def width_of(stream: TextIO) -> int | None:
     return shutil.get_terminal_size().columns if is_terminal(stream) else None
 
 
-def print_table(table: Table, form: TableFormat = "table", stream: TextIO | None = None) -> None:
-    """Write the rows of a table, up to its limit, to a stream (standard output by default)."""
-    stream = stream or sys.stdout
-    if form == "csv":
-        stream.write(csv_table(table))
-    elif form == "md":
-        stream.write(markdown_table(table) + "\n")
-    else:
-        _print_for_people(table, stream)
-
-
-def csv_table(table: Table) -> str:
-    """The displayed columns as CSV with a header: unrounded numbers, full names, rows up to the limit."""
-    return harmless(table.shown().select(table.keys)).write_csv()
-
-
 def _console(stream: TextIO) -> Console:
     from rich import console
 
@@ -114,7 +93,8 @@ def _console(stream: TextIO) -> Console:
     return screen
 
 
-def _print_for_people(table: Table, stream: TextIO) -> None:
+def print_table(table: Table, stream: TextIO) -> None:
+    """Write the rows of a table, up to its limit."""
     from rich import box, style, text
     from rich.table import Table as Grid
 
@@ -239,7 +219,7 @@ def _styled(shown: str, line: str) -> Text:
     return text
 
 
-def print_brief(lines: Iterable[Line], stream: TextIO) -> None:
+def print_labelled(lines: Iterable[Line], stream: TextIO) -> None:
     """Write the answer in five lines: labels on the left, text on the right, code on separate lines for copying."""
     width = width_of(stream)
     if width is None:

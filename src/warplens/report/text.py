@@ -276,7 +276,7 @@ def shorten_kernel(full_name: str, width: int = DEFAULT_NAME_WIDTH) -> str:
     return shorten(f"{base}<…>", width)
 
 
-def kernel_labels(full_names: Iterable[str], width: int = DEFAULT_NAME_WIDTH) -> dict[str, str]:
+def kernel_labels(full_names: Iterable[str]) -> dict[str, str]:
     """Distinct short names of kernels, by full name.
 
     Kernels of the same short name (`shorten_kernel`) get words that only their own full name contains: a type, a vector
@@ -288,14 +288,14 @@ def kernel_labels(full_names: Iterable[str], width: int = DEFAULT_NAME_WIDTH) ->
     """
     alike: dict[str, list[str]] = {}
     for name in dict.fromkeys(full_names):
-        alike.setdefault(shorten_kernel(name, width), []).append(name)
+        alike.setdefault(shorten_kernel(name), []).append(name)
     labels: dict[str, str] = {}
     for short, names in alike.items():
-        labels.update(zip(names, _distinct_labels(short, names, width) if len(names) > 1 else [short], strict=True))
+        labels.update(zip(names, _distinct_labels(short, names) if len(names) > 1 else [short], strict=True))
     return labels
 
 
-def _distinct_labels(short: str, names: list[str], width: int) -> list[str]:
+def _distinct_labels(short: str, names: list[str]) -> list[str]:
     """One label for each of these full names, which all have the same short name."""
     words_of = [_NAME_WORD.findall(name) for name in names]
     common = Counter(words_of[0])
@@ -307,13 +307,13 @@ def _distinct_labels(short: str, names: list[str], width: int) -> list[str]:
         differing = (word for word in dict.fromkeys(words) if word in extra and word not in _NO_DIFFERENCE)
         distinctive.append(sorted(differing, key=str.isdigit))  # types before sizes
     for most in range(1, _MOST_WORDS + 1):
-        labels = [_with_words(short, words[:most], width) for words in distinctive]
+        labels = [_with_words(short, words[:most]) for words in distinctive]
         if len(set(labels)) == len(labels):
             return labels
-    return [_with_words(short, [*words[:1], f"#{number}"], width) for number, words in enumerate(distinctive, start=1)]
+    return [_with_words(short, [*words[:1], f"#{number}"]) for number, words in enumerate(distinctive, start=1)]
 
 
-def _with_words(short: str, words: list[str], width: int) -> str:
+def _with_words(short: str, words: list[str]) -> str:
     """`sum_kernel<float>` for `sum_kernel<…>`, `sum_kernel<Add, float>` for `sum_kernel<Add>`."""
     if not words:
         return short
@@ -323,7 +323,7 @@ def _with_words(short: str, words: list[str], width: int) -> str:
         base, text = short[:-1], f", {text}>"
     else:
         text = f"<{text}>"
-    return shorten(base, max(width - len(text), width // 2)) + text
+    return shorten(base, max(DEFAULT_NAME_WIDTH - len(text), DEFAULT_NAME_WIDTH // 2)) + text
 
 
 def name_and_full(

@@ -22,11 +22,11 @@ from warplens.profile.columns import column
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Block, Paragraph, Section, Table, pick, quiet
+from warplens.report.document import Block, Paragraph, Section, Table, frame_of, pick, quiet
 from warplens.report.jsonout import named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from warplens.analysis.hostpace import HostPace
     from warplens.diagnosis import Coverage, Finding, Remedy
@@ -57,7 +57,7 @@ def verdict_words(finding: Finding) -> str:
 
 def finding_data(finding: Finding) -> dict[str, Any]:
     """All fields of a finding but `basis`; `bound` is repeated under its older name, `gain_ceiling`, after it."""
-    data = _without_basis(finding) | {"remedies": [_without_basis(remedy) for remedy in finding.remedies]}
+    data = _without_basis(finding) | {"remedies": [*map(_without_basis, finding.remedies)]}
     names = list(data)
     after = names.index("bound") + 1
     return {name: data[name] for name in names[:after]} | {"gain_ceiling": finding.bound} | data
@@ -390,7 +390,7 @@ def findings_frame(diagnosis: Diagnosis | RunDiagnosis) -> pl.DataFrame:
             "at_most": factor(finding.bound),
         }
         rows.append({name: derived[name] if name in derived else getattr(finding, name) for name in _FINDINGS})
-    return _frame(_FINDINGS.values(), rows)
+    return frame_of(_FINDINGS.values(), rows)
 
 
 def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
@@ -407,7 +407,7 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
             }
             for phase in diagnosis.per_phase
         )
-        tables.append(Table("phase-verdicts", "Each phase separately", _PHASES, _frame(_PHASES, phases), limit=None))
+        tables.append(Table("phase-verdicts", "Each phase separately", _PHASES, frame_of(_PHASES, phases), limit=None))
     if diagnosis.predictions:
         changes = (
             {
@@ -418,13 +418,8 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
             for prediction in diagnosis.predictions
         )
         caption = "Predictions (modelled): make one change, record again, and compare"
-        tables.append(Table("predictions", caption, _PREDICTIONS, _frame(_PREDICTIONS, changes), limit=None))
+        tables.append(Table("predictions", caption, _PREDICTIONS, frame_of(_PREDICTIONS, changes), limit=None))
     return tuple(tables)
-
-
-def _frame(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    schema = {column.name: column.dtype for column in columns}
-    return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
 
 
 # --- The findings on a page ------------------------------------------------------------------------------------------
@@ -456,7 +451,7 @@ def one_finding(finding: Finding, steps: int = 1) -> Iterator[Block]:
         {**vars(remedy), "gain": own_gain(remedy) or None, "expected": beside_gain(remedy)}
         for remedy in finding.remedies
     )
-    rows = _frame(_REMEDIES, remedies)
+    rows = frame_of(_REMEDIES, remedies)
     yield Table(f"remedies-{finding.id}", f"Remedies for {finding.id}", _REMEDIES, rows, limit=None, cards=True)
     yield quiet(f"What would refute it: {finding.refute}")
 

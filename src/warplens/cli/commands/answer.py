@@ -13,16 +13,15 @@ import typer
 
 from warplens.answers import diagnose_selection
 from warplens.answers.inputs import selected
-from warplens.cli.answer import checked_folder, checked_target, head, print_lines, recorded_by
+from warplens.cli.answer import checked_folder, checked_target, head, print_brief, print_lines, recorded_by
 from warplens.cli.commands.report import DEFAULT_FOLDER, write_besides, write_overview
-from warplens.cli.edge import answering, end_with, note, progress
+from warplens.cli.edge import end_with, note, progress
 from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
 from warplens.cli.reading import GridRequest, Profiles, Reading, examined, limited_to_full_reports, read_all, run_in
 from warplens.errors import UsageError
 from warplens.readers import holds_measurements
 from warplens.readers.shipped import PREFIX, shipped
 from warplens.report.brief import Line, brief, brief_table, cautions, lines_of
-from warplens.report.terminal import print_brief, print_table
 from warplens.report.write import form_named
 from warplens.writing import made
 
@@ -52,7 +51,7 @@ def answer(
     opened: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     window: WindowOption = "steady",
     range_name: RangeOption = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     """The answer in a few lines; `warplens PATH…` does the same.
 
@@ -69,7 +68,7 @@ def answer(
             f"{paths[0].name} holds measurements, not a profile. Ask: warplens sweep report {typed(paths[0])}, or "
             f"warplens compare {typed(paths[0])} OTHER"
         )
-    if form is not Format.TABLE:
+    if form != "table":
         _for_programs(paths, window, range_name, form)
         return
     folder = _report_folder(output, paths)
@@ -94,10 +93,10 @@ def answer(
         written = _compare_page(compared, folder)
     else:
         diagnosed = _diagnosed(profiles.timelines, reading.window)
-        print_several(diagnosed)
+        print_brief(brief_table([(answer.sources[0], answer.diagnosis) for answer in diagnosed]))
     if folder is not None:
         written += _reports(reading, folder, [answer.diagnosis for answer in diagnosed], run, written)
-        print_brief_lines([Line("report", "", "plain", tuple(map(str, written)))])
+        print_brief([Line("report", "", "plain", tuple(map(str, written)))])
         if opened and not webbrowser.open(written[0].absolute().as_uri()):
             note("no browser could be opened")
     end_with(reading.unreadable, "answer")
@@ -116,18 +115,6 @@ def are_ranks(timelines: Sequence[Timeline]) -> bool:
     captures = [timeline.trace.capture for timeline in timelines]
     numbers = [capture.rank if capture.rank is not None else rank_in_name(capture.source) for capture in captures]
     return len(numbers) > 1 and None not in numbers and len(set(numbers)) == len(numbers)
-
-
-def print_brief_lines(lines: Sequence[Line]) -> None:
-    """Print lines with their labels, in colour on a terminal."""
-    with answering() as stdout:
-        print_brief(lines, stdout)
-
-
-def print_several(answers: Sequence[DiagnosisAnswer]) -> None:
-    """Print the verdicts of several profiles, one row each."""
-    with answering() as stdout:
-        print_table(brief_table([(answer.sources[0], answer.diagnosis) for answer in answers]), "table", stdout)
 
 
 def _report_folder(output: Path | None, paths: Sequence[Path]) -> Path | None:
@@ -149,7 +136,7 @@ def _print_profile(reading: Reading) -> DiagnosisAnswer:
         answer = diagnose_selection(selection, reading.counted)
     print_lines([" · ".join(head(selection))])
     commands = _next(answer, typed(path), bool(reading.counters), timeline.trace.capture.recorder.counters)
-    print_brief_lines(brief(answer.diagnosis, commands=list(commands)))
+    print_brief(brief(answer.diagnosis, commands=list(commands)))
     return answer
 
 
@@ -211,7 +198,7 @@ def _print_comparison(comparison: ComparisonAnswer, profiles: Profiles, *, from_
         lines.append(Line("taken as", explanation))
         commands[f"warplens compare {' '.join(reversed(typed_paths))}"] = "the other way round"
     lines.append(Line("next", "", "quiet", tuple(_explained(commands))))
-    print_brief_lines(lines)
+    print_brief(lines)
 
 
 def _compare_page(comparison: ComparisonAnswer, folder: Path | None) -> list[Path]:
@@ -235,9 +222,7 @@ def _print_run(run: RunDiagnosis, paths: Sequence[Path]) -> None:
     }
     ranks, window, *_ = facts(run.run.result)
     print_lines([f"{ranks} · {window}"])
-    print_brief_lines(brief(run, commands=list(_explained(commands))))
-    with answering() as stdout:
-        print_table(by_itself_table(run), "table", stdout)
+    print_brief(brief(run, commands=list(_explained(commands))), by_itself_table(run))
 
 
 def _print_counters(reading: Reading, paths: Sequence[Path]) -> None:
@@ -254,7 +239,7 @@ def _print_counters(reading: Reading, paths: Sequence[Path]) -> None:
         last = numbers is reading.counter_numbers[-1]
         answer = counters_answer(numbers)
         lines = [Line("verdict", counters_lead(numbers))] if answer is None else lines_of(answer)
-        print_brief_lines([*lines, *([Line("next", "", "quiet", tuple(_explained(commands)))] if last else [])])
+        print_brief([*lines, *([Line("next", "", "quiet", tuple(_explained(commands)))] if last else [])])
 
 
 def _diagnosed(timelines: Sequence[Timeline], window: Callable[[Timeline], Window]) -> list[DiagnosisAnswer]:

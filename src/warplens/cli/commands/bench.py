@@ -20,7 +20,7 @@ from warplens.profile.measurements import Measurements
 from warplens.readers.measurements import measurements_of
 from warplens.readers.published import read_sweep
 from warplens.report.document import Table, pick
-from warplens.report.jsonout import envelope
+from warplens.report.jsonout import envelope, named
 from warplens.report.measured import doubts_of, measured_document, measured_facts, measured_table
 from warplens.report.text import plural
 from warplens.studies.runner.engine import command_line
@@ -207,7 +207,7 @@ def bench_show(
         Path, argument("FILE", "Measurements, as the other commands write them, or a table of results in CSV or JSON.")
     ],
     report: _ReportOption = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     """Show a file of measurements. Measures nothing and needs no PyTorch."""
     if report is not None:
@@ -241,7 +241,7 @@ def _measure(
     ] = None,
     output: Annotated[Path | None, option("FILE", "Measurements file to write (JSON).", "--output", "-o")] = None,
     report: _ReportOption = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     if output is not None:
         checked_file(output)
@@ -365,16 +365,8 @@ def _answer(measurements: Measurements) -> Answer:
         notes=[f"caution: {doubt}" for doubt in doubts],
         tables=[measured_table(measurements)],
     )
-    data = {
-        "workload": measurements.workload,
-        "command": measurements.command,
-        "environment": measurements.environment,
-        "plan": measurements.plan,
-        "settings": measurements.settings,
-        "phases": measurements.phases,
-        "details": measurements.details,
-        "rows": measurements.cells,
-    }
+    data = named(measurements, "workload command environment plan settings phases details")
+    data["rows"] = measurements.cells
     rows = measurements.cells.with_columns(pl.col("doubts").list.join("; "))
     return Answer("bench", measurements.source, [part], rows, lambda: data, doubts)
 
@@ -397,7 +389,7 @@ def numerics(
             min=0,
         ),
     ] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
     limit: LimitOption = None,
 ) -> None:
     """Differences between the tensors of two implementations: absolute, relative, in ULPs.

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, TypeAlias
 
 import typer
 
@@ -140,41 +139,11 @@ _MOST_LAUNCHES = 1000
 _MOST_CHOSEN = 50
 
 
-class Profiler(str, Enum):
-    """The profiler to use."""
+#: The profiler to use.
+Profiler: TypeAlias = Literal["nsys", "ncu", "torch"]
 
-    NSYS = "nsys"
-    NCU = "ncu"
-    TORCH = "torch"
-
-
-class Phase(str, Enum):
-    """Which phases of ncu to run."""
-
-    BOTH = "both"
-    LIGHT = "light"
-    TARGETED = "targeted"
-
-
-class Graphs(str, Enum):
-    """How CUDA graphs are recorded."""
-
-    NODE = "node"
-    GRAPH = "graph"
-
-
-class Replay(str, Enum):
-    """How ncu repeats kernels."""
-
-    KERNEL = "kernel"
-    APPLICATION = "application"
-
-
-class Clocks(str, Enum):
-    """How ncu sets the clocks."""
-
-    NONE = "none"
-    BASE = "base"
+#: Which phases of ncu to run.
+Phase: TypeAlias = Literal["both", "light", "targeted"]
 
 
 def collect(
@@ -197,8 +166,9 @@ def collect(
         ),
     ] = "all",
     graphs: Annotated[
-        Graphs, typer.Option(help="nsys: trace CUDA graphs kernel by kernel (node), or as a whole, which costs less.")
-    ] = Graphs.NODE,
+        Literal["node", "graph"],
+        typer.Option(help="nsys: trace CUDA graphs kernel by kernel (node), or as a whole, which costs less."),
+    ] = "node",
     memory: Annotated[bool, flag("--memory", "nsys, torch: also record allocations; slower.")] = False,
     also: Annotated[
         str | None, option("WORD,…", f"nsys: record more, which takes longer: {', '.join(ADDITIONS)}.")
@@ -209,7 +179,7 @@ def collect(
             help="ncu: a light pass over every launch, then a detailed one over the kernels that "
             "matter; or one of the two."
         ),
-    ] = Phase.BOTH,
+    ] = "both",
     trace: Annotated[
         Path | None, option("FILE", "ncu: a trace of the same program, which shows what is worth profiling.")
     ] = None,
@@ -236,12 +206,13 @@ def collect(
     ] = None,
     target: Annotated[list[str] | None, option("WORD,…", f"ncu: only kernels of a kind: {', '.join(TARGETS)}.")] = None,
     replay: Annotated[
-        Replay, typer.Option(help="ncu: repeat each kernel, or run the program once for each pass, which saves memory.")
-    ] = Replay.KERNEL,
+        Literal["kernel", "application"],
+        typer.Option(help="ncu: repeat each kernel, or run the program once for each pass, which saves memory."),
+    ] = "kernel",
     clocks: Annotated[
-        Clocks,
+        Literal["none", "base"],
         typer.Option(help="ncu: leave the clocks as in real runs (none), or lock them for comparable runs (base)."),
-    ] = Clocks.NONE,
+    ] = "none",
     steps: Annotated[
         str | None,
         option(
@@ -269,16 +240,16 @@ def collect(
     others = {"--also": also, "--kernel": kernel, "--target": target, "--stacks": stacks, "--modules": modules}
     _refuse_foreign(profiler, {**chosen, **others})
     try:
-        if profiler is Profiler.NSYS:
-            recording = Recording(parse_capture(capture), graphs.value, memory, force, tuple(_words(also)))
+        if profiler == "nsys":
+            recording = Recording(parse_capture(capture), graphs, memory, force, tuple(_words(also)))
             files = _run(_nsys(recording, tool, base, program), output, dry_run=dry_run, force=force)
-        elif profiler is Profiler.TORCH:
+        elif profiler == "torch":
             options = {"memory": memory, "shapes": shapes, "stacks": stacks, "modules": modules}
             files = _run([_torch(program, base, steps, options)], output, dry_run=dry_run, force=force)
         else:
             ncu = _Ncu(
                 needed_tool("ncu", machine(), tool),
-                Profiling(replay_mode=replay.value, clock_control=clocks.value, force=force),
+                Profiling(replay_mode=replay, clock_control=clocks, force=force),
                 parse_capture(capture),
                 base,
                 program,
@@ -299,19 +270,17 @@ def collect(
 
 #: Options that apply to one profiler only.
 _PROFILER_OF: Final = {
-    **dict.fromkeys(("--preset", "--set", "--section", "--metrics", "--kernel", "--target"), Profiler.NCU),
-    "--also": Profiler.NSYS,
-    "--stacks": Profiler.TORCH,
-    "--modules": Profiler.TORCH,
+    **dict.fromkeys(("--preset", "--set", "--section", "--metrics", "--kernel", "--target"), "ncu"),
+    "--also": "nsys",
+    "--stacks": "torch",
+    "--modules": "torch",
 }
 
 
 def _refuse_foreign(profiler: Profiler, options: dict[str, object]) -> None:
     for name, value in options.items():
-        if value and _PROFILER_OF[name] is not profiler:
-            raise UsageError(
-                f"{name} is an option of collect {_PROFILER_OF[name].value}, not of collect {profiler.value}"
-            )
+        if value and _PROFILER_OF[name] != profiler:
+            raise UsageError(f"{name} is an option of collect {_PROFILER_OF[name]}, not of collect {profiler}")
 
 
 def _words(*lists: str | None) -> list[str]:
@@ -401,16 +370,16 @@ class _Ncu:
 
     def run(self, phase: Phase, trace: Path | None, launches: int | None, *, dry_run: bool, force: bool) -> list[Path]:
         """Run the requested phases, and return the files that they wrote."""
-        if phase is Phase.TARGETED and trace is None:
+        if phase == "targeted" and trace is None:
             raise UsageError("--phase targeted needs --trace, to know the kernels that matter")
         light, targeted = Selection(launches=_MOST_LAUNCHES if launches is None else launches or None), None
         if trace is not None:
             light, targeted = _from_trace(trace)
             light = _limited(light, launches)
         files: list[Path] = []
-        if phase is not Phase.TARGETED:
+        if phase != "targeted":
             files += _run([self._stage("light", light)], self.base.parent, dry_run=dry_run, force=force)
-        if phase is Phase.LIGHT:
+        if phase == "light":
             return files
         if targeted is None:
             if dry_run:
@@ -491,17 +460,10 @@ def _conclude(files: Sequence[Path], folder: Path, *, report: bool) -> None:
     note(f"next: {shlex.join(['warplens', 'report', *map(str, profiles), '-o', str(folder / 'report')])}")
 
 
-class DoctorFormat(str, Enum):
-    """Output formats of the checks."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 def doctor(
     form: Annotated[
-        DoctorFormat, typer.Option("--format", "-f", help="For people (table), or for programs (json).")
-    ] = (DoctorFormat.TABLE),
+        Literal["table", "json"], typer.Option("--format", "-f", help="For people (table), or for programs (json).")
+    ] = "table",
     require: Annotated[
         str | None,
         option("WHAT[,WHAT]", "Exit with 1 unless these work here: gpu, torch, nsys, ncu."),
@@ -518,7 +480,7 @@ def doctor(
     with progress("looking at this machine"):
         diagnosis = examine_machine(machine(), python=python)
     lacking = missing(diagnosis, require) if require is not None else []
-    if form is DoctorFormat.JSON:
+    if form == "json":
         from warplens.report.jsonout import envelope
 
         checks = list(diagnosis.checks)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import polars as pl
 import typer
@@ -18,7 +17,6 @@ from warplens.cli.answer import Answer, Part, answered, checked_target, give, li
 from warplens.cli.commands.counters import load_counters
 from warplens.cli.edge import GATE_FAILED, State, complain, note, progress, reuse_freed_memory
 from warplens.cli.options import (
-    Format,
     FormatOption,
     LimitOption,
     RangeOption,
@@ -58,12 +56,8 @@ class Outcome:
     failed: bool = False  #: whether the gate failed
 
 
-class Content(Enum):
-    """The kind of files of a side; the value is used in messages."""
-
-    TRACES = "a trace"
-    MEASUREMENTS = "measurements"
-    COUNTERS = "counters of Nsight Compute"
+#: The kind of files of a side; the value is used in messages.
+Content: TypeAlias = Literal["a trace", "measurements", "counters of Nsight Compute"]
 
 
 @dataclass(frozen=True)
@@ -89,11 +83,11 @@ def find_sides(baseline: Path, variant: Path) -> tuple[SideFiles, SideFiles]:
         UnreadableInputError: there is no such file, or nothing in a folder can be compared.
     """
     sides = _side_files(baseline), _side_files(variant)
-    if sides[0].content is not sides[1].content:
+    if sides[0].content != sides[1].content:
         for side in sides:
-            if side.path.is_file() and side.content is Content.TRACES and not holds_trace(side.path):
+            if side.path.is_file() and side.content == "a trace" and not holds_trace(side.path):
                 raise refusal(side.path)
-        contents = " and ".join(f"{side.path.name} holds {side.content.value}" for side in sides)
+        contents = " and ".join(f"{side.path.name} holds {side.content}" for side in sides)
         raise UsageError(
             f"{contents}: give two traces (or folders of repeats), two measurements files, or two reports of counters"
         )
@@ -103,22 +97,22 @@ def find_sides(baseline: Path, variant: Path) -> tuple[SideFiles, SideFiles]:
 def _side_files(path: Path) -> SideFiles:
     if not path.is_dir():
         if path.is_file() and holds_counters(path):
-            return SideFiles(path, Content.COUNTERS, (path,))
+            return SideFiles(path, "counters of Nsight Compute", (path,))
         if path.is_file() and holds_measurements(path):
-            return SideFiles(path, Content.MEASUREMENTS, (path,))
-        return SideFiles(path, Content.TRACES, tuple(discover([path])))
+            return SideFiles(path, "measurements", (path,))
+        return SideFiles(path, "a trace", tuple(discover([path])))
     try:
         traces, counters = discover_both([path])
     except UnreadableInputError:
         measured = [file for file in sorted(files_below(path)) if holds_measurements(file)]
         if not measured:
             raise
-        return SideFiles(path, Content.MEASUREMENTS, _only(path, measured, "measurements files"))
+        return SideFiles(path, "measurements", _only(path, measured, "measurements files"))
     if traces:
         others = [file for file in sorted(files_below(path)) if file not in traces and file not in counters]
         skipped = [file for file in others if not file.stat().st_size or holds_measurements(file)]
-        return SideFiles(path, Content.TRACES, tuple(traces), (*counters, *skipped))
-    return SideFiles(path, Content.COUNTERS, _only(path, counters, "reports of counters"))
+        return SideFiles(path, "a trace", tuple(traces), (*counters, *skipped))
+    return SideFiles(path, "counters of Nsight Compute", _only(path, counters, "reports of counters"))
 
 
 def _only(folder: Path, files: Sequence[Path], noun: str) -> tuple[Path, ...]:
@@ -486,7 +480,7 @@ def compare(
         ),
     ] = None,
     output: Annotated[Path | None, documents_option("compare")] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
     limit: LimitOption = None,
 ) -> None:
     """Why a variant is slower or faster than its baseline, and how certain that is.
@@ -508,7 +502,7 @@ def compare(
     )
     sides = find_sides(baseline, variant)
     _check(sides[0].content, options)
-    find = {Content.TRACES: of_traces, Content.MEASUREMENTS: of_measurements, Content.COUNTERS: of_counters}
+    find = {"a trace": of_traces, "measurements": of_measurements, "counters of Nsight Compute": of_counters}
     outcome = find[sides[0].content](sides, options)
     give(outcome.answer, form, folder, outcome.document)
     if outcome.failed:
@@ -525,21 +519,17 @@ def _check(content: Content, options: Options) -> None:
     Raises:
         UsageError: such an option was given.
     """
-    if content is not Content.MEASUREMENTS and any(options.where):
-        raise UsageError(
-            f"--baseline-where and --variant-where choose cells of measurements; each side is {content.value}"
-        )
-    if content is not Content.TRACES and (options.window != "steady" or options.range_name is not None):
-        raise UsageError(f"--window and --range choose a part of a trace; each side is {content.value}")
-    if content is not Content.TRACES and any(options.counters):
-        raise UsageError(
-            f"--counters-baseline and --counters-variant stand beside traces; each side is {content.value}"
-        )
-    if content is not Content.TRACES and options.flops is not None:
-        raise UsageError(f"--flops tells what traces cannot; each side is {content.value}")
+    if content != "measurements" and any(options.where):
+        raise UsageError(f"--baseline-where and --variant-where choose cells of measurements; each side is {content}")
+    if content != "a trace" and (options.window != "steady" or options.range_name is not None):
+        raise UsageError(f"--window and --range choose a part of a trace; each side is {content}")
+    if content != "a trace" and any(options.counters):
+        raise UsageError(f"--counters-baseline and --counters-variant stand beside traces; each side is {content}")
+    if content != "a trace" and options.flops is not None:
+        raise UsageError(f"--flops tells what traces cannot; each side is {content}")
     if sum(path is not None for path in options.counters) == 1:
         raise UsageError("counters are compared with counters: give both --counters-baseline and --counters-variant")
-    if content is Content.COUNTERS and options.fail_on is not None:
+    if content == "counters of Nsight Compute" and options.fail_on is not None:
         raise UsageError(
             "--fail-on needs repeated step times, which reports of Nsight Compute lack: gate on traces or measurements"
         )

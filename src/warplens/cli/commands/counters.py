@@ -15,7 +15,7 @@ from warplens.analysis.counters.roofline import LEVELS, PRECISIONS, Roofline, ro
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import Answer, Part, emit, most_rows, note_lines, print_lines, recorded_by
 from warplens.cli.edge import State, progress
-from warplens.cli.options import Format, FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
+from warplens.cli.options import FormatOption, LimitOption, WindowOption, argument, flag, group_by, option
 from warplens.errors import UsageError
 from warplens.profile import Capture, Note
 from warplens.profile.counters import KernelCounters
@@ -31,6 +31,7 @@ from warplens.report.counters.beside import (
 )
 from warplens.report.counters.hardware import numbered_points, roof_lines, roofline_table, why_no_chart
 from warplens.report.counters.numbers import COUNTER_KEYS, Joined, join_counters, summarised
+from warplens.report.jsonout import named
 from warplens.writing import write_whole
 
 _REPORTS: Final = argument("PATH…", "Reports of Nsight Compute: .ncu-rep, or their CSV.")
@@ -56,7 +57,7 @@ def counters(
     pair: Annotated[
         list[str] | None, option("BEFORE=AFTER", "Compare these kernels although their names differ. May be repeated.")
     ] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
     limit: LimitOption = None,
 ) -> None:
     """What limits each kernel, and why: from Nsight Compute counters.
@@ -118,14 +119,8 @@ def _join_trace(
 
 
 def _facts(report: KernelCounters) -> dict[str, object]:
-    capture = report.capture
-    return {
-        "source": capture.source,
-        "tool_version": capture.tool_version,
-        "devices": capture.devices,
-        "launches": report.launches.height,
-        "session": report.session,
-    }
+    facts = named(report.capture, "source tool_version devices")
+    return {**facts, "launches": report.launches.height, "session": report.session}
 
 
 def _notes(report: KernelCounters, with_trace: bool) -> list[Note]:
@@ -230,7 +225,7 @@ def roofline(
             "Use this roof, such as a measured one: dram=4.2T (bytes/s), fp32=60T (FLOP/s). May be repeated.",
         ),
     ] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
     limit: LimitOption = None,
 ) -> None:
     """Roofline: how far each kernel is from the peaks of its GPU.

@@ -57,7 +57,7 @@ def diagnose(
     ] = None,
     window: WindowOption = "steady",
     range_name: RangeOption = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     """What limits the program, what to do about it, and how to verify the change.
 

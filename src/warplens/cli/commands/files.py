@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -162,15 +161,8 @@ def _check(source: Path) -> None:
     raise typer.Exit(GATE_FAILED)
 
 
-class CacheAction(str, Enum):
-    """Actions on the cache of conversions."""
-
-    SHOW = "show"
-    CLEAR = "clear"
-
-
 def cache(
-    action: Annotated[CacheAction, argument("show|clear", "Show the cache, or clear it.")] = CacheAction.SHOW,
+    action: Annotated[Literal["show", "clear"], argument("show|clear", "Show the cache, or clear it.")] = "show",
 ) -> None:
     """Show or clear the cache of converted Nsight Systems reports.
 
@@ -182,8 +174,8 @@ def cache(
     conversions = cached()
     size = sum(path.stat().st_size for path in conversions if path.is_file())
     folder = cache_folder()
-    if action is CacheAction.CLEAR:
+    if action == "clear":
         clear_cache()
     in_folder = f" in {folder}" if folder is not None else ""
-    done = "removed" if action is CacheAction.CLEAR else "kept"
+    done = "removed" if action == "clear" else "kept"
     print_lines([f"{fmt.plural(len(conversions), 'conversion')}, {fmt.data_size(size)}, {done}{in_folder}"])

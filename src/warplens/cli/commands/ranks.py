@@ -9,7 +9,6 @@ from warplens.answers import ranks_answer
 from warplens.cli.answer import Part, answered, checked_target, give, most_rows
 from warplens.cli.edge import end_with, progress
 from warplens.cli.options import (
-    Format,
     FormatOption,
     LimitOption,
     WindowOption,
@@ -26,7 +25,7 @@ from warplens.report.ranks import ranks_document
 def ranks(
     paths: Annotated[list[Path], argument("PATH…", "Profiles of one run, and folders that are searched for them.")],
     window: WindowOption = "steady",
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
     output: Annotated[Path | None, documents_option("ranks")] = None,
     workers: Annotated[int | None, option("N", "Processes that read profiles; at most one per core.", min=1)] = None,
     scheduler: Annotated[

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import warplens
-from warplens.cli.answer import checked_folder, checked_target, print_json, print_lines
+from warplens.analysis.timeline import Timeline
+from warplens.cli.answer import checked_folder, checked_target, print_brief, print_json, print_lines
 from warplens.cli.edge import answering, end_with, note, progress
 from warplens.cli.options import RangeOption, WindowOption, argument, option, words_option
 from warplens.cli.reading import (
@@ -31,8 +32,6 @@ from warplens.report.write import REPORT_FORMATS, ReportFormat, form_named, writ
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from warplens.analysis.timeline import Timeline
-    from warplens.analysis.window import Window
     from warplens.diagnosis.across import RunDiagnosis
     from warplens.report.overview.numbers import Numbers
     from warplens.studies.reports.evidence import Evidence
@@ -124,7 +123,11 @@ def write_besides(
     if reading.cells is not None:
         written += write_grid(reading.profiles, reading.cells, grid, folder, formats, numbers)
     if reading.counters:
-        written += write_counter_reports(reading, folder, formats)
+        from warplens.report.counters.document import write_counters
+
+        reports = reading.counter_numbers
+        with progress("writing the counters") as tell:
+            written += write_counters(reports, folder, formats, tell)
     return written
 
 
@@ -145,23 +148,18 @@ def _forms(output: Path | None, formats: str) -> list[ReportFormat]:
     return [form]
 
 
-def print_answers(profiles: Sequence[Numbers], run: RunDiagnosis | None = None) -> None:
+def print_answers(profiles: Sequence[Numbers], run: RunDiagnosis | None) -> None:
     """Print the answer in five lines for one profile or a run, or one row per profile for several."""
     from warplens.report.brief import brief, brief_table
-    from warplens.report.terminal import print_brief, print_table
 
     diagnoses = [(numbers.capture.source, numbers.diagnosis) for numbers in profiles if numbers.diagnosis is not None]
-    with answering() as stdout:
-        if run is not None:
-            from warplens.report.run import by_itself_table  # charts cost half a second to import
+    if run is not None:
+        from warplens.report.run import by_itself_table  # charts cost half a second to import
 
-            print_brief(brief(run), stdout)
-            print_table(by_itself_table(run), "table", stdout)
-        elif len(diagnoses) == 1:
-            print_brief(brief(diagnoses[0][1]), stdout)
-        else:
-            print_table(brief_table(diagnoses), "table", stdout)
-        stdout.write("\n")
+        print_brief(brief(run), by_itself_table(run))
+    else:
+        print_brief(brief(diagnoses[0][1]) if len(diagnoses) == 1 else brief_table(diagnoses))
+    print_lines([""])
 
 
 def _json(reading: Reading, run: RunDiagnosis | None) -> bytes:
@@ -183,15 +181,6 @@ def write_overview(
 
     with progress("drawing"):
         return write_examined(numbers, folder, formats, run)
-
-
-def write_counter_reports(reading: Reading, folder: Path, formats: Sequence[ReportFormat]) -> list[Path]:
-    """Write the report on hardware counters."""
-    from warplens.report.counters.document import write_counters
-
-    reports = reading.counter_numbers
-    with progress("writing the counters") as tell:
-        return write_counters(reports, folder, formats, tell)
 
 
 def write_grid(
@@ -273,7 +262,7 @@ def demo(
     models = _selected(shipped, in_grid)
     grid = GridRequest({}, read_timings(_CAPTURES / _TIMINGS), _BATCH)
 
-    numbers = examined(Reading(in_report, _steady, (), (), None, ()))
+    numbers = examined(Reading(in_report, Timeline.window, (), (), None, ()))
     written = write_overview(numbers, folder, forms)
     if (cells := find_cells(models.paths, grid)) is not None:
         written += write_grid(models, cells, grid, folder, forms, numbers)
@@ -283,10 +272,6 @@ def demo(
     _print_summary(entries, numbers)
     print_lines([TITLE, findings.lead, "", "Written, to be opened in a browser or read by programs:"])
     print_lines(written)
-
-
-def _steady(timeline: Timeline) -> Window:
-    return timeline.window()
 
 
 def _shipped_profiles() -> list[dict[str, Any]]:
@@ -307,17 +292,16 @@ def _selected(profiles: Profiles, names: set[str]) -> Profiles:
 def _print_summary(entries: list[dict[str, Any]], numbers: Sequence[Numbers]) -> None:
     """Print limiter, gain and remedy of each profile."""
     from warplens.report.brief import brief
-    from warplens.report.terminal import print_brief
     from warplens.studies.grid.cells import plain_name
 
     workloads = {entry["file"]: entry["workload"] for entry in entries}
-    with answering() as stdout:
-        for profile in numbers:
-            if profile.diagnosis is not None:
-                name = profile.capture.source
+    for profile in numbers:
+        if profile.diagnosis is not None:
+            name = profile.capture.source
+            with answering() as stdout:
                 stdout.write(f"{workloads[name]} ({plain_name(name)})\n")
-                print_brief([replace(line, code=()) for line in brief(profile.diagnosis)[:3]], stdout)
-                stdout.write("\n")
+            print_brief([replace(line, code=()) for line in brief(profile.diagnosis)[:3]])
+            print_lines([""])
 
 
 # --- The findings of a token-reduction study -------------------------------------------------------------------------

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from warplens.cli.answer import Answer, Part, checked_file, checked_folder, emit, print_lines
 from warplens.cli.edge import GATE_FAILED, complain, note, progress
-from warplens.cli.options import Format, FormatOption, RunOrReport, argument, flag, option, share_in
+from warplens.cli.options import Format, FormatOption, argument, flag, option, share_in
 from warplens.errors import UsageError
 from warplens.readers.measurements import read_measurements
 from warplens.readers.published import read_sweep
@@ -34,7 +33,9 @@ if TYPE_CHECKING:
 
 def study(
     name: Annotated[str, argument("|".join(STUDIES), "Which study.")],
-    part: Annotated[RunOrReport | None, argument("[run|report]", "Only measure, or only report; else both.")] = None,
+    part: Annotated[
+        Literal["run", "report"] | None, argument("[run|report]", "Only measure, or only report; else both.")
+    ] = None,
     output: Annotated[
         Path | None,
         option("DIR", "Folder for measurements, ledger and report; study-NAME by default.", "--output", "-o"),
@@ -93,13 +94,13 @@ def study(
         raise UsageError(f"--profiles, --policy and --collect are for the findings of token-reduction, not for {name}")
     if policy and not (profiles or collect):
         raise UsageError("--policy is judged in the findings, which need --profiles or --collect")
-    if collect and (profiles or part is RunOrReport.REPORT):
+    if collect and (profiles or part == "report"):
         raise UsageError("--collect records profiles; to report on those that are there, give --profiles")
     if not collect and (launches is not None or nsys or ncu):
         raise UsageError("--launches, --nsys and --ncu say how to --collect")
     folder = output or Path(f"study-{name}")
     failed: list[str] = []
-    if part is not RunOrReport.REPORT:
+    if part != "report":
         run = STUDIES[name].run(StudyOptions(tuple(axis or ()), rounds, device, quick))
         run_options = RunOptions(one_process(processes), timeout, fresh, retry)
         collection = Collection(folder / PROFILES, nsys, ncu, launches, fresh, note)
@@ -113,7 +114,7 @@ def study(
         if collect:
             failed = collection.record(run)
             profiles = folder / PROFILES if (folder / PROFILES / INDEX).is_file() else None
-    if part is RunOrReport.RUN:
+    if part == "run":
         print_lines([str(folder / MEASUREMENTS)])
     else:
         _report(folder, profiles, policy)
@@ -163,12 +164,8 @@ def _evidence(measurements: Measurements, profiles: Path, policy: Path | None) -
     return study_evidence(measurements, traces, counters=counters, policy=chosen)
 
 
-class PolicyAction(str, Enum):
-    """Actions on a policy."""
-
-    FIT = "fit"
-    SHOW = "show"
-    CHECK = "check"
+#: Actions on a policy.
+PolicyAction: TypeAlias = Literal["fit", "show", "check"]
 
 
 def policy(
@@ -196,7 +193,7 @@ def policy(
         str | None,
         option("PERCENT", "check: exit with 1 if a choice is slower than the best side by more than this, such as 2%."),
     ] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     """Fit, show and check policies: which variant to run for which shape.
 
@@ -205,11 +202,11 @@ def policy(
     """
     _check_arguments(doing, against, output, baseline, variant, fallback, fail_on)
     limit = None if fail_on is None else _share("--fail-on", fail_on)
-    if doing is PolicyAction.CHECK:
+    if doing == "check":
         assert against is not None
         _check(file, against, baseline, variant, limit, form)
         return
-    if doing is PolicyAction.FIT:
+    if doing == "fit":
         from warplens.studies.policies.fitting import fit_policy
 
         share = _share("--margin", margin)
@@ -234,20 +231,20 @@ def _check_arguments(
     fallback: str | None,
     fail_on: str | None,
 ) -> None:
-    if doing is PolicyAction.CHECK and against is None:
+    if doing == "check" and against is None:
         raise UsageError("check needs measurements beside the policy: warplens policy check policy.json SWEEP")
-    if doing is not PolicyAction.CHECK and against is not None:
-        raise UsageError(f"{doing.value} takes one file, and no second one ({against.name})")
+    if doing != "check" and against is not None:
+        raise UsageError(f"{doing} takes one file, and no second one ({against.name})")
     allowed_actions = {
-        "--output": (output, (PolicyAction.FIT,)),
-        "--baseline": (baseline, (PolicyAction.FIT, PolicyAction.CHECK)),
-        "--variant": (variant, (PolicyAction.FIT, PolicyAction.CHECK)),
-        "--fallback": (fallback, (PolicyAction.FIT,)),
-        "--fail-on": (fail_on, (PolicyAction.CHECK,)),
+        "--output": (output, ("fit",)),
+        "--baseline": (baseline, ("fit", "check")),
+        "--variant": (variant, ("fit", "check")),
+        "--fallback": (fallback, ("fit",)),
+        "--fail-on": (fail_on, ("check",)),
     }
     for name, (value, allowed) in allowed_actions.items():
         if value is not None and doing not in allowed:
-            raise UsageError(f"{name} is not an option of policy {doing.value}")
+            raise UsageError(f"{name} is not an option of policy {doing}")
 
 
 def _share(option: str, text: str) -> float:

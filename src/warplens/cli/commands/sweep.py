@@ -199,7 +199,7 @@ def sweep_report(
     output: Annotated[
         Path | None, option("DIR", "Folder to write; without it, the answer is printed.", "--output", "-o")
     ] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     """Report on a sweep: speed-ups, what limits each cell, crossovers, break-even, anomalies."""
     report_sweep(file, baseline, variant, output, form, given_share(level), given_share(margin), profiles)

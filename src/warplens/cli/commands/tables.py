@@ -69,7 +69,7 @@ def command_of(question: Question) -> Callable[..., None]:
     parameters |= {"window": (WindowOption, "steady"), "range_name": (RangeOption, None)}
     for word, meaning in question.flags.items():
         parameters[word] = (Annotated[bool, flag(f"--{word}", meaning)], False)
-    parameters |= {"form": (FormatOption, Format.TABLE), "limit": (LimitOption, 0 if question.whole else None)}
+    parameters |= {"form": (FormatOption, "table"), "limit": (LimitOption, 0 if question.whole else None)}
     command.__name__, command.__doc__ = name, question.ask.__doc__
     command.__annotations__ = {key: kind for key, (kind, _) in parameters.items()}
     command.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ def headroom(
         Path | None,
         option("REPORT", "An Nsight Compute report on the same program; its measurements replace models."),
     ] = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
     limit: LimitOption = None,
 ) -> None:
     """From the measured step time down to this GPU's limit, in parts that add up exactly.

@@ -17,8 +17,8 @@ from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import name_categories
 from warplens.profile.trace import worst_first
 from warplens.readers.kineto.issuers import Issued
-from warplens.readers.kineto.spans import GPU_KINDS, Recorded, Spans
-from warplens.readers.kineto.values import kind_of_category
+from warplens.readers.kineto.spans import Recorded, Spans
+from warplens.readers.kineto.values import GPU_KINDS, GPU_TABLES, kind_of_category
 from warplens.readers.losses import lost_level, still_queued
 
 #: Absolute times are between 2015 and 2100; others count from the start of the machine or of the program.
@@ -140,7 +140,7 @@ def notes_of(findings: Findings) -> tuple[Note, ...]:
 
 
 def _work(findings: Findings) -> int:
-    return sum(findings.tables[name].height for name in ("kernels", "copies", "memsets"))
+    return sum(findings.tables[name].height for name in GPU_TABLES)
 
 
 #: Other accelerators recorded by PyTorch's profiler, by the prefix of their events' categories.
@@ -238,7 +238,7 @@ def _missing_host(findings: Findings) -> list[Note]:
 
 
 def _devices(findings: Findings) -> list[Note]:
-    work = [findings.tables[name]["device"] for name in ("kernels", "copies", "memsets")]
+    work = [findings.tables[name]["device"] for name in GPU_TABLES]
     used = set(pl.concat(work).unique().to_list())
     if not used - {device.ordinal for device in findings.devices}:
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 
 import polars as pl
 
@@ -80,27 +81,12 @@ def short_numbers(handles: list[int]) -> list[int]:
     return numbers
 
 
-_DIRECTIONS = {
-    "htod": "host-to-device",
-    "dtoh": "device-to-host",
-    "htoa": "host-to-array",
-    "atoh": "array-to-host",
-    "atoa": "array-to-array",
-    "atod": "array-to-device",
-    "dtoa": "device-to-array",
-    "dtod": "device-to-device",
-    "htoh": "host-to-host",
-    "ptop": "peer-to-peer",
+#: Sides of a copy by their letter in its name; a peer copies only to a peer.
+_SIDES = {"h": "host", "d": "device", "a": "array"}
+_DIRECTIONS = {"ptop": "peer-to-peer"} | {
+    f"{source}to{target}": f"{_SIDES[source]}-to-{_SIDES[target]}" for source, target in product(_SIDES, repeat=2)
 }
-_MEMORIES = {
-    "pageable": "pageable",
-    "pinned": "pinned",
-    "device": "device",
-    "array": "array",
-    "managed": "managed",
-    "device static": "device-static",
-    "managed static": "managed-static",
-}
+_MEMORIES = {"pageable", "pinned", "device", "array", "managed", "device-static", "managed-static"}
 _COPY = re.compile(
     r"(?i)\b(?P<direction>[hdap]to[hdap])\b(?:\s*\(\s*(?P<source>[\w ]+?)\s*->\s*(?P<destination>[\w ]+?)\s*\))?"
 )
@@ -130,7 +116,8 @@ def memset_memory(name: str) -> str | None:
 
 
 def _memory(text: str | None) -> str | None:
-    return None if text is None else _MEMORIES.get(text.lower())
+    memory = (text or "").lower().replace(" ", "-")
+    return memory if memory in _MEMORIES else None
 
 
 def wait_kind(name: str) -> str:

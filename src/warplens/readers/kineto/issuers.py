@@ -15,10 +15,10 @@ import polars as pl
 
 from warplens.readers.kineto.gpu import int32, short_numbers
 from warplens.readers.kineto.spans import Spans
+from warplens.readers.kineto.values import GPU_KINDS
 
-#: Kinds of events that ran on a GPU, and waits for it.
-_ISSUED: Final = ("kernel", "copy", "memset", "wait")
-_WORK: Final = _ISSUED[:3]
+#: Kinds of events that have an issuer: those that ran on a GPU, and waits for it.
+_ISSUED: Final = (*GPU_KINDS, "wait")
 _LANE: Final = ("process", "device")
 
 #: Share of a GPU's work that must begin no earlier than its assigned call: clocks are aligned to microseconds, so that
@@ -41,7 +41,7 @@ def with_issuers(frames: dict[str, pl.DataFrame], host: int) -> Issued:
     """Add an `issuer` to GPU events, and make `device` unique across merged traces; frames are replaced."""
     result = Issued()
     for kind in _ISSUED:
-        device = pl.coalesce("device", "process", 0) if kind in _WORK else pl.col("device")
+        device = pl.coalesce("device", "process", 0) if kind in GPU_KINDS else pl.col("device")
         numbers = device.pipe(int32).cast(pl.Int64).alias("device")
         frames[kind] = frames[kind].with_columns(numbers, issuer=pl.lit(host, pl.Int64))
     calls = frames["call"].select("correlation", "process", begun="start_ns").drop_nulls()
@@ -51,7 +51,7 @@ def with_issuers(frames: dict[str, pl.DataFrame], host: int) -> Issued:
     ids_by_process = calls.select("correlation", "process").unique(maintain_order=True)
     shared = ids_by_process.filter(pl.col("correlation").is_duplicated())
     first = ids_by_process.unique("correlation", keep="first", maintain_order=True).rename({"process": "owner"})
-    lanes = pl.concat([frames[kind].select(*_LANE, "correlation", "start_ns") for kind in _WORK])
+    lanes = pl.concat([frames[kind].select(*_LANE, "correlation", "start_ns") for kind in GPU_KINDS])
     ambiguous = lanes.join(shared.select("correlation").unique(), on="correlation", how="semi")
     result.shared = ambiguous.height
     by_lane = _by_lane(lanes, calls, shared["process"].unique(maintain_order=True)) if ambiguous.height else None
@@ -59,7 +59,7 @@ def with_issuers(frames: dict[str, pl.DataFrame], host: int) -> Issued:
         result.unknown = result.shared
     for kind in _ISSUED:
         events = frames[kind].join(first, on="correlation", how="left", maintain_order="left")
-        if by_lane is not None and kind in _WORK:
+        if by_lane is not None and kind in GPU_KINDS:
             events = events.join(by_lane, on=_LANE, how="left", maintain_order="left", nulls_equal=True)
             events = events.with_columns(pl.coalesce("lane_owner", "owner").alias("owner")).drop("lane_owner")
         frames[kind] = events.with_columns(issuer=pl.col("owner").fill_null(host)).drop("owner")
@@ -94,7 +94,7 @@ def _renumber_gpus(frames: dict[str, pl.DataFrame], lanes: pl.DataFrame) -> dict
         return {}
     next_number = 1 + max(distinct_lanes["device"].to_list())
     numbers = duplicates.with_columns(other=pl.int_range(next_number, next_number + duplicates.height, dtype=pl.Int64))
-    for kind in _WORK:
+    for kind in GPU_KINDS:
         events = frames[kind].join(numbers, on=_LANE, how="left", maintain_order="left", nulls_equal=True)
         frames[kind] = events.with_columns(pl.coalesce("other", "device").alias("device")).drop("other")
     return dict(numbers.select("other", "device").iter_rows())
@@ -102,7 +102,7 @@ def _renumber_gpus(frames: dict[str, pl.DataFrame], lanes: pl.DataFrame) -> dict
 
 def shorten_processes(spans: Spans) -> None:
     """Give processes of labelled ranks (`[TP01] 4711`) distinct numbers of 31 bits; frames are replaced."""
-    hosts = [kind for kind in spans.frames if kind not in _WORK]
+    hosts = [kind for kind in spans.frames if kind not in GPU_KINDS]
     parts = [spans.arrows["process"], *(spans.frames[kind]["process"] for kind in hosts)]
     known = pl.concat(parts).drop_nulls().unique().sort()
     if not (known >= 2**31).any():

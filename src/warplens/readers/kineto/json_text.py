@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal, InvalidOperation
+from types import NoneType
 from typing import Any
 from zlib import crc32
 
@@ -97,18 +98,18 @@ def text_of(value: Any) -> str | None:
 
     None for null, and for values that no profiler writes: objects, and lists that are nested too deeply.
     """
-    if value is None or not is_plain(value):
+    if value is None or not _is_plain(value):
         return None
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")  # an unpaired surrogate is not valid text
     return json.dumps(value, default=float, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
 
-def is_plain(value: Any, levels: int = NESTED_LEVELS) -> bool:
-    """Whether a JSON value contains no objects, and nests lists no deeper than this."""
+def _is_plain(value: Any, refused: tuple[type, ...] = (dict,), levels: int = NESTED_LEVELS) -> bool:
+    """Whether a JSON value contains nothing of the refused types, and nests lists no deeper than this."""
     if isinstance(value, list):
-        return levels > 0 and all(is_plain(inner, levels - 1) for inner in value)
-    return not isinstance(value, dict)
+        return levels > 0 and all(_is_plain(inner, refused, levels - 1) for inner in value)
+    return not isinstance(value, refused)
 
 
 def is_shallow(value: Any, levels: int = NESTED_LEVELS) -> bool:
@@ -126,13 +127,7 @@ def inputs_of(text: str | None) -> str | None:
         value = orjson.loads(text or "")
     except orjson.JSONDecodeError:
         return None
-    return text if isinstance(value, list) and _is_whole(value) else None
-
-
-def _is_whole(value: Any, levels: int = NESTED_LEVELS) -> bool:
-    if isinstance(value, list):
-        return levels > 0 and all(_is_whole(inner, levels - 1) for inner in value)
-    return not isinstance(value, dict) and value is not None
+    return text if isinstance(value, list) and _is_plain(value, refused=(dict, NoneType)) else None
 
 
 def whole(value: Any) -> int | None:

@@ -259,7 +259,7 @@ class _Copy:
             return members
         if isinstance(value, list):
             return [self._member(name, inner, allowed) for inner in value]
-        return self._text(name, value) if isinstance(value, str) else value
+        return self.cleaner.text(name, value) if isinstance(value, str) else value
 
     def _event(self, event: dict[str, Any]) -> dict[str, Any] | None:
         """The kept part of an event; None if nothing is kept."""
@@ -276,7 +276,8 @@ class _Copy:
             elif key == "name" and isinstance(value, str):
                 members[key] = self._name(category, value)
             elif isinstance(value, str):
-                text = self._text("event", value)  # ids are read by their digits, and a mark would have other ones
+                text = self.cleaner.text("event", value)
+                # Ids are read by their digits, and a mark would have other ones.
                 members[key] = REMOVED.decode() if text != value and key in ("pid", "tid") else text
             elif not isinstance(value, (dict, list)):
                 members[key] = value
@@ -293,10 +294,8 @@ class _Copy:
             self.left_arguments["naming"] += 1
             value = "[removed]"
         members: dict[str, Any] = {key: event[key] for key in ("name", "ph", "ts", "pid", "tid") if key in event}
-        members = {
-            key: self._text("event", inner) if isinstance(inner, str) else inner for key, inner in members.items()
-        }
-        return {**members, "args": {argument: None if isinstance(value, (dict, list)) else value}}
+        texts = {key: self.cleaner.text("event", inner) for key, inner in members.items() if isinstance(inner, str)}
+        return {**members, **texts, "args": {argument: None if isinstance(value, (dict, list)) else value}}
 
     def _arguments(self, values: Any) -> Any:
         if not isinstance(values, dict):
@@ -320,7 +319,7 @@ class _Copy:
                 return self.cleaner.python("python", _bytes(value)).decode()
             if key in _FUNCTION_ARGUMENTS:
                 return self.cleaner.function("function", _bytes(value)).decode()
-            return self._text("argument", value)
+            return self.cleaner.text("argument", value)
         if isinstance(value, list):
             return [self._argument(key, inner) for inner in value]
         if isinstance(value, dict):  # no argument that is read is an object, whose keys could be anything
@@ -333,10 +332,7 @@ class _Copy:
             return self.cleaner.function("function", _bytes(name)).decode()
         if category == _PYTHON:
             return self.cleaner.python("python", _bytes(name)).decode()
-        return self._text("name", name)
-
-    def _text(self, place: str, text: str) -> str:
-        return self.cleaner.written(place, _bytes(text)).decode()
+        return self.cleaner.text("name", name)
 
 
 def _dumped(value: Mapping[str, Any] | Any) -> bytes:

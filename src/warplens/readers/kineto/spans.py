@@ -18,7 +18,7 @@ from warplens.profile.schema import encode_names, name_categories
 from warplens.readers.kineto import json_text
 from warplens.readers.kineto.document import Document, walk
 from warplens.readers.kineto.events import Column, EventColumns, EventReader, is_read
-from warplens.readers.kineto.values import KINDS, LISTED, Dictionary, arguments_of, kind_of_category
+from warplens.readers.kineto.values import GPU_KINDS, KINDS, LISTED, Dictionary, arguments_of, kind_of_category
 
 
 @dataclass
@@ -181,8 +181,6 @@ def _texts(parts: _Parts, dictionary: Dictionary, *, inputs_only: bool) -> pl.Se
 
 
 # --- The events as intervals on one clock ---
-
-GPU_KINDS = ("kernel", "copy", "memset")
 
 _BEGIN, _END, _COMPLETE = map(ord, "BEX")
 _MEMORY = "[memory]"

@@ -31,6 +31,7 @@ from warplens.readers.kineto.gpu import (
 )
 from warplens.readers.kineto.issuers import Issued, shorten_processes, with_issuers
 from warplens.readers.kineto.spans import Recorded, Spans, read_events, spans_of
+from warplens.readers.kineto.values import GPU_TABLES
 from warplens.secrets import without_folders
 
 _FORWARD = ord("s")
@@ -202,8 +203,8 @@ def recorded_tables(tables: Mapping[str, pl.DataFrame], header: Mapping[str, Any
     GPU activities are recorded together, and so are all tables of operators.
     """
     recorded = {name for name, frame in tables.items() if frame.height}
-    if recorded & {"kernels", "copies", "memsets"}:
-        recorded |= {"kernels", "copies", "memsets"}
+    if not recorded.isdisjoint(GPU_TABLES):
+        recorded.update(GPU_TABLES)
     if "operators" in recorded:
         recorded |= {"ranges", "autograd_links"}
     if header.get("profile_memory") == 1:
@@ -253,7 +254,7 @@ def read_kineto(
     report(f"{known_as.name}: putting the trace together")
     spans = spans_of(document.frames)
     tables, issued = tables_of(spans)
-    used = pl.concat([tables[name]["device"] for name in ("kernels", "copies", "memsets")]).unique().to_list()
+    used = pl.concat([tables[name]["device"] for name in GPU_TABLES]).unique().to_list()
     rocm = is_rocm(document.header, tables["api_calls"]["name"])
     devices = devices_of(document.header, used, rocm, issued.renumbered)
     rank, world_size = placement_of(document.header) if not issued.shared else (None, None)

@@ -11,21 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens.profile.schema import Bools, Int64s
+from warplens.profile.trace import WORK_KINDS
+
+#: Kinds of events that ran on a GPU, and their tables.
+GPU_KINDS = ("kernel", "copy", "memset")
+GPU_TABLES = tuple(WORK_KINDS[kind] for kind in GPU_KINDS)
 
 #: The kinds of events that are read.
-KINDS = (
-    "kernel",
-    "copy",
-    "memset",
-    "call",
-    "operator",
-    "annotation",
-    "python",
-    "wait",
-    "overhead",
-    "allocation",
-    "flow",
-)
+KINDS = (*GPU_KINDS, "call", "operator", "annotation", "python", "wait", "overhead", "allocation", "flow")
 
 #: Categories in lower case: those of 2021 (`Kernel`, `Operator`, `Runtime`, …) and those that replaced them in 2022.
 #: Left out on purpose: `gpu_user_annotation`, which the profiler derives from annotations and kernels; `ac2g` and
@@ -72,17 +65,16 @@ class Argument:
     launch_configuration: bool = False  #: part of a kernel's launch configuration, which few questions need
 
 
-_GPU = ("kernel", "copy", "memset")
 _COLLECTIVE = ("kernel", "operator")
 
 ARGUMENTS: tuple[Argument, ...] = (
-    Argument("device", ("device",), (*_GPU, "wait")),
-    Argument("stream", ("stream",), (*_GPU, "wait")),
-    Argument("correlation", ("correlation",), (*_GPU, "call", "wait")),
+    Argument("device", ("device",), (*GPU_KINDS, "wait")),
+    Argument("stream", ("stream",), (*GPU_KINDS, "wait")),
+    Argument("correlation", ("correlation",), (*GPU_KINDS, "call", "wait")),
     Argument("external_id", ("External id", "external id"), ("kernel", "operator", "annotation")),
     Argument("bytes", ("bytes", "size"), ("copy", "memset")),
-    Argument("graph_node", ("graph node id",), _GPU),
-    Argument("graph", ("graph id",), _GPU),
+    Argument("graph_node", ("graph node id",), GPU_KINDS),
+    Argument("graph", ("graph id",), GPU_KINDS),
     Argument("grid", ("grid",), ("kernel", "call"), is_text=True, launch_configuration=True),
     Argument("block", ("block",), ("kernel", "call"), is_text=True, launch_configuration=True),
     Argument("registers", ("registers per thread",), ("kernel",), launch_configuration=True),

@@ -266,7 +266,7 @@ def copy_ncu_csv(source: Path, known_as: Path, partial: Path) -> Removed:
                     )
                     writer.writerow([_cell(cleaner, name, cell) for name, cell in zip(columns, cells, strict=False)])
                 elif own_line := _OWN_LINE.match(line):
-                    text = _written(cleaner, "line", _QUOTED.sub("''", own_line[2]))
+                    text = cleaner.text("line", _QUOTED.sub("''", own_line[2]))
                     file.write(f"=={own_line[1]}== {text}\n")
                 else:
                     left_lines["line"] += bool(line.strip())
@@ -320,8 +320,4 @@ def _cell(cleaner: Cleaner, name: str, cell: str) -> str:
         return cell
     if name == _FUNCTION:
         return cleaner.function("function", cell.encode("utf-8", "replace")).decode()
-    return _written(cleaner, "cell", cell)
-
-
-def _written(cleaner: Cleaner, place: str, text: str) -> str:
-    return cleaner.written(place, text.encode("utf-8", "replace")).decode()
+    return cleaner.text("cell", cell)

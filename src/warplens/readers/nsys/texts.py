@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -147,12 +148,7 @@ def encoded_codes(values: pl.Series, codes: Mapping[int, str]) -> pl.Series:
 
 #: ENUM_NSYS_EVENT_TYPE: ranges of NVTX and of its text importer (NVTXT). Marks, names and domains are not ranges.
 RANGE_KINDS = {59: "push-pop", 60: "start-end", 70: "push-pop", 71: "start-end"}
-_RANGE_TYPE_NAMES = {
-    "NvtxPushPopRange": "push-pop",
-    "NvtxStartEndRange": "start-end",
-    "NvtxtPushPopRange": "push-pop",
-    "NvtxtStartEndRange": "start-end",
-}
+_RANGE_TYPE_NAME = re.compile(rb"Nvtxt?(?:(PushPop)|StartEnd)Range")
 
 
 def range_kinds(file: Tables) -> Mapping[int, str]:
@@ -160,9 +156,9 @@ def range_kinds(file: Tables) -> Mapping[int, str]:
     kinds = {}
     if {"id", "name"} <= set(file.tables.get("ENUM_NSYS_EVENT_TYPE", ())):
         for code, name in file.rows("SELECT id, name FROM ENUM_NSYS_EVENT_TYPE"):
-            kind = _RANGE_TYPE_NAMES.get(name.decode("utf-8", "replace")) if isinstance(name, bytes) else None
-            if kind is not None and isinstance(code, int):
-                kinds[code] = kind
+            found = _RANGE_TYPE_NAME.fullmatch(name) if isinstance(name, bytes) else None
+            if found is not None and isinstance(code, int):
+                kinds[code] = "push-pop" if found[1] else "start-end"
     return kinds or RANGE_KINDS
 
 

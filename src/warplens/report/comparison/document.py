@@ -8,7 +8,7 @@ from typing import Any, Final
 from warplens.analysis.counters.comparison import Comparison
 from warplens.profile import NoteLevel
 from warplens.report import text as fmt
-from warplens.report.charts import waterfall_chart
+from warplens.report.charts.bars import waterfall_chart
 from warplens.report.comparison.numbers import StepNumbers
 from warplens.report.comparison.steps import (
     kernel_table,
@@ -81,10 +81,8 @@ def _answer(numbers: StepNumbers) -> Answer:
         gain=signed_share(comparison.ratio.estimate - 1) if comparable else "",
         gain_range=fmt.sentence(interval_text(comparison.ratio).replace(" %:", " % interval:", 1)),
         do=fmt.sentence(reasons[0]) if reasons else "",
-        code="",
         brings=" ".join(map(fmt.sentence, reasons[1:])),
         sure=needed_text(comparison) or fmt.sentence(comparison.how) if comparable else "",
-        refute="",
         notes=limiting,
         strips=(side_strip(wall, "baseline", per), side_strip(wall, "variant", per)),
         others=(("parts-section", "part by part", ""), ("kernels-section", "kernel by kernel", "")),

@@ -223,7 +223,7 @@ def step_data(numbers: StepNumbers) -> dict[str, Any]:
         "variant": _side(numbers.variant, numbers.samples[1], difference.launches.variant),
         "verdict": verdict_data(numbers.comparison),
         "gate": _gate(numbers.regression, numbers.comparison),
-        "explanation": {**_fields(numbers.why), "is_paradox": numbers.why.is_paradox},
+        "explanation": {**vars(numbers.why), "is_paradox": numbers.why.is_paradox},
         "wall": {
             "baseline_ns": float(wall.baseline.wall_ns),
             "variant_ns": float(wall.variant.wall_ns),
@@ -237,7 +237,7 @@ def step_data(numbers: StepNumbers) -> dict[str, Any]:
         "phases": {"rows": difference.phases},
         "transfers": {"rows": difference.transfers},
         "launch_costs": named(difference.launches, "calls_change added_cost_ns pace_cost_ns"),
-        "work": {**_fields(difference.work), "flops_ratio": difference.work.flops_ratio},
+        "work": {**vars(difference.work), "flops_ratio": difference.work.flops_ratio},
         "counters": comparison_data(numbers.counters) if numbers.counters is not None else None,
     }
 
@@ -250,7 +250,7 @@ def _side(side: TraceFiles, samples: Samples, launches: SideLaunches) -> dict[st
         "windows": [window_data(file.window) for file in side.files],
         "step_times_ns": [block.tolist() for block in samples.blocks],
         "launches": {
-            **{name: item for name, item in _fields(launches).items() if name != "pace"},
+            **{name: item for name, item in vars(launches).items() if name != "pace"},
             **named(launches, "host_ns_per_launch queue_empty_share behind_share"),
         },
     }
@@ -258,18 +258,13 @@ def _side(side: TraceFiles, samples: Samples, launches: SideLaunches) -> dict[st
 
 def verdict_data(comparison: Comparison) -> dict[str, Any]:
     """The JSON data of a verdict."""
-    return {**_fields(comparison), "decided_by": needed_text(comparison)}
+    return {**vars(comparison), "decided_by": needed_text(comparison)}
 
 
 def _gate(gate: Regression | None, comparison: Comparison) -> dict[str, Any] | None:
     if gate is None:
         return None
     return {**named(gate, "fail_on found excluded"), "sentence": gate_line(gate, comparison)}
-
-
-def _fields(item: Any) -> dict[str, Any]:
-    """The fields of a dataclass, without converting nested ones (as `asdict` does)."""
-    return {name: getattr(item, name) for name in item.__dataclass_fields__}
 
 
 KERNEL_GROUPS: Final = table(
@@ -288,12 +283,7 @@ KERNEL_GROUPS: Final = table(
 
 
 def kernel_groups(
-    changes: KernelChanges,
-    further: Sequence[tuple[Side, Side]] = (),
-    *,
-    hidden: bool = False,
-    margin: float = 0.02,
-    level: float = 0.05,
+    changes: KernelChanges, further: Sequence[tuple[Side, Side]], *, hidden: bool, margin: float, level: float
 ) -> pl.DataFrame:
     """The matched kernels by name (`KERNEL_GROUPS`), with the verdict on their difference in time.
 

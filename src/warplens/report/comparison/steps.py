@@ -15,7 +15,7 @@ from warplens.profile.schema import Column, Kind
 from warplens.report import text as fmt
 from warplens.report.comparison.numbers import KERNEL_GROUPS, StepNumbers
 from warplens.report.comparison.words import BOUND_TITLES, VERDICT_TITLES, forbids_verdict, interval_text, signed_share
-from warplens.report.document import KeyFigure, Segment, Strip, Table, pick
+from warplens.report.document import KeyFigure, Segment, Strip, Table, pick, with_texts
 from warplens.report.text import Scalar, part_title, phase_title
 from warplens.report.theme import part_fill
 
@@ -231,8 +231,7 @@ def part_table(wall: WallSplit, most: int | None = None, per: str = "step") -> T
         per: `step` or `window`, whichever the times are of.
     """
     rows = wall.frame().with_columns(pl.col("group").cast(pl.String))
-    titles = [part_name(*key) for key in rows.select("group", "part").iter_rows()]
-    rows = rows.with_columns(pl.Series("title", titles, dtype=pl.String))
+    rows = with_texts(rows, title=lambda row: part_name(row["group"], row["part"]))
     if most is not None:
         rows = _most_changed(rows, most)
     total = pl.DataFrame(
@@ -371,5 +370,5 @@ def transfer_table(transfers: pl.DataFrame) -> Table:
 
 def phase_table(phases: pl.DataFrame) -> Table:
     """GPU work by phase (`PHASE_CHANGES`)."""
-    titles = pl.Series("title", [phase_title(phase) for phase in phases["phase"]], dtype=pl.String)
-    return Table("phases", "GPU work by phase", _PHASE_COLUMNS, phases.with_columns(titles), None)
+    rows = with_texts(phases, title=lambda row: phase_title(row["phase"]))
+    return Table("phases", "GPU work by phase", _PHASE_COLUMNS, rows, None)

@@ -264,15 +264,12 @@ SIDE_BY_SIDE: Final = SectionOf["Sequence[Comparison]"]("comparison", "Side by s
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """The JSON data of a comparison, with every metric."""
+    from warplens.report.jsonout import named
+
     return {
-        "before": comparison.before,
-        "after": comparison.after,
-        "paired_share_before": comparison.paired_share_before,
-        "paired_share_after": comparison.paired_share_after,
+        **named(comparison, "before after paired_share_before paired_share_after"),
         "rows": comparison.groups,
-        "metrics": comparison.metrics,
-        "unpaired": comparison.unpaired,
-        "notes": list(comparison.notes),
+        **named(comparison, "metrics unpaired notes"),
     }
 
 

@@ -47,6 +47,7 @@ from warplens.report.document import (
     quiet,
     sections,
     with_texts,
+    yes_or_no,
 )
 from warplens.report.jsonout import envelope, named
 from warplens.report.verdict import checklist_blocks
@@ -122,7 +123,7 @@ def kernels(numbers: CounterNumbers) -> Iterator[Block]:
     summary = numbers.summary
     timed = summary.filter(pl.col("total_ns") > 0)
     if timed.height:
-        from warplens.report import charts
+        from warplens.report.charts import bars
 
         rows = timed.head(_RANKED)
         ranked = pl.DataFrame(
@@ -141,7 +142,7 @@ def kernels(numbers: CounterNumbers) -> Iterator[Block]:
         alt = "; ".join(
             f"{name}: {fmt.share(share)}" for name, share in ranked.select("name", "share").head(3).iter_rows()
         )
-        yield Figure("ranking", "Profiled time by kernel", charts.ranked_chart(ranked), alt)
+        yield Figure("ranking", "Profiled time by kernel", bars.ranked_chart(ranked), alt)
     yield Table("kernels-table", "Kernels", _KERNEL_COLUMNS, summary, empty="The report holds no profiled kernel.")
 
 
@@ -160,10 +161,7 @@ def bounds(numbers: CounterNumbers) -> Iterator[Block]:
     """The bound of each kernel, with its evidence."""
     summary = with_texts(numbers.summary, evidence=lambda row: evidence_text(row["evidence"])).with_columns(
         pl.col("fault").replace(FAULT_TITLES),
-        *(
-            pl.when(name).then(pl.lit("yes")).when(~pl.col(name)).then(pl.lit("no")).alias(name)
-            for name in ("balanced", "healthy")
-        ),
+        *yes_or_no("balanced", "healthy"),
     )
     columns = shown_columns(_BOUND_COLUMNS, summary)
     yield Table("bounds-table", "What limits each kernel", columns, summary, empty="No kernel.")
@@ -380,8 +378,6 @@ def counters_answer(numbers: CounterNumbers) -> Answer | None:
         do=do,
         code=code,
         brings=brings,
-        sure="",
-        refute="",
         notes=numbers.warnings,
         strips=(Strip("bounds", 0, f"What bounds the profiled time ({total})", segments),),
         others=(("kernels", "every kernel with its bound", ""), ("next-run", "what to collect next", "")),

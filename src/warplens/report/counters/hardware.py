@@ -245,7 +245,7 @@ def roofline_figure(analysis: Roofline, points: pl.DataFrame) -> Figure | None:
     placed = points.filter(pl.col("launch").is_in(analysis.placed["launch"].to_list()))
     if placed.is_empty() or not (analysis.roofs["roof"] == "compute").any():
         return None
-    from warplens.report.charts import roofline_chart
+    from warplens.report.charts.plane import roofline_chart
 
     largest = ", ".join(
         f"{row['number']} {fmt.shorten_kernel(row['full_name'])} at {fmt.share(row['roof_share'])} of its "

@@ -24,14 +24,14 @@ from warplens.analysis.streams import CONCURRENCY, GRAPHS, STREAMS
 from warplens.analysis.work.catalogue import UNMODELLED, WORK, work_statistics
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
-from warplens.report import charts
 from warplens.report import text as fmt
+from warplens.report.charts import bars, overtime, plane
 from warplens.report.document import Block, Figure, KeyFigure, KeyFigures, Paragraph, Table, pick, quiet
 from warplens.report.overview.numbers import Numbers, OperatorNumbers
 from warplens.report.overview.time import DURATIONS, RANKED, largest_three, nothing
 from warplens.report.questions.host import LAUNCH_TIMES, launches_coverage
 from warplens.report.questions.memory import MEMORY_USE, OWNER, memory_facts, with_owners
-from warplens.report.questions.operators import coverage_sentences, overhead_sentence, what_to_record
+from warplens.report.questions.operators import OPERATOR_TITLES, coverage_sentences, overhead_sentence, what_to_record
 
 #: Begin of the first bin. No part of a launch is shorter, but the queue delay is negative if the kernel starts first.
 _SHORTEST_NS: Final = 100
@@ -85,14 +85,14 @@ def _launch_durations(numbers: Numbers) -> Figure:
         "queue delay": kernels["start_ns"] - kernels["launch_end_ns"],
         "kernel": kernels["end_ns"] - kernels["start_ns"],
     }
-    bins = pl.concat([charts.log_bins(durations, name, _SHORTEST_NS) for name, durations in series.items()])
+    bins = pl.concat([plane.log_bins(durations, name, _SHORTEST_NS) for name, durations in series.items()])
     early = int((series["queue delay"] < _SHORTEST_NS).sum())
     note = f"; {fmt.count(early)} queue delays below {fmt.duration(_SHORTEST_NS)} are in the first bin" if early else ""
     medians = ", ".join(f"{name} {fmt.duration(values.median())}" for name, values in series.items())  # type: ignore[arg-type]
     return Figure(
         "launches-chart",
         f"How long launching calls, queue delays and kernels take{note}",
-        charts.histogram_chart(bins, "duration (logarithmic)"),
+        plane.histogram_chart(bins, "duration (logarithmic)"),
         f"Medians: {medians}.",
     )
 
@@ -108,12 +108,12 @@ def copies(numbers: Numbers) -> Iterator[Block]:
             f"{fmt.share(overlap['overlapped_share'])} of that while kernels ran, "
             f"{fmt.duration(overlap['exposed_ns'])} without a running kernel."
         )
-    cells = charts.bandwidth_cells(numbers.timeline.copies_in(numbers.window))
+    cells = plane.bandwidth_cells(numbers.timeline.copies_in(numbers.window))
     if not cells.is_empty():
         yield Figure(
             "copies-chart",
             "Bandwidth of copies by their size; larger dots are more copies",
-            charts.bandwidth_chart(cells),
+            plane.bandwidth_chart(cells),
             f"{fmt.count(int(cells['count'].sum()))} copies in {cells['direction'].n_unique()} directions.",
         )
     kind = pl.when(pl.col("kind") == "memset").then(pl.lit("memory fill")).otherwise(pl.col("direction"))
@@ -199,7 +199,7 @@ def memory(numbers: Numbers) -> Iterator[Block]:
         yield Figure(
             "memory-chart",
             "Allocated memory over the window",
-            charts.memory_chart(charts.thinned_levels(drawn.sort("memory", "time_ns", maintain_order=True))),
+            overtime.memory_chart(overtime.thinned_levels(drawn.sort("memory", "time_ns", maintain_order=True))),
             f"Peak of {_use_title(uses[0])}: {fmt.data_size(uses[0].peak_bytes)}.",
         )
     shown = "peak_bytes begin_bytes end_bytes allocations releases unseen_bytes"
@@ -265,7 +265,7 @@ def _device_memory(numbers: Numbers, use: AllocatorUse, recorded: Allocations) -
         f"Peak {fmt.data_size(use.peak_bytes)}, {fmt.duration(use.peak_ns - numbers.window.start_ns)} after the start."
     )
     if not drawn.is_empty():
-        lines = charts.memory_chart(charts.thinned_levels(drawn))
+        lines = overtime.memory_chart(overtime.thinned_levels(drawn))
         yield Figure(f"allocator-chart-{id_}", f"Memory of {_device_title(use)} over the window", lines, peak)
     columns = pick(ALIVE, OWNER.but(title="Allocated by"), "forward phase bytes share blocks", share="Of the peak")
     owners = with_owners(recorded.alive_at_peak.filter(of_device))
@@ -284,7 +284,6 @@ def _device_title(use: AllocatorUse) -> str:
 
 #: Columns of an operator or a part of the program, after its name.
 _SHOWN: Final = "share total_ns gpu_ns backward_ns calls host_ns"
-_TITLES: Final = {"total_ns": "GPU in all", "gpu_ns": "Launched"}
 
 
 def operators(numbers: Numbers) -> Iterator[Block]:
@@ -313,7 +312,7 @@ def operators(numbers: Numbers) -> Iterator[Block]:
     ]
     if text := " ".join(f"{sentence}." for sentence in sentences if sentence is not None):
         yield quiet(text)
-    columns = pick(OPERATORS, "name", _SHOWN, "api_ns host_self_ns", name="Operator", **_TITLES)
+    columns = pick(OPERATORS, "name", _SHOWN, "api_ns host_self_ns", name="Operator", **OPERATOR_TITLES)
     yield Table("operators-table", "Operators by name", columns, operator_numbers.names)
 
 
@@ -323,7 +322,7 @@ def modules(numbers: Numbers) -> Iterator[Block]:
     if operator_numbers is None or not operator_numbers.modules.height:
         return
     yield _ranking(operator_numbers)
-    columns = pick(OPERATORS, "name level", _SHOWN, name="Part", **_TITLES)
+    columns = pick(OPERATORS, "name level", _SHOWN, name="Part", **OPERATOR_TITLES)
     yield Table("modules-table", "Parts of the program", columns, operator_numbers.modules, depth="depth")
 
 
@@ -357,7 +356,7 @@ def _ranking(operator_numbers: OperatorNumbers) -> Figure:
     return Figure(
         "operators-chart",
         "Parts of the program by their own GPU time, forward and backward",
-        charts.ranked_chart(drawn),
+        bars.ranked_chart(drawn),
         largest_three(drawn),
     )
 

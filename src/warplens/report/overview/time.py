@@ -14,9 +14,9 @@ from warplens.analysis.ranges import RANGES
 from warplens.analysis.timebudget import BUDGET, TimeBudget
 from warplens.profile.columns import column
 from warplens.profile.schema import Column
-from warplens.report import charts
 from warplens.report import text as fmt
-from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet
+from warplens.report.charts import bars, overtime
+from warplens.report.document import Block, Figure, Paragraph, Section, Table, pick, quiet, with_texts, yes_or_no
 from warplens.report.headroom import merged_small_parts
 from warplens.report.overview.numbers import Numbers
 from warplens.report.questions.gpu import ranges_coverage
@@ -83,7 +83,7 @@ def _device_budget(numbers: Numbers, budget: TimeBudget, *, drawn: bool) -> Iter
         yield Figure(
             f"budget-chart-{budget.device}",
             f"{name}: where {duration} went",
-            charts.budget_chart(merged_small_parts(parts, _SMALL_PART)),
+            bars.budget_chart(merged_small_parts(parts, _SMALL_PART)),
             f"{name} was busy for {fmt.duration(budget.busy_ns)} of {duration}. Largest parts: "
             f"{', '.join(f'{title} {fmt.share(share)}' for title, share in largest)}.",
         )
@@ -127,13 +127,13 @@ def steps(numbers: Numbers) -> Iterator[Block]:
         yield Figure(
             "steps-chart",
             f"Wall and GPU time of each step{pale_note}",
-            charts.steps_chart(charts.merged_steps(marks)),
+            overtime.steps_chart(overtime.merged_steps(marks)),
             f"{all_steps.height} steps. {_step_spread(window_steps if window_steps.height else all_steps)}",
         )
     if numbers.budgets:
         yield _timeline(numbers)
     if all_steps.height:
-        rows = all_steps.with_columns(pl.col("in_window").replace_strict({True: "yes", False: "no"}))
+        rows = all_steps.with_columns(yes_or_no("in_window"))
         counts = column(
             "in_window", dtype=pl.String, help="whether the step is in the analysed window", title="Counted"
         )
@@ -150,18 +150,18 @@ def _step_spread(steps: pl.DataFrame) -> str:
 def _timeline(numbers: Numbers) -> Figure:
     window = numbers.window
     span = (window.start_ns, window.end_ns)
-    bins = charts.timeline_bins(len(numbers.budgets))
+    bins = overtime.timeline_bins(len(numbers.budgets))
     lanes, shares = [], []
     for budget in numbers.budgets:
         running, name = clip(numbers.timeline.busy(budget.device), *span), f"GPU {budget.device}"
-        lanes.append(charts.busy_bins(running.starts, running.ends, span, name, bins))
+        lanes.append(overtime.busy_bins(running.starts, running.ends, span, name, bins))
         shares.append(f"{name} {fmt.share(budget.busy_ns / budget.duration_ns if budget.duration_ns else 0.0)}")
     begins = [step.start_ns - window.start_ns for step in window.steps]
     drawn = begins if len(begins) <= _MOST_STEP_LINES else []
     return Figure(
         "timeline-chart",
         "GPU activity over the window" + ("; dotted lines are starts of steps" if drawn else ""),
-        charts.timeline_chart(pl.concat(lanes), drawn),
+        overtime.timeline_chart(pl.concat(lanes), drawn),
         f"Share of each short stretch of the window in which the GPU works. Over all: {', '.join(shares)}.",
     )
 
@@ -172,8 +172,7 @@ def phases(numbers: Numbers) -> Iterator[Block]:
     if not set(phase_times["phase"]) - {"none"}:
         yield nothing(numbers, "No range is named after forward, backward or optimizer.", "ranges")
         return
-    rows = phase_times.with_columns(
-        pl.Series("title", [phase_title(phase) for phase in phase_times["phase"]], dtype=pl.String),
+    rows = with_texts(phase_times, title=lambda row: phase_title(row["phase"])).with_columns(
         (pl.col("gpu_ns") / max(1, steps)).alias("per_step_ns"),
         (pl.col("matmul_ns") / pl.col("kernel_ns")).alias("matmul_share"),
         (pl.col("inferred_ns") / pl.col("gpu_ns")).alias("inferred_share"),
@@ -225,7 +224,7 @@ def kernels(numbers: Numbers) -> Iterator[Block]:
         yield Figure(
             "kernels-chart",
             f"The {top.height} kernels with the most GPU time: {share} of all" if top.height > 1 else "The only kernel",
-            charts.ranked_chart(ranked),
+            bars.ranked_chart(ranked),
             largest_three(ranked),
         )
     name = KERNELS.column("full_name").but(full="full_name", help="kernel function; unfold for the full name")
@@ -247,7 +246,7 @@ def categories(numbers: Numbers) -> Iterator[Block]:
         pl.Series("fill", [category_fill(category) for category in statistics["category"].head(RANKED)], pl.String),
     )
     if takes_time(ranked):
-        yield Figure("categories-chart", "Kernel time by category", charts.ranked_chart(ranked), largest_three(ranked))
+        yield Figure("categories-chart", "Kernel time by category", bars.ranked_chart(ranked), largest_three(ranked))
     yield Paragraph(_classification_text(numbers))
     numeric = pick(KERNEL_GROUPS, "share total_ns kernels", DURATIONS.removeprefix("share total_ns "))
     yield Table("categories-table", "Categories", (KERNELS.column("category"), *numeric), rows, limit=None)

@@ -25,14 +25,14 @@ from warplens.report.jsonout import named
 from warplens.report.questions import Found, question
 
 _GPU: Final = "calls total_ns share gpu_ns backward_ns host_ns"
-_GPU_TITLES: Final = {"total_ns": "GPU in all", "gpu_ns": "Launched"}
+#: Titles of GPU times: of an operator with its backward pass, and of what it launched itself.
+OPERATOR_TITLES: Final = {"total_ns": "GPU in all", "gpu_ns": "Launched"}
 _OPERATORS: Final = {
-    "name": pick(OPERATORS, "name", _GPU, "api_ns host_self_ns", name="Operator", **_GPU_TITLES),
-    "shapes": pick(OPERATORS, "name input_shapes", _GPU, name="Operator", **_GPU_TITLES),
-    "tree": pick(OPERATORS, "name", _GPU, "api_ns host_self_ns", name="Operator", **_GPU_TITLES),
-    "module": pick(OPERATORS, "name level", _GPU, name="Module", **_GPU_TITLES),
+    "name": pick(OPERATORS, "name", _GPU, "api_ns host_self_ns", name="Operator", **OPERATOR_TITLES),
+    "shapes": pick(OPERATORS, "name input_shapes", _GPU, name="Operator", **OPERATOR_TITLES),
+    "module": pick(OPERATORS, "name level", _GPU, name="Module", **OPERATOR_TITLES),
     "python": pick(
-        OPERATORS, "name calls gpu_self_ns backward_self_ns total_ns share host_ns", name="Function", **_GPU_TITLES
+        OPERATORS, "name calls gpu_self_ns backward_self_ns total_ns share host_ns", name="Function", **OPERATOR_TITLES
     ),
 }
 
@@ -51,7 +51,7 @@ def operators(timeline: Timeline, window: Window, by: str) -> Found:
     caption = {"module": "GPU time of modules", "python": "GPU time of Python functions"}.get(by, "Operators")
     depth = "depth" if by in ("tree", "module") else None
     empty = not_recorded or "No operators in the window."
-    shown = Table("operators", caption, _OPERATORS[by], rows, depth=depth, empty=empty)
+    shown = Table("operators", caption, _OPERATORS["name" if by == "tree" else by], rows, depth=depth, empty=empty)
     facts = tuple(_operator_facts(coverage, overhead, places=by == "module"))
     if facts and not_recorded is not None:
         facts += (not_recorded,)

@@ -13,7 +13,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import column
 from warplens.report import text as fmt
-from warplens.report.document import Table, pick
+from warplens.report.document import Table, pick, with_texts, yes_or_no
 from warplens.report.jsonout import named
 from warplens.report.questions import Found, question
 
@@ -103,7 +103,7 @@ def rhythm_tables(search: StepSearch) -> tuple[Table, ...]:
     """All repeating rhythms, if it is not certain which of them is the step."""
     if search.confidence in (None, "high"):
         return ()
-    rows = rhythm_rows(search).with_columns(pl.col("is_step").replace_strict({True: "yes", False: "no"}))
+    rows = rhythm_rows(search).with_columns(yes_or_no("is_step"))
     columns = tuple(column.but(dtype=pl.String) if column.name == "is_step" else column for column in RHYTHMS.columns)
     return (Table("rhythms", "What repeats, and how sure it is that it is the step", columns, rows, limit=None),)
 
@@ -120,11 +120,7 @@ def left_out_facts(search: StepSearch) -> tuple[str, ...]:
 
 def rhythm_data(search: StepSearch) -> dict[str, Any]:
     """Confidence, rhythms and activity left out, for JSON."""
-    return {
-        "confidence": search.confidence,
-        "rhythms": rhythm_rows(search),
-        "left_out": left_out_rows(search),
-    }
+    return {"confidence": search.confidence, "rhythms": rhythm_rows(search), "left_out": left_out_rows(search)}
 
 
 _PHASES: Final = pick(PHASE_TIMES, column("title", title="Phase"), "gpu_ns share inferred_ns busy_ns matmul_ns kernels")
@@ -143,6 +139,6 @@ def phases(timeline: Timeline, window: Window, by: str) -> Found:
         shown = Table("phases", caption, _PHASES_OF_STEPS, rows, empty="No steps were found in the window.")
     else:
         rows = phase_statistics(timeline, window)
-        titled = rows.with_columns(pl.Series("title", map(fmt.phase_title, rows["phase"]), dtype=pl.String))
+        titled = with_texts(rows, title=lambda row: fmt.phase_title(row["phase"]))
         shown = Table("phases", caption, _PHASES, titled, empty="No GPU work in the window.")
     return Found(rows, (shown,))

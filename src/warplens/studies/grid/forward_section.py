@@ -174,7 +174,7 @@ def time_matrix(grid: Grid) -> Table:
 
 
 def _time_figure(grid: Grid) -> Figure:
-    from warplens.report.charts import ranked_chart
+    from warplens.report.charts.bars import ranked_chart
 
     fills = dict(zip(grid.models, _MODEL_FILLS * len(grid.models), strict=False))
     times = [(cell, cell.forward) for cell in grid.preferred("a") if cell.forward]

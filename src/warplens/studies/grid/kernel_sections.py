@@ -200,7 +200,7 @@ def mix_columns(mix: pl.DataFrame) -> tuple[Column, ...]:
 
 
 def _mix_figure(mix: pl.DataFrame) -> Figure:
-    from warplens.report.charts import ranked_chart
+    from warplens.report.charts.bars import ranked_chart
 
     row = mix.row(mix.height - 1, named=True)
     values = [(label, row[label]) for label in mix.columns[3:] if row[label] > 0]

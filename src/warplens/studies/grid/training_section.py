@@ -231,7 +231,7 @@ def _training_blocks(grid: Grid) -> Iterator[Block]:
 
 
 def _split_figure(split: pl.DataFrame) -> Figure:
-    from warplens.report.charts import budget_chart
+    from warplens.report.charts.bars import budget_chart
 
     row = split.row(-1, named=True)
     title = cell_title(row)

@@ -266,7 +266,7 @@ def _named(problem: dict[str, Any]) -> str:
 
 
 def _problem_section(rates: pl.DataFrame, against: pl.DataFrame, problem: dict[str, Any]) -> Section:
-    from warplens.report.charts import curve_chart
+    from warplens.report.charts.plane import curve_chart
 
     rows, name = _of(rates, problem), _named(problem)
     id_ = "-".join(str(problem[key]).lower() for key in _PROBLEM)

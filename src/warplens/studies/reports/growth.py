@@ -255,7 +255,7 @@ def _label(name: str) -> pl.Expr:
 def _curves(
     lines: pl.DataFrame, axis: str, y_column: str, caption: str, id_: str, laws: pl.DataFrame | None = None
 ) -> Figure:
-    from warplens.report.charts import curve_chart
+    from warplens.report.charts.plane import curve_chart
 
     points = lines.select("series", x=axis, y=y_column)
     chart = curve_chart(

@@ -220,7 +220,7 @@ def _curves(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Fig
     known = pairs.filter(pl.col("speedup").is_not_null())
     if "batch" not in axes or known.get_column("batch").n_unique() < 2:
         return ()
-    from warplens.report.charts import curve_chart
+    from warplens.report.charts.plane import curve_chart
 
     figures = []
     for (method, keep), group in known.group_by("method", "keep", maintain_order=True):

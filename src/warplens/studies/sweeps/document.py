@@ -259,7 +259,7 @@ def _detail(row: Mapping[str, Any]) -> str:
 
 
 def _regimes(numbers: SweepNumbers) -> Section:
-    from warplens.report.charts import regime_chart
+    from warplens.report.charts.bars import regime_chart
 
     axes = numbers.sweep.axes
     axis, rows = _laid_out(numbers)
