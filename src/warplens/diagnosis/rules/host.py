@@ -36,7 +36,7 @@ from warplens.diagnosis.rule import (
 )
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
 from warplens.diagnosis.structure import Passes, backward_work, passes_of_step, turns_of_step
-from warplens.profile.schema import Bools, Float64s, Int32s, Int64s
+from warplens.profile.schema import Bools, Float64s, Int64s
 
 _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
 
@@ -780,7 +780,7 @@ class BlockingCopy(Rule):
         large = bytes_ > SMALL_COPY_BYTES
         if (sent & large).sum() < self.least_inside * facts.steps:
             return none
-        if self._goes_round(program.step[rows], bytes_, sent & large, ~sent & large):
+        if self._goes_round(program.step[rows].astype(np.int64), bytes_, sent & large, ~sent & large):
             return _ones_at(facts, rows[large])
         firsts = np.full(int(program.step.max(initial=0)) + 1, np.iinfo(np.int64).max)
         starts, products = work["start_ns"].to_numpy(), program.labelled(*PRODUCTS)
@@ -800,7 +800,7 @@ class BlockingCopy(Rule):
             return none
         return _ones_at(facts, rows[inside | (fetched & there_and_back)])
 
-    def _goes_round(self, steps: Int32s, bytes_: Int64s, sent: Bools, fetched: Bools) -> bool:
+    def _goes_round(self, steps: Int64s, bytes_: Int64s, sent: Bools, fetched: Bools) -> bool:
         """Whether tensors of many sizes are sent and fetched in the same steps: the weights of a model, for example."""
         keys = np.column_stack((steps, bytes_))
         sizes, found = np.unique(keys[sent | fetched], axis=0, return_inverse=True)
