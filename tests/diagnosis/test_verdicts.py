@@ -14,7 +14,9 @@ from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, NCCL, US, Machi
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Thresholds, diagnose
-from warplens.diagnosis.findings import about
+from warplens.diagnosis.findings import Remedy, about
+from warplens.diagnosis.rule import in_order
+from warplens.diagnosis.rules.stalls import HostStall
 from warplens.profile import Device
 
 if TYPE_CHECKING:
@@ -376,6 +378,47 @@ def test_what_only_a_model_puts_behind_a_wait_is_told_as_a_model() -> None:
     assert (f"and by a model another {100 * behind:.1f} % in launches that it delays" in found.headline) is (
         behind > (found.headline_share or 0.0)
     )
+
+
+def _round_trip(machine: Machine) -> None:
+    """Data that are fetched, worked on for 4 ms and sent again take 8 ms on the link; 4 ms of work."""
+    machine.launch(100 * US, times=40)
+    machine.copy(4 * MS, 40_000_000, "device-to-host", pinned=False)
+    machine.think(4 * MS)
+    machine.copy(4 * MS, 40_000_000, pinned=False)
+
+
+def test_a_remedy_that_leaves_the_copies_has_the_gain_without_them() -> None:
+    found = verdict(_round_trip).finding("host-stall")
+    assert found is not None
+    first, alone = found.remedies[:2]
+    assert first.action == "Do this work where its data are"
+    assert first.gain == found.expected
+    assert first.gain == pytest.approx(16 / 4, rel=0.1)
+    assert alone.action == "Move that host work out of the step"
+    assert alone.gain == pytest.approx(16 / 12, rel=0.1)
+    assert alone.expected.startswith(about(alone.gain))  # type: ignore[arg-type]
+
+
+def test_data_between_two_parts_of_a_program_make_no_round_trip() -> None:
+    machine = Machine()
+    for part, count in enumerate((1, 2, 3)):
+        machine.copy(4 * MS, 40_000_000, pinned=False)
+        for number in range(count):
+            machine.launch((2 + part + number) * MS, f"part_{part}_{number}")
+        machine.copy(4 * MS, 40_000_000, "device-to-host", pinned=False)
+        machine.think(4 * MS)
+    found = judged(machine.trace())
+    assert not found.coverage.steps
+    stalls = found.finding("host-stall")
+    assert stalls is not None
+    assert stalls.title != HostStall.round_trip_title
+
+
+def test_the_remedy_with_the_gain_of_the_finding_comes_before_others_with_a_gain() -> None:
+    remedies = (Remedy("a", "", "", gain=1.4), Remedy("b", "", ""), Remedy("c", "", "", gain=2.2), Remedy("d", "", ""))
+    assert [remedy.action for remedy in in_order(remedies, 2.2)] == ["b", "c", "a", "d"]
+    assert [remedy.action for remedy in in_order(remedies, 3.0)] == ["c", "a", "b", "d"]
 
 
 def test_where_a_gpu_is_busy_only_without_the_profiler_both_shares_are_told() -> None:

@@ -111,9 +111,15 @@ def bringing(remedy: Remedy, gain: Gain | None, model: Model = "host") -> Remedy
 
 
 def in_order(remedies: tuple[Remedy, ...], gain: float) -> tuple[Remedy, ...]:
-    """Remedies up to the first one with the gain of the finding, then the others by gain, unknown gains last."""
-    first = next((count for count, remedy in enumerate(remedies, start=1) if remedy.gain == gain), 0)
-    return *remedies[:first], *sorted(remedies[first:], key=lambda remedy: -(remedy.gain or 0.0))
+    """The first remedy with the gain of the finding, then the others by gain, unknown gains last.
+
+    Remedies before it stay there if their gain is unknown.
+    """
+    place = next((place for place, remedy in enumerate(remedies) if remedy.gain == gain), None)
+    before = () if place is None else tuple(remedy for remedy in remedies[:place] if remedy.gain is None)
+    first = () if place is None else remedies[place : place + 1]
+    others = [remedy for remedy in remedies if remedy not in before + first]
+    return *before, *first, *sorted(others, key=lambda remedy: -(remedy.gain or 0.0))
 
 
 class Limit(float):
