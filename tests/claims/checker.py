@@ -178,7 +178,7 @@ def _check_row(reading: Reading, where: str, row: Mapping[str, Any]) -> None:
 
 
 def _gain(finding: Mapping[str, Any]) -> float | None:
-    """The number by which findings are ranked: what the best remedy brings, else the most that one can."""
+    """The number by which findings are ranked: what the first remedy brings, else the most that one can."""
     expected: float | None = finding["expected"]
     return finding["bound"] if expected is None else expected
 

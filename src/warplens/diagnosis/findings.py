@@ -108,7 +108,7 @@ class Finding:
         title: one sentence for people.
         severity: by the gain; `info` for findings that only inform.
         confidence: how certain the cause is, given the recorded data.
-        expected: speed-up of the program without a profiler by the best remedy; None if unknown.
+        expected: speed-up of the program without a profiler by the first remedy with a gain; None if unknown.
         expected_interval: the 90 % interval of the gain; None with `expected`.
         bound: speed-up that no remedy can exceed, from the physics of the same mathematics; None if unknown.
         evidence: named numbers; the end of a name is the unit (`EVIDENCE_UNITS`).
@@ -161,7 +161,7 @@ class PhaseVerdict:
 
     phase: str  #: `forward`, `backward` or `optimizer`
     verdict: str  #: that of a rule
-    #: expected, gain_ceiling: expected and largest speed-up of the phase by the best remedy; None if unknown
+    #: expected, gain_ceiling: expected speed-up of the phase by the first remedy, and the largest; None if unknown
     expected: float | None
     gain_ceiling: float | None
     wall_ns: int  #: time of the phase: its GPU work and the pauses that this work ended

@@ -229,13 +229,13 @@ class Rule:
             informs: it only informs, whatever its gain.
             on_gpu: it only slows down the GPU; with the remedy, the unchanged host may set the pace.
             issuing_ns: part of the claimed time in which the host issued work, which the profiler made longer.
-            kept: share of the claimed time that is expected to stay after the best remedy.
+            kept: share of the claimed time that is expected to stay after the first remedy.
             bound_known: whether the gain has a known bound; that of a larger batch, for example, has none.
             bound_ns: time that remedies could remove by the physics of the same mathematics; by default the claim.
             at_least: lower limit of the bound, such as the gain of a replayed remedy.
-            replayed: replayed gain of the best remedy; it takes precedence over the gain of the claim.
+            replayed: replayed gain of the first remedy; it takes precedence over the gain of the claim.
             busy_ns: GPU work in the claimed time, if `replayed` is given.
-            claims: given if the best remedy removes exactly the claimed work, whose removal is then replayed.
+            claims: given if the first remedy removes exactly the claimed work, whose removal is then replayed.
         """
         limits = facts.thresholds
         saved = claimed_ns * (1 - kept)

@@ -109,7 +109,7 @@ def limit_sentence(diagnosis: Diagnosis | RunDiagnosis) -> str:
 
 
 def _gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
-    """The gain of the verdict's best remedy as a sentence: expected value, interval and bound."""
+    """The gain of the verdict's first remedy as a sentence: expected value, interval and bound."""
     if rule(verdict.id).describes or verdict.gain is None:
         word, reason = _without_gain(diagnosis, verdict)
         return fmt.sentence(f"{word} {reason}" if word == "Nothing" else f"{word}: {reason}")
