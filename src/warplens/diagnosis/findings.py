@@ -44,7 +44,7 @@ EVIDENCE_UNITS: Final = {
 
 @dataclass(frozen=True)
 class Basis:
-    """Basis of the interval of a gain: a kind of model (`rule.Model`), and the least and the largest gain by it.
+    """Basis of a gain and its interval: a kind of model (`rule.Model`), and the least and the largest gain by it.
 
     These differ by the unknown pace of the host; the error of the model is added to them.
     """
@@ -52,6 +52,8 @@ class Basis:
     model: str
     least: float
     most: float
+    #: GPU work that goes away, as a share of the window without a profiler; None if the gain was not replayed
+    work_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ class Diagnosis:
         verdict: id of the rule of the main limiter; the first finding has it.
         headline: one sentence for people.
         headline_share: the share of the window that the headline gives to the main limiter; None if it gives none.
+        unprofiled_share: the same share of the time without the profiler; None without `headline_share`.
         findings: the worst first.
         per_phase: a verdict for each phase of the window.
         predictions: modelled step times under single changes.
@@ -214,6 +217,7 @@ class Diagnosis:
     moments: tuple[Moment, ...] = ()
     what_if: WhatIfs | None = None
     headline_share: float | None = None
+    unprofiled_share: float | None = None
     verdict_known: bool = True
 
     def finding(self, id_: str) -> Finding | None:

@@ -147,6 +147,7 @@ class Rule:
     headline: ClassVar[str] = ""
     headlines: ClassVar[Mapping[str, str]] = {}  #: title → headline, for titles with another headline
     title: ClassVar[str] = ""  #: one sentence for people, if it is always the same
+    beside: ClassVar[str] = ""  #: GPU work that its first remedy may remove beside its claim, if it is always the same
     #: name of each number that shows it → its meaning. The end of a name is its unit (`EVIDENCE_UNITS`).
     evidence: ClassVar[Mapping[str, str]]
     refutation: ClassVar[str]  #: the experiment that would refute it
@@ -265,7 +266,8 @@ class Rule:
         gain = min(gain, MANY)
         span = (gain, gain) if model is None else (min(model.low, gain), max(model.high, gain))
         # Gains of less host work are less certain than those of less GPU work.
-        basis = Basis(self.model if on_gpu else "host", *span)
+        work_share = None if model is None else model.work_share
+        basis = Basis(self.model if on_gpu else "host", *span, work_share)
         bounded = bound if bound_known and bound < MANY else None
         interval = _interval(basis, bounded)
         least = max(limits.warning_ceiling, warning or 0.0)

@@ -231,6 +231,7 @@ class HostStall(Rule):
     )
     headline = "Limited by the host: for {share} of the time the GPU had no work while the host did other work"
     title = "The host is busy with other work, and the GPU runs out of work"
+    beside = "copies"
     evidence: ClassVar = {
         **IDLE_NS,
         **IDLE_SHARE,
