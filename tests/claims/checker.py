@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -24,6 +24,9 @@ from warplens.diagnosis.thresholds import Thresholds
 #: From these gains on a finding is a warning, and critical; what is beside them is named in the legend of its table.
 WARNING: Final = 1.10
 CRITICAL: Final = 1.50
+#: Beyond or below its share by these factors, a gain has a reason in the sentence.
+BEYOND_SHARE: Final = 1.05 + 1e-9
+BELOW_SHARE: Final = 1.10 + 1e-9
 #: A GPU is busy from here on.
 BUSY: Final = 0.90
 #: Each of the headroom's five levels is left out of its strip below 0.05 %.
@@ -115,8 +118,9 @@ def check(pages: Sequence[Page]) -> Reading:
             _check_comparison(reading, page.data)
     by_command = {page.command: page for page in pages}
     if {"diagnose", "report", "headroom"} <= by_command.keys():
-        _check_diagnosis(reading, *(by_command[name].data for name in ("diagnose", "report", "headroom")))
-        _check_across(reading, *(by_command[name].data for name in ("diagnose", "report", "headroom")))
+        named = [by_command[name].data for name in ("diagnose", "report", "headroom")]
+        _check_diagnosis(reading, *named, by_command["report"].texts.values())
+        _check_across(reading, *named)
     return reading
 
 
@@ -178,7 +182,7 @@ def _check_row(reading: Reading, where: str, row: Mapping[str, Any]) -> None:
 
 
 def _gain(finding: Mapping[str, Any]) -> float | None:
-    """The number by which findings are ranked: what the best remedy brings, else the most that one can."""
+    """The number by which findings are ranked: what the first remedy brings, else the most that one can."""
     expected: float | None = finding["expected"]
     return finding["bound"] if expected is None else expected
 
@@ -202,7 +206,11 @@ def _shares(text: str) -> list[float]:
 
 
 def _check_diagnosis(
-    reading: Reading, diagnosis: Mapping[str, Any], report: Mapping[str, Any], headroom: Mapping[str, Any]
+    reading: Reading,
+    diagnosis: Mapping[str, Any],
+    report: Mapping[str, Any],
+    headroom: Mapping[str, Any],
+    texts: Iterable[str],
 ) -> None:
     findings = diagnosis["findings"]
     parts = _budget_parts(report)
@@ -214,6 +222,7 @@ def _check_diagnosis(
         _check_evidence(reading, finding, coverage, parts)
     check_order(reading, findings)
     _check_headline(reading, diagnosis, parts)
+    _check_share_and_gain(reading, diagnosis, texts)
     _check_saturated(reading, diagnosis)
     _check_predictions(reading, diagnosis, headroom)
     _check_coverage(reading, diagnosis, report)
@@ -241,6 +250,7 @@ def _check_finding(reading: Reading, finding: Mapping[str, Any], steps: int, sur
         reading.expect(inside, "the interval holds what is expected", where, expected, (low, high))
         if bound is not None:
             reading.at_most("nothing is expected beyond the bound", where, high, bound, 1e-9)
+    _check_remedies(reading, finding)
     if bound is not None:
         reading.at_most("a bound is a gain", where, 1, bound)
         for remedy in finding["remedies"]:
@@ -259,6 +269,18 @@ def _check_finding(reading: Reading, finding: Mapping[str, Any], steps: int, sur
         said = f"{gain:.3f}× in {steps} steps: {' or '.join(allowed)}"
         reading.expect(severity in allowed, "severity goes by the gain", where, severity, said)
     reading.expect(severity != "critical" or sure, "nothing is critical without steps", where, severity, steps)
+
+
+def _check_remedies(reading: Reading, finding: Mapping[str, Any]) -> None:
+    """The first gain of the remedies is that of the finding, and each lies in its own interval."""
+    known = [remedy for remedy in finding["remedies"] if remedy["gain"] is not None]
+    if known and finding["expected"] is not None:
+        rule, slack = "the first remedy has the gain of its finding", 1e-9 * finding["expected"]
+        reading.same(rule, f"diagnose {finding['id']}", known[0]["gain"], finding["expected"], slack)
+    for remedy in known:
+        (low, high), at = remedy["gain_interval"], f"diagnose {finding['id']} ({remedy['action']})"
+        inside = low <= remedy["gain"] <= high
+        reading.expect(inside, "the interval holds the gain of a remedy", at, remedy["gain"], (low, high))
 
 
 def check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None:
@@ -345,6 +367,23 @@ def _check_headline(reading: Reading, diagnosis: Mapping[str, Any], parts: Mappi
     busy = coverage["busy_ns"] / coverage["wall_ns"] if coverage["wall_ns"] else 0
     for said in re.findall(r"GPU is busy for ([\d.]+) %", headline):
         reading.same("busy is busy", "headline", float(said), 100 * busy, _PERCENT)
+
+
+def _check_share_and_gain(reading: Reading, diagnosis: Mapping[str, Any], texts: Iterable[str]) -> None:
+    """The gain is that of removing the share, or a sentence says why it is not: by Amdahl's law, 1 / (1 − share)."""
+    first, share = diagnosis["findings"][0] if diagnosis["findings"] else {}, diagnosis["headline_share"]
+    gain = first.get("expected")
+    if gain is None or share is None:
+        return
+    headline, saved = diagnosis["headline"], 1 - 1 / gain
+    modelled = first["evidence"].get("launches_behind_ns", 0) / diagnosis["coverage"]["wall_ns"]
+    told = share + (modelled if "by a model another" in headline else 0.0)
+    is_told = any(abs(said - saved) <= _PERCENT / 100 for said in _shares(headline)[1:])
+    is_of_profiler = f"whose cost is part of the {100 * share:.1f} %" in " ".join(texts)
+    fits = is_told or gain * (1 - told) <= BEYOND_SHARE
+    reading.expect(fits, "a gain beyond its share has a reason", headline, gain, f"{saved:.3f} of the time")
+    fits = is_told or is_of_profiler or BELOW_SHARE * gain * (1 - share) >= 1
+    reading.expect(fits, "a gain below its share has a reason", headline, gain, f"{saved:.3f} of the time")
 
 
 def _own_time(finding: Mapping[str, Any]) -> tuple[str, ...]:

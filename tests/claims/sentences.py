@@ -192,6 +192,8 @@ def _of_diagnosis(data: Mapping[str, Any]) -> Iterator[str]:
         yield fmt.share(phase["busy_ns"] / phase["wall_ns"] if phase["wall_ns"] else 0.0)
     for finding in data["findings"]:
         evidence = finding["evidence"]
+        if finding["expected"]:
+            yield fmt.share(1 - 1 / finding["expected"])  # what the gain saves of the time
         times = [value for name, value in evidence.items() if name.endswith("_ns") and "median" not in name]
         yield from (fmt.share(sum(some) / wall) for count in (1, 2) for some in combinations(times, count))
         if "peak_ratio_factor" in evidence:

@@ -101,6 +101,10 @@ def _pages() -> list[Page]:
 FALSEHOODS = (
     ("nothing is expected beyond the bound", "diagnose", "findings.0.bound", 1.0),
     ("the interval holds what is expected", "diagnose", "findings.0.expected_interval", [1.0, 1.01]),
+    ("the first remedy has the gain of its finding", "diagnose", "findings.0.remedies.0.gain", 1.01),
+    ("the interval holds the gain of a remedy", "diagnose", "findings.0.remedies.0.gain_interval", [1.0, 1.01]),
+    ("a gain beyond its share has a reason", "diagnose", "headline_share", 0.01),
+    ("a gain below its share has a reason", "diagnose", "headline_share", 0.97),
     ("severity goes by the gain", "diagnose", "findings.0.severity", "critical"),
     ("nothing is critical without steps", "diagnose", "findings.0.severity", "critical"),
     ("the first finding is the verdict", "diagnose", "verdict", "saturated"),

@@ -13,9 +13,12 @@ from tests.diagnosis import programs
 from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
-from warplens.diagnosis import Thresholds, diagnose
-from warplens.diagnosis.findings import about
+from warplens.diagnosis import Diagnosis, Thresholds, diagnose
+from warplens.diagnosis.findings import Remedy, about, percent
+from warplens.diagnosis.rule import in_order
+from warplens.diagnosis.rules.stalls import HostStall
 from warplens.profile import Device
+from warplens.report.brief import brief
 
 if TYPE_CHECKING:
     from tests.diagnosis.programs import Step
@@ -376,6 +379,106 @@ def test_what_only_a_model_puts_behind_a_wait_is_told_as_a_model() -> None:
     assert (f"and by a model another {100 * behind:.1f} % in launches that it delays" in found.headline) is (
         behind > (found.headline_share or 0.0)
     )
+
+
+def _round_trip(machine: Machine) -> None:
+    """Data that are fetched, worked on for 16 ms and sent again take 8 ms on the link; 4 ms of work."""
+    machine.launch(100 * US, times=40)
+    machine.copy(4 * MS, 40_000_000, "device-to-host", pinned=False)
+    machine.think(16 * MS)
+    machine.copy(4 * MS, 40_000_000, pinned=False)
+
+
+def test_a_remedy_that_leaves_the_copies_has_the_gain_without_them() -> None:
+    found = verdict(_round_trip).finding("host-stall")
+    assert found is not None
+    first, alone = found.remedies[:2]
+    assert first.action == "Do this work where its data are"
+    assert first.gain == found.expected
+    assert first.gain == pytest.approx(28 / 4, rel=0.1)
+    assert alone.action == "Move that host work out of the step"
+    assert alone.gain == pytest.approx(28 / 12, rel=0.1)
+    assert alone.expected.startswith(about(alone.gain))  # type: ignore[arg-type]
+
+
+def _saved(found: Diagnosis) -> str:
+    """The part of the time that the gain of the verdict saves."""
+    return percent(1 - 1 / (found.findings[0].expected or 1.0))
+
+
+def test_a_gain_beyond_the_share_says_what_else_its_remedy_removes() -> None:
+    found = verdict(_round_trip)
+    assert found.verdict == "host-stall"
+    assert found.headline_share == pytest.approx(16 / 28, rel=0.1)
+    assert f"; the first remedy saves {_saved(found)} of the time without the profiler, as it also removes copies;" in (
+        found.headline
+    )
+
+
+def test_a_gain_that_a_shorter_window_explains_says_so() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(2 * US, times=400)
+        machine.launch(100 * US, times=10)
+        machine.wait()
+        machine.think(3 * MS)
+
+    found = verdict(step)
+    assert found.verdict == "host-stall"
+    said = f"; the first remedy saves {_saved(found)} of the time without the profiler, which is shorter;"
+    assert said in found.headline
+
+
+def test_a_gain_that_ends_at_the_pace_of_the_host_says_so() -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(400 * US, FP32_GEMM, times=20)
+
+    found = verdict(step, Machine(python_ns=200 * US))
+    assert found.verdict == "precision"
+    said = (
+        f"; the first remedy saves {_saved(found)} of the time without the profiler, and then the host sets the pace;"
+    )
+    assert said in found.headline
+    assert "then the host sets the pace" not in verdict(step).headline
+
+
+def test_the_profiler_costs_a_part_of_a_share_only_if_it_slowed_the_host() -> None:
+    def gain(found: Diagnosis) -> str:
+        return next(line.text for line in brief(found) if line.label == "gain")
+
+    slowed = verdict(programs.launch_bound)
+    assert "whose cost is part of the" in gain(slowed)
+    assert "first remedy" not in slowed.headline
+
+    def step(machine: Machine) -> None:
+        machine.copy(24 * MS, 200_000_000, pinned=False)
+        machine.launch(100 * US, times=80)
+
+    copied = verdict(step)  # pinned memory leaves a part of the copy
+    assert copied.verdict == "blocking-copy"
+    assert "whose cost is part of the" not in gain(copied)
+    said = f"; the first remedy saves {_saved(copied)} of the time without the profiler, and the rest stays;"
+    assert said in copied.headline
+
+
+def test_data_between_two_parts_of_a_program_make_no_round_trip() -> None:
+    machine = Machine()
+    for part, count in enumerate((1, 2, 3)):
+        machine.copy(4 * MS, 40_000_000, pinned=False)
+        for number in range(count):
+            machine.launch((2 + part + number) * MS, f"part_{part}_{number}")
+        machine.copy(4 * MS, 40_000_000, "device-to-host", pinned=False)
+        machine.think(4 * MS)
+    found = judged(machine.trace())
+    assert not found.coverage.steps
+    stalls = found.finding("host-stall")
+    assert stalls is not None
+    assert stalls.title != HostStall.round_trip_title
+
+
+def test_the_remedy_with_the_gain_of_the_finding_comes_before_others_with_a_gain() -> None:
+    remedies = (Remedy("a", "", "", gain=1.4), Remedy("b", "", ""), Remedy("c", "", "", gain=2.2), Remedy("d", "", ""))
+    assert [remedy.action for remedy in in_order(remedies, 2.2)] == ["b", "c", "a", "d"]
+    assert [remedy.action for remedy in in_order(remedies, 3.0)] == ["c", "a", "b", "d"]
 
 
 def test_where_a_gpu_is_busy_only_without_the_profiler_both_shares_are_told() -> None:

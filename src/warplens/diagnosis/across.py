@@ -30,6 +30,7 @@ class RunDiagnosis:
     verdict: str  #: id of the main limiter; the first finding has it
     headline: str  #: one or two sentences for people
     headline_share: float | None  #: the share of a rank's window in the headline; None if it has none
+    unprofiled_share: float | None  #: the same share of the time without the profiler; None without `headline_share`
     #: the verdict; then costs between ranks and causes that all ranks share, the worst first
     findings: tuple[Finding, ...]
     ranks: dict[int, Diagnosis]  #: the diagnosis of each rank by itself
@@ -77,16 +78,16 @@ def diagnose_run(run: Run, ranks: Mapping[int, Diagnosis], thresholds: Threshold
         not _costs(own) or own.id in reported or _makes(between[0], own) or _order(between[0]) < _order(own)
     ):
         first, *rest = between
-        headline, share = f"{first.title}; {gain_text(first)} {first.gained}.", None
+        headline, example = f"{first.title}; {gain_text(first)} {first.gained}.", None
     else:
         first, rest = own, between
         text = f"{own.title}; {gain_text(own)} {own.gained}." if example is None else example.headline
         headline = f"On {of}: {text[:1].lower()}{text[1:]}"
-        share = None if example is None else example.headline_share
     return RunDiagnosis(
         verdict=first.id,
         headline=headline,
-        headline_share=share,
+        headline_share=None if example is None else example.headline_share,
+        unprofiled_share=None if example is None else example.unprofiled_share,
         findings=(first, *sorted([*rest, *(found for found in alike if found.id != first.id)], key=_order)),
         ranks=dict(ranks),
         run=run,

@@ -44,7 +44,7 @@ EVIDENCE_UNITS: Final = {
 
 @dataclass(frozen=True)
 class Basis:
-    """Basis of the interval of a gain: a kind of model (`rule.Model`), and the least and the largest gain by it.
+    """Basis of a gain and its interval: a kind of model (`rule.Model`), and the least and the largest gain by it.
 
     These differ by the unknown pace of the host; the error of the model is added to them.
     """
@@ -52,6 +52,8 @@ class Basis:
     model: str
     least: float
     most: float
+    #: GPU work that goes away, as a share of the window without a profiler; None if the gain was not replayed
+    work_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Finding:
         title: one sentence for people.
         severity: by the gain; `info` for findings that only inform.
         confidence: how certain the cause is, given the recorded data.
-        expected: speed-up of the program without a profiler by the best remedy; None if unknown.
+        expected: speed-up of the program without a profiler by the first remedy with a gain; None if unknown.
         expected_interval: the 90 % interval of the gain; None with `expected`.
         bound: speed-up that no remedy can exceed, from the physics of the same mathematics; None if unknown.
         evidence: named numbers; the end of a name is the unit (`EVIDENCE_UNITS`).
@@ -161,7 +163,7 @@ class PhaseVerdict:
 
     phase: str  #: `forward`, `backward` or `optimizer`
     verdict: str  #: that of a rule
-    #: expected, gain_ceiling: expected and largest speed-up of the phase by the best remedy; None if unknown
+    #: expected, gain_ceiling: expected speed-up of the phase by the first remedy, and the largest; None if unknown
     expected: float | None
     gain_ceiling: float | None
     wall_ns: int  #: time of the phase: its GPU work and the pauses that this work ended
@@ -193,6 +195,7 @@ class Diagnosis:
         verdict: id of the rule of the main limiter; the first finding has it.
         headline: one sentence for people.
         headline_share: the share of the window that the headline gives to the main limiter; None if it gives none.
+        unprofiled_share: the same share of the time without the profiler; None without `headline_share`.
         findings: the worst first.
         per_phase: a verdict for each phase of the window.
         predictions: modelled step times under single changes.
@@ -214,6 +217,7 @@ class Diagnosis:
     moments: tuple[Moment, ...] = ()
     what_if: WhatIfs | None = None
     headline_share: float | None = None
+    unprofiled_share: float | None = None
     verdict_known: bool = True
 
     def finding(self, id_: str) -> Finding | None:

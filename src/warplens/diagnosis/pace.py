@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from warplens.analysis.frames import running_sum
+from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, paced, replay, replayed_ns
@@ -44,6 +46,8 @@ class Gain:
     expected: float
     low: float
     high: float
+    #: GPU work that goes away at the usual pace, as a share of the window without a profiler; None if not replayed
+    work_share: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +71,11 @@ class Pace:
     devices: Sequence[Device]  #: of the capture
     steps: int = 1  #: replayed steps; 1 if the window has none
     _unchanged_ns: dict[int, int] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _busy_ns(self) -> int:
+        """Time of the usual schedule in which the GPU works."""
+        return _busy_ns(replay(self.usual.schedule))
 
     @classmethod
     def of(cls, timeline: Timeline, window: Window) -> Pace | None:
@@ -110,15 +119,23 @@ class Pace:
             less: work that is not done.
             kept: share of the saved time that is expected to stay; `Gain.high` assumes none of it.
         """
-        gains, best = [], []
+        gains, best, work_share = [], [], 0.0
         for place in range(3):
             result = self.replayed(place, *changes, less=less)
             if result is None:
                 return None
+            if place == 0:
+                less_ns = max(self._busy_ns - _busy_ns(result[1]), 0)
+                work_share = (1 - kept) * less_ns / max(self.duration_ns(place), 1)
             before, after = self.duration_ns(place), result[0].duration_ns(result[1])
             gains.append(before / max(after + kept * max(before - after, 0), 1))
             best.append(before / max(after, 1))
-        return Gain(gains[0], min(gains), max(best))
+        return Gain(gains[0], min(gains), max(best), work_share)
+
+
+def _busy_ns(replayed: Replayed) -> int:
+    """Time in which any piece of work runs."""
+    return total(union(Intervals(replayed.starts, replayed.ends)))
 
 
 def _unprofiled_stalls(timeline: Timeline, recorded: RecordedSchedule, share: float) -> Float64s:

@@ -111,9 +111,15 @@ def bringing(remedy: Remedy, gain: Gain | None, model: Model = "host") -> Remedy
 
 
 def in_order(remedies: tuple[Remedy, ...], gain: float) -> tuple[Remedy, ...]:
-    """Remedies up to the first one with the gain of the finding, then the others by gain, unknown gains last."""
-    first = next((count for count, remedy in enumerate(remedies, start=1) if remedy.gain == gain), 0)
-    return *remedies[:first], *sorted(remedies[first:], key=lambda remedy: -(remedy.gain or 0.0))
+    """The first remedy with the gain of the finding, then the others by gain, unknown gains last.
+
+    Remedies before it stay there if their gain is unknown.
+    """
+    place = next((place for place, remedy in enumerate(remedies) if remedy.gain == gain), None)
+    before = () if place is None else tuple(remedy for remedy in remedies[:place] if remedy.gain is None)
+    first = () if place is None else remedies[place : place + 1]
+    others = [remedy for remedy in remedies if remedy not in before + first]
+    return *before, *first, *sorted(others, key=lambda remedy: -(remedy.gain or 0.0))
 
 
 class Limit(float):
@@ -141,6 +147,7 @@ class Rule:
     headline: ClassVar[str] = ""
     headlines: ClassVar[Mapping[str, str]] = {}  #: title → headline, for titles with another headline
     title: ClassVar[str] = ""  #: one sentence for people, if it is always the same
+    beside: ClassVar[str] = ""  #: GPU work that its first remedy may remove beside its claim, if it is always the same
     #: name of each number that shows it → its meaning. The end of a name is its unit (`EVIDENCE_UNITS`).
     evidence: ClassVar[Mapping[str, str]]
     refutation: ClassVar[str]  #: the experiment that would refute it
@@ -223,13 +230,13 @@ class Rule:
             informs: it only informs, whatever its gain.
             on_gpu: it only slows down the GPU; with the remedy, the unchanged host may set the pace.
             issuing_ns: part of the claimed time in which the host issued work, which the profiler made longer.
-            kept: share of the claimed time that is expected to stay after the best remedy.
+            kept: share of the claimed time that is expected to stay after the first remedy.
             bound_known: whether the gain has a known bound; that of a larger batch, for example, has none.
             bound_ns: time that remedies could remove by the physics of the same mathematics; by default the claim.
             at_least: lower limit of the bound, such as the gain of a replayed remedy.
-            replayed: replayed gain of the best remedy; it takes precedence over the gain of the claim.
+            replayed: replayed gain of the first remedy; it takes precedence over the gain of the claim.
             busy_ns: GPU work in the claimed time, if `replayed` is given.
-            claims: given if the best remedy removes exactly the claimed work, whose removal is then replayed.
+            claims: given if the first remedy removes exactly the claimed work, whose removal is then replayed.
         """
         limits = facts.thresholds
         saved = claimed_ns * (1 - kept)
@@ -259,7 +266,8 @@ class Rule:
         gain = min(gain, MANY)
         span = (gain, gain) if model is None else (min(model.low, gain), max(model.high, gain))
         # Gains of less host work are less certain than those of less GPU work.
-        basis = Basis(self.model if on_gpu else "host", *span)
+        work_share = None if model is None else model.work_share
+        basis = Basis(self.model if on_gpu else "host", *span, work_share)
         bounded = bound if bound_known and bound < MANY else None
         interval = _interval(basis, bounded)
         least = max(limits.warning_ceiling, warning or 0.0)

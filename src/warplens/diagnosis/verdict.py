@@ -61,6 +61,7 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
         behind = verdict.evidence.get("launches_behind_ns", 0) / facts.wall_ns
         if behind > share:  # the share that the profile shows would not explain the gain
             text += f", and by a model another {percent(behind)} in launches that it delays"
+        text += _difference(facts, verdict, claims, share, behind if behind > share else 0.0)
         if verdict.severity == "info" and weight(verdict) < facts.thresholds.warning_ceiling:
             text = f"Little to gain; {text[:1].lower()}{text[1:]}"
         return f"{text}; {gain_text(verdict)} {verdict.gained}."
@@ -78,6 +79,94 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
 def headline_share(facts: Facts, verdict: Finding, claims: Claims) -> float | None:
     """Share of the window that the profile shows with the verdict's cause; None if the headline has no share."""
     return claims.seen_ns(verdict.id) / facts.wall_ns if rule(verdict.id).headline_of(verdict) else None
+
+
+def unprofiled_share(facts: Facts, verdict: Finding, claims: Claims) -> float | None:
+    """The share of the headline, of a window without the time that the profiler added."""
+    if headline_share(facts, verdict, claims) is None:
+        return None
+    issuing = max(claims.issuing_ns.get(verdict.id, 0) - claims.moved_ns.get(verdict.id, 0), 0)
+    added = (1 - facts.unprofiled_share) * min(issuing, claims.seen_idle_ns(verdict.id))
+    return (claims.seen_ns(verdict.id) - added) / max(facts.wall_ns - facts.added_ns, 1)
+
+
+#: A gain this many times that of its share, or this part of it, contradicts the share, unless the headline says why.
+_EXCEEDS_SHARE: Final = 1.05
+_BELOW_SHARE: Final = 1.1
+
+#: Part of an unexplained saving from which on its source is named.
+_MUCH: Final = 0.25
+
+
+def is_of_profiler(share: float | None, without_profiler: float | None, expected: float | None) -> bool:
+    """Whether a gain is below what the share suggests, and the share would be smaller without the profiler.
+
+    Args:
+        share: of the recorded time, in the headline.
+        without_profiler: the same of the time without the profiler.
+        expected: the gain.
+    """
+    if share is None or without_profiler is None or expected is None:
+        return False
+    is_below = _BELOW_SHARE * expected * (1 - share) <= 1
+    return is_below and 1 - without_profiler > _EXCEEDS_SHARE * (1 - share)
+
+
+def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, modelled: float) -> str:
+    """A clause that says why the gain is not that of the share; empty if it is.
+
+    A remedy may save more than the time of its cause: other GPU work, or pauses that a host with less to do does not
+    make. It may save less: it leaves a part, or the host sets the pace then. Both are without the profiler, whose time
+    is part of the recorded shares.
+
+    Args:
+        facts: the window.
+        verdict: the finding of the headline.
+        claims: the time of the window by cause.
+        share: of the window, in the headline.
+        modelled: another share of the window that the headline names.
+    """
+    expected, own = verdict.expected, unprofiled_share(facts, verdict, claims)
+    if expected is None or own is None or is_of_profiler(share, own, expected):
+        return ""
+    saved, left = 1 - 1 / expected, 1 / expected
+    whole = " of the time per unit of work" if verdict.is_throughput else " of the time without the profiler"
+    remedy = "the first remedy" if verdict.remedies and verdict.remedies[0].gain is not None else "the remedy"
+    if left > _BELOW_SHARE * (1 - share):
+        busy = claims.busy_ns(verdict.id)
+        paced = busy and facts.unprofiled_host_ns > facts.busy_ns - busy
+        rest = "then the host sets the pace" if paced else "the rest stays"
+        return f"; {remedy} saves {percent(saved)}{whole}, and {rest}"
+    if _EXCEEDS_SHARE * left >= 1 - share - modelled:
+        return ""
+    reason = ", as it also removes " + _also_removed(facts, verdict, claims, saved, own)
+    if modelled == 0 and _EXCEEDS_SHARE * left >= 1 - own:
+        reason = ", which is shorter"
+    return f"; {remedy} saves {percent(saved)}{whole}{reason}"
+
+
+def _also_removed(facts: Facts, verdict: Finding, claims: Claims, saved: float, own: float) -> str:
+    """What the first remedy removes beside the time of its cause: other GPU work, other pauses, or both.
+
+    Args:
+        facts: the window.
+        verdict: the finding.
+        claims: the time of the window by cause.
+        saved: share of the time without a profiler that the first remedy saves.
+        own: the part of it that the profile shows with the cause.
+    """
+    wall = max(facts.wall_ns - facts.added_ns, 1)
+    other = max(saved - own, 0.0)
+    work_share = verdict.basis.work_share if verdict.basis is not None else None
+    work = min(max((work_share or 0.0) - claims.busy_ns(verdict.id) / wall, 0.0), other)
+    idle = max(wall - facts.busy_ns - (own * wall - claims.busy_ns(verdict.id)), 0) / wall
+    work = max(work, other - idle)  # the remedy cannot save more pauses than there are
+    has_own_work = claims.busy_ns(verdict.id) > 0
+    parts = {
+        rule(verdict.id).beside or ("other GPU work" if has_own_work else "GPU work"): work,
+        "other pauses": other - work,
+    }
+    return " and ".join(name for name, part in parts.items() if part >= _MUCH * other)
 
 
 def gain_text(finding: Finding) -> str:
@@ -153,6 +242,7 @@ def diagnose(
         moments=moments,
         what_if=combined.result(),
         headline_share=headline_share(facts, verdict, claims),
+        unprofiled_share=unprofiled_share(facts, verdict, claims),
         verdict_known=is_known(verdict),
     )
     # Phases come last, when data of the whole window, tens of megabytes at a million kernels, have been freed.

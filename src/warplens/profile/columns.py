@@ -99,7 +99,7 @@ COLUMNS: Final = {
             title="Gradient of",
             kind="name",
         ),
-        Column("gain", pl.String, "expected speed-up without a profiler, by the best remedy", kind="number"),
+        Column("gain", pl.String, "expected speed-up without a profiler, by the first remedy", kind="number"),
         Column("gpu", pl.String, "name of the GPU; null where the file does not say", title="GPU"),
         Column("how", pl.String, "`measured`, or `modelled`: work over practical roofs"),
         Column("kernel", pl.String, "its kernel with the most GPU time", kind="kernel"),

@@ -13,7 +13,7 @@ from warplens.diagnosis.rule import REPLAYED, STEPS_ONLY
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.whole import BelowRoof, GraphOpaque, is_known
 from warplens.diagnosis.thresholds import DEFAULTS
-from warplens.diagnosis.verdict import gain_text
+from warplens.diagnosis.verdict import gain_text, is_of_profiler
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column
 from warplens.report import text as fmt
@@ -109,7 +109,7 @@ def limit_sentence(diagnosis: Diagnosis | RunDiagnosis) -> str:
 
 
 def _gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> str:
-    """The gain of the verdict's best remedy as a sentence: expected value, interval and bound."""
+    """The gain of the verdict's first remedy as a sentence: expected value, interval and bound."""
     if rule(verdict.id).describes or verdict.gain is None:
         word, reason = _without_gain(diagnosis, verdict)
         return fmt.sentence(f"{word} {reason}" if word == "Nothing" else f"{word}: {reason}")
@@ -261,16 +261,10 @@ def _range(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
     return f"{interval}; {bound}" if bound else interval
 
 
-#: The recorded share is mentioned if removing it would give a speed-up this many times the expected one.
-_SHARE_EXCEEDS_GAIN: Final = 1.1
-
-
 def _part_of_share(diagnosis: Diagnosis | RunDiagnosis, finding: Finding) -> str:
     """A clause for a gain below what the recorded share suggests: the profiler slows the host, so idle time grows."""
-    share, expected = diagnosis.headline_share, finding.expected
-    if share is None or expected is None or rule(finding.id).model != "host":
-        return ""
-    if _SHARE_EXCEEDS_GAIN * expected * (1 - share) > 1:
+    share = diagnosis.headline_share
+    if share is None or not is_of_profiler(share, diagnosis.unprofiled_share, finding.expected):
         return ""
     return f", whose cost is part of the {fmt.share(share)}"
 

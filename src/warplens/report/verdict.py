@@ -163,7 +163,7 @@ def factor(gain: float | None) -> str:
 
 
 def gain_words(finding: Finding) -> str:
-    """Gain of the best remedy: `about 2.75× (2.34× to 3.20×), at most 3.41×`; empty if it is not known."""
+    """Gain of the first remedy: `about 2.75× (2.34× to 3.20×), at most 3.41×`; empty if it is not known."""
     if rule(finding.id).describes:
         return ""
     parts = []
@@ -352,7 +352,7 @@ _REMEDIES: Final = (
 _PHASES: Final = (
     column("phase", help=""),
     column("verdict", help="", title="Limited by"),
-    _GAIN.but(help="speed-up of the phase by the best remedy"),
+    _GAIN.but(help="speed-up of the phase by the first remedy"),
     column("wall_ns", help="GPU work of the phase and the pauses before that work", title="Time"),
     column("busy_share", help="of that time"),
     column("share", help="of the window"),

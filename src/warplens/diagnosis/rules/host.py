@@ -523,7 +523,7 @@ class HostSync(Rule):
             return gain
         wait_ns = float(np.median((facts.work["end_ns"] - facts.work["start_ns"]).to_numpy())) + self.restart_ns
         factor = 1 + facts.host.waits * wait_ns / max(facts.wall_ns - facts.added_ns, 1)
-        return Gain(gain.expected * factor, gain.low, gain.high * factor)
+        return replace(gain, expected=gain.expected * factor, high=gain.high * factor)
 
     def _gain_without_reads(self, facts: Facts) -> Gain | None:
         """Gain without waits and read-backs, and with one turn of the loops that read a value back for each item."""
@@ -831,7 +831,7 @@ class BlockingCopy(Rule):
         if not gains:
             return None
         best = without or (overlapped if self._overlaps(facts) else None) or gains[0]
-        return Gain(best.expected, gains[0].low, max(gain.high for gain in gains))
+        return replace(best, low=gains[0].low, high=max(gain.high for gain in gains))
 
     def _copied(self, facts: Facts, change: Change) -> Gain | None:
         """Gain of copies made in this way; pinned memory is kept, so pauses for freeing memory go as well."""

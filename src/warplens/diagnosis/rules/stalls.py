@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import polars as pl
@@ -25,6 +25,7 @@ from warplens.diagnosis.rule import (
     STEPS_ONLY,
     Limit,
     Rule,
+    bringing,
     modelled,
     predicted,
     seen_idle,
@@ -230,6 +231,7 @@ class HostStall(Rule):
     )
     headline = "Limited by the host: for {share} of the time the GPU had no work while the host did other work"
     title = "The host is busy with other work, and the GPU runs out of work"
+    beside = "copies"
     evidence: ClassVar = {
         **IDLE_NS,
         **IDLE_SHARE,
@@ -265,6 +267,9 @@ class HostStall(Rule):
 
     starting_title: ClassVar = "The window has long host pauses that belong to no step, such as start-up or compilation"
     launches_long = Limit(100, "A pause as long as so many launches is other work, not an interrupted launch.")
+    least_round_trips = Limit(
+        8, "Without steps, a few pauses between a fetch and the next data may lie between two parts of a program."
+    )
     results_bytes = Limit(1_024, "Fewer bytes are a loss, a count or a flag, not data that the host works on.")
     input_title: ClassVar = "The host is busy until it sends the next data to the GPU, which runs out of work"
     round_trip_title: ClassVar = "Data are copied to the host, processed there, and copied back to the GPU"
@@ -326,6 +331,7 @@ class HostStall(Rule):
         """Title and remedy by the copies around most of these pauses; empty and None if most have none.
 
         Between a fetch and a send, the host works on the fetched data; else on the data that it has read or will send.
+        Without steps, this is known only if it happens many times.
         """
         copies = facts.copies.filter(pl.col("bytes") >= self.results_bytes)
         read = copies.filter(pl.col("label") == "device-to-host")["end_ns"].to_numpy()
@@ -338,8 +344,9 @@ class HostStall(Rule):
             np.isin(pauses["start_ns"].to_numpy(), read),
             np.isin(pauses["end_ns"].to_numpy(), sent),
         )
+        repeats = bool(facts.window.steps) or int((after_read & before_send).sum()) >= self.least_round_trips
         kinds: tuple[tuple[Bools, str, Remedy | None], ...] = (
-            (after_read & before_send, self.round_trip_title, _ROUND_TRIP),
+            (after_read & before_send & repeats, self.round_trip_title, _ROUND_TRIP),
             (after_read, self.results_title, _ON_RESULTS),
             (before_send, self.input_title, None),  # the host may do anything before the next batch
         )
@@ -370,11 +377,23 @@ class HostStall(Rule):
         return apart is None and bool(times) and inside >= self.mostly * float(spent.sum())
 
     def _remedies(
-        self, facts: Facts, within: pl.Series, spent: pl.Series, unknown: tuple[Remedy, ...]
+        self,
+        facts: Facts,
+        within: pl.Series,
+        spent: pl.Series,
+        unknown: tuple[Remedy, ...],
+        without: Literal["pauses", "pinned", "round-trip"],
     ) -> tuple[bool, tuple[Remedy, ...]]:
         """Whether range names show the host's activity in most of the time of its pauses, and the remedies for it.
 
-        Remedies are `unknown` if they do not.
+        Args:
+            facts: the window.
+            within: the open range of each pause.
+            spent: nanoseconds of each pause.
+            unknown: the remedies if names do not show the activity.
+            without: what the gain of the finding leaves out: its pauses, these and the time of copies that are not
+                pinned, or these and all copies of a round trip. Remedies that leave out the pauses alone have their
+                own gain. Input that is prepared by other processes is pinned as well.
         """
         time_of: dict[tuple[Remedy, ...], int] = {}
         for name, time in time_by_range(facts, within, spent).items():
@@ -384,8 +403,15 @@ class HostStall(Rule):
         main = max(time_of, key=lambda activity: time_of[activity], default=unknown)
         is_known = time_of.get(main, 0) >= self.mostly * float(spent.sum())
         remedies = main if is_known else unknown
-        gain = modelled(facts, "no-host-stall")
-        return is_known, (*(replace(remedy, expected=remedy.expected.format(gain=gain)) for remedy in remedies), _SEE)
+        alone = facts.replayed("no-host-stall", kept=self.kept_share) if without != "pauses" else None
+
+        def with_gain(remedy: Remedy) -> Remedy:
+            if without == "pinned" and remedy in _INPUT:
+                return remedy
+            changed = replace(remedy, expected=remedy.expected.format(gain=modelled(facts, "no-host-stall")))
+            return changed if without == "pauses" else bringing(changed, alone)
+
+        return is_known, (*map(with_gain, remedies), _SEE)
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
@@ -413,10 +439,13 @@ class HostStall(Rule):
             unknown = _IN_OPERATORS
         if claimed and not starting and stalled_ns.filter(pl.Series(_loads(facts, stalls))).sum() > claimed / 2:
             title, own_remedy, unknown = self.compiling_title, None, _COMPILING
-        is_known, remedies = self._remedies(facts, within, stalled_ns, unknown)
+        without: Literal["pauses", "pinned", "round-trip"] = (
+            "round-trip" if avoidable is not None else "pinned" if copies else "pauses"
+        )
+        is_known, remedies = self._remedies(facts, within, stalled_ns, unknown, without)
         if not title and not is_known and self._is_between_steps(facts, within, stalled_ns):
             title = self.between_title
-            is_known, remedies = self._remedies(facts, within, stalled_ns, _BETWEEN_STEPS)
+            is_known, remedies = self._remedies(facts, within, stalled_ns, _BETWEEN_STEPS, without)
         return self.raised(
             facts,
             claimed,

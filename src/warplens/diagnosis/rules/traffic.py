@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -301,7 +302,7 @@ class UnfusedChain(StructureRule):
         share = claims.pieces(self.id).share_of(facts.program.own_ns)
         unlaunched = facts.replayed(time=share, calls=share) or launched
         low, high = min(launched.low, unlaunched.low), max(launched.high, unlaunched.high)
-        return Gain(math.sqrt(launched.expected * unlaunched.expected), low, high)
+        return replace(launched, expected=math.sqrt(launched.expected * unlaunched.expected), low=low, high=high)
 
     def _gain_of_kept_operands(self, facts: Facts, made: Bools) -> Gain | None:
         """Gain of keeping operands: without the passes that make them, and with less for attention to read."""
