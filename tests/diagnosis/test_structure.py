@@ -626,6 +626,52 @@ def test_products_that_take_longer_in_each_step_show_a_falling_clock(kinds: int,
     assert found.confidence == confidence
 
 
+def test_products_of_more_rows_in_each_step_are_no_falling_clock() -> None:
+    """Their names and grids stay the same; only the recorded shapes tell."""
+    kernels, calls, ranges, now, gpu = [], [], [], 0, 0
+    for step in range(12):
+        begin, shapes = now, json.dumps([[4096 + 256 * step, 4096], [4096, 4096]])
+        for _ in range(5):
+            number = len(kernels)
+            ranges.append(operator(now, now + 9 * US, "aten::mm", shapes=shapes))
+            calls.append(launch(now + US, now + 5 * US, number))
+            gpu = max(now + 7 * US, gpu + US)
+            kernels.append(kernel(gpu, gpu + (320 + 20 * step) * US, BF16_GEMM, correlation=number, grid=(132, 1, 1)))
+            now, gpu = now + 10 * US, gpu + (320 + 20 * step) * US
+        ranges.append(annotation(begin, now, f"ProfilerStep#{step}"))
+    profile = program(kernels, calls, ranges).trace
+    assert judged(profile).finding("slowing-gpu") is None
+    ranges = [{**row, "input_shapes": json.dumps([[4096, 4096], [4096, 4096]])} for row in ranges]
+    assert judged(program(kernels, calls, ranges).trace).finding("slowing-gpu") is not None
+
+
+def test_steps_of_random_lengths_do_not_show_a_falling_clock() -> None:
+    machine = Machine()
+    for length in (220, 330, 150, 290, 400, 180, 260, 280, 190, 420, 390, 200):  # the last third is longer by chance
+        with machine.step():
+            machine.launch(length * US, times=5)
+            machine.launch(2 * length * US, FLASH, times=5)
+    assert judged(machine.trace()).finding("slowing-gpu") is None
+
+
+def test_kinds_of_products_that_slow_differently_do_not_show_a_falling_clock() -> None:
+    machine = Machine()
+    for number in range(12):
+        with machine.step():
+            machine.launch((300 + 3 * number) * US, times=5)
+            machine.launch((300 + 60 * number) * US, FLASH, times=5)
+    assert judged(machine.trace()).finding("slowing-gpu") is None
+
+
+def test_passes_on_larger_grids_show_that_the_work_grows() -> None:
+    machine = Machine()
+    for number in range(12):
+        with machine.step():
+            machine.launch((200 + 12 * number) * US, times=5)
+            machine.launch((200 + 12 * number) * US, ADD, grid=(4096 + 256 * number, 1, 1), times=5)
+    assert judged(machine.trace()).finding("slowing-gpu") is None
+
+
 def test_nothing_is_critical_without_steps() -> None:
     machine = Machine()
     for name, length in ((BF16_GEMM, 100), (ADD, 300), (SOFTMAX, 310), (LAYER_NORM, 320), (ODD_GEMM, 90)):
