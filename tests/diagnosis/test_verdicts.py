@@ -58,6 +58,15 @@ def test_a_healthy_program_gets_no_warning(program: Step) -> None:
     assert "is unknown" in found.headline
 
 
+def test_a_gpu_without_known_peaks_is_not_said_to_be_unnamed() -> None:
+    found = verdict(programs.large_products, Machine(device=Device(0, "NVIDIA X900", compute_capability=(9, 0))))
+    assert "no peaks are known of the NVIDIA X900" in found.headline
+    assert found.findings[0].remedies[0].action == "Name a GPU with about the same peaks"
+    unnamed = verdict(programs.large_products, Machine(device=Device(0, "GPU")))
+    assert "the profile does not name its GPU" in unnamed.headline
+    assert unnamed.findings[0].remedies[0].action == "Name the GPU that it ran on"
+
+
 # ── look-alikes ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -31,7 +31,17 @@ from warplens.profile.trace import TABLES, Recorder
         ("NVIDIA L40S", 864, 362e12),
         ("NVIDIA L4", 300, 121e12),
         ("NVIDIA GeForce RTX 4090", 1008, 165.2e12),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 672, 88.2e12),
+        ("NVIDIA GeForce RTX 3080 Ti", 912, 68.2e12),
+        ("NVIDIA GeForce RTX 2080 Ti", 616, None),
         ("NVIDIA GeForce RTX 5090", 1792, 209.5e12),
+        ("NVIDIA H20", 4000, 148e12),
+        ("NVIDIA A30", 933, 165e12),
+        ("NVIDIA A40", 696, 149.7e12),
+        ("Tesla P100-PCIE-16GB", 732, None),
+        ("Tesla P100-PCIE-12GB", 549, None),
+        ("Tesla V100S-PCIE-32GB", 1134, None),
+        ("AMD Instinct MI210", 1638.4, 181e12),
         ("AMD Instinct MI300X VF", 5300, 1307.4e12),
     ],
 )
@@ -121,6 +131,32 @@ def test_a_gpu_that_the_profile_describes_stays_what_it_is():
     described = replace(trace, capture=replace(trace.capture, devices=(own,)))
 
     assert with_gpu(described, "H200") is described
+
+
+def test_a_gpu_without_a_known_data_sheet_takes_that_of_another_one_and_says_so():
+    trace = _fills_on(0)
+    own = Device(ordinal=0, name="NVIDIA X900", compute_capability=(9, 0), sm_count=78)
+    found = with_gpu(replace(trace, capture=replace(trace.capture, devices=(own,))), "H100 PCIe").capture
+
+    assert found.devices == (replace(own, name="NVIDIA H100 PCIe"),)
+    note = next(note for note in found.notes if note.code == "gpu-as-named")
+    assert note.level is NoteLevel.WARNING
+    assert "No peaks are known of the NVIDIA X900" in note.text
+    assert "NVIDIA H100 PCIe in its place" in note.text
+
+
+def test_a_mobile_chip_has_not_the_peaks_of_the_card_of_that_name():
+    for name in ("RTX 4080 Laptop GPU", "RTX 3070 Ti Laptop GPU", "RTX 2080 with Max-Q Design"):
+        assert peaks_of(Device(ordinal=0, name=f"NVIDIA GeForce {name}")) is None
+
+
+def test_multiples_of_a_graphics_card_are_those_of_its_architecture():
+    # 68 multiprocessors of 64 lanes at 1.545 GHz; tensor cores add fp16 in fp32 at half of their rate.
+    peaks = peaks_of(Device(ordinal=0, name="NVIDIA GeForce RTX 2080 Ti"))
+
+    assert peaks.of("fp32", tensor_cores=False) == pytest.approx(68 * 64 * 2 * 1.545e9, rel=0.01)
+    assert peaks.of("fp16", tensor_cores=True) == pytest.approx(53.8e12, rel=0.01)
+    assert peaks.of("fp64", tensor_cores=False) == pytest.approx(0.42e12, rel=0.01)
 
 
 def test_an_unknown_gpu_is_refused_with_those_that_are_known():

@@ -66,6 +66,33 @@ _MI300: Final = {
     "fp64_tensor": 163.4, "tf32": 653.7, "fp16": 1307.4, "bf16": 1307.4, "fp8": 2614.9, "int8": 2614.9,
 }  # fmt: skip
 
+
+def _geforce(
+    names: str, gigabytes_per_s: float, fp32: float, source: str, fp64_part: int = 64, **multiples: float
+) -> tuple[str, Peaks]:
+    """A graphics card: its tensor cores have fixed multiples of the rate of the vector units, with fp32 accumulation.
+
+    Args:
+        names: pattern of the device's names, without a mobile chip of that name, which has other units and clocks.
+        gigabytes_per_s: bandwidth of its memory.
+        fp32: rate of the vector units at the boost clock in TFLOP/s.
+        source: source of the numbers.
+        fp64_part: fp64 has one over this of that rate.
+        multiples: rates of other formats over that rate.
+    """
+    rates = {name: multiple * fp32 for name, multiple in multiples.items()}
+    return _chip(rf"{names}(?! .*(Laptop|Max-Q))", gigabytes_per_s, fp32 / fp64_part, fp32, source, **rates)
+
+
+_TURING: Final = {"fp16": 4, "int8": 16}
+_AMPERE: Final = {"tf32": 1, "fp16": 2, "bf16": 2, "int8": 8}
+_ADA: Final = {"tf32": 1, "fp16": 2, "bf16": 2, "fp8": 4, "int8": 8}
+_BLACKWELL: Final = {**_ADA, "fp4": 16}
+_OF_TURING: Final = "NVIDIA Turing GPU architecture, appendix"
+_OF_AMPERE: Final = "NVIDIA Ampere GA102 GPU architecture, multiples of the rate of fp32"
+_OF_ADA: Final = "NVIDIA Ada GPU architecture, multiples of the rate of fp32"
+_OF_BLACKWELL: Final = "NVIDIA RTX Blackwell GPU architecture, multiples of the rate of fp32"
+
 #: The first entry whose pattern matches a device's name applies. Rates printed with sparsity are halved here.
 _CHIPS: Final = (
     _chip(r"GB200", 8000, 40, 80, "NVIDIA GB200 NVL72 data sheet, per GPU", fp64_tensor=40, tf32=1250, fp16=2500,
@@ -80,27 +107,66 @@ _CHIPS: Final = (
     _chip(r"H100.*PCIe", 2000, 26, 51, "NVIDIA H100 Tensor Core GPU data sheet (PCIe, 2022)", fp64_tensor=51, tf32=378,
           fp16=756, bf16=756, fp8=1513, int8=1513),
     _chip(r"\bH100\b", 3350, 34, 67, "NVIDIA H100 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
+    _chip(r"\bH20\b", 4000, 1, 44, "NVIDIA H20 data sheet", fp64_tensor=1, tf32=74, fp16=148, bf16=148, fp8=296,
+          int8=296),
     _chip(r"A100.*(PCI.*80GB|80GB.*PCI)", 1935, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB PCIe)", **_A100),
     _chip(r"A100.*80GB", 2039, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB SXM)", **_A100),
     _chip(r"A100", 1555, 9.7, 19.5, "NVIDIA A100 data sheet (40 GB)", **_A100),
+    _chip(r"\bA30\b", 933, 5.2, 10.3, "NVIDIA A30 data sheet", fp64_tensor=10.3, tf32=82, fp16=165, bf16=165, int8=330),
+    _chip(r"P100.*SXM2", 732, 5.3, 10.6, "NVIDIA Tesla P100 data sheet (SXM2)"),
+    _chip(r"P100.*PCI.*12GB", 549, 4.7, 9.3, "NVIDIA Tesla P100 data sheet (PCIe, 12 GB)"),
+    _chip(r"P100", 732, 4.7, 9.3, "NVIDIA Tesla P100 data sheet (PCIe)"),
+    _chip(r"V100S", 1134, 8.2, 16.4, "NVIDIA V100S data sheet", fp16=130),
     _chip(r"V100.*PCI", 900, 7, 14, "NVIDIA V100 data sheet (PCIe)", fp16=112),
     _chip(r"V100", 900, 7.8, 15.7, "NVIDIA V100 data sheet (SXM2)", fp16=125),
     _chip(r"\bT4\b", 320, 0.254, 8.1, "NVIDIA T4 product brief", fp16=65, int8=130),
     _chip(r"A10G", 600, 0.547, 35, "NVIDIA A10G data sheet", tf32=35, fp16=70, bf16=70, int8=140),
     _chip(r"\bA10\b", 600, 0.488, 31.2, "NVIDIA A10 data sheet", tf32=62.5, fp16=125, bf16=125, int8=250),
+    _chip(r"\bA40\b", 696, 0.585, 37.4, "NVIDIA A40 data sheet", tf32=74.8, fp16=149.7, bf16=149.7, int8=299.3),
+    _chip(r"RTX A6000", 768, 0.605, 38.7, "NVIDIA RTX A6000 data sheet", tf32=77.4, fp16=154.8, bf16=154.8, int8=309.7),
+    _chip(r"RTX 6000 Ada", 960, 1.42, 91.1, "NVIDIA RTX 6000 Ada data sheet", tf32=182.1, fp16=364.2, bf16=364.2,
+          fp8=728.5, int8=728.5),
     _chip(r"\bL40S\b", 864, 1.43, 91.6, "NVIDIA L40S data sheet", tf32=183, fp16=362, bf16=362, fp8=733, int8=733),
     _chip(r"\bL40\b", 864, 1.41, 90.5, "NVIDIA L40 data sheet", tf32=90.5, fp16=181, bf16=181, fp8=362, int8=362),
     _chip(r"\bL4\b", 300, 0.473, 30.3, "NVIDIA L4 data sheet", tf32=60, fp16=121, bf16=121, fp8=242.5, int8=242.5),
     _chip(r"RTX 5090(?! .*Laptop)", 1792, 1.64, 104.8, "NVIDIA RTX Blackwell GPU architecture, appendix", tf32=104.8,
           fp16=209.5, bf16=209.5, fp8=419, int8=838, fp4=1676),
+    _geforce(r"RTX 5080", 960, 56.3, _OF_BLACKWELL, **_BLACKWELL),
+    _geforce(r"RTX 5070 Ti", 896, 43.9, _OF_BLACKWELL, **_BLACKWELL),
+    _geforce(r"RTX 5070(?! Ti)", 672, 30.9, _OF_BLACKWELL, **_BLACKWELL),
     _chip(r"RTX 4090(?! .*Laptop)", 1008, 1.29, 82.6, "NVIDIA Ada GPU architecture, appendix", tf32=82.6, fp16=165.2,
           bf16=165.2, fp8=330.3, int8=660.6),
+    _geforce(r"RTX 4080 SUPER", 736, 52.2, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4080(?! SUPER)", 716.8, 48.7, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4070 Ti SUPER", 672, 44.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4070 Ti(?! SUPER)", 504, 40.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4070 SUPER", 504, 35.5, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4070(?! SUPER| Ti)", 504, 29.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4060 Ti", 288, 22.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4060(?! Ti)", 272, 15.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 3090 Ti", 1008, 40, _OF_AMPERE, **_AMPERE),
     _chip(r"RTX 3090(?! Ti)", 936, 0.556, 35.6, "NVIDIA Ampere GA102 GPU architecture, appendix", tf32=35.6, fp16=71,
           bf16=71, int8=284),
+    _geforce(r"RTX 3080 Ti", 912, 34.1, _OF_AMPERE, **_AMPERE),
+    _geforce(r"RTX 3080(?! Ti)", 760, 29.8, f"{_OF_AMPERE} (10 GB)", **_AMPERE),
+    _geforce(r"RTX 3070 Ti", 608, 21.7, _OF_AMPERE, **_AMPERE),
+    _geforce(r"RTX 3070(?! Ti)", 448, 20.3, _OF_AMPERE, **_AMPERE),
+    _geforce(r"RTX 3060 Ti", 448, 16.2, _OF_AMPERE, **_AMPERE),
+    _geforce(r"RTX 3060(?! Ti)", 360, 12.7, f"{_OF_AMPERE} (12 GB)", **_AMPERE),
+    _geforce(r"RTX 2080 Ti", 616, 13.4, _OF_TURING, fp64_part=32, **_TURING),
+    _geforce(r"RTX 2080 SUPER", 496, 11.2, _OF_TURING, fp64_part=32, **_TURING),
+    _geforce(r"RTX 2080(?! Ti| SUPER)", 448, 10, _OF_TURING, fp64_part=32, **_TURING),
+    _geforce(r"RTX 2070(?! SUPER)", 448, 7.5, _OF_TURING, fp64_part=32, **_TURING),
+    # Cards for workstations accumulate in fp32 at the full rate of the tensor cores.
+    _geforce(r"TITAN RTX", 672, 16.3, _OF_TURING, fp64_part=32, fp16=8, int8=16),
     _chip(r"MI355X", 8000, 78.6, 157.3, "AMD Instinct MI355X data sheet", fp64_tensor=78.6, fp16=2516.6, bf16=2516.6,
           fp8=5033.2, int8=5033.2, fp4=10_066.3),
     _chip(r"MI325X", 6000, 81.7, 163.4, "AMD Instinct MI325X data sheet", **_MI300),
     _chip(r"MI300X", 5300, 81.7, 163.4, "AMD Instinct MI300X data sheet", **_MI300),
+    _chip(r"MI300A", 5300, 61.3, 122.6, "AMD Instinct MI300A data sheet", fp64_tensor=122.6, tf32=490.3, fp16=980.6,
+          bf16=980.6, fp8=1961.2, int8=1961.2),
+    _chip(r"MI210", 1638.4, 22.6, 22.6, "AMD Instinct MI210 data sheet", fp64_tensor=45.3, fp16=181, bf16=181,
+          int8=181),
     # A program sees each of the two dies of an MI250X as a GPU: half of the data sheet's figures.
     _chip(r"MI250X", 1638.4, 23.95, 23.95, "AMD Instinct MI250X data sheet, one of two dies", fp64_tensor=47.85,
           fp16=191.5, bf16=191.5, int8=191.5),
@@ -140,10 +206,10 @@ def _listed(name: str) -> Peaks | None:
 
 
 def with_gpu(trace: Trace, name: str) -> Trace:
-    """The trace with this name for GPUs that the profile does not name.
+    """The trace with this name for GPUs that the profile does not name, or whose data sheet is not known.
 
     A name gives the rates of its data sheet, or the measured ones of a stored table, and nothing else: limits that the
-    profile does not state, such as the number of multiprocessors, stay unknown.
+    profile does not state, such as the number of multiprocessors, stay unknown. A note says whose name it took.
 
     Args:
         trace: the trace.
@@ -163,15 +229,17 @@ def with_gpu(trace: Trace, name: str) -> Trace:
     work = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     capture = trace.capture
     used = {ordinal for frame in work for ordinal in frame["device"].unique()}
-    unnamed = {device.ordinal for device in capture.devices if device.name in (UNNAMED, UNNAMED_AMD)}
+    unlisted = {device.ordinal: device.name for device in capture.devices if _listed(device.name) is None}
     missing = sorted(used - {device.ordinal for device in capture.devices})
-    if not missing and not unnamed:
+    if not missing and not unlisted:
         return trace
-    text = f"The profile does not name its GPUs: roofs are those of {full_name}, as was asked for."
+    others = sorted(set(unlisted.values()) - {UNNAMED, UNNAMED_AMD})
+    why = f"No peaks are known of the {', '.join(others)}" if others else "The profile does not name its GPUs"
+    text = f"{why}: roofs are those of {full_name}{' in its place' * bool(others)}, as was asked for."
     notes = (note for note in capture.notes if note.code != "no-device-info")
-    renamed = (replace(device, name=full_name) if device.ordinal in unnamed else device for device in capture.devices)
+    renamed = (replace(device, name=full_name) if device.ordinal in unlisted else device for device in capture.devices)
     devices = (*renamed, *(Device(ordinal, full_name) for ordinal in missing))
-    named = Note("gpu-as-named", NoteLevel.INFO, text)
+    named = Note("gpu-as-named", NoteLevel.WARNING if others else NoteLevel.INFO, text)
     return replace(trace, capture=replace(capture, devices=devices, notes=(*notes, named)))
 
 

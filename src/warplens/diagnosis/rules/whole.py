@@ -18,7 +18,7 @@ from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, percen
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule
 from warplens.diagnosis.rules.kernels import busy_with
 from warplens.profile import NoteLevel
-from warplens.profile.peaks import peaks_of
+from warplens.profile.peaks import UNNAMED, UNNAMED_AMD, peaks_of
 from warplens.profile.schema import Int64s
 
 #: Hidden time below this share of the window changes no ranking of causes.
@@ -360,8 +360,7 @@ class BelowRoof(Rule):
         busy = f"The GPU is {busy_with(facts, beside)}"
         if not roof_known(facts):
             known = f"FLOPs and bytes are known for {percent(facts.known_work_share)} of its busy time"
-            why = known if any(map(peaks_of, facts.devices)) else "the profile does not name its GPU"
-            return f"{busy}; how near its kernels are to their roofs is unknown: {why}."
+            return f"{busy}; how near its kernels are to their roofs is unknown: {_no_peaks(facts) or known}."
         gap = sorted(((evidence[name], words) for name, words in _PARTS_OF_GAP.items()), reverse=True)
         parts = ", ".join(f"{percent(share)} {words}" for share, words in gap if share >= self.worth_saying)
         return (
@@ -407,11 +406,7 @@ class BelowRoof(Rule):
             },
             where=names,
             remedies=(
-                *(
-                    ()
-                    if any(map(peaks_of, facts.devices))
-                    else (_name_gpu("H100 PCIe" if facts.of_nvidia else "MI300X"),)
-                ),
+                *((_name_gpu(facts),) if _no_peaks(facts) else ()),
                 *(() if known or shapes.null_count() < len(shapes) else (_SHAPES,)),
                 Remedy(
                     "Collect counters of the kernels with the most time above their roof",
@@ -426,12 +421,29 @@ class BelowRoof(Rule):
         )
 
 
-def _name_gpu(example: str) -> Remedy:
-    return Remedy(
-        "Name the GPU that it ran on",
-        f"warplens diagnose PATH --gpu '{example}'",
-        "gives the roofs of its data sheet, which the profile does not",
-    )
+def _unlisted(facts: Facts) -> list[str]:
+    """Names of the GPUs of which no peaks are known; none for GPUs without a name."""
+    return sorted({device.name for device in facts.devices} - {UNNAMED, UNNAMED_AMD})
+
+
+def _no_peaks(facts: Facts) -> str:
+    """Why no roof of the GPUs is known, as a clause; empty if one is known."""
+    if any(map(peaks_of, facts.devices)):
+        return ""
+    names = _unlisted(facts)
+    return f"no peaks are known of the {', '.join(names)}" if names else "the profile does not name its GPU"
+
+
+def _name_gpu(facts: Facts) -> Remedy:
+    """Advice for a GPU without peaks: its name, or that of a similar one."""
+    how = f"warplens diagnose PATH --gpu '{'H100 PCIe' if facts.of_nvidia else 'MI300X'}'"
+    if names := _unlisted(facts):
+        return Remedy(
+            "Name a GPU with about the same peaks",
+            f"{how}  # in place of the {', '.join(names)}",
+            "gives the roofs of that data sheet, which are as near to yours as the two GPUs are alike",
+        )
+    return Remedy("Name the GPU that it ran on", how, "gives the roofs of its data sheet, which the profile does not")
 
 
 _SHAPES: Final = Remedy(
