@@ -70,6 +70,35 @@ def test_a_bandwidth_that_the_profile_states_is_taken():
     assert "stated in the profile" in peaks.source
 
 
+@pytest.mark.parametrize(
+    ("name", "multiprocessors", "compute", "memory"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 14, 14 / 108, 1 / 8),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 42, 42 / 108, 4 / 8),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 14, 14 / 108, 1 / 8),
+        ("NVIDIA H200 MIG 1g.18gb", 16, 16 / 132, 1 / 8),
+        ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", 16, 16 / 132, 4 / 8),
+        ("NVIDIA A30 MIG 1g.6gb", 14, 14 / 56, 2 / 8),
+        ("NVIDIA H200 MIG 7g.141gb", 132, 1, 1),
+        ("NVIDIA H200 MIG 2g.35gb", None, 2 / 7, 2 / 8),
+    ],
+)
+def test_a_slice_of_a_gpu_has_its_part_of_the_peaks(name, multiprocessors, compute, memory):
+    whole = peaks_of(Device(ordinal=0, name=name.partition(" MIG")[0]))
+    peaks = peaks_of(Device(ordinal=0, name=name, sm_count=multiprocessors))
+
+    assert peaks.of("bf16", tensor_cores=True) == pytest.approx(compute * whole.of("bf16", tensor_cores=True))
+    assert peaks.bytes_per_s == pytest.approx(memory * whole.bytes_per_s)
+    assert "slices of memory" in peaks.source
+
+
+@pytest.mark.parametrize("stated", [4_814_000_000_000, 4_814_000_000_000 // 8])
+def test_the_bandwidth_that_a_profile_states_of_a_slice_may_be_that_of_the_whole_gpu(stated):
+    device = Device(ordinal=0, name="NVIDIA H200 MIG 1g.18gb", sm_count=16, memory_bandwidth_bytes_per_s=stated)
+
+    assert peaks_of(device).bytes_per_s == 4.814e12 / 8
+
+
 def test_an_unlisted_gpu_is_computed_from_its_attributes():
     ada = Device(ordinal=0, name="Quadro", compute_capability=(8, 9), sm_count=10, clock_hz=2_000_000_000)
 

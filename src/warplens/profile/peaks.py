@@ -185,7 +185,10 @@ UNNAMED_AMD: Final = "AMD GPU"
 
 
 def peaks_of(device: Device | None) -> Peaks | None:
-    """The peaks of a GPU; None where neither its name nor its attributes in the profile give any."""
+    """The peaks of a GPU; None where neither its name nor its attributes in the profile give any.
+
+    A slice of a GPU (MIG) has the part of the peaks that its multiprocessors and its slices of memory make.
+    """
     if device is None:
         return None
     listed = _listed(device.name)
@@ -196,9 +199,59 @@ def peaks_of(device: Device | None) -> Peaks | None:
             return None
         source = "attributes of the device in the profile: lanes × clock, and bandwidth"
         return Peaks(float(stated) if stated else None, {"fp32": fp32} if fp32 else {}, source)
+    listed, share = _sliced(device, listed)
+    # For a slice, a profile may state the bandwidth of the whole GPU.
+    if stated and listed.bytes_per_s and share < 1 and stated > _MOST_OF_SLICE * listed.bytes_per_s:
+        stated = round(stated * share)
     if stated:
         return Peaks(float(stated), listed.flops_per_s, f"{listed.source}; bandwidth: stated in the profile")
     return listed
+
+
+#: Name of a slice: of the multiprocessors in sevenths (A30: quarters), and its memory in GB; `1c.` is a part of it.
+_SLICE: Final = re.compile(r"\bMIG (?:\d+c\.)?(?P<parts>\d+)g\.(?P<gigabytes>\d+)gb", re.IGNORECASE)
+
+#: Pattern of GPUs that can be sliced → multiprocessors, memory in GB, and parts (NVIDIA Multi-Instance GPU user guide).
+_WHOLE: Final = (
+    (r"GH200.*(144|HBM3e)", 132, 144, 7),
+    (r"GH200", 132, 96, 7),
+    (r"H200", 132, 141, 7),
+    (r"H100 NVL", 132, 94, 7),
+    (r"H100.*PCIe", 114, 80, 7),
+    (r"H100", 132, 80, 7),
+    (r"H20\b", 78, 96, 7),
+    (r"A100.*80GB", 108, 80, 7),
+    (r"A100", 108, 40, 7),
+    (r"A30\b", 56, 24, 4),
+    (r"\bB200", 148, 180, 7),
+)
+
+#: The memory of each of these GPUs has eight slices.
+_MEMORY_SLICES: Final = 8
+
+#: A bandwidth above this multiple of a slice's part is that of the whole GPU.
+_MOST_OF_SLICE: Final = 1.25
+
+
+def _sliced(device: Device, listed: Peaks) -> tuple[Peaks, float]:
+    """The peaks of the part of a GPU that a slice of it has, and its share of the bandwidth; 1 for a whole GPU."""
+    slice_ = _SLICE.search(device.name)
+    whole = next((sizes for names, *sizes in _WHOLE if re.search(names, device.name, re.IGNORECASE)), None)
+    if slice_ is None or whole is None:
+        return listed, 1.0
+    multiprocessors, gigabytes, parts = whole
+    own = min(max(round(_MEMORY_SLICES * int(slice_["gigabytes"]) / gigabytes), 1), _MEMORY_SLICES)
+    share = own / _MEMORY_SLICES
+    if device.sm_count:
+        compute = min(device.sm_count / multiprocessors, 1.0)
+        of_compute = f"{device.sm_count} of {multiprocessors} multiprocessors"
+    else:
+        compute = min(int(slice_["parts"]) / parts, 1.0)
+        of_compute = f"{slice_['parts']} of {parts} parts of the multiprocessors"
+    rates = {name: rate * compute for name, rate in listed.flops_per_s.items()}
+    bandwidth = None if listed.bytes_per_s is None else listed.bytes_per_s * share
+    source = f"{listed.source}, of which the slice has {of_compute} and {own} of {_MEMORY_SLICES} slices of memory"
+    return Peaks(bandwidth, rates, source), share
 
 
 def _listed(name: str) -> Peaks | None:
