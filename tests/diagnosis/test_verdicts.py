@@ -16,6 +16,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Thresholds, diagnose
 from warplens.diagnosis.findings import about
 from warplens.profile import Device
+from warplens.report.verdict import coverage_lines
 
 if TYPE_CHECKING:
     from tests.diagnosis.programs import Step
@@ -627,6 +628,22 @@ def test_pauses_of_two_streams_that_wait_for_each_other_are_not_blamed_on_the_ho
     found = judged(trace(kernels, calls, [nvtx(0, 7 * MS, "step")]))
     assert found.verdict == "incomplete-profile"
     assert found.findings[0].evidence["dependency_share"] == pytest.approx(99 * 30 / 7000)
+
+
+def test_idle_time_whose_reason_is_only_named_is_not_said_to_have_a_known_cause() -> None:
+    kernels, calls = [], []
+    for number in range(100):
+        calls.append(launch(10 * number, 10 * number + 5, number + 1))
+        begin = 100 * US + 60 * US * number
+        kernels.append(kernel(begin, begin + 30 * US, "gemm", stream=7 + number % 2, correlation=number + 1))
+    found = judged(trace(kernels, calls, [nvtx(0, 7 * MS, "step")]))
+    coverage = found.coverage
+    assert coverage.idle_attributed_share == 1
+    assert coverage.idle_explained_share is not None
+    unexplained = found.findings[0].evidence["unexplained_idle_ns"]
+    assert coverage.idle_explained_share == pytest.approx(1 - unexplained / coverage.idle_ns)
+    told = next(coverage_lines(found))
+    assert f"the cause is known for {100 * coverage.idle_explained_share:.1f} % of the idle time" in told
 
 
 # ── the profiler's own cost ──────────────────────────────────────────────────────────────────────────────────────────

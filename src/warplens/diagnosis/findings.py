@@ -179,6 +179,9 @@ class Coverage:
     idle_ns: int
     steps: int  #: steps of the window
     idle_attributed_share: float | None  #: share of the idle time with a recorded cause; None without idle time
+    #: share of the idle time that a rule explains, or that the GPU takes to start queued work; None without idle time.
+    #: A wait for another stream, GPU or program has a recorded cause, but nothing explains it.
+    idle_explained_share: float | None
     claimed_ns: int  #: wall time that findings claim; no nanosecond is claimed twice
     counters_share: float | None  #: share of the kernel time with hardware counters; None without counters
     unavailable: tuple[str, ...]  #: questions that this profile cannot answer, and how to answer them

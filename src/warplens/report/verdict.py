@@ -308,8 +308,8 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
             f"based on: {steps if coverage.steps else 'a window without steps'}{gpus}; findings explain "
             f"{fmt.share(coverage.claimed_ns / coverage.wall_ns)} of the time"
         )
-        if coverage.idle_attributed_share is not None:
-            line += f"; the cause is known for {fmt.share(coverage.idle_attributed_share)} of the idle time"
+        if coverage.idle_explained_share is not None:
+            line += f"; the cause is known for {fmt.share(coverage.idle_explained_share)} of the idle time"
         if coverage.counters_share:
             line += f"; counters cover {fmt.share(coverage.counters_share)} of the kernel time"
         yield line

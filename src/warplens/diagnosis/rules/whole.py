@@ -218,11 +218,8 @@ class IncompleteProfile(Rule):
         return Incomplete(finding, decides)
 
     def unexplained(self, facts: Facts, claims: Claims) -> Finding:
-        """The pauses that no rule explains: dependencies, submission by the driver, the profiler.
-
-        The microsecond between two kernels in the GPU's queue is not one of them: it is the GPU's own latency.
-        """
-        idle = facts.idle_ns - sum(claims.idle_ns(id_) for id_ in claims.gaps) - facts.idle("start-latency")
+        """The pauses that no rule explains: dependencies, submission by the driver, the profiler."""
+        idle = unexplained_idle_ns(facts, claims)
         share = {f"{cause}_share": facts.idle(cause) / facts.wall_ns for cause in _NOT_THE_HOST}
         worst = max(_NOT_THE_HOST, key=facts.idle)
         finding = self.described(
@@ -247,6 +244,15 @@ class IncompleteProfile(Rule):
         )
         refute = "Run on a single stream with no other program on the GPU: if the pauses stay, the host causes them."
         return replace(finding, refute=refute)
+
+
+def unexplained_idle_ns(facts: Facts, claims: Claims) -> int:
+    """Idle time that no rule explains.
+
+    The microsecond between two kernels in the GPU's queue is not part of it: it is the GPU's own latency.
+    """
+    explained = sum(claims.idle_ns(id_) for id_ in claims.gaps) + facts.idle("start-latency")
+    return max(facts.idle_ns - explained, 0)
 
 
 def _only_communication(facts: Facts) -> bool:
