@@ -161,6 +161,7 @@ class PhaseVerdict:
 
     phase: str  #: `forward`, `backward` or `optimizer`
     verdict: str  #: that of a rule
+    verdict_known: bool  #: whether the verdict rests on data, as in `Diagnosis`
     #: expected, gain_ceiling: expected and largest speed-up of the phase by the best remedy; None if unknown
     expected: float | None
     gain_ceiling: float | None

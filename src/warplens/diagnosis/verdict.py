@@ -312,7 +312,8 @@ def _of_phase(part: Facts) -> PhaseVerdict:
     # A part and its program refer to each other: separating them frees hundreds of megabytes before the next phase.
     vars(part).pop("program", None)
     share = part.wall_ns / part.whole.wall_ns
-    return PhaseVerdict(part.phase, verdict.id, verdict.expected, verdict.bound, part.wall_ns, part.busy_ns, share)
+    gains = verdict.expected, verdict.bound
+    return PhaseVerdict(part.phase, verdict.id, is_known(verdict), *gains, part.wall_ns, part.busy_ns, share)
 
 
 def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: str | None) -> Coverage:

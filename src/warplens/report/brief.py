@@ -310,7 +310,7 @@ def brief_table(diagnoses: Sequence[tuple[str, Diagnosis]]) -> Table:
         rows.append(
             {
                 "source": source,
-                "verdict": verdict.id,
+                "verdict": verdict_words(verdict),
                 "severity": verdict.severity,
                 "gain": factor(verdict.expected if has_gain else None),
                 "range": f"{factor(low)} to {factor(high)}" if has_gain and low is not None else fmt.MISSING,

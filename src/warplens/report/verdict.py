@@ -52,7 +52,11 @@ def _what_if_data(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 def verdict_words(finding: Finding) -> str:
     """The id of a verdict; marked as not known where the profile cannot confirm it."""
-    return finding.id if is_known(finding) else f"not known; {finding.id} is not ruled out"
+    return _words(finding.id, known=is_known(finding))
+
+
+def _words(verdict: str, *, known: bool) -> str:
+    return verdict if known else f"not known; {verdict} is not ruled out"
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
@@ -401,6 +405,7 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
         phases = (
             {
                 **vars(phase),
+                "verdict": _words(phase.verdict, known=phase.verdict_known),
                 "gain": factor(phase.expected if phase.expected is not None else phase.gain_ceiling),
                 "busy_share": phase.busy_ns / phase.wall_ns if phase.wall_ns else None,
                 "share": phase.share,
