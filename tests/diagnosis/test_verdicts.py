@@ -10,7 +10,7 @@ import pytest
 
 from tests.analysis.builders import kernel, launch, nvtx, trace
 from tests.diagnosis import programs
-from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, NCCL, US, Machine
+from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Thresholds, diagnose
@@ -83,6 +83,22 @@ def test_waits_that_read_nothing_back_are_to_be_removed_not_read_less_often() ->
     read_back = verdict(programs.item_per_layer).finding("host-sync")
     assert read_back is not None
     assert read_back.remedies[0].action == "Read results back less often, or not inside the step"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (BF16_GEMM, "how far each matrix product is from its roof"),
+        ("cunn_SoftMaxForward", "how many bytes each pass over memory moves"),
+        ("bar", None),
+    ],
+)
+def test_shapes_are_asked_for_with_what_they_show_of_this_program(name: str, shown: str | None) -> None:
+    found = verdict(lambda machine: machine.launch(300 * US, name, times=12))
+    assert found.verdict == "below-roof"
+    texts = [remedy.expected for remedy in found.findings[0].remedies if "record_shapes" in remedy.how]
+    assert len(texts) == (shown is not None)
+    assert all(shown is not None and shown in text for text in texts)
 
 
 # ── look-alikes ──────────────────────────────────────────────────────────────────────────────────────────────────────

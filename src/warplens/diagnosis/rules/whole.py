@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 
 import polars as pl
 
+from warplens.analysis.categories import CATEGORIES, OTHER
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.quality import aborted_steps
@@ -413,7 +414,7 @@ class BelowRoof(Rule):
             where=names,
             remedies=(
                 *((_name_gpu(facts),) if _no_peaks(facts) else ()),
-                *(() if known or shapes.null_count() < len(shapes) else (_SHAPES,)),
+                *(() if known or shapes.null_count() < len(shapes) else _shapes(facts)),
                 Remedy(
                     "Collect counters of the kernels with the most time above their roof",
                     f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
@@ -452,13 +453,35 @@ def _name_gpu(facts: Facts) -> Remedy:
     return Remedy("Name the GPU that it ran on", how, "gives the roofs of its data sheet, which the profile does not")
 
 
-_SHAPES: Final = Remedy(
-    "Record the shapes of the operators",
-    "with torch.profiler.profile(record_shapes=True): step()\n"
-    "# or: warplens collect torch -- python train.py\n"
-    "warplens headroom PATH --with TRACE",
-    "shows how far each matrix product is from its roof, which needs its inner dimension",
+#: What shapes show of work whose operations or bytes are unknown: products first.
+_SHOWN_BY_SHAPES: Final = (
+    (PRODUCTS, "shows how far each matrix product is from its roof, which needs its inner dimension"),
+    (
+        tuple(name for name in CATEGORIES if name not in (OTHER, "triton", "communication")),
+        "shows how many bytes each pass over memory moves, and so how far it is from its roof",
+    ),
 )
+
+#: Work of a kind with a smaller share of the wall time is no reason to record again.
+_LEAST_UNKNOWN: Final = 0.01
+
+
+def _shapes(facts: Facts) -> tuple[Remedy, ...]:
+    """Advice to record shapes, with what they show of the unknown work; none if they show nothing of it.
+
+    They show nothing of kernels whose names do not tell what they compute.
+    """
+    unknown = facts.work["label"].filter(facts.at_roof["known"] == "none").cast(pl.String)
+    owned = facts.at_roof["owned_ns"].filter(facts.at_roof["known"] == "none")
+    for labels, expected in _SHOWN_BY_SHAPES:
+        if int(owned.filter(unknown.is_in(labels)).sum()) >= _LEAST_UNKNOWN * facts.wall_ns:
+            how = (
+                "with torch.profiler.profile(record_shapes=True): step()\n"
+                "# or: warplens collect torch -- python train.py\n"
+                "warplens headroom PATH --with TRACE"
+            )
+            return (Remedy("Record the shapes of the operators", how, expected),)
+    return ()
 
 
 def _sections(facts: Facts, above: pl.Series) -> str:
