@@ -368,6 +368,12 @@ class BelowRoof(Rule):
         if not roof_known(facts):
             known = f"FLOPs and bytes are known for {percent(facts.known_work_share)} of its busy time"
             return f"{busy}; how near its kernels are to their roofs is unknown: {_no_peaks(facts) or known}."
+        if _waits(finding):
+            left = "mostly its" if evidence["above_roof_share"] >= self.worth_saying else "its"
+            return (
+                f"{busy}, near the roofs of its kernels: what is left is {left} idle time, "
+                f"{percent(evidence['idle_share'])} of the time."
+            )
         gap = sorted(((evidence[name], words) for name, words in _PARTS_OF_GAP.items()), reverse=True)
         parts = ", ".join(f"{percent(share)} {words}" for share, words in gap if share >= self.worth_saying)
         return (
@@ -376,8 +382,8 @@ class BelowRoof(Rule):
         )
 
     def sought(self, facts: Facts) -> Int64s | None:
-        """Time of each piece of work above its roof; all of its time if its work is unknown."""
-        return _above(facts).cast(pl.Int64).to_numpy()
+        """Time of each piece of work above its roof; all of its time if its work is unknown. None for idle time."""
+        return None if _is_idle(facts) else _above(facts).cast(pl.Int64).to_numpy()
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it and is not saturated."""
@@ -389,13 +395,24 @@ class BelowRoof(Rule):
             return None  # `graph-opaque` applies; counters of the few kernels outside the graphs would not help
         if Saturated().find(facts, claims) is not None:
             return None
-        known = roof_known(facts)
+        known, is_idle = roof_known(facts), _is_idle(facts)
         above = _above(facts)
         names = kernel_names(facts, above)
         pattern = "|".join(dict.fromkeys(re.escape(name.rpartition("::")[2][:40]) for name in names))
         shapes = facts.timeline.trace.operators["input_shapes"]
-        return self.described(
-            title="The GPU is busy but not near its roofs, and no single cause stands out"
+        counters = Remedy(
+            "Collect counters of the kernels with the most time above their roof",
+            f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
+            "warplens diagnose PATH --counters REPORT"
+            if facts.of_nvidia
+            else "rocprof-compute profile -n counters -- python train.py  # a few steps: each pass runs again\n"
+            "rocprof-compute analyze -p workloads/counters/*  # read there: Warplens reads counters of ncu",
+            "shows which roof limits each of them, and why",
+        )
+        found = self.described(
+            title="The kernels of the GPU are near their roofs; what is left is its idle time"
+            if is_idle
+            else "The GPU is busy but not near its roofs, and no single cause stands out"
             if known
             else "The GPU is busy; this profile does not show how near its kernels are to their roofs",
             confidence="medium",
@@ -411,21 +428,53 @@ class BelowRoof(Rule):
                 "starting_share": facts.idle("start-latency") / facts.wall_ns,
                 "idle_ns_per_step": facts.idle_ns / facts.steps,
             },
-            where=names,
+            where=() if is_idle else names,
             remedies=(
+                *((_find_pauses(facts),) if is_idle else ()),
                 *((_name_gpu(facts),) if _no_peaks(facts) else ()),
                 *(() if known or shapes.null_count() < len(shapes) else _shapes(facts)),
-                Remedy(
-                    "Collect counters of the kernels with the most time above their roof",
-                    f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
-                    "warplens diagnose PATH --counters REPORT"
-                    if facts.of_nvidia
-                    else "rocprof-compute profile -n counters -- python train.py  # a few steps: each pass runs again\n"
-                    "rocprof-compute analyze -p workloads/counters/*  # read there: Warplens reads counters of ncu",
-                    "shows which roof limits each of them, and why",
-                ),
+                *(() if is_idle and facts.above_roof_share < self.worth_saying else (counters,)),
             ),
         )
+        return replace(found, refute=_REFUTES_IDLE) if is_idle else found
+
+
+_REFUTES_IDLE: Final = (
+    "Time the step without a profiler (torch.cuda.Event): if it is faster by the idle time, the profiler made the "
+    "pauses, and nothing is left to gain."
+)
+
+
+#: From this share of the headroom on, idle time is what matters, and the kernels are near their roofs.
+_IDLE_OF_HEADROOM: Final = 0.75
+
+
+def _is_idle(facts: Facts) -> bool:
+    """Whether the headroom to the practical roofs is idle time for the most part."""
+    idle_share = facts.idle_ns / facts.wall_ns if facts.wall_ns else 0.0
+    return roof_known(facts) and idle_share > _IDLE_OF_HEADROOM * facts.to_roof_share
+
+
+def _waits(finding: Finding) -> bool:
+    """`_is_idle`, of the finding of such a window."""
+    evidence = finding.evidence
+    return "to_roof_share" in evidence and evidence["idle_share"] > _IDLE_OF_HEADROOM * evidence["to_roof_share"]
+
+
+def headroom_words(finding: Finding) -> str:
+    """What would have to come true for the headroom of `BelowRoof` to be saved, as a clause."""
+    if _waits(finding):
+        return "if it were never idle"
+    return "if its kernels reached their practical roofs"
+
+
+def _find_pauses(facts: Facts) -> Remedy:
+    return Remedy(
+        "Find out what the GPU waits for",
+        "warplens budget PATH  # its idle time by cause\n"
+        "warplens code PATH  # operator, range and source line of each wait, copy and launch",
+        f"at most {times(ceiling(facts.wall_ns, facts.idle_ns))}: all of its idle time",
+    )
 
 
 def _unlisted(facts: Facts) -> list[str]:
