@@ -433,6 +433,37 @@ def test_where_a_gpu_is_busy_only_without_the_profiler_both_shares_are_told() ->
 
 
 @pytest.mark.parametrize(
+    ("name", "gain"),
+    [
+        ("NVIDIA GeForce RTX 4090", 1 / (1 / (0.9375 * 2) + 0.034)),
+        ("NVIDIA H20", 1 / (1 / (0.9375 * 148 / 44) + 0.034)),
+        ("NVIDIA H200", 0.55 * 989.4 / 67),
+    ],
+)
+def test_products_in_fp32_gain_what_the_peaks_of_the_gpu_allow(name: str, gain: float) -> None:
+    """Where the peaks are close, as much as the headroom says, less the casts."""
+    found = verdict(programs.fp32_products, Machine(device=Device(0, name, compute_capability=(9, 0))))
+    assert found.verdict == "precision"
+    assert found.findings[0].expected == pytest.approx(gain, rel=0.02)
+    assert ("TF32" in found.headline) is (name != "NVIDIA GeForce RTX 4090")  # its TF32 has the rate of its fp32
+    assert any("TF32" in remedy.action for remedy in found.findings[0].remedies) is ("TF32" in found.headline)
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("AMD Instinct MI300X", 8.0), ("AMD Instinct MI250X", 191.5 / 47.85)])
+def test_products_in_fp32_on_matrix_units_of_amd_gain_by_a_narrower_format(name: str, ratio: float) -> None:
+    machine = Machine(device=Device(0, name, compute_capability=(9, 4)))
+    for _ in range(STEPS):
+        with machine.step():
+            machine.launch(400 * US, "Cijk_Ailk_Bljk_SB_MT128x128x16_MI32x32x2x1_SN_1LDSB0", times=20)
+    made = machine.trace()
+    recorder = replace(made.capture.recorder, counters="rocprof-compute")
+    found = judged(replace(made, capture=replace(made.capture, recorder=recorder)))
+    assert found.verdict == "precision"
+    assert found.findings[0].evidence["peak_ratio_factor"] == pytest.approx(ratio, rel=0.01)
+    assert "matrix products in fp32: bfloat16 could save" in found.headline
+
+
+@pytest.mark.parametrize(
     ("name", "capability", "said"),
     [
         ("Tesla V100-SXM2-16GB", (7, 0), "fp16 could save"),

@@ -174,6 +174,14 @@ def test_a_gpu_without_a_known_data_sheet_takes_that_of_another_one_and_says_so(
     assert "NVIDIA H100 PCIe in its place" in note.text
 
 
+def test_matrix_units_of_amd_multiply_fp32_at_a_rate_of_their_own():
+    peaks = peaks_of(Device(ordinal=0, name="AMD Instinct MI250X"))
+
+    assert peaks.of("fp32", tensor_cores=True) == 47.85e12
+    assert peaks.of("fp32", tensor_cores=False) == 23.95e12
+    assert peaks_of(Device(ordinal=0, name="NVIDIA H200")).of("fp32", tensor_cores=True) == 67e12
+
+
 def test_a_mobile_chip_has_not_the_peaks_of_the_card_of_that_name():
     for name in ("RTX 4080 Laptop GPU", "RTX 3070 Ti Laptop GPU", "RTX 2080 with Max-Q Design"):
         assert peaks_of(Device(ordinal=0, name=f"NVIDIA GeForce {name}")) is None

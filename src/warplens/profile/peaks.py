@@ -26,8 +26,8 @@ class Peaks:
     """The roofs of one GPU."""
 
     bytes_per_s: float | None  #: bandwidth of its memory; None where it is not known
-    #: format → rate. `fp32` and `fp64` are those of the vector units, `fp64-tensor` and the other formats those of the
-    #: tensor cores.
+    #: format → rate. `fp32` and `fp64` are those of the vector units, `fp32-tensor` (AMD's matrix units), `fp64-tensor`
+    #: and the other formats those of the tensor cores.
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
     source: str = ""  #: source of the numbers
 
@@ -39,7 +39,8 @@ class Peaks:
             tensor_cores: whether tensor cores multiply them; None if unknown.
         """
         if precision in VECTOR and tensor_cores:
-            precision = {"fp64": "fp64-tensor"}.get(precision, precision)
+            wide = f"{precision}-tensor"
+            precision = wide if precision == "fp64" or wide in self.flops_per_s else precision
         elif tensor_cores is False and precision is not None and precision not in VECTOR:
             # Narrow formats on the vector units run at the rate of fp32, to which frameworks convert them.
             precision = "fp32"
@@ -47,7 +48,18 @@ class Peaks:
 
 
 #: Formats in the order in which rates are shown.
-_FORMATS: Final[tuple[str, ...]] = ("fp64", "fp64-tensor", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+_FORMATS: Final[tuple[str, ...]] = (
+    "fp64",
+    "fp64-tensor",
+    "fp32",
+    "fp32-tensor",
+    "tf32",
+    "fp16",
+    "bf16",
+    "fp8",
+    "int8",
+    "fp4",
+)
 
 
 def _chip(
@@ -165,11 +177,11 @@ _CHIPS: Final = (
     _chip(r"MI300X", 5300, 81.7, 163.4, "AMD Instinct MI300X data sheet", **_MI300),
     _chip(r"MI300A", 5300, 61.3, 122.6, "AMD Instinct MI300A data sheet", fp64_tensor=122.6, tf32=490.3, fp16=980.6,
           bf16=980.6, fp8=1961.2, int8=1961.2),
-    _chip(r"MI210", 1638.4, 22.6, 22.6, "AMD Instinct MI210 data sheet", fp64_tensor=45.3, fp16=181, bf16=181,
-          int8=181),
+    _chip(r"MI210", 1638.4, 22.6, 22.6, "AMD Instinct MI210 data sheet", fp64_tensor=45.3, fp32_tensor=45.3,
+          fp16=181, bf16=181, int8=181),
     # A program sees each of the two dies of an MI250X as a GPU: half of the data sheet's figures.
     _chip(r"MI250X", 1638.4, 23.95, 23.95, "AMD Instinct MI250X data sheet, one of two dies", fp64_tensor=47.85,
-          fp16=191.5, bf16=191.5, int8=191.5),
+          fp32_tensor=47.85, fp16=191.5, bf16=191.5, int8=191.5),
 )  # fmt: skip
 
 #: fp32 lanes of a multiprocessor by compute capability (CUDA C++ Programming Guide, throughput of instructions).
