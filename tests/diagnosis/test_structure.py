@@ -640,6 +640,76 @@ def test_products_that_take_longer_in_each_step_show_a_falling_clock(kinds: int,
     assert found.confidence == confidence
 
 
+def test_products_of_more_rows_in_each_step_are_no_falling_clock() -> None:
+    """Their names and grids stay the same; only the recorded shapes tell."""
+    kernels, calls, ranges, now, gpu = [], [], [], 0, 0
+    for step in range(12):
+        begin, shapes = now, json.dumps([[4096 + 256 * step, 4096], [4096, 4096]])
+        for _ in range(5):
+            number = len(kernels)
+            ranges.append(operator(now, now + 9 * US, "aten::mm", shapes=shapes))
+            calls.append(launch(now + US, now + 5 * US, number))
+            gpu = max(now + 7 * US, gpu + US)
+            kernels.append(kernel(gpu, gpu + (320 + 20 * step) * US, BF16_GEMM, correlation=number, grid=(132, 1, 1)))
+            now, gpu = now + 10 * US, gpu + (320 + 20 * step) * US
+        ranges.append(annotation(begin, now, f"ProfilerStep#{step}"))
+    profile = program(kernels, calls, ranges).trace
+    assert judged(profile).finding("slowing-gpu") is None
+    ranges = [{**row, "input_shapes": json.dumps([[4096, 4096], [4096, 4096]])} for row in ranges]
+    assert judged(program(kernels, calls, ranges).trace).finding("slowing-gpu") is not None
+
+
+def test_steps_of_random_lengths_do_not_show_a_falling_clock() -> None:
+    machine = Machine()
+    for length in (220, 330, 150, 290, 400, 180, 260, 280, 190, 420, 390, 200):  # the last third is longer by chance
+        with machine.step():
+            machine.launch(length * US, times=5)
+            machine.launch(2 * length * US, FLASH, times=5)
+    assert judged(machine.trace()).finding("slowing-gpu") is None
+
+
+def test_kinds_of_products_that_slow_differently_do_not_show_a_falling_clock() -> None:
+    machine = Machine()
+    for number in range(12):
+        with machine.step():
+            machine.launch((300 + 3 * number) * US, times=5)
+            machine.launch((300 + 60 * number) * US, FLASH, times=5)
+    assert judged(machine.trace()).finding("slowing-gpu") is None
+
+
+def test_passes_on_larger_grids_show_that_the_work_grows() -> None:
+    machine = Machine()
+    for number in range(12):
+        with machine.step():
+            machine.launch((200 + 12 * number) * US, times=5)
+            machine.launch((200 + 12 * number) * US, ADD, grid=(4096 + 256 * number, 1, 1), times=5)
+    assert judged(machine.trace()).finding("slowing-gpu") is None
+
+
+@pytest.mark.parametrize(("length", "idle"), [(180, True), (360, False)])
+def test_kernels_near_their_roof_are_not_to_be_counted_where_idle_time_is_what_is_left(length: int, idle: bool) -> None:
+    """Products of 137 GFLOP take 180 µs at the practical roof of an H200; the host launches one every 1.15 of them."""
+    kernels, calls, ranges, now = [], [], [], 0
+    for step in range(6):
+        begin = now
+        for _ in range(8):
+            number, shapes = len(kernels), json.dumps([[4096, 4096], [4096, 4096]])
+            ranges.append(operator(now, now + 9 * US, "aten::mm", shapes=shapes))
+            calls.append(launch(now + US, now + 5 * US, number))
+            begins = now + 7 * US
+            kernels.append(kernel(begins, begins + length * US, BF16_GEMM, correlation=number, grid=(132, 1, 1)))
+            now += 115 * length * US // 100
+        ranges.append(annotation(begin, now - US, f"ProfilerStep#{step}"))
+    profile = program(kernels, calls, ranges).trace
+    found = judged(replace(profile, capture=replace(profile.capture, devices=(H200,)))).finding("below-roof")
+    assert found is not None
+    assert found.evidence["idle_share"] == pytest.approx(0.13, abs=0.01)
+    assert ("what is left is its idle time" in found.title) is idle
+    assert (found.remedies[0].action == "Find out what the GPU waits for") is idle
+    assert any("ncu" in remedy.how for remedy in found.remedies) is (found.evidence["above_roof_share"] >= 0.01)
+    assert ("counters" in found.refute) is not idle
+
+
 def test_nothing_is_critical_without_steps() -> None:
     machine = Machine()
     for name, length in ((BF16_GEMM, 100), (ADD, 300), (SOFTMAX, 310), (LAYER_NORM, 320), (ODD_GEMM, 90)):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.analysis.builders import kernel, launch, nvtx, trace
 from tests.diagnosis import programs
-from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, NCCL, US, Machine
+from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, Thresholds, diagnose
@@ -19,6 +19,7 @@ from warplens.diagnosis.rule import in_order
 from warplens.diagnosis.rules.stalls import HostStall
 from warplens.profile import Device
 from warplens.report.brief import brief
+from warplens.report.verdict import coverage_lines
 
 if TYPE_CHECKING:
     from tests.diagnosis.programs import Step
@@ -59,6 +60,48 @@ def test_a_healthy_program_gets_no_warning(program: Step) -> None:
     assert found.verdict == "below-roof", "nothing tells the size of these products, and so how near they are to a roof"
     assert [finding.id for finding in found.findings if finding.severity != "info"] == []
     assert "is unknown" in found.headline
+
+
+def test_a_gpu_without_known_peaks_is_not_said_to_be_unnamed() -> None:
+    found = verdict(programs.large_products, Machine(device=Device(0, "NVIDIA X900", compute_capability=(9, 0))))
+    assert "no peaks are known of the NVIDIA X900" in found.headline
+    assert found.findings[0].remedies[0].action == "Name a GPU with about the same peaks"
+    unnamed = verdict(programs.large_products, Machine(device=Device(0, "GPU")))
+    assert "the profile does not name its GPU" in unnamed.headline
+    assert unnamed.findings[0].remedies[0].action == "Name the GPU that it ran on"
+
+
+def test_waits_that_read_nothing_back_are_to_be_removed_not_read_less_often() -> None:
+    def waiting(machine: Machine) -> None:
+        for _ in range(12):
+            machine.launch(60 * US, times=2)
+            machine.wait()
+            machine.think(40 * US)
+
+    found = verdict(waiting).finding("host-sync")
+    assert found is not None
+    actions = [remedy.action for remedy in found.remedies]
+    assert actions == ["Remove the calls that wait", "Find all synchronizing operations"]
+    assert found.remedies[0].gain == found.expected
+    read_back = verdict(programs.item_per_layer).finding("host-sync")
+    assert read_back is not None
+    assert read_back.remedies[0].action == "Read results back less often, or not inside the step"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (BF16_GEMM, "how far each matrix product is from its roof"),
+        ("cunn_SoftMaxForward", "how many bytes each pass over memory moves"),
+        ("bar", None),
+    ],
+)
+def test_shapes_are_asked_for_with_what_they_show_of_this_program(name: str, shown: str | None) -> None:
+    found = verdict(lambda machine: machine.launch(300 * US, name, times=12))
+    assert found.verdict == "below-roof"
+    texts = [remedy.expected for remedy in found.findings[0].remedies if "record_shapes" in remedy.how]
+    assert len(texts) == (shown is not None)
+    assert all(shown is not None and shown in text for text in texts)
 
 
 # ── look-alikes ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -493,6 +536,37 @@ def test_where_a_gpu_is_busy_only_without_the_profiler_both_shares_are_told() ->
 
 
 @pytest.mark.parametrize(
+    ("name", "gain"),
+    [
+        ("NVIDIA GeForce RTX 4090", 1 / (1 / (0.9375 * 2) + 0.034)),
+        ("NVIDIA H20", 1 / (1 / (0.9375 * 148 / 44) + 0.034)),
+        ("NVIDIA H200", 0.55 * 989.4 / 67),
+    ],
+)
+def test_products_in_fp32_gain_what_the_peaks_of_the_gpu_allow(name: str, gain: float) -> None:
+    """Where the peaks are close, as much as the headroom says, less the casts."""
+    found = verdict(programs.fp32_products, Machine(device=Device(0, name, compute_capability=(9, 0))))
+    assert found.verdict == "precision"
+    assert found.findings[0].expected == pytest.approx(gain, rel=0.02)
+    assert ("TF32" in found.headline) is (name != "NVIDIA GeForce RTX 4090")  # its TF32 has the rate of its fp32
+    assert any("TF32" in remedy.action for remedy in found.findings[0].remedies) is ("TF32" in found.headline)
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("AMD Instinct MI300X", 8.0), ("AMD Instinct MI250X", 191.5 / 47.85)])
+def test_products_in_fp32_on_matrix_units_of_amd_gain_by_a_narrower_format(name: str, ratio: float) -> None:
+    machine = Machine(device=Device(0, name, compute_capability=(9, 4)))
+    for _ in range(STEPS):
+        with machine.step():
+            machine.launch(400 * US, "Cijk_Ailk_Bljk_SB_MT128x128x16_MI32x32x2x1_SN_1LDSB0", times=20)
+    made = machine.trace()
+    recorder = replace(made.capture.recorder, counters="rocprof-compute")
+    found = judged(replace(made, capture=replace(made.capture, recorder=recorder)))
+    assert found.verdict == "precision"
+    assert found.findings[0].evidence["peak_ratio_factor"] == pytest.approx(ratio, rel=0.01)
+    assert "matrix products in fp32: bfloat16 could save" in found.headline
+
+
+@pytest.mark.parametrize(
     ("name", "capability", "said"),
     [
         ("Tesla V100-SXM2-16GB", (7, 0), "fp16 could save"),
@@ -704,6 +778,22 @@ def test_pauses_of_two_streams_that_wait_for_each_other_are_not_blamed_on_the_ho
     found = judged(trace(kernels, calls, [nvtx(0, 7 * MS, "step")]))
     assert found.verdict == "incomplete-profile"
     assert found.findings[0].evidence["dependency_share"] == pytest.approx(99 * 30 / 7000)
+
+
+def test_idle_time_whose_reason_is_only_named_is_not_said_to_have_a_known_cause() -> None:
+    kernels, calls = [], []
+    for number in range(100):
+        calls.append(launch(10 * number, 10 * number + 5, number + 1))
+        begin = 100 * US + 60 * US * number
+        kernels.append(kernel(begin, begin + 30 * US, "gemm", stream=7 + number % 2, correlation=number + 1))
+    found = judged(trace(kernels, calls, [nvtx(0, 7 * MS, "step")]))
+    coverage = found.coverage
+    assert coverage.idle_attributed_share == 1
+    assert coverage.idle_explained_share is not None
+    unexplained = found.findings[0].evidence["unexplained_idle_ns"]
+    assert coverage.idle_explained_share == pytest.approx(1 - unexplained / coverage.idle_ns)
+    told = next(coverage_lines(found))
+    assert f"the cause is known for {100 * coverage.idle_explained_share:.1f} % of the idle time" in told
 
 
 # ── the profiler's own cost ──────────────────────────────────────────────────────────────────────────────────────────

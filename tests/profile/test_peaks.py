@@ -31,7 +31,17 @@ from warplens.profile.trace import TABLES, Recorder
         ("NVIDIA L40S", 864, 362e12),
         ("NVIDIA L4", 300, 121e12),
         ("NVIDIA GeForce RTX 4090", 1008, 165.2e12),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 672, 88.2e12),
+        ("NVIDIA GeForce RTX 3080 Ti", 912, 68.2e12),
+        ("NVIDIA GeForce RTX 2080 Ti", 616, None),
         ("NVIDIA GeForce RTX 5090", 1792, 209.5e12),
+        ("NVIDIA H20", 4000, 148e12),
+        ("NVIDIA A30", 933, 165e12),
+        ("NVIDIA A40", 696, 149.7e12),
+        ("Tesla P100-PCIE-16GB", 732, None),
+        ("Tesla P100-PCIE-12GB", 549, None),
+        ("Tesla V100S-PCIE-32GB", 1134, None),
+        ("AMD Instinct MI210", 1638.4, 181e12),
         ("AMD Instinct MI300X VF", 5300, 1307.4e12),
     ],
 )
@@ -58,6 +68,35 @@ def test_a_bandwidth_that_the_profile_states_is_taken():
 
     assert peaks.bytes_per_s == 4.814e12
     assert "stated in the profile" in peaks.source
+
+
+@pytest.mark.parametrize(
+    ("name", "multiprocessors", "compute", "memory"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 14, 14 / 108, 1 / 8),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 42, 42 / 108, 4 / 8),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 14, 14 / 108, 1 / 8),
+        ("NVIDIA H200 MIG 1g.18gb", 16, 16 / 132, 1 / 8),
+        ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", 16, 16 / 132, 4 / 8),
+        ("NVIDIA A30 MIG 1g.6gb", 14, 14 / 56, 2 / 8),
+        ("NVIDIA H200 MIG 7g.141gb", 132, 1, 1),
+        ("NVIDIA H200 MIG 2g.35gb", None, 2 / 7, 2 / 8),
+    ],
+)
+def test_a_slice_of_a_gpu_has_its_part_of_the_peaks(name, multiprocessors, compute, memory):
+    whole = peaks_of(Device(ordinal=0, name=name.partition(" MIG")[0]))
+    peaks = peaks_of(Device(ordinal=0, name=name, sm_count=multiprocessors))
+
+    assert peaks.of("bf16", tensor_cores=True) == pytest.approx(compute * whole.of("bf16", tensor_cores=True))
+    assert peaks.bytes_per_s == pytest.approx(memory * whole.bytes_per_s)
+    assert "slices of memory" in peaks.source
+
+
+@pytest.mark.parametrize("stated", [4_814_000_000_000, 4_814_000_000_000 // 8])
+def test_the_bandwidth_that_a_profile_states_of_a_slice_may_be_that_of_the_whole_gpu(stated):
+    device = Device(ordinal=0, name="NVIDIA H200 MIG 1g.18gb", sm_count=16, memory_bandwidth_bytes_per_s=stated)
+
+    assert peaks_of(device).bytes_per_s == 4.814e12 / 8
 
 
 def test_an_unlisted_gpu_is_computed_from_its_attributes():
@@ -121,6 +160,40 @@ def test_a_gpu_that_the_profile_describes_stays_what_it_is():
     described = replace(trace, capture=replace(trace.capture, devices=(own,)))
 
     assert with_gpu(described, "H200") is described
+
+
+def test_a_gpu_without_a_known_data_sheet_takes_that_of_another_one_and_says_so():
+    trace = _fills_on(0)
+    own = Device(ordinal=0, name="NVIDIA X900", compute_capability=(9, 0), sm_count=78)
+    found = with_gpu(replace(trace, capture=replace(trace.capture, devices=(own,))), "H100 PCIe").capture
+
+    assert found.devices == (replace(own, name="NVIDIA H100 PCIe"),)
+    note = next(note for note in found.notes if note.code == "gpu-as-named")
+    assert note.level is NoteLevel.WARNING
+    assert "No peaks are known of the NVIDIA X900" in note.text
+    assert "NVIDIA H100 PCIe in its place" in note.text
+
+
+def test_matrix_units_of_amd_multiply_fp32_at_a_rate_of_their_own():
+    peaks = peaks_of(Device(ordinal=0, name="AMD Instinct MI250X"))
+
+    assert peaks.of("fp32", tensor_cores=True) == 47.85e12
+    assert peaks.of("fp32", tensor_cores=False) == 23.95e12
+    assert peaks_of(Device(ordinal=0, name="NVIDIA H200")).of("fp32", tensor_cores=True) == 67e12
+
+
+def test_a_mobile_chip_has_not_the_peaks_of_the_card_of_that_name():
+    for name in ("RTX 4080 Laptop GPU", "RTX 3070 Ti Laptop GPU", "RTX 2080 with Max-Q Design"):
+        assert peaks_of(Device(ordinal=0, name=f"NVIDIA GeForce {name}")) is None
+
+
+def test_multiples_of_a_graphics_card_are_those_of_its_architecture():
+    # 68 multiprocessors of 64 lanes at 1.545 GHz; tensor cores add fp16 in fp32 at half of their rate.
+    peaks = peaks_of(Device(ordinal=0, name="NVIDIA GeForce RTX 2080 Ti"))
+
+    assert peaks.of("fp32", tensor_cores=False) == pytest.approx(68 * 64 * 2 * 1.545e9, rel=0.01)
+    assert peaks.of("fp16", tensor_cores=True) == pytest.approx(53.8e12, rel=0.01)
+    assert peaks.of("fp64", tensor_cores=False) == pytest.approx(0.42e12, rel=0.01)
 
 
 def test_an_unknown_gpu_is_refused_with_those_that_are_known():

@@ -7,13 +7,25 @@ from dataclasses import replace
 import pytest
 
 from tests.diagnosis import programs
-from tests.diagnosis.programs import record
+from tests.diagnosis.fleet import US, Fleet, run_of_files
+from tests.diagnosis.programs import judged, record
 from warplens.analysis.timeline import Timeline
+from warplens.diagnosis.across import diagnose_run
 from warplens.diagnosis.findings import Place, times
+from warplens.report.brief import brief_table
 from warplens.report.document import SectionOf, Table
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
-from warplens.report.verdict import coverage_lines, evidence_text, factor, finding_blocks, places, standing
+from warplens.report.run import by_itself_table
+from warplens.report.verdict import (
+    coverage_lines,
+    diagnosis_tables,
+    evidence_text,
+    factor,
+    finding_blocks,
+    places,
+    standing,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +48,27 @@ def test_the_parts_of_the_first_screens_strips_are_the_whole(numbers):
     assert answer is not None
     for strip in answer.strips:
         assert sum(part.share for part in strip.segments) == pytest.approx(1.0, abs=0.03)
+
+
+def test_tables_of_ranks_profiles_and_phases_use_the_words_of_the_diagnosis_itself():
+    """The sizes of these products are unknown, and so how near they are to a roof."""
+    words = "not known; below-roof is not ruled out"
+    found = judged(record(programs.training_with_log))
+    assert (found.verdict, found.verdict_known) == ("below-roof", False)
+    assert brief_table([("a.json", found)]).rows["verdict"].to_list() == [words]
+    phases = next(table for table in diagnosis_tables(found) if table.id == "phase-verdicts")
+    assert phases.rows["verdict"].to_list() == [words] * 3
+    files = Fleet(2).run(_training_of_two).files()
+    run = diagnose_run(run_of_files(files), dict(enumerate(map(judged, files))))
+    assert by_itself_table(run).rows["verdict"].to_list() == [words, words]
+
+
+def _training_of_two(fleet: Fleet) -> None:
+    for machine in fleet.machines:
+        machine.launch(500 * US, times=20)
+    fleet.meet(10 * US)
+    for machine in fleet.machines:
+        machine.wait()
 
 
 def test_times_of_several_gpus_are_said_to_be_added_up(numbers):

@@ -42,6 +42,9 @@ class HostLoad:
 
     launches: LaunchSummary  #: how the kernels were launched
     waits: int  #: calls that blocked a thread until the GPU was done: synchronizations and synchronous copies
+    #: of these waits, those that do not follow a copy of their thread: nothing is read or sent, the program just waits
+    #: (`torch.cuda.synchronize()`)
+    bare_waits: int
     waited_ns: int  #: time of the window in which a thread was inside a waiting call and a GPU worked
     #: the same intervals over the whole profile, by process. A waiting call during which no GPU works does something
     #: else, such as loading code.
@@ -78,6 +81,7 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
     return HostLoad(
         launches=launch_summary(timeline, window),
         waits=waits.height,
+        bare_waits=_bare(calls.join(threads, on=["process", "thread"], how="semi")),
         waited_ns=max((total(intervals) for intervals in clipped), default=0),
         waiting=waiting,
         blocked_ns=_blocked_ns(pl.concat([waits, reading]), waiting),
@@ -86,6 +90,15 @@ def host_load(timeline: Timeline, window: Window, readback_bytes: int) -> HostLo
         allocations=allocating.height,
         allocation_ns=int((allocating["end_ns"] - allocating["start_ns"]).sum()),
     )
+
+
+def _bare(calls: pl.DataFrame) -> int:
+    """How many synchronizing calls follow no copy of their thread."""
+    ordered = calls.sort("process", "thread", "start_ns", maintain_order=True)
+    kind = api_kinds(ordered["name"])
+    after_copy = pl.DataFrame({"process": ordered["process"], "thread": ordered["thread"], "copies": kind == "copy"})
+    before = pl.col("copies").shift(1).over("process", "thread").fill_null(value=False)
+    return int(((kind == "sync") & ~after_copy.select(before).to_series()).sum())
 
 
 def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:

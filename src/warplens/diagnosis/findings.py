@@ -163,6 +163,7 @@ class PhaseVerdict:
 
     phase: str  #: `forward`, `backward` or `optimizer`
     verdict: str  #: that of a rule
+    verdict_known: bool  #: whether the verdict rests on data, as in `Diagnosis`
     #: expected, gain_ceiling: expected speed-up of the phase by the first remedy, and the largest; None if unknown
     expected: float | None
     gain_ceiling: float | None
@@ -181,6 +182,9 @@ class Coverage:
     idle_ns: int
     steps: int  #: steps of the window
     idle_attributed_share: float | None  #: share of the idle time with a recorded cause; None without idle time
+    #: share of the idle time that a rule explains, or that the GPU takes to start queued work; None without idle time.
+    #: A wait for another stream, GPU or program has a recorded cause, but nothing explains it.
+    idle_explained_share: float | None
     claimed_ns: int  #: wall time that findings claim; no nanosecond is claimed twice
     counters_share: float | None  #: share of the kernel time with hardware counters; None without counters
     unavailable: tuple[str, ...]  #: questions that this profile cannot answer, and how to answer them

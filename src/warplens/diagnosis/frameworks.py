@@ -99,6 +99,22 @@ _ELSEWHERE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "# runs in order anyway; keep sums and flags on the GPU and copy them every N steps",
         ),
     },
+    "Remove the calls that wait": {
+        "jax": (
+            "Remove the calls that wait",
+            "# no block_until_ready() between jitted functions: once, to time them all",
+        ),
+        "cupy": (
+            "Remove the calls that wait",
+            "# no cupy.cuda.Device().synchronize() or stream.synchronize() between launches: work of one stream\n"
+            "# runs in order anyway",
+        ),
+        "*": (
+            "Remove the calls that wait",
+            "# no cudaDeviceSynchronize or cudaStreamSynchronize between launches: work of one stream\n"
+            "# runs in order anyway; check errors with cudaGetLastError, which does not wait",
+        ),
+    },
     "Find all synchronizing operations": {
         "jax": ("Find all transfers", "jax.config.update('jax_transfer_guard', 'log')  # a line for each"),
         "*": ("Find all calls that wait", "warplens api PATH  # …Synchronize, cudaMemcpy, cudaFree"),

@@ -39,7 +39,7 @@ from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import RULES, rule
-from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known
+from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, unexplained_idle_ns
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.whatif import what_ifs
 from warplens.profile import Note
@@ -402,7 +402,8 @@ def _of_phase(part: Facts) -> PhaseVerdict:
     # A part and its program refer to each other: separating them frees hundreds of megabytes before the next phase.
     vars(part).pop("program", None)
     share = part.wall_ns / part.whole.wall_ns
-    return PhaseVerdict(part.phase, verdict.id, verdict.expected, verdict.bound, part.wall_ns, part.busy_ns, share)
+    gains = verdict.expected, verdict.bound
+    return PhaseVerdict(part.phase, verdict.id, is_known(verdict), *gains, part.wall_ns, part.busy_ns, share)
 
 
 def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: str | None) -> Coverage:
@@ -414,6 +415,7 @@ def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: st
         idle_ns=facts.idle_ns,
         steps=len(facts.window.steps),
         idle_attributed_share=facts.attributed_share,
+        idle_explained_share=1 - unexplained_idle_ns(facts, claims) / facts.idle_ns if facts.idle_ns else None,
         claimed_ns=sum(claims.total_ns(finding.id) for finding in found),
         counters_share=counted_ns / kernels if counted_ns and kernels else None,
         unavailable=tuple(_unavailable(facts, bool(counted_ns), source, found)),

@@ -26,8 +26,8 @@ class Peaks:
     """The roofs of one GPU."""
 
     bytes_per_s: float | None  #: bandwidth of its memory; None where it is not known
-    #: format → rate. `fp32` and `fp64` are those of the vector units, `fp64-tensor` and the other formats those of the
-    #: tensor cores.
+    #: format → rate. `fp32` and `fp64` are those of the vector units, `fp32-tensor` (AMD's matrix units), `fp64-tensor`
+    #: and the other formats those of the tensor cores.
     flops_per_s: Mapping[str, float] = field(default_factory=dict)
     source: str = ""  #: source of the numbers
 
@@ -39,7 +39,8 @@ class Peaks:
             tensor_cores: whether tensor cores multiply them; None if unknown.
         """
         if precision in VECTOR and tensor_cores:
-            precision = {"fp64": "fp64-tensor"}.get(precision, precision)
+            wide = f"{precision}-tensor"
+            precision = wide if precision == "fp64" or wide in self.flops_per_s else precision
         elif tensor_cores is False and precision is not None and precision not in VECTOR:
             # Narrow formats on the vector units run at the rate of fp32, to which frameworks convert them.
             precision = "fp32"
@@ -47,7 +48,18 @@ class Peaks:
 
 
 #: Formats in the order in which rates are shown.
-_FORMATS: Final[tuple[str, ...]] = ("fp64", "fp64-tensor", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+_FORMATS: Final[tuple[str, ...]] = (
+    "fp64",
+    "fp64-tensor",
+    "fp32",
+    "fp32-tensor",
+    "tf32",
+    "fp16",
+    "bf16",
+    "fp8",
+    "int8",
+    "fp4",
+)
 
 
 def _chip(
@@ -66,6 +78,33 @@ _MI300: Final = {
     "fp64_tensor": 163.4, "tf32": 653.7, "fp16": 1307.4, "bf16": 1307.4, "fp8": 2614.9, "int8": 2614.9,
 }  # fmt: skip
 
+
+def _geforce(
+    names: str, gigabytes_per_s: float, fp32: float, source: str, fp64_part: int = 64, **multiples: float
+) -> tuple[str, Peaks]:
+    """A graphics card: its tensor cores have fixed multiples of the rate of the vector units, with fp32 accumulation.
+
+    Args:
+        names: pattern of the device's names, without a mobile chip of that name, which has other units and clocks.
+        gigabytes_per_s: bandwidth of its memory.
+        fp32: rate of the vector units at the boost clock in TFLOP/s.
+        source: source of the numbers.
+        fp64_part: fp64 has one over this of that rate.
+        multiples: rates of other formats over that rate.
+    """
+    rates = {name: multiple * fp32 for name, multiple in multiples.items()}
+    return _chip(rf"{names}(?! .*(Laptop|Max-Q))", gigabytes_per_s, fp32 / fp64_part, fp32, source, **rates)
+
+
+_TURING: Final = {"fp16": 4, "int8": 16}
+_AMPERE: Final = {"tf32": 1, "fp16": 2, "bf16": 2, "int8": 8}
+_ADA: Final = {"tf32": 1, "fp16": 2, "bf16": 2, "fp8": 4, "int8": 8}
+_BLACKWELL: Final = {**_ADA, "fp4": 16}
+_OF_TURING: Final = "NVIDIA Turing GPU architecture, appendix"
+_OF_AMPERE: Final = "NVIDIA Ampere GA102 GPU architecture, multiples of the rate of fp32"
+_OF_ADA: Final = "NVIDIA Ada GPU architecture, multiples of the rate of fp32"
+_OF_BLACKWELL: Final = "NVIDIA RTX Blackwell GPU architecture, multiples of the rate of fp32"
+
 #: The first entry whose pattern matches a device's name applies. Rates printed with sparsity are halved here.
 _CHIPS: Final = (
     _chip(r"GB200", 8000, 40, 80, "NVIDIA GB200 NVL72 data sheet, per GPU", fp64_tensor=40, tf32=1250, fp16=2500,
@@ -80,30 +119,69 @@ _CHIPS: Final = (
     _chip(r"H100.*PCIe", 2000, 26, 51, "NVIDIA H100 Tensor Core GPU data sheet (PCIe, 2022)", fp64_tensor=51, tf32=378,
           fp16=756, bf16=756, fp8=1513, int8=1513),
     _chip(r"\bH100\b", 3350, 34, 67, "NVIDIA H100 Tensor Core GPU data sheet (SXM)", **_HOPPER_SXM),
+    _chip(r"\bH20\b", 4000, 1, 44, "NVIDIA H20 data sheet", fp64_tensor=1, tf32=74, fp16=148, bf16=148, fp8=296,
+          int8=296),
     _chip(r"A100.*(PCI.*80GB|80GB.*PCI)", 1935, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB PCIe)", **_A100),
     _chip(r"A100.*80GB", 2039, 9.7, 19.5, "NVIDIA A100 data sheet (80 GB SXM)", **_A100),
     _chip(r"A100", 1555, 9.7, 19.5, "NVIDIA A100 data sheet (40 GB)", **_A100),
+    _chip(r"\bA30\b", 933, 5.2, 10.3, "NVIDIA A30 data sheet", fp64_tensor=10.3, tf32=82, fp16=165, bf16=165, int8=330),
+    _chip(r"P100.*SXM2", 732, 5.3, 10.6, "NVIDIA Tesla P100 data sheet (SXM2)"),
+    _chip(r"P100.*PCI.*12GB", 549, 4.7, 9.3, "NVIDIA Tesla P100 data sheet (PCIe, 12 GB)"),
+    _chip(r"P100", 732, 4.7, 9.3, "NVIDIA Tesla P100 data sheet (PCIe)"),
+    _chip(r"V100S", 1134, 8.2, 16.4, "NVIDIA V100S data sheet", fp16=130),
     _chip(r"V100.*PCI", 900, 7, 14, "NVIDIA V100 data sheet (PCIe)", fp16=112),
     _chip(r"V100", 900, 7.8, 15.7, "NVIDIA V100 data sheet (SXM2)", fp16=125),
     _chip(r"\bT4\b", 320, 0.254, 8.1, "NVIDIA T4 product brief", fp16=65, int8=130),
     _chip(r"A10G", 600, 0.547, 35, "NVIDIA A10G data sheet", tf32=35, fp16=70, bf16=70, int8=140),
     _chip(r"\bA10\b", 600, 0.488, 31.2, "NVIDIA A10 data sheet", tf32=62.5, fp16=125, bf16=125, int8=250),
+    _chip(r"\bA40\b", 696, 0.585, 37.4, "NVIDIA A40 data sheet", tf32=74.8, fp16=149.7, bf16=149.7, int8=299.3),
+    _chip(r"RTX A6000", 768, 0.605, 38.7, "NVIDIA RTX A6000 data sheet", tf32=77.4, fp16=154.8, bf16=154.8, int8=309.7),
+    _chip(r"RTX 6000 Ada", 960, 1.42, 91.1, "NVIDIA RTX 6000 Ada data sheet", tf32=182.1, fp16=364.2, bf16=364.2,
+          fp8=728.5, int8=728.5),
     _chip(r"\bL40S\b", 864, 1.43, 91.6, "NVIDIA L40S data sheet", tf32=183, fp16=362, bf16=362, fp8=733, int8=733),
     _chip(r"\bL40\b", 864, 1.41, 90.5, "NVIDIA L40 data sheet", tf32=90.5, fp16=181, bf16=181, fp8=362, int8=362),
     _chip(r"\bL4\b", 300, 0.473, 30.3, "NVIDIA L4 data sheet", tf32=60, fp16=121, bf16=121, fp8=242.5, int8=242.5),
     _chip(r"RTX 5090(?! .*Laptop)", 1792, 1.64, 104.8, "NVIDIA RTX Blackwell GPU architecture, appendix", tf32=104.8,
           fp16=209.5, bf16=209.5, fp8=419, int8=838, fp4=1676),
+    _geforce(r"RTX 5080", 960, 56.3, _OF_BLACKWELL, **_BLACKWELL),
+    _geforce(r"RTX 5070 Ti", 896, 43.9, _OF_BLACKWELL, **_BLACKWELL),
+    _geforce(r"RTX 5070(?! Ti)", 672, 30.9, _OF_BLACKWELL, **_BLACKWELL),
     _chip(r"RTX 4090(?! .*Laptop)", 1008, 1.29, 82.6, "NVIDIA Ada GPU architecture, appendix", tf32=82.6, fp16=165.2,
           bf16=165.2, fp8=330.3, int8=660.6),
+    _geforce(r"RTX 4080 SUPER", 736, 52.2, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4080(?! SUPER)", 716.8, 48.7, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4070 Ti SUPER", 672, 44.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4070 Ti(?! SUPER)", 504, 40.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4070 SUPER", 504, 35.5, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4070(?! SUPER| Ti)", 504, 29.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4060 Ti", 288, 22.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 4060(?! Ti)", 272, 15.1, _OF_ADA, **_ADA),
+    _geforce(r"RTX 3090 Ti", 1008, 40, _OF_AMPERE, **_AMPERE),
     _chip(r"RTX 3090(?! Ti)", 936, 0.556, 35.6, "NVIDIA Ampere GA102 GPU architecture, appendix", tf32=35.6, fp16=71,
           bf16=71, int8=284),
+    _geforce(r"RTX 3080 Ti", 912, 34.1, _OF_AMPERE, **_AMPERE),
+    _geforce(r"RTX 3080(?! Ti)", 760, 29.8, f"{_OF_AMPERE} (10 GB)", **_AMPERE),
+    _geforce(r"RTX 3070 Ti", 608, 21.7, _OF_AMPERE, **_AMPERE),
+    _geforce(r"RTX 3070(?! Ti)", 448, 20.3, _OF_AMPERE, **_AMPERE),
+    _geforce(r"RTX 3060 Ti", 448, 16.2, _OF_AMPERE, **_AMPERE),
+    _geforce(r"RTX 3060(?! Ti)", 360, 12.7, f"{_OF_AMPERE} (12 GB)", **_AMPERE),
+    _geforce(r"RTX 2080 Ti", 616, 13.4, _OF_TURING, fp64_part=32, **_TURING),
+    _geforce(r"RTX 2080 SUPER", 496, 11.2, _OF_TURING, fp64_part=32, **_TURING),
+    _geforce(r"RTX 2080(?! Ti| SUPER)", 448, 10, _OF_TURING, fp64_part=32, **_TURING),
+    _geforce(r"RTX 2070(?! SUPER)", 448, 7.5, _OF_TURING, fp64_part=32, **_TURING),
+    # Cards for workstations accumulate in fp32 at the full rate of the tensor cores.
+    _geforce(r"TITAN RTX", 672, 16.3, _OF_TURING, fp64_part=32, fp16=8, int8=16),
     _chip(r"MI355X", 8000, 78.6, 157.3, "AMD Instinct MI355X data sheet", fp64_tensor=78.6, fp16=2516.6, bf16=2516.6,
           fp8=5033.2, int8=5033.2, fp4=10_066.3),
     _chip(r"MI325X", 6000, 81.7, 163.4, "AMD Instinct MI325X data sheet", **_MI300),
     _chip(r"MI300X", 5300, 81.7, 163.4, "AMD Instinct MI300X data sheet", **_MI300),
+    _chip(r"MI300A", 5300, 61.3, 122.6, "AMD Instinct MI300A data sheet", fp64_tensor=122.6, tf32=490.3, fp16=980.6,
+          bf16=980.6, fp8=1961.2, int8=1961.2),
+    _chip(r"MI210", 1638.4, 22.6, 22.6, "AMD Instinct MI210 data sheet", fp64_tensor=45.3, fp32_tensor=45.3,
+          fp16=181, bf16=181, int8=181),
     # A program sees each of the two dies of an MI250X as a GPU: half of the data sheet's figures.
     _chip(r"MI250X", 1638.4, 23.95, 23.95, "AMD Instinct MI250X data sheet, one of two dies", fp64_tensor=47.85,
-          fp16=191.5, bf16=191.5, int8=191.5),
+          fp32_tensor=47.85, fp16=191.5, bf16=191.5, int8=191.5),
 )  # fmt: skip
 
 #: fp32 lanes of a multiprocessor by compute capability (CUDA C++ Programming Guide, throughput of instructions).
@@ -119,7 +197,10 @@ UNNAMED_AMD: Final = "AMD GPU"
 
 
 def peaks_of(device: Device | None) -> Peaks | None:
-    """The peaks of a GPU; None where neither its name nor its attributes in the profile give any."""
+    """The peaks of a GPU; None where neither its name nor its attributes in the profile give any.
+
+    A slice of a GPU (MIG) has the part of the peaks that its multiprocessors and its slices of memory make.
+    """
     if device is None:
         return None
     listed = _listed(device.name)
@@ -130,9 +211,59 @@ def peaks_of(device: Device | None) -> Peaks | None:
             return None
         source = "attributes of the device in the profile: lanes × clock, and bandwidth"
         return Peaks(float(stated) if stated else None, {"fp32": fp32} if fp32 else {}, source)
+    listed, share = _sliced(device, listed)
+    # For a slice, a profile may state the bandwidth of the whole GPU.
+    if stated and listed.bytes_per_s and share < 1 and stated > _MOST_OF_SLICE * listed.bytes_per_s:
+        stated = round(stated * share)
     if stated:
         return Peaks(float(stated), listed.flops_per_s, f"{listed.source}; bandwidth: stated in the profile")
     return listed
+
+
+#: Name of a slice: of the multiprocessors in sevenths (A30: quarters), and its memory in GB; `1c.` is a part of it.
+_SLICE: Final = re.compile(r"\bMIG (?:\d+c\.)?(?P<parts>\d+)g\.(?P<gigabytes>\d+)gb", re.IGNORECASE)
+
+#: Pattern of GPUs that can be sliced → multiprocessors, memory in GB, and parts (NVIDIA Multi-Instance GPU user guide).
+_WHOLE: Final = (
+    (r"GH200.*(144|HBM3e)", 132, 144, 7),
+    (r"GH200", 132, 96, 7),
+    (r"H200", 132, 141, 7),
+    (r"H100 NVL", 132, 94, 7),
+    (r"H100.*PCIe", 114, 80, 7),
+    (r"H100", 132, 80, 7),
+    (r"H20\b", 78, 96, 7),
+    (r"A100.*80GB", 108, 80, 7),
+    (r"A100", 108, 40, 7),
+    (r"A30\b", 56, 24, 4),
+    (r"\bB200", 148, 180, 7),
+)
+
+#: The memory of each of these GPUs has eight slices.
+_MEMORY_SLICES: Final = 8
+
+#: A bandwidth above this multiple of a slice's part is that of the whole GPU.
+_MOST_OF_SLICE: Final = 1.25
+
+
+def _sliced(device: Device, listed: Peaks) -> tuple[Peaks, float]:
+    """The peaks of the part of a GPU that a slice of it has, and its share of the bandwidth; 1 for a whole GPU."""
+    slice_ = _SLICE.search(device.name)
+    whole = next((sizes for names, *sizes in _WHOLE if re.search(names, device.name, re.IGNORECASE)), None)
+    if slice_ is None or whole is None:
+        return listed, 1.0
+    multiprocessors, gigabytes, parts = whole
+    own = min(max(round(_MEMORY_SLICES * int(slice_["gigabytes"]) / gigabytes), 1), _MEMORY_SLICES)
+    share = own / _MEMORY_SLICES
+    if device.sm_count:
+        compute = min(device.sm_count / multiprocessors, 1.0)
+        of_compute = f"{device.sm_count} of {multiprocessors} multiprocessors"
+    else:
+        compute = min(int(slice_["parts"]) / parts, 1.0)
+        of_compute = f"{slice_['parts']} of {parts} parts of the multiprocessors"
+    rates = {name: rate * compute for name, rate in listed.flops_per_s.items()}
+    bandwidth = None if listed.bytes_per_s is None else listed.bytes_per_s * share
+    source = f"{listed.source}, of which the slice has {of_compute} and {own} of {_MEMORY_SLICES} slices of memory"
+    return Peaks(bandwidth, rates, source), share
 
 
 def _listed(name: str) -> Peaks | None:
@@ -140,10 +271,10 @@ def _listed(name: str) -> Peaks | None:
 
 
 def with_gpu(trace: Trace, name: str) -> Trace:
-    """The trace with this name for GPUs that the profile does not name.
+    """The trace with this name for GPUs that the profile does not name, or whose data sheet is not known.
 
     A name gives the rates of its data sheet, or the measured ones of a stored table, and nothing else: limits that the
-    profile does not state, such as the number of multiprocessors, stay unknown.
+    profile does not state, such as the number of multiprocessors, stay unknown. A note says whose name it took.
 
     Args:
         trace: the trace.
@@ -163,15 +294,17 @@ def with_gpu(trace: Trace, name: str) -> Trace:
     work = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     capture = trace.capture
     used = {ordinal for frame in work for ordinal in frame["device"].unique()}
-    unnamed = {device.ordinal for device in capture.devices if device.name in (UNNAMED, UNNAMED_AMD)}
+    unlisted = {device.ordinal: device.name for device in capture.devices if _listed(device.name) is None}
     missing = sorted(used - {device.ordinal for device in capture.devices})
-    if not missing and not unnamed:
+    if not missing and not unlisted:
         return trace
-    text = f"The profile does not name its GPUs: roofs are those of {full_name}, as was asked for."
+    others = sorted(set(unlisted.values()) - {UNNAMED, UNNAMED_AMD})
+    why = f"No peaks are known of the {', '.join(others)}" if others else "The profile does not name its GPUs"
+    text = f"{why}: roofs are those of {full_name}{' in its place' * bool(others)}, as was asked for."
     notes = (note for note in capture.notes if note.code != "no-device-info")
-    renamed = (replace(device, name=full_name) if device.ordinal in unnamed else device for device in capture.devices)
+    renamed = (replace(device, name=full_name) if device.ordinal in unlisted else device for device in capture.devices)
     devices = (*renamed, *(Device(ordinal, full_name) for ordinal in missing))
-    named = Note("gpu-as-named", NoteLevel.INFO, text)
+    named = Note("gpu-as-named", NoteLevel.WARNING if others else NoteLevel.INFO, text)
     return replace(trace, capture=replace(capture, devices=devices, notes=(*notes, named)))
 
 

@@ -11,7 +11,7 @@ import polars as pl
 from warplens.diagnosis.findings import MANY, Diagnosis
 from warplens.diagnosis.rule import REPLAYED, STEPS_ONLY
 from warplens.diagnosis.rules import rule
-from warplens.diagnosis.rules.whole import BelowRoof, GraphOpaque, is_known
+from warplens.diagnosis.rules.whole import BelowRoof, GraphOpaque, headroom_words, is_known
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.verdict import gain_text, is_of_profiler
 from warplens.profile import Note, NoteLevel
@@ -134,7 +134,7 @@ def _without_gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> tupl
     if verdict.id == BelowRoof.id and 0 < (at_roofs := 1 - verdict.evidence.get("to_roof_share", 1)) < 1:
         return (
             f"Up to {factor(1 / at_roofs)}",
-            f"if its kernels reached their practical roofs (modelled); {from_others}",
+            f"{headroom_words(verdict)} (modelled); {from_others}",
         )
     if not is_known(verdict):
         # The possible gain of busy kernels is not known; the causes found are only part of it.
@@ -304,7 +304,7 @@ def brief_table(diagnoses: Sequence[tuple[str, Diagnosis]]) -> Table:
         rows.append(
             {
                 "source": source,
-                "verdict": verdict.id,
+                "verdict": verdict_words(verdict),
                 "severity": verdict.severity,
                 "gain": factor(verdict.expected if has_gain else None),
                 "range": f"{factor(low)} to {factor(high)}" if has_gain and low is not None else fmt.MISSING,

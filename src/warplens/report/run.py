@@ -24,7 +24,7 @@ from warplens.report.ranks import (
     run_line,
     window_line,
 )
-from warplens.report.verdict import diagnosis_data, factor, finding_data, findings_frame, one_finding
+from warplens.report.verdict import diagnosis_data, factor, finding_data, findings_frame, one_finding, verdict_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def by_itself_table(run: RunDiagnosis) -> Table:
             {
                 "rank": rank,
                 "source": run.run.summary(rank).label,
-                "verdict": diagnosis.verdict,
+                "verdict": verdict_words(finding),
                 "severity": finding.severity,
                 "gain": factor(finding.gain),
                 "busy_share": coverage.busy_ns / coverage.wall_ns if coverage.wall_ns else None,

@@ -52,7 +52,11 @@ def _what_if_data(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 def verdict_words(finding: Finding) -> str:
     """The id of a verdict; marked as not known where the profile cannot confirm it."""
-    return finding.id if is_known(finding) else f"not known; {finding.id} is not ruled out"
+    return _words(finding.id, known=is_known(finding))
+
+
+def _words(verdict: str, *, known: bool) -> str:
+    return verdict if known else f"not known; {verdict} is not ruled out"
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
@@ -308,8 +312,8 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
             f"based on: {steps if coverage.steps else 'a window without steps'}{gpus}; findings explain "
             f"{fmt.share(coverage.claimed_ns / coverage.wall_ns)} of the time"
         )
-        if coverage.idle_attributed_share is not None:
-            line += f"; the cause is known for {fmt.share(coverage.idle_attributed_share)} of the idle time"
+        if coverage.idle_explained_share is not None:
+            line += f"; the cause is known for {fmt.share(coverage.idle_explained_share)} of the idle time"
         if coverage.counters_share:
             line += f"; counters cover {fmt.share(coverage.counters_share)} of the kernel time"
         yield line
@@ -401,6 +405,7 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
         phases = (
             {
                 **vars(phase),
+                "verdict": _words(phase.verdict, known=phase.verdict_known),
                 "gain": factor(phase.expected if phase.expected is not None else phase.gain_ceiling),
                 "busy_share": phase.busy_ns / phase.wall_ns if phase.wall_ns else None,
                 "share": phase.share,

@@ -546,6 +546,13 @@ class HostSync(Rule):
             "# torch.where, index_select with fixed sizes",
             modelled(facts, "no-synchronization"),
         )
+        bare = Remedy(
+            "Remove the calls that wait",
+            "# no torch.cuda.synchronize(), stream.synchronize() or event.synchronize() between launches:\n"
+            "# work of one stream runs in order anyway\n"
+            "# time with events, and wait once at the end: torch.cuda.Event(enable_timing=True)",
+            modelled(facts, "no-synchronization"),
+        )
         later = Remedy(
             "Read the values back one step later",
             "out = torch.empty(loss.shape, pin_memory=True)\n"
@@ -555,6 +562,8 @@ class HostSync(Rule):
         )
         # Only their own remedy removes the work that such loops run for each item.
         has_own_remedy = checked or looped
+        only_waits = not has_own_remedy and 2 * facts.host.bare_waits > facts.host.waits
+        reads = facts.host.readbacks > 0 or not only_waits
         unwaited = facts.replayed("no-synchronization") if has_own_remedy else None
         return self.raised(
             facts,
@@ -579,15 +588,15 @@ class HostSync(Rule):
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
-                *(_NO_CHECKS if checked else _AT_ONCE if looped else ()),
-                bringing(rarely, unwaited) if has_own_remedy else rarely,
+                *(_NO_CHECKS if checked else _AT_ONCE if looped else (bare,) if only_waits else ()),
+                *((bringing(rarely, unwaited) if has_own_remedy else rarely,) if reads else ()),
                 Remedy(
                     "Find all synchronizing operations",
                     "torch.cuda.set_sync_debug_mode('warn')  # a traceback at each synchronizing operation\n"
                     "# remove torch.cuda.synchronize() calls left over from timing",
                     "a list of the lines to change",
                 ),
-                bringing(later, unwaited) if has_own_remedy else later,
+                *((bringing(later, unwaited) if has_own_remedy else later,) if reads else ()),
             ),
             informs=not inside,
             replayed=self._replayed(facts) if claimed and inside else None,

@@ -30,6 +30,14 @@ OFF_TENSOR_CORES: Final = (
     & ~pl.col("vector_product")
 ).fill_null(value=False)
 
+#: A product in fp32 on AMD's matrix units, which multiply narrower formats at several times the rate.
+ON_MATRIX_UNITS: Final = (
+    pl.col("label").is_in(PRODUCTS)
+    & pl.col("precision").is_in(_WIDE)
+    & pl.col("tensor_cores")
+    & ~pl.col("vector_product")
+).fill_null(value=False)
+
 #: Formats that a program in fp32 can change to; each keeps the range of fp32 or makes up for it by scaling.
 _NARROWER: Final = ("tf32", "bf16", "fp16")
 
@@ -42,12 +50,12 @@ def tensor_core_factor(device: Device | None, wide: str = "fp32") -> float:
 
     Args:
         device: the GPU.
-        wide: present format: `fp32` on vector units, or `fp64-tensor`, for which vector units count if there are no
-            such tensor cores.
+        wide: present format: `fp32` on vector units, or `fp32-tensor` or `fp64-tensor`, for which vector units count if
+            there are no such tensor cores.
     """
     peaks = peaks_of(device)
     rates = peaks.flops_per_s if peaks is not None else {}
-    vector = rates.get(wide) or rates.get("fp64" if wide == "fp64-tensor" else wide)
+    vector = rates.get(wide) or rates.get(wide.removesuffix("-tensor"))
     if peaks is None or not vector:
         return _LEAST_FACTOR
     narrower = [peaks.flops_per_s[name] for name in _NARROWER if name in peaks.flops_per_s]
@@ -117,10 +125,18 @@ def off_tensor_cores(facts: Facts) -> Bools:
     if not has_tensor_cores(facts):
         return np.zeros(facts.work.height, dtype=np.bool_)
     program, off = facts.program, facts.work.select(OFF_TENSOR_CORES).to_series().to_numpy()
+    off = off | _on_matrix_units(facts)
     convolutions = program.labelled("convolution")
     if (convolutions & program.having("precision", "tf32")).any():
         off = off & ~convolutions
     return np.asarray((off | _doubles(facts)) & ~program.marked("depthwise"), dtype=np.bool_)
+
+
+def _on_matrix_units(facts: Facts) -> Bools:
+    """Products in fp32 on matrix units, which GPUs of AMD have."""
+    if facts.of_nvidia:
+        return np.zeros(facts.work.height, dtype=np.bool_)
+    return facts.work.select(ON_MATRIX_UNITS).to_series().to_numpy()
 
 
 def _doubles(facts: Facts) -> Bools:
@@ -155,8 +171,9 @@ class Precision(Rule):
     cause = "matrix products off the tensor cores"
     raised_when = "it costs 2 %, and the GPU has tensor cores"
     claimed = (
-        "the time that fp32 products on vector units, and float64 products of a program with norms, softmax or an "
-        "optimizer, would save at 0.55 of the ratio of the peaks; if these are most products, half of the passes over "
+        "the time that fp32 products on vector units or AMD's matrix units, and float64 products of a program with "
+        "norms, softmax or an optimizer, would save at 0.55 of the ratio of the peaks (for a ratio below 5: 0.94 of "
+        "it, and 3.4 % of the time for casts); if these are most products, half of the passes over "
         "32-bit numbers, a quarter in training; if other products have 16 bits, half of the passes around these "
         "products, and the casts in between"
     )
@@ -172,7 +189,14 @@ class Precision(Rule):
     default_headline: ClassVar = (
         "Limited by 32-bit numbers: bfloat16 could save {share} of the time, in convolutions and the work in between"
     )
-    headlines: ClassVar = {default_title: default_headline, narrow_title: narrow_headline}
+    matrix_title: ClassVar = "Matrix products run in fp32, which matrix units multiply at a fraction of their rate"
+    matrix_headline: ClassVar = "Limited by matrix products in fp32: bfloat16 could save {share} of the time"
+    headlines: ClassVar = {
+        default_title: default_headline,
+        narrow_title: narrow_headline,
+        matrix_title: matrix_headline,
+    }
+    bf16_headline = "Limited by matrix products off the tensor cores: bfloat16 could save {share} of the time"
     evidence: ClassVar = {
         "claimed_share": "all claimed time, of the window",
         "off_tensor_cores_ns": "products off the tensor cores",
@@ -200,6 +224,15 @@ class Precision(Rule):
         "other.",
     )
     mixed_share = Limit(0.05, "Products in 16 bits, of the time of all products: above it, 16 bits are no exception.")
+    close_factor = Limit(
+        5.0,
+        "Below this ratio of the peaks, operands and power keep up with the tensor cores: both units reach what the "
+        "headroom assumes of GPUs without measured roofs. Above it, tensor cores reach less than that.",
+    )
+    close_reached_share = Limit(0.9375, "0.75 of the peak of tensor cores over 0.8 of that of vector units (`roofs`).")
+    casts_share = Limit(
+        0.034, "Casts of autocast, of the products' time in fp32: what 0.55 and 0.76 differ by at a ratio of 14.8."
+    )
     passes_share = Limit(0.5, "Passes between such products in 16 bits move half of the bytes.")
     trained_passes_share = Limit(
         0.25, "Autocast keeps norms, softmax and losses in 32 bits, and casts: half of `passes_share` is saved."
@@ -215,7 +248,18 @@ class Precision(Rule):
     def headline_of(self, finding: Finding) -> str:
         """The headline; before compute capability 8.0, tensor cores only take fp16."""
         older = finding.remedies[-1].action == _NARROWER_REMEDIES["older"][0].action
-        return self.older_headline if older else super().headline_of(finding)
+        if older:
+            return self.older_headline
+        no_tf32 = not finding.title or finding.title == self.title
+        if no_tf32 and not any(remedy.action == _TF32.action for remedy in finding.remedies):
+            return self.bf16_headline
+        return super().headline_of(finding)
+
+    def _left(self, factor: float, *, casts: bool) -> float:
+        """Share of a product's time that is left at this ratio of the peaks, with or without autocast's casts."""
+        if factor < self.close_factor:
+            return min(1 / (self.close_reached_share * factor) + casts * self.casts_share, 1.0)
+        return 1 / max((self.reached_share if casts else self.mixed_reached_share) * factor, 1.0)
 
     def claim(self, facts: Facts) -> Float64s | None:
         """Share of products on vector units, and of passes, that the fastest narrower format could save."""
@@ -224,10 +268,11 @@ class Precision(Rule):
             return None
         doubles = _doubles(facts)
         share = np.zeros(len(off))
-        reached = self.mixed_reached_share if self._mixed(facts) else self.reached_share
-        for which, wide in ((off & ~doubles, "fp32"), (off & doubles, "fp64-tensor")):
+        units = _on_matrix_units(facts)
+        kinds = ((off & ~doubles & ~units, "fp32"), (off & units, "fp32-tensor"), (off & doubles, "fp64-tensor"))
+        for which, wide in kinds:
             factor = min((tensor_core_factor(device, wide) for device in facts.devices), default=_LEAST_FACTOR)
-            share[which] = 1 - 1 / max(reached * factor, 1.0)
+            share[which] = 1 - self._left(factor, casts=not self._mixed(facts))
         share[default] = np.maximum(share[default], self.default_saved_share)
         products = facts.program.labelled(*PRODUCTS)
         if 2 * int(facts.program.own_ns[off].sum()) > int(facts.program.own_ns[products].sum()):
@@ -281,12 +326,12 @@ class Precision(Rule):
     def _by_tf32(self, facts: Facts) -> Gain | None:
         """Gain of TF32, the second remedy; None if the GPU does not have it or no product would use it."""
         off = off_tensor_cores(facts)
-        if _capability(facts) < (8, 0) or not off.any():
+        if _capability(facts) < (8, 0) or not off.any() or not _tf32_is_faster(facts):
             return None
         factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
         # Fused attention of fp32 numbers always uses three TF32 products.
         off = off & ~facts.program.labelled("attention") & ~facts.program.marked("narrow-operands")
-        return facts.replayed(time=np.where(off, 1 - 1 / max(self.mixed_reached_share * factor / 2, 1.0), 0.0))
+        return facts.replayed(time=np.where(off, 1 - self._left(factor / 2, casts=False), 0.0))
 
     @remembered
     def _by_default(self, facts: Facts) -> Bools:
@@ -320,7 +365,8 @@ class Precision(Rule):
         passes = facts.own_ns_having("label", *PASSES)
         newer = _capability(facts) >= (8, 0)
         doubles = int(facts.program.own_ns[_doubles(facts) & off].sum()) > wide / 2
-        peak = "fp64-tensor" if doubles else "fp32"
+        units = 2 * int(facts.program.own_ns[_on_matrix_units(facts) & off].sum()) > wide
+        peak = "fp64-tensor" if doubles else "fp32-tensor" if units else "fp32"
         factor = min((tensor_core_factor(device, peak) for device in facts.devices), default=None)
         narrow = 2 * int(facts.program.own_ns[off & facts.program.marked("narrow-operands")].sum()) > wide
         tf32 = None if doubles or by_default or narrow else self._by_tf32(facts)
@@ -333,6 +379,8 @@ class Precision(Rule):
             if by_default
             else self.narrow_title
             if narrow
+            else self.matrix_title
+            if units
             else "",
             confidence="medium"
             if by_default
@@ -357,6 +405,7 @@ class Precision(Rule):
                 *(
                     bringing(remedy, tf32, self.model) if remedy is _TF32 else remedy
                     for remedy in _NARROWER_REMEDIES["newer" if newer else "older"][: 1 if by_default else None]
+                    if remedy is not _TF32 or _tf32_is_faster(facts)
                 ),
             ),
             # Passes move two bytes per number instead of four or eight.
@@ -366,6 +415,22 @@ class Precision(Rule):
             on_gpu=True,
             claims=claims,
         )
+
+
+def _tf32_is_faster(facts: Facts) -> bool:
+    """Whether the peaks of all GPUs do not tell that TF32 is no faster than the units that multiply fp32 now.
+
+    On graphics cards, tensor cores multiply TF32 at the rate of the vector units.
+    """
+    now = "fp32-tensor" if _on_matrix_units(facts).any() else "fp32"
+    rates = [
+        peaks.flops_per_s for peaks in map(peaks_of, facts.devices) if peaks is not None and "bf16" in peaks.flops_per_s
+    ]
+    return all(each.get("tf32", 0.0) > _FASTER * (each.get(now) or each["fp32"]) for each in rates)
+
+
+#: A smaller ratio of peaks is not worth a change of the format.
+_FASTER: Final = 1.1
 
 
 def has_tensor_cores(facts: Facts) -> bool:

@@ -16,7 +16,7 @@ from warplens.diagnosis.rules.generation import growing_passes
 from warplens.diagnosis.structure import (
     StructureRule,
 )
-from warplens.profile.schema import Float64s, Int64s
+from warplens.profile.schema import Float64s
 
 
 class SlowingGpu(StructureRule):
@@ -26,10 +26,19 @@ class SlowingGpu(StructureRule):
     question = "Do the same kernels take longer from step to step?"
     limiter = "a GPU whose clock falls"
     cause = "clocks: the same kernels take longer in later steps"
-    raised_when = "products of the same name and grid take 8 % longer in the last third of the steps than in the first"
+    raised_when = (
+        "products of the same name, grid and recorded shapes take 8 % longer in the last third of the steps than in "
+        "the first, all kinds of them alike, in a trend that chance does not explain"
+    )
     claimed = "time beyond that of the first steps"
     headline = "The GPU gets slower: {share} of the time is extra time of kernels that were faster in the first steps"
     title = "The same kernels take longer in later steps"
+    single_title: ClassVar = "One kind of kernel takes longer in later steps: the clock falls, or its work grows"
+    single_headline: ClassVar = (
+        "One kind of kernel gets slower, by a falling clock or by more work: {share} of the time is extra time of "
+        "kernels that were faster in the first steps"
+    )
+    headlines: ClassVar = {single_title: single_headline}
     evidence: ClassVar = {
         "last_to_first_factor": "median time of equal kernels in the last third of the steps over that in the first",
     }
@@ -41,54 +50,119 @@ class SlowingGpu(StructureRule):
         1.08, "Clocks fall by a few percent in the first steps of any recording; these differ by more."
     )
     least_steps = Limit(9, "With fewer steps, a third is one or two steps, in which any GPU that warms up gets slower.")
+    most_chance = Limit(0.01, "Of programs whose steps have random lengths, at most one in a hundred gets a finding.")
+    alike_share = Limit(
+        0.7,
+        "Of the products' time, in kinds that slow by half to one and a half times of what the median kind does: a "
+        "clock slows all of them alike, growing work slows some of them.",
+    )
+    known_share = Limit(
+        0.8, "Of the kernels' time in the last steps, in kinds that also ran in the first: a clock changes no grid."
+    )
 
     def share(self, facts: Facts) -> Float64s:
         """Share of each kernel's time beyond the median of its kind in the first steps."""
         share = np.zeros(facts.work.height)
-        if facts.steps < self.least_steps:
+        if facts.steps < self.least_steps or not self._slows(facts):
             return share
+        products = np.flatnonzero(facts.program.labelled(*PRODUCTS))
+        frame, lengths = self._frame(facts), self._kinds(facts).select("kind", pl.col("0").alias("first"))
+        joined = frame.join(lengths, on="kind", how="left", maintain_order="left")
+        excess = (1 - pl.col("first") / pl.col("length")).clip(0.0, 1.0).fill_null(0.0)
+        share[products] = (
+            joined.select(pl.when(pl.col("third") == 0).then(0.0).otherwise(excess)).to_series().to_numpy()
+        )
+        return share
+
+    def _slows(self, facts: Facts) -> bool:
+        """Whether all products slow down alike, in a trend, at work that stays the same."""
         factor = self._factor(facts)
         # Over a growing text, products on grids of one block per multiprocessor keep their grid and take longer.
-        if factor is None or factor < self.least_factor or growing_passes(facts) is not None:
-            return share
-        frame = self._frame(facts, np.arange(len(share)))
-        first = frame.filter(pl.col("third") == 0).group_by("kind").agg(pl.col("length").median().alias("first"))
-        joined = frame.join(first, on="kind", how="left", maintain_order="left")
-        excess = (1 - pl.col("first") / pl.col("length")).clip(0.0, 1.0).fill_null(0.0)
-        return joined.select(pl.when(pl.col("third") == 0).then(0.0).otherwise(excess)).to_series().to_numpy()
+        return (
+            factor is not None
+            and factor >= self.least_factor
+            and growing_passes(facts) is None
+            and self._alike(facts, factor)
+            and self._same_work(facts)
+            and self._chance(facts) <= self.most_chance
+        )
 
-    def _frame(self, facts: Facts, rows: Int64s) -> pl.DataFrame:
+    @remembered
+    def _frame(self, facts: Facts) -> pl.DataFrame:
+        """Kind, length, step, third of the steps and whether its shapes were recorded, of each product."""
         program = facts.program
-        kinds = np.where(program.labelled(*PRODUCTS)[rows], program.launched_as(rows), -1)
+        rows = np.flatnonzero(program.labelled(*PRODUCTS))
         length = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[rows]
-        third = np.clip((program.step[rows] - 1) * 3 // facts.steps, 0, 2)
-        return pl.DataFrame({"kind": kinds, "length": length, "third": third})
+        step = program.step[rows]
+        third = np.clip((step - 1) * 3 // facts.steps, 0, 2)
+        shapes = program.shapes().gather(rows).cast(pl.Categorical).to_physical()
+        columns = {"launched_as": program.launched_as(rows), "shapes": shapes}
+        frame = pl.DataFrame({**columns, "length": length, "step": step, "third": third})
+        # A product on more rows may keep its name and grid.
+        kind = pl.struct("launched_as", "shapes").rank("dense").alias("kind")
+        return frame.select(kind, "length", "step", "third", pl.col("shapes").is_not_null().alias("shaped"))
 
     @remembered
     def _kinds(self, facts: Facts) -> pl.DataFrame:
-        """The median length of each kind of product in each third of the steps."""
-        products = self._frame(facts, np.flatnonzero(facts.program.labelled(*PRODUCTS)))
-        lengths = products.group_by("kind", "third").agg(pl.col("length").median())
-        return lengths.pivot(on="third", index="kind", values="length")
+        """Of each kind of product that runs in all thirds of the steps: its median length in each, and its time."""
+        frame = self._frame(facts)
+        medians = frame.group_by("kind", "third").agg(pl.col("length").median())
+        wide = medians.pivot(on="third", index="kind", values="length")
+        times = frame.group_by("kind").agg(pl.col("length").sum().alias("time"))
+        missing = [pl.lit(None, dtype=pl.Float64).alias(third) for third in "012" if third not in wide.columns]
+        return wide.with_columns(missing).drop_nulls(["0", "1", "2"]).join(times, on="kind").sort("kind")
 
     def _factor(self, facts: Facts) -> float | None:
-        """Unweighted median over kinds of products of the last third's time over the first third's."""
-        grouped = self._kinds(facts)
-        if not {"0", "1", "2"} <= set(grouped.columns):
+        """Unweighted median over kinds of products of the last third's time over the first third's; None if unclear."""
+        kinds = self._kinds(facts)
+        of_all = int(self._frame(facts)["length"].sum())
+        if int(kinds["time"].sum()) < facts.thresholds.dominant_share * of_all:
+            return None  # most products have shapes that come once
+        rising = kinds.filter((pl.col("1") >= pl.col("0")) & (pl.col("2") >= pl.col("1")))
+        if rising.height < kinds.height * 0.7:
             return None
-        rising = grouped.filter((pl.col("1") >= pl.col("0")) & (pl.col("2") >= pl.col("1")))
-        if rising.height < grouped.height * 0.7:
-            return None
-        ratio = (grouped["2"] / grouped["0"]).median()
+        ratio = (kinds["2"] / kinds["0"]).median()
         return float(ratio) if isinstance(ratio, float) else None
+
+    def _alike(self, facts: Facts, factor: float) -> bool:
+        """Whether most of the products' time is in kinds that slow down by about this factor."""
+        excess = (pl.col("2") / pl.col("0") - 1) / (factor - 1)
+        kinds = self._kinds(facts)
+        alike, of_all = int(kinds.filter(excess.is_between(0.5, 1.5))["time"].sum()), int(kinds["time"].sum())
+        return alike >= self.alike_share * of_all
+
+    def _same_work(self, facts: Facts) -> bool:
+        """Whether the kernels of the last third of the steps have names and grids of the first third."""
+        program = facts.program
+        third = np.clip((program.step - 1) * 3 // facts.steps, 0, 2)
+        first, last = (np.flatnonzero(program.is_kernel & (third == place)) for place in (0, 2))
+        own = program.own_ns[last]
+        known = np.isin(program.launched_as(last), program.launched_as(first))
+        return bool(own[known].sum() >= self.known_share * own.sum())
+
+    @remembered
+    def _chance(self, facts: Facts) -> float:
+        """The chance of such a trend of the steps' median lengths, each over that of its kind, without a cause.
+
+        One-sided p-value of Kendall's rank correlation between the number of a step and its products' lengths.
+        """
+        from scipy.stats import kendalltau
+
+        kinds = self._kinds(facts)["kind"].implode()
+        relative = pl.col("length") / pl.col("length").median().over("kind")
+        steps = self._frame(facts).filter(pl.col("kind").is_in(kinds)).with_columns(relative.alias("relative"))
+        paces = steps.group_by("step").agg(pl.col("relative").median()).sort("step")
+        return float(kendalltau(paces["step"].to_numpy(), paces["relative"].to_numpy(), alternative="greater").pvalue)
 
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
+        # A single kind may have more work, which need not show in its grid.
+        single = self._kinds(facts).height == 1 and self._frame(facts)["shaped"].sum() == 0
         return self.seen(
             facts,
             claims,
-            # A single kind may have more work, which need not show in its grid.
-            confidence="medium" if self._kinds(facts).height > 1 else "low",
+            title=self.single_title if single else "",
+            confidence="low" if single else "medium",
             evidence={"last_to_first_factor": self._factor(facts)},
             bound_ns=2 * claims.busy_ns(self.id),
             remedies=(

@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 
 import polars as pl
 
+from warplens.analysis.categories import CATEGORIES, OTHER
 from warplens.analysis.intervals import measure_before
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.quality import aborted_steps
@@ -18,7 +19,7 @@ from warplens.diagnosis.findings import PASSES, Finding, Remedy, ceiling, percen
 from warplens.diagnosis.rule import GPU_BUSY_SHARE, IDLE_SHARE, STEPS_ONLY, Limit, Rule
 from warplens.diagnosis.rules.kernels import busy_with
 from warplens.profile import NoteLevel
-from warplens.profile.peaks import peaks_of
+from warplens.profile.peaks import UNNAMED, UNNAMED_AMD, peaks_of
 from warplens.profile.schema import Int64s
 
 #: Hidden time below this share of the window changes no ranking of causes.
@@ -218,11 +219,8 @@ class IncompleteProfile(Rule):
         return Incomplete(finding, decides)
 
     def unexplained(self, facts: Facts, claims: Claims) -> Finding:
-        """The pauses that no rule explains: dependencies, submission by the driver, the profiler.
-
-        The microsecond between two kernels in the GPU's queue is not one of them: it is the GPU's own latency.
-        """
-        idle = facts.idle_ns - sum(claims.idle_ns(id_) for id_ in claims.gaps) - facts.idle("start-latency")
+        """The pauses that no rule explains: dependencies, submission by the driver, the profiler."""
+        idle = unexplained_idle_ns(facts, claims)
         share = {f"{cause}_share": facts.idle(cause) / facts.wall_ns for cause in _NOT_THE_HOST}
         worst = max(_NOT_THE_HOST, key=facts.idle)
         finding = self.described(
@@ -247,6 +245,15 @@ class IncompleteProfile(Rule):
         )
         refute = "Run on a single stream with no other program on the GPU: if the pauses stay, the host causes them."
         return replace(finding, refute=refute)
+
+
+def unexplained_idle_ns(facts: Facts, claims: Claims) -> int:
+    """Idle time that no rule explains.
+
+    The microsecond between two kernels in the GPU's queue is not part of it: it is the GPU's own latency.
+    """
+    explained = sum(claims.idle_ns(id_) for id_ in claims.gaps) + facts.idle("start-latency")
+    return max(facts.idle_ns - explained, 0)
 
 
 def _only_communication(facts: Facts) -> bool:
@@ -360,8 +367,13 @@ class BelowRoof(Rule):
         busy = f"The GPU is {busy_with(facts, beside)}"
         if not roof_known(facts):
             known = f"FLOPs and bytes are known for {percent(facts.known_work_share)} of its busy time"
-            why = known if any(map(peaks_of, facts.devices)) else "the profile does not name its GPU"
-            return f"{busy}; how near its kernels are to their roofs is unknown: {why}."
+            return f"{busy}; how near its kernels are to their roofs is unknown: {_no_peaks(facts) or known}."
+        if _waits(finding):
+            left = "mostly its" if evidence["above_roof_share"] >= self.worth_saying else "its"
+            return (
+                f"{busy}, near the roofs of its kernels: what is left is {left} idle time, "
+                f"{percent(evidence['idle_share'])} of the time."
+            )
         gap = sorted(((evidence[name], words) for name, words in _PARTS_OF_GAP.items()), reverse=True)
         parts = ", ".join(f"{percent(share)} {words}" for share, words in gap if share >= self.worth_saying)
         return (
@@ -370,8 +382,8 @@ class BelowRoof(Rule):
         )
 
     def sought(self, facts: Facts) -> Int64s | None:
-        """Time of each piece of work above its roof; all of its time if its work is unknown."""
-        return _above(facts).cast(pl.Int64).to_numpy()
+        """Time of each piece of work above its roof; all of its time if its work is unknown. None for idle time."""
+        return None if _is_idle(facts) else _above(facts).cast(pl.Int64).to_numpy()
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it and is not saturated."""
@@ -383,13 +395,24 @@ class BelowRoof(Rule):
             return None  # `graph-opaque` applies; counters of the few kernels outside the graphs would not help
         if Saturated().find(facts, claims) is not None:
             return None
-        known = roof_known(facts)
+        known, is_idle = roof_known(facts), _is_idle(facts)
         above = _above(facts)
         names = kernel_names(facts, above)
         pattern = "|".join(dict.fromkeys(re.escape(name.rpartition("::")[2][:40]) for name in names))
         shapes = facts.timeline.trace.operators["input_shapes"]
-        return self.described(
-            title="The GPU is busy but not near its roofs, and no single cause stands out"
+        counters = Remedy(
+            "Collect counters of the kernels with the most time above their roof",
+            f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
+            "warplens diagnose PATH --counters REPORT"
+            if facts.of_nvidia
+            else "rocprof-compute profile -n counters -- python train.py  # a few steps: each pass runs again\n"
+            "rocprof-compute analyze -p workloads/counters/*  # read there: Warplens reads counters of ncu",
+            "shows which roof limits each of them, and why",
+        )
+        found = self.described(
+            title="The kernels of the GPU are near their roofs; what is left is its idle time"
+            if is_idle
+            else "The GPU is busy but not near its roofs, and no single cause stands out"
             if known
             else "The GPU is busy; this profile does not show how near its kernels are to their roofs",
             confidence="medium",
@@ -405,42 +428,109 @@ class BelowRoof(Rule):
                 "starting_share": facts.idle("start-latency") / facts.wall_ns,
                 "idle_ns_per_step": facts.idle_ns / facts.steps,
             },
-            where=names,
+            where=() if is_idle else names,
             remedies=(
-                *(
-                    ()
-                    if any(map(peaks_of, facts.devices))
-                    else (_name_gpu("H100 PCIe" if facts.of_nvidia else "MI300X"),)
-                ),
-                *(() if known or shapes.null_count() < len(shapes) else (_SHAPES,)),
-                Remedy(
-                    "Collect counters of the kernels with the most time above their roof",
-                    f"ncu --set roofline {_sections(facts, above)} -k 'regex:{pattern}' -c 20 python train.py\n"
-                    "warplens diagnose PATH --counters REPORT"
-                    if facts.of_nvidia
-                    else "rocprof-compute profile -n counters -- python train.py  # a few steps: each pass runs again\n"
-                    "rocprof-compute analyze -p workloads/counters/*  # read there: Warplens reads counters of ncu",
-                    "shows which roof limits each of them, and why",
-                ),
+                *((_find_pauses(facts),) if is_idle else ()),
+                *((_name_gpu(facts),) if _no_peaks(facts) else ()),
+                *(() if known or shapes.null_count() < len(shapes) else _shapes(facts)),
+                *(() if is_idle and facts.above_roof_share < self.worth_saying else (counters,)),
             ),
         )
+        return replace(found, refute=_REFUTES_IDLE) if is_idle else found
 
 
-def _name_gpu(example: str) -> Remedy:
+_REFUTES_IDLE: Final = (
+    "Time the step without a profiler (torch.cuda.Event): if it is faster by the idle time, the profiler made the "
+    "pauses, and nothing is left to gain."
+)
+
+
+#: From this share of the headroom on, idle time is what matters, and the kernels are near their roofs.
+_IDLE_OF_HEADROOM: Final = 0.75
+
+
+def _is_idle(facts: Facts) -> bool:
+    """Whether the headroom to the practical roofs is idle time for the most part."""
+    idle_share = facts.idle_ns / facts.wall_ns if facts.wall_ns else 0.0
+    return roof_known(facts) and idle_share > _IDLE_OF_HEADROOM * facts.to_roof_share
+
+
+def _waits(finding: Finding) -> bool:
+    """`_is_idle`, of the finding of such a window."""
+    evidence = finding.evidence
+    return "to_roof_share" in evidence and evidence["idle_share"] > _IDLE_OF_HEADROOM * evidence["to_roof_share"]
+
+
+def headroom_words(finding: Finding) -> str:
+    """What would have to come true for the headroom of `BelowRoof` to be saved, as a clause."""
+    if _waits(finding):
+        return "if it were never idle"
+    return "if its kernels reached their practical roofs"
+
+
+def _find_pauses(facts: Facts) -> Remedy:
     return Remedy(
-        "Name the GPU that it ran on",
-        f"warplens diagnose PATH --gpu '{example}'",
-        "gives the roofs of its data sheet, which the profile does not",
+        "Find out what the GPU waits for",
+        "warplens budget PATH  # its idle time by cause\n"
+        "warplens code PATH  # operator, range and source line of each wait, copy and launch",
+        f"at most {times(ceiling(facts.wall_ns, facts.idle_ns))}: all of its idle time",
     )
 
 
-_SHAPES: Final = Remedy(
-    "Record the shapes of the operators",
-    "with torch.profiler.profile(record_shapes=True): step()\n"
-    "# or: warplens collect torch -- python train.py\n"
-    "warplens headroom PATH --with TRACE",
-    "shows how far each matrix product is from its roof, which needs its inner dimension",
+def _unlisted(facts: Facts) -> list[str]:
+    """Names of the GPUs of which no peaks are known; none for GPUs without a name."""
+    return sorted({device.name for device in facts.devices} - {UNNAMED, UNNAMED_AMD})
+
+
+def _no_peaks(facts: Facts) -> str:
+    """Why no roof of the GPUs is known, as a clause; empty if one is known."""
+    if any(map(peaks_of, facts.devices)):
+        return ""
+    names = _unlisted(facts)
+    return f"no peaks are known of the {', '.join(names)}" if names else "the profile does not name its GPU"
+
+
+def _name_gpu(facts: Facts) -> Remedy:
+    """Advice for a GPU without peaks: its name, or that of a similar one."""
+    how = f"warplens diagnose PATH --gpu '{'H100 PCIe' if facts.of_nvidia else 'MI300X'}'"
+    if names := _unlisted(facts):
+        return Remedy(
+            "Name a GPU with about the same peaks",
+            f"{how}  # in place of the {', '.join(names)}",
+            "gives the roofs of that data sheet, which are as near to yours as the two GPUs are alike",
+        )
+    return Remedy("Name the GPU that it ran on", how, "gives the roofs of its data sheet, which the profile does not")
+
+
+#: What shapes show of work whose operations or bytes are unknown: products first.
+_SHOWN_BY_SHAPES: Final = (
+    (PRODUCTS, "shows how far each matrix product is from its roof, which needs its inner dimension"),
+    (
+        tuple(name for name in CATEGORIES if name not in (OTHER, "triton", "communication")),
+        "shows how many bytes each pass over memory moves, and so how far it is from its roof",
+    ),
 )
+
+#: Work of a kind with a smaller share of the wall time is no reason to record again.
+_LEAST_UNKNOWN: Final = 0.01
+
+
+def _shapes(facts: Facts) -> tuple[Remedy, ...]:
+    """Advice to record shapes, with what they show of the unknown work; none if they show nothing of it.
+
+    They show nothing of kernels whose names do not tell what they compute.
+    """
+    unknown = facts.work["label"].filter(facts.at_roof["known"] == "none").cast(pl.String)
+    owned = facts.at_roof["owned_ns"].filter(facts.at_roof["known"] == "none")
+    for labels, expected in _SHOWN_BY_SHAPES:
+        if int(owned.filter(unknown.is_in(labels)).sum()) >= _LEAST_UNKNOWN * facts.wall_ns:
+            how = (
+                "with torch.profiler.profile(record_shapes=True): step()\n"
+                "# or: warplens collect torch -- python train.py\n"
+                "warplens headroom PATH --with TRACE"
+            )
+            return (Remedy("Record the shapes of the operators", how, expected),)
+    return ()
 
 
 def _sections(facts: Facts, above: pl.Series) -> str:

@@ -93,7 +93,7 @@ def _device_budget(numbers: Numbers, budget: TimeBudget, *, drawn: bool) -> Iter
     columns = pick(BUDGET, column("title"), "group share time_ns", *per_step, column("meaning"))
     yield Table(f"budget-table-{budget.device}", f"{name}: parts of {duration}", columns, rows, limit=None)
     if budget.attributed_share is not None:
-        yield quiet(f"The cause is known for {fmt.share(budget.attributed_share)} of the idle time of {name}.")
+        yield quiet(f"A cause is recorded for {fmt.share(budget.attributed_share)} of the idle time of {name}.")
 
 
 def devices(numbers: Numbers) -> Iterator[Block]:
