@@ -414,9 +414,10 @@ def predictions(
 
 
 def excerpt(timeline: Timeline, window: Window) -> Window:
-    """The window, or whole steps from its middle where it holds too much work to replay."""
-    work = timeline.work_in(window).height
+    """The window, or whole steps (whole cycles of them) from its middle where it holds too much work to replay."""
+    work, cycle = timeline.work_in(window).height, timeline.steps.cycle
     kept_steps = max(1, len(window.steps) * _REPLAYED_WORK // max(work, 1))
+    kept_steps -= kept_steps % cycle if kept_steps > cycle else 0
     if kept_steps >= len(window.steps) or work <= _REPLAYED_WORK:
         return window
     first = (len(window.steps) - kept_steps) // 2
