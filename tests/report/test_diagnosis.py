@@ -8,7 +8,9 @@ import pytest
 
 from tests.diagnosis import programs
 from tests.diagnosis.programs import record
+from warplens.analysis.headroom import headrooms
 from warplens.analysis.timeline import Timeline
+from warplens.diagnosis import diagnose
 from warplens.diagnosis.findings import Place, times
 from warplens.report.document import SectionOf, Table
 from warplens.report.overview.document import overview_document, report_document
@@ -43,6 +45,22 @@ def test_times_of_several_gpus_are_said_to_be_added_up(numbers):
     assert not any("GPUs" in line for line in coverage_lines(found))
     of_two = replace(found, coverage=replace(found.coverage, gpus=2))
     assert "the times of 2 GPUs added up" in next(iter(coverage_lines(of_two)))
+
+
+def test_figures_per_step_of_a_window_that_cuts_steps_are_those_of_a_step():
+    trace = Timeline(record(programs.item_per_layer))
+    steps = trace.window().steps
+    half = steps[0].duration_ns // 2
+    window = trace.window(f"{steps[1].start_ns - half}:{steps[2].end_ns + half}")
+    whole, cut = diagnose(trace, trace.window()), diagnose(trace, window)
+    assert cut.coverage.steps == pytest.approx(3, abs=0.01)
+    assert next(iter(coverage_lines(cut))).startswith("based on: 3 steps")
+    per_step = cut.finding("host-sync").evidence["waits_per_step"]
+    assert per_step == pytest.approx(whole.finding("host-sync").evidence["waits_per_step"], rel=0.1)
+    (predicted,) = (each for each in cut.predictions if each.change == "no-synchronization")
+    assert predicted.measured_ns == pytest.approx(steps[1].duration_ns, rel=0.05)
+    (headroom,) = headrooms(trace, window)
+    assert headroom.per_step(headroom.duration_ns) == pytest.approx(steps[1].duration_ns, rel=0.05)
 
 
 def test_what_places_tell_with_numbers_is_not_told_again_without(numbers):

@@ -47,8 +47,9 @@ class Window:
         kind: `steady` (repeating steps, warm-up left out), `device` (no steps were found: from the first to the last
             GPU work), `all` (everything recorded) or `explicit` (as the user asked).
         how: one sentence for people on how it was found.
-        steps: the steps inside; empty where none were found.
+        steps: the whole steps inside; empty where none were found.
         range_name: only work launched inside ranges of this name counts; None for all work.
+        cut_steps: the parts of steps that the window cuts, by their time; 0.5 for half a step.
     """
 
     start_ns: int
@@ -57,6 +58,15 @@ class Window:
     how: str
     steps: tuple[Step, ...] = ()
     range_name: str | None = None
+    cut_steps: float = 0.0
+
+    @property
+    def step_count(self) -> float:
+        """The number of steps to which the window's figures refer, with the parts of those that it cuts.
+
+        0 where the window holds no whole step: then figures are those of the window.
+        """
+        return len(self.steps) + (self.cut_steps or 0) if self.steps else 0
 
     @property
     def duration_ns(self) -> int:

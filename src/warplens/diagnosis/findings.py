@@ -177,7 +177,7 @@ class Coverage:
     #: busy_ns, idle_ns: its two parts
     busy_ns: int
     idle_ns: int
-    steps: int  #: steps of the window
+    steps: float  #: steps of the window, with the parts of those that it cuts; 0 without a whole one
     idle_attributed_share: float | None  #: share of the idle time with a recorded cause; None without idle time
     claimed_ns: int  #: wall time that findings claim; no nanosecond is claimed twice
     counters_share: float | None  #: share of the kernel time with hardware counters; None without counters

@@ -322,7 +322,7 @@ def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: st
         wall_ns=facts.wall_ns,
         busy_ns=facts.busy_ns,
         idle_ns=facts.idle_ns,
-        steps=len(facts.window.steps),
+        steps=facts.window.step_count,
         idle_attributed_share=facts.attributed_share,
         claimed_ns=sum(claims.total_ns(finding.id) for finding in found),
         counters_share=counted_ns / kernels if counted_ns and kernels else None,

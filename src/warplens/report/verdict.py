@@ -253,7 +253,7 @@ _EVIDENCE_WORDS: Final = {
 }
 
 
-def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
+def evidence_text(evidence: Mapping[str, float], *, steps: float = 1) -> str:
     """Evidence in one line: the label and value of each quantity; a share follows its time in parentheses.
 
     A quantity whose time is zero is left out, unless there is no other.
@@ -302,7 +302,7 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """What the diagnosis is based on, and what could not be checked."""
     coverage: Coverage = diagnosis.coverage
     if coverage.wall_ns:
-        steps = "one step" if coverage.steps == 1 else f"{fmt.count(coverage.steps)} steps"
+        steps = "one step" if coverage.steps == 1 else f"{fmt.number(coverage.steps)} steps"
         gpus = f", the times of {fmt.count(coverage.gpus)} GPUs added up" if coverage.gpus > 1 else ""
         line = (
             f"based on: {steps if coverage.steps else 'a window without steps'}{gpus}; findings explain "
@@ -367,7 +367,7 @@ _PREDICTIONS: Final = (
 )
 
 
-def steps_judged(diagnosis: Diagnosis | RunDiagnosis) -> int:
+def steps_judged(diagnosis: Diagnosis | RunDiagnosis) -> float:
     """Steps of the window; 1 for a run of several ranks, which has no coverage of its own."""
     coverage = getattr(diagnosis, "coverage", None)
     return 1 if coverage is None else coverage.steps
@@ -441,7 +441,7 @@ def finding_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:
         yield Section(f"finding-{finding.id}", title, blocks, folded=rank > 0)
 
 
-def one_finding(finding: Finding, steps: int = 1) -> Iterator[Block]:
+def one_finding(finding: Finding, steps: float = 1) -> Iterator[Block]:
     """A finding with its evidence, remedies and the experiment that would refute it.
 
     Args:

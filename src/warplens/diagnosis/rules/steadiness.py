@@ -61,7 +61,7 @@ class SlowingGpu(StructureRule):
         program = facts.program
         kinds = np.where(program.labelled(*PRODUCTS)[rows], program.launched_as(rows), -1)
         length = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[rows]
-        third = np.clip((program.step[rows] - 1) * 3 // facts.steps, 0, 2)
+        third = np.clip((program.step[rows] - 1) * 3 // max(1, len(facts.window.steps)), 0, 2)
         return pl.DataFrame({"kind": kinds, "length": length, "third": third})
 
     @remembered
