@@ -15,7 +15,15 @@ from warplens.diagnosis.findings import Place, times
 from warplens.report.document import SectionOf, Table
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
-from warplens.report.verdict import coverage_lines, evidence_text, factor, finding_blocks, places, standing
+from warplens.report.verdict import (
+    coverage_lines,
+    diagnosis_tables,
+    evidence_text,
+    factor,
+    finding_blocks,
+    places,
+    standing,
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +89,17 @@ def test_each_of_several_profiles_has_its_answer_under_ids_of_its_own(numbers):
     assert comparison.rows["remedy"].to_list() == ["Use the fused optimizer"] * 2
     ids = [table.id for table in document.tables()]
     assert len(ids) == len(set(ids))
+
+
+def test_the_shares_of_the_phases_add_up_with_what_lies_outside_of_them(numbers):
+    def shares(found):
+        table = next(table for table in diagnosis_tables(found) if table.id == "phase-verdicts")
+        return dict(table.rows.select("phase", "share").iter_rows())
+
+    assert "outside of all phases" not in shares(numbers.diagnosis) or sum(shares(numbers.diagnosis).values()) == 1
+    few = replace(numbers.diagnosis, per_phase=numbers.diagnosis.per_phase[:1])
+    assert list(shares(few))[1:] == ["outside of all phases"]
+    assert sum(shares(few).values()) == pytest.approx(1)
 
 
 def test_the_room_of_findings_holds_phases_predictions_and_remedies(numbers):

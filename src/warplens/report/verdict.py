@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import Window
+from warplens.analysis.window import NO_PHASE, Window
 from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.findings import MANY, about, times
 from warplens.diagnosis.rules import rule
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from warplens.analysis.hostpace import HostPace
     from warplens.diagnosis import Coverage, Finding, Remedy
     from warplens.diagnosis.across import RunDiagnosis
+    from warplens.diagnosis.findings import PhaseVerdict
 
 
 def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -398,15 +399,7 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
     shown = tuple(_FINDINGS[name] for name in ("id", "severity", "gain", "at_most", "confidence", "title", "remedy"))
     tables = [Table("findings", "Findings, worst first", shown, findings_frame(diagnosis), limit=None, cards=True)]
     if diagnosis.per_phase:
-        phases = (
-            {
-                **vars(phase),
-                "gain": factor(phase.expected if phase.expected is not None else phase.gain_ceiling),
-                "busy_share": phase.busy_ns / phase.wall_ns if phase.wall_ns else None,
-                "share": phase.share,
-            }
-            for phase in diagnosis.per_phase
-        )
+        phases = (*map(_phase_row, diagnosis.per_phase), *_outside(diagnosis))
         tables.append(Table("phase-verdicts", "Each phase separately", _PHASES, _frame(_PHASES, phases), limit=None))
     if diagnosis.predictions:
         changes = (
@@ -420,6 +413,35 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
         caption = "Predictions (modelled): make one change, record again, and compare"
         tables.append(Table("predictions", caption, _PREDICTIONS, _frame(_PREDICTIONS, changes), limit=None))
     return tuple(tables)
+
+
+#: Work outside of all phases is listed from this share of the window on.
+_SMALLEST_OUTSIDE_SHARE: Final = 0.001
+
+
+def _phase_row(phase: PhaseVerdict) -> dict[str, Any]:
+    return {
+        **vars(phase),
+        "gain": factor(phase.expected if phase.expected is not None else phase.gain_ceiling),
+        "busy_share": phase.busy_ns / phase.wall_ns if phase.wall_ns else None,
+    }
+
+
+def _outside(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
+    """The row of the time outside of all phases, with which the shares add up to the window."""
+    wall, busy = (
+        getattr(diagnosis.coverage, name) - sum(getattr(phase, name) for phase in diagnosis.per_phase)
+        for name in ("wall_ns", "busy_ns")
+    )
+    if wall > _SMALLEST_OUTSIDE_SHARE * diagnosis.coverage.wall_ns:
+        yield {
+            "phase": fmt.phase_title(NO_PHASE),
+            "verdict": None,
+            "gain": None,
+            "wall_ns": wall,
+            "busy_share": busy / wall,
+            "share": wall / diagnosis.coverage.wall_ns,
+        }
 
 
 def _frame(columns: Iterable[Column], rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
