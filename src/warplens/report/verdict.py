@@ -88,26 +88,34 @@ _SMALLEST_LISTED_SHARE: Final = 0.01
 
 
 def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
-    """Two or three sentences about the thread that launches the most; none if no launching call was recorded.
+    """Two or three sentences about the launching threads; none if no launching call was recorded.
+
+    Where several threads launch, launches and the share of late work are those of all; the time per launch and its
+    parts are those of the one that launches the most.
 
     Args:
         steps: whether the window consists of steps.
     """
     if pace is None:
         return
+    several = pace.threads > 1
+    whose = "its" if several else "the host's"
     cost = (
         ""
         if pace.host_ns_per_launch is None
-        else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} of the host's time"
+        else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} of {whose} time"
     )
     position = (
-        f"ahead of the GPU: {fmt.share(1 - pace.behind_share)} of the work was queued while the GPU was busy"
+        f"ahead of the GPU: {fmt.share(1 - pace.all_behind_share)} of the work was queued while the GPU was busy"
         if pace.is_ahead
-        else f"behind the GPU: {fmt.share(pace.behind_share)} of the work started as soon as it was launched"
+        else f"behind the GPU: {fmt.share(pace.all_behind_share)} of the work started as soon as it was launched"
     )
     if pace.launches:
-        launches = fmt.plural(pace.launches, "launch", "launches")
-        yield f"host: {launches}, {fmt.rate(pace.per_second)}{cost}; the host is {position}"
+        launches = fmt.plural(pace.all_launches, "launch", "launches")
+        rate = fmt.rate(pace.per_second * pace.all_launches / pace.launches)
+        counted = f"{launches} by {fmt.count(pace.threads)} threads, {rate}; the one that launches most makes "
+        counted = f"{counted}{fmt.count(pace.launches)} of them" if several else f"{launches}, {rate}"
+        yield f"host: {counted}{cost}; the host is {position}"
     else:
         yield "host: what ran in this window was launched before it"
     if pace.layer is not None:
@@ -123,7 +131,7 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
         reverse=True,
     )
     shares = (f"{fmt.share(spent / total)} {_THREAD_PARTS.get(name, name.replace('-', ' '))}" for spent, name in parts)
-    yield f"the launching thread's time: {', '.join(shares)}"
+    yield f"the {'busiest ' if several else ''}launching thread's time: {', '.join(shares)}"
 
 
 # --- Evidence, ceilings and places of findings as text ---------------------------------------------------------------
