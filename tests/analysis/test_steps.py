@@ -369,6 +369,13 @@ def test_an_update_that_every_step_runs_makes_no_cycle():
     assert (search.cycle, len(search.steady)) == (1, 8)
 
 
+def test_a_step_without_an_update_behind_one_with_it_may_have_failed():
+    assert "updates the weights" not in _marked([_MICRO + "u" * 9, _MICRO]).how
+    assert "updates the weights" not in _marked([_MICRO + "u" * 9, _MICRO, _MICRO]).how
+    search = _marked([_MICRO, _MICRO, _MICRO + "u" * 9])
+    assert ("not every one updates the weights" in search.how, len(search.steady)) == (True, 3)
+
+
 def test_steps_that_are_longer_in_a_regular_pattern_are_a_part_of_the_program():
     cycle = [_MICRO] * 2 + [_MICRO + "eeeeeeeee"]
     search = _marked(cycle * 3)

@@ -92,9 +92,12 @@ def longer_by_design(trace: Trace, work: pl.DataFrame, forest: RangeForest, cand
     if updates.any():
         updating = updates >= _MOST_OF_UPDATE * np.median(updates[updates > 0])
         period = _usual_distance(updating)
-        # An optimizer that most steps run is a part of each; the others failed, or evaluate.
-        if period != 1 and not updating.all():
-            return Longer(updating, True, period or 1)
+        # An optimizer that most steps run is a part of each; the others failed, or evaluate. Of two steps, or behind
+        # a first one that ran it, those without it may have failed as well.
+        if period > 1 and not updating.all():
+            return Longer(updating, True, period)
+        if not period and len(updating) >= MIN_REPEATS and not updating[0]:
+            return Longer(updating, True, 1)
     oversized = counts > (1 + FAR_MORE) * np.quantile(counts, 0.25, method="lower")
     if not oversized.any():
         return Longer.none(len(counts))
