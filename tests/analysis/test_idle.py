@@ -20,6 +20,7 @@ from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.profile import Trace
 from warplens.readers import read
+from warplens.report.verdict import pace_lines
 
 US = 1_000
 Row = dict[str, Any]
@@ -246,6 +247,25 @@ def test_a_host_that_is_behind_finds_the_gpu_waiting():
     assert found.behind_share == 1
     assert not found.is_ahead
     assert found.queue_max == 1
+
+
+def test_of_several_launching_threads_all_launches_count_and_the_host_is_as_late_as_all_of_them():
+    kernels, calls = [], []
+    for number in range(30):
+        # Two of three kernels are queued by one thread; the GPU waits for those of the other.
+        thread, begin = (2, 10 * MS + number * 10 * US) if number % 3 else (1, number * 100 * US)
+        calls.append(launch(begin, begin + 5 * US, number + 1, thread=thread))
+        start = begin + 500 * US if thread == 2 else begin + 6 * US
+        kernels.append(kernel(start, start + 5 * US, "a", correlation=number + 1, stream=thread))
+    profile = trace(kernels, calls)
+    found = pace(profile, "all")
+    assert (found.threads, found.launches, found.all_launches) == (2, 20, 30)
+    assert (found.behind_share, found.all_behind_share) == (0, pytest.approx(1 / 3))
+    first, second = pace_lines(found)
+    assert first.startswith("host: 30 launches by 2 threads, ")
+    assert "the one that launches most makes 20 of them, each taking " in first
+    assert first.endswith("66.7 % of the work was queued while the GPU was busy")
+    assert second.startswith("the busiest launching thread's time: ")
 
 
 def test_a_host_that_is_ahead_has_work_queued():

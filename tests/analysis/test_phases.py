@@ -48,6 +48,8 @@ GEMM = "ampere_sgemm_128x32_nn"
         ("forward_backward", "none"),
         ("flash_attn::_flash_attn_forward", "none"),
         ("straightforward", "none"),
+        ("triton_per_fused_native_layer_norm_backward_nll_loss_forward_3", "none"),
+        ("triton_poi_fused_nll_loss_forward_0", "none"),
         ("step", "none"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.steps_scorecard import FOLDERS, REPOSITORY, RESULTS, Case, judged, misses, recordings, scorecard
 
-from tests.analysis.builders import Row, call, graph, kernel, launch, nvtx, trace
+from tests.analysis.builders import Row, call, graph, kernel, launch, memset, nvtx, trace
 from warplens.analysis.phases import step_statistics
 from warplens.analysis.steps import StepSearch
 from warplens.analysis.timeline import Timeline
@@ -311,6 +311,113 @@ def test_two_turns_are_a_repetition_only_if_nothing_else_was_recorded():
     assert _search(kernels=kernels, api=calls).is_sure, "who trains has passed through forward and backward pass twice"
     kernels, calls = _program(turn + "pqrstuvw" + turn)
     assert _search(kernels=kernels, api=calls).source == "none"
+
+
+def _marked(steps: list[str], **full_names: str) -> StepSearch:
+    """A search in a program of these steps, each inside a range, with kernels of the letters (`-` is a fill)."""
+    kernels, calls, fills, ranges, time = [], [], [], [], 0
+    for step in steps:
+        begin = time
+        for letter in step:
+            number = len(calls) + 1
+            calls.append(launch(time, time + 2 * US, number))
+            at = {"start": time + 5 * US, "end": time + 15 * US, "correlation": number}
+            if letter == "-":
+                fills.append(memset(**at))
+            else:
+                kernels.append(kernel(**at, name=letter, full_name=full_names.get(letter)))
+            time += 16 * US
+        ranges.append(nvtx(begin - US, time, "step"))
+        updates = [index for index, letter in enumerate(step) if letter == "u"]
+        if updates:
+            inside = begin + 16 * US * updates[0]
+            ranges.append(nvtx(inside - US // 2, inside + 16 * US * len(updates) - US, "Optimizer.step#AdamW.step"))
+        time += 2 * US
+    return _search(kernels=kernels, api=calls, memsets=fills, ranges=ranges)
+
+
+_MICRO = "abcabc"
+
+
+def test_a_step_that_also_updates_the_weights_is_no_interruption_and_the_window_holds_whole_cycles():
+    cycle = [_MICRO] * 3 + [_MICRO + "u" * 30]
+    search = _marked(cycle * 4)
+    assert ([step.index for step in search.steady], search.cycle) == ([*range(1, 17)], 4)
+    assert "every 4th updates the weights" in search.how
+    assert "interruption" not in search.how
+    # Begun and cut inside of a cycle.
+    search = _marked([*cycle[2:], *cycle * 3, *cycle[:1]])
+    assert [step.index for step in search.steady] == [*range(3, 15)]
+    assert "only whole cycles count" in search.how
+    assert [(each.what, each.launches) for each in search.left_out] == [
+        ("part of a cycle", 42),
+        ("part of a cycle", 6),
+    ]
+
+
+def test_an_optimizer_is_known_by_its_kernels_as_well_and_makes_cycles_however_short_it_is():
+    search = _marked(
+        [_MICRO, _MICRO + "O"] * 4 + [_MICRO], O="multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>"
+    )
+    assert ([step.index for step in search.steady], search.cycle) == ([*range(1, 9)], 2)
+
+
+def test_an_update_that_every_step_runs_makes_no_cycle():
+    assert _marked([_MICRO + "uuu"] * 6).cycle == 1
+    # Two steps were skipped, because their gradients overflowed.
+    search = _marked([_MICRO] * 2 + [_MICRO + "uuu"] * 8)
+    assert (search.cycle, len(search.steady)) == (1, 8)
+
+
+def test_a_step_without_an_update_behind_one_with_it_may_have_failed():
+    assert "updates the weights" not in _marked([_MICRO + "u" * 9, _MICRO]).how
+    assert "updates the weights" not in _marked([_MICRO + "u" * 9, _MICRO, _MICRO]).how
+    search = _marked([_MICRO, _MICRO, _MICRO + "u" * 9])
+    assert ("not every one updates the weights" in search.how, len(search.steady)) == (True, 3)
+
+
+def test_steps_that_are_longer_in_a_regular_pattern_are_a_part_of_the_program():
+    cycle = [_MICRO] * 2 + [_MICRO + "eeeeeeeee"]
+    search = _marked(cycle * 3)
+    assert ([step.index for step in search.steady], search.cycle) == ([*range(1, 10)], 3)
+    assert "every 3rd does more than the others" in search.how
+
+
+@pytest.mark.parametrize(("extra", "cycle"), [("e", 4), ("g", 1)], ids=["elementwise", "products"])
+def test_two_longer_steps_are_a_cycle_only_if_what_they_do_in_addition_is_no_forward_pass(extra, cycle):
+    steps = ["g" + _MICRO] * 3 + ["g" + _MICRO + extra * 20]
+    assert _marked(steps * 2, g="ampere_sgemm_128x64_nn").cycle == cycle
+
+
+def test_a_cycle_that_starts_cold_is_warm_up_compared_with_steps_of_its_kind():
+    cycle = [_MICRO, _MICRO + "u" * 30]
+    assert len(_marked(cycle * 5).steady) == 10
+    search = _marked([_MICRO + "cc", *cycle[1:], *cycle * 4])
+    assert [step.index for step in search.steady] == [*range(3, 11)]
+
+
+def test_an_evaluation_inside_a_step_interrupts_cycles_too():
+    cycle = [_MICRO] * 3 + [_MICRO + "u" * 6]
+    steps = [*cycle * 3, _MICRO + "v" * 90, *cycle[1:]]
+    search = _marked(steps)
+    assert [step.index for step in search.steady] == [*range(1, 13)]
+    assert "the longest stretch without interruption by evaluation or other work" in search.how
+
+
+def test_steps_whose_kernels_were_lost_are_not_the_steady_window():
+    whole, partial, lost = "-abcdefghi", "-abcd", "-"
+    search = _marked([whole] * 5 + [partial] + [lost] * 6)
+    assert [step.index for step in search.steady] == [1, 2, 3, 4, 5]
+    assert [step.index for step in search.unrecorded] == [6, 7, 8, 9, 10, 11, 12]
+    assert search.how.endswith("steps 6–12 left out, because their kernels were not recorded")
+    assert [(each.what, each.launches) for each in search.left_out] == [("not recorded", 11)]
+    search = _marked([lost] * 5 + [whole] * 5)
+    assert [step.index for step in search.steady] == [6, 7, 8, 9, 10]
+
+
+def test_steps_that_only_copy_in_turn_with_others_are_steps():
+    search = _marked(["-", "abc"] * 5)
+    assert (len(search.steady), search.unrecorded) == (10, ())
 
 
 def test_a_slow_first_step_is_warm_up():

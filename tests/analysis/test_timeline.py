@@ -127,6 +127,24 @@ def test_an_unknown_range_is_refused_with_similar_names():
         _timeline().window("all", "forwrd")
 
 
+@pytest.mark.parametrize(
+    ("span", "whole", "count", "held"),
+    [
+        ("100:400", 3, 3, "as asked for"),
+        ("50:400", 3, 3.5, "it holds 3.5 steps, 3 of them whole"),
+        ("150:350", 1, 2, "it holds 2 steps, one of them whole"),
+        ("120:145", 0, 0, "it holds 0.25 of a step, none of them whole"),
+    ],
+)
+def test_a_window_that_cuts_steps_says_how_many_it_holds(span, whole, count, held):
+    calls = [launch(100 * i, 100 * i + 2, i + 1) for i in range(5)]
+    kernels = [kernel(100 * i + 10, 100 * i + 90, "a", correlation=i + 1) for i in range(5)]
+    ranges = [nvtx(100 * i, 100 * i + 100, "step") for i in range(5)]
+    window = Timeline(trace(kernels, calls, ranges)).window(span)
+    assert (len(window.steps), window.step_count) == (whole, count)
+    assert window.how.endswith(held)
+
+
 def test_a_window_outside_of_the_recording_is_refused():
     with pytest.raises(UsageError, match=r"outside the recorded time"):
         _timeline().window("1s:")

@@ -9,7 +9,9 @@ import pytest
 from tests.diagnosis import programs
 from tests.diagnosis.fleet import US, Fleet, run_of_files
 from tests.diagnosis.programs import judged, record
+from warplens.analysis.headroom import headrooms
 from warplens.analysis.timeline import Timeline
+from warplens.diagnosis import diagnose
 from warplens.diagnosis.across import diagnose_run
 from warplens.diagnosis.findings import Place, times
 from warplens.report.brief import brief_table
@@ -78,6 +80,22 @@ def test_times_of_several_gpus_are_said_to_be_added_up(numbers):
     assert "the times of 2 GPUs added up" in next(iter(coverage_lines(of_two)))
 
 
+def test_figures_per_step_of_a_window_that_cuts_steps_are_those_of_a_step():
+    trace = Timeline(record(programs.item_per_layer))
+    steps = trace.window().steps
+    half = steps[0].duration_ns // 2
+    window = trace.window(f"{steps[1].start_ns - half}:{steps[2].end_ns + half}")
+    whole, cut = diagnose(trace, trace.window()), diagnose(trace, window)
+    assert cut.coverage.steps == pytest.approx(3, abs=0.01)
+    assert next(iter(coverage_lines(cut))).startswith("based on: 3 steps")
+    per_step = cut.finding("host-sync").evidence["waits_per_step"]
+    assert per_step == pytest.approx(whole.finding("host-sync").evidence["waits_per_step"], rel=0.1)
+    (predicted,) = (each for each in cut.predictions if each.change == "no-synchronization")
+    assert predicted.measured_ns == pytest.approx(steps[1].duration_ns, rel=0.05)
+    (headroom,) = headrooms(trace, window)
+    assert headroom.per_step(headroom.duration_ns) == pytest.approx(steps[1].duration_ns, rel=0.05)
+
+
 def test_what_places_tell_with_numbers_is_not_told_again_without(numbers):
     """The third of three ranges alone, called where most of it is, while nine tenths were outside all ranges."""
     finding = replace(numbers.diagnosis.findings[0], where=("attention", "softmax", "product"), places=())
@@ -96,6 +114,17 @@ def test_each_of_several_profiles_has_its_answer_under_ids_of_its_own(numbers):
     assert comparison.rows["remedy"].to_list() == ["Use the fused optimizer"] * 2
     ids = [table.id for table in document.tables()]
     assert len(ids) == len(set(ids))
+
+
+def test_the_shares_of_the_phases_add_up_with_what_lies_outside_of_them(numbers):
+    def shares(found):
+        table = next(table for table in diagnosis_tables(found) if table.id == "phase-verdicts")
+        return dict(table.rows.select("phase", "share").iter_rows())
+
+    assert "outside of all phases" not in shares(numbers.diagnosis) or sum(shares(numbers.diagnosis).values()) == 1
+    few = replace(numbers.diagnosis, per_phase=numbers.diagnosis.per_phase[:1])
+    assert list(shares(few))[1:] == ["outside of all phases"]
+    assert sum(shares(few).values()) == pytest.approx(1)
 
 
 def test_the_room_of_findings_holds_phases_predictions_and_remedies(numbers):

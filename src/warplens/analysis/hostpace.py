@@ -247,7 +247,7 @@ class LayerPace:
 
 @dataclass(frozen=True)
 class HostPace:
-    """Activity of the busiest launching thread in a window."""
+    """Activity of the busiest launching thread in a window, and how many others launch beside it."""
 
     process: int
     thread: int
@@ -265,11 +265,14 @@ class HostPace:
     #: the host was behind
     behind_share: float
     layer: LayerPace | None  #: the repeating part of a step; None where nothing repeats
+    threads: int  #: threads of the process that launched work of the window, this one included
+    all_launches: int  #: calls of all of them that issued work in the window
+    all_behind_share: float  #: `behind_share` of the work of all of them
 
     @property
     def is_ahead(self) -> bool:
-        """Whether most work found the GPU busy: then the host does not limit it."""
-        return self.behind_share < 0.5
+        """Whether most work, of all threads, found the GPU busy: then the host does not limit it."""
+        return self.all_behind_share < 0.5
 
 
 #: Columns of `Timeline.work` that are needed.
@@ -291,15 +294,21 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
     order = ["launches", "process", "thread"]
     process, thread = threads.sort(order, descending=[True, False, False]).row(0)[:2]
     if threads.height > 1:
-        work = work.filter((pl.col("process") == process) & (pl.col("thread") == thread))
+        work = work.filter(pl.col("process") == process)
+    of_all = work.select("api_row", lead=pl.col("start_ns") - pl.col("launch_end_ns"))
+    if threads.height > 1:
+        work = work.filter(pl.col("thread") == thread)
     host = HostCalls.of(timeline, process)
     states = host.states(thread)
     calls = timeline.trace.api_calls.select("start_ns", "end_ns")
-    issues = np.zeros(calls.height, dtype=np.bool_)
-    issues[work["api_row"].to_numpy()] = True
-    issuing = select_rows(calls, issues)
+    issuing = _calls_of(calls, work["api_row"])
     begins = issuing["start_ns"].sort().to_numpy()
     begins_in_window = begins[(begins >= window.start_ns) & (begins < window.end_ns)]
+    threads_of_process = threads.filter(pl.col("process") == process).height
+    all_launches = len(begins_in_window)
+    if threads_of_process > 1:
+        all_begins = _calls_of(calls, of_all["api_row"])["start_ns"]
+        all_launches = int(all_begins.is_between(window.start_ns, window.end_ns, closed="left").sum())
     mean, most, empty = _queue_statistics(work, window)
     lead = (work["start_ns"] - work["launch_end_ns"]).to_numpy()
     return HostPace(
@@ -315,7 +324,17 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
         lead_median_ns=float(np.median(lead)),
         behind_share=float(np.mean(lead < PROMPT_START_NS)),
         layer=_layer(timeline, work, window),
+        threads=threads_of_process,
+        all_launches=all_launches,
+        all_behind_share=float(np.mean(of_all["lead"].to_numpy() < PROMPT_START_NS)),
     )
+
+
+def _calls_of(calls: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
+    """These rows of the calls, each once."""
+    issues = np.zeros(calls.height, dtype=np.bool_)
+    issues[rows.to_numpy()] = True
+    return select_rows(calls, issues)
 
 
 def _cost_per_launch(begins: Int64s, states: dict[str, Intervals]) -> tuple[float, float, float] | None:

@@ -20,7 +20,7 @@ from warplens.analysis.frames import all_equal, duration_ns, number, once, selec
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import KERNEL_NAME, spread_columns, table
-from warplens.profile.schema import Bools, Column
+from warplens.profile.schema import Bools, Column, Int64s
 
 #: A kernel that starts within this time of its launching call's return found the GPU idle. In captures from A100, H100,
 #: H200 and RTX 5000 the delays of kernels launched onto an idle GPU gather below 4 µs, and hardly any lies between 4
@@ -179,6 +179,17 @@ def launch_summary(timeline: Timeline, window: Window) -> LaunchSummary:
 def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
     """Number of these pieces of work that begin in each step of the window; None without steps.
 
+    Arguments as for `counts_of_steps`.
+    """
+    counts = counts_of_steps(work, window)
+    if not len(counts):
+        return None
+    return CountPerStep(len(counts), int(counts.min()), float(np.median(counts)), int(counts.max()))
+
+
+def counts_of_steps(work: pl.DataFrame, window: Window) -> Int64s:
+    """Number of these pieces of work that begin in each step of the window; shape (steps,).
+
     Where several processes worked, only the one with the most GPU time counts: steps are the repetitions of one
     process, and the others need not keep in time with it.
 
@@ -186,12 +197,12 @@ def count_per_step(work: pl.DataFrame, window: Window) -> CountPerStep | None:
         work: columns `process`, `start_ns`, `end_ns`, the begins in ascending order.
     """
     if not window.steps:
-        return None
+        return np.empty(0, dtype=np.int64)
     if work["process"].n_unique() > 1:
         busiest = work.group_by("process").agg(duration_ns().sum().alias("busy_ns")).sort(["busy_ns", "process"])
         work = work.filter(pl.col("process") == busiest["process"][-1])
-    counts = np.diff(np.searchsorted(work["start_ns"].to_numpy(), np.stack(window.step_edges[1:])), axis=0)
-    return CountPerStep(len(window.steps), int(counts.min()), float(np.median(counts)), int(counts.max()))
+    counts: Int64s = np.diff(np.searchsorted(work["start_ns"].to_numpy(), np.stack(window.step_edges[1:])), axis=0)[0]
+    return counts
 
 
 _TIMES: Final = ("start_ns", "end_ns", "launch_start_ns", "launch_end_ns")

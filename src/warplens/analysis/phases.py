@@ -196,8 +196,15 @@ _GPU_COLUMNS: Final = ("busy_ns", "idle_ns", "busy_share", "gpu_ns", "kernels", 
 # --- The forward pass of a training step without annotation, inferred from its backward pass ---
 #
 # Between one backward pass and the next, the operators whose gradients the latter computes mark the forward pass: it
-# lasts from the first of them to the last on their thread. Also, an operator with a sequence number that is not
-# backward work ran with gradients enabled, which the optimizer and other bookkeeping do not.
+# lasts from the first of them to the last on their thread. An operator with a sequence number that is not backward work
+# ran with gradients enabled, and counts as well between the first of them and the backward pass. Before the first of
+# them it may be a part of the forward pass that is not trained, or what follows the backward pass of the step before,
+# such as logging. Therefore it counts only if no optimizer runs, no number is read back and no batch is asked for
+# between it and the forward pass.
+
+#: Operators that read a number back.
+_READS_BACK: Final = ("aten::item", "aten::_local_scalar_dense")
+_NEXT_BATCH: Final = "enumerate(DataLoader)#"
 
 
 def forward_pass(timeline: Timeline) -> Bools:
@@ -218,21 +225,77 @@ def forward_pass(timeline: Timeline) -> Bools:
     start, end = ranges["start_ns"].to_numpy(), ranges["end_ns"].to_numpy()
     process, thread = (ranges[column].to_numpy().astype(np.int64) for column in ("process", "thread"))
     outermost = tree.forest.outermost_match(np.where(tree.is_operator, np.arange(1, len(start) + 1), 0)) - 1
+    with_gradients = (pl.col("sequence") >= 0) & ~(pl.col("forward_thread").fill_null(0) > 0)
+    in_forward[timeline.trace.operators.filter(with_gradients)["range"].to_numpy()] = True
+    ends_step = name_labels(ranges["name"], lambda name: int(_ends_step(name))) > 0
     places, place = numbered(ranges.select("process", "thread")[forward], ("process", "thread"))
     for number, (pid, tid) in enumerate(places.iter_rows()):
         on_thread = place == number
         is_root = np.zeros(len(start), dtype=np.bool_)
         is_root[outermost[forward[on_thread]]] = True
         roots = np.flatnonzero(is_root)
-        backward_starts = np.sort(start[backward[on_thread]])
+        order = np.argsort(start[backward[on_thread]], kind="stable")
+        backward_starts = start[backward[on_thread]][order]
+        backward_ends = np.maximum.accumulate(end[backward[on_thread]][order])
         roots = roots[np.argsort(start[roots], kind="stable")]
         # Forward operators preceded by the same number of backward operators belong to one pass.
         cuts = np.flatnonzero(np.diff(np.searchsorted(backward_starts, start[roots]))) + 1
         firsts, lasts = np.r_[0, cuts], np.r_[cuts, len(roots)] - 1
         rows_on_thread = np.flatnonzero((process == pid) & (thread == tid))
-        span = np.searchsorted(start[roots[firsts]], start[rows_on_thread], side="right") - 1
-        inside = (span >= 0) & (end[rows_on_thread] <= end[roots[lasts]][np.maximum(span, 0)])
+        begins, ends = start[roots[firsts]], end[roots[lasts]]
+        since = start[rows_on_thread]
+        span = np.searchsorted(begins, since, side="right") - 1
+        inside = (span >= 0) & (end[rows_on_thread] <= ends[np.maximum(span, 0)])
+        # Work that begins after the backward pass of its span belongs to the next step, or to none.
+        next_backward = np.r_[backward_starts, _FAR][np.searchsorted(backward_starts, start[roots[lasts]])]
+        earliest = _begins_of_steps(
+            begins,
+            next_backward,
+            backward_starts,
+            backward_ends,
+            *_sorted_events(start, end, rows_on_thread[ends_step[rows_on_thread]]),
+        )
+        before_backward = (span >= 0) & (since < next_backward[np.maximum(span, 0)])
+        in_forward[rows_on_thread] &= before_backward | (since >= earliest[span + 1])
         in_forward[rows_on_thread[inside]] = True
-    with_gradients = (pl.col("sequence") >= 0) & ~(pl.col("forward_thread").fill_null(0) > 0)
-    in_forward[timeline.trace.operators.filter(with_gradients)["range"].to_numpy()] = True
     return in_forward & ~links.in_backward
+
+
+_FAR: Final = np.iinfo(np.int64).max
+
+
+def _ends_step(name: str) -> bool:
+    """Whether a range of this name lies between the backward pass of a step and the forward pass of the next."""
+    return name in _READS_BACK or name.startswith(_NEXT_BATCH) or phase_of_name(name) == "optimizer"
+
+
+def _sorted_events(start: Int64s, end: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
+    """Begins of these ranges in order, and their ends."""
+    rows = rows[np.argsort(start[rows], kind="stable")]
+    return start[rows], end[rows]
+
+
+def _begins_of_steps(
+    begins: Int64s,
+    next_backward: Int64s,
+    backward_starts: Int64s,
+    backward_ends: Int64s,
+    event_starts: Int64s,
+    event_ends: Int64s,
+) -> Int64s:
+    """The time from which on work before a forward pass may belong to it; one more than there are passes.
+
+    It is the end of the last event behind the backward pass before, or the end of that backward pass without any.
+
+    Args:
+        begins: of the forward passes, ascending.
+        next_backward: begin of the backward pass of each.
+        backward_starts, backward_ends: of backward operators, in order; the ends are those of all until then.
+        event_starts, event_ends: of what ends a step, in order.
+    """
+    after, until = np.r_[-_FAR, next_backward], np.r_[begins, _FAR]
+    last_backward = np.searchsorted(backward_starts, until) - 1
+    earliest = np.where(last_backward >= 0, np.r_[backward_ends, 0][last_backward], -_FAR)
+    last_event = np.searchsorted(event_starts, until) - 1
+    follows = (last_event >= 0) & (np.r_[event_starts, 0][last_event] >= after)
+    return np.where(follows, np.r_[event_ends, 0][last_event], earliest)

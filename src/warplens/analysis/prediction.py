@@ -113,7 +113,7 @@ def _cuda_graph(recorded: RecordedSchedule, _: Sequence[Device]) -> Changed | No
     if graphs_schedule is None:
         return None
     schedule, launches, graphs = graphs_schedule
-    steps = len(recorded.window.steps)
+    steps = recorded.window.step_count
     if steps:
         scope = f"{launches / steps:,.0f} launches per step become {_count(graphs / steps)}"
     else:
@@ -373,7 +373,7 @@ def predictions(
     recorded = recorded_schedule(timeline, window)
     if recorded is None or window.duration_ns <= 0:
         return ()
-    steps = max(len(window.steps), 1)
+    steps = max(window.step_count, 1)
     measured = window.duration_ns
     unchanged = replayed_ns(recorded)
     error = abs(unchanged - measured) / measured
@@ -402,8 +402,8 @@ def predictions(
         results.append(
             Prediction(
                 change=",".join(changes),
-                measured_ns=measured // steps,
-                predicted_ns=max(predicted // steps, 1),
+                measured_ns=int(measured // steps),
+                predicted_ns=max(int(predicted // steps), 1),
                 speedup=measured / max(predicted, 1),
                 model_error=error,
                 how="; ".join(CHANGES[change] for change in changes),
@@ -414,11 +414,12 @@ def predictions(
 
 
 def excerpt(timeline: Timeline, window: Window) -> Window:
-    """The window, or whole steps from its middle where it holds too much work to replay."""
-    work = timeline.work_in(window).height
+    """The window, or whole steps (whole cycles of them) from its middle where it holds too much work to replay."""
+    work, cycle = timeline.work_in(window).height, timeline.steps.cycle
     kept_steps = max(1, len(window.steps) * _REPLAYED_WORK // max(work, 1))
+    kept_steps -= kept_steps % cycle if kept_steps > cycle else 0
     if kept_steps >= len(window.steps) or work <= _REPLAYED_WORK:
         return window
     first = (len(window.steps) - kept_steps) // 2
     steps = window.steps[first : first + kept_steps]
-    return replace(window, start_ns=steps[0].start_ns, end_ns=steps[-1].end_ns, steps=steps)
+    return replace(window, start_ns=steps[0].start_ns, end_ns=steps[-1].end_ns, steps=steps, cut_steps=0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,7 +13,7 @@ from warplens.analysis.api import OUT_OF_MEMORY, api_kinds
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import once
 from warplens.analysis.intervals import Intervals, clip, total, union
-from warplens.analysis.launches import count_per_step
+from warplens.analysis.launches import counts_of_steps
 from warplens.analysis.phases import phase_steps
 from warplens.analysis.ranges import range_coverage
 from warplens.analysis.streams import graph_summary
@@ -38,7 +38,7 @@ from warplens.profile.trace import worst_first
 _BACKWARD_OF_FORWARD: Final = 0.1
 
 #: With gradient accumulation only every second, fourth, … step updates the weights: a step without optimizer work is
-#: suspicious only where more than this share of the steps has some.
+#: suspicious only where more than this share of the steps has some, and no cycle of steps is known.
 _USUAL: Final = 0.5
 
 
@@ -67,7 +67,8 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
     all_phase_times = phase_times
     if all_steps != steps:
         all_phase_times = phase_steps(timeline, replace(window, kind="all", steps=all_steps))
-    updates_usually = bool((all_phase_times["optimizer_ns"] > 0).mean() > _USUAL)  # type: ignore[operator]
+    updating = (all_phase_times["optimizer_ns"] > 0).to_numpy()
+    updates_usually = timeline.steps.cycle == 1 and bool(updating.mean() > _USUAL)
     usual_update = updates_usually and len(begins["optimizer"]) > 0
     begins[_OUT_OF_MEMORY] = out_of_memory_ns(timeline)
     step_edges = np.array([(step.start_ns, step.end_ns) for step in steps], dtype=np.int64)
@@ -351,6 +352,23 @@ def _backward(timeline: Timeline, window: Window) -> Iterator[Note]:
 
 def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
     count = len(window.steps)
+    if lost := timeline.steps.unrecorded:
+        numbers = _numbers([step.index for step in lost])
+        yield Note(
+            "unrecorded-steps",
+            NoteLevel.WARNING,
+            f"Of {len(timeline.steps.steps)} steps, {numbers} {'have' if len(lost) > 1 else 'has'} no kernels in the "
+            "capture, or not all: the steady window leaves them out.",
+            "Record again, for a shorter time",
+        )
+    if empty := timeline.steps.without_work:
+        yield Note(
+            "steps-without-work",
+            NoteLevel.INFO,
+            f"{empty:,} further {'range' if empty == 1 else 'ranges'} named {timeline.steps.name!r} "
+            f"{'holds' if empty == 1 else 'hold'} no GPU work, and count as no steps.",
+            "Where they should, record again, for a shorter time",
+        )
     if not count:
         # A user who asked for all of the profile, or for an explicit part, knows that it is not divided into steps.
         asked_for = window.kind in ("all", "explicit")
@@ -369,14 +387,39 @@ def _steps(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"Record at least {_STEPS_FOR_SPREAD} steps after warm-up",
         )
     work = timeline.work_in(window).select("kind", "process", "start_ns", "end_ns")
-    kernels = count_per_step(work.filter(pl.col("kind") == "kernel"), window)
-    if kernels is not None and kernels.max - kernels.min > _SAME_KERNELS_SHARE * kernels.median:
+    kernels = counts_of_steps(work.filter(pl.col("kind") == "kernel"), window)
+    cycle = timeline.steps.cycle
+    allowed = _SAME_KERNELS_SHARE * float(np.median(kernels))
+    if int(np.ptp(kernels)) <= allowed:
+        return
+    # Steps that do more in turn are compared with those at the same place of their cycle.
+    if cycle > 1 and max(int(np.ptp(kernels[place::cycle])) for place in range(min(cycle, count))) <= allowed:
+        parts = "" if count % cycle == 0 else f" The window holds {count} steps, which are no whole cycles."
         yield Note(
-            "unequal-steps",
-            NoteLevel.WARNING,
-            f"The steps run between {kernels.min:,} and {kernels.max:,} kernels: they do not do the same work.",
-            "Choose a window of equal steps",
+            "steps-in-turn",
+            NoteLevel.WARNING if parts else NoteLevel.INFO,
+            f"The steps run between {kernels.min():,} and {kernels.max():,} kernels in turn, in cycles of {cycle} "
+            f"steps: times per step are means over the steps of a cycle.{parts}",
+            f"Choose a window of whole cycles ({cycle} steps)" if parts else None,
         )
+        return
+    yield Note(
+        "unequal-steps",
+        NoteLevel.WARNING,
+        f"The steps run between {kernels.min():,} and {kernels.max():,} kernels: they do not do the same work.",
+        "Choose a window of equal steps",
+    )
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Ascending numbers as text, those that follow one another as spans: `1–3 and 7`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], number]
+        else:
+            spans.append([number])
+    return " and ".join("–".join(map(str, span)) for span in spans)
 
 
 def _profiler(timeline: Timeline, window: Window) -> Iterator[Note]:

@@ -108,6 +108,20 @@ class StepCandidates(NamedTuple):
     work_ends: Int64s | None = None
     origin: str = ""  #: evidence for people, for steps not from ranges
     rhythms: tuple[Rhythm, ...] = ()  #: everything that repeats, the steps among them
+    without_work: int = 0  #: further ranges of that name that launched nothing
+
+    def part(self, first: int, stop: int) -> StepCandidates:
+        """Those at the places `[first, stop)`."""
+        if (first, stop) == (0, len(self.starts)):
+            return self
+        places = slice(first, stop)
+        return self._replace(
+            starts=self.starts[places],
+            ends=self.ends[places],
+            counts=self.counts[places],
+            named_warmup=self.named_warmup[places],
+            work_ends=None if self.work_ends is None else self.work_ends[places],
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -240,7 +240,8 @@ def _on_analysis_clock(
         with_work = np.flatnonzero(counts)
         if not len(with_work):
             return None
-        return _on_analysis_clock(rows[with_work], trace, work, forest, name)
+        steps = _on_analysis_clock(rows[with_work], trace, work, forest, name)
+        return steps and steps._replace(without_work=len(rows) - len(with_work))
     first_work = np.full(len(rows), np.iinfo(np.int64).max)
     last_work = np.full(len(rows), np.iinfo(np.int64).min)
     np.minimum.at(first_work, step[in_step] - 1, work["start_ns"].to_numpy()[in_step])

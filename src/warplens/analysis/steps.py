@@ -10,21 +10,25 @@ Steps are looked for in three places, in this order:
 
 Leading steps that are much slower than the rest, or that run another number of kernels, are left out as warm-up, and so
 is a last step whose end was not recorded. Of two steps the first is left out only if it also loads code, allocates
-memory, or runs another number of kernels.
+memory, or runs another number of kernels. Steps whose kernels were not recorded are left out, too.
+
+Where every n-th step does more by design (gradient accumulation), n steps are a cycle
+(`warplens.analysis.step_cycles`), and the steady steps are whole cycles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from warplens.analysis.api import api_kinds
-from warplens.analysis.repetition import MIN_REPEATS, warmup_labels
+from warplens.analysis.repetition import ALIKE_TOLERANCE, MIN_REPEATS, warmup_labels
 from warplens.analysis.sequence import Confidence, Rhythm, StepCandidates, steps_from_sequence
+from warplens.analysis.step_cycles import FAR_MORE, Longer, longer_by_design
 from warplens.analysis.step_ranges import steps_from_ranges, steps_of_xla, steps_on_host
 from warplens.analysis.trees import RangeForest
 from warplens.analysis.window import (
@@ -39,10 +43,6 @@ from warplens.profile.schema import Column, Int64s, rows_named
 #: steps of one program stay within some 20 % of each other even where the host is the limit; real warm-up steps in our
 #: captures are 1.3 to 100 times slower.
 WARMUP_SLOWDOWN = 1.25
-
-#: Other work between two steps, or within one, is an interruption from this share of a step's launches on; less is
-#: logging, or steps of different lengths.
-_INTERRUPTED = 0.5
 
 #: Calls that load code: they belong to the start of a program, or to compilation.
 LOADS_CODE = lazy_pattern(r"^cu(?:da)?(?:Library|Module)Load|^cuLink|^cuInit")
@@ -68,7 +68,8 @@ LEFT_OUT: Final = table(
     "A stretch of the recording that is no steady step and has GPU work, in time order. `warplens steps`.",
     "what start_ns end_ns duration_ns launches",
     what="`start-up`, `compilation` (code was loaded in it), `warm-up`, `interruption` (an evaluation, a checkpoint), "
-    "`last step` (its end was not recorded) or `rest`",
+    "`part of a cycle` (of steps that do more in turn), `not recorded` (steps whose kernels were lost), `last step` "
+    "(its end was not recorded) or `rest`",
     launches="pieces of work that began in it",
 )
 
@@ -97,6 +98,10 @@ class StepSearch:
     #: or several steps
     rhythms: tuple[Rhythm, ...] = ()
     left_out: tuple[LeftOut, ...] = ()  #: work beside the steady steps, in time order
+    #: number of steps after which they repeat, where every n-th does more by design; 1 where all do the same
+    cycle: int = 1
+    unrecorded: tuple[Step, ...] = ()  #: steps without kernels, or with few, because these were not recorded
+    without_work: int = 0  #: further ranges of the steps' name that hold no GPU work
 
     @property
     def confidence(self) -> Confidence | None:
@@ -140,53 +145,126 @@ def find_steps(trace: Trace, work: pl.DataFrame, forest: RangeForest) -> StepSea
     steps = tuple(
         Step(i + 1, int(s), int(e)) for i, (s, e) in enumerate(zip(candidates.starts, candidates.ends, strict=True))
     )
-    warmup = _warmup_count(candidates)
-    if len(steps) == 2 and warmup and not _warms_up(trace, candidates):
+    begin, end = _recorded_steps(work, candidates)
+    recorded = candidates.part(begin, end)
+    longer = longer_by_design(trace, work, forest, recorded)
+    warmup = _warmup_count(recorded, longer)
+    if end - begin == 2 and warmup and not _warms_up(trace, recorded):
         warmup = 0
-    complete = len(steps) - (len(steps) - warmup > 1 and _ends_unseen(candidates, warmup))
+    cut = end == len(steps) and end - begin - warmup > 1 and _ends_unseen(recorded, warmup)
     launch_starts = np.sort(work["start_ns"].to_numpy())
-    steady_start, steady_stop = _longest_stretch(candidates, launch_starts, warmup, complete)
+    stretch = _longest_stretch(recorded, launch_starts, warmup, end - begin - cut, longer)
+    cycles = longer.whole_cycles(*stretch)
+    bounds = _Bounds(begin, end, begin + warmup, end - cut, *(begin + place for place in (*stretch, *cycles)))
     source = "sequence" if candidates.name is None else "range"
     chosen = next(rhythm for rhythm in candidates.rhythms if rhythm.chosen)
-    how = _describe(len(steps), (warmup, steady_start, steady_stop, complete), candidates)
+    how = _describe(len(steps), bounds, candidates, longer)
     how += "; they may be parts of a step" if chosen.confidence == "low" else ""
     if not work.height:
         how += ", on the host alone: no GPU work was recorded"
-    outside = tuple(_left_out(trace, steps, (warmup, steady_start, steady_stop, complete), launch_starts))
-    return StepSearch(steps, steps[steady_start:steady_stop], source, candidates.name, how, candidates.rhythms, outside)
-
-
-def _describe(count: int, bounds: tuple[int, int, int, int], candidates: StepCandidates) -> str:
-    warmup, steady_start, steady_stop, complete = bounds
-    origin = f"ranges named {candidates.name!r}" if candidates.name is not None else candidates.origin
-    which_steps = (
-        f"steps {steady_start + 1}–{steady_stop} of {count}"
-        if steady_stop > steady_start + 1
-        else f"step {steady_stop} of {count}"
+    outside = tuple(_left_out(trace, steps, bounds, launch_starts))
+    return StepSearch(
+        steps,
+        steps[bounds.first : bounds.stop],
+        source,
+        candidates.name,
+        how,
+        candidates.rhythms,
+        outside,
+        longer.period,
+        steps[:begin] + steps[end:],
+        candidates.without_work if work.height else 0,
     )
+
+
+class _Bounds(NamedTuple):
+    """Places among all steps, each a begin or a stop; from the outside in."""
+
+    begin: int  #: begin, end: the steps whose kernels were recorded
+    end: int
+    warm: int  #: of those, without the warm-up
+    complete: int  #: … and without a last step whose end was not recorded
+    stretch_first: int  #: stretch_first, stretch_stop: the longest stretch without interruption
+    stretch_stop: int
+    first: int  #: first, stop: its whole cycles, the steady steps
+    stop: int
+
+
+def _describe(count: int, bounds: _Bounds, candidates: StepCandidates, longer: Longer) -> str:
+    origin = f"ranges named {candidates.name!r}" if candidates.name is not None else candidates.origin
+    parts = [f"{_numbers(bounds.first, bounds.stop)} of {count}, from {origin}"]
+    warmup = bounds.warm - bounds.begin
     warmup_steps = "the first" if warmup == 1 else f"the first {warmup}"
-    parts = [f"{which_steps}, from {origin}"]
     parts += [f"{warmup_steps} left out as warm-up"] if warmup else []
     parts += (
         ["the longest stretch without interruption by evaluation or other work"]
-        if (steady_start, steady_stop) != (warmup, complete)
+        if (bounds.stretch_first, bounds.stretch_stop) != (bounds.warm, bounds.complete)
         else []
     )
-    parts += ["the last left out, because its end was not recorded"] if complete < count else []
+    if longer.steps.any():
+        which = f"every {_ordinal(longer.period)}" if longer.period > 1 else "not every one"
+        whole = (bounds.first, bounds.stop) != (bounds.stretch_first, bounds.stretch_stop)
+        parts.append(
+            f"{which} {'updates the weights' if longer.updates else 'does more than the others'}"
+            + (", and only whole cycles count" if whole else "")
+        )
+    parts += ["the last left out, because its end was not recorded"] if bounds.complete < bounds.end else []
+    lost = [_numbers(*part) for part in ((0, bounds.begin), (bounds.end, count)) if part[1] > part[0]]
+    parts += [f"{' and '.join(lost)} left out, because their kernels were not recorded"] if lost else []
     return "; ".join(parts)
 
 
-def _longest_stretch(candidates: StepCandidates, launch_starts: Int64s, first: int, stop: int) -> tuple[int, int]:
+def _numbers(first: int, stop: int) -> str:
+    """The numbers of the steps at these places: `steps 2–4`, or `step 4`."""
+    return f"steps {first + 1}–{stop}" if stop > first + 1 else f"step {stop}"
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 not in (11, 12, 13) else "th"
+    return f"{number}{ending}"
+
+
+def _recorded_steps(work: pl.DataFrame, candidates: StepCandidates) -> tuple[int, int]:
+    """The longest run of steps whose kernels were recorded; all steps if none, or not one stretch of them, lacks any.
+
+    Profilers lose the kernels of a stretch of time, and keep its copies and fills. A step at the edge of that stretch
+    lacks a part of its kernels.
+    """
+    count = len(candidates.starts)
+    begins = work["start_ns"].filter(work["kind"].is_in(["kernel", "graph"])).sort().to_numpy()
+    kernels = np.searchsorted(begins, candidates.ends) - np.searchsorted(begins, candidates.starts)
+    lacking = kernels == 0
+    if not lacking.any() or lacking.all():
+        return 0, count
+    edges = np.flatnonzero(np.diff(np.r_[True, lacking, True].astype(np.int8)))
+    runs = edges.reshape(-1, 2)
+    first, stop = (int(place) for place in runs[np.argmax(runs[:, 1] - runs[:, 0])])
+    if stop - first < MIN_REPEATS and np.count_nonzero(np.diff(np.r_[False, lacking, False].astype(np.int8)) > 0) > 1:
+        return 0, count
+    usual = np.median(kernels[first:stop])
+    if first and stop - first > 1 and kernels[first] < (1 - ALIKE_TOLERANCE) * usual:
+        first += 1
+    if stop < count and stop - first > 1 and kernels[stop - 1] < (1 - ALIKE_TOLERANCE) * usual:
+        stop -= 1
+    return first, stop
+
+
+def _longest_stretch(
+    candidates: StepCandidates, launch_starts: Int64s, first: int, stop: int, longer: Longer
+) -> tuple[int, int]:
     """The longest run of steps in `[first, stop)` that no other work interrupts; the later of equals.
 
-    An evaluation lies between two steps, or, where steps are adjacent, inside one that runs far more than the others.
+    An evaluation lies between two steps, or, where steps are adjacent, inside one that runs far more than the others of
+    its kind.
     """
-    usual_count = float(np.median(candidates.counts[first:stop]))
+    inside = np.zeros(len(candidates.counts), dtype=np.bool_)
+    inside[first:stop] = True
+    usual_counts = longer.usual(candidates.counts, inside)[first:stop]
     between = np.searchsorted(launch_starts, candidates.starts[first + 1 : stop]) - np.searchsorted(
         launch_starts, candidates.ends[first : stop - 1]
     )
-    oversized = candidates.counts[first:stop] > (1 + _INTERRUPTED) * usual_count
-    interrupted = (between > _INTERRUPTED * usual_count) | oversized[1:] | oversized[:-1]
+    oversized = candidates.counts[first:stop] > (1 + FAR_MORE) * usual_counts
+    interrupted = (between > FAR_MORE * usual_counts.min()) | oversized[1:] | oversized[:-1]
     edges = np.r_[first, first + 1 + np.flatnonzero(interrupted), stop]
     lengths = np.diff(edges)
     longest = len(lengths) - 1 - int(np.argmax(lengths[::-1]))
@@ -195,21 +273,23 @@ def _longest_stretch(candidates: StepCandidates, launch_starts: Int64s, first: i
     return int(edges[longest]), int(edges[longest + 1])
 
 
-def _left_out(
-    trace: Trace, steps: tuple[Step, ...], bounds: tuple[int, int, int, int], launch_starts: Int64s
-) -> Iterator[LeftOut]:
-    """Stretches of work outside the steady steps; `bounds` are the ends of warm-up, steady and complete steps."""
-    warmup, steady_start, steady_stop, complete = bounds
+def _left_out(trace: Trace, steps: tuple[Step, ...], bounds: _Bounds, launch_starts: Int64s) -> Iterator[LeftOut]:
+    """Stretches of work outside the steady steps."""
     if not len(launch_starts):
         return
     begin, end = int(launch_starts[0]), int(launch_starts[-1]) + 1
+    starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
     stretches = [
-        ("start-up", begin, steps[0].start_ns),
-        ("warm-up", steps[0].start_ns, steps[warmup].start_ns),
-        ("interruption", steps[warmup].start_ns, steps[steady_start].start_ns),
-        ("interruption", steps[steady_stop - 1].end_ns, steps[complete - 1].end_ns),
-        ("last step", steps[complete - 1].end_ns, steps[-1].end_ns),
-        ("rest", steps[-1].end_ns, end),
+        ("start-up", begin, starts[0]),
+        ("not recorded", starts[0], starts[bounds.begin]),
+        ("warm-up", starts[bounds.begin], starts[bounds.warm]),
+        ("interruption", starts[bounds.warm], starts[bounds.stretch_first]),
+        ("part of a cycle", starts[bounds.stretch_first], starts[bounds.first]),
+        ("part of a cycle", ends[bounds.stop - 1], ends[bounds.stretch_stop - 1]),
+        ("interruption", ends[bounds.stretch_stop - 1], ends[bounds.complete - 1]),
+        ("last step", ends[bounds.complete - 1], ends[bounds.end - 1]),
+        ("not recorded", ends[bounds.end - 1], ends[-1]),
+        ("rest", ends[-1], end),
     ]
     load_times = _load_times(trace)
     warmup_starts = trace.ranges["start_ns"].filter(pl.Series(warmup_labels(trace.ranges) > 0, dtype=pl.Boolean))
@@ -245,14 +325,17 @@ def _ends_unseen(candidates: StepCandidates, warmup: int) -> bool:
     return float(np.median(pauses)) > _LOST_PAUSE * usual_duration
 
 
-def _warmup_count(candidates: StepCandidates) -> int:
-    """Number of leading steps that are still warming up; at least one step is kept."""
+def _warmup_count(candidates: StepCandidates, longer: Longer) -> int:
+    """Number of leading steps that are still warming up; at least one step is kept.
+
+    Steps are compared with those of their kind.
+    """
     durations = candidates.ends - candidates.starts
-    second_half = slice(len(durations) // 2, None)
+    number = np.arange(len(durations))
     # A last step without its pause is not comparable with the others.
-    complete = durations[:-1] if len(durations) > 1 and _ends_unseen(candidates, 0) else durations
-    usual_duration = float(np.median(complete[len(complete) // 2 :]))
-    usual_count = np.median(candidates.counts[second_half])
+    complete = len(durations) - (len(durations) > 1 and _ends_unseen(candidates, 0))
+    usual_duration = longer.usual(durations, (number >= complete // 2) & (number < complete))
+    usual_count = longer.usual(candidates.counts, number >= len(durations) // 2)
     unusual = (durations > WARMUP_SLOWDOWN * usual_duration) | (candidates.counts != usual_count)
     leading = int(np.argmin(unusual)) if not unusual.all() else 0
     # A workload whose steps all differ has no warm-up: unusual steps are left out only if their successors settle.

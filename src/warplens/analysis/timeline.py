@@ -14,7 +14,7 @@ from warplens.analysis.frames import numbered, once, select_rows
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator, range_forest
-from warplens.analysis.window import Window, parse_span
+from warplens.analysis.window import Step, Window, edges_of, parse_span
 from warplens.errors import UsageError
 from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_categories
@@ -198,7 +198,7 @@ class Timeline:
             inside = (
                 step for step in self.steps.steps if window.start_ns <= step.start_ns < step.end_ns <= window.end_ns
             )
-            window = replace(window, steps=tuple(inside))
+            window = _with_steps(window, tuple(inside), self.steps.steps)
         if range_name is not None:
             self.range_rows(range_name)
             window = replace(window, range_name=range_name)
@@ -415,6 +415,20 @@ def _look_up(ids: Int64s, rows: Int64s | None, ids_wanted: Int64s) -> Int64s:
 
 def _strictly_ascending(values: Int64s) -> bool:
     return bool(np.all(values[1:] > values[:-1]))
+
+
+def _with_steps(window: Window, inside: tuple[Step, ...], steps: tuple[Step, ...]) -> Window:
+    """The window with its whole steps, and with the parts of those that it cuts; `how` says so if there are any."""
+    _, starts, ends = edges_of(steps)
+    shares = np.minimum(ends, window.end_ns) - np.maximum(starts, window.start_ns)
+    cut = (shares > 0) & (shares < ends - starts)
+    parts = float(round((shares[cut] / (ends - starts)[cut]).sum(), 4))
+    how = window.how
+    if parts:
+        whole = {0: "none of them", 1: "one of them"}.get(len(inside), f"{len(inside)} of them")
+        held = round(len(inside) + parts, 2)
+        how += f"; it holds {held:g} {'of a step' if held < 1 else 'steps'}, {whole} whole"
+    return replace(window, steps=inside, cut_steps=parts, how=how)
 
 
 def _begins_in(window: Window) -> pl.Expr:

@@ -47,8 +47,9 @@ class Window:
         kind: `steady` (repeating steps, warm-up left out), `device` (no steps were found: from the first to the last
             GPU work), `all` (everything recorded) or `explicit` (as the user asked).
         how: one sentence for people on how it was found.
-        steps: the steps inside; empty where none were found.
+        steps: the whole steps inside; empty where none were found.
         range_name: only work launched inside ranges of this name counts; None for all work.
+        cut_steps: the parts of steps that the window cuts, by their time; 0.5 for half a step.
     """
 
     start_ns: int
@@ -57,6 +58,15 @@ class Window:
     how: str
     steps: tuple[Step, ...] = ()
     range_name: str | None = None
+    cut_steps: float = 0.0
+
+    @property
+    def step_count(self) -> float:
+        """The number of steps to which the window's figures refer, with the parts of those that it cuts.
+
+        0 where the window holds no whole step: then figures are those of the window.
+        """
+        return len(self.steps) + (self.cut_steps or 0) if self.steps else 0
 
     @property
     def duration_ns(self) -> int:
@@ -126,6 +136,8 @@ _FRAMEWORK = lazy_pattern(
 #: XLA's own ranges: around each program that it runs (`XlaModule:#hlo_module=jit_step,program_id=7#`), around each part
 #: of one (`Thunk:#…#`), and around what it does to compile one.
 _XLA = lazy_pattern(r"(?:Xla\w*|Thunk|TSL):#")
+#: Kernels that PyTorch's compiler generated, as ranges.
+_GENERATED = lazy_pattern(r"(?:triton|cpp)_\w*fused_")
 _XLA_PROGRAM = lazy_pattern(r"XlaModule:#(?:[^#]*,)?hlo_module=(?P<module>[^,#]+),program_id=\d+")
 _DIGITS = lazy_pattern(r"\d+")
 _WARMUP = lazy_pattern(r"warm[\s_-]*up", re.IGNORECASE)
@@ -171,8 +183,10 @@ def phase_of_name(name: str) -> str:
     """The phase that a range's name refers to; `none` where it names no phase, or more than one."""
     if name.startswith(AUTOGRAD_ENGINE):
         return "backward"  # whatever the node is called (`torch::autograd::AccumulateGrad`, `AddmmBackward0`)
-    if "::" in name or _XLA.match(name) is not None:
-        return NO_PHASE  # an operator (`flash_attn::_flash_attn_forward`), which the backward pass may call as well
+    if "::" in name or _XLA.match(name) is not None or _GENERATED.match(name) is not None:
+        # An operator (`flash_attn::_flash_attn_forward`), which the backward pass may call as well, or a kernel that a
+        # compiler named after operators (`triton_per_fused_nll_loss_forward_3`).
+        return NO_PHASE
     # Camel case and underscores separate words: `OptimizerStep`, `forward_pass`.
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ")
     phases = [phase for phase, pattern in _WORDS.items() if pattern.search(spaced)]

@@ -326,7 +326,7 @@ def _fusion(checked: Checked) -> Answer:
     if not recorded:
         return Answer("cannot tell", then=_RUN_NSYS)
     passes = launched.filter(pl.col("category").is_in([*_REDUCING, "elementwise", "copy-cast"]))
-    steps = max(1, len(checked.window.steps)) if checked.window else 1
+    steps = max(1, checked.window.step_count) if checked.window else 1
     evidence = {
         "kernels_per_step": launched.height / steps,
         "in_passes_share": float(passes["ns"].sum()) / float(launched["ns"].sum()),
@@ -345,7 +345,7 @@ def _synchronization(checked: Checked) -> Answer:
     if checked.diagnosis is None or checked.timeline is None or checked.window is None:
         return Answer("cannot tell", then=_RUN_NSYS)
     waits = checked.timeline.synchronizations_in(checked.window)
-    evidence = {"waits_per_step": waits.height / max(1, len(checked.window.steps))}
+    evidence = {"waits_per_step": waits.height / max(1, checked.window.step_count)}
     recorded = "synchronizations" in checked.timeline.trace.capture.recorded
     ids = ("host-sync", "blocking-copy")
     return _by_findings(checked, ids, evidence if recorded else {}) or Answer("cannot tell", then=_RUN_NSYS)

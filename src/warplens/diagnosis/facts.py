@@ -184,9 +184,12 @@ class Facts:
         return 1 - float(self.at_roof["roof_ns"].sum()) / self.wall_ns if self.wall_ns else 0.0
 
     @property
-    def steps(self) -> int:
-        """Steps in the window; 1 if it has none, so that quantities per step are quantities per window."""
-        return max(1, len(self.window.steps))
+    def steps(self) -> float:
+        """Steps in the window, with the parts of those that it cuts.
+
+        1 if it has no whole step, so that quantities per step are quantities per window.
+        """
+        return max(1, self.window.step_count)
 
     @property
     def sure(self) -> bool:

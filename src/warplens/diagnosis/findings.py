@@ -180,7 +180,7 @@ class Coverage:
     #: busy_ns, idle_ns: its two parts
     busy_ns: int
     idle_ns: int
-    steps: int  #: steps of the window
+    steps: float  #: steps of the window, with the parts of those that it cuts; 0 without a whole one
     idle_attributed_share: float | None  #: share of the idle time with a recorded cause; None without idle time
     #: share of the idle time that a rule explains, or that the GPU takes to start queued work; None without idle time.
     #: A wait for another stream, GPU or program has a recorded cause, but nothing explains it.

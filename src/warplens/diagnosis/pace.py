@@ -69,7 +69,7 @@ class Pace:
     slow: RecordedSchedule
     fast: RecordedSchedule
     devices: Sequence[Device]  #: of the capture
-    steps: int = 1  #: replayed steps; 1 if the window has none
+    steps: float = 1  #: replayed steps, with the parts of cut ones; 1 if the window has none
     _unchanged_ns: dict[int, int] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -92,7 +92,7 @@ class Pace:
         def at(pace: float) -> RecordedSchedule:
             return paced(recorded, min(share * pace, 1.0), stalls)
 
-        devices, steps = timeline.trace.capture.devices, max(len(window.steps), 1)
+        devices, steps = timeline.trace.capture.devices, max(window.step_count, 1)
         return cls(at(1.0), at(NOISE), at(1 / NOISE), devices, steps)
 
     def duration_ns(self, place: int, *changes: Change, less: Less | None = None) -> int:

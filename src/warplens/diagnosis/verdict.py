@@ -413,7 +413,7 @@ def _coverage(facts: Facts, claims: Claims, found: Sequence[Finding], source: st
         wall_ns=facts.wall_ns,
         busy_ns=facts.busy_ns,
         idle_ns=facts.idle_ns,
-        steps=len(facts.window.steps),
+        steps=facts.window.step_count,
         idle_attributed_share=facts.attributed_share,
         idle_explained_share=1 - unexplained_idle_ns(facts, claims) / facts.idle_ns if facts.idle_ns else None,
         claimed_ns=sum(claims.total_ns(finding.id) for finding in found),

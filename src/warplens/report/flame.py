@@ -64,7 +64,7 @@ class Flame:
     title: str  #: names the levels above the kernels
     nodes: tuple[Node, ...]
     total_ns: int  #: all GPU work of the window, the sum of the roots
-    steps: int  #: steps of the window, at least 1
+    steps: float  #: steps of the window, with the parts of cut ones; at least 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +105,7 @@ def flames(timeline: Timeline, window: Window) -> tuple[Flame, ...]:
     category = _Paths(leaf, [NO_RANGE] * len(leaves), [name.kind for name in leaves], "category")
     contexts.append(("kernels", "Kinds of work", [category]))
     duration = (work["end_ns"] - work["start_ns"]).to_numpy()
-    total, steps = int(duration.sum()), max(1, len(window.steps))
+    total, steps = int(duration.sum()), max(1, window.step_count)
     return tuple(
         Flame(id_, title, _nodes(id_, paths, leaf, leaves, duration), total, steps) for id_, title, paths in contexts
     )

@@ -134,7 +134,9 @@ def parts_table(headroom: Headroom) -> Table:
         pl.lit("sum").alias("level"), pl.lit("").alias("part"), pl.col("step_ns", "share").sum(),
         *(pl.lit("").alias(name) for name in ("how", "confidence", "owners")),
     )  # fmt: skip
-    unit = f"one of {headroom.steps} steps" if headroom.steps else "the window"
+    counted = f"{fmt.number(headroom.steps)} steps"
+    whole = float(headroom.steps).is_integer()
+    unit = (f"one of {counted}" if whole else f"one step, the mean of {counted}") if headroom.steps else "the window"
     caption = f"GPU {headroom.device}: headroom of {unit}, {fmt.duration(headroom.per_step(headroom.duration_ns))}"
     return Table(f"headroom-{headroom.device}", caption, _PART_COLUMNS, pl.concat([shown, total]), limit=None)
 
@@ -295,7 +297,7 @@ def strips_data(budgets: Sequence[TimeBudget], headrooms: Sequence[Headroom], wi
 
 def _budget_strip(budget: TimeBudget, window: Window, *, one_of_many: bool) -> Strip:
     """The time budget of one GPU: busy time by category, then idle time by cause."""
-    steps, unit = max(1, len(window.steps)), "step" if window.steps else "window"
+    steps, unit = max(1, window.step_count), "step" if window.steps else "window"
     rows = merged_small_parts(titled_parts(budget), _SMALL_SEGMENT).iter_rows(named=True)
     segments = (
         Segment(row["part"], row["duration_ns"] / steps, row["share"], row["fill"], row["detail"] or "") for row in rows

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import Window
+from warplens.analysis.window import NO_PHASE, Window
 from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.findings import MANY, about, times
 from warplens.diagnosis.rules import rule
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from warplens.analysis.hostpace import HostPace
     from warplens.diagnosis import Coverage, Finding, Remedy
     from warplens.diagnosis.across import RunDiagnosis
+    from warplens.diagnosis.findings import PhaseVerdict
 
 
 def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -91,26 +92,34 @@ _SMALLEST_LISTED_SHARE: Final = 0.01
 
 
 def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
-    """Two or three sentences about the thread that launches the most; none if no launching call was recorded.
+    """Two or three sentences about the launching threads; none if no launching call was recorded.
+
+    Where several threads launch, launches and the share of late work are those of all; the time per launch and its
+    parts are those of the one that launches the most.
 
     Args:
         steps: whether the window consists of steps.
     """
     if pace is None:
         return
+    several = pace.threads > 1
+    whose = "its" if several else "the host's"
     cost = (
         ""
         if pace.host_ns_per_launch is None
-        else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} of the host's time"
+        else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} of {whose} time"
     )
     position = (
-        f"ahead of the GPU: {fmt.share(1 - pace.behind_share)} of the work was queued while the GPU was busy"
+        f"ahead of the GPU: {fmt.share(1 - pace.all_behind_share)} of the work was queued while the GPU was busy"
         if pace.is_ahead
-        else f"behind the GPU: {fmt.share(pace.behind_share)} of the work started as soon as it was launched"
+        else f"behind the GPU: {fmt.share(pace.all_behind_share)} of the work started as soon as it was launched"
     )
     if pace.launches:
-        launches = fmt.plural(pace.launches, "launch", "launches")
-        yield f"host: {launches}, {fmt.rate(pace.per_second)}{cost}; the host is {position}"
+        launches = fmt.plural(pace.all_launches, "launch", "launches")
+        rate = fmt.rate(pace.per_second * pace.all_launches / pace.launches)
+        counted = f"{launches} by {fmt.count(pace.threads)} threads, {rate}; the one that launches most makes "
+        counted = f"{counted}{fmt.count(pace.launches)} of them" if several else f"{launches}, {rate}"
+        yield f"host: {counted}{cost}; the host is {position}"
     else:
         yield "host: what ran in this window was launched before it"
     if pace.layer is not None:
@@ -126,7 +135,7 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
         reverse=True,
     )
     shares = (f"{fmt.share(spent / total)} {_THREAD_PARTS.get(name, name.replace('-', ' '))}" for spent, name in parts)
-    yield f"the launching thread's time: {', '.join(shares)}"
+    yield f"the {'busiest ' if several else ''}launching thread's time: {', '.join(shares)}"
 
 
 # --- Evidence, ceilings and places of findings as text ---------------------------------------------------------------
@@ -257,7 +266,7 @@ _EVIDENCE_WORDS: Final = {
 }
 
 
-def evidence_text(evidence: Mapping[str, float], *, steps: int = 1) -> str:
+def evidence_text(evidence: Mapping[str, float], *, steps: float = 1) -> str:
     """Evidence in one line: the label and value of each quantity; a share follows its time in parentheses.
 
     A quantity whose time is zero is left out, unless there is no other.
@@ -306,7 +315,7 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """What the diagnosis is based on, and what could not be checked."""
     coverage: Coverage = diagnosis.coverage
     if coverage.wall_ns:
-        steps = "one step" if coverage.steps == 1 else f"{fmt.count(coverage.steps)} steps"
+        steps = "one step" if coverage.steps == 1 else f"{fmt.number(coverage.steps)} steps"
         gpus = f", the times of {fmt.count(coverage.gpus)} GPUs added up" if coverage.gpus > 1 else ""
         line = (
             f"based on: {steps if coverage.steps else 'a window without steps'}{gpus}; findings explain "
@@ -371,7 +380,7 @@ _PREDICTIONS: Final = (
 )
 
 
-def steps_judged(diagnosis: Diagnosis | RunDiagnosis) -> int:
+def steps_judged(diagnosis: Diagnosis | RunDiagnosis) -> float:
     """Steps of the window; 1 for a run of several ranks, which has no coverage of its own."""
     coverage = getattr(diagnosis, "coverage", None)
     return 1 if coverage is None else coverage.steps
@@ -402,16 +411,7 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
     shown = tuple(_FINDINGS[name] for name in ("id", "severity", "gain", "at_most", "confidence", "title", "remedy"))
     tables = [Table("findings", "Findings, worst first", shown, findings_frame(diagnosis), limit=None, cards=True)]
     if diagnosis.per_phase:
-        phases = (
-            {
-                **vars(phase),
-                "verdict": _words(phase.verdict, known=phase.verdict_known),
-                "gain": factor(phase.expected if phase.expected is not None else phase.gain_ceiling),
-                "busy_share": phase.busy_ns / phase.wall_ns if phase.wall_ns else None,
-                "share": phase.share,
-            }
-            for phase in diagnosis.per_phase
-        )
+        phases = (*map(_phase_row, diagnosis.per_phase), *_outside(diagnosis))
         tables.append(Table("phase-verdicts", "Each phase separately", _PHASES, frame_of(_PHASES, phases), limit=None))
     if diagnosis.predictions:
         changes = (
@@ -425,6 +425,37 @@ def diagnosis_tables(diagnosis: Diagnosis) -> tuple[Table, ...]:
         caption = "Predictions (modelled): make one change, record again, and compare"
         tables.append(Table("predictions", caption, _PREDICTIONS, frame_of(_PREDICTIONS, changes), limit=None))
     return tuple(tables)
+
+
+#: Work outside of all phases is listed from this share of the window on.
+_SMALLEST_OUTSIDE_SHARE: Final = 0.001
+
+
+def _phase_row(phase: PhaseVerdict) -> dict[str, Any]:
+    return {
+        **vars(phase),
+        "verdict": _words(phase.verdict, known=phase.verdict_known),
+        "gain": factor(phase.expected if phase.expected is not None else phase.gain_ceiling),
+        "busy_share": phase.busy_ns / phase.wall_ns if phase.wall_ns else None,
+        "share": phase.share,
+    }
+
+
+def _outside(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
+    """The row of the time outside of all phases, with which the shares add up to the window."""
+    wall, busy = (
+        getattr(diagnosis.coverage, name) - sum(getattr(phase, name) for phase in diagnosis.per_phase)
+        for name in ("wall_ns", "busy_ns")
+    )
+    if wall > _SMALLEST_OUTSIDE_SHARE * diagnosis.coverage.wall_ns:
+        yield {
+            "phase": fmt.phase_title(NO_PHASE),
+            "verdict": None,
+            "gain": None,
+            "wall_ns": wall,
+            "busy_share": busy / wall,
+            "share": wall / diagnosis.coverage.wall_ns,
+        }
 
 
 # --- The findings on a page ------------------------------------------------------------------------------------------
@@ -441,7 +472,7 @@ def finding_blocks(diagnosis: Diagnosis) -> Iterator[Block | Section]:
         yield Section(f"finding-{finding.id}", title, blocks, folded=rank > 0)
 
 
-def one_finding(finding: Finding, steps: int = 1) -> Iterator[Block]:
+def one_finding(finding: Finding, steps: float = 1) -> Iterator[Block]:
     """A finding with its evidence, remedies and the experiment that would refute it.
 
     Args:

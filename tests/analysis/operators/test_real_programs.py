@@ -14,7 +14,7 @@ from tests.analysis.operators.programs import ENGINE, annotation, operator, prog
 from tests.shipped import OTHERS, of_others
 from warplens.analysis.operators.coverage import operator_coverage
 from warplens.analysis.operators.statistics import operators_by
-from warplens.analysis.phases import phase_statistics, phase_steps
+from warplens.analysis.phases import phase_of_work, phase_statistics, phase_steps
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.ranges import plain_range_name, range_coverage, range_statistics
 from warplens.analysis.timeline import Timeline
@@ -222,6 +222,46 @@ def test_the_forward_pass_lasts_from_the_first_to_the_last_operator_that_has_a_g
     assert {phase: row["kernels"] for phase, row in table.items()} == {"forward": 6, "backward": 2, "none": 4}
     assert table["forward"]["inferred_ns"] == table["forward"]["gpu_ns"]
     assert table["backward"]["inferred_ns"] == 0
+
+
+def test_what_follows_the_optimizer_is_no_forward_pass_though_gradients_are_enabled():
+    kernels, api, ranges = [], [], []
+    # A frozen and a trained part, the loss, the backward pass, the optimizer, two norms that are read back.
+    parts = {"frozen": 10, "linear": 20, "backward": 40, "update": 60, "norm": 75, "second_norm": 85}
+    for step in (0, 1):
+        at, sequence = 100 * step, 10 * step
+        for number, (part, start) in enumerate(parts.items(), start=10 * step + 1):
+            thread = AUTOGRAD_THREAD if part == "backward" else 1
+            api.append(launch(at + start + 1, at + start + 2, number, thread=thread))
+            kernels.append(kernel(at + 500 + start, at + 501 + start, part, correlation=number))
+            names = {"backward": f"{ENGINE}LinearBackward", "frozen": "aten::mm", "update": "aten::_foreach_add_"}
+            numbers = {} if part == "update" else {"sequence": sequence + (part not in {"linear", "backward"})}
+            if part == "backward":
+                numbers |= {"forward_thread": 1, "thread": AUTOGRAD_THREAD}
+            ranges.append(operator(at + start, at + start + 5, names.get(part, f"aten::{part}"), **numbers))
+            if part.endswith("norm"):
+                ranges.append(operator(at + start + 6, at + start + 8, "aten::item", sequence=sequence + 1))
+        ranges.append(annotation(at + 59, at + 66, "Optimizer.step#AdamW.step"))
+    timeline = program(kernels, api, ranges)
+    phases = dict(zip(timeline.trace.kernels["name"].to_list(), phase_of_work(timeline).to_list(), strict=False))
+    assert phases == {
+        "frozen": "forward", "linear": "forward", "backward": "backward", "update": "optimizer", "norm": "none",
+        "second_norm": "none",
+    }  # fmt: skip
+
+
+def test_a_compiled_forward_pass_is_inferred_though_its_kernels_are_named_after_operators():
+    step = [
+        operator(10, 30, "Torch-Compiled Region: 0/0"),
+        operator(12, 28, "CompiledFunction", sequence=1),
+        operator(14, 20, "triton_poi_fused_nll_loss_forward_3"),
+        operator(21, 27, "aten::mm"),
+        operator(40, 60, f"{ENGINE}CompiledFunctionBackward", sequence=1, forward_thread=1, thread=AUTOGRAD_THREAD),
+    ]
+    calls = [launch(15, 16, 1), launch(22, 23, 2), launch(41, 42, 3, thread=AUTOGRAD_THREAD)]
+    kernels = [kernel(100 * number, 100 * number + 10, "kernel", correlation=number) for number in (1, 2, 3)]
+    timeline = program(kernels, calls, step)
+    assert phase_of_work(timeline).to_list() == ["forward", "forward", "backward"]
 
 
 def test_an_annotated_forward_pass_is_taken_as_annotated():

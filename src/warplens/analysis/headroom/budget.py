@@ -83,7 +83,8 @@ class Headroom:
 
     device: int  #: CUDA ordinal
     window: Window  #: the measured window
-    steps: int  #: steps in the window; 0 where none were found, and a "step" is then the window
+    #: steps in the window, with the parts of those that it cuts; 0 without a whole one, and a "step" is then the window
+    steps: float
     duration_ns: int  #: measured time of the window; the parts sum to it
     parts: pl.DataFrame  #: `PARTS`, from the top down
     groups: pl.DataFrame  #: `GROUPS`, sorted by possible gain
@@ -178,7 +179,7 @@ def _headroom(
     device = timeline.trace.capture.device(budget.device)
     roofs = roofs_of(device)
     pieces = pieces_of(timeline, budget)
-    steps = len(window.steps)
+    steps = window.step_count
     idle = [*_idle(timeline, budget, pieces)]
     pieces = pieces.only(~pieces.kinds["link"])
     losses, launched = groups_of(
@@ -305,7 +306,7 @@ def _owners(rows: pl.DataFrame, column: str) -> list[str]:
     return names["name"].head(_OWNERS).to_list()
 
 
-def _parts(parts: list[Part], duration: int, steps: int) -> pl.DataFrame:
+def _parts(parts: list[Part], duration: int, steps: float) -> pl.DataFrame:
     """The parts in order, with their share and their time per step.
 
     Times per step are rounded cumulatively, so that they sum to the rounded step.

@@ -131,7 +131,7 @@ def groups_of(
     roofs: Roofs | None,
     device: Device | None,
     *,
-    steps: int = 0,
+    steps: float = 0,
     known_kernels: pl.DataFrame | None = None,
     counters: KernelCounters | None = None,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -213,7 +213,7 @@ def _with_work(timeline: Timeline, pieces: Pieces, counters: KernelCounters | No
 
 
 def _grouped(
-    pieces: Pieces, roofs: Roofs | None, device: Device | None, steps: int
+    pieces: Pieces, roofs: Roofs | None, device: Device | None, steps: float
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The pieces with the index of their group (`group`), and the groups with the remaining time on each level."""
     longest = pl.col("owned_ns").arg_max()

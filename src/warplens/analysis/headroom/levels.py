@@ -147,7 +147,7 @@ _FILLING, _ADDING = ("aten::fill_", "aten::zero_"), ("aten::add_", "aten::add")
 _MANY_SLICES: Final = 8
 
 
-def sliced(groups: pl.DataFrame, steps: int) -> frozenset[int]:
+def sliced(groups: pl.DataFrame, steps: float) -> frozenset[int]:
     """Elements of tensors whose gradients the backward pass fills and accumulates many times a step, once per slice.
 
     Indexing one tensor (stacked weights of experts) gives each slice a gradient as large as the whole.
@@ -174,7 +174,7 @@ class References:
         steps: in the window.
     """
 
-    def __init__(self, roofs: Roofs | None, groups: pl.DataFrame, multiprocessors: int | None, steps: int) -> None:
+    def __init__(self, roofs: Roofs | None, groups: pl.DataFrame, multiprocessors: int | None, steps: float) -> None:
         self.roofs, self.multiprocessors, self.steps = roofs, multiprocessors, steps
         self.scores, self.messages, self.slices = score_sizes(groups), messages(groups), sliced(groups, steps)
         self._rates: dict[tuple[str, ...], tuple[Float64s, Float64s]] = {}

@@ -100,7 +100,7 @@ def _entries(answer: VerdictAnswer) -> Iterator[tuple[str, str]]:
     yield from (_entry(rank, finding, steps) for rank, finding in enumerate(answer.findings, start=1))
 
 
-def _entry(rank: int, finding: Finding, steps: int) -> tuple[str, str]:
+def _entry(rank: int, finding: Finding, steps: float) -> tuple[str, str]:
     """A finding, for a terminal and as Markdown; `steps` is the number of steps in the window."""
     from warplens.report.markdown import escaped
 

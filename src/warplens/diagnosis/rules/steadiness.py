@@ -94,7 +94,7 @@ class SlowingGpu(StructureRule):
         rows = np.flatnonzero(program.labelled(*PRODUCTS))
         length = (facts.work["end_ns"] - facts.work["start_ns"]).to_numpy()[rows]
         step = program.step[rows]
-        third = np.clip((step - 1) * 3 // facts.steps, 0, 2)
+        third = np.clip((step - 1) * 3 // max(1, len(facts.window.steps)), 0, 2)
         shapes = program.shapes().gather(rows).cast(pl.Categorical).to_physical()
         columns = {"launched_as": program.launched_as(rows), "shapes": shapes}
         frame = pl.DataFrame({**columns, "length": length, "step": step, "third": third})

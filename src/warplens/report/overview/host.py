@@ -373,13 +373,17 @@ def work(numbers: Numbers) -> Iterator[Block]:
         f"{fmt.share(modelled.coverage_share)} of {fmt.duration(modelled.total_ns)} of GPU time belongs to "
         f"operators with modelled work.{roofs}"
     )
-    steps, duration = len(numbers.window.steps), numbers.window.duration_ns
+    steps, duration = numbers.window.step_count, numbers.window.duration_ns
     rate = modelled.flops * 1e9 / modelled.modelled_ns if modelled.modelled_ns else None
     over_window = modelled.flops * 1e9 / duration if duration else None
     yield KeyFigures(
         (
             KeyFigure("Modelled work", modelled.flops, "flop_count", "in the window"),
-            *((KeyFigure("Per step", modelled.flops / steps, "flop_count", f"mean of {steps}"),) if steps else ()),
+            *(
+                (KeyFigure("Per step", modelled.flops / steps, "flop_count", f"mean of {fmt.number(steps)}"),)
+                if steps
+                else ()
+            ),
             KeyFigure("Rate of the operators", rate, "flops", "over their GPU time"),
             KeyFigure("Rate over all", over_window, "flops", "over the window, idle time included"),
         )

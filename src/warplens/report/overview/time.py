@@ -87,7 +87,7 @@ def _device_budget(numbers: Numbers, budget: TimeBudget, *, drawn: bool) -> Iter
             f"{name} was busy for {fmt.duration(budget.busy_ns)} of {duration}. Largest parts: "
             f"{', '.join(f'{title} {fmt.share(share)}' for title, share in largest)}.",
         )
-    steps = len(numbers.window.steps)
+    steps = numbers.window.step_count
     rows = parts.with_columns(per_step_ns=pl.col("time_ns") / steps) if steps else parts
     per_step = (PER_STEP,) if steps else ()
     columns = pick(BUDGET, column("title"), "group share time_ns", *per_step, column("meaning"))
@@ -168,7 +168,7 @@ def _timeline(numbers: Numbers) -> Figure:
 
 def phases(numbers: Numbers) -> Iterator[Block]:
     """GPU time of forward, backward and optimizer, from the names of ranges."""
-    phase_times, steps = numbers.phases, len(numbers.window.steps)
+    phase_times, steps = numbers.phases, numbers.window.step_count
     if not set(phase_times["phase"]) - {"none"}:
         yield nothing(numbers, "No range is named after forward, backward or optimizer.", "ranges")
         return

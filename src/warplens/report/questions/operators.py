@@ -120,8 +120,10 @@ def _work_facts(modelled: ModelledWork, window: Window) -> Iterator[str]:
         "whose work is modelled"
     )
     if modelled.modelled_ns:
-        steps = len(window.steps)
-        per_step = f", {fmt.flop_count(modelled.flops / steps)} in each of {steps} steps" if steps > 1 else ""
+        steps = window.step_count
+        per_step = (
+            f", {fmt.flop_count(modelled.flops / steps)} in each of {fmt.number(steps)} steps" if steps > 1 else ""
+        )
         yield (
             f"modelled work, measured time: {fmt.flop_count(modelled.flops)}{per_step}; "
             f"{fmt.flop_rate(modelled.flops * 1e9 / modelled.modelled_ns)} over the GPU time of these operators, "
