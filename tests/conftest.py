@@ -119,6 +119,29 @@ def _charts_are_drawn_once():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _models_are_fitted_once():
+    """The fit of a break-even model follows from its numbers alone; a sweep is read, and fitted, by many tests."""
+    if not _READS:
+        yield
+        return
+    from warplens.studies.sweeps import breakeven_fit
+
+    fit, fits = breakeven_fit._best_fit, dict[tuple[Any, ...], Any]()
+
+    def best_fit(model: Any, gpu: Any, host: Any, times: Any, seed: int, known: Any = None) -> Any:
+        arrays = (gpu, host, times, known)
+        numbers = [None if array is None else (array.shape, array.tobytes()) for array in arrays]
+        key = (model.form, len(model.terms), seed, *numbers)
+        if key not in fits:
+            fits[key] = fit(model, gpu, host, times, seed, known)
+        return fits[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(breakeven_fit, "_best_fit", best_fit)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _commands_are_put_together_once():
     """What typer makes of the program's commands follows from them alone, and takes longer than many of them."""
     with pytest.MonkeyPatch.context() as patch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Final
 
@@ -52,7 +53,7 @@ class Samples:
         """All durations, block after block."""
         return np.concatenate(self.blocks)
 
-    @property
+    @cached_property
     def median_ns(self) -> float:
         """Median of the blocks' medians, so that all blocks have equal weight."""
         return float(np.median(block_medians(self)))

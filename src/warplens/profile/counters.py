@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import polars as pl
 
@@ -73,6 +74,7 @@ class KernelCounters:
         rules: `RULES`.
         instances: for each requested metric with instances, one row per instance: `launch`, `index`, `value`, and where
             the file identifies the instances, `key` (an address, an opcode, a name).
+        answers: results of analyses that are kept as long as the report is.
     """
 
     capture: Capture
@@ -82,6 +84,7 @@ class KernelCounters:
     units: Mapping[str, str] = field(default_factory=dict)
     rules: pl.DataFrame = field(default_factory=RULES.empty)
     instances: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    answers: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "launches", LAUNCHES.checked(self.launches))
@@ -91,9 +94,8 @@ class KernelCounters:
 
     def values(self, metric: str) -> pl.Series:
         """A metric of every launch, in its base unit; null for launches without it."""
-        if metric in self.metrics.columns:
-            return self.metrics[metric]
-        return pl.Series(metric, [None] * self.launches.height, dtype=pl.Float64)
+        found = self.metrics.get_column(metric, default=None)
+        return pl.Series(metric, [None] * self.launches.height, dtype=pl.Float64) if found is None else found
 
     def require(self, *metrics: str) -> None:
         """Raise an error if one of these metrics was not collected for any launch.

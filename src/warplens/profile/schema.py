@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -152,10 +152,14 @@ class Table:
         """The columns' names."""
         return [column.name for column in self.columns]
 
+    @cached_property
+    def _without_rows(self) -> pl.DataFrame:
+        return pl.DataFrame([column.empty() for column in self.columns])
+
     @property
     def schema(self) -> pl.Schema:
         """The columns' names and types."""
-        return self.empty().schema
+        return self._without_rows.schema
 
     def column(self, name: str) -> Column:
         """The column of this name.
@@ -195,11 +199,11 @@ class Table:
 
     def empty(self) -> pl.DataFrame:
         """A frame without rows, with the whole schema."""
-        return pl.DataFrame([column.empty() for column in self.columns])
+        return self._without_rows.clone()
 
     def conform(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The frame with exactly this table's columns, in order, cast to their types."""
-        return frame.select(pl.col(column.name).cast(column.dtype) for column in self.columns)
+        return pl.DataFrame([frame.get_column(column.name).cast(column.dtype) for column in self.columns])
 
     def checked(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The frame with exactly this table's columns, in order.
@@ -207,17 +211,19 @@ class Table:
         Raises:
             SchemaError: a column is absent, has another type, or holds nulls without being nullable.
         """
+        found = {series.name: series for series in frame.get_columns()}
         for column in self.columns:
-            if column.name not in frame.columns:
+            series = found.get(column.name)
+            if series is None:
                 raise SchemaError(f"table {self.name}: column {column.name} is absent; found {frame.columns}")
-            series = frame.get_column(column.name)
             if not column.accepts(series.dtype):
                 raise SchemaError(
                     f"table {self.name}: column {column.name} has type {series.dtype}, expected {column.dtype}"
                 )
             if not column.nullable and series.null_count():
                 raise SchemaError(f"table {self.name}: column {column.name} holds {series.null_count()} nulls")
-        return frame.select(self.names)
+        names = self.names
+        return frame.clone() if list(found) == names else frame[names]
 
 
 #: Longest name (kernel, range, operator) in characters; a longer one is cut and ends in an ellipsis. Templates of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 import polars as pl
@@ -11,6 +10,7 @@ import polars as pl
 from warplens.analysis.counters.memoryaccess import memory_access, top_stalls
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY, WARP_SIZE, launch_occupancy
 from warplens.analysis.counters.speedoflight import LAUNCH, instruction_use, speed_of_light
+from warplens.analysis.frames import once
 from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
@@ -131,9 +131,9 @@ _FAULTS: Final = (
 )
 
 
-@lru_cache(maxsize=2)
+@once
 def kernel_facts(counters: KernelCounters) -> pl.DataFrame:
-    """Throughputs, occupancy, memory access, instructions and longest stall of each launch; cached per report."""
+    """Throughputs, occupancy, memory access, instructions and longest stall of each launch."""
     stalls = top_stalls(counters).select("launch", top_stall="reason", top_stall_share="share")
     frame = speed_of_light(counters)
     for facts_table in (launch_occupancy(counters), memory_access(counters), instruction_use(counters), stalls):
@@ -141,6 +141,7 @@ def kernel_facts(counters: KernelCounters) -> pl.DataFrame:
     return frame
 
 
+@once
 def kernel_faults(counters: KernelCounters) -> pl.DataFrame:
     """Faults of each launch.
 
@@ -220,6 +221,7 @@ BOUNDS: Final = table(
 _DECIDING: Final = ("compute_share", "memory_share", "waves", "theoretical_share", "achieved_share")
 
 
+@once
 def kernel_bounds(counters: KernelCounters) -> pl.DataFrame:
     """The bound of each launch.
 

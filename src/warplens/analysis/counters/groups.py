@@ -14,6 +14,7 @@ import polars.selectors as cs
 from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds, kernel_facts
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY
 from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
+from warplens.analysis.frames import once
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
 from warplens.profile.columns import column, optional, table
@@ -54,6 +55,7 @@ class Groups:
     of_launch: pl.Series
 
 
+@once
 def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -> Groups:
     """Combines launches of the same kernel, grid and block.
 

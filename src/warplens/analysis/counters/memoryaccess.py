@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from warplens.analysis.counters.speedoflight import LAUNCH, either, measured, share, with_launch
+from warplens.analysis.counters.speedoflight import LAUNCH, either, measured, share, stacked, with_launch
 from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
@@ -129,14 +129,12 @@ def warp_stalls(counters: KernelCounters) -> pl.DataFrame:
 
 def _states(counters: KernelCounters, pattern: re.Pattern[str]) -> pl.DataFrame:
     """`launch`, `reason` and `amount` for every metric that matches."""
-    states = [pl.DataFrame(schema={"launch": pl.Int64, "amount": pl.Float64, "reason": pl.String})]
-    for name in counters.metrics.columns:
-        if match := pattern.match(name):
-            reason = pl.lit(_RENAMED_STATES.get(match["reason"], match["reason"]))
-            states.append(
-                with_launch(counters, amount=measured(counters, name)).with_columns(reason=reason).drop_nulls()
-            )
-    return pl.concat(states)
+    matches = [match for name in counters.metrics.columns if (match := pattern.match(name))]
+    parts = [
+        ([_RENAMED_STATES.get(match["reason"], match["reason"])], measured(counters, match.string).to_numpy())
+        for match in matches
+    ]
+    return stacked(counters, parts, ["reason"], "amount")
 
 
 def top_stalls(counters: KernelCounters) -> pl.DataFrame:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import polars as pl
 
+from warplens.analysis.frames import once
 from warplens.profile.columns import column, optional, table
 from warplens.profile.counters import KernelCounters
-from warplens.profile.schema import Column
+from warplens.profile.schema import Column, Float64s
 from warplens.profile.trace import BLOCK_THREADS
 
 LAUNCH: Final = column("launch")
@@ -22,17 +25,28 @@ def measured(counters: KernelCounters, *names: str) -> pl.Series:
 
     Null for a launch without them, also where the tool wrote NaN (as it does for kernels that failed).
     """
-    values = pl.Series(names[0], [None] * counters.launches.height, dtype=pl.Float64)
+    values: pl.Series | None = None
     for name in names:
-        if name in counters.metrics.columns and values.null_count():
-            metric = counters.values(name).cast(pl.Float64, strict=False)
-            values = either(values, metric.rename(values.name))
-    return values
+        metric = counters.metrics.get_column(name, default=None)
+        if metric is not None and (values is None or values.null_count()):
+            metric = metric.cast(pl.Float64, strict=False)
+            values = _without_nan(metric) if values is None else either(values, metric)
+    if values is None:
+        values = pl.Series([None] * counters.launches.height, dtype=pl.Float64)
+    return values.alias(names[0])
 
 
 def either(first: pl.Series, second: pl.Series) -> pl.Series:
     """The first where it was collected, else the second; null for NaN."""
-    return first.zip_with(first.is_not_null(), second).fill_nan(None)
+    if first.null_count() == first.len():
+        return _without_nan(second.alias(first.name))
+    return _without_nan(first.zip_with(first.is_not_null(), second) if first.null_count() else first)
+
+
+def _without_nan(values: pl.Series) -> pl.Series:
+    """Null for NaN. In an array, nulls are NaN as well."""
+    found = int(np.isnan(values.to_numpy()).sum())
+    return values if found == values.null_count() else values.fill_nan(None)
 
 
 def share(counters: KernelCounters, *names: str) -> pl.Series:
@@ -44,6 +58,30 @@ def text(counters: KernelCounters, name: str) -> pl.Series:
     """A text metric, such as a list of names; null where it was not collected."""
     values = counters.values(name)
     return values if values.dtype == pl.String else pl.Series(name, [None] * values.len(), dtype=pl.String)
+
+
+def stacked(
+    counters: KernelCounters, parts: Sequence[tuple[Sequence[str], Float64s]], labels: Sequence[str], value: str
+) -> pl.DataFrame:
+    """A row for each value that is not NaN, with its `launch` and the labels of its part; part after part.
+
+    Args:
+        parts: texts, one for each of `labels`, and the value of each launch.
+        value: name of the column of the values.
+    """
+    rows = [np.flatnonzero(~np.isnan(values)) for _, values in parts]
+    part_of_row = np.repeat(np.arange(len(parts)), [len(row) for row in rows])
+    amounts = [values[row] for (_, values), row in zip(parts, rows, strict=True)]
+    return pl.DataFrame(
+        [
+            counters.launches["launch"].gather(np.concatenate([np.empty(0, np.int64), *rows])),
+            *(
+                pl.Series(label, [texts[number] for texts, _ in parts], dtype=pl.String).gather(part_of_row)
+                for number, label in enumerate(labels)
+            ),
+            pl.Series(value, np.concatenate([np.empty(0), *amounts])),
+        ]
+    )
 
 
 def with_launch(counters: KernelCounters, **columns: pl.Series) -> pl.DataFrame:
@@ -138,6 +176,7 @@ BREAKDOWN: Final = table(
 )
 
 
+@once
 def speed_of_light(counters: KernelCounters) -> pl.DataFrame:
     """How near each launch came to the peaks of the multiprocessors and of the memory system.
 
@@ -173,6 +212,7 @@ def speed_of_light(counters: KernelCounters) -> pl.DataFrame:
     return SPEED_OF_LIGHT.checked(shares)
 
 
+@once
 def throughput_breakdown(counters: KernelCounters) -> pl.DataFrame:
     """Every part of the GPU that counts towards the two throughputs, with its share of its own peak.
 
@@ -182,26 +222,28 @@ def throughput_breakdown(counters: KernelCounters) -> pl.DataFrame:
     Returns:
         `BREAKDOWN`, sorted by launch, side and falling share.
     """
-    parts = [BREAKDOWN.empty()]
     metrics = [name for name in counters.metrics.columns if name.endswith(_OF_PEAK) and not re.search(_SUMS, name)]
+    parts = []
     for side, patterns in _UNITS.items():
-        total = share(counters, _THROUGHPUTS[side])
-        listed_metrics = "," + text(counters, f"breakdown:{_THROUGHPUTS[side]}") + ","
+        total = share(counters, _THROUGHPUTS[side]).to_numpy()
+        texts = text(counters, f"breakdown:{_THROUGHPUTS[side]}").to_list()
+        lists = {listed: number for number, listed in enumerate(dict.fromkeys(texts))}
+        list_of_launch = np.array([lists[listed] for listed in texts], dtype=np.int64)
+        is_absent = np.array([listed is None for listed in lists], dtype=np.bool_)[list_of_launch]
         for metric in metrics:
             unit = next((unit for pattern, unit in patterns if re.search(pattern, metric)), None)
             if unit is not None:
-                value = share(counters, metric)
-                listed = listed_metrics.str.contains(f",{metric},", literal=True).fill_null(value=False)
-                part = with_launch(counters, share=value).filter((listed_metrics.is_null() & (value <= total)) | listed)
-                labels = {"side": pl.lit(side), "unit": pl.lit(unit), "metric": pl.lit(metric)}
-                parts.append(part.drop_nulls().select("launch", **labels, share=pl.col("share")))
+                value = share(counters, metric).to_numpy()
+                in_list = [listed is not None and f",{metric}," in f",{listed}," for listed in lists]
+                is_listed = np.array(in_list, dtype=np.bool_)[list_of_launch]
+                is_part = (is_absent & (value <= total)) | is_listed
+                parts.append(((side, unit, metric), np.where(is_part, value, np.nan)))
+    frame = stacked(counters, parts, ("side", "unit", "metric"), "share")
     # Where two have the same value (the tensor pipe and its one kind of instruction), the first pattern names it.
     order = {unit: rank for side in _UNITS.values() for rank, (_, unit) in enumerate(side)}
     rank = pl.col("unit").replace_strict(order, return_dtype=pl.Int64)
     falling = [False, False, True, False]
-    return BREAKDOWN.checked(
-        pl.concat(parts).sort("launch", "side", "share", rank, descending=falling, maintain_order=True)
-    )
+    return BREAKDOWN.checked(frame.sort("launch", "side", "share", rank, descending=falling, maintain_order=True))
 
 
 INSTRUCTIONS: Final = table(
