@@ -237,6 +237,7 @@ class Precision(Rule):
     trained_passes_share = Limit(
         0.25, "Autocast keeps norms, softmax and losses in 32 bits, and casts: half of `passes_share` is saved."
     )
+    weights_share = Limit(0.5, "Weights in 16 bits are half of the bytes; products of few rows take as long as these.")
     reach = Limit(6, "Passes between such a product and the cast after it: a scale, a mask, a sum.")
     default_share = Limit(
         0.25, "Convolutions in TF32, of the busy time: below it, casts cost as much as narrower formats save."
@@ -315,23 +316,33 @@ class Precision(Rule):
 
     def _without(self, facts: Facts, claims: Claims) -> Gain | None:
         """Gain of 16 bits; its lower end is that of TF32, which has half of the rate and does not change passes."""
-        gain, tf32 = super()._without(facts, claims), self._by_tf32(facts)
+        gain, tf32 = super()._without(facts, claims), self._by_tf32(facts, claims)
+        weights = self._weights(facts, claims)
+        if weights.any() and gain is not None:
+            # Another cause claims these products, but in 16 bits they read half of the bytes all the same.
+            share = np.maximum(claims.pieces(self.id).share_of(facts.program.own_ns), self.weights_share * weights)
+            both = facts.replayed(time=share)
+            gain = gain if both is None or both.expected < gain.expected else both
         if self._mixed(facts) and gain is not None:
             share = claims.pieces(self.id).share_of(facts.program.own_ns)
             casts = facts.program.labelled("copy-cast") & (share >= self.unlaunched_share)
             gain = facts.replayed(time=share, calls=casts.astype(np.float64)) or gain
         return gain if gain is None or tf32 is None else replace(gain, low=min(gain.low, tf32.low))
 
-    @remembered
-    def _by_tf32(self, facts: Facts) -> Gain | None:
+    def _weights(self, facts: Facts, claims: Claims) -> Bools:
+        """Products off the tensor cores that are bound by reading their weights, as another rule says."""
+        return off_tensor_cores(facts) & (claims.of_work("weight-bound").to_numpy() > 0)
+
+    def _by_tf32(self, facts: Facts, claims: Claims) -> Gain | None:
         """Gain of TF32, the second remedy; None if the GPU does not have it or no product would use it."""
-        off = off_tensor_cores(facts)
+        off = off_tensor_cores(facts) & ~self._weights(facts, claims)
         if _capability(facts) < (8, 0) or not off.any() or not _tf32_is_faster(facts):
             return None
         factor = min((tensor_core_factor(device) for device in facts.devices), default=_LEAST_FACTOR)
         # Fused attention of fp32 numbers always uses three TF32 products.
         off = off & ~facts.program.labelled("attention") & ~facts.program.marked("narrow-operands")
-        return facts.replayed(time=np.where(off, 1 - self._left(factor / 2, casts=False), 0.0))
+        gain = facts.replayed(time=np.where(off, 1 - self._left(factor / 2, casts=False), 0.0))
+        return None if gain is None or gain.expected < facts.thresholds.raise_ceiling else gain
 
     @remembered
     def _by_default(self, facts: Facts) -> Bools:
@@ -369,7 +380,7 @@ class Precision(Rule):
         peak = "fp64-tensor" if doubles else "fp32-tensor" if units else "fp32"
         factor = min((tensor_core_factor(device, peak) for device in facts.devices), default=None)
         narrow = 2 * int(facts.program.own_ns[off & facts.program.marked("narrow-operands")].sum()) > wide
-        tf32 = None if doubles or by_default or narrow else self._by_tf32(facts)
+        tf32 = None if doubles or by_default or narrow else self._by_tf32(facts, claims)
         return self.raised(
             facts,
             claimed,
