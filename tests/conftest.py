@@ -126,7 +126,7 @@ def _models_are_fitted_once():
         return
     from warplens.studies.sweeps import breakeven_fit
 
-    fit, fits = breakeven_fit._best_fit, dict[tuple[Any, ...], Any]()
+    fit, fits = breakeven_fit.best_fit, dict[tuple[Any, ...], Any]()
 
     def best_fit(model: Any, gpu: Any, host: Any, times: Any, seed: int, known: Any = None) -> Any:
         arrays = (gpu, host, times, known)
@@ -137,7 +137,7 @@ def _models_are_fitted_once():
         return fits[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(breakeven_fit, "_best_fit", best_fit)
+        patch.setattr(breakeven_fit, "best_fit", best_fit)
         yield
 
 

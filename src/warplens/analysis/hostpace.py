@@ -267,6 +267,7 @@ class HostPace:
     layer: LayerPace | None  #: the repeating part of a step; None where nothing repeats
     threads: int  #: threads of the process that launched work of the window, this one included
     all_launches: int  #: calls of all of them that issued work in the window
+    all_per_second: float  #: `all_launches` over the window's length
     all_behind_share: float  #: `behind_share` of the work of all of them
 
     @property
@@ -326,6 +327,7 @@ def host_pace(timeline: Timeline, window: Window) -> HostPace | None:
         layer=_layer(timeline, work, window),
         threads=threads_of_process,
         all_launches=all_launches,
+        all_per_second=all_launches / window.duration_ns * 1e9,
         all_behind_share=float(np.mean(of_all["lead"].to_numpy() < PROMPT_START_NS)),
     )
 

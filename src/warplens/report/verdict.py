@@ -116,7 +116,7 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
     )
     if pace.launches:
         launches = fmt.plural(pace.all_launches, "launch", "launches")
-        rate = fmt.rate(pace.per_second * pace.all_launches / pace.launches)
+        rate = fmt.rate(pace.all_per_second)
         counted = f"{launches} by {fmt.count(pace.threads)} threads, {rate}; the one that launches most makes "
         counted = f"{counted}{fmt.count(pace.launches)} of them" if several else f"{launches}, {rate}"
         yield f"host: {counted}{cost}; the host is {position}"
