@@ -14,6 +14,7 @@ from tests.shipped import of_others
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, diagnose
 from warplens.readers import read, read_counters
+from warplens.report.brief import brief
 
 
 @cache
@@ -184,3 +185,21 @@ def test_sums_beside_a_pipeline_are_not_told_as_its_transfers() -> None:
     sums = found.finding("exposed-communication")  # the transfers are claimed by the pipeline
     assert sums is not None
     assert "backward pass" in sums.remedies[0].action
+
+
+_DATA = Path(__file__).parents[2] / "data"
+
+
+def test_pauses_in_which_a_profiler_records_operators_are_partly_its_own() -> None:
+    """A recurrent network whose weights lie in pieces: the host copies them inside one operator after another."""
+    found = _diagnosed(_DATA / "pairs/sixteenth/recurrent_weights_in_pieces__before.pt.trace.json.xz")
+    assert found.verdict == "host-stall"
+    assert (found.unprofiled_share or 0.0) < 0.8 * (found.headline_share or 0.0)
+    (gain,) = (line.text for line in brief(found) if line.label == "gain")
+    assert "without a profiler, whose cost is part of the" in gain
+
+
+def test_a_remedy_that_leaves_a_part_of_the_communication_is_not_put_down_to_the_host() -> None:
+    found = _diagnosed(_DATA / "planted/ddp_exposed_rank1.json.xz")
+    assert found.verdict == "exposed-communication"
+    assert "and the rest stays" in found.headline

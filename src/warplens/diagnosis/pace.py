@@ -70,6 +70,8 @@ class Pace:
     fast: RecordedSchedule
     devices: Sequence[Device]  #: of the capture
     steps: float = 1  #: replayed steps, with the parts of cut ones; 1 if the window has none
+    #: part of the time of the host's long pauses that is left without the profiler, which records operators in them
+    stalls_left: float = 1.0
     _unchanged_ns: dict[int, int] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -93,7 +95,8 @@ class Pace:
             return paced(recorded, min(share * pace, 1.0), stalls)
 
         devices, steps = timeline.trace.capture.devices, max(window.step_count, 1)
-        return cls(at(1.0), at(NOISE), at(1 / NOISE), devices, steps)
+        left = float(stalls @ recorded.stall_ns) / max(int(recorded.stall_ns.sum()), 1) if stalls.any() else 1.0
+        return cls(at(1.0), at(NOISE), at(1 / NOISE), devices, steps, min(left, 1.0))
 
     def duration_ns(self, place: int, *changes: Change, less: Less | None = None) -> int:
         """Replayed duration at pace `usual` (0), `slow` (1) or `fast` (2), with changes as in `gain`."""

@@ -266,7 +266,8 @@ class Rule:
         gain = min(gain, MANY)
         span = (gain, gain) if model is None else (min(model.low, gain), max(model.high, gain))
         # Gains of less host work are less certain than those of less GPU work.
-        work_share = None if model is None else model.work_share
+        of_claim = saved / max(facts.unprofiled_ns(), 1) if on_gpu else None
+        work_share = of_claim if model is None else model.work_share
         basis = Basis(self.model if on_gpu else "host", *span, work_share)
         bounded = bound if bound_known and bound < MANY else None
         interval = _interval(basis, bounded)

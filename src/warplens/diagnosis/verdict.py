@@ -39,6 +39,7 @@ from warplens.diagnosis.moments import worst_moments
 from warplens.diagnosis.places import located
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import RULES, rule
+from warplens.diagnosis.rules.stalls import HostStall
 from warplens.diagnosis.rules.whole import BelowRoof, IncompleteProfile, Saturated, is_known, unexplained_idle_ns
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
 from warplens.diagnosis.whatif import what_ifs
@@ -87,12 +88,27 @@ def unprofiled_share(facts: Facts, verdict: Finding, claims: Claims) -> float | 
         return None
     issuing = max(claims.issuing_ns.get(verdict.id, 0) - claims.moved_ns.get(verdict.id, 0), 0)
     added = (1 - facts.unprofiled_share) * min(issuing, claims.seen_idle_ns(verdict.id))
-    return (claims.seen_ns(verdict.id) - added) / max(facts.wall_ns - facts.added_ns, 1)
+    if verdict.id == HostStall.id:
+        added += _added_to_stalls(facts, claims.seen_idle_ns(verdict.id))
+    return (claims.seen_ns(verdict.id) - added) / _unprofiled_wall_ns(facts)
+
+
+def _added_to_stalls(facts: Facts, stalled_ns: int) -> float:
+    """Time that the profiler added to so much time of the host's long pauses, by recording operators in them."""
+    return (1 - facts.pace.stalls_left) * stalled_ns if facts.pace is not None else 0.0
+
+
+def _unprofiled_wall_ns(facts: Facts) -> float:
+    """The window without the time that the profiler added; at least 1."""
+    return max(facts.wall_ns - facts.added_ns - _added_to_stalls(facts, facts.idle("host")), 1.0)
 
 
 #: A gain this many times that of its share, or this part of it, contradicts the share, unless the headline says why.
 _EXCEEDS_SHARE: Final = 1.05
 _BELOW_SHARE: Final = 1.1
+
+#: Part of the GPU work of a cause from which on a remedy is said to remove it.
+_NEARLY_ALL: Final = 0.9
 
 #: Part of an unexplained saving from which on its source is named.
 _MUCH: Final = 0.25
@@ -130,11 +146,12 @@ def _difference(facts: Facts, verdict: Finding, claims: Claims, share: float, mo
     if expected is None or own is None or is_of_profiler(share, own, expected):
         return ""
     saved, left = 1 - 1 / expected, 1 / expected
-    whole = " of the time per unit of work" if verdict.is_throughput else " of the time without the profiler"
+    whole = f" of the time{' per unit of work' if verdict.is_throughput else ''} without the profiler"
     remedy = "the first remedy" if verdict.remedies and verdict.remedies[0].gain is not None else "the remedy"
     if left > _BELOW_SHARE * (1 - share):
-        busy = claims.busy_ns(verdict.id)
-        paced = busy and facts.unprofiled_host_ns > facts.busy_ns - busy
+        busy, removed = claims.busy_ns(verdict.id), verdict.basis.work_share if verdict.basis is not None else None
+        is_gone = busy > 0 and (removed or 0.0) * facts.unprofiled_ns() >= _NEARLY_ALL * busy
+        paced = is_gone and facts.unprofiled_host_ns > facts.busy_ns - busy
         rest = "then the host sets the pace" if paced else "the rest stays"
         return f"; {remedy} saves {percent(saved)}{whole}, and {rest}"
     if _EXCEEDS_SHARE * left >= 1 - share - modelled:
@@ -155,7 +172,7 @@ def _also_removed(facts: Facts, verdict: Finding, claims: Claims, saved: float, 
         saved: share of the time without a profiler that the first remedy saves.
         own: the part of it that the profile shows with the cause.
     """
-    wall = max(facts.wall_ns - facts.added_ns, 1)
+    wall = _unprofiled_wall_ns(facts)
     other = max(saved - own, 0.0)
     work_share = verdict.basis.work_share if verdict.basis is not None else None
     work = min(max((work_share or 0.0) - claims.busy_ns(verdict.id) / wall, 0.0), other)
