@@ -4,7 +4,8 @@
 
 For each profile in `src/warplens/data/captures/INDEX.json` it takes the .sqlite of that name in OUT, leaves out what
 identifies people and machines, and compresses it with xz, which makes these files a quarter smaller than Zstandard's
-highest level does. A table of names that says nothing of the program is left out, too. The timings (CSV) are copied.
+highest level does. Names of kinds of calls and of events that say nothing of the program are left out, too. The timings
+(CSV) are copied.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SHIPPED = (ROOT / "src" / "warplens" / "data" / "captures", ROOT / "data" / "cap
 
 #: Names of the kinds of calls, the same in each export of a version; nothing reads them.
 UNREAD = "ENUM_NSYS_EVENT_CLASS"
-
+#: Names of kinds of events, 150 in each export, of which a capture has a few.
+EVENT_TYPES, EVENTS = "ENUM_NSYS_EVENT_TYPE", "NVTX_EVENTS"
 
 #: Literal context, literal position and position bits of LZMA: which packs an export best differs from one to the next.
 BITS = ((3, 0, 2), (3, 0, 0), (4, 0, 0), (0, 0, 0), (0, 2, 2))
@@ -45,6 +47,10 @@ def pack(export: Path, target: Path) -> None:
         scrub(export, clean)
         with closing(sqlite3.connect(clean)) as database:
             database.execute(f"DROP TABLE IF EXISTS {UNREAD}")
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            used = f"WHERE id NOT IN (SELECT eventType FROM {EVENTS})" if EVENTS in tables else ""
+            database.execute(f"DELETE FROM {EVENT_TYPES} {used}")
+            database.commit()
             database.execute("VACUUM")
         target.write_bytes(smallest(clean.read_bytes()))
 
