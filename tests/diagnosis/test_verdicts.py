@@ -769,24 +769,24 @@ def test_a_factor_is_told_as_exactly_as_models_are_sure(gain: float, said: str) 
     assert about(gain) == said
 
 
-def test_pauses_of_two_streams_that_wait_for_each_other_are_not_blamed_on_the_host() -> None:
+def _two_streams_in_turn() -> Diagnosis:
+    """Kernels of two streams, each 30 µs after the last of the other; all were launched before."""
     kernels, calls = [], []
     for number in range(100):
         calls.append(launch(10 * number, 10 * number + 5, number + 1))
         begin = 100 * US + 60 * US * number
         kernels.append(kernel(begin, begin + 30 * US, "gemm", stream=7 + number % 2, correlation=number + 1))
-    found = judged(trace(kernels, calls, [nvtx(0, 7 * MS, "step")]))
+    return judged(trace(kernels, calls, [nvtx(0, 7 * MS, "step")]))
+
+
+def test_pauses_of_two_streams_that_wait_for_each_other_are_not_blamed_on_the_host() -> None:
+    found = _two_streams_in_turn()
     assert found.verdict == "incomplete-profile"
     assert found.findings[0].evidence["dependency_share"] == pytest.approx(99 * 30 / 7000)
 
 
 def test_idle_time_whose_reason_is_only_named_is_not_said_to_have_a_known_cause() -> None:
-    kernels, calls = [], []
-    for number in range(100):
-        calls.append(launch(10 * number, 10 * number + 5, number + 1))
-        begin = 100 * US + 60 * US * number
-        kernels.append(kernel(begin, begin + 30 * US, "gemm", stream=7 + number % 2, correlation=number + 1))
-    found = judged(trace(kernels, calls, [nvtx(0, 7 * MS, "step")]))
+    found = _two_streams_in_turn()
     coverage = found.coverage
     assert coverage.idle_attributed_share == 1
     assert coverage.idle_explained_share is not None
