@@ -190,6 +190,12 @@ def _of_diagnosis(data: Mapping[str, Any]) -> Iterator[str]:
         yield from (fmt.share(part / whole) for part in pace["thread_ns"].values())
     for phase in data["per_phase"]:
         yield fmt.share(phase["busy_ns"] / phase["wall_ns"] if phase["wall_ns"] else 0.0)
+    if data["per_phase"]:
+        outside, busy = (
+            data["coverage"][key] - sum(phase[key] for phase in data["per_phase"]) for key in ("wall_ns", "busy_ns")
+        )
+        if outside > 0:
+            yield from (fmt.duration(outside), fmt.share(outside / wall), fmt.share(busy / outside))
     for finding in data["findings"]:
         evidence = finding["evidence"]
         if finding["expected"]:

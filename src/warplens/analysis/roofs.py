@@ -142,8 +142,12 @@ class Roofs:
         return min(1.0, median(unaligned) / max(aligned_rates)) if aligned_rates and unaligned else None
 
     def _compute_ns(self, task: Task, *, large: bool) -> float | None:
-        if not task.flops or task.family not in ("gemm", "convolution", "attention"):
+        if not task.flops:
             return None
+        if task.family not in ("gemm", "convolution", "attention"):
+            # Passes over expanded tensors read few bytes for many operations; their rates were not measured.
+            peak = self.peaks.of(task.dtype, tensor_cores=task.tensor_cores)
+            return task.flops / peak * 1e9 if peak else None
         rate = self._flop_rate(task, large=large)
         if rate is None:
             return None
