@@ -38,6 +38,7 @@ HALVES = (
     "twentieth",
     "twenty_first",
     "twenty_second",
+    "twenty_third",
 )
 SOURCES = ("nsys", "torch")
 
