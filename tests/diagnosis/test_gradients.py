@@ -113,3 +113,12 @@ def test_blocks_of_a_fused_optimizer_tell_how_many_gradients_it_takes(blocks: in
         assert finding.evidence["unused_numbers_share"] == pytest.approx(unused)
     else:
         assert finding is None
+
+
+def test_the_last_gradients_are_unused_if_they_have_the_blocks_that_the_optimizer_does_not_take() -> None:
+    """Their part of the pass goes away, not a share of all of it by numbers (here 80 %)."""
+    finding = found([[512, 512], LARGE], [], blocks=4)
+    assert finding is not None
+    assert finding.evidence["unused_numbers_share"] == pytest.approx(0.8)
+    whole = FORWARD + 2 * BACKWARD
+    assert finding.expected == pytest.approx(whole / (whole - BACKWARD), rel=0.1)

@@ -1188,6 +1188,7 @@ def test_an_encoder_whose_input_stays_while_a_text_grows_is_run_again(kind: str)
     ("name", "found", "action"),
     [
         (ADD, True, "Do the work of all turns at once"),
+        (LAYER_NORM, True, "Do the work of all turns at once"),
         (ARGMAX, True, "Replay the step from a CUDA graph"),
         (BF16_GEMM, False, ""),
     ],
@@ -1215,6 +1216,23 @@ def test_remedy_of_a_loop_of_small_kernels(name: str, found: bool, action: str) 
         assert finding.remedies[0].gain == finding.expected
     else:
         assert finding is None or "turns_per_step" not in finding.evidence
+
+
+def test_places_that_are_filled_one_after_the_other_are_a_loop_over_samples_and_no_optimizer() -> None:
+    """Their sizes vary, as those of parameters do, but nothing reads a parameter."""
+
+    def step(machine: Machine) -> None:
+        machine.launch(200 * US, times=3)
+        for place in range(128):
+            machine.launch(2 * US, FILL, grid=(1 + place * 7 % 5, 1, 1))
+            machine.think(50 * US)
+        machine.launch(200 * US)
+
+    diagnosis = verdict(step)
+    assert diagnosis.finding("unfused-optimizer") is None
+    finding = diagnosis.finding("launch-overhead")
+    assert finding is not None
+    assert (finding.evidence["turns_per_step"], finding.evidence["launches_per_turn_factor"]) == (128, 1)
 
 
 def test_layers_that_gather_rows_in_each_of_equal_passes_are_no_experts() -> None:

@@ -224,7 +224,7 @@ _LEAST_OPERATIONS: Final = 5
 
 #: Most launches of one size among those over parameters, which have several sizes. With batch norms, two in three
 #: parameters are vectors; with narrow convolutions, three in four launches have the commonest size. Loops over classes
-#: or samples have hardly any other size.
+#: or samples have hardly any other size. Also the most fills among them.
 _MOST_ALIKE: Final = 0.85
 
 #: Most kernels in a turn of a loop over words, samples or the like.
@@ -237,7 +237,8 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     """Whether each row of `Timeline.work` belongs to a loop over parameters, such as a moving average of weights.
 
     Programs without products hardly have parameters. Loops over classes or samples, for example in a loss, work on
-    tensors of one size, or on the same few sizes in each turn.
+    tensors of one size, or on the same few sizes in each turn. Loops that only fill places with a number read no
+    parameter: they mask parts of the input.
     """
     work = timeline.work
     marked = np.zeros(work.height, dtype=np.bool_)
@@ -261,7 +262,8 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     step = np.searchsorted(steps, starts[rows], side="right")
     edges = np.flatnonzero(np.r_[True, (in_loop[1:] != in_loop[:-1]) | (step[1:] != step[:-1])])
     lengths = np.diff(np.r_[edges, len(rows)])
-    is_loop = in_loop[edges] & (lengths >= _LEAST_LOOP)
+    fills = is_kernel & rows_named(timeline.trace.kernels["full_name"], lambda name: "FillFunctor" in name)[kernels]
+    is_loop = in_loop[edges] & (lengths >= _LEAST_LOOP) & (np.add.reduceat(fills, edges) < _MOST_ALIKE * lengths)
     kinds, kind = timeline.launch_kinds
     # The threads of elementwise kernels follow the size of the tensor. 0 if the grid is unknown.
     threads = kinds.select((pl.col("blocks") * pl.col("threads")).fill_null(0)).to_series().to_numpy()

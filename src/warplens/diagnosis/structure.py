@@ -338,9 +338,9 @@ def turns_of_step(facts: Facts) -> Turns | None:
     program = facts.program
     if facts.phase is not None or not facts.window.steps:
         return None
-    others = program.labelled("attention", "normalization", "softmax", "communication", "optimizer", "convolution")
-    others = others | facts.program.having("phase", "optimizer")
-    others = others | facts.program.having("label", "device-to-host")
+    others = program.labelled("attention", "communication", "optimizer", "convolution")
+    others = others | program.having("phase", "optimizer") | program.having("label", "device-to-host")
+    of_layers, fills = program.labelled("normalization", "softmax"), program.marked("filling")
     products, ending = program.labelled(*PRODUCTS), program.labelled("copy-cast", "sort-topk")
     sent = program.having("label", "host-to-device") & facts.work["pageable"].fill_null(value=False).to_numpy()
     nonlinear = program.marked("nonlinear") | program.marked("choosing")
@@ -350,12 +350,13 @@ def turns_of_step(facts: Facts) -> Turns | None:
         if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
             return None
         candidates, counts_of_parts = [], set()
-        for begin, stop, period in _loops_of(program.launched_as(rows)):
+        # Places that are filled one after the other may have any size.
+        for begin, stop, period in _loops_of(np.where(fills[rows], -2, program.launched_as(rows))):
             turn, loop = rows[begin : begin + period], rows[begin:stop]
             if others[loop].any() or np.median(program.own_ns[loop]) > _SMALL_NS or sent[turn].all():
                 continue
             multiplies, count = bool(products[turn].any()), (stop - begin) // period
-            if not (multiplies and nonlinear[turn].any()):
+            if not (multiplies and (nonlinear | of_layers)[turn].any()):
                 candidates.append((count * period, begin, period, multiplies))
             if ending[turn].any() and not nonlinear[turn].any():
                 counts_of_parts.add(count)

@@ -353,7 +353,13 @@ def _passes(facts: Facts) -> list[_Pass]:
             unused = np.array([max(1 - taken[shape] / counts[shape], 0.0) for shape in shapes_of_pass])
         elif blocks:
             # The sizes of lists were not recorded; a block goes over `OF_A_BLOCK` numbers of one tensor.
-            unused = np.full(len(numbers), max(1 - blocks / float((-(-numbers // OF_A_BLOCK)).sum()), 0.0))
+            left = np.cumsum((-(-numbers // OF_A_BLOCK))[::-1])[::-1]
+            tail = left == left[0] - blocks  # what ran first, such as a frozen encoder, gets its gradients last
+            unused = (
+                np.cumsum(tail, dtype=np.float64)
+                if tail.any()
+                else np.full(len(numbers), max(1 - blocks / left[0], 0.0))
+            )
         else:
             continue  # an optimizer of flat copies, or one that was not recorded
         before, after = next_elsewhere[first] - 1, next_elsewhere[first]
