@@ -140,7 +140,7 @@ def _no_synchronization(recorded: RecordedSchedule, _: Sequence[Device]) -> Chan
     assumptions = [_WORK_STAYS, "nothing that the host does next depends on the values that it waited for"]
     if (waits & ends_step).any():
         assumptions.append("the wait for the whole device at the end of each step stays")
-    return Changed(_without_waits(recorded, dropped), tuple(assumptions))
+    return Changed(without_waits(recorded, dropped), tuple(assumptions))
 
 
 def _async_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Changed | None:
@@ -148,7 +148,7 @@ def _async_copies(recorded: RecordedSchedule, devices: Sequence[Device]) -> Chan
     blocking = recorded.cause == BLOCKING_COPY
     if not blocking.any():
         return None
-    changed = _without_waits(recorded, blocking | _after_copy(recorded))
+    changed = without_waits(recorded, blocking | _after_copy(recorded))
     duration, rate_notes = schedule.duration_ns.copy(), []
     pageable = blocking[schedule.call] & (recorded.bytes > 0)
     for direction in np.unique(recorded.direction.to_numpy()[pageable].astype(str)):
@@ -180,7 +180,7 @@ def _overlapped_copies(recorded: RecordedSchedule, devices: Sequence[Device]) ->
         return None
     pinned = _async_copies(recorded, devices)
     schedule = recorded.schedule if pinned is None else pinned.schedule
-    schedule = _without_waits(replace(recorded, schedule=schedule), _after_copy(recorded))
+    schedule = without_waits(replace(recorded, schedule=schedule), _after_copy(recorded))
     _, direction_of = np.unique(recorded.direction.filter(pl.Series(large)).to_numpy().astype(str), return_inverse=True)
     stream = schedule.stream.copy()
     stream[large] = len(schedule.ready_ns) + direction_of
@@ -263,7 +263,7 @@ _APPLY: Final[dict[str, Callable[[RecordedSchedule, Sequence[Device]], Changed |
 }
 
 
-def _without_waits(recorded: RecordedSchedule, calls: Bools) -> Schedule:
+def without_waits(recorded: RecordedSchedule, calls: Bools) -> Schedule:
     """The schedule in which these calls neither wait nor take longer than a short call."""
     schedule = recorded.schedule
     held = np.where(calls, np.minimum(schedule.held_ns, _SHORT_CALL_NS), schedule.held_ns)

@@ -19,6 +19,7 @@ from warplens.analysis.frames import Spent
 from warplens.analysis.intervals import measure_before
 from warplens.diagnosis.evidence import is_unfused
 from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.pace import INTERRUPTED_NS
 from warplens.diagnosis.rule import PRECEDENCES, Rule
 from warplens.profile.schema import Float64s, Int64s
 
@@ -109,9 +110,14 @@ def divide(facts: Facts, rules: Sequence[Rule]) -> Claims:
 def _with_structure(
     facts: Facts, shares: Mapping[str, Float64s], gaps: dict[str, Spent], issuing: dict[str, int]
 ) -> tuple[dict[str, Spent], dict[str, int]]:
-    """Gives these shares of all pauses to structural causes, whatever the host did during the pauses."""
+    """Gives these shares of all pauses to structural causes, whatever the host did during the pauses.
+
+    Only stalls that no interruption of the launching thread explains stay with `host-stall`.
+    """
+    is_lasting = facts.causes["host"].whole() > INTERRUPTED_NS
     for id_, share in shares.items():
-        taken = {name: spent.times(share) for name, spent in gaps.items() if spent}
+        short = {"host-stall": np.where(is_lasting, 0.0, share)}
+        taken = {name: spent.times(short.get(name, share)) for name, spent in gaps.items() if spent}
         taken_share = {name: float(part.total) / gaps[name].total for name, part in taken.items()}
         moved = {name: int(issuing.get(name, 0) * part) for name, part in taken_share.items()}
         gaps = {name: spent.plus(taken[name], -1) if name in taken else spent for name, spent in gaps.items()}

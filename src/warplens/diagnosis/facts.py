@@ -248,6 +248,7 @@ class Facts:
         kept: float = 0.0,
         stalls: float = 1.0,
         elsewhere: bool = False,
+        waits: bool = False,
     ) -> Gain | None:
         """Gain of changes without a profiler, by a replay; None if the window cannot be replayed.
 
@@ -259,6 +260,7 @@ class Facts:
             stalls: share of the host's other time before that work that goes away like its calls.
             elsewhere: whether the host's other time before other work shrinks with the number of launches, because it
                 is spent on the results, the graph and the parameters of what is launched.
+            waits: whether the host no longer waits for the GPU between calls that go away, even in part.
         """
         if self.pace is None:
             return None
@@ -270,7 +272,8 @@ class Facts:
         def of_schedule(shares: Float64s | None) -> Float64s:
             return np.zeros(len(rows)) if shares is None or not len(shares) else np.where(rows >= 0, shares[rows], 0.0)
 
-        return self.pace.gain(*changes, less=Less(of_schedule(time), of_schedule(calls), stalls, elsewhere), kept=kept)
+        less = Less(of_schedule(time), of_schedule(calls), stalls, elsewhere, waits)
+        return self.pace.gain(*changes, less=less, kept=kept)
 
     @cached_property
     def replayed_rows(self) -> Int64s:

@@ -17,7 +17,8 @@ import numpy as np
 
 from warplens.analysis.frames import running_sum
 from warplens.analysis.intervals import Intervals, total, union
-from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt
+from warplens.analysis.hostpace import SYNCHRONIZATION
+from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt, without_waits
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, paced, replay, replayed_ns
 from warplens.analysis.timeline import Timeline
@@ -32,6 +33,10 @@ _OPERATOR_NS: Final = 2_000
 #: A pause with recorded operators, shorter than this many launches, is the framework's own code: handing gradients to
 #: their parameters, views, guards of compiled parts. A profiler slows that down as it does launches.
 _FRAMEWORK_PAUSE_LAUNCHES: Final = 100
+
+#: A longer pause than this is other work of the host, which stays if the work around it goes away: an interrupted thread
+#: runs again after another one's slice of 3 ms, or the next tick after 4 ms (Linux).
+INTERRUPTED_NS: Final = 4_000_000
 
 #: Host-bound step times differ from one run of the same program to the next, and so do the savings of a remedy: by up
 #: to this factor between the recording and the timing of the programs in `data/pairs`. Of 101 recordings whose steps
@@ -58,6 +63,7 @@ class Less:
     calls: Float64s  #: of the time in which the host issues it
     stalls: float = 1.0  #: share of the host's other time before it that goes away like the calls
     elsewhere: bool = False  #: whether all other host pauses shrink by the share of calls that go away
+    waits: bool = False  #: whether waits for the GPU between calls that go away, even in part, go away
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,11 +197,12 @@ def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
     saved = np.where(issues, saved, np.minimum(before, after))
     left = 1 - saved
     saved_elsewhere = float(saved[issuing].mean()) if less.elsewhere and len(issuing) else 0.0
-    stall = np.round(recorded.stall_ns * (1 - np.maximum(saved * less.stalls, saved_elsewhere))).astype(np.int64)
+    stalls = np.where(recorded.stall_ns > INTERRUPTED_NS, 0.0, less.stalls)
+    stall = np.round(recorded.stall_ns * (1 - np.maximum(saved * stalls, saved_elsewhere))).astype(np.int64)
     pause = stall + np.round((schedule.pause_ns - recorded.stall_ns) * left).astype(np.int64)
     held = np.round(schedule.held_ns * left).astype(np.int64)
     offset = schedule.offset_ns - (schedule.held_ns - held)[schedule.call]
-    return replace(
+    changed = replace(
         recorded,
         schedule=replace(
             schedule,
@@ -208,3 +215,7 @@ def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
         ),
         stall_ns=stall,
     )
+    if less.waits:
+        waits = (recorded.cause == SYNCHRONIZATION) & (saved > 0)
+        changed = replace(changed, schedule=without_waits(changed, waits))
+    return changed

@@ -165,7 +165,7 @@ class Rule:
         return None
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """Share of each pause that goes away with the cause, whatever the host did during it; None for no pause."""
+        """Share of each pause that goes away with the cause, except long stalls of the host; None for no pause."""
         return None
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:

@@ -424,17 +424,9 @@ class HostSync(Rule):
         return share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """Pauses in loops that read a value back for each item: with one read-back, nothing is issued item by item.
-
-        Long work of the host on the values that it read would stay; it belongs to `host-stall`.
-        """
+        """Pauses in loops that read a value back for each item: with one read-back, nothing is issued item by item."""
         loops = self._loops(facts)
-        if not loops.any():
-            return None
-        gaps = facts.gaps
-        length = (gaps["end_ns"] - gaps["start_ns"]).to_numpy()
-        not_stalled = 1 - np.minimum(facts.causes["host"].whole() / np.maximum(length, 1), 1.0)
-        return np.asarray(facts.program.of_gaps(loops) * not_stalled, dtype=np.float64)
+        return facts.program.of_gaps(loops) if loops.any() else None
 
     @remembered
     def _checks(self, facts: Facts) -> Bools:
@@ -599,7 +591,10 @@ class HostSync(Rule):
                 *((bringing(later, unwaited) if has_own_remedy else later,) if reads else ()),
             ),
             informs=not inside,
-            replayed=self._replayed(facts) if claimed and inside else None,
+            # If most of their pauses belong to a loop that goes away as a whole, the replay shows the gain of that loop.
+            replayed=self._replayed(facts)
+            if claimed and inside and 2 * seen >= facts.idle("synchronization", "refill")
+            else None,
             busy_ns=claims.busy_ns(self.id),
             issuing_ns=claims.issuing_ns[self.id],
             at_least=predicted(facts, "no-synchronization"),

@@ -396,7 +396,7 @@ class PerExpertLoop(StructureRule):
                 "waits_per_step": facts.host.waits / facts.steps,
             },
             bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, loops.work)),
-            replayed=facts.replayed("no-synchronization", time=self.share(facts), calls=loops.saved_calls),
+            replayed=facts.replayed(time=self.share(facts), calls=loops.saved_calls, waits=True),
             remedies=(
                 Remedy(
                     "Group the products",
