@@ -197,8 +197,8 @@ def _with_less(recorded: RecordedSchedule, less: Less) -> RecordedSchedule:
     saved = np.where(issues, saved, np.minimum(before, after))
     left = 1 - saved
     saved_elsewhere = float(saved[issuing].mean()) if less.elsewhere and len(issuing) else 0.0
-    stalls = np.where(recorded.stall_ns > INTERRUPTED_NS, 0.0, less.stalls)
-    stall = np.round(recorded.stall_ns * (1 - np.maximum(saved * stalls, saved_elsewhere))).astype(np.int64)
+    goes = np.where(recorded.stall_ns > INTERRUPTED_NS, 0.0, np.maximum(saved * less.stalls, saved_elsewhere))
+    stall = np.round(recorded.stall_ns * (1 - goes)).astype(np.int64)
     pause = stall + np.round((schedule.pause_ns - recorded.stall_ns) * left).astype(np.int64)
     held = np.round(schedule.held_ns * left).astype(np.int64)
     offset = schedule.offset_ns - (schedule.held_ns - held)[schedule.call]
