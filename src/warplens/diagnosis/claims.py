@@ -192,7 +192,7 @@ def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Spent) -> dic
     """
     blocked = _blocked_ns(facts, own_ns)
     launch_ns, share = launch.total, facts.timeline.trace.capture.recorder.unprofiled_share
-    if not launch_ns or not blocked or facts.work["device"].n_unique() > 1:
+    if not launch_ns or not blocked or not facts.alike:
         return {}
     if facts.phase is not None or facts.window.range_name is not None:
         return {}  # the host's time is only known for the whole window
@@ -223,6 +223,6 @@ def _blocked_ns(facts: Facts, own_ns: dict[str, int]) -> dict[str, int]:
     blocked = {"host-stall": own_ns["host-stall"]}
     if facts.waits_inside:
         blocked["host-sync"] = host.blocked_ns + host.waited_ns
-    if host.allocations >= limits.allocations_per_step * facts.steps:
+    if host.allocations >= limits.allocations_per_step * facts.process_steps:
         blocked["allocator-churn"] = host.allocation_ns
     return {name: time for name, time in blocked.items() if time}

@@ -191,6 +191,16 @@ class Facts:
         """
         return max(1, self.window.step_count)
 
+    @cached_property
+    def processes(self) -> int:
+        """Processes whose work runs in the window."""
+        return max(1, self.timeline.work_in(self.window)["process"].n_unique())
+
+    @property
+    def process_steps(self) -> float:
+        """Steps of all processes: host figures per step are those of one process, the mean of several."""
+        return self.steps * self.processes
+
     @property
     def sure(self) -> bool:
         """Whether the window has several steps, so that its numbers are typical of the workload."""
@@ -234,9 +244,18 @@ class Facts:
         return int((1 - self.unprofiled_share) * self.idle(*ISSUING)) + self.idle("profiler")
 
     @cached_property
+    def alike(self) -> bool:
+        """Whether one GPU worked, or one for each process: then the process with the most work stands for all."""
+        pairs = self.work.select("process", "device").unique()
+        return pairs["device"].n_unique() == 1 or pairs.height == pairs["process"].n_unique()
+
+    @cached_property
     def pace(self) -> Pace | None:
-        """The schedule of the window at the host's pace without a profiler; None if it cannot be replayed."""
-        if self.phase is not None or self.work["device"].n_unique() > 1 or self.window.range_name is not None:
+        """The schedule of the window at the host's pace without a profiler; None if it cannot be replayed.
+
+        With several processes, it is that of the one with the most work.
+        """
+        if self.phase is not None or not self.alike or self.window.range_name is not None:
             return None
         return Pace.of(self.timeline, self.window)
 
@@ -280,11 +299,9 @@ class Facts:
         """Row in `work` of each piece of the replayed schedule; −1 for none."""
         if self.pace is None:
             return np.empty(0, dtype=np.int64)
-        rows, wanted = self.rows, self.pace.usual.work_row  # of one GPU, so that they ascend
-        if not len(rows):
-            return np.full(len(wanted), -1, dtype=np.int64)
-        place = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
-        return np.where(rows[place] == wanted, place, -1)
+        row_in_work = np.full(self.timeline.work.height, -1, dtype=np.int64)
+        row_in_work[self.rows] = np.arange(self.work.height)
+        return row_in_work[self.pace.usual.work_row]
 
     @cached_property
     def copies(self) -> pl.DataFrame:
@@ -345,14 +362,14 @@ class Facts:
         """
         named = self.timeline.steps.source == "range" and len(self.window.steps) > 0
         least = self.thresholds.normal_waits_per_step if named else 0.5
-        return self.host.waits > least * self.steps
+        return self.host.waits > least * self.process_steps
 
     @property
     def waits_crowded(self) -> bool:
         """Whether the host waits inside the steps after every few launches, so that it never gets ahead."""
         limits, waits = self.thresholds, self.host.waits
         crowded = self.work.height <= 2 * limits.launches_behind_wait * waits
-        return self.waits_inside and crowded and waits >= limits.launches_behind_wait * self.steps
+        return self.waits_inside and crowded and waits >= limits.launches_behind_wait * self.process_steps
 
     @property
     def rows(self) -> Int64s:

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from warplens.analysis.frames import running_sum
-from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.hostpace import SYNCHRONIZATION
+from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt, without_waits
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, paced, replay, replayed_ns
@@ -34,8 +34,8 @@ _OPERATOR_NS: Final = 2_000
 #: their parameters, views, guards of compiled parts. A profiler slows that down as it does launches.
 _FRAMEWORK_PAUSE_LAUNCHES: Final = 100
 
-#: A longer pause than this is other work of the host, which stays if the work around it goes away: an interrupted thread
-#: runs again after another one's slice of 3 ms, or the next tick after 4 ms (Linux).
+#: A longer pause than this is other work of the host, which stays if the work around it goes away. An interrupted
+#: thread runs again after another one's slice of 3 ms, or the next tick after 4 ms (Linux).
 INTERRUPTED_NS: Final = 4_000_000
 
 #: Host-bound step times differ from one run of the same program to the next, and so do the savings of a remedy: by up

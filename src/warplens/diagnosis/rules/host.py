@@ -180,7 +180,8 @@ class LaunchOverhead(Rule):
             "kernels that started less than 5 µs after their launch: the GPU had been waiting for them"
         ),
         "host_needed_ns_per_step": (
-            "host time to issue the work: from the first launch to the last, without waits for a busy GPU"
+            "host time to issue the work, of one process: from the first launch to the last, without waits for a busy "
+            "GPU"
         ),
     }
     refutation = (
@@ -253,7 +254,7 @@ class LaunchOverhead(Rule):
                 "idle_ns": claimed,
                 "idle_share": claimed / facts.wall_ns,
                 "gpu_busy_share": facts.busy_share,
-                "launches_per_step": durations.len() / facts.steps,
+                "launches_per_step": durations.len() / facts.process_steps,
                 "passes_per_step": passes.count if merged is not None else None,
                 "cells_per_step": cells.cells if cells is not None else None,
                 "turns_per_step": turns.count if turns is not None else None,
@@ -263,7 +264,7 @@ class LaunchOverhead(Rule):
                 "kernel_median_ns": number(durations.median()),
                 "kernels_shorter_than_interval_share": launches.shorter_than_interval_share if is_whole else None,
                 "launched_onto_idle_gpu_share": prompt,
-                "host_needed_ns_per_step": facts.host_needed_ns / facts.steps,
+                "host_needed_ns_per_step": facts.host_needed_ns / facts.process_steps,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             issuing_ns=claims.issuing_ns[self.id],
@@ -307,12 +308,12 @@ class LaunchOverhead(Rule):
     @staticmethod
     def _obstacles(facts: Facts) -> str:
         """Text after the gain of a graph: which calls must be removed before the step can be captured."""
-        allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.steps
+        allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.process_steps
         calls = (
             ("wait", facts.host.waits, facts.waits_inside),
             ("allocation", facts.host.allocations, allocates),
         )
-        per_step = [(name, max(round(count / facts.steps), 1)) for name, count, seen in calls if seen]
+        per_step = [(name, max(round(count / facts.process_steps), 1)) for name, count, seen in calls if seen]
         if not per_step:
             return ""
         inside = " and ".join(f"{count:,} {name}{'s' * (count > 1)}" for name, count in per_step)
@@ -527,7 +528,7 @@ class HostSync(Rule):
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         claimed = claims.total_ns(self.id)
-        waits = facts.host.waits / facts.steps
+        waits = facts.host.waits / facts.process_steps
         is_whole, seen = facts.phase is None, claims.seen_idle_ns(self.id)
         inside, checked = facts.waits_inside, bool(self._checks(facts).any())
         looped = not checked and bool(self._loops(facts).any())
@@ -574,9 +575,11 @@ class HostSync(Rule):
                 "looped_kernels_per_step": int((self._loops(facts) > 0).sum()) / facts.steps or None,
                 "gpu_busy_share": facts.busy_share,
                 "waits_per_step": waits if is_whole else None,
-                "readbacks_per_step": facts.host.readbacks / facts.steps if is_whole else None,
+                "readbacks_per_step": facts.host.readbacks / facts.process_steps if is_whole else None,
                 "idle_ns_per_wait": seen / facts.host.waits if is_whole and facts.host.waits else None,
-                "host_waiting_share": facts.host.waited_ns / facts.window.duration_ns if is_whole else None,
+                "host_waiting_share": facts.host.waited_ns / (facts.window.duration_ns * facts.processes)
+                if is_whole
+                else None,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
             remedies=(
@@ -591,7 +594,7 @@ class HostSync(Rule):
                 *((bringing(later, unwaited) if has_own_remedy else later,) if reads else ()),
             ),
             informs=not inside,
-            # If most of their pauses belong to a loop that goes away as a whole, the replay shows the gain of that loop.
+            # If most of these pauses belong to a loop that goes away as a whole, the replay has the gain of that loop.
             replayed=self._replayed(facts)
             if claimed and inside and 2 * seen >= facts.idle("synchronization", "refill")
             else None,
@@ -913,7 +916,7 @@ class AllocatorChurn(Rule):
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
-        calls = facts.host.allocations / facts.steps
+        calls = facts.host.allocations / facts.process_steps
         if calls < facts.thresholds.allocations_per_step:
             return None
         claimed = claims.idle_ns(self.id)
@@ -926,7 +929,7 @@ class AllocatorChurn(Rule):
             evidence={
                 **seen_idle(facts, claims, self.id),
                 "allocation_calls_per_step": calls if is_whole else None,
-                "allocation_call_ns_per_step": facts.host.allocation_ns / facts.steps if is_whole else None,
+                "allocation_call_ns_per_step": facts.host.allocation_ns / facts.process_steps if is_whole else None,
                 "gpu_busy_share": facts.busy_share,
             },
             where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),

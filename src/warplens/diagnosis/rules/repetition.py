@@ -393,7 +393,7 @@ class PerExpertLoop(StructureRule):
             evidence={
                 "repetitions_per_step": loops.repetitions / facts.steps,
                 "kernels_per_repetition_factor": int(loops.work.sum()) / max(loops.repetitions, 1),
-                "waits_per_step": facts.host.waits / facts.steps,
+                "waits_per_step": facts.host.waits / facts.process_steps,
             },
             bound_ns=claims.idle_ns(self.id) + int(0.95 * time_of(facts.program, loops.work)),
             replayed=facts.replayed(time=self.share(facts), calls=loops.saved_calls, waits=True),

@@ -363,7 +363,7 @@ class HostStall(Rule):
 
     def _is_hidden(self, facts: Facts, claimed_ns: int) -> bool:
         """Whether GPU work would hide these pauses without the profiler, as the host hardly ever waits."""
-        if facts.host.waits >= self.waiting * facts.steps:
+        if facts.host.waits >= self.waiting * facts.process_steps:
             return False
         return facts.unprofiled_share * (facts.host_needed_ns - claimed_ns) + claimed_ns < facts.busy_ns
 
@@ -454,7 +454,7 @@ class HostStall(Rule):
             evidence={
                 **seen_idle(facts, claims, self.id),
                 "gpu_busy_share": facts.busy_share,
-                "stalls_per_step": stalls.height / facts.steps,
+                "stalls_per_step": stalls.height / facts.process_steps,
                 "longest_stall_ns": int(spent.max() or 0) if spent.len() else None,  # type: ignore[arg-type]
                 "stalls_apart_share": apart,
                 "in_os_calls_share": _in_os_calls(facts, stalls),
