@@ -142,6 +142,7 @@ class _Recorder:
         latency, gap = self._start_costs(held, previous_end)
         offset = self._offsets(held, latency, previous_end, waits_for)
         after, after_gap = self._dependencies(stream, offset, previous_end)
+        held_back = self._held_back(offset, previous_end)
         begin = int(self.called[0])
         pause = np.r_[np.int64(0), self.called[1:] - self.returned[:-1]]
         if self._ends_with_host and begin > window.start_ns:
@@ -163,12 +164,12 @@ class _Recorder:
             waits_for=waits_for,
             return_ns=return_ns,
             call=self.call,
-            offset_ns=offset,
+            offset_ns=offset + held_back,
             duration_ns=duration,
             stream=stream,
-            gap_ns=gap,
+            gap_ns=gap + held_back,
             after=after,
-            after_gap_ns=after_gap,
+            after_gap_ns=after_gap + held_back,
             ready_ns=np.array([last_end_by_stream.get(int(number), _LONG_AGO) for number in streams], dtype=np.int64),
         )
         stalled_ns = measure_before(self.stalls, self.called) - measure_before(self.stalls, self.called - pause)
@@ -312,6 +313,19 @@ class _Recorder:
         plausible &= self.end[candidate] > could_start[started_late]
         after[started_late[plausible]], after_gap[started_late[plausible]] = candidate[plausible], gap_ns[plausible]
         return after, after_gap
+
+    def _held_back(self, offset: Int64s, previous_end: Int64s) -> Int64s:
+        """For each piece of work how long it was held back on an idle GPU after it had arrived; 0 for a usual latency.
+
+        The driver, another program or the end of unseen work holds it back (`submission` and `dependency` in
+        `warplens.analysis.timebudget`), whatever the pace of the host.
+        """
+        by_start = np.argsort(self.start, kind="stable")
+        latest_end = np.empty_like(self.end)
+        latest_end[by_start] = np.r_[_LONG_AGO, np.maximum.accumulate(self.end[by_start])[:-1]]
+        could_start = np.maximum(self.called[self.call] + offset, previous_end)
+        late = self.start - np.maximum(could_start, latest_end)
+        return np.where((self.cause[self.call] == 0) & (late > _LONGEST_LATENCY_NS), late, 0)
 
     def _kept_order(self, stream: Int64s) -> tuple[Int64s, Int64s]:
         """For each piece of work one of another stream that it must wait for, though the host's pace may hide it.
