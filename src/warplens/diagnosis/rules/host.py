@@ -425,9 +425,17 @@ class HostSync(Rule):
         return share
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
-        """Pauses in loops that read a value back for each item: with one read-back, nothing is issued item by item."""
+        """Pauses in loops that read a value back for each item: with one read-back, nothing is issued item by item.
+
+        Even short work of the host on the values that it read would stay; it belongs to `host-stall`.
+        """
         loops = self._loops(facts)
-        return facts.program.of_gaps(loops) if loops.any() else None
+        if not loops.any():
+            return None
+        gaps = facts.gaps
+        length = (gaps["end_ns"] - gaps["start_ns"]).to_numpy()
+        not_stalled = 1 - np.minimum(facts.causes["host"].whole() / np.maximum(length, 1), 1.0)
+        return np.asarray(facts.program.of_gaps(loops) * not_stalled, dtype=np.float64)
 
     @remembered
     def _checks(self, facts: Facts) -> Bools:
