@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import shipped as stored
-from tests.analysis.builders import kernel, trace
+from tests.analysis.builders import kernel, launch, trace
 from tests.analysis.simulator import run
 from warplens.analysis.prediction import Prediction, predictions
 from warplens.analysis.recorder import GRAPH_GAP_NS
@@ -84,6 +84,13 @@ def test_cached_memory_neither_costs_nor_waits():
 def test_without_the_stall_only_the_rest_of_the_step_is_left():
     found = predicted(run([("pause", 5 * MS), *LAYER * 8, *END], STEPS))["no-host-stall"]
     assert found.predicted_ns == pytest.approx(step_ns([*LAYER * 8, *END]), rel=0.03)
+
+
+def test_work_that_the_driver_holds_back_is_held_back_without_the_stall():
+    api = [launch(0, 5 * US, 1), launch(3000 * US, 3005 * US, 2)]
+    kernels = [kernel(7 * US, 10 * US, correlation=1), kernel(4005 * US, 4010 * US, correlation=2)]
+    found = predicted(trace(kernels, api))["no-host-stall"]
+    assert 1000 * US < found.predicted_ns < 1030 * US
 
 
 def test_a_stall_that_the_gpu_works_through_costs_nothing():

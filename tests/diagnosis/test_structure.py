@@ -9,7 +9,7 @@ import pytest
 
 from tests.analysis.builders import kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
-from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, H200, US, Machine
+from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, H200, MS, US, Machine
 from tests.diagnosis.programs import judged, verdict
 from warplens.diagnosis import diagnose
 
@@ -380,6 +380,31 @@ def test_small_products_between_picked_and_added_rows_are_a_loop_over_experts() 
     # Of 160 launches 80 remain: rows are sorted, counted and added back.
     assert first.expected is not None
     assert 1.5 < first.expected < 3.0
+
+
+def test_a_loop_over_experts_saves_its_own_waits_and_no_long_pause_of_the_host() -> None:
+    """The row counts of each part are read back; beside that the host sleeps once."""
+
+    def step(machine: Machine, pause: int) -> None:
+        for number in range(64):
+            machine.item()
+            machine.launch(2 * US, PICK)
+            machine.launch(5 * US)
+            machine.launch(2 * US, GELU)
+            machine.launch(5 * US)
+            machine.launch(3 * US, PUT)
+            machine.think(pause if number == 32 else 0)
+
+    loop = verdict(lambda machine: step(machine, 0))
+    assert loop.verdict == "per-expert-loop"
+    waits = loop.finding("host-sync")
+    assert waits is None or (waits.expected or 1.0) < 1.05, "only the copies that are read back are left for it"
+    paused = verdict(lambda machine: step(machine, 20 * MS))
+    assert paused.verdict == "host-stall"
+    saved = paused.finding("per-expert-loop")
+    assert saved is not None
+    assert saved.expected is not None
+    assert saved.expected < 1.25, "the loop takes less than 5 ms of the 25 ms"
 
 
 @pytest.mark.parametrize(("copying", "title"), [(CAT, "by concatenation"), (PICK, "reordered")])

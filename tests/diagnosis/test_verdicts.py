@@ -177,6 +177,22 @@ def test_what_the_host_does_with_each_value_it_read_is_not_the_wait_for_it() -> 
     assert waiting is None or waiting.evidence["idle_share"] < 0.05
 
 
+def test_two_processes_with_a_gpu_each_are_diagnosed_like_one() -> None:
+    one, machine = record(programs.item_per_layer), Machine()
+    rows = (machine.kernels, machine.calls, machine.copies, machine.ranges)
+    for _ in range(STEPS):
+        with machine.step():
+            programs.item_per_layer(machine)
+    for kind in rows:
+        kind += [{**row, "process": row["process"] + 1, **({"device": 1} if "device" in row else {})} for row in kind]
+    alone, both = judged(one), judged(replace(machine.trace(), capture=one.capture))
+    assert [finding.id for finding in both.findings] == [finding.id for finding in alone.findings]
+    for first, second in zip(alone.findings, both.findings, strict=True):
+        assert second.expected == first.expected
+        per_step = {name: value for name, value in first.evidence.items() if name.endswith("per_step")}
+        assert {name: second.evidence[name] for name in per_step} == per_step
+
+
 def test_nobody_is_told_to_do_what_the_program_does_already() -> None:
     triton = "triton_poi_fused_add_mul_0"
 
