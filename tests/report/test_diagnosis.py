@@ -127,6 +127,16 @@ def test_the_shares_of_the_phases_add_up_with_what_lies_outside_of_them(numbers)
     assert sum(shares(few).values()) == pytest.approx(1)
 
 
+def test_a_bound_is_no_gain_of_a_phase(numbers):
+    unexplained = replace(numbers.diagnosis.per_phase[0], verdict="incomplete-profile", expected=None, gain_ceiling=5.0)
+    table = next(
+        table
+        for table in diagnosis_tables(replace(numbers.diagnosis, per_phase=(unexplained,)))
+        if table.id == "phase-verdicts"
+    )
+    assert table.rows["gain"][0] == "–"
+
+
 def test_the_room_of_findings_holds_phases_predictions_and_remedies(numbers):
     assert numbers.diagnosis is not None
     section = SectionOf("findings", "Findings", finding_blocks).of(numbers.diagnosis)

@@ -17,7 +17,7 @@ from warplens.analysis.window import NO_PHASE, Window
 from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.findings import MANY, about, times
 from warplens.diagnosis.rules import rule
-from warplens.diagnosis.rules.whole import is_known
+from warplens.diagnosis.rules.whole import BelowRoof, is_known
 from warplens.profile.columns import column
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
@@ -52,12 +52,12 @@ def _what_if_data(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 
 def verdict_words(finding: Finding) -> str:
-    """The id of a verdict; marked as not known where the profile cannot confirm it."""
+    """The id of a verdict; a limiter that the profile cannot confirm is marked as not known."""
     return _words(finding.id, known=is_known(finding))
 
 
 def _words(verdict: str, *, known: bool) -> str:
-    return verdict if known else f"not known; {verdict} is not ruled out"
+    return f"not known; {verdict} is not ruled out" if verdict == BelowRoof.id and not known else verdict
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
@@ -435,7 +435,7 @@ def _phase_row(phase: PhaseVerdict) -> dict[str, Any]:
     return {
         **vars(phase),
         "verdict": _words(phase.verdict, known=phase.verdict_known),
-        "gain": factor(phase.expected if phase.expected is not None else phase.gain_ceiling),
+        "gain": factor(phase.expected),
         "busy_share": phase.busy_ns / phase.wall_ns if phase.wall_ns else None,
         "share": phase.share,
     }

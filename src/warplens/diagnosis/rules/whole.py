@@ -288,7 +288,12 @@ def roof_known(facts: Facts) -> bool:
 
 
 def is_known(finding: Finding) -> bool:
-    """Whether a finding rests on data; False for `below-roof` if the work of the busy GPU is unknown."""
+    """Whether data show this limiter.
+
+    False for `incomplete-profile`, which names none, and for `below-roof` if the work of the busy GPU is unknown.
+    """
+    if finding.id == IncompleteProfile.id:
+        return False
     return finding.id != BelowRoof.id or "to_roof_share" in finding.evidence
 
 
