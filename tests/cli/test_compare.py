@@ -115,6 +115,19 @@ def test_noise_is_no_regression(asked, warplens, repeated):
     assert data["verdict"]["verdict"] in ("same", "undecided")
 
 
+def test_a_gate_has_nothing_to_go_by_with_another_program(warplens):
+    run = warplens("compare", BASELINE, "demo:lm_small_ctx256_train", "--fail-on", "5%", "--quiet")
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("error: the gate has nothing to go by: The two run different programs")
+    assert warplens("compare", BASELINE, "demo:lm_small_ctx256_train").code == 0
+
+
+def test_a_gate_that_may_compare_two_programs_says_so_even_with_quiet(warplens):
+    run = warplens("compare", BASELINE, LARGE, "--fail-on", "10000%", "--quiet")
+    assert (run.code, run.err.count("\n")) == (0, 1)
+    assert run.err.startswith("caution: ")
+
+
 def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens):
     run = warplens("compare", BASELINE, TOPK, "--fail-on", "5%")
     assert run.code == 0

@@ -30,6 +30,7 @@ from warplens.report.comparison.steps import kernel_table, part_table, waterfall
 from warplens.report.comparison.words import (
     cause_sentence,
     change_text,
+    forbids_gate,
     gate_line,
     interval_text,
     needed_text,
@@ -67,6 +68,12 @@ def graph(baseline):
 def noisy(mean: float, share: float, seed: int, blocks: int = 12) -> Samples:
     random = np.random.default_rng(seed)
     return Samples.of(random.normal(mean, share * mean, (blocks, 5)))
+
+
+@pytest.mark.parametrize("code", ["different-gpu", "different-programs"])
+def test_a_gate_has_nothing_to_go_by_where_more_than_the_program_changed(paradox, code):
+    assert forbids_gate(paradox) is None
+    assert forbids_gate(replace(paradox, notes=(Note(code, NoteLevel.WARNING, "They differ"),))) is not None
 
 
 @pytest.mark.parametrize(

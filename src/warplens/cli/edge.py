@@ -78,9 +78,9 @@ def end_with(problems: Iterable[object], noun: str) -> None:
         raise typer.Exit(UNUSABLE)
 
 
-def note(text: object) -> None:
-    """Print a note to standard error: one line, wrapped on a terminal; nothing with `--quiet`."""
-    if State.quiet:
+def note(text: object, *, always: bool = False) -> None:
+    """Print a note to standard error: one line, wrapped on a terminal; nothing with `--quiet`, unless `always`."""
+    if State.quiet and not always:
         return
     line = one_line(text)
     if sys.stderr is not None and sys.stderr.isatty():

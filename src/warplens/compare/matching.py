@@ -12,6 +12,7 @@ import polars as pl
 
 from warplens.analysis.categories import OTHER, categories_of
 from warplens.analysis.frames import sum_by
+from warplens.analysis.kernel_names import PRODUCTS
 from warplens.compare.host import Side
 from warplens.compare.places import RangePaths, range_paths
 from warplens.profile.columns import column, table
@@ -281,9 +282,13 @@ class _Codes:
 
 
 def _with_place_name(slots: Slots) -> pl.DataFrame:
-    """The kinds with `place_name`, the path of ranges as a text that is comparable between sides."""
+    """The kinds with two texts to compare between sides: `place_name`, the path of ranges, and `role`, the short name.
+
+    Products all have one role, since their names depend on sizes and number formats.
+    """
     names = pl.Series("place_name", ["\x1f".join(path) for path in slots.places.paths], dtype=pl.String)
-    return slots.kinds.with_columns(names.gather(slots.kinds["path"]), pl.col(LAUNCH_SIZE).fill_null(-1))
+    role = pl.when(pl.col("category").is_in(PRODUCTS)).then(pl.lit("product")).otherwise(pl.col("name").cast(pl.String))
+    return slots.kinds.with_columns(names.gather(slots.kinds["path"]), pl.col(LAUNCH_SIZE).fill_null(-1), role=role)
 
 
 def _in_order(rows: list[Int64s], keys: list[Int64s]) -> tuple[Int64s, Int64s]:
@@ -311,3 +316,86 @@ def _anchors(baseline: Slots, variant: Slots, pairs: list[tuple[Int64s, Int64s]]
     right = variant.place[np.concatenate([pair[1] for pair in pairs])]
     rows = in_order(left, right)
     return None if rows is None else (left[rows], right[rows])
+
+
+# --- Whether both sides run the same program --------------------------------------------------------------------------
+# A change of a program leaves traces of it: another batch or number format keeps the order of its kernels, whatever
+# their sizes and names; a compiler or other passes over memory keep the products. Decision 47 has the measurements.
+
+
+#: Launches of a sequence whose order is compared.
+_SEQUENCE: Final = 8
+#: Of two different programs, a smaller part of the launches, and of the sequences, also occurs in the other one.
+_FEW_LAUNCHES: Final = 0.2
+_FEW_SEQUENCES: Final = 0.1
+#: Numbers of products of a step that differ by more than this are not those of one program.
+_SAME_PRODUCTS: Final = 0.05
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """What the kernels of two sides have in common."""
+
+    #: share of the launches of a step, of the side with fewer, that the other has as well: same kernel, same size
+    launches_share: float
+    #: share of the sequences of `_SEQUENCE` launches that occur on the other side, of the side with the larger share;
+    #: any product is the same as another; 0 for shorter steps
+    order_share: float
+    products: tuple[float, float]  #: matrix products, convolutions and kernels of attention per step of each side
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether too few launches are the same to be sure that it is one program."""
+        return self.launches_share < _FEW_LAUNCHES
+
+    @property
+    def is_different(self) -> bool:
+        """Whether nothing suggests one program: launches, order and number of products differ.
+
+        False for programs with few products, of which a rewrite may leave nothing.
+        """
+        fewer, more = sorted(self.products)
+        return (
+            self.is_doubtful
+            and self.order_share < _FEW_SEQUENCES
+            and fewer >= _SEQUENCE
+            and fewer < (1 - _SAME_PRODUCTS) * more
+        )
+
+
+def likeness(baseline: Slots, variant: Slots) -> Likeness:
+    """What the kernels of two sides have in common."""
+    sides, codes = (baseline, variant), _Codes(baseline, variant)
+    sizes_known = all(side.kinds[LAUNCH_SIZE[0]].null_count() < side.kinds.height for side in sides)
+    of_launch, of_order = codes.of(("identity", *(LAUNCH_SIZE if sizes_known else ()))), codes.of(("role",))
+    per_step = [side.launches / side.steps for side in sides]
+    longest = 1 + max((int(keys.max(initial=0)) for keys in of_launch), default=0)
+    rates = [
+        np.bincount(keys[side.kind], weights=rate, minlength=longest)
+        for keys, side, rate in zip(of_launch, sides, per_step, strict=True)
+    ]
+    fewest = min(float(rate.sum()) for rate in rates)
+    sequences = _sequences([keys[side.kind] for keys, side in zip(of_order, sides, strict=True)])
+    return Likeness(
+        float(np.minimum(*rates).sum()) / fewest if fewest else 0.0,
+        max(float(np.isin(own, other).mean()) if len(own) else 0.0 for own, other in (sequences, sequences[::-1])),
+        (_products(baseline), _products(variant)),
+    )
+
+
+def _products(side: Slots) -> float:
+    """Products of a step."""
+    return int(side.launches[side.kinds["category"].is_in(PRODUCTS).to_numpy()[side.kind]].sum()) / side.steps
+
+
+def _sequences(rows: list[Int64s]) -> list[Int64s]:
+    """The number of each sequence of `_SEQUENCE` successive values of both sides; equal ones have the same number."""
+    length = 1
+    while length < _SEQUENCE:
+        split = len(rows[0][:-length])
+        pairs = [(row[:-length], row[length:]) for row in rows]
+        size = 1 + max(int(row.max(initial=0)) for row in rows)
+        numbers, _ = distinct(np.concatenate([first * size + second for first, second in pairs]))
+        rows = [numbers[:split], numbers[split:]]
+        length *= 2
+    return rows

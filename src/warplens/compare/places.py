@@ -376,13 +376,23 @@ def _alike(baseline: Side, variant: Side, kernels: KernelChanges) -> Iterator[No
                 "represents none of them"
             )
             yield Note("unequal-steps", NoteLevel.WARNING, text, "Choose a window of equal steps")
-    matched = kernels.matched_share
-    hidden = any((side.work["kind"] == "graph").any() for side in (baseline, variant))
-    if matched is not None and matched < _MATCHED_SHARE and not hidden:
+    matched, likeness = kernels.matched_share, kernels.likeness
+    if matched is None or any((side.work["kind"] == "graph").any() for side in (baseline, variant)):
+        return
+    same = f"only {100 * likeness.launches_share:.0f} % of the launches have the same kernel and size on both sides"
+    if likeness.is_different:
+        products = " and ".join(f"{number:.4g}" for number in likeness.products)
+        text = f"The two run different programs: {same}, few in the same order, and a step has {products} products"
+        remedy = "Compare recordings of one program, before and after a change"
+        yield Note("different-programs", NoteLevel.WARNING, text, remedy)
+    elif matched < _MATCHED_SHARE:
         text = (
             f"Only {100 * matched:.0f} % of the kernels' time has a counterpart on the other side: the two run "
             "different programs, or other libraries"
         )
+        yield Note("few-matches", NoteLevel.WARNING, text)
+    elif likeness.is_doubtful:
+        text = f"The two may run different programs: {same}"
         yield Note("few-matches", NoteLevel.WARNING, text)
 
 

@@ -11,7 +11,7 @@ import polars as pl
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import duration_ns, sum_by
 from warplens.analysis.work.catalogue import operator_work
-from warplens.compare.matching import MATCHES, Matching, Slots, match_slots, slots_of
+from warplens.compare.matching import MATCHES, Likeness, Matching, Slots, likeness, match_slots, slots_of
 from warplens.compare.places import SEPARATOR, SIDES
 from warplens.profile.columns import both_sides, column, table
 from warplens.profile.schema import Column, Float64s, Int64s
@@ -84,6 +84,7 @@ class KernelChanges:
     """The kernels of both sides, matched."""
 
     table: pl.DataFrame  #: `KERNEL_CHANGES`
+    likeness: Likeness
     baseline: SideKernels
     variant: SideKernels
 
@@ -131,6 +132,7 @@ def kernel_changes(baseline: Side, variant: Side) -> KernelChanges:
     split = len(slots[0].kind)
     return KernelChanges(
         KERNEL_CHANGES.conform(table),
+        likeness(*slots),
         *(
             SideKernels(row[side.slot], side.step, side.time_ns, side.steps)
             for side, row in zip(slots, (of_slot[:split], of_slot[split:]), strict=True)

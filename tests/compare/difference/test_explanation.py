@@ -332,6 +332,30 @@ def test_cautions_of_a_comparison_are_sorted_by_severity(baseline, variant, wind
     assert _notes(baseline, variant, *windows)[code] is NoteLevel[level]
 
 
+#: A program of eight products, each with the passes over its result, and changes of it.
+_LAYER = [(GEMM, 100), *((f"{name}_kernel", 40) for name in ("bias", "scale", "mask"))]
+
+
+def _layers(*names: tuple[str, int], times: int = 8) -> Trace:
+    return program([Launch(name, grid=(size, 1, 1)) for name, size in names * times])
+
+
+@pytest.mark.parametrize(
+    ("variant", "codes"),
+    [
+        (_layers(*_LAYER), set()),
+        (_layers(*((name, 4 * size) for name, size in _LAYER)), {"few-matches"}),  # a batch four times as large
+        (_layers(("other_gemm", 7), *_LAYER[1:]), set()),  # products in another format
+        (_layers(("other_gemm", 7), ("fused_kernel", 40)), {"few-matches"}),  # also compiled: as many products
+        (_layers((GEMM, 7), ("softmax_kernel", 40), times=11), {"different-programs"}),
+        (_layers(("fused_kernel", 40)), {"few-matches"}),  # written as kernels of its own
+    ],
+)
+def test_a_change_of_a_program_is_no_other_program(variant, codes):
+    notes = _notes(_layers(*_LAYER), variant)
+    assert {"few-matches", "different-programs"} & set(notes) == codes
+
+
 def test_hidden_graphs_are_missing_kernels_and_no_other_program():
     notes = _notes(program([Launch(GEMM)]), _hidden([kernel(0, 1, SOFTMAX)]), "steady", "all")
     assert notes["hidden-graphs"] == NoteLevel.WARNING

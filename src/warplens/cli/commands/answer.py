@@ -175,7 +175,8 @@ def _compared(profiles: Profiles, window: str, range_name: str | None, *, from_f
 
     with progress("comparing"):
         comparison = compare(*profiles.timelines, window=window, range_name=range_name)
-    return None if from_folder and any(note.code == "few-matches" for note in comparison.notes) else comparison
+    unlike = any(note.code in ("few-matches", "different-programs") for note in comparison.notes)
+    return None if from_folder and unlike else comparison
 
 
 def _print_comparison(comparison: ComparisonAnswer, profiles: Profiles, *, from_folder: bool) -> None:

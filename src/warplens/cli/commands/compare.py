@@ -53,6 +53,7 @@ class Outcome:
     answer: Answer
     document: Callable[[], Document]  #: makes the document; only this draws charts
     gate: Sequence[str] = ()  #: lines on the result of the gate; () without a gate
+    doubts: Sequence[str] = ()  #: cautions to read beside that result, also with --quiet
     failed: bool = False  #: whether the gate failed
 
 
@@ -290,13 +291,17 @@ def of_measurements(sides: tuple[SideFiles, SideFiles], options: Options) -> Out
     Raises:
         UsageError: no cells of the two sides match.
         UnreadableInputError: a file cannot be read.
+        MissingDataError: there is a gate, and the GPUs differ.
     """
+    from warplens.report.comparison.words import NO_GATE
     from warplens.studies.sweeps import cells
 
     sweep, notes = load_measurements(sides, options.where)
     with progress("comparing"):
         numbers = cells.compare_cells(sweep, margin=options.margin, level=options.level, fail_on=options.fail_on)
         numbers = replace(numbers, notes=(*notes, *numbers.notes))
+    if options.fail_on is not None and (refused := next((note for note in notes if note.code in NO_GATE), None)):
+        raise MissingDataError(f"the gate has nothing to go by: {refused.text}")
     part = Part(
         head=cells.cell_head(sweep), verdict=[cells.cell_answer(numbers)], tables=[cells.cell_table(numbers, 0)]
     )
@@ -355,7 +360,15 @@ def of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
     """
     from warplens.answers import comparison_answer
     from warplens.report.comparison.numbers import compare_steps, step_head
-    from warplens.report.comparison.words import forbids_verdict, gate_line, needed_text, step_answer, work_sentence
+    from warplens.report.comparison.words import (
+        forbids_gate,
+        forbids_verdict,
+        gate_doubts,
+        gate_line,
+        needed_text,
+        step_answer,
+        work_sentence,
+    )
 
     counters = _compared(filter(None, options.counters)) if all(options.counters) else None
     baseline, variant = load_traces(sides, options.window, options.range_name)
@@ -369,9 +382,11 @@ def of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
             flops=options.flops,
             counters=counters,
         )
+    if (
+        options.fail_on is not None and (refused := forbids_gate(numbers)) is not None
+    ):  # e.g. out of memory, which is fast
+        raise MissingDataError(f"the gate has nothing to go by: {refused.text}")
     blocking = forbids_verdict(numbers)
-    if options.fail_on is not None and blocking is not None:  # e.g. a step that ran out of memory, which is fast
-        raise MissingDataError(f"the gate has nothing to go by: {blocking.text}")
     comparison, gate = numbers.comparison, numbers.regression
     further = (work_sentence(numbers), needed_text(comparison) if blocking is None else None)
     answer = comparison_answer(numbers, (baseline, variant))
@@ -390,6 +405,7 @@ def of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
         answered(answer, Part(head=step_head(numbers), verdict=verdict), options.most),
         document=document,
         gate=[gate_line(gate, comparison)] if gate is not None else (),
+        doubts=gate_doubts(numbers) if gate is not None else (),
         failed=gate is not None and gate.found,
     )
 
@@ -505,6 +521,8 @@ def compare(
     find = {"a trace": of_traces, "measurements": of_measurements, "counters of Nsight Compute": of_counters}
     outcome = find[sides[0].content](sides, options)
     give(outcome.answer, form, folder, outcome.document)
+    for line in outcome.doubts if State.quiet else ():  # otherwise printed with the answer
+        note(line, always=True)
     if outcome.failed:
         # Printed even with --quiet: it explains a failed run in a log.
         complain("; ".join(outcome.gate))

@@ -181,6 +181,23 @@ def forbids_verdict(numbers: StepNumbers) -> Note | None:
     return next((note for note in numbers.notes if note.level is NoteLevel.BLOCKING), None)
 
 
+#: Notes that the times of the sides do not tell whether one program got slower.
+NO_GATE: Final = ("different-programs", "different-gpu")
+
+#: Notes that the sides may differ in more than a change of one program.
+_DOUBTS: Final = ("few-matches", "hidden-graphs", "unknown-gpu")
+
+
+def forbids_gate(numbers: StepNumbers) -> Note | None:
+    """The note that a gate has nothing to go by; None if it has."""
+    return forbids_verdict(numbers) or next((note for note in numbers.notes if note.code in NO_GATE), None)
+
+
+def gate_doubts(numbers: StepNumbers) -> list[str]:
+    """Cautions to read beside the result of a gate: it is not certain that the sides are one program on one GPU."""
+    return [f"caution: {note.text}" for note in numbers.notes if note.code in _DOUBTS]
+
+
 def _leads_with_work(explanation: Explanation) -> bool:
     return explanation.cause == "host-issue-bound" and explanation.is_paradox
 
