@@ -266,6 +266,10 @@ def test_of_several_launching_threads_all_launches_count_and_the_host_is_as_late
     assert "the one that launches most makes 20 of them, each taking " in first
     assert first.endswith("66.7 % of the work was queued while the GPU was busy")
     assert second.startswith("the busiest launching thread's time: ")
+    idle = next(pace_lines(found, busy_share=0.3))
+    assert first.startswith(f"{idle}; the host is ahead"), "late work of an idle GPU waits for something else"
+    few = pace(run([*[("launch", 2 * US)] * 3, *END]))
+    assert " GPU" not in next(pace_lines(few)), "a share of three launches says nothing"
 
 
 def test_a_host_that_is_ahead_has_work_queued():

@@ -593,8 +593,9 @@ def test_sequences_with_masks_of_their_own_may_be_padded_and_nothing_is_said_of_
             machine.launch(90 * US, FLASH)
 
     found = verdict(step)
-    assert found.verdict == "padded-work"
+    assert (found.verdict, found.verdict_known) == ("padded-work", False)
     assert found.findings[0].gain is None
+    assert any("is_causal=True" in remedy.how for remedy in found.findings[0].remedies)
     assert found.findings[0].severity == "info"
     assert "not recorded" in found.headline
 

@@ -129,11 +129,12 @@ def diagnose_selection(
         modelled = predictions(timeline, window, together=list(together))
         combined = tuple(prediction for prediction in modelled if prediction.change == ",".join(together))
         diagnosis = replace(diagnosis, predictions=tuple(dict.fromkeys([*combined, *diagnosis.predictions])))
+    busy_share = diagnosis.coverage.busy_ns / max(diagnosis.coverage.wall_ns, 1)
     return DiagnosisAnswer(
         command="diagnose",
         source=selection.source,
         frame=findings_frame(diagnosis).drop("gain", "at_most"),
-        facts=(*pace_lines(pace, steps=bool(window.steps)), *coverage_lines(diagnosis)),
+        facts=(*pace_lines(pace, steps=bool(window.steps), busy_share=busy_share), *coverage_lines(diagnosis)),
         notes=diagnosis.notes,
         tables=diagnosis_tables(diagnosis)[1:],
         data=lambda: {"window": window_data(window), **diagnosis_data(diagnosis), "pace": pace},

@@ -207,8 +207,8 @@ class Diagnosis:
         notes: gaps in what the profile recorded.
         moments: the worst instances of the findings, in their order, up to three of each.
         what_if: gains of the remedies, one by one and in pairs; None if they cannot be modelled.
-        verdict_known: whether data show the limiter; otherwise the profile cannot answer, or no cause shows and too
-            little of the work is known to compute how near the GPU is to its roofs.
+        verdict_known: whether data show the limiter; otherwise the profile cannot answer, part of the work may be
+            padding, or no cause shows and too little of the work is known to compute how near the GPU is to its roofs.
     """
 
     verdict: str

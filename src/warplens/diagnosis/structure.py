@@ -24,7 +24,7 @@ from warplens.profile.schema import Bools, Float64s, Int64s
 AFFECTED: Final = {
     "affected_ns": "time of the affected kernels",
     "affected_share": "of the window",
-    "saved_ns": "part of that time that is expected to go away",
+    "saved_ns": "recorded time that is expected to go away, with pauses and what the profiler added to them",
 }
 
 

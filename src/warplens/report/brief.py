@@ -11,6 +11,7 @@ import polars as pl
 from warplens.diagnosis.findings import MANY, Diagnosis
 from warplens.diagnosis.rule import REPLAYED, STEPS_ONLY
 from warplens.diagnosis.rules import rule
+from warplens.diagnosis.rules.results import PaddedWork
 from warplens.diagnosis.rules.whole import BelowRoof, GraphOpaque, headroom_words, is_known
 from warplens.diagnosis.thresholds import DEFAULTS
 from warplens.diagnosis.verdict import gain_text, is_of_profiler
@@ -136,6 +137,8 @@ def _without_gain(diagnosis: Diagnosis | RunDiagnosis, verdict: Finding) -> tupl
             f"Up to {factor(1 / at_roofs)}",
             f"{headroom_words(verdict)} (modelled); {from_others}",
         )
+    if verdict.id == PaddedWork.id:
+        return "Not known", f"how much of the work is padding is not recorded; {from_others}"
     if not is_known(verdict):
         # The possible gain of busy kernels is not known; the causes found are only part of it.
         return "Not known", _UNKNOWN if best_other is None else from_others

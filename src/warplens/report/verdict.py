@@ -17,7 +17,7 @@ from warplens.analysis.window import NO_PHASE, Window
 from warplens.diagnosis import Diagnosis
 from warplens.diagnosis.findings import MANY, about, times
 from warplens.diagnosis.rules import rule
-from warplens.diagnosis.rules.whole import BelowRoof, is_known
+from warplens.diagnosis.rules.whole import IncompleteProfile, is_known
 from warplens.profile.columns import column
 from warplens.profile.counters import KernelCounters
 from warplens.profile.schema import Column
@@ -57,7 +57,7 @@ def verdict_words(finding: Finding) -> str:
 
 
 def _words(verdict: str, *, known: bool) -> str:
-    return f"not known; {verdict} is not ruled out" if verdict == BelowRoof.id and not known else verdict
+    return verdict if known or verdict == IncompleteProfile.id else f"not known; {verdict} is not ruled out"
 
 
 def finding_data(finding: Finding) -> dict[str, Any]:
@@ -90,8 +90,13 @@ _THREAD_PARTS: Final = {
 #: Parts of the launching thread's time below this share are not listed.
 _SMALLEST_LISTED_SHARE: Final = 0.01
 
+#: On a GPU that is busy for less of the time, work that starts late waited for something else than other work.
+_BUSY_SHARE: Final = 0.5
+#: Of fewer launches, no share is told.
+_FEWEST_LAUNCHES: Final = 20
 
-def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
+
+def pace_lines(pace: HostPace | None, *, steps: bool = True, busy_share: float = 1.0) -> Iterator[str]:
     """Two or three sentences about the launching threads; none if no launching call was recorded.
 
     Where several threads launch, launches and the share of late work are those of all; the time per launch and its
@@ -99,6 +104,7 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
 
     Args:
         steps: whether the window consists of steps.
+        busy_share: share of the window in which the GPU is busy.
     """
     if pace is None:
         return
@@ -109,17 +115,19 @@ def pace_lines(pace: HostPace | None, *, steps: bool = True) -> Iterator[str]:
         if pace.host_ns_per_launch is None
         else f", each taking {fmt.duration(pace.host_ns_per_launch[1])} of {whose} time"
     )
-    position = (
-        f"ahead of the GPU: {fmt.share(1 - pace.all_behind_share)} of the work was queued while the GPU was busy"
-        if pace.is_ahead
-        else f"behind the GPU: {fmt.share(pace.all_behind_share)} of the work started as soon as it was launched"
-    )
+    position = ""
+    if pace.all_launches >= _FEWEST_LAUNCHES and not pace.is_ahead:
+        started = fmt.share(pace.all_behind_share)
+        position = f"; the host is behind the GPU: {started} of the work started as soon as it was launched"
+    elif pace.all_launches >= _FEWEST_LAUNCHES and busy_share >= _BUSY_SHARE:
+        queued = fmt.share(1 - pace.all_behind_share)
+        position = f"; the host is ahead of the GPU: {queued} of the work was queued while the GPU was busy"
     if pace.launches:
         launches = fmt.plural(pace.all_launches, "launch", "launches")
         rate = fmt.rate(pace.all_per_second)
         counted = f"{launches} by {fmt.count(pace.threads)} threads, {rate}; the one that launches most makes "
         counted = f"{counted}{fmt.count(pace.launches)} of them" if several else f"{launches}, {rate}"
-        yield f"host: {counted}{cost}; the host is {position}"
+        yield f"host: {counted}{cost}{position}"
     else:
         yield "host: what ran in this window was launched before it"
     if pace.layer is not None:
@@ -249,7 +257,7 @@ _EVIDENCE_WORDS: Final = {
     "recording": "recording",
     "repeated": "recomputed kernels",
     "rows": "rows per product",
-    "saved": "expected saving",
+    "saved": "expected saving as recorded, with pauses",
     "scattered": "gathers and scatters",
     "single_tensor_launches": "launches for a single tensor",
     "size": "misaligned size",
@@ -264,6 +272,10 @@ _EVIDENCE_WORDS: Final = {
     "known_work": "work known for",
     "waited": "waiting of other ranks",
 }
+
+
+#: A cause that claims a smaller part of the GPU's idle time leaves some to others.
+_ALL_IDLE: Final = 0.99
 
 
 def evidence_text(evidence: Mapping[str, float], *, steps: float = 1) -> str:
@@ -283,9 +295,12 @@ def evidence_text(evidence: Mapping[str, float], *, steps: float = 1) -> str:
         texts_by_name.setdefault(name.removesuffix(suffix), []).append(text)
     zero = {name.removesuffix("_ns") for name, value in evidence.items() if name.endswith("_ns") and value == 0}
     texts_by_name = {name: texts for name, texts in texts_by_name.items() if name not in zero} or texts_by_name
+    words = _EVIDENCE_WORDS
+    whole_idle = 1 - evidence.get("gpu_busy_share", 1.0)
+    if "idle_ns" in evidence and evidence.get("idle_share", whole_idle) < _ALL_IDLE * whole_idle:
+        words = {**words, "idle": "idle of this cause alone"}
     return ", ".join(
-        f"{_EVIDENCE_WORDS.get(name, _acronyms(name.replace('_', ' ')))} {first}"
-        + (f" ({', '.join(rest)})" if rest else "")
+        f"{words.get(name, _acronyms(name.replace('_', ' ')))} {first}" + (f" ({', '.join(rest)})" if rest else "")
         for name, (first, *rest) in texts_by_name.items()
     )
 

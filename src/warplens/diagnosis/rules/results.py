@@ -169,7 +169,7 @@ class PaddedWork(Rule):
         "fused attention gets a mask for each sequence, of one size in all steps. Informational; it is the verdict "
         "if no finding is a warning"
     )
-    title = "Attention gets a mask for each sequence, all of one length: hidden padding is computed as well"
+    title = "Attention gets a mask for each sequence, all of one length: if it hides padding, that is computed as well"
     evidence: ClassVar = {
         "masked_per_step": "kernels of attention with such a mask",
         "sequences_count": "sequences of one attention; only where shapes are recorded",
@@ -178,7 +178,7 @@ class PaddedWork(Rule):
     }
     refutation = (
         "Print attention_mask.float().mean() over some batches: at 0.9 and more, hardly anything is padding. Several "
-        "texts packed into one row have such masks, too."
+        "texts packed into one row have such masks, too, and so has a causal mask that is repeated for each sequence."
     )
     describes = True
     least_length = Limit(64, "Sequences of fewer tokens cost little; one token per step is decoding.")
@@ -190,7 +190,7 @@ class PaddedWork(Rule):
         sequence = f"each sequence of {length:,} tokens" if length else "each sequence"
         return (
             f"The GPU is {busy_with(facts)}, and part of that may be padding: attention gets a mask for {sequence}; "
-            "how much it hides is not recorded."
+            "how much it hides is not recorded, and a causal mask given as a tensor looks the same."
         )
 
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
@@ -232,6 +232,11 @@ class PaddedWork(Rule):
                     "tokenizer(texts, padding='longest')  # not padding='max_length'\n"
                     "DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8); TrainingArguments(group_by_length=True)",
                     "in proportion to the padding; attention by its square",
+                ),
+                Remedy(
+                    "Where it only hides later tokens, pass no mask",
+                    "scaled_dot_product_attention(q, k, v, is_causal=True)  # instead of a dense attn_mask",
+                    "the half that a causal mask hides is not computed, and flash attention can be used",
                 ),
                 Remedy(
                     "Do without padding",

@@ -290,9 +290,10 @@ def roof_known(facts: Facts) -> bool:
 def is_known(finding: Finding) -> bool:
     """Whether data show this limiter.
 
-    False for `incomplete-profile`, which names none, and for `below-roof` if the work of the busy GPU is unknown.
+    False for `incomplete-profile`, which names none, for `padded-work`, since no profile records padding, and for
+    `below-roof` if the work of the busy GPU is unknown.
     """
-    if finding.id == IncompleteProfile.id:
+    if finding.id in (IncompleteProfile.id, "padded-work"):
         return False
     return finding.id != BelowRoof.id or "to_roof_share" in finding.evidence
 
