@@ -140,6 +140,20 @@ def test_the_same_name_under_two_parents_is_two_rows_of_the_tree_and_one_by_name
     assert _statistics(profile)["matmul"]["instances"] == 2
 
 
+@pytest.mark.parametrize("by", ["name", "full_name"])
+def test_what_lies_in_a_range_of_the_same_name_is_a_part_of_it(by):
+    profile = trace(
+        [kernel(20, 30, correlation=1), kernel(30, 50, correlation=2)],
+        [launch(2, 3, 1), launch(4, 5, 2)],
+        [nvtx(0, 10, "block"), nvtx(1, 8, "other"), nvtx(3, 7, "block"), nvtx(12, 14, "block")],
+    )
+    block = _statistics(profile, by)["block"]
+    assert {name: block[name] for name in ("instances", "host_ns", "gpu_ns", "gpu_exclusive_ns", "span_ns")} == {
+        "instances": 3, "host_ns": 12, "gpu_ns": 30, "gpu_exclusive_ns": 20, "span_ns": 30,
+    }  # fmt: skip
+    assert (block["ops"], block["kernels"], block["share"]) == (2, 2, 1)
+
+
 def test_running_numbers_of_operators_do_not_make_names():
     assert plain_range_name("aten::copy_, op_id = 991065") == "aten::copy_"
     assert plain_range_name("AddmmBackward0, seq = 12, op_id = 7") == "AddmmBackward0"

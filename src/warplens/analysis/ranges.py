@@ -47,7 +47,8 @@ _NO_WORK = "null where no GPU work was recorded"
 
 RANGES = table(
     "ranges",
-    "One path of range names (`--by tree`), or one name. `warplens ranges`.",
+    "One path of range names (`--by tree`), or one name. `warplens ranges`. Where a range lies in another of the same"
+    " name, a name's times are those of the outer one.",
     "id parent depth name",
     Column("instances", pl.Int64, "how many ranges are summed up", title="Times"),
     "host_ns",
@@ -240,16 +241,24 @@ def range_statistics(timeline: Timeline, window: Window, by: str = "tree", *, op
     name_code = texts.cast(pl.Enum(distinct)).to_physical().cast(pl.Int64).to_numpy()
     code = name_code[names.to_physical().to_numpy()]
     rows = instances["row"].to_numpy()
+    counts = np.ones(len(rows), dtype=np.bool_)
     if by == "tree":
         group, group_parent, group_code, depth = name_paths(code, rows, instances["parent"].to_numpy())
     else:
         group_code, group = np.unique(code[rows], return_inverse=True)
         group, depth = group.reshape(-1), np.zeros(len(group_code), dtype=np.int64)
         group_parent = np.full(len(group_code), NO_RANGE, dtype=np.int64)
+        label = -1 - np.arange(len(code))  # ranges that are not listed enclose none of their own name
+        label[rows] = code[rows]
+        counts = ~timeline.forest.repeats(label)[rows]
     total_ns = range_coverage(timeline, window).total_ns
-    sums = ("host_ns", "gpu_ns", "gpu_exclusive_ns", "inferred_ns", "span_ns", "ops", "kernels")
-    summed = instances.group_by(pl.Series("id", group)).agg(
-        pl.len().cast(pl.Int64).alias("instances"), pl.col(sums).sum()
+    # What lies in a range of the same name is a part of it already.
+    inclusive = ("host_ns", "gpu_ns", "inferred_ns", "span_ns", "ops", "kernels")
+    numbered = instances.with_columns(pl.Series("id", group), pl.Series("counts", counts))
+    summed = numbered.group_by("id").agg(
+        pl.len().cast(pl.Int64).alias("instances"),
+        pl.col("gpu_exclusive_ns").sum(),
+        pl.col(inclusive).filter("counts").sum(),
     )
     table = RANGES.conform(
         summed.sort("id").with_columns(
