@@ -14,14 +14,9 @@ from hypothesis import strategies as st
 from tests.analysis.builders import AUTOGRAD_THREAD, call, copy, kernel, launch, nvtx, python_call, trace
 from tests.analysis.operators.programs import annotation, operator, program
 from warplens.analysis.code import code_places, is_own_line
-from warplens.analysis.ranges import (
-    plain_range_name,
-    projected_spans,
-    range_coverage,
-    range_instances,
-    range_statistics,
-)
+from warplens.analysis.ranges import projected_spans, range_coverage, range_instances, range_statistics
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import plain_range_name
 from warplens.profile import Trace
 
 

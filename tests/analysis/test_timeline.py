@@ -122,6 +122,27 @@ def test_a_range_selects_the_work_launched_inside_it_not_the_work_that_runs_mean
     assert timeline.api_calls_in(timeline.window("all", "backward"))["correlation"].to_list() == [3]
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("layers.0.mm, op_id = 7", [0]),
+        ("layers.0.mm", [0, 1]),
+        ("layers.*.mm", [0, 1, 2]),
+        ("layers.N.mm, op_id = N", [0, 1, 2]),
+        ("ProfilerStep#N", [3, 4]),
+        ("ProfilerStep", [3, 4]),
+        ("ProfilerStep#2", [4]),
+    ],
+)
+def test_a_range_is_found_under_each_name_that_tables_list(name, rows):
+    names = [
+        *("layers.0.mm, op_id = 7", "layers.0.mm, op_id = 8", "layers.1.mm, op_id = 9"),
+        *("ProfilerStep#1", "ProfilerStep#2"),
+    ]
+    timeline = Timeline(trace([], [], [nvtx(10 * row, 10 * row + 5, name) for row, name in enumerate(names)]))
+    assert timeline.range_rows(name).tolist() == rows
+
+
 def test_an_unknown_range_is_refused_with_similar_names():
     with pytest.raises(UsageError, match=r"'forwrd'.*'forward'"):
         _timeline().window("all", "forwrd")

@@ -18,10 +18,9 @@ import polars as pl
 from warplens.analysis.api import api_kinds
 from warplens.analysis.frames import numbered, ratio, sum_by
 from warplens.analysis.operators.places import module_name
-from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, is_operator, look_up, nearest
-from warplens.analysis.window import Window
+from warplens.analysis.window import Window, unnumbered_name
 from warplens.patterns import lazy_pattern
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Int64s, name_categories

@@ -9,7 +9,6 @@ the last end (NVIDIA's "projected" time, idle time included).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +18,8 @@ from warplens.analysis.frames import running_sum, select_rows, sum_by
 from warplens.analysis.intervals import Intervals
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, depth_first, is_operator, name_paths, nearest
-from warplens.analysis.window import Window
+from warplens.analysis.window import Window, plain_range_name
 from warplens.errors import UsageError
-from warplens.patterns import lazy_pattern
 from warplens.profile.columns import COLUMNS, column, optional, table
 from warplens.profile.schema import Column, Int64s, name_categories
 
@@ -74,19 +72,6 @@ _WORK_COLUMNS = ("gpu_ns", "gpu_exclusive_ns", "inferred_ns", "span_ns", "ops", 
 #: Identity elements for minimum and maximum.
 _IDENTITY: dict[np.ufunc, int] = {np.minimum: np.iinfo(np.int64).max, np.maximum: np.iinfo(np.int64).min}
 
-# PyTorch's emit_nvtx appends running numbers and shapes to operator names; they make every instance a name of its own.
-_RUNNING_NUMBERS = lazy_pattern(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
-
-
-#: The number of a step or call after its name, and that of a layer within a path.
-_TRAILING_NUMBER = lazy_pattern(r"[#_ :=.-]+\d+$")
-_LAYER = lazy_pattern(r"\.\d+\.")
-
-_PROFILER_STEP = lazy_pattern(r"^ProfilerStep#\d+$")
-
-#: Cache size for names; only operators recorded with running numbers exceed it.
-_NAME_CACHE_SIZE = 65_536
-
 
 @dataclass(frozen=True)
 class RangeCoverage:
@@ -110,25 +95,6 @@ class RangeCoverage:
     def inferred_share(self) -> float | None:
         """Share of the GPU work's time whose range was inferred; None where there was no work."""
         return self.inferred_ns / self.total_ns if self.total_ns else None
-
-
-def plain_range_name(name: str) -> str:
-    """The name without the running numbers that PyTorch appends.
-
-    `emit_nvtx` numbers operators (`aten::add, op_id = 7` → `aten::add`), the profiler steps (`ProfilerStep#3` →
-    `ProfilerStep#N`).
-    """
-    return _PROFILER_STEP.sub("ProfilerStep#N", _RUNNING_NUMBERS.sub("", name))
-
-
-@lru_cache(maxsize=_NAME_CACHE_SIZE)
-def unnumbered_name(name: str) -> str:
-    """The name without the numbers of steps, calls and layers, which then count as one place.
-
-    >>> [unnumbered_name(name) for name in ("ProfilerStep#4", "aten::mm, op_id = 7", "step 12", "layers.3.mlp")]
-    ['ProfilerStep', 'aten::mm', 'step', 'layers.*.mlp']
-    """
-    return _LAYER.sub(".*.", _TRAILING_NUMBER.sub("", _RUNNING_NUMBERS.sub("", name))) or name
 
 
 def range_coverage(timeline: Timeline, window: Window, *, operators: bool = True) -> RangeCoverage:

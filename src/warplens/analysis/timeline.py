@@ -14,7 +14,16 @@ from warplens.analysis.frames import numbered, once, select_rows
 from warplens.analysis.intervals import Intervals, union
 from warplens.analysis.steps import StepSearch, find_steps
 from warplens.analysis.trees import NO_RANGE, RangeForest, is_operator, range_forest
-from warplens.analysis.window import Step, Window, edges_of, parse_span
+from warplens.analysis.window import (
+    Step,
+    Window,
+    edges_of,
+    generic_name,
+    parse_span,
+    plain_range_name,
+    span_text,
+    unnumbered_name,
+)
 from warplens.errors import UsageError
 from warplens.profile import Trace
 from warplens.profile.schema import Bools, Int64s, name_categories
@@ -205,21 +214,23 @@ class Timeline:
         return window
 
     def range_rows(self, name: str) -> Int64s:
-        """The rows of all ranges with this name.
+        """The rows of all ranges with this name; without any, of those that tables list under it.
 
         Raises:
             UsageError: there is none; the message names the closest ones.
         """
         names = self.trace.ranges["name"]
         categories = name_categories(names).to_list()
-        rows = np.flatnonzero((names == name).to_numpy()) if name in set(categories) else np.empty(0, np.int64)
-        if len(rows):
-            return rows
+        for as_listed in (str, plain_range_name, unnumbered_name, generic_name):
+            has_name = np.array([as_listed(category) == name for category in categories], dtype=np.bool_)
+            if has_name.any() and len(rows := np.flatnonzero(has_name[names.to_physical().to_numpy()])):
+                return rows
         if not categories:
             raise UsageError(f"there is no range {name!r}: the profile holds no annotated ranges")
         from difflib import get_close_matches
 
-        close = get_close_matches(name, categories, n=3, cutoff=0.4) or sorted(categories)[:3]
+        listed = sorted(set(map(plain_range_name, categories)))
+        close = get_close_matches(name, listed, n=3, cutoff=0.4) or listed[:3]
         raise UsageError(f"there is no range {name!r}; ranges with similar names: {', '.join(map(repr, close))}")
 
     def in_range(self, name: str) -> Bools:

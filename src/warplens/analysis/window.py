@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -90,8 +91,13 @@ def parse_span(text: str) -> tuple[int | None, int | None]:
         raise UsageError(f"window {text!r} is not steady, all or START:END (for example 1.5s:2s)")
     start, end = (_time_ns(part, text) if part.strip() else None for part in parts)
     if start is not None and end is not None and end <= start:
-        raise UsageError(f"window {text!r} ends before it begins")
+        raise UsageError(f"window {text!r} {'is empty' if end == start else 'ends before it begins'}")
     return start, end
+
+
+def span_text(start_ns: int, end_ns: int) -> str:
+    """A window of whole microseconds that holds the span, as `parse_span` reads it: `0.000012s:0.000514s`."""
+    return f"{start_ns // 1_000 / 1e6:.6f}s:{-(-end_ns // 1_000) / 1e6:.6f}s"
 
 
 def _time_ns(part: str, text: str) -> int:
@@ -142,6 +148,17 @@ _XLA_PROGRAM = lazy_pattern(r"XlaModule:#(?:[^#]*,)?hlo_module=(?P<module>[^,#]+
 _DIGITS = lazy_pattern(r"\d+")
 _WARMUP = lazy_pattern(r"warm[\s_-]*up", re.IGNORECASE)
 
+# PyTorch's emit_nvtx appends running numbers and shapes to operator names; they make every instance a name of its own.
+_RUNNING_NUMBERS = lazy_pattern(r",\s*(?:op_id|seq|sizes|input_op_ids)\s*=.*$")
+#: The number of a step or call after its name, and that of a layer within a path.
+_TRAILING_NUMBER = lazy_pattern(r"[#_ :=.-]+\d+$")
+_LAYER = lazy_pattern(r"\.\d+\.")
+
+_PROFILER_STEP = lazy_pattern(r"^ProfilerStep#\d+$")
+
+#: Cache size for names; only operators recorded with running numbers exceed it.
+_NAME_CACHE_SIZE = 65_536
+
 
 def generic_name(name: str) -> str:
     """The name with its numbers replaced by `N`, so that `ProfilerStep#3` and `ProfilerStep#4` are one name."""
@@ -153,6 +170,25 @@ def generic_names(names: pl.Series) -> tuple[list[str], Int64s]:
     numbers: dict[str, int] = {}
     code = name_labels(names, lambda name: numbers.setdefault(generic_name(name), len(numbers)))
     return list(numbers), code
+
+
+def plain_range_name(name: str) -> str:
+    """The name without the running numbers that PyTorch appends.
+
+    `emit_nvtx` numbers operators (`aten::add, op_id = 7` → `aten::add`), the profiler steps (`ProfilerStep#3` →
+    `ProfilerStep#N`).
+    """
+    return _PROFILER_STEP.sub("ProfilerStep#N", _RUNNING_NUMBERS.sub("", name))
+
+
+@lru_cache(maxsize=_NAME_CACHE_SIZE)
+def unnumbered_name(name: str) -> str:
+    """The name without the numbers of steps, calls and layers, which then count as one place.
+
+    >>> [unnumbered_name(name) for name in ("ProfilerStep#4", "aten::mm, op_id = 7", "step 12", "layers.3.mlp")]
+    ['ProfilerStep', 'aten::mm', 'step', 'layers.*.mlp']
+    """
+    return _LAYER.sub(".*.", _TRAILING_NUMBER.sub("", _RUNNING_NUMBERS.sub("", name))) or name
 
 
 def is_step_name(name: str) -> bool:

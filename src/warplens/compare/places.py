@@ -16,10 +16,9 @@ import polars as pl
 from warplens.analysis.frames import sum_by
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.quality import aborted_steps
-from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.streams import graph_summary
 from warplens.analysis.trees import NO_RANGE, is_operator, name_paths, nearest
-from warplens.analysis.window import NO_PHASE, PHASES, generic_name, is_step_name
+from warplens.analysis.window import NO_PHASE, PHASES, generic_name, is_step_name, plain_range_name
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import both_sides, table
 from warplens.profile.schema import Column, Int64s, name_categories

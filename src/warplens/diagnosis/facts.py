@@ -22,10 +22,9 @@ from warplens.analysis.headroom import PIECES, Headroom
 from warplens.analysis.headroom.work import SOURCE
 from warplens.analysis.phases import phase_of_work
 from warplens.analysis.prediction import Change, Prediction
-from warplens.analysis.ranges import unnumbered_name
 from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import NO_PHASE, PHASES, Window
+from warplens.analysis.window import NO_PHASE, PHASES, Window, unnumbered_name
 from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
 from warplens.diagnosis.findings import ISSUING, PASSES
 from warplens.diagnosis.pace import Gain, Less, Pace

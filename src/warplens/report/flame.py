@@ -16,10 +16,9 @@ import polars as pl
 
 from warplens.analysis.operators.places import module_name
 from warplens.analysis.operators.statistics import LEVELS, levels_of_work
-from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, is_operator, name_paths, nearest
-from warplens.analysis.window import Window
+from warplens.analysis.window import Window, plain_range_name
 from warplens.profile.schema import Bools, Int64s, name_categories
 from warplens.report import text as fmt
 from warplens.report.document import Block, View

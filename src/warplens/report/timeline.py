@@ -22,8 +22,8 @@ from warplens.analysis.api import api_kind
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered, sum_by
 from warplens.analysis.intervals import Intervals
-from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
+from warplens.analysis.window import plain_range_name
 from warplens.profile.nesting import disjoint_lanes, nested_lanes
 from warplens.profile.schema import Bools, Int64s, name_categories
 from warplens.report import text as fmt

@@ -16,9 +16,10 @@ from warplens.analysis.operators.coverage import operator_coverage
 from warplens.analysis.operators.statistics import operators_by
 from warplens.analysis.phases import phase_of_work, phase_statistics, phase_steps
 from warplens.analysis.quality import quality_notes
-from warplens.analysis.ranges import plain_range_name, range_coverage, range_statistics
+from warplens.analysis.ranges import range_coverage, range_statistics
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE
+from warplens.analysis.window import plain_range_name
 from warplens.profile import TABLES
 from warplens.readers import read
 

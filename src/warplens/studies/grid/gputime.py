@@ -15,11 +15,10 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from warplens.analysis.ranges import plain_range_name
 from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, is_operator, nearest
-from warplens.analysis.window import NO_PHASE, PHASES
+from warplens.analysis.window import NO_PHASE, PHASES, plain_range_name
 from warplens.profile.columns import KERNEL_NAME, column, table
 from warplens.profile.schema import Column, name_categories
 from warplens.studies.grid.cells import (
