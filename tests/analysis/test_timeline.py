@@ -26,7 +26,7 @@ from warplens.analysis.intervals import (
     union,
 )
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import parse_span
+from warplens.analysis.window import parse_span, span_text
 from warplens.errors import UsageError
 
 
@@ -84,10 +84,24 @@ def test_spans_are_exact_in_nanoseconds(text, expected):
     assert parse_span(text) == expected
 
 
-@pytest.mark.parametrize("text", ["1", "1:2:3", "a:b", "2s:1s", "1 parsec:", "5:5"])
-def test_a_span_that_cannot_be_read_says_what_it_should_look_like(text):
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        *((text, "START:END") for text in ("1", "1:2:3")),
+        *((text, "is not a time") for text in ("a:b", "1 parsec:")),
+        ("2s:1s", "ends before it begins"),
+        ("5:5", "is empty"),
+    ],
+)
+def test_a_span_that_cannot_be_read_says_what_it_should_look_like(text, said):
+    with pytest.raises(UsageError, match=said):
         parse_span(text)
+
+
+@given(st.integers(-(10**6), 10**15), st.integers(1, 10**12))
+def test_the_text_of_a_span_is_a_window_that_holds_it(start, length):
+    begin, end = parse_span(span_text(start, start + length))
+    assert start - 1_000 < begin <= start < start + length <= end < start + length + 1_000
 
 
 def _timeline() -> Timeline:

@@ -186,7 +186,8 @@ class Timeline:
 
         Args:
             spec: `steady` (the repeating steps without warm-up; without steps, from the first to the last GPU work),
-                `all` (everything recorded), or `START:END` in the profile's clock (`1.5s:2s`).
+                `all` (everything recorded), or `START:END` in the profile's clock (`1.5s:2s`), of which the part that
+                was recorded counts.
             range_name: count only work launched inside ranges of this name.
 
         Raises:
@@ -197,13 +198,13 @@ class Timeline:
         elif spec == "steady":
             window = self._steady_window()
         else:
-            start, end = parse_span(spec)
-            first, last = self._recorded_span()
-            window = Window(first if start is None else start, last if end is None else end, "explicit", "as asked for")
-            if window.end_ns <= window.start_ns or window.end_ns <= first or last <= window.start_ns:
-                raise UsageError(
-                    f"window {spec!r} lies outside the recorded time, which is {first / 1e9:.6f}s:{last / 1e9:.6f}s"
-                )
+            asked = parse_span(spec)
+            recorded = first, last = self._recorded_span()
+            start, end = (edge if edge is not None else known for edge, known in zip(asked, recorded, strict=True))
+            how = "as asked for" + (", as far as it was recorded" if start < first or last < end else "")
+            window = Window(max(start, first), min(end, last), "explicit", how)
+            if window.end_ns <= window.start_ns:
+                raise UsageError(f"window {spec!r} lies outside the recorded time, which is {span_text(first, last)}")
             inside = (
                 step for step in self.steps.steps if window.start_ns <= step.start_ns < step.end_ns <= window.end_ns
             )

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import Window
+from warplens.analysis.window import Window, span_text
 from warplens.errors import MissingDataError, UsageError
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.profile.counters import KernelCounters
@@ -189,12 +189,10 @@ def _empty(timeline: Timeline, window: Window) -> Iterator[Note]:
     """A note if an explicitly chosen window has no GPU work, with the span of the GPU work."""
     if window.kind != "explicit" or not timeline.work.height or timeline.work_in(window).height:
         return
-    begin, end = int(timeline.work["start_ns"][0]), int(timeline.work["end_ns"].to_numpy().max())
+    worked = span_text(int(timeline.work["start_ns"][0]), int(timeline.work["end_ns"].to_numpy().max()))
     inside = f" inside {window.range_name!r}" if window.range_name is not None else ""
-    text = f"No GPU work begins in this window{inside}; the GPU worked from {begin} ns to {end} ns"
-    yield Note(
-        "empty-window", NoteLevel.WARNING, text, f"Ask for a part of it: --window {begin / 1e9:.3f}s:{end / 1e9:.3f}s"
-    )
+    text = f"No GPU work begins in this window{inside}; the GPU worked within {worked}"
+    yield Note("empty-window", NoteLevel.WARNING, text, f"Ask for a part of it: --window {worked}")
 
 
 def _is_live(value: object) -> TypeGuard[LiveProfile]:
