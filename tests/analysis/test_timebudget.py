@@ -58,6 +58,12 @@ def test_each_device_has_a_budget_of_its_own():
     assert [(budget.device, budget.busy_ns) for budget in budgets] == [(0, 10), (1, 2)]
 
 
+def test_a_device_that_is_busy_throughout_the_window_has_a_budget():
+    timeline = Timeline(trace([kernel(0, 100, GEMM, device=1), kernel(40, 50, GEMM)]))
+    budgets = time_budgets(timeline, timeline.window("45ns:60ns"))
+    assert [(budget.device, budget.busy_ns) for budget in budgets] == [(0, 5), (1, 15)]
+
+
 def test_a_window_without_work_has_no_budget():
     timeline = Timeline(trace([kernel(0, 10)], window_ns=(0, 100)))
     assert time_budgets(timeline, timeline.window("50ns:60ns")) == ()

@@ -123,6 +123,29 @@ def test_an_explicit_window_selects_the_work_that_begins_inside():
     assert timeline.kernels_in(timeline.window("30:50"))["start_ns"].to_list() == [30]
 
 
+@pytest.mark.parametrize(
+    ("span", "held", "how"),
+    [
+        ("30:50", (30, 50), "as asked for"),
+        (":60", (0, 60), "as asked for"),
+        ("-5:1s", (0, 60), "as asked for, as far as it was recorded"),
+        ("50:61", (50, 60), "as asked for, as far as it was recorded"),
+    ],
+)
+def test_of_an_explicit_window_the_recorded_part_counts(span, held, how):
+    window = _timeline().window(span)
+    assert ((window.start_ns, window.end_ns), window.how) == (held, how)
+
+
+def test_a_device_counts_that_runs_work_at_any_time_in_the_window():
+    calls = [launch(2, 3, 1), launch(12, 13, 2)]
+    kernels = [kernel(20, 90, correlation=1, device=1), kernel(30, 40, correlation=2)]
+    timeline = Timeline(trace(kernels, calls, [nvtx(0, 10, "a"), nvtx(10, 20, "b")]))
+    spans = {"35:50": [0, 1], "40:50": [1], "0:20": [], "0:35": [0, 1]}
+    assert {span: timeline.devices_in(timeline.window(span)) for span in spans} == spans
+    assert [timeline.devices_in(timeline.window(span, "a")) for span in ("35:50", "all")] == [[1], [1]]
+
+
 def test_all_selects_everything():
     timeline = _timeline()
     window = timeline.window("all")

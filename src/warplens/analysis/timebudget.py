@@ -341,7 +341,7 @@ class TimeBudget:
 
 def time_budgets(timeline: Timeline, window: Window) -> tuple[TimeBudget, ...]:
     """One budget for each device that worked in the window, in device order."""
-    devices = timeline.work_in(window)["device"].unique().sort().to_list()
+    devices = timeline.devices_in(window)
     return tuple(_budget(timeline, window, device, _segments(timeline, window, device)) for device in devices)
 
 
@@ -350,8 +350,7 @@ def budgets_within(timeline: Timeline, window: Window, segments: Intervals) -> t
 
     The window's range, if any, is ignored: the segments define the time that is split.
     """
-    devices = timeline.work_in(window)["device"].unique().sort().to_list()
-    return tuple(_budget(timeline, window, device, union(segments)) for device in devices)
+    return tuple(_budget(timeline, window, device, union(segments)) for device in timeline.devices_in(window))
 
 
 def _budget(timeline: Timeline, window: Window, device: int, segments: Intervals) -> TimeBudget:

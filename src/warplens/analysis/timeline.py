@@ -263,6 +263,20 @@ class Timeline:
             return slice(start, end)
         return start + np.flatnonzero(self.in_range(window.range_name)[start:end])
 
+    def devices_in(self, window: Window) -> list[int]:
+        """The devices on which work of the window's range, or any work, ran at any time in it, in order."""
+        devices = self.work["device"]
+        if window.kind != "all" or window.range_name is not None:
+            # Work that began before the window may run on in it.
+            runs = np.ones(self.work.height, dtype=np.bool_)
+            if window.kind != "all":
+                starts, ends = (self.work[edge].to_numpy() for edge in ("start_ns", "end_ns"))
+                runs = (starts < window.end_ns) & (np.maximum(ends, starts + 1) > window.start_ns)
+            if window.range_name is not None:
+                runs &= self.in_range(window.range_name)
+            devices = devices.filter(pl.Series(runs))
+        return devices.unique().sort().to_list()
+
     @once
     def work_on(self, device: int) -> pl.DataFrame:
         """The rows of `work` on one device, with the columns that interval arithmetic needs."""
