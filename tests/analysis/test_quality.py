@@ -122,6 +122,10 @@ def test_a_profile_whose_every_step_was_aborted_cannot_answer():
     assert notes[0].text.startswith("The only step did not finish")
 
 
+def test_a_step_that_the_user_cut_is_no_aborted_one():
+    assert "aborted-step" not in _codes(HEALTHY, HEALTHY.window("2100:2250"))
+
+
 def test_a_step_whose_optimizer_ran_nothing_was_aborted():
     timeline = _training(*(_step(number, optimizer=0 if number == 2 else 50) for number in range(4)))
 

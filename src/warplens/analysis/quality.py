@@ -55,8 +55,11 @@ def aborted_steps(timeline: Timeline, window: Window) -> tuple[AbortedStep, ...]
     """The steps of the window that began to train and did not finish, with the reasons.
 
     This needs ranges that name a backward pass or an optimizer. Where no steps were found, the window as a whole is
-    judged, if it names a backward pass: compilers and libraries have ranges named after optimizers, too.
+    judged, if it names a backward pass: compilers and libraries have ranges named after optimizers, too. A window that
+    the user chose and that holds no whole step is not judged.
     """
+    if window.kind == "explicit" and not window.steps:
+        return ()
     begins, shortest_forward_ns = _phase_ranges(timeline)
     if not len(begins["backward"]) and not (window.steps and len(begins["optimizer"])):
         return ()
@@ -449,7 +452,7 @@ def _contents(timeline: Timeline, window: Window) -> Iterator[Note]:
             f"{100 * share:.1f} % of the GPU time is in kernels of unknown category.",
         )
 
-    devices, processes = work["device"].n_unique(), work["process"].n_unique()
+    devices, processes = len(timeline.devices_in(window)), work["process"].n_unique()
     if devices > 1 or processes > 1:
         yield Note(
             "several-devices" if devices > 1 else "several-processes",
