@@ -8,6 +8,7 @@ Forward passes and steps by phase: the busy time of groups, and which steps are 
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -19,11 +20,12 @@ from tests import shipped
 from tests.analysis.builders import AUTOGRAD_THREAD, Row, kernel, launch, nvtx, trace
 from tests.analysis.lm_steps import WHOLE, Program
 from tests.analysis.plain_sql import held, in_steps, opened, ops
-from warplens.analysis.phases import phase_statistics, phase_steps
+from warplens.analysis.phases import phase_statistics, phase_steps, step_statistics
 from warplens.analysis.ranges import range_statistics
 from warplens.analysis.streams import busy_by
+from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
-from warplens.analysis.window import phase_of_name
+from warplens.analysis.window import Step, phase_of_name
 from warplens.readers import read
 from warplens.studies.grid.cells import model_size
 from warplens.studies.grid.gputime import attention_row, attention_time, missing_attention_ranges
@@ -132,6 +134,27 @@ def test_each_step_has_its_phases():
     assert table["forward_ns"].to_list() == [3, 3, 3]
     assert table["backward_ns"].to_list() == [4, 4, 4]
     assert table["none_ns"].to_list() == [0, 0, 0]
+
+
+def test_with_a_range_the_times_of_a_step_are_those_of_its_spans_on_the_gpu():
+    kernels = [
+        *(kernel(10, 20, correlation=1), kernel(22, 30, correlation=2), kernel(40, 70, correlation=3)),
+        kernel(0, 100, correlation=3, device=1),
+    ]
+    timeline = Timeline(trace(kernels, [launch(1, 2, 1), launch(3, 4, 2), launch(6, 7, 3)], [nvtx(0, 5, "forward")]))
+    window = replace(timeline.window("all"), steps=(Step(1, 0, 25), Step(2, 25, 100)))
+    columns = ["wall_ns", "busy_ns", "idle_ns", "gpu_ns", "kernels"]
+    of_range = step_statistics(timeline, replace(window, range_name="forward"))
+    assert of_range.select(columns).rows() == [(15, 13, 2, 18, 2), (5, 5, 0, 0, 0)]
+    assert of_range.select(pl.col("wall_ns", "busy_ns").sum()).row(0) == next(
+        (budget.duration_ns, budget.busy_ns) for budget in time_budgets(timeline, timeline.window("all", "forward"))
+    )
+
+
+def test_the_busiest_gpu_counts_though_none_of_its_work_begins_in_the_step():
+    timeline = Timeline(trace([kernel(0, 100, device=1), kernel(40, 50)]))
+    window = replace(timeline.window("40:80"), steps=(Step(1, 40, 80),))
+    assert step_statistics(timeline, window).select("busy_ns", "idle_ns", "kernels").rows() == [(40, 0, 1)]
 
 
 def test_without_ranges_all_work_is_outside_of_phases():

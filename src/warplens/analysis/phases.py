@@ -17,7 +17,8 @@ import polars as pl
 
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import duration_ns, numbered, once, running_sum, sum_by
-from warplens.analysis.intervals import measure_before
+from warplens.analysis.intervals import measure_before, union, without
+from warplens.analysis.ranges import projected_spans
 from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, look_up
@@ -140,7 +141,7 @@ def _step_slices(work_starts: Int64s, starts: Int64s, ends: Int64s) -> tuple[Int
 STEPS: Final = table(
     "steps",
     "One step of the window. `warplens steps`. Where several GPUs worked, busy and idle time are those of the"
-    " busiest one.",
+    " busiest one. With `--range`, wall, busy and idle time are of the range's spans on that GPU in the step.",
     "step start_ns wall_ns busy_ns idle_ns busy_share gpu_ns kernels copies",
     Column("graph_launches", pl.Int64, "CUDA graph launches traced as a whole", title="Graphs"),
     Column(
@@ -157,10 +158,17 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
         return STEPS.empty()
     numbers, starts, ends = window.step_edges
     work = timeline.work_in(window)
+    wall = ends - starts if window.range_name is None else np.zeros(len(starts), dtype=np.int64)
     busy = np.zeros(len(starts), dtype=np.int64)
-    for device in work["device"].unique().sort():
-        running = timeline.busy(device)
-        busy = np.maximum(busy, measure_before(running, ends) - measure_before(running, starts))
+    for device in timeline.devices_in(window):
+        running, lasting = timeline.busy(device), ends - starts
+        if window.range_name is not None:
+            spans = union(projected_spans(timeline, timeline.range_rows(window.range_name), device))
+            lasting = measure_before(spans, ends) - measure_before(spans, starts)
+            running = without(spans, without(spans, running))
+        worked = measure_before(running, ends) - measure_before(running, starts)
+        wall = np.where(worked > busy, lasting, wall)
+        busy = np.maximum(busy, worked)
     first, stop = _step_slices(work["start_ns"].to_numpy(), starts, ends)
 
     def count(name: str) -> Int64s:
@@ -172,10 +180,10 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
         {
             "step": numbers,
             "start_ns": starts,
-            "wall_ns": ends - starts,
+            "wall_ns": wall,
             "busy_ns": busy,
-            "idle_ns": ends - starts - busy,
-            "busy_share": busy / np.maximum(ends - starts, 1),
+            "idle_ns": wall - busy,
+            "busy_share": busy / np.maximum(wall, 1),
             "gpu_ns": before[stop] - before[first],
             "kernels": count("kernel"),
             "copies": count("copy"),

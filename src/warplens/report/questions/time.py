@@ -89,7 +89,8 @@ _STEPS: Final = pick(STEPS, "step wall_ns busy_ns busy_share idle_ns kernels gap
 def steps(timeline: Timeline, window: Window) -> Found:
     """Steps of the workload: wall, busy and idle time of each.
 
-    With several GPUs, busy and idle are those of the busiest one. Where it is uncertain what the step is, everything
+    With several GPUs, busy and idle are those of the busiest one. With --range, all three are of its spans on the GPU
+    within the step. Where it is uncertain what the step is, everything
     that repeats follows, with how sure each is.
     """
     rows = step_statistics(timeline, window)
