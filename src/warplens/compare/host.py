@@ -372,7 +372,7 @@ def _range_times(side: Side, name: str) -> npt.NDArray[np.float64]:
     edges = np.r_[window.start_ns, side.step_times.starts[1:], window.end_ns]
     rows = timeline.range_rows(name)
     by_device = []
-    for device in timeline.work_in(window)["device"].unique().sort():
+    for device in timeline.devices_in(window):
         spans = union(clip(projected_spans(timeline, rows, device), window.start_ns, window.end_ns))
         by_device.append(np.diff(measure_before(spans, edges)))
     if not by_device:

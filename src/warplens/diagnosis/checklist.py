@@ -433,7 +433,7 @@ _TURNS_THEN: Final = {
 def _right_gpu(checked: Checked) -> Answer:
     if not checked.launches.height or checked.timeline is None or checked.window is None or not checked.devices:
         return Answer("cannot tell", then="nvidia-smi  # with the name of the GPU and who uses it")
-    used = set(checked.timeline.work_in(checked.window)["device"].unique().to_list())
+    used = set(checked.timeline.devices_in(checked.window))
     largest = max((device.sm_count or 0) for device in checked.devices.values())
     evidence = {"gpus_used_count": len(used), "gpus_recorded_count": len(checked.devices)}
     small = [device.name for ordinal, device in checked.devices.items() if ordinal in used and device.sm_count]
