@@ -170,6 +170,9 @@ def test_no_time_is_no_evidence():
     claimed = {"idle_ns": 20_000_000, "idle_share": 0.02, "gpu_busy_share": 0.55}
     assert evidence_text(claimed).startswith("idle of this cause alone 20.0 ms (2.0 %)"), "45 % of the time is idle"
     assert evidence_text({**claimed, "idle_share": 0.45}).startswith("idle 20.0 ms")
+    assert evidence_text({"affected_ns": 1e6, "saved_ns": 5e6}) == (
+        "affected kernels 1.00 ms, expected saving with pauses, as recorded 5.00 ms"
+    )
 
 
 @pytest.mark.parametrize(("gain", "said"), [(1.234, "1.23×"), (99.9, "99.9×"), (99.96, "100×"), (7254.0, ">100×")])

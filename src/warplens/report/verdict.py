@@ -5,6 +5,7 @@ The text of a finding comes from its rule.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -257,7 +258,7 @@ _EVIDENCE_WORDS: Final = {
     "recording": "recording",
     "repeated": "recomputed kernels",
     "rows": "rows per product",
-    "saved": "expected saving as recorded, with pauses",
+    "saved": "expected saving",
     "scattered": "gathers and scatters",
     "single_tensor_launches": "launches for a single tensor",
     "size": "misaligned size",
@@ -295,10 +296,11 @@ def evidence_text(evidence: Mapping[str, float], *, steps: float = 1) -> str:
         texts_by_name.setdefault(name.removesuffix(suffix), []).append(text)
     zero = {name.removesuffix("_ns") for name, value in evidence.items() if name.endswith("_ns") and value == 0}
     texts_by_name = {name: texts for name, texts in texts_by_name.items() if name not in zero} or texts_by_name
-    words = _EVIDENCE_WORDS
-    whole_idle = 1 - evidence.get("gpu_busy_share", 1.0)
+    words, whole_idle = {**_EVIDENCE_WORDS}, 1 - evidence.get("gpu_busy_share", 1.0)
     if "idle_ns" in evidence and evidence.get("idle_share", whole_idle) < _ALL_IDLE * whole_idle:
-        words = {**words, "idle": "idle of this cause alone"}
+        words["idle"] = "idle of this cause alone"
+    if evidence.get("saved_ns", 0) > evidence.get("affected_ns", math.inf):
+        words["saved"] = "expected saving with pauses, as recorded"
     return ", ".join(
         f"{words.get(name, _acronyms(name.replace('_', ' ')))} {first}" + (f" ({', '.join(rest)})" if rest else "")
         for name, (first, *rest) in texts_by_name.items()
