@@ -322,7 +322,7 @@ class _Recorder:
         """
         by_start = np.argsort(self.start, kind="stable")
         latest_end = np.empty_like(self.end)
-        latest_end[by_start] = np.r_[_LONG_AGO, np.maximum.accumulate(self.end[by_start])[:-1]]
+        latest_end[by_start] = np.r_[self._window.start_ns, np.maximum.accumulate(self.end[by_start])[:-1]]
         could_start = np.maximum(self.called[self.call] + offset, previous_end)
         late = self.start - np.maximum(could_start, latest_end)
         return np.where((self.cause[self.call] == 0) & (late > _LONGEST_LATENCY_NS), late, 0)
