@@ -113,7 +113,7 @@ class _Base:
         assert pace is not None
         self._facts, self._claims, self._pace = facts, claims, pace
         own = facts.work["own_ns"].to_numpy()
-        self._own, self._steps = own, facts.process_steps
+        self._own, self._steps = own, facts.steps * facts.work["device"].n_unique()  # of each GPU
         self._rows: dict[str, Int64s] = {}
         self._labels, self._label = name_categories(facts.work["label"]), facts.work["label"].to_physical().to_numpy()
         self._whole = self._sums(slice(None), own)

@@ -294,8 +294,8 @@ class PerExpertLoop(StructureRule):
         "small matrix products between a gather and a scatter of rows repeat twenty times per step, and it costs 2 %"
     )
     claimed = (
-        "the pauses before these kernels, and the duration of an empty kernel in each; nearly all of the time of "
-        "passes over the whole tensor"
+        "the pauses before these kernels, except those of the host of more than 4 ms, and the duration of an empty "
+        "kernel in each; nearly all of the time of passes over the whole tensor"
     )
     headline = "Limited by a loop over parts of the data: grouped products could save {share} of the time"
     title = "The same short chain of kernels is launched for each part of the data, one after the other"
