@@ -257,3 +257,10 @@ def test_without_stacks_and_ranges_nothing_is_guessed():
     timeline = program([kernel(10, 90, correlation=1)], [launch(5, 8, 1)], [])
     (row,) = code_places(timeline, timeline.window("all")).rows(named=True)
     assert (row["call"], row["operator"], row["range"], row["line"]) == ("launch", None, None, None)
+
+
+def test_only_calls_inside_the_range_asked_for_are_placed():
+    kernels = [kernel(10, 90, correlation=1), kernel(110, 190, correlation=2)]
+    timeline = program(kernels, [launch(5, 8, 1), launch(105, 108, 2)], [annotation(0, 50, "forward")])
+    (row,) = code_places(timeline, timeline.window("all", "forward")).rows(named=True)
+    assert (row["range"], row["calls"]) == ("forward", 1)

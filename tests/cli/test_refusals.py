@@ -33,6 +33,7 @@ REFUSED = {
     "demo:token_reduction": "holds measurements",
     "demo:deit224_bs1_baseline --window 100s:200s": "lies outside the recorded time, which is 0.0",
     "diagnose small.sqlite --range nowhere": "'nowhere'",
+    "memory small.sqlite --range forward_pass": "memory in use belongs to no range",
     "diagnose small.sqlite --counters none.ncu-rep": "none.ncu-rep",
     f"diagnose {_PAIR}": "not the ranks of one run",
     "report small.sqlite -o x.html --format json": "x.html is to hold html, but --format says json",

@@ -48,15 +48,14 @@ _FOUNDATIONS: Final = frozenset({"torch", "numpy", "triton", "nvtx", "torchgen",
 
 
 def code_places(timeline: Timeline, window: Window) -> pl.DataFrame:
-    """Places in the program of the window's CUDA calls on the host, by kind and then by host time.
+    """Places in the program of the CUDA calls of `Timeline.api_calls_in`, by kind and then by host time.
 
     Returns:
         The columns of `CODE`. `share` is that of the host time in calls of the same kind.
     """
-    calls = timeline.trace.api_calls.select("start_ns", "end_ns", "process", "thread", "name")
+    calls = timeline.api_calls_in(window).select("start_ns", "end_ns", "process", "thread", "name")
     calls = calls.with_columns(api_kinds(calls["name"]).alias("call")).drop("name")
-    inside = pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
-    calls = calls.filter(inside & pl.col("call").is_in(CALL_KINDS))
+    calls = calls.filter(pl.col("call").is_in(CALL_KINDS))
     keys = ["call", "operator", "range", "line"]
     places, place_of_call = places_of_calls(timeline, calls)
     groups, group = numbered(calls.select("call", place=pl.Series(place_of_call)), ("call", "place"))

@@ -19,6 +19,7 @@ from warplens.analysis.allocator import (
 )
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
+from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
@@ -80,7 +81,12 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
     Held is what the allocator had reserved from CUDA at the peak, unused the part of it that was cached or fragmented.
     Churn is the sum of all allocations. "From before" was allocated before the recording began. Only the PyTorch
     profiler knows operators, steps and reserved memory; Nsight Systems records cudaMalloc and similar calls.
+
+    Raises:
+        UsageError: only part of the work was asked for; memory is in use whichever work allocated it.
     """
+    if window.range_name is not None:
+        raise UsageError("memory in use belongs to no range: leave out --range, or choose a time with --window")
     recorded_allocations = allocations(timeline, window)
     rows_by_grouping = {by: _memory_rows(timeline, window, recorded_allocations, by)}
     recorded = {"allocations", "memory"} & timeline.trace.capture.recorded
