@@ -81,9 +81,7 @@ def memory(timeline: Timeline, window: Window, by: str) -> Found:
     Held is what the allocator had reserved from CUDA at the peak, unused the part of it that was cached or fragmented.
     Churn is the sum of all allocations. "From before" was allocated before the recording began. Only the PyTorch
     profiler knows operators, steps and reserved memory; Nsight Systems records cudaMalloc and similar calls.
-
-    Raises:
-        UsageError: only part of the work was asked for; memory is in use whichever work allocated it.
+    Memory in use belongs to no range, so that --range is refused.
     """
     if window.range_name is not None:
         raise UsageError("memory in use belongs to no range: leave out --range, or choose a time with --window")
