@@ -300,6 +300,11 @@ def test_values_without_a_unit_of_a_known_metric_are_in_its_base_unit(tmp_path):
     assert (counters.values("gpu__time_duration.sum")[0], counters.units["gpu__time_duration.sum"]) == (5184.0, "ns")
 
 
+def test_a_known_metric_in_an_unknown_unit_has_no_value(tmp_path):
+    counters = _read(tmp_path, _raw({"gpu__time_duration.sum": ("foo", ["9.6"]), "inst_executed": ("inst", ["1"])}))
+    assert counters.metrics.columns == ["inst_executed"]
+
+
 def test_a_raw_page_without_its_row_of_units_is_refused(tmp_path):
     lines = _raw({"gpu__time_duration.sum": ("us", ["4.8"])}).splitlines(keepends=True)
     assert "units" in _refusal(tmp_path, lines[0] + lines[2])

@@ -293,8 +293,11 @@ def test_notes_say_how_the_numbers_were_got():
     assert codes == {"caches-flushed", "clocks-locked", "replayed", "coverage-unknown"}
 
 
-def test_notes_say_what_is_missing():
-    notes = {item.code: item.text for item in counter_notes(counters(launch(ns=None), launch(sm=1.0), launch()))}
+@pytest.mark.parametrize("no_duration", [None, float("nan"), float("inf"), -5.0])
+def test_notes_say_what_is_missing(no_duration):
+    report = counters(launch(ns=no_duration), launch(sm=1.0), launch())
+    notes = {item.code: item.text for item in counter_notes(report)}
 
+    assert counters_summary(report, "launch")["total_ns"].null_count() == 1
     assert notes["launches-without-time"].startswith("1 of 3 launches")
     assert notes["no-throughputs"].startswith("1 of 3 launches")

@@ -13,7 +13,7 @@ import polars.selectors as cs
 
 from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds, kernel_facts
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY
-from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT
+from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT, measured
 from warplens.analysis.frames import once
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
@@ -85,9 +85,8 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     medians = metrics.group_by("\0group", maintain_order=True).agg(
         numbers.cast(pl.Float64).fill_nan(None).median(), (~numbers - cs.by_name("\0group")).drop_nulls().first()
     )
-    numeric = metrics.select(cs.numeric()).columns  # a damaged report may hold a text as a duration
-    duration = pl.coalesce(pl.lit(None, dtype=pl.Float64), *(n for n in _DURATIONS if n in numeric))
-    totals = metrics.select(group="\0group", ns=duration.fill_nan(None)).group_by("group", maintain_order=True)
+    durations = pl.DataFrame([group, measured(counters, *_DURATIONS).alias("ns")])
+    totals = durations.group_by("group", maintain_order=True)
     summed = totals.agg(
         launches=pl.len().cast(pl.Int64), total_ns=pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())
     )

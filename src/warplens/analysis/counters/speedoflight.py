@@ -23,30 +23,34 @@ _PERCENT = 100.0
 def measured(counters: KernelCounters, *names: str) -> pl.Series:
     """A quantity of every launch: the first of these metrics that was collected for it, in its base unit.
 
-    Null for a launch without them, also where the tool wrote NaN (as it does for kernels that failed).
+    Null for a launch without them, also where the tool wrote NaN (as it does for kernels that failed) or a number that
+    is infinite or negative.
     """
     values: pl.Series | None = None
     for name in names:
         metric = counters.metrics.get_column(name, default=None)
         if metric is not None and (values is None or values.null_count()):
             metric = metric.cast(pl.Float64, strict=False)
-            values = _without_nan(metric) if values is None else either(values, metric)
+            values = _possible(metric) if values is None else either(values, metric)
     if values is None:
         values = pl.Series([None] * counters.launches.height, dtype=pl.Float64)
     return values.alias(names[0])
 
 
 def either(first: pl.Series, second: pl.Series) -> pl.Series:
-    """The first where it was collected, else the second; null for NaN."""
+    """The first where it was collected, else the second; null for what no counter measures."""
     if first.null_count() == first.len():
-        return _without_nan(second.alias(first.name))
-    return _without_nan(first.zip_with(first.is_not_null(), second) if first.null_count() else first)
+        return _possible(second.alias(first.name))
+    return _possible(first.zip_with(first.is_not_null(), second) if first.null_count() else first)
 
 
-def _without_nan(values: pl.Series) -> pl.Series:
-    """Null for NaN. In an array, nulls are NaN as well."""
-    found = int(np.isnan(values.to_numpy()).sum())
-    return values if found == values.null_count() else values.fill_nan(None)
+def _possible(values: pl.Series) -> pl.Series:
+    """Null for what no counter measures: NaN, infinite and negative values. In an array, nulls are NaN as well."""
+    numbers = values.to_numpy()
+    possible = np.isfinite(numbers) & (numbers >= 0)
+    if np.count_nonzero(possible) == values.len() - values.null_count():
+        return values
+    return values.zip_with(pl.Series(possible), pl.Series([None], dtype=values.dtype))
 
 
 def share(counters: KernelCounters, *names: str) -> pl.Series:

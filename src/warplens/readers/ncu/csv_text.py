@@ -23,7 +23,7 @@ from warplens.errors import UnreadableInputError
 from warplens.profile.schema import Float64s, Int64s
 from warplens.readers.limits import LINE_BYTES
 from warplens.readers.ncu.csv_labels import Messages
-from warplens.readers.ncu.metrics import CELLS_PER_VALUE, FREE_CELLS, MOST_METRICS, unit_of
+from warplens.readers.ncu.metrics import CELLS_PER_VALUE, FREE_CELLS, MOST_METRICS, UNIT_WORDS, unit_of
 
 HEADER_START = ("ID", "Process ID")
 
@@ -291,16 +291,19 @@ class Cells:
         self._values = 0
 
     def column(self, metric: str, printed_unit: str) -> tuple[int, int, bool] | None:
-        """The column of a metric with this name and unit; None if it is not wanted.
+        """The column of a metric with this name and unit; None if it is not wanted, or its unit is unknown.
 
         Returns its column, the power of ten to the base unit, and whether it has a unit.
         """
         if self._wanted is not None and metric not in self._wanted:
             return None
         unit, power = base_unit(printed_unit)
-        number = self._columns.setdefault(metric, len(self._columns))
         # For an unknown chip ncu prints base units without naming them.
-        unit = unit or unit_of(metric)
+        expected = unit_of(metric)
+        if unit and expected and not UNIT_WORDS.issuperset(filter(None, unit.split("/"))):
+            return None
+        number = self._columns.setdefault(metric, len(self._columns))
+        unit = unit or expected
         if unit is not None:
             self._units.setdefault(metric, unit)
         return number, power, bool(printed_unit)

@@ -400,6 +400,10 @@ _QUANTITIES = {
     "ctas": "block",
     "time": "ns",
 }
+#: The words of all these units.
+UNIT_WORDS = frozenset(
+    word for unit in (*_BY_NAME.values(), *_QUANTITIES.values(), "hz", "second") if unit for word in unit.split("/")
+)
 _QUANTITY = re.compile(rf"(?:^|_)({'|'.join(_QUANTITIES)})(?=_|$)")
 
 #: PM sampling puts the counter domain before the name: `TPC.TriageCompute.sm__cycles_active.avg`, or its own prefix.
