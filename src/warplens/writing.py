@@ -1,4 +1,4 @@
-"""Atomic writing of files, and text cells that are safe in CSV."""
+"""Atomic writing of files, text cells that are safe in CSV, and counts with their nouns."""
 
 from __future__ import annotations
 
@@ -88,3 +88,8 @@ def harmless(frame: pl.DataFrame) -> pl.DataFrame:
     frame = frame.with_columns(pl.col(name).cast(pl.String) for name, kind in frame.schema.items() if kind == pl.Enum)
     texts = pl.col(pl.String).str.replace_all(_CONTROL, "\N{REPLACEMENT CHARACTER}").str.replace(_FORMULA, "'$1")
     return frame.with_columns(texts)
+
+
+def plural(number: int, one: str, several: str | None = None) -> str:
+    """A count with its noun, or noun and verb, in the singular or plural: `1 row`, `1,200 rows`."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"

@@ -76,7 +76,7 @@ def test_a_range_that_was_still_open_ends_with_the_capture(export, path):
     assert trace.ranges["end_ns"].to_list() == [99, 30]
     assert trace.ranges["parent"].to_list() == [None, 0]
     assert [note.text for note in trace.capture.notes if note.code == "open-ranges"] == [
-        "1 ranges were still open when the capture ended; their end is taken to be the end of the recording."
+        "1 range was still open when the capture ended, and taken to end with the recording."
     ]
 
 

@@ -249,17 +249,18 @@ def test_without_events_the_session_is_the_window(export, path):
     assert _trace_of(export, path).capture.window_ns == (0, 10**9)
 
 
-def test_events_that_end_before_they_begin_are_left_out_and_counted(export, path):
+@pytest.mark.parametrize(("start", "end"), [(30, 25), (30, 2**63 - 1), (2**62, 2**62 + 5), (-(2**63), 5)])
+def test_events_of_impossible_times_are_left_out_and_counted(export, path, start, end):
     export.gpu(0, "NVIDIA H200")
     export.call(0, 5)
     export.kernel(10, 20)
-    export.kernel(30, 25, correlation=2)
+    export.kernel(start, end, correlation=2)
     export.range(0, 30)
     trace = _trace_of(export, path)
     assert trace.kernels["start_ns"].to_list() == [10]
     (note,) = trace.capture.notes
     assert (note.code, note.level) == ("invalid-times", "warning")
-    assert note.text.startswith("1 events")
+    assert note.text.startswith("1 event was left out")
 
 
 @pytest.mark.parametrize("value", ["text", 1.5, b"\xff"])

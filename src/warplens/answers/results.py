@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
-from warplens.writing import harmless, unfinished, write_whole
+from warplens.writing import harmless, plural, unfinished, write_whole
 
 if TYPE_CHECKING:
     import os
@@ -118,8 +118,7 @@ class Answer:
 
     def _summary(self) -> str:
         """A few words on the answer, for the repr."""
-        rows = self.frame.height
-        return f"{rows:,} row{'' if rows == 1 else 's'}"
+        return plural(self.frame.height, "row")
 
     def __repr__(self) -> str:
         return f"<warplens.{self.command}: {', '.join(self.sources)}; {self._summary()}>"

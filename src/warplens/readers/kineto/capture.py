@@ -19,7 +19,9 @@ from warplens.profile.trace import worst_first
 from warplens.readers.kineto.issuers import Issued
 from warplens.readers.kineto.spans import Recorded, Spans
 from warplens.readers.kineto.values import GPU_KINDS, GPU_TABLES, kind_of_category
+from warplens.readers.limits import IMPOSSIBLE_TIMES
 from warplens.readers.losses import lost_level, still_queued
+from warplens.writing import plural
 
 #: Absolute times are between 2015 and 2100; others count from the start of the machine or of the program.
 _EARLIEST_EPOCH_NS = 1_420_070_400 * 10**9
@@ -240,9 +242,11 @@ def _missing_host(findings: Findings) -> list[Note]:
 def _devices(findings: Findings) -> list[Note]:
     work = [findings.tables[name]["device"] for name in GPU_TABLES]
     used = set(pl.concat(work).unique().to_list())
-    if not used - {device.ordinal for device in findings.devices}:
+    missing = sorted(used - {device.ordinal for device in findings.devices})
+    if not missing:
         return []
-    text = "The trace does not describe the GPUs that it used: peaks, occupancy and bandwidth limits are unavailable."
+    gpus = "the GPUs that it used" if len(missing) == len(used) else f"GPU {', '.join(map(str, missing))}"
+    text = f"The trace does not describe {gpus}: peaks, occupancy and bandwidth limits are unavailable."
     return [Note("no-device-info", NoteLevel.WARNING, text, "Name the GPU: --gpu 'H100 PCIe', MI300X, …")]
 
 
@@ -278,19 +282,18 @@ def _damage(findings: Findings) -> list[Note]:
         )
         notes.append(Note("truncated-trace", NoteLevel.WARNING, text, _WRITE_AGAIN))
     if document.damaged:
-        text = f"{document.damaged:,} places in the trace could not be read; the events there are missing."
+        text = f"{plural(document.damaged, 'place')} in the trace could not be read; the events there are missing."
         notes.append(Note("damaged-events", NoteLevel.WARNING, text, _WRITE_AGAIN))
     if spans.invalid:
-        text = f"{spans.invalid:,} events were left out: they have no start or duration, or end before they start."
+        text = f"{plural(spans.invalid, 'event was', 'events were')} left out: {IMPOSSIBLE_TIMES}."
         notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))
     if spans.still_open:
-        text = (
-            f"{spans.still_open:,} host events were still open when the recording ended; their end is taken to be "
-            "the end of the recording."
-        )
+        events = plural(spans.still_open, "host event was", "host events were")
+        text = f"{events} still open when the recording ended, and taken to end with it."
         notes.append(Note("open-ranges", NoteLevel.INFO, text, None))
     if spans.repeated:
-        text = f"{spans.repeated:,} events occur in the trace more than once; they are counted once."
+        events = plural(spans.repeated, "event occurs", "events occur")
+        text = f"{events} in the trace more than once, and counted once."
         notes.append(Note("repeated-events", NoteLevel.INFO, text, None))
     return notes
 

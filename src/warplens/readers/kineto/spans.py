@@ -19,6 +19,7 @@ from warplens.readers.kineto import json_text
 from warplens.readers.kineto.document import Document, walk
 from warplens.readers.kineto.events import Column, EventColumns, EventReader, is_read
 from warplens.readers.kineto.values import GPU_KINDS, KINDS, LISTED, Dictionary, arguments_of, kind_of_category
+from warplens.readers.limits import FURTHEST_NS, LONGEST_NS
 
 
 @dataclass
@@ -202,7 +203,7 @@ class Spans:
     arrows: pl.DataFrame  #: ends of arrows from forward to backward operators, with `start_ns`
     zero_ns: int | None = None  #: the first event on the trace's own clock; None where there is none
     last_ns: int = 0
-    invalid: int = 0  #: events left out because they have no begin, no duration, or a negative one
+    invalid: int = 0  #: events left out because of their times: no begin, no duration, a negative or an impossible one
     still_open: int = 0  #: host events without an end; they end with the trace
     repeated: int = 0  #: events left out because the trace holds them twice
     is_whole_microseconds: bool = False  #: whether no time has a fraction of a microsecond
@@ -220,18 +221,17 @@ def spans_of(frames: dict[str, pl.DataFrame]) -> Spans:
 
 def _valid(kind: str, events: pl.DataFrame, spans: Spans) -> pl.DataFrame:
     begin, duration = pl.col("begin_ns"), pl.col("duration_ns")
+    begun = begin.is_between(-FURTHEST_NS, FURTHEST_NS).fill_null(False)
     if kind == "allocation":
         known = name_categories(events["name"]).index_of(_MEMORY)
         named = (
             events["name"].to_physical() == known if known is not None else pl.repeat(False, events.height, eager=True)
         )
-        return events.filter(named, begin.is_not_null())
+        return events.filter(named, begun)
     if not (events["phase"] == _COMPLETE).all():
         events = _with_ends(events, spans)
-    sound = begin.is_not_null() & (duration >= 0)
-    if kind not in GPU_KINDS:
-        sound |= begin.is_not_null() & duration.is_null()
-    valid = events if events.select(sound.fill_null(False).all()).item() else events.filter(sound)
+    sound = begun & duration.is_between(0, LONGEST_NS).fill_null(kind not in GPU_KINDS)
+    valid = events if events.select(sound.all()).item() else events.filter(sound)
     spans.invalid += events.height - valid.height
     identity = _IDENTITIES.get(kind)
     if identity is not None:

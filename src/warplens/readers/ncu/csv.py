@@ -23,6 +23,7 @@ from warplens.readers.ncu.container import without_folders
 from warplens.readers.ncu.csv_labels import metric_of, rule_name, section_of
 from warplens.readers.ncu.csv_text import Cells, DecimalCommaError, Table
 from warplens.readers.ncu.report import DEVICE_ATTRIBUTES, RECORD, device_of, encoded
+from warplens.writing import plural
 
 # --- The launches of an Nsight Compute CSV export: the columns before the metrics -------------------------------------
 #
@@ -343,12 +344,12 @@ class _Reading:
             text = "The export ends within a row; that row was left out, and what came after it is missing."
             yield Note("incomplete-report", NoteLevel.WARNING, text, _EXPORT_AGAIN)
         if self._damaged:
-            text = f"{self._damaged} rows have another number of fields than the header and were left out."
+            text = f"{plural(self._damaged, 'row')} left out, with another number of fields than the header."
             yield Note("unreadable-rows", NoteLevel.WARNING, text, _EXPORT_AGAIN)
         messages = sorted(self._table.messages.notes(), key=lambda note: note.level is NoteLevel.INFO)
         yield from messages
         if self._details:
             yield _ROUNDED
         if self._table.passed_over:
-            text = f"{self._table.passed_over} lines do not belong to ncu's table and were skipped."
+            text = f"{plural(self._table.passed_over, 'line')} skipped, outside of ncu's table."
             yield Note("foreign-lines", NoteLevel.INFO, text)

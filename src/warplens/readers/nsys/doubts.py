@@ -13,8 +13,10 @@ import polars as pl
 from warplens.profile import Note, NoteLevel
 from warplens.profile.schema import Int64s
 from warplens.profile.trace import WORK_TABLES, worst_first
+from warplens.readers.limits import IMPOSSIBLE_TIMES
 from warplens.readers.losses import LOST_SHARE_WARNING, lost_level, still_queued
 from warplens.readers.nsys.capture import Session
+from warplens.writing import plural
 
 #: CUPTI numbers all calls of a process in sequence, and nsys leaves out unimportant ones: complete captures had 1 to 10
 #: numbers per recorded call, and at most 615 between two. A gap this long, while ranges go on, means that tracing
@@ -275,23 +277,23 @@ def _devices(findings: Findings) -> list[Note]:
 def _repairs(findings: Findings) -> list[Note]:
     notes = []
     if findings.dropped_rows:
-        text = f"{findings.dropped_rows:,} events were left out: they have no start, or end before they start."
+        text = f"{plural(findings.dropped_rows, 'event was', 'events were')} left out: {IMPOSSIBLE_TIMES}."
         notes.append(Note("invalid-times", NoteLevel.WARNING, text, f"If many are missing, record again: {RECAPTURE}"))
     if findings.open_ranges:
-        text = (
-            f"{findings.open_ranges:,} ranges were still open when the capture ended; their end is taken to be "
-            "the end of the recording."
-        )
+        ranges = plural(findings.open_ranges, "range was", "ranges were")
+        text = f"{ranges} still open when the capture ended, and taken to end with the recording."
         notes.append(Note("open-ranges", NoteLevel.INFO, text, None))
     if findings.repeated_calls:
-        text = f"{findings.repeated_calls:,} API calls are recorded a second time with their backtrace; counted once."
+        calls = plural(findings.repeated_calls, "API call is", "API calls are")
+        text = f"{calls} recorded a second time with a backtrace, and counted once."
         notes.append(Note("repeated-api-calls", NoteLevel.INFO, text, None))
     if findings.unnamed:
-        text = f"{findings.unnamed:,} names are referred to, but not in the export; they are shown by number."
+        names = plural(findings.unnamed, "name is", "names are")
+        text = f"{names} referred to, but not in the export, and shown by number."
         remedy = "Export the capture again: nsys export --type sqlite profile.nsys-rep"
         notes.append(Note("unnamed-events", NoteLevel.WARNING, text, remedy))
     if findings.replaced:
-        text = f"{findings.replaced:,} names hold bytes that are not UTF-8; they are shown as �."
+        text = f"{plural(findings.replaced, 'name holds', 'names hold')} bytes that are not UTF-8, shown as �."
         notes.append(Note("undecodable-names", NoteLevel.INFO, text, None))
     return notes
 

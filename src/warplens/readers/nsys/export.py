@@ -15,6 +15,7 @@ import polars as pl
 
 from warplens.profile import Capture, Trace
 from warplens.profile.trace import TABLES, WORK_TABLES, worst_first
+from warplens.readers.limits import FURTHEST_NS, LONGEST_NS
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of
@@ -36,7 +37,7 @@ class Loaded:
     """The rows of one source."""
 
     frame: pl.DataFrame  #: the fields of the source as columns; strings as ids or raw bytes, codes as numbers
-    dropped: int  #: rows left out because they have no start, or end before they start
+    dropped: int  #: rows left out because of their times: no start, an end before it, or impossibly late
 
 
 @dataclass(frozen=True)
@@ -154,10 +155,11 @@ def _no_rows(plan: Plan) -> pl.DataFrame:
 
 def shaped(file: Tables, plan: Plan, raw: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Rows of the export as rows of the trace, and the number of rows left out."""
-    is_valid = pl.col("start").is_not_null()
+    is_valid = pl.col("start").is_between(-FURTHEST_NS, FURTHEST_NS).fill_null(False)
     if "end" in raw.columns:
-        # Only a range may lack its end: it was open when the capture ended.
-        is_valid = is_valid & (pl.col("end") >= pl.col("start")).fill_null(plan.source.trace_table == "ranges")
+        # A difference beyond 64 bits is negative. Only a range may lack its end: it was open when the capture ended.
+        duration = pl.col("end") - pl.col("start")
+        is_valid &= duration.is_between(0, LONGEST_NS).fill_null(plan.source.trace_table == "ranges")
     valid = raw if raw.select(is_valid.all()).item() else raw.filter(is_valid)
     selected = valid if plan.within is None else valid.filter(plan.within)
     try:
