@@ -499,6 +499,12 @@ def test_launches_without_a_kernel_are_lost_work(trace):
 
 def test_a_trace_without_shapes_calls_or_devices_says_so(trace):
     assert {"no-api-calls", "no-device-info", "no-ranges"} <= _codes(trace(kernel(1.5, 1)))
+    (note,) = [
+        note
+        for note in trace(kernel(1.5, 1), kernel(3, 1, device=1), deviceProperties=[{"id": 0}]).capture.notes
+        if note.code == "no-device-info"
+    ]
+    assert note.text.startswith("The trace does not describe GPU 1:")
     shaped = operator("aten::mm", 1.5, 1, **{"Input Dims": [[1]]})
     assert "no-shapes" in _codes(trace(kernel(1.5, 1), operator("aten::mm", 1, 1)))
     assert "no-shapes" not in _codes(trace(kernel(1.5, 1), shaped))

@@ -206,11 +206,22 @@ def test_an_operator_without_a_formula_says_why(name, reason):
     assert work_of(name, "[[2, 2]]", '["float"]') == reason
 
 
+@pytest.mark.parametrize(
+    ("name", "shapes", "reason"),
+    [
+        ("aten::mm", "[[-4, 8], [8, 4]]", "a recorded size is negative"),
+        ("aten::bmm", "[[4, 8], [8, 4]]", "an input has fewer dimensions than its operator needs"),
+    ],
+)
+def test_shapes_that_the_operator_cannot_have_give_no_work(name, shapes, reason):
+    assert work_of(name, shapes, '["float", "float"]') == reason
+
+
 def test_without_shapes_nothing_is_modelled():
     assert work_of("aten::mm", None, None) == "shapes were not recorded"
 
 
-SIZES = st.lists(st.integers(0, 5), max_size=4)
+SIZES = st.lists(st.integers(-1, 5), max_size=4)
 INPUT = st.tuples(
     st.one_of(SIZES, st.lists(SIZES, max_size=3), st.none()),
     st.sampled_from(["float", "c10::Half", "bool", "long int", "Scalar", "ScalarList", "TensorList", "", "?"]),

@@ -222,6 +222,8 @@ def _type_rank(tensor: Tensor) -> int:
 
 
 def _tensor(shape: list[int], type_: str | None, strides: Any) -> Tensor:
+    if min(shape, default=0) < 0:
+        raise UnknownWorkError("a recorded size is negative")
     elements = math.prod(shape)
     if shape and strides == []:  # only sparse and nested tensors have no strides
         raise UnknownWorkError("an input is sparse, and how many of its elements are stored was not recorded")

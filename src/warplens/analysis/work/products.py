@@ -40,6 +40,13 @@ def _matmul(arguments: Arguments, first: int = 0, result: str | None = None) -> 
     return _product(rows, columns, broadcast(rows.shape[:-2], columns.shape[:-2]), kind)
 
 
+def _batched(arguments: Arguments) -> Work:
+    """bmm: one product for each item of the batch, which both operands have."""
+    for position in (0, 1):
+        arguments.matrix(position, 3)
+    return _matmul(arguments)
+
+
 def _with_summand(arguments: Arguments) -> Work:
     """addmm, baddbmm, addmv: beta · input + alpha · (left × right)."""
     work = _matmul(arguments, 1)
@@ -384,7 +391,8 @@ def _both_gradients(arguments: Arguments) -> Work:
 
 
 FORMULAS: Final[dict[str, Callable[[Arguments], Work]]] = {
-    **dict.fromkeys(("aten::mm", "aten::bmm", "aten::matmul", "aten::mv"), _matmul),
+    **dict.fromkeys(("aten::mm", "aten::matmul", "aten::mv"), _matmul),
+    "aten::bmm": _batched,
     **dict.fromkeys(
         ("aten::addmm", "aten::addmm_", "aten::_addmm_activation", "aten::baddbmm", "aten::baddbmm_"), _with_summand
     ),
