@@ -384,6 +384,14 @@ def test_python_functions_are_no_ranges(captured):
     assert modules.sum() == 316
 
 
+def test_gpus_and_streams_told_by_handles_stay_apart(trace):
+    ids = [(2**32, 7), (0, 2**32 + 7), (0, 7), (0, -1), (0, 2**32 - 1)]
+    events = [kernel(number + 0.5, 1, device=device, stream=stream) for number, (device, stream) in enumerate(ids)]
+    kernels = trace(*events).kernels.select("device", "stream").rows()
+    assert len(set(kernels)) == 4
+    assert kernels[2:] == [(0, 7), (0, -1), (0, -1)]
+
+
 def test_threads_told_by_handles_stay_apart(trace):
     handles = [140_000_000_000_000, 140_000_000_000_000 + 2**31, 5]
     found = trace(*(operator("op", 1.5, 1, thread=handle) for handle in handles))

@@ -12,12 +12,13 @@ from warplens.profile.schema import encode_names, name_categories
 from warplens.profile.spelling import short_name
 from warplens.profile.trace import TABLES
 
-_LOW_32_BITS = 0xFFFFFFFF
+#: "none" as CUPTI writes it, and as a signed number.
+_NONE, _NO_ID = 0xFFFFFFFF, -1
 
 
 def int32(column: pl.Expr) -> pl.Expr:
-    """The number as a 32-bit integer: CUPTI writes "none" as 0xFFFFFFFF, which as a signed number is −1."""
-    low = column & _LOW_32_BITS
+    """The number as a signed 32-bit integer, without what lies above its low 32 bits."""
+    low = column & _NONE
     return pl.when(low >= 2**31).then(low - 2**32).otherwise(low).cast(pl.Int32)
 
 
@@ -54,19 +55,27 @@ def together(parts: list[pl.Series]) -> pl.Series:
 def with_threads(rows: pl.DataFrame, host: int) -> pl.DataFrame:
     """Rows with `process` and `thread` as in the schema.
 
-    Overhead has −1 as process, which is the program's own. Threads given by a 64-bit handle get a number of 32 bits.
+    Overhead has −1 as process, which is the program's own.
     """
-    thread = pl.col("thread").fill_null(0)
-    if rows.height and not rows.select(thread.is_between(-(2**31), 2**31 - 1).all()).item():
-        handles = rows.select(thread.unique().sort()).to_series()
-        rows = rows.with_columns(thread=thread.replace_strict(handles, pl.Series(short_numbers(handles.to_list()))))
     return rows.with_columns(
         pl.when(pl.col("process") >= 0).then("process").otherwise(host).pipe(int32).alias("process"),
-        thread.cast(pl.Int32).alias("thread"),
+        pl.col("thread").fill_null(0).cast(pl.Int32),
     )
 
 
-def short_numbers(handles: list[int]) -> list[int]:
+def shorten(frames: dict[str, pl.DataFrame], column: str) -> None:
+    """Give the ids of 64 bits in a column distinct numbers of 32 bits, the same in all frames; frames are replaced."""
+    short = pl.col(column).is_between(-(2**31), 2**31 - 1)
+    wide = [name for name, frame in frames.items() if not frame.select(short.all()).item()]
+    if not wide:
+        return
+    ids = pl.concat([frame[column] for frame in frames.values()]).drop_nulls().unique().sort()
+    numbers = pl.Series(_short_numbers([_NO_ID if number == _NONE else number for number in ids]), dtype=pl.Int64)
+    for name in wide:
+        frames[name] = frames[name].with_columns(pl.col(column).replace(ids, numbers))
+
+
+def _short_numbers(handles: list[int]) -> list[int]:
     """A distinct number for each handle: itself if it has 31 bits, else its low bits or the next free number."""
     used = {handle for handle in handles if -(2**31) <= handle < 2**31}
     numbers = []
@@ -164,16 +173,15 @@ def waits_of(events: pl.DataFrame) -> pl.DataFrame:
     return events.with_columns(
         pl.col("issuer").pipe(int32).alias("process"),
         pl.when(pl.col("device") >= 0).then("device").pipe(int32).alias("device"),
-        pl.when(pl.col("stream").is_between(0, 2**32 - 2)).then("stream").alias("stream"),
+        pl.when(pl.col("stream") >= 0).then("stream").alias("stream"),
         mapped(encoded(kinds), wait_kind).alias("kind"),
     )
 
 
 def _on_device(events: pl.DataFrame) -> pl.DataFrame:
-    """Work with its GPU and stream; without that argument the stream is the event's thread."""
+    """Work with its GPU, stream and process."""
     return events.with_columns(
-        pl.col("device").pipe(int32),
-        pl.coalesce("stream", "thread", 0).pipe(int32).alias("stream"),
+        pl.col("device", "stream").cast(pl.Int32),
         pl.col("issuer").pipe(int32).alias("process"),
     )
 

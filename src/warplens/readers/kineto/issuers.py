@@ -13,7 +13,7 @@ from typing import Final
 
 import polars as pl
 
-from warplens.readers.kineto.gpu import int32, short_numbers
+from warplens.readers.kineto.gpu import int32, shorten
 from warplens.readers.kineto.spans import Spans
 from warplens.readers.kineto.values import GPU_KINDS
 
@@ -38,12 +38,18 @@ class Issued:
 
 
 def with_issuers(frames: dict[str, pl.DataFrame], host: int) -> Issued:
-    """Add an `issuer` to GPU events, and make `device` unique across merged traces; frames are replaced."""
+    """Add an `issuer` to GPU events, and make `device` unique across merged traces; frames are replaced.
+
+    Work without these arguments has its GPU as process (where a label of the rank may precede it), its stream as thread.
+    """
     result = Issued()
-    for kind in _ISSUED:
-        device = pl.coalesce("device", "process", 0) if kind in GPU_KINDS else pl.col("device")
-        numbers = device.pipe(int32).cast(pl.Int64).alias("device")
-        frames[kind] = frames[kind].with_columns(numbers, issuer=pl.lit(host, pl.Int64))
+    issued = {kind: frames[kind].with_columns(issuer=pl.lit(host, pl.Int64)) for kind in _ISSUED}
+    for kind in GPU_KINDS:
+        device = pl.coalesce("device", pl.col("process").pipe(int32).cast(pl.Int64), 0)
+        issued[kind] = issued[kind].with_columns(device=device, stream=pl.coalesce("stream", "thread", 0))
+    for column in ("device", "stream"):
+        shorten(issued, column)
+    frames.update(issued)
     calls = frames["call"].select("correlation", "process", begun="start_ns").drop_nulls()
     result.processes = max(1, calls["process"].n_unique())
     if result.processes == 1:
@@ -100,14 +106,10 @@ def _renumber_gpus(frames: dict[str, pl.DataFrame], lanes: pl.DataFrame) -> dict
     return dict(numbers.select("other", "device").iter_rows())
 
 
-def shorten_processes(spans: Spans) -> None:
-    """Give processes of labelled ranks (`[TP01] 4711`) distinct numbers of 31 bits; frames are replaced."""
-    hosts = [kind for kind in spans.frames if kind not in GPU_KINDS]
-    parts = [spans.arrows["process"], *(spans.frames[kind]["process"] for kind in hosts)]
-    known = pl.concat(parts).drop_nulls().unique().sort()
-    if not (known >= 2**31).any():
-        return
-    short = pl.Series(short_numbers(known.to_list()), dtype=pl.Int64)
-    process = pl.col("process").replace(known, short)
-    spans.arrows = spans.arrows.with_columns(process)
-    spans.frames.update({kind: spans.frames[kind].with_columns(process) for kind in hosts})
+def shorten_ids(spans: Spans) -> None:
+    """Shorten processes of labelled ranks (`[TP01] 4711`) and handles of threads; frames are replaced."""
+    hosts = {kind: frame for kind, frame in spans.frames.items() if kind not in GPU_KINDS} | {"arrow": spans.arrows}
+    for column in ("process", "thread"):
+        shorten(hosts, column)
+    spans.arrows = hosts.pop("arrow")
+    spans.frames.update(hosts)

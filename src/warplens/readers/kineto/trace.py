@@ -29,7 +29,7 @@ from warplens.readers.kineto.gpu import (
     waits_of,
     with_threads,
 )
-from warplens.readers.kineto.issuers import Issued, shorten_processes, with_issuers
+from warplens.readers.kineto.issuers import Issued, shorten_ids, with_issuers
 from warplens.readers.kineto.spans import Recorded, Spans, read_events, spans_of
 from warplens.readers.kineto.values import GPU_TABLES
 from warplens.secrets import without_folders
@@ -116,7 +116,7 @@ def host_process(spans: Spans) -> int:
 
 def tables_of(spans: Spans) -> tuple[dict[str, pl.DataFrame], Issued]:
     """The tables by name, and the issuers of the work; the spans' frames are freed one by one."""
-    shorten_processes(spans)
+    shorten_ids(spans)
     frames = spans.frames
     host = host_process(spans)
     issued = with_issuers(frames, host)
