@@ -29,7 +29,7 @@ class UnreadableInputError(WarplensError):
         self.path = Path(path)
         self.found = found
         self.advice = advice
-        super().__init__(f"{self.path.name}: {found}. {advice}")
+        super().__init__(f"{self.path.name or self.path}: {found}. {advice}")
 
 
 class MissingDataError(WarplensError):

@@ -30,8 +30,8 @@ from warplens.errors import UsageError
 FULL = Path("/dev/full")
 
 
-def failing(error: BaseException) -> Callable[[], None]:
-    def run() -> None:
+def failing(error: BaseException) -> Callable[..., None]:
+    def run(**_: object) -> None:
         raise error
 
     return run
@@ -360,8 +360,7 @@ def test_a_process_that_may_have_little_answers_or_says_so(limit, command, expor
 
 
 def test_an_answer_on_standard_output_needs_no_folder_to_write_to(export, warplens, monkeypatch):
-    allowed = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode, **how: not mode & os.W_OK and allowed(path, mode, **how))
+    monkeypatch.setattr("warplens.cli.answer.TemporaryFile", failing(PermissionError(13, "Permission denied")))
 
     assert warplens("report", export, "-f", "json").code == DONE
     assert warplens("report", export).code == UNUSABLE

@@ -35,7 +35,7 @@ def _refused(path: Path) -> str:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "the file is empty"),
+        (b"", "the file is empty. Copy, export or record it again"),
         (b"time,name\n1,gemm\n", "found text"),
         (b"\x7fELF\x02\x01\x01", "binary data of an unknown kind"),
         (b"NVR\x00rest", "an Nsight Compute report"),
@@ -66,6 +66,10 @@ def test_a_trace_that_perfettos_own_library_wrote_is_named(tmp_path):
     path = tmp_path / "profile.pftrace"
     path.write_bytes(trace.SerializeToString())
     assert "found a trace in Perfetto's format" in _refused(path)
+
+
+def test_the_current_folder_has_a_name():
+    assert str(UnreadableInputError(Path(), "this is a folder", "Name a file")).startswith(".: this is a folder")
 
 
 def test_a_file_that_does_not_exist(tmp_path):

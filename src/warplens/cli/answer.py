@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from mimetypes import MimeTypes
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from warplens.analysis.timeline import Timeline
@@ -74,18 +75,26 @@ def checked_folder(folder: Path) -> Path:
     Raises:
         UsageError: it is a file or named like one, or it is not writable.
     """
-    from warplens.report.write import form_named
-
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     if not existing.is_dir():
         raise UsageError(f"{existing.name} is a file, but reports are written to a folder: name another with --output")
-    if form_named(folder) is not None:
+    if _names_file(folder):
         raise UsageError(f"{folder.name} names one file, but several are written: name a folder with --output")
-    if not os.access(existing, os.W_OK | os.X_OK):
+    try:
+        TemporaryFile(dir=existing).close()
+    except OSError as error:
         raise UsageError(
-            f"{existing.name or existing}: no permission to write there; name another folder with --output"
-        )
+            f"{folder}: nothing can be written there ({error.strerror}); name another folder with --output"
+        ) from None
     return folder
+
+
+def _names_file(path: Path) -> bool:
+    """Whether a path that is no folder has the suffix of a file, such as `.html` or `.pdf`."""
+    from warplens.report.write import form_named
+
+    # The suffixes that Python knows, not those of the machine.
+    return form_named(path) is not None or (not path.is_dir() and MimeTypes().guess_type(path.name)[0] is not None)
 
 
 def checked_target(output: Path, inputs: Iterable[Path] = ()) -> Path:
@@ -94,9 +103,12 @@ def checked_target(output: Path, inputs: Iterable[Path] = ()) -> Path:
     Raises:
         UsageError: it is not writable, or one of the input files.
     """
-    from warplens.report.write import form_named
+    from warplens.report.write import REPORT_FORMATS, form_named
 
     if form_named(output) is None:
+        if _names_file(output):
+            suffixes = ", ".join(f".{form}" for form in REPORT_FORMATS)
+            raise UsageError(f"{output}: a file is written as {suffixes}: name such a file, or a folder")
         return checked_folder(output)
     if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
         raise UsageError(f"{output.name} is read, and would be written over: name another with --output")

@@ -29,7 +29,7 @@ from warplens.readers.kineto import KinetoTrace
 from warplens.readers.measurements import MeasurementsFile
 from warplens.readers.ncu import EXPORT_SUFFIXES, NcuCsv, NcuReport
 from warplens.readers.nsys import NsysExport, NsysFolder, NsysReport
-from warplens.readers.opening import EXPORT_ADVICE, Asked, Kind, Wanted, holds, kind_of
+from warplens.readers.opening import EXPORT_ADVICE, Asked, Kind, Wanted, absent, holds, kind_of
 from warplens.readers.shipped import located
 from warplens.readers.timings import Timings
 
@@ -57,7 +57,7 @@ _TRACES: Final = Wanted[Trace](
     {
         Kind.NCU_REP: "Ask for its counters instead: warplens counters FILE",
         Kind.ZIP: _ZIP_ADVICE,
-        **dict.fromkeys((Kind.HDF5, Kind.ARROW, Kind.EMPTY), EXPORT_ADVICE),
+        **dict.fromkeys((Kind.HDF5, Kind.ARROW), EXPORT_ADVICE),
         Kind.PERFETTO: "Give the trace that the PyTorch profiler wrote (.json), or the report of Nsight Systems",
         Kind.PARQUET: "Give the folder that nsys export --type parquetdir wrote, not one table of it",
     },
@@ -193,9 +193,7 @@ def discover(paths: Iterable[Path | str]) -> list[Path]:
     profiles_found: list[Path] = []
     for path in map(located, paths):
         if not path.exists():
-            if str(path) == "-":
-                raise UnreadableInputError(path, "profiles are not read from standard input", "Give a file's path")
-            raise UnreadableInputError(path, "there is no such file or folder", "Check the path")
+            raise absent(path)
         if path.is_dir() and _TRACES.taking(path) is None:
             files = sorted(files_below(path))
             folders = {file.parent for file in files if file.stem == "StringIds"}

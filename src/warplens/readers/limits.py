@@ -76,8 +76,8 @@ def unpacked_bytes(packed: int, expansion: Limit = EXPANSION) -> tuple[int, Limi
     return (by_ratio, expansion) if by_ratio < UNPACKED_BYTES.value else (UNPACKED_BYTES.value, UNPACKED_BYTES)
 
 
-#: Times beyond these are damage: 52 days for one event, 73 years from the zero of a clock (1970 at the earliest). Nearer
-#: ones can be subtracted, and the longest events of a trace added up, in 64 bits.
+#: Times beyond these are damage: 52 days for one event, 73 years from the zero of a clock (1970 at the earliest).
+#: Nearer ones can be subtracted in 64 bits, and two thousand of the longest events added up.
 LONGEST_NS: Final = 2**52
 FURTHEST_NS: Final = 2**61
 IMPOSSIBLE_TIMES: Final = "no start or duration, an end before the start, or a time beyond any recording"

@@ -122,7 +122,7 @@ def head_of(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(HEAD_BYTES)
     except FileNotFoundError:
-        raise UnreadableInputError(path, "there is no such file", "Check the path") from None
+        raise absent(path) from None
     except IsADirectoryError:
         raise UnreadableInputError(path, "this is a folder", "Give the profiles in it one by one") from None
     except PermissionError:
@@ -130,6 +130,13 @@ def head_of(path: Path) -> bytes:
         raise UnreadableInputError(path, found, f'Allow it first: chmod u+r "{path.name}"') from None
     except OSError as error:
         raise system_error(path, error) from None
+
+
+def absent(path: Path) -> UnreadableInputError:
+    """The error for a path that does not exist."""
+    if str(path) == "-":
+        return UnreadableInputError(path, "profiles are not read from standard input", "Give a file's path")
+    return UnreadableInputError(path, "there is no such file or folder", "Check the path")
 
 
 def kind_of(path: Path) -> Kind:
@@ -228,7 +235,9 @@ class Wanted(Generic[Content]):
 
     def refusal(self, path: Path, kind: Kind) -> UnreadableInputError:
         """The error for a file of a kind that none of the formats has."""
-        found = "the file is empty" if kind is Kind.EMPTY else f"found {kind.value}, {self.unlike}"
+        if kind is Kind.EMPTY:
+            return UnreadableInputError(path, "the file is empty", "Copy, export or record it again")
+        found = f"found {kind.value}, {self.unlike}"
         return UnreadableInputError(path, found, self.advice_by_kind.get(kind, self.advice))
 
     @contextmanager

@@ -10,11 +10,12 @@ from typing import Annotated, Final, Literal
 import typer
 
 from warplens.analysis.timeline import Timeline
+from warplens.answers.inputs import only_profile
 from warplens.cli.answer import checked_folder, print_lines
 from warplens.cli.edge import GATE_FAILED, answering, one_line, progress
 from warplens.cli.options import argument, flag, option, words_option
 from warplens.errors import UsageError
-from warplens.readers import discover, holds_counters, read, read_counters
+from warplens.readers import holds_counters, read, read_counters
 from warplens.readers.shipped import stem
 from warplens.report import text as fmt
 from warplens.scrub import check as checked_copy
@@ -42,9 +43,7 @@ def export(
     The whole profile is written, warm-up included, with exact numbers. Nothing that identifies the machine is exported:
     no environment, hosts, users, paths or command lines. Existing output is replaced.
     """
-    (profile, *others) = discover([path])
-    if others:
-        raise UsageError(f"{path.name}: the folder holds {1 + len(others)} profiles, and this command takes one")
+    profile = only_profile(path)
     if to == "perfetto":
         target = output or Path(_stem(profile) + _SUFFIX)
         line = _to_perfetto(profile, target)

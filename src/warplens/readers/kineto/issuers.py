@@ -40,7 +40,7 @@ class Issued:
 def with_issuers(frames: dict[str, pl.DataFrame], host: int) -> Issued:
     """Add an `issuer` to GPU events, and make `device` unique across merged traces; frames are replaced.
 
-    Work without these arguments has its GPU as process (where a label of the rank may precede it), its stream as thread.
+    Work without these arguments has its GPU as process, which a label of the rank may precede, its stream as thread.
     """
     result = Issued()
     issued = {kind: frames[kind].with_columns(issuer=pl.lit(host, pl.Int64)) for kind in _ISSUED}
