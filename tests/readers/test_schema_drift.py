@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -23,6 +25,7 @@ from tests.readers.exports import (
 from warplens.errors import UnreadableInputError
 from warplens.profile import Trace
 from warplens.readers import read
+from warplens.readers.nsys.texts import Strings
 
 
 def _texts(series: pl.Series) -> list[str | None]:
@@ -105,6 +108,12 @@ def test_a_name_that_the_export_does_not_hold_is_shown_by_its_number(export, pat
     trace = _trace_of(export, path)
     assert _texts(trace.api_calls["name"]) == ["unnamed (4711)"]
     assert "unnamed-events" in [note.code for note in trace.capture.notes]
+
+
+def test_a_name_whose_id_has_two_texts_is_not_known():
+    rows = [(1, b"gemm"), (2, b"relu"), (2, b"other"), (3, b"copy"), (3, b"copy")]
+    strings = Strings(SimpleNamespace(tables={"StringIds": ("id", "value")}, rows=lambda _: rows), np.arange(1, 4))
+    assert [strings[number] for number in (1, 2, 3)] == ["gemm", "unnamed (2)", "copy"]
 
 
 def test_ids_of_strings_may_be_large_and_far_apart(export, path):

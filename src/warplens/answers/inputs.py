@@ -155,8 +155,8 @@ def only_profile(path: str | os.PathLike[str]) -> Path:
         listed = ", ".join(str(profile.relative_to(path)) for profile in profiles[:_NAMED_PROFILES])
         more = f" and {len(profiles) - _NAMED_PROFILES} more" if len(profiles) > _NAMED_PROFILES else ""
         raise UsageError(
-            f"{path.name or path}: the folder holds {len(profiles)} profiles ({listed}{more}), and this command takes one. "
-            "Name it, or use `warplens report` for all of them"
+            f"{path.name or path}: the folder holds {len(profiles)} profiles ({listed}{more}), and this command takes "
+            "one. Name it, or use `warplens report` for all of them"
         )
     return profiles[0]
 

@@ -289,7 +289,7 @@ def _repairs(findings: Findings) -> list[Note]:
         notes.append(Note("repeated-api-calls", NoteLevel.INFO, text, None))
     if findings.unnamed:
         names = plural(findings.unnamed, "name is", "names are")
-        text = f"{names} referred to, but not in the export, and shown by number."
+        text = f"{names} referred to, but missing or ambiguous in the export, and shown by number."
         remedy = "Export the capture again: nsys export --type sqlite profile.nsys-rep"
         notes.append(Note("unnamed-events", NoteLevel.WARNING, text, remedy))
     if findings.replaced:

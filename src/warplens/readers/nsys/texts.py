@@ -58,7 +58,7 @@ class Strings:
     """The strings of `StringIds` that events refer to.
 
     Attributes:
-        missing: ids for which the file has no string.
+        missing: ids for which the file has no string, or several that differ.
         unnamed: missing ids whose name was requested.
         replaced: number of texts that were not UTF-8, including those of `decode_all`.
     """
@@ -66,14 +66,17 @@ class Strings:
     def __init__(self, file: Tables, ids: Int64s) -> None:
         self._texts: dict[int, str] = {}
         self.replaced = 0
+        ambiguous: set[int] = set()
         if "StringIds" in file.tables:
             for part in range(0, len(ids), _IDS_PER_QUERY):
                 id_list = ",".join(map(str, ids[part : part + _IDS_PER_QUERY].tolist()))
                 query = f"SELECT id, CAST(value AS BLOB) FROM StringIds WHERE id IN ({id_list}) AND value IS NOT NULL"  # noqa: S608
                 for identifier, raw in file.rows(query):
-                    self._texts[identifier], replaced = decoded(raw)
+                    text, replaced = decoded(raw)
                     self.replaced += replaced
-        self.missing = frozenset(ids.tolist()) - self._texts.keys()
+                    if self._texts.setdefault(identifier, text) != text:
+                        ambiguous.add(identifier)
+        self.missing = (frozenset(ids.tolist()) - self._texts.keys()) | ambiguous
         self.unnamed: set[int] = set()
 
     def __getitem__(self, identifier: int) -> str:
