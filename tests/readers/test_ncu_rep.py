@@ -423,7 +423,7 @@ def test_other_profiles_are_refused_with_what_to_do(tmp_path):
         b"SQLite format 3\x00" + bytes(100): "warplens report",
         gzip.compress(b"NVIDIA Tegra Profiler Report 2024"): "warplens report",
         b'{"traceEvents": []}': "ncu --import",
-        b"": "ncu --import",
+        b"": "the file is empty",
     }.items():
         path = tmp_path / "other"
         path.write_bytes(content)
