@@ -168,7 +168,7 @@ def test_no_time_is_no_evidence():
     assert evidence_text({**idle, "waits_per_step": 2.0, "busy_share": 0.0}) == "waits 2 per step, busy 0.0 %"
     assert evidence_text(idle) == "idle 0 ns (0.0 %, 0 ns per wait)"
     claimed = {"idle_ns": 20_000_000, "idle_share": 0.02, "gpu_busy_share": 0.55}
-    assert evidence_text(claimed).startswith("idle of this cause alone 20.0 ms (2.0 %)"), "45 % of the time is idle"
+    assert evidence_text(claimed).startswith("idle from this cause 20.0 ms (2.0 %)"), "45 % of the time is idle"
     assert evidence_text({**claimed, "idle_share": 0.45}).startswith("idle 20.0 ms")
     assert evidence_text({"affected_ns": 1e6, "saved_ns": 5e6}) == (
         "affected kernels 1.00 ms, expected saving with pauses, as recorded 5.00 ms"

@@ -318,14 +318,14 @@ class _Recorder:
         """For each piece of work how long it was held back on an idle GPU after it had arrived; 0 for a usual latency.
 
         The driver, another program or the end of unseen work holds it back (`submission` and `dependency` in
-        `warplens.analysis.timebudget`), whatever the pace of the host.
+        `warplens.analysis.timebudget`), whatever the pace of the host. Not told of graphs, whose start varies more.
         """
         by_start = np.argsort(self.start, kind="stable")
         latest_end = np.empty_like(self.end)
         latest_end[by_start] = np.r_[self._window.start_ns, np.maximum.accumulate(self.end[by_start])[:-1]]
         could_start = np.maximum(self.called[self.call] + offset, previous_end)
         late = self.start - np.maximum(could_start, latest_end)
-        return np.where((self.cause[self.call] == 0) & (late > _LONGEST_LATENCY_NS), late, 0)
+        return np.where((self.cause[self.call] == 0) & ~self.by_graph & (late > _LONGEST_LATENCY_NS), late, 0)
 
     def _kept_order(self, stream: Int64s) -> tuple[Int64s, Int64s]:
         """For each piece of work one of another stream that it must wait for, though the host's pace may hide it.

@@ -298,7 +298,7 @@ def evidence_text(evidence: Mapping[str, float], *, steps: float = 1) -> str:
     texts_by_name = {name: texts for name, texts in texts_by_name.items() if name not in zero} or texts_by_name
     words, whole_idle = {**_EVIDENCE_WORDS}, 1 - evidence.get("gpu_busy_share", 1.0)
     if "idle_ns" in evidence and evidence.get("idle_share", whole_idle) < _ALL_IDLE * whole_idle:
-        words["idle"] = "idle of this cause alone"
+        words["idle"] = "idle from this cause"
     if evidence.get("saved_ns", 0) > evidence.get("affected_ns", math.inf):
         words["saved"] = "expected saving with pauses, as recorded"
     return ", ".join(
