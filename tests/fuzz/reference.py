@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[object, ...]]
 
-#: What an event must have to be one: a begin, and an end that is no earlier.
-_EVENT = "start IS NOT NULL AND end >= start"
+#: What an event must have to be one: a begin within 73 years of the clock's zero, and an end that is no earlier and at
+#: most 52 days later.
+_EVENT = f"start BETWEEN {-(2**61)} AND {2**61} AND end - start BETWEEN 0 AND {2**52}"
 _QUERIES = {
     "CUPTI_ACTIVITY_KIND_KERNEL": ("kernels", f"""
         SELECT start, end, coalesce(s.value, 'unnamed (' || demangledName || ')')

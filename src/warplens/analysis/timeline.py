@@ -202,9 +202,11 @@ class Timeline:
             recorded = first, last = self._recorded_span()
             start, end = (edge if edge is not None else known for edge, known in zip(asked, recorded, strict=True))
             how = "as asked for" + (", as far as it was recorded" if start < first or last < end else "")
-            window = Window(max(start, first), min(end, last), "explicit", how)
-            if window.end_ns <= window.start_ns:
+            if first < last:  # else a single instant was recorded
+                start, end = max(start, first), min(end, last)
+            if end <= start or end < first or start > last:
                 raise UsageError(f"window {spec!r} lies outside the recorded time, which is {span_text(first, last)}")
+            window = Window(start, end, "explicit", how)
             inside = (
                 step for step in self.steps.steps if window.start_ns <= step.start_ns < step.end_ns <= window.end_ns
             )

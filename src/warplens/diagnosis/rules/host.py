@@ -91,7 +91,7 @@ _ALL_TURNS: Final = Remedy(
     "Do the work of all turns at once",
     "# one operation over the whole tensor instead of a loop over its rows, times, classes or words:\n"
     "# broadcasting, torch.where, cumsum, a product with a matrix of factors, torch.vmap, one gather for all\n"
-    "# if a turn needs the result of the last: torch.compile(loop), or one kernel for the recurrence (a scan)",
+    "# if a turn needs the result of the last: compile the loop, or write one kernel for the recurrence (a scan)",
     f"{GAIN}: the launches of one turn instead of all",
 )
 
