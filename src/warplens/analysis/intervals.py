@@ -141,6 +141,13 @@ def without(disjoint: Intervals, covered: Intervals) -> Intervals:
     return Intervals(remaining.starts, remaining.ends)
 
 
+def intersection(first: Intervals, second: Intervals) -> Intervals:
+    """The time that two disjoint sets have in common, as a disjoint set."""
+    if not len(first.starts):
+        return first
+    return without(first, complement(second, int(first.starts[0]), int(first.ends.max())))
+
+
 def _subtract_all(pieces: Owned, disjoint: Intervals) -> Owned:
     """`subtract` for the case that many pieces are covered."""
     first = np.searchsorted(disjoint.ends, pieces.starts, side="right")

@@ -17,7 +17,7 @@ import polars as pl
 
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import duration_ns, numbered, once, running_sum, sum_by
-from warplens.analysis.intervals import measure_before, union, without
+from warplens.analysis.intervals import intersection, measure_before, union
 from warplens.analysis.ranges import projected_spans
 from warplens.analysis.streams import busy_by
 from warplens.analysis.timeline import Timeline
@@ -165,7 +165,7 @@ def step_statistics(timeline: Timeline, window: Window) -> pl.DataFrame:
         if window.range_name is not None:
             spans = union(projected_spans(timeline, timeline.range_rows(window.range_name), device))
             lasting = measure_before(spans, ends) - measure_before(spans, starts)
-            running = without(spans, without(spans, running))
+            running = intersection(spans, running)
         worked = measure_before(running, ends) - measure_before(running, starts)
         wall = np.where(worked > busy, lasting, wall)
         busy = np.maximum(busy, worked)

@@ -13,7 +13,7 @@ from warplens.analysis.api import api_kinds, blocks_host
 from warplens.analysis.categories import categories_of
 from warplens.analysis.frames import numbered, once
 from warplens.analysis.hostpace import STALL_MAX_NS
-from warplens.analysis.intervals import Intervals, Owned, clip, complement, measure_before, subtract, total, union
+from warplens.analysis.intervals import Intervals, clip, intersection, measure_before, total, union
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.analysis.launches import LaunchSummary, launch_summary, launching_threads
 from warplens.analysis.steps import LOADS_CODE
@@ -106,7 +106,7 @@ def _blocked_ns(calls: pl.DataFrame, waiting: dict[int, Intervals]) -> int:
     blocked = 0
     for process, intervals in waiting.items():
         inside = union(Intervals.of(calls.filter(pl.col("process") == process)))
-        blocked += total(inside) - total(_intersection(inside, intervals))
+        blocked += total(inside) - total(intersection(inside, intervals))
     return blocked
 
 
@@ -158,18 +158,9 @@ def _waiting(timeline: Timeline, threads: pl.DataFrame, devices: list[int]) -> d
         union(Intervals(*(np.concatenate(edges) for edges in zip(*busy, strict=True)))) if busy else Intervals.none()
     )
     return {
-        process: _intersection(union(Intervals.of(waits.filter(pl.col("process") == process))), working)
+        process: intersection(union(Intervals.of(waits.filter(pl.col("process") == process))), working)
         for process in threads["process"].unique().sort()
     }
-
-
-def _intersection(first: Intervals, second: Intervals) -> Intervals:
-    """The intersection of two sets of disjoint intervals."""
-    if not len(first.starts):
-        return first
-    pieces = Owned(*first, np.zeros(len(first.starts), dtype=np.int64))
-    common = subtract(pieces, complement(second, int(first.starts[0]), int(first.ends.max())))
-    return Intervals(common.starts, common.ends)
 
 
 # --- Optimizers: updates and loops over parameters -------------------------------------------------------------------

@@ -382,9 +382,8 @@ def of_traces(sides: tuple[SideFiles, SideFiles], options: Options) -> Outcome:
             flops=options.flops,
             counters=counters,
         )
-    if (
-        options.fail_on is not None and (refused := forbids_gate(numbers)) is not None
-    ):  # e.g. out of memory, which is fast
+    refused = forbids_gate(numbers) if options.fail_on is not None else None
+    if refused is not None:  # for example a step that ran out of memory, which is fast
         raise MissingDataError(f"the gate has nothing to go by: {refused.text}")
     blocking = forbids_verdict(numbers)
     comparison, gate = numbers.comparison, numbers.regression
