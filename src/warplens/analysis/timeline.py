@@ -454,8 +454,8 @@ def _with_steps(window: Window, inside: tuple[Step, ...], steps: tuple[Step, ...
     how = window.how
     if parts:
         whole = {0: "none of them", 1: "one of them"}.get(len(inside), f"{len(inside)} of them")
-        held = len(inside) + parts
-        how += f"; it holds {f'{held:.2g} of a step' if held < 1 else f'{round(held, 2):g} steps'}, {whole} whole"
+        held = round(len(inside) + parts, 2)
+        how += f"; it holds {f'{held:g} of a step' if held <= 1 else f'{held:g} steps'}, {whole} whole"
     return replace(window, steps=inside, cut_steps=parts, how=how)
 
 

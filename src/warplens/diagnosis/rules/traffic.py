@@ -33,7 +33,7 @@ class UnfusedChain(StructureRule):
     raised_when = (
         "chains of passes over memory, or copies that only move values, lie between matrix products; or inference "
         "casts or copies operands anew before each product; or each layer makes its attention mask anew; and it costs "
-        "2 %. A warning from 1.10×; for a loss, a warning from 1.25×"
+        "2 %. A warning from 1.10×; for a loss, from 1.25×; none for chains that take as much time in healthy programs"
     )
     claimed = (
         "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
@@ -84,6 +84,9 @@ class UnfusedChain(StructureRule):
     least_share = Limit(
         0.3,
         "Healthy inference spends up to an eighth of its time in such chains, except for one program in a graph.",
+    )
+    informs_share = Limit(
+        0.5, "Chains that take half of the time that a warning needs are told, because a compiler would save them."
     )
     least_compiled_passes = Limit(
         3,
@@ -138,24 +141,11 @@ class UnfusedChain(StructureRule):
         operands = share > 0
         if time_of(program, program.labelled(*PRODUCTS)) < self.least_products_share * facts.wall_ns:
             return share
+        if self._of_limit(facts) < (1 if operands.any() else self.informs_share):
+            return share
         passes = self._passes(facts)
         begins, ends = program.edges(passes)
-        if not len(begins):
-            return share
         own = program.in_order(program.own_ns)
-        spent = sums_between(own, begins, ends)
-        products = program.labelled(*PRODUCTS)
-        wide = products & facts.program.having("precision", *_WIDE)
-        mostly_wide = 2 * time_of(program, wide) > time_of(program, products)
-        in_parts = self._compiled_in_parts(facts) and not mostly_wide
-        enough = self.least_compiled_share if in_parts else self.least_share
-        enough = self.least_training_share if facts.trains or mostly_wide else enough
-        # Copies that only move values count in chains of any length. Casts of weights, which change each step, do not.
-        moves = program.having("label", "copy-cast", "device-to-device") & ~program.marked("narrowing")
-        moving = sums_between(program.in_order(moves), begins, ends) == ends - begins
-        chained, moved = spent[ends - begins >= self._least_passes(facts)].sum(), spent[moving].sum()
-        if chained < enough * facts.busy_ns and moved < self.least_moves_share * facts.busy_ns:
-            return share
         free = passes & ~operands
         share[free] = np.maximum(share[free], self.saved_share if facts.trains else self.inference_saved_share)
         # The longest pass of each chain, the first of equals.
@@ -167,6 +157,27 @@ class UnfusedChain(StructureRule):
         longest = longest[~operands[longest]]
         share[longest] = self.longest_saved_share
         return share
+
+    @remembered
+    def _of_limit(self, facts: Facts) -> float:
+        """Time in chains over the least time for a warning, at most 1; 1 as well for many that only move values."""
+        program = facts.program
+        begins, ends = program.edges(self._passes(facts))
+        if not len(begins):
+            return 0.0
+        spent = sums_between(program.in_order(program.own_ns), begins, ends)
+        products = program.labelled(*PRODUCTS)
+        wide = products & facts.program.having("precision", *_WIDE)
+        mostly_wide = 2 * time_of(program, wide) > time_of(program, products)
+        in_parts = self._compiled_in_parts(facts) and not mostly_wide
+        enough = self.least_compiled_share if in_parts else self.least_share
+        enough = self.least_training_share if facts.trains or mostly_wide else enough
+        # Copies that only move values count in chains of any length. Casts of weights, which change each step, do not.
+        moves = program.having("label", "copy-cast", "device-to-device") & ~program.marked("narrowing")
+        moving = sums_between(program.in_order(moves), begins, ends) == ends - begins
+        if spent[moving].sum() >= self.least_moves_share * facts.busy_ns:
+            return 1.0
+        return min(float(spent[ends - begins >= self._least_passes(facts)].sum()) / (enough * facts.busy_ns), 1.0)
 
     def _compiled_in_parts(self, facts: Facts) -> bool:
         """Whether a compiler made some of the passes of a program that does not train."""
@@ -412,6 +423,7 @@ class UnfusedChain(StructureRule):
                 "casts_share": casts,
             },
             bound_ns=most_ns,
+            informs=bool(chains) and self._of_limit(facts) < 1 and not (made.any() or of_loss.any() or masks.any()),
             # Small models over large vocabularies have such losses without a real fault.
             warning=facts.thresholds.unsure_warning_ceiling if is_loss else None,
             # Only the remedy of the main cause counts; chains beside it need another one.
