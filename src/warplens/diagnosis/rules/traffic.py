@@ -141,7 +141,7 @@ class UnfusedChain(StructureRule):
         operands = share > 0
         if time_of(program, program.labelled(*PRODUCTS)) < self.least_products_share * facts.wall_ns:
             return share
-        if self._of_limit(facts) < (1 if operands.any() else self.informs_share):
+        if self._of_limit(facts) < (1 if operands.any() or self._compiled_in_parts(facts) else self.informs_share):
             return share
         passes = self._passes(facts)
         begins, ends = program.edges(passes)
@@ -401,6 +401,7 @@ class UnfusedChain(StructureRule):
             # before them.
             starting = program.of_gaps(removable) * facts.causes["start-latency"].whole()
             most_ns = time_of(program, removable) + int(starting.sum())
+        usual = bool(chains) and self._of_limit(facts) < 1 and not (made.any() or of_loss.any() or masks.any())
         compiling = _COMPILE_WHOLE if self._compiled_in_parts(facts) else _COMPILED
         return self.seen(
             facts,
@@ -413,7 +414,7 @@ class UnfusedChain(StructureRule):
             if is_operands
             else self.loss_title
             if is_loss
-            else f"{kinds} make a separate pass over memory for each operation"
+            else f"{kinds} make a separate pass over memory for each operation{_AS_USUAL if usual else ''}"
             if chains
             else self.copies_title,
             confidence="medium",
@@ -423,7 +424,7 @@ class UnfusedChain(StructureRule):
                 "casts_share": casts,
             },
             bound_ns=most_ns,
-            informs=bool(chains) and self._of_limit(facts) < 1 and not (made.any() or of_loss.any() or masks.any()),
+            informs=usual,
             # Small models over large vocabularies have such losses without a real fault.
             warning=facts.thresholds.unsure_warning_ceiling if is_loss else None,
             # Only the remedy of the main cause counts; chains beside it need another one.
@@ -463,6 +464,9 @@ class UnfusedChain(StructureRule):
 
 
 _WIDE: Final = ("fp32", "tf32", "fp64")
+
+#: Why such chains are no warning.
+_AS_USUAL: Final = ", as in most programs that are not compiled"
 
 _COMPILED: Final = Remedy(
     "Compile the blocks",
