@@ -39,6 +39,7 @@ HALVES = (
     "twenty_first",
     "twenty_second",
     "twenty_third",
+    "twenty_fourth",
 )
 SOURCES = ("nsys", "torch")
 

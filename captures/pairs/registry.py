@@ -29,6 +29,7 @@ __all__ = [
     "TWELFTH",
     "TWENTIETH",
     "TWENTY_FIRST",
+    "TWENTY_FOURTH",
     "TWENTY_SECOND",
     "TWENTY_THIRD",
     "Build",
@@ -50,11 +51,11 @@ BEFORE, AFTER = "before", "after"
 HALVES = (
     "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
     "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth",
-    "twentieth", "twenty_first", "twenty_second", "twenty_third",
+    "twentieth", "twenty_first", "twenty_second", "twenty_third", "twenty_fourth",
 )  # fmt: skip
 DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES[:9]
 TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH, SEVENTEENTH = HALVES[9:17]
-EIGHTEENTH, NINETEENTH, TWENTIETH, TWENTY_FIRST, TWENTY_SECOND, TWENTY_THIRD = HALVES[17:]
+EIGHTEENTH, NINETEENTH, TWENTIETH, TWENTY_FIRST, TWENTY_SECOND, TWENTY_THIRD, TWENTY_FOURTH = HALVES[17:]
 
 PROGRAMS: dict[str, Program] = {}
 
