@@ -135,7 +135,7 @@ def neighbours_by_a_tree(variant: str) -> Step:
     boxes, atoms, count, width, kinds = size(8, 2), size(2048, 16), size(16, 4), size(256, 16), 8
     frames = [torch.rand(boxes, atoms, 3) * 10 for _ in range(4)]
     species, wanted = tokens(kinds, boxes * atoms), torch.randn(boxes, device=DEVICE)
-    starts = torch.arange(boxes)[:, None, None] * atoms
+    starts = torch.arange(boxes, device=DEVICE)[:, None, None] * atoms
     centers = torch.linspace(0, 3, size(64, 8), device=DEVICE)
     layers = on_device(lambda: nn.ModuleList(Messages(width, len(centers)) for _ in range(size(4, 1)))).train()
     ends = on_device(lambda: nn.ModuleList([nn.Embedding(kinds, width), nn.Linear(width, 1)]), seed=1)
@@ -149,9 +149,9 @@ def neighbours_by_a_tree(variant: str) -> Step:
         sites = frame.to(DEVICE)
         if variant == BEFORE:
             found = [torch.from_numpy(cKDTree(box).query(box, count)[1]) for box in frame.numpy()]
-            near = (torch.stack(found) + starts).to(DEVICE)
+            near = torch.stack(found).to(DEVICE) + starts
         else:
-            near = torch.cdist(sites, sites).topk(count, largest=False).indices + starts.to(DEVICE)
+            near = torch.cdist(sites, sites).topk(count, largest=False).indices + starts
         near = near.flatten(0, 1)
 
         def loss() -> Tensor:
@@ -346,7 +346,7 @@ def answers_scored_one_by_one(variant: str) -> Step:
 )  # fmt: skip
 def transport_asks_whether_done(variant: str) -> Step:
     """SuperGlue (6 × 256, bf16) matches 640 points of 8 pairs of images; each round of Sinkhorn asks to stop."""
-    width, pairs, points, sharp = size(256, 16), size(8, 2), size(640, 16), 40.0
+    width, pairs, points, sharp = size(256, 16), size(8, 2), size(640, 16), 60.0
     layers = on_device(
         lambda: nn.Sequential(*(Reader(width, size(4, 2), ahead=True) for _ in range(size(6, 1)))), HALF
     ).eval()
@@ -413,7 +413,7 @@ class Shape(nn.Module):
 
     def forward(self, sites: Tensor) -> Tensor:
         """Points [points, 3] → distances [points]."""
-        turns = sites @ self.waves
+        turns = sum(sites[:, index, None] * wave for index, wave in enumerate(self.waves))
         x = torch.cat([turns.sin(), turns.cos()], -1)
         for layer in self.layers:
             x = functional.relu(layer(x))
