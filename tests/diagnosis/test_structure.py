@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from tests.analysis.builders import kernel, launch
@@ -43,6 +44,7 @@ ANY = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<bool, at::nat
 FUSED = (
     "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
 )
+NORM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps<float>>>(int)"
 LISTS = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<{}>, at::native::Op{}>(int)"
 
 
@@ -651,6 +653,25 @@ def test_an_optimizer_with_a_group_for_each_tensor_gains_its_launches() -> None:
     assert found.evidence["groups_per_step"] == 40
     assert found.remedies[0].action == "Put the parameters into few groups"
     assert found.expected > 1.5  # 0.6 of the time of its kernels is 0.1 of the step
+
+
+def test_the_order_of_rows_in_the_file_changes_no_loop() -> None:
+    """Copies have no row among the kernels, and must not count as the first of these."""
+    machine = Machine()
+    for _ in range(10):
+        with machine.step():
+            machine.launch(100 * US, times=4)
+            machine.launch(5 * US, LISTS.format(1, 0))
+            machine.launch(100 * US)
+            for number in range(120):
+                machine.launch(2 * US, NORM, grid=(1 + number % 7, 1, 1))
+                machine.item()
+    trace = machine.trace()
+    lists_first = replace(trace, kernels=pl.concat([trace.kernels[4:], trace.kernels[:4]]))
+    found, other = (judged(recorded) for recorded in (trace, lists_first))
+    assert [(finding.id, finding.evidence) for finding in other.findings] == [
+        (finding.id, finding.evidence) for finding in found.findings
+    ]
 
 
 @pytest.mark.parametrize(("kinds", "confidence"), [(1, "low"), (2, "medium")])

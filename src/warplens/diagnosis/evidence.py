@@ -245,7 +245,7 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     )
     if not is_product.any():
         return marked
-    on_lists = is_kernel & _on_single_lists(timeline, kernels, _LEAST_LOOP * max(len(window.steps), 1))
+    on_lists = _on_single_lists(timeline, is_kernel, kernels, _LEAST_LOOP * max(len(window.steps), 1))
     if on_lists.any():
         # Norms of a list are combined by another kernel and copied to their place.
         in_loop |= on_lists | ~is_kernel
@@ -260,7 +260,7 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
     threads = kinds.select((pl.col("blocks") * pl.col("threads")).fill_null(0)).to_series().to_numpy()
     names = timeline.trace.kernels["full_name"].to_physical().to_numpy()
     for run in np.flatnonzero(is_loop):
-        of_run = slice(edges[run], edges[run] + lengths[run])
+        of_run = edges[run] + np.flatnonzero(is_kernel[edges[run] : edges[run] + lengths[run]])
         sizes, listed = threads[kind[kernels[of_run]]], on_lists[of_run]
         if listed.any():
             # A block of a list goes over 65,536 numbers, so that most parameters have one block.
@@ -268,17 +268,21 @@ def mark_loops(timeline: Timeline, window: Window) -> npt.NDArray[np.bool_]:
         elif sizes.any():
             alike = np.unique(sizes, return_counts=True)[1].max() > _MOST_ALIKE * len(sizes)
             is_loop[run] = not (alike or _takes_turns(names[kernels[of_run]], sizes))
+        else:
+            is_loop[run] = len(of_run) > 0
     marked[rows] = np.repeat(is_loop, lengths)
     return marked
 
 
-def _on_single_lists(timeline: Timeline, kernels: Int64s, least: int) -> npt.NDArray[np.bool_]:
+def _on_single_lists(
+    timeline: Timeline, is_kernel: npt.NDArray[np.bool_], kernels: Int64s, least: int
+) -> npt.NDArray[np.bool_]:
     """Which of these kernels go over lists of tensors, if they are so many that each list has a single tensor.
 
     Clipping by norm has two such operations. An optimizer has more, and a finding of its own.
     """
     names = timeline.trace.kernels["full_name"]
-    on_lists = rows_named(names, lambda name: _ON_LISTS.search(name) is not None)[kernels]
+    on_lists = is_kernel & rows_named(names, lambda name: _ON_LISTS.search(name) is not None)[kernels]
     few = len(np.unique(names.to_physical().to_numpy()[kernels[on_lists]])) < _LEAST_OPERATIONS
     return on_lists & bool(few and on_lists.sum() >= least)
 
