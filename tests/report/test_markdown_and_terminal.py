@@ -143,7 +143,7 @@ def test_a_table_cannot_stand_by_a_column_that_it_lacks():
 def test_a_column_that_tells_rows_apart_stays_where_the_first_says_the_same(monkeypatch):
     columns = [("part", pl.String), ("name", pl.String), ("total_ns", pl.Int64), ("share", pl.Float64)]
     rows = [("idle", "waiting for a launch", 5_000, 0.5), ("idle", "synchronization", 5_000, 0.5)]
-    assert narrow(monkeypatch, columns, rows, 44)[1:] == ["Name", "Time"]
+    assert narrow(monkeypatch, columns, rows, 36)[1:] == ["Name", "Time"]  # without a number it would say nothing
 
 
 def test_a_reader_who_stops_is_the_commands_to_handle():

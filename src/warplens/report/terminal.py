@@ -140,7 +140,8 @@ def _fitting(
     def needed(index: int) -> int:
         column = columns[index]
         natural = max(cell_len(column.title), *(cell_len(row[index]) for row in rows))
-        return (natural if fmt.is_numeric(column.kind) else min(natural, _LEAST_TEXT)) + _GAP
+        least = min(_LEAST_TEXT, width // 3) if index in key_columns else _LEAST_TEXT  # leaves room for a number
+        return (natural if fmt.is_numeric(column.kind) else min(natural, least)) + _GAP
 
     keys = 0
     while keys < min(_MOST_KEY_COLUMNS, len(columns) - 1) and len({row[: keys + 1] for row in map(tuple, rows)}) < len(
