@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["MissingDataError", "SchemaError", "UnreadableInputError", "UsageError", "WarplensError"]
+__all__ = ["MissingDataError", "SchemaError", "UnreadableInputError", "UsageError", "WarplensError", "shown_name"]
+
+
+def shown_name(name: str) -> str:
+    """A file's name in characters that every output can hold: `?` for each byte that is not UTF-8."""
+    return name.encode(errors="replace").decode()
 
 
 class WarplensError(Exception):
@@ -29,7 +34,7 @@ class UnreadableInputError(WarplensError):
         self.path = Path(path)
         self.found = found
         self.advice = advice
-        super().__init__(f"{self.path.name or self.path}: {found}. {advice}")
+        super().__init__(shown_name(f"{self.path.name or self.path}: {found}. {advice}"))
 
 
 class MissingDataError(WarplensError):

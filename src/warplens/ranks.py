@@ -30,7 +30,7 @@ from warplens.diagnosis.across import RunDiagnosis, diagnose_run
 from warplens.diagnosis.facts import gather
 from warplens.diagnosis.run import RankFacts, rank_facts, run_of_ranks
 from warplens.diagnosis.verdict import diagnose
-from warplens.errors import UsageError, WarplensError
+from warplens.errors import UsageError, WarplensError, shown_name
 from warplens.profile import Note, NoteLevel, Trace
 from warplens.readers import read
 
@@ -265,7 +265,7 @@ def diagnose_file(path: str, window: str = "steady") -> FileSummary:
 
 
 def _unless_bad(path: str, reduced: Callable[[str], FileSummary]) -> FileSummary:
-    source = Path(path).name
+    source = shown_name(Path(path).name)
     try:
         return reduced(source)
     except WarplensError as error:

@@ -314,6 +314,18 @@ def test_a_name_in_csv_is_neither_a_formula_nor_obeyed_by_a_terminal(name, shown
         assert shown in {cell for row in csv.reader(io.StringIO(text)) for cell in row}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_not_utf_8_is_no_defect(tmp_path, warplens):
+    profile = write_export(tmp_path / os.fsdecode(b"p\xff.sqlite"))
+    other = write_export(tmp_path / "other.sqlite", "another_kernel")
+    for words in (("kernels", profile), ("report", profile), ("compare", profile, other)):
+        run = warplens(*words, "-f", "json")
+        assert run.code == DONE
+        assert "p?.sqlite" in run.out
+    assert warplens("report", profile, "-o", tmp_path / "out").code == DONE
+    assert "$'" in warplens(profile, "-o", tmp_path / "out").out
+
+
 #: What a process may have little of: address space, open files, and bytes of a file.
 LIMITS = {"AS": 4 * 2**30, "NOFILE": 10, "FSIZE": 4096}
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,3 +159,12 @@ def test_begin_and_tail_of_a_long_name_stay_readable():
 
 def test_a_name_cannot_steer_the_terminal_or_turn_the_text_around():
     assert fmt.printable("a\x1b[2Jb\u202ec\nd") == "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c d"
+
+
+@pytest.mark.parametrize("name", ["a b.json", "-a.json", "a\nb.json", "it's \\.json", "b\udcff.json"])
+def test_a_path_in_a_command_is_one_line_and_one_word_that_the_shell_turns_into_the_path(name):
+    word = fmt.shell_word(name)
+    assert word.isprintable()
+    if bash := shutil.which("bash"):
+        said = subprocess.run([bash, "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
+        assert os.fsdecode(said).removeprefix("./") == name

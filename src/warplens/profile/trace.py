@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 import polars as pl
 
+from warplens.errors import shown_name
 from warplens.profile.columns import column, optional, table
 from warplens.profile.schema import NAME, Column, Table
 
@@ -277,7 +278,7 @@ class Capture:
     """Facts about one profile file.
 
     Attributes:
-        source: the file's own name, without folders.
+        source: the file's own name (`shown_name`), without folders.
         format: `nsys-sqlite`, …
         tool_version: version of the tool that wrote the file; None if not stated.
         schema_version: version of the file's schema; None if not stated.
@@ -304,6 +305,9 @@ class Capture:
     recorded: frozenset[str] = frozenset()
     notes: tuple[Note, ...] = field(default=())
     stream_kinds: tuple[tuple[int, int, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", shown_name(self.source))
 
     @property
     def tool(self) -> str:

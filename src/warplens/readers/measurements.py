@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import polars as pl
 
-from warplens.errors import UnreadableInputError
+from warplens.errors import UnreadableInputError, shown_name
 from warplens.profile.measurements import CELL_PHASES, CELLS, PLAN, SAMPLES, STATUSES, Measurements
 from warplens.readers.limits import document_bytes
 from warplens.readers.opening import Asked, Input, Reader, plain
@@ -104,7 +104,7 @@ def _measurements(path: Path, document: Mapping[str, Any], records: list[dict[st
     )
     figures = pl.DataFrame([_row(record) for record in records], schema=CELLS.schema, orient="row")
     return Measurements(
-        source=path.name,
+        source=shown_name(path.name),
         workload=document["workload"],
         version=document["version"],
         command=command if _OWN_COMMAND.fullmatch(command := str(document.get("command"))) else None,

@@ -20,7 +20,7 @@ import orjson
 import polars as pl
 
 from warplens._version import __version__
-from warplens.errors import UnreadableInputError
+from warplens.errors import UnreadableInputError, shown_name
 from warplens.profile.measurements import CELL_PHASES, CELLS, SAMPLES, STATUSES, Measurements
 from warplens.readers.limits import document_bytes
 from warplens.readers.measurements import MEASUREMENTS_SCHEMA_NAME, measurements_of, read_measurements
@@ -193,7 +193,7 @@ def _measurements(path: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[s
     figures = pl.DataFrame(records, schema=CELLS.schema, orient="row")
     device = facts.get("device")
     return Measurements(
-        source=path.name,
+        source=shown_name(path.name),
         workload=str(facts.get("workload", "published table")),
         version=__version__,
         command=None,

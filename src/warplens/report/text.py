@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from warplens.patterns import lazy_pattern
@@ -239,6 +242,19 @@ def printable(text: str) -> str:
     Control characters could move a terminal's cursor, and direction overrides could make a name read as another.
     """
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", _SPACES.sub(" ", text))
+
+
+def shell_word(path: str | PurePath) -> str:
+    r"""A path as one word of a command line: no option, on one line, and in characters that any output can hold.
+
+    >>> [shell_word(path) for path in ("a b.json", "-a.json", "a\nb.json")]
+    ["'a b.json'", './-a.json', "$'a\\x0ab.json'"]
+    """
+    text = f"./{path}" if str(path).startswith("-") else str(path)
+    if text.isprintable():
+        return shlex.quote(text)
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in os.fsencode(text))
+    return f"$'{''.join(plain)}'"
 
 
 def shorten(name: str, width: int = DEFAULT_NAME_WIDTH) -> str:

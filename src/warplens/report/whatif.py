@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shlex
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -109,7 +108,7 @@ def panel(diagnosis: Diagnosis, what_if: WhatIfs, source: str, unit: str) -> dic
             }
             for change in what_if.changes
         },
-        "check": f"warplens compare {shlex.quote(source)} AFTER",
+        "check": f"warplens compare {fmt.shell_word(source)} AFTER",
         **({} if what_if.pictures is None else {"drawn": _packed(what_if.pictures, unit)}),
     }
 

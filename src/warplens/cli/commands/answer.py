@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from warplens.cli.reading import GridRequest, Profiles, Reading, examined, limit
 from warplens.errors import UsageError
 from warplens.readers import holds_measurements
 from warplens.readers.shipped import PREFIX, shipped
+from warplens.report import text as fmt
 from warplens.report.brief import Line, brief, brief_table, cautions, lines_of
 from warplens.report.write import form_named
 from warplens.writing import made
@@ -105,7 +105,7 @@ def answer(
 def typed(path: Path) -> str:
     """A path as typed in a shell: `demo:NAME` for a shipped profile, else quoted if necessary."""
     name = next((name for name, file in shipped().items() if file == path), None)
-    return f"{PREFIX}{name}" if name is not None else shlex.quote(str(path))
+    return f"{PREFIX}{name}" if name is not None else fmt.shell_word(path)
 
 
 def are_ranks(timelines: Sequence[Timeline]) -> bool:

@@ -26,7 +26,7 @@ from warplens.cli.options import (
     option,
     share_in,
 )
-from warplens.errors import MissingDataError, UnreadableInputError, UsageError
+from warplens.errors import MissingDataError, UnreadableInputError, UsageError, shown_name
 from warplens.profile import Note, NoteLevel
 from warplens.profile.measurements import Measurements
 from warplens.readers import (
@@ -132,7 +132,7 @@ def load_traces(
         UnreadableInputError: a file cannot be read.
     """
     reuse_freed_memory([file for side in sides for file in side.files])
-    names = [side.path.resolve().name for side in sides]
+    names = [shown_name(side.path.resolve().name) for side in sides]
     if names[0] == names[1]:
         names = [f"{name} ({role})" for name, role in zip(names, ("baseline", "variant"), strict=True)]
     baseline, variant = (
