@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import webbrowser
 from pathlib import Path
 
@@ -162,6 +163,12 @@ def test_counters_alone_are_answered_in_the_same_lines(warplens, tmp_path):
     assert "tiny_grid: 4 blocks, 132 multiprocessors" in run.out
     page = (tmp_path / "out" / "counters.html").read_text("utf-8").replace("\N{NO-BREAK SPACE}", " ")
     assert run.out.splitlines()[1].removeprefix("verdict").strip() in page
+
+
+def test_a_path_that_begins_with_a_dash_may_follow_two(warplens, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(capture("deit224_bs1_baseline"), "-p.sqlite.xz")
+    assert "./-p.sqlite.xz" in warplens("-q", "--", "-p.sqlite.xz").out
 
 
 def test_options_of_the_program_may_stand_before_a_command(warplens, answers):

@@ -167,7 +167,7 @@ def _with_command(words: list[str]) -> list[str]:
             break
     else:
         return words
-    if first.startswith("-") and first not in _OWN_WORDS and any(_is_path(word) for word in words):
+    if first.startswith("-") and first not in _OWN_WORDS and (first == "--" or any(map(_is_path, words))):
         return ["answer", *words]
     return words
 
