@@ -56,6 +56,12 @@ def test_it_says_why_there_is_no_cuda_data(row, said, path):
     assert said in _notes(export, path)["no-cuda-data"].text
 
 
+def test_events_of_impossible_times_are_not_blamed_on_the_program_alone(path):
+    export = Export()
+    export.kernel(2**62, 2**62 + 10, correlation=1)
+    assert "among those left out" in _notes(export, path)["no-cuda-data"].text
+
+
 @pytest.mark.parametrize(
     ("table", "code", "level"),
     [

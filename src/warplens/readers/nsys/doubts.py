@@ -91,9 +91,10 @@ def _missing_cuda(findings: Findings) -> list[Note]:
         text = "The capture holds no CUDA data: tracing CUDA was not asked for."
         remedy = f"Record again: {RECAPTURE}"
     else:
+        untraced = "nsys could not trace it, or its events are among those left out"
         text = (
             "The capture holds no CUDA data: the program made no CUDA call, made them in a process that it forked, "
-            "or nsys could not trace it."
+            f"{untraced if findings.dropped_rows else 'or nsys could not trace it'}."
         )
         remedy = (
             "Check that the program uses the GPU, then record again with a current nsys "
