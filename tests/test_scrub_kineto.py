@@ -290,3 +290,30 @@ def test_analyses_of_scrubbed_traces_of_others_are_the_same(path, target):
 def test_inputs_of_many_digits_are_looked_at_once(text):
     """A pattern that tried all ways to split the digits would not end in a lifetime."""
     assert has_other_values(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "AWS_SECRET_ACCESS_KEY=zebra/K7MDENG",
+        "DB_PASSWORD='zebra'",
+        '{"password": "zebra"}',
+        r"{\"token\": \"zebra\"}",
+        "authtoken=zebra",
+        "password=12zebra",
+        "run --api-key zebra",
+        "Authorization: Basic zebra",
+        "Bearer zebra123456789",
+    ],
+)
+def test_a_value_that_a_text_calls_a_secret_is_removed(text):
+    cleaned = Cleaner(Secrets()).text("x", text)
+    assert "zebra" not in cleaned
+    assert Cleaner(Secrets()).text("x", cleaned) == cleaned
+
+
+@pytest.mark.parametrize(
+    "text", ["token: 12", "tokens=512", "key value", "basic block 3", "bearer of news", "secretary"]
+)
+def test_words_of_programs_are_no_secrets(text):
+    assert Cleaner(Secrets()).text("x", text) == text

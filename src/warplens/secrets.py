@@ -77,8 +77,11 @@ FORMS: Final[dict[str, bytes]] = {
         rb"(?=[\w-]*\d)[\w-]{16,}|(?<!\w)A[KS]IA[A-Z0-9]{16}(?!\w)|(?<!\w)eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?"
         rb"|(?<!\w)%(h)b{32,}(?!\w)|(?<!\w)(?=[A-Za-z]*\d)(?=[a-z0-9]*[A-Z])(?=[A-Z0-9]*[a-z])"
         rb"(?=(?:[A-Za-z]*\d){4})[A-Za-z0-9]{20,}(?!\w)"
-        rb"|(?i:(?<![A-Za-z])(?:auth|access|api|bearer|refresh)?[_-]?(?:token|secret|passwd|password|passphrase|credentials?"
-        rb"|api_?key|bearer)(?:=|:|: |=\s)(?!\d*(?!\S))[^\s,;&\"'\[]+)"
+        rb"|(?i:(?:(?<![A-Za-z])(?:auth|access|api|bearer|client|refresh)?[_-]?(?:token(?![\\\"'=:\s]*\d+\b)|secret|passwd"
+        rb"|password|passphrase|credentials?|api[_-]?key|bearer)(?:[_-](?:access[_-])?key)?\\?[\"']?\s?[=:]\s?"
+        rb"|(?<![A-Za-z])authorization\\?[\"']?\s?[=:]\s?(?:\\?[\"'])?(?:basic|bearer|token)\s"
+        rb"|(?<![\w-])--(?:[a-z]+-)*(?:token|secret|password|passphrase|key)\s"
+        rb"|(?<![A-Za-z])bearer\s(?=\S*\d)(?=\S{12}))\\?[\"']?[^\s,;&\"'\\\[]+)"
     )
     % {b"h": _HEX},
 }
