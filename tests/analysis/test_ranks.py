@@ -428,6 +428,13 @@ def test_steps_that_all_ranks_have_are_compared_one_by_one():
     assert result.balance.imbalance == 1.5
 
 
+def test_ranks_with_other_steps_are_compared_by_the_share_of_their_windows():
+    result = together([rank_trace(stepped(100), rank=0), rank_trace(stepped(300)[:2], rank=1)], "steady")
+    shares = result.balance.ranks["compute_share"]
+    assert result.balance.imbalance == pytest.approx(shares.max() / shares.mean())
+    assert shares.arg_max() == 1
+
+
 def test_ranks_with_different_steps_are_compared_by_their_windows():
     result = together([rank_trace(stepped(100), rank=0), rank_trace(stepped(300)[:3], rank=1)], "steady")
     assert not result.balance.step_balance.height

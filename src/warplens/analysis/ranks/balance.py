@@ -90,8 +90,8 @@ class Balance:
     parts: pl.DataFrame  #: `PARTS`
     steps: pl.DataFrame  #: `RANK_STEPS`
     step_balance: pl.DataFrame  #: `STEP_BALANCE`; empty where the ranks found different numbers of steps, or none
-    #: largest compute time of a rank over the mean of all, from common steps where there are any, else from the
-    #: windows; None without compute
+    #: most compute of a rank over the mean of all: its time in common steps where there are any, else its share of
+    #: the rank's window; None without compute, or with one rank that has a window
     imbalance: float | None
     how: str  #: basis of `imbalance`, one sentence
 
@@ -109,10 +109,10 @@ def balance(summaries: Sequence[RankSummary], ranks: Sequence[int]) -> Balance:
         compute = rank_table["compute_per_step_ns"]
         basis = f"mean compute time of the {len(common)} steps that all ranks share"
     else:
-        compute = rank_table["compute_ns"].cast(pl.Float64)
-        basis = "compute time of the windows, since the ranks share no steps"
+        compute = rank_table["compute_share"]
+        basis = "share of compute in each rank's window, since the ranks share no steps"
     mean, largest = number(compute.mean()), number(compute.max())
-    imbalance = largest / mean if mean and largest is not None else None
+    imbalance = largest / mean if mean and largest is not None and compute.count() > 1 else None
     budget = _stacked([(rank, summary.budget) for rank, summary in numbered], RANK_BUDGETS)
     return Balance(rank_table, budget, _parts(budget, rank_table), steps, step_balance, imbalance, basis)
 
