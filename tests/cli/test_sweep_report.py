@@ -139,6 +139,14 @@ def test_wrong_use_is_refused_before_anything_is_computed(asked, small, tmp_path
         asked(small, output=small)
 
 
+def test_of_two_figures_for_one_cell_none_is_chosen(asked, table):
+    table.write_text("method,batch,latency_ms\nnone,1,10\nnone,1,10\ntopk,1,9\nnone,2,12\ntopk,2,9\n")
+    assert "1.111" in asked(table)[0]  # the same figure twice is one
+    table.write_text("method,batch,latency_ms\nnone,1,10\nnone,1,99\ntopk,1,9\nnone,2,12\ntopk,2,9\n")
+    with pytest.raises(UsageError, match=r"the same cell \(batch=1\) with other times"):
+        asked(table)
+
+
 def test_a_setting_named_as_a_column_of_the_model_keeps_its_values(asked):
     """Sizes of the language models are words; the size of a threshold is a number."""
     path = Path(str(resources.files("warplens") / "data" / "measurements" / "lm_grid.json.xz"))

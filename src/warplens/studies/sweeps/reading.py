@@ -14,7 +14,7 @@ from warplens.compare.shift import Samples
 from warplens.errors import UsageError
 from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Float64s
-from warplens.studies.sweeps.sweep import Cell, Point, Sweep
+from warplens.studies.sweeps.sweep import SIDES, Cell, Point, Sweep
 
 Settings: TypeAlias = Mapping[str, Any]
 
@@ -196,7 +196,7 @@ def sweep_of(measurements: Measurements, baseline: Settings | None = None, varia
 
     Raises:
         UsageError: a side is not given and more than one is possible (the choices are listed); no cell has its
-            settings; the sides overlap; or no point has both.
+            settings; the sides overlap; no point has both; or rows of one cell state different single figures.
     """
     cells = measurements.cells
     stated_sides = measurements.sweep or {}
@@ -284,6 +284,12 @@ def _sides_by_point(
                 along = values[name][1 - side] if repeated[name] == side else [record[name]]
                 keys = [(*key, value) for key in keys for value in along]
             for key in keys:
+                if key in cells and _contradict(cells[key], cell):
+                    where = written(dict(zip(axes, key, strict=True))) or SIDES[side]
+                    raise UsageError(
+                        f"{measurements.source}: several rows without repetitions are the same cell ({where}) with "
+                        "other times; keep one, or add a column for the setting that tells them apart"
+                    )
                 cells[key] = _joined(cells[key], cell) if key in cells else cell
         sides.append(cells)
     return sides[0], sides[1]
@@ -332,6 +338,11 @@ def _blocks(times: Float64s | None, rounds: int) -> Samples | None:
         return None
     blocks = rounds if rounds > 1 and times.size % rounds == 0 else 1
     return Samples.of(np.split(times, blocks), paired=blocks > 1)
+
+
+def _contradict(one: Cell, other: Cell) -> bool:
+    """Whether two cells with equal settings state different single figures, of which none can be chosen."""
+    return one.is_timed and other.is_timed and not (one.wall or other.wall) and one.time_ns != other.time_ns
 
 
 def _joined(one: Cell, other: Cell) -> Cell:
