@@ -159,24 +159,31 @@ def varint(data: Data, at: int) -> tuple[int, int]:
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int, bytes, bytes]]:
-    """For each field of a message: number, wire type, content, and encoding as a whole."""
+    """For each field of a message: number, wire type, content, and encoding as a whole.
+
+    Raises:
+        WireError: the bytes are not a message.
+    """
     at = 0
-    while at < len(message):
-        begin = at
-        key, at = varint(message, at)
-        wire, start = key & 7, at
-        if wire == VARINT:
-            _, at = varint(message, at)
-        elif wire == BYTES:
-            length, start = varint(message, at)
-            at = start + length
-        elif wire in _SIZES:
-            at += _SIZES[wire]
-        else:
-            raise WireError(f"a field of the unknown type {wire}")
-        if at > len(message) or key < _LEAST_KEY:
-            raise WireError("a field goes beyond its message")
-        yield key >> 3, wire, message[start:at], message[begin:at]
+    try:
+        while at < len(message):
+            begin = at
+            key, at = varint(message, at)
+            wire, start = key & 7, at
+            if wire == VARINT:
+                _, at = varint(message, at)
+            elif wire == BYTES:
+                length, start = varint(message, at)
+                at = start + length
+            elif wire in _SIZES:
+                at += _SIZES[wire]
+            else:
+                raise WireError(f"a field of the unknown type {wire}")
+            if at > len(message) or key < _LEAST_KEY:
+                raise WireError("a field goes beyond its message")
+            yield key >> 3, wire, message[start:at], message[begin:at]
+    except IndexError:
+        raise WireError("a field goes beyond its message") from None
 
 
 # --- Writing Protocol Buffers, many messages at once ------------------------------------------------------------------

@@ -25,10 +25,10 @@ from tests.readers.nsys_reports import (
 )
 from warplens.errors import UnreadableInputError
 from warplens.profile import Trace
-from warplens.readers.nsys import report_wire as wire
 from warplens.readers.nsys.report import read_nsys_report
 from warplens.readers.nsys.report_container import NotUnderstoodError
-from warplens.readers.nsys.report_wire import BYTES, Bytes, DamagedError, runs, tag, walk
+from warplens.readers.nsys.report_wire import Bytes, DamagedError, runs, tag, walk
+from warplens.wire import BYTES, Message
 
 #: What reading one may take beside its own size: blocks unpacked ahead, arrays of a batch.
 _BYTES = 200 * 2**20
@@ -319,8 +319,5 @@ def test_a_list_whose_lengths_lead_elsewhere_is_refused(events, data):
 
 def test_fields_one_by_one_agree_with_the_bulk():
     content = message({1: -5, 7: b"text", 300: 2**40})
-    assert list(wire.fields(content, 0, len(content))) == [
-        (tag(1), 2**64 - 5, 0),
-        (tag(7, BYTES), 13, 17),
-        (tag(300), 2**40, 0),
-    ]
+    one = Message(content, 0, len(content))
+    assert (one.integer(1), one.text(7), one.integer(300)) == (2**64 - 5, "text", 2**40)

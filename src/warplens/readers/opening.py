@@ -96,7 +96,7 @@ def _holds_packets(head: bytes) -> bool:
     from warplens.wire import WireError, fields_of
 
     packets = 0
-    with suppress(WireError, IndexError):  # the last packet may be cut
+    with suppress(WireError):  # the last packet may be cut
         for number, _, content, _ in islice(fields_of(head), _PACKETS):
             if number != 1 or not any(True for _ in fields_of(content)):
                 return False

@@ -23,14 +23,15 @@ from warplens.profile import Capture, Note, NoteLevel, Trace
 from warplens.readers.nsys.export import Loaded, plan_of, put_together, shaped, sources_of
 from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
-from warplens.readers.nsys.report_wire import BYTES, fields, tag
 from warplens.readers.nsys.tables import STRINGS, Source, TablesInMemory
 from warplens.readers.nsys.texts import RANGE_KINDS
+from warplens.wire import Message
 
-_DURATION_FROM, _DURATION_TO = tag(17), tag(18)
-_PROCESS = tag(26, BYTES)
-_COLLECTS_CUDA = tag(21)
-_TOOL_VERSION = tag(6, BYTES)
+#: Fields of the target, of the recording options, of a process in them, and of the origin.
+_DURATION_FROM, _DURATION_TO = 17, 18
+_PROCESS = 26
+_COLLECTS_CUDA = 21
+_TOOL_VERSION = 6
 
 #: Facts about the system that are read (message 1.2.1 of the target: number and value): the one that tells WSL from
 #: Linux.
@@ -106,69 +107,52 @@ class Facts(TablesInMemory):
 
 
 def _versions(report: Report) -> list[tuple[str, str]]:
-    content = report.origin
-    for key, first, last in fields(content, 0, len(content)):
-        if key == _TOOL_VERSION:
-            return [("EXPORT_PRODUCT_VERSION", content[first:last][:_MAX_TEXT].decode("utf-8", "replace"))]
-    return [("EXPORT_PRODUCT_VERSION", report.version)] if report.version is not None else []
+    named = report.origin.text(_TOOL_VERSION)
+    version = report.version if named is None else named[:_MAX_TEXT]
+    return [] if version is None else [("EXPORT_PRODUCT_VERSION", version)]
 
 
-def _requests(options: bytes) -> list[tuple[str, str]]:
+def _requests(options: Message) -> list[tuple[str, str]]:
     """The recording options that the notes need: whether CUDA tracing was requested, per process."""
-    settings: list[tuple[str, str]] = []
-    for key, first, last in fields(options, 0, len(options)):
-        if key == _PROCESS:
-            is_requested = any(value for inner, value, _ in fields(options, first, last) if inner == _COLLECTS_CUDA)
-            settings.append((f"PROCESS_{len(settings)}:COLLECT_CUDA_TRACE", "true" if is_requested else "false"))
-    return settings
+    return [
+        (f"PROCESS_{count}:COLLECT_CUDA_TRACE", "true" if process.integer(_COLLECTS_CUDA) else "false")
+        for count, process in enumerate(options.messages(_PROCESS))
+    ]
 
 
-def _system(target: bytes) -> list[tuple[str, str]]:
-    facts = []
-    for span in _nested(target, 1, 2, 1):
-        number, text = 0, b""
-        for key, value, stop in fields(target, *span):
-            if key == tag(1):
-                number = value
-            elif key == tag(2, BYTES):
-                text = target[value:stop]
-        if number in _SYSTEM_FACTS:
-            facts.append((_SYSTEM_FACTS[number], text.decode("utf-8", "replace")))
-    return facts
+def _system(target: Message) -> list[tuple[str, str]]:
+    facts = ((fact.integer(1), fact.text(2)) for fact in _nested(target, 1, 2, 1))
+    return [(_SYSTEM_FACTS[number], text or "") for number, text in facts if number in _SYSTEM_FACTS]
 
 
-def _duration(target: bytes) -> list[tuple[int]]:
-    times = {key: value for key, value, _ in fields(target, 0, len(target)) if key in (_DURATION_FROM, _DURATION_TO)}
-    if len(times) < 2:
-        return []
-    duration = times[_DURATION_TO] - times[_DURATION_FROM]
-    return [(duration,)] if 0 <= duration < 2**63 else []
+def _duration(target: Message) -> list[tuple[int]]:
+    begin, end = target.integer(_DURATION_FROM), target.integer(_DURATION_TO)
+    return [(end - begin,)] if begin is not None and end is not None and 0 <= end - begin < 2**63 else []
 
 
-def _hardware(tail: bytes) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    gpus = [_row(tail, span, _GPU) for span in _nested(tail, 1, 2, 7)]
-    devices = [_row(tail, span, _CUDA_DEVICE) for span in _nested(tail, 1, 2, 9)]
+def _hardware(tail: Message) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    gpus = [_row(gpu, _GPU) for gpu in _nested(tail, 1, 2, 7)]
+    devices = [_row(device, _CUDA_DEVICE) for device in _nested(tail, 1, 2, 9)]
     return gpus, devices
 
 
-def _nested(content: bytes, *path: int) -> list[tuple[int, int]]:
-    """Spans of the messages at this path of field numbers."""
-    spans = [(0, len(content))]
+def _nested(outer: Message, *path: int) -> list[Message]:
+    """The messages at this path of field numbers."""
+    found = [outer]
     for number in path:
-        spans = [
-            (first, last) for span in spans for key, first, last in fields(content, *span) if key == tag(number, BYTES)
-        ]
-    return spans
+        found = [inner for message in found for inner in message.messages(number)]
+    return found
 
 
-def _row(content: bytes, span: tuple[int, int], columns: Mapping[str, int]) -> tuple[Any, ...]:
-    content_of: dict[int, Any] = {}
-    for key, value, stop in fields(content, *span):
-        if key & 7 == BYTES:
-            content_of[key >> 3] = content[value:stop][:_MAX_TEXT].decode("utf-8", "replace")
-        elif key & 7 == 0:
-            content_of[key >> 3] = value - 2**64 if value >= 2**63 else value
-    return tuple(content_of.get(number) for number in columns.values())
+def _row(message: Message, columns: Mapping[str, int]) -> tuple[str | int | None, ...]:
+    return tuple(_value(message, number) for number in columns.values())
+
+
+def _value(message: Message, field: int) -> str | int | None:
+    number, text = message.integer(field), message.text(field)
+    if number is None:
+        return None if text is None else text[:_MAX_TEXT]
+    return number - 2**64 if number >= 2**63 else number
 
 
 _DIAGNOSTICS = "DIAGNOSTIC_EVENT"

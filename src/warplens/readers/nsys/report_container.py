@@ -27,6 +27,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,8 +35,9 @@ import lz4.block
 
 from warplens.errors import UnreadableInputError
 from warplens.readers import limits
-from warplens.readers.nsys.report_wire import BYTES, Bytes, DamagedError, fields, tag, varint
+from warplens.readers.nsys.report_wire import Bytes, DamagedError
 from warplens.readers.opening import system_error
+from warplens.wire import BYTES, Message, WireError, fields_of, varint
 
 _MAGIC = b"NVIDIA Tegra Profiler Report "
 _END = b"U3w[END]"
@@ -43,7 +45,7 @@ _TRAILER_BYTES = 16
 _EVENTS_MAGIC = b"QDTEXT00"
 _EVENTS, _OFFSETS = "Raw Sampling Data", "Sampling Data Offsets"
 _OPTIONS, _ORIGIN = "Analysis Options Data", "UI Data"
-_LZ4 = b"lz4"
+_LZ4 = "lz4"
 
 #: Maximum bytes of a varint of 64 bits.
 _LENGTH_BYTES = 10
@@ -96,24 +98,26 @@ class Report:
         self._sections = self._index()
         events = self._section(_EVENTS)
         offsets = self._section(_OFFSETS)
-        compression, strings_at = self._compression(offsets)
+        stored = self._parsed(self._at(offsets.position, min(offsets.size, limits.MESSAGE_BYTES)))
         if self._at(events.position, len(_EVENTS_MAGIC)) != _EVENTS_MAGIC:
             raise self.not_understood("its events are stored in an unknown way")
-        if compression != _LZ4:
+        if stored.text(1) != _LZ4:
             raise self.not_understood("its events are compressed in an unknown way")
         begin = events.position + len(_EVENTS_MAGIC)
         self._end = events.position + events.size
-        self.target, position = self._message(begin)
-        counts, self._first_block = self._message(position)
-        self.event_count, string_count = self._counts(counts)
-        self._strings_at = begin + strings_at
+        target, position = self._message(begin)
+        self.target = self._parsed(target)
+        numbers, self._first_block = self._message(position)
+        counts = self._parsed(numbers)
+        self.event_count = counts.integer(1) or 0
+        self._strings_at = begin + (stored.integer(2) or 0)
         self._unpacked = 0
         if not self._first_block <= self._strings_at <= self._end:
             raise self.damaged("the place of its strings lies outside of its events")
         block, position = self._block(self._strings_at, limits.STRING_BLOCK_BYTES)
-        self.strings = self._split_strings(block, string_count)
+        self.strings = self._split_strings(block, counts.integer(3) or 0)
         _, position = self._message(position)  # threads and their names
-        self.tail, _ = self._message(position)
+        self.tail = self._parsed(self._message(position)[0])
 
     def blocks(self) -> Iterator[tuple[Bytes, list[tuple[int, int]], float]]:
         """The events, some blocks at a time: bytes, spans of the lists of events in them, and the share read so far."""
@@ -134,22 +138,20 @@ class Report:
                 yield Bytes(b"".join(parts)), spans, share
                 parts, spans, size = [], [], 0
 
-    def message(self, name: str) -> bytes:
+    def message(self, name: str) -> Message:
         """The content of a small section; empty if there is no section of this name."""
-        section = self._sections.get(name)
-        if section is None:
-            return b""
+        section = self._sections.get(name, Section(0, 0))
         if section.size > limits.MESSAGE_BYTES:
             raise self.damaged(f"its section {name} is too large")
-        return self._at(section.position, section.size)
+        return self._parsed(self._at(section.position, section.size))
 
     @property
-    def options(self) -> bytes:
+    def options(self) -> Message:
         """The recording options. They hold environment and command line: never show them."""
         return self.message(_OPTIONS)
 
     @property
-    def origin(self) -> bytes:
+    def origin(self) -> Message:
         """Who made the report, with which version. This holds host and command line: never show it."""
         return self.message(_ORIGIN)
 
@@ -168,6 +170,12 @@ class Report:
             yield
         except DamagedError as error:
             raise self.damaged(f"found {error}") from None
+        except WireError:
+            raise self.damaged("found a field that reaches beyond its message, or is none") from None
+
+    def _parsed(self, content: bytes) -> Message:
+        with self.understood():
+            return Message(content, 0, len(content))
 
     def _at(self, position: int, count: int) -> bytes:
         if position < 0 or position + count > self._size:
@@ -188,23 +196,13 @@ class Report:
         end = self._size - _TRAILER_BYTES
         if not 0 < begin < end or end - begin > limits.INDEX_BYTES:
             raise self.damaged("its table of contents is not where it should be")
-        content = self._at(begin, end - begin)
         sections = {}
         with self.understood():
-            for key, first, last in fields(content, 0, len(content)):
-                if key != tag(1, BYTES):
-                    continue
-                name, position, size = "", 0, 0
-                for inner, value, stop in fields(content, first, last):
-                    if inner == tag(1, BYTES):
-                        name = content[value:stop].decode("utf-8", "replace")
-                    elif inner == tag(2):
-                        position = value
-                    elif inner == tag(3):
-                        size = value
-                if position + size > begin:
+            for entry in self._parsed(self._at(begin, end - begin)).messages(1):
+                section = Section(entry.integer(2) or 0, entry.integer(3) or 0)
+                if section.position + section.size > begin:
                     raise self.damaged("its table of contents names parts beyond its end")
-                sections[name] = Section(position, size)
+                sections[entry.text(1) or ""] = section
         return sections
 
     def _section(self, name: str) -> Section:
@@ -212,32 +210,16 @@ class Report:
             raise self.not_understood(f"it has no section {name}")
         return self._sections[name]
 
-    def _compression(self, section: Section) -> tuple[bytes, int]:
-        content = self._at(section.position, min(section.size, limits.MESSAGE_BYTES))
-        compression, strings_at = b"", -1
-        with self.understood():
-            for key, value, stop in fields(content, 0, len(content)):
-                if key == tag(1, BYTES):
-                    compression = content[value:stop]
-                elif key == tag(2):
-                    strings_at = value
-        return compression, strings_at
-
-    def _counts(self, content: bytes) -> tuple[int, int]:
-        events = strings = 0
-        with self.understood():
-            for key, value, _ in fields(content, 0, len(content)):
-                if key == tag(1):
-                    events = value
-                elif key == tag(3):
-                    strings = value
-        return events, strings
-
     def _number(self, position: int) -> tuple[int, int]:
-        content = self._at(position, min(_LENGTH_BYTES, max(self._end - position, 0)))
-        with self.understood():
-            value, used = varint(content, 0, len(content))
+        value, used = self._length(self._at(position, min(_LENGTH_BYTES, max(self._end - position, 0))))
         return value, position + used
+
+    def _length(self, content: bytes) -> tuple[int, int]:
+        """The number that the content begins with, and the number of its bytes."""
+        try:
+            return varint(content, 0)
+        except (WireError, IndexError):
+            raise self.damaged("found a number that does not end") from None
 
     def _message(self, position: int) -> tuple[bytes, int]:
         """The message after its length, and the position after it."""
@@ -265,8 +247,7 @@ class Report:
 
     def _framed(self, block: bytes) -> tuple[int, int]:
         """Begin and end of the message that fills a block after its length."""
-        with self.understood():
-            length, begin = varint(block, 0, len(block))
+        length, begin = self._length(block)
         if begin + length != len(block):
             raise self.damaged("the length of a block's message is not that of the block")
         return begin, begin + length
@@ -275,13 +256,9 @@ class Report:
         if expected > limits.STRINGS:
             raise self.damaged(f"it claims to hold {expected:,} strings")
         begin, end = self._framed(block)
-        strings: list[bytes] = []
         with self.understood():
-            for count, (key, first, last) in enumerate(fields(block, begin, end)):
-                if count > expected + _MAX_OTHERS:
-                    break
-                if key == tag(1, BYTES):
-                    strings.append(block[first:last])
+            read = islice(fields_of(block[begin:end]), expected + _MAX_OTHERS + 1)
+            strings = [content for number, wire, content, _ in read if (number, wire) == (1, BYTES)]
         if len(strings) != expected:
             raise self.damaged(f"it says to hold {expected:,} strings, but holds another number")
         return strings

@@ -11,7 +11,7 @@ Positions are indices into the decompressed bytes (`Bytes.words` holds the eight
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from warplens.profile.schema import Bools, Int64s
+from warplens.wire import BYTES, FIXED32, FIXED64, VARINT, WireError
 
 UInt64s = npt.NDArray[np.uint64]
-
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 #: Zero bytes after the last message, so that eight (and eight more for a long varint) can be read at any position.
 _PADDING = 24
@@ -31,7 +30,6 @@ _PADDING = 24
 #: the reader busy.
 _MAX_STEPS = 1_000
 
-_MAX_VARINT_BYTES = 10
 _NO_CHAIN = "a message whose length does not lead to the next one"
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _ONE = np.uint64(1)
@@ -40,7 +38,7 @@ _ONE = np.uint64(1)
 _DONE = np.int64(2**62)
 
 
-class DamagedError(Exception):
+class DamagedError(WireError):
     """The bytes are not a sequence of messages; the text says in a few words what was found."""
 
 
@@ -76,51 +74,6 @@ class Values(NamedTuple):
 def tag(field: int, kind: int = VARINT) -> int:
     """The tag of a field number and wire type."""
     return field << 3 | kind
-
-
-def varint(data: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
-    """The number at a position, and the position after it.
-
-    Raises:
-        DamagedError: it does not end before `end`, or is longer than 64 bits.
-    """
-    value = 0
-    for count in range(_MAX_VARINT_BYTES):
-        if position + count >= end:
-            break
-        byte = data[position + count]
-        value |= (byte & 0x7F) << (7 * count)
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, position + count + 1
-    raise DamagedError("a number that does not end")
-
-
-def fields(data: bytes | memoryview, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of one message: (tag, number, 0), or (tag, begin, end) for bytes and fixed-size numbers.
-
-    Raises:
-        DamagedError: the bytes are not a message.
-    """
-    position = begin
-    while position < end:
-        key, position = varint(data, position, end)
-        kind = key & 7
-        if key < 8:
-            raise DamagedError("a field without a number")
-        if kind == VARINT:
-            value, position = varint(data, position, end)
-            yield key, value, 0
-            continue
-        if kind == BYTES:
-            length, position = varint(data, position, end)
-        elif kind in (FIXED64, FIXED32):
-            length = 8 if kind == FIXED64 else 4
-        else:
-            raise DamagedError(f"a field of the unknown kind {kind}")
-        if length > end - position:
-            raise DamagedError("a field that reaches beyond its message")
-        yield key, position, position + length
-        position += length
 
 
 def runs(source: Bytes, begin: int, end: int, first: int) -> tuple[Int64s, Int64s]:
