@@ -16,7 +16,8 @@ import numpy as np
 import polars as pl
 
 from warplens.profile.schema import Bools, Int64s
-from warplens.readers.nsys.report_wire import BYTES, Bytes, DamagedError, Values, runs, tag, walk
+from warplens.readers.nsys.report_wire import Bytes, DamagedError, Values, runs, tag, walk
+from warplens.wire import BYTES
 
 _TYPE = tag(1)
 _PAYLOADS = {102: "nvtx", 107: "work", 108: "call", 110: "diagnostic", 123: "memory"}
