@@ -28,7 +28,7 @@ MAGIC = b"NVR\x00"
 #: The only version that NVIDIA has described and that occurs in reports of 2021 to 2026.
 VERSION = 7
 
-_ADVICE = "Copy or download the report again, or record it again"
+COPY_AGAIN = "Copy or download the report again, or record it again"
 _EXPORT = "ncu --import profile.ncu-rep --page raw --csv > profile.csv"
 
 #: Fields of a block header with the number of results of each kind, in the order of the results.
@@ -86,7 +86,7 @@ class Container:
             version = None
         if version is None:
             found = "an Nsight Compute report that ends, or is damaged, in its first bytes"
-            raise UnreadableInputError(known_as, found, _ADVICE)
+            raise UnreadableInputError(known_as, found, COPY_AGAIN)
         if version != VERSION:
             found = f"an Nsight Compute report of container version {version}; this program reads version {VERSION}"
             raise UnreadableInputError(known_as, found, f"Export it where it was recorded: {_EXPORT}")
@@ -167,7 +167,7 @@ def content_of(path: Path, known_as: Path) -> Iterator[Data]:
             small = 0 < path.stat().st_size <= _READ_WHOLE_BYTES
             data = file.read() if small else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
-        raise UnreadableInputError(known_as, "the file is empty", _ADVICE) from None
+        raise UnreadableInputError(known_as, "the file is empty", COPY_AGAIN) from None
     except OSError as error:
         raise system_error(known_as, error) from None
     try:

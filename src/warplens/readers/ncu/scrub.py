@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from warplens.errors import UnreadableInputError
-from warplens.readers.ncu.container import MAGIC, RESULT_COUNTS, Block, Container, content_of
+from warplens.readers.ncu.container import COPY_AGAIN, MAGIC, RESULT_COUNTS, Block, Container, content_of
 from warplens.readers.ncu.csv_text import HEADER, HEADER_START, LONGEST_FIELD, encoding_of
 from warplens.readers.scrubbing import Removed, search_copy
 from warplens.secrets import Cleaner, Secrets
@@ -81,8 +81,6 @@ _COMMAND_LINE = 11
 #: Fields of a system, and of the program.
 _COMPUTER, _ADDRESSES, _ENVIRONMENT = 5, 7, 4
 
-_ADVICE = "Copy or download the report again, or record it again"
-
 
 def copy_ncu_rep(source: Path, known_as: Path, partial: Path) -> Removed:
     """Fill the empty file `partial` with a copy of an Nsight Compute report without identifying texts."""
@@ -102,11 +100,11 @@ def _blocks(data: Data, known_as: Path) -> Iterator[Block]:
     for block in container.blocks():
         if block.unknown_bytes:
             raise UnreadableInputError(
-                known_as, f"the block at byte {block.start} holds messages of an unknown kind", _ADVICE
+                known_as, f"the block at byte {block.start} holds messages of an unknown kind", COPY_AGAIN
             )
         yield block
     if container.stopped_at is not None:
-        raise UnreadableInputError(known_as, f"the report is not whole ({container.reason})", _ADVICE)
+        raise UnreadableInputError(known_as, f"the report is not whole ({container.reason})", COPY_AGAIN)
 
 
 def _secrets_of(data: Data, known_as: Path) -> Secrets:
@@ -120,7 +118,7 @@ def _secrets_of(data: Data, known_as: Path) -> Secrets:
                 secrets.identify((process.text(2) or "").encode())
                 _search_path(secrets, process.text(3) or "")
     except WireError as error:
-        raise UnreadableInputError(known_as, f"the report is damaged: {error}", _ADVICE) from None
+        raise UnreadableInputError(known_as, f"the report is damaged: {error}", COPY_AGAIN) from None
     return secrets
 
 
@@ -178,7 +176,7 @@ class _Copy:
                 yield _framed(header)
                 yield from results
         except (WireError, IndexError) as error:
-            raise UnreadableInputError(self._known_as, f"the report is damaged: {error}", _ADVICE) from None
+            raise UnreadableInputError(self._known_as, f"the report is damaged: {error}", COPY_AGAIN) from None
 
     def _header(self, header: bytes, following: int) -> bytes:
         """A block header that announces no sources, and this many bytes of results."""
