@@ -25,7 +25,7 @@ from warplens.readers.nsys.report_container import Report, opened
 from warplens.readers.nsys.report_events import EVENT_NAMES, LAYOUTS, UNUSED_TYPES, Seen, decoded
 from warplens.readers.nsys.tables import STRINGS, Source, TablesInMemory
 from warplens.readers.nsys.texts import RANGE_KINDS
-from warplens.wire import Message
+from warplens.wire import BYTES, VARINT, Message, fields_of, varint
 
 #: Fields of the target, of the recording options, of a process in them, and of the origin.
 _DURATION_FROM, _DURATION_TO = 17, 18
@@ -106,18 +106,26 @@ class Facts(TablesInMemory):
         self._insert(table, columns, rows)
 
 
+# The next two stop at the field that they ask for, so that damage behind it does not matter.
 def _versions(report: Report) -> list[tuple[str, str]]:
-    named = report.origin.text(_TOOL_VERSION)
-    version = report.version if named is None else named[:_MAX_TEXT]
-    return [] if version is None else [("EXPORT_PRODUCT_VERSION", version)]
+    for number, wire, content, _ in fields_of(report.origin):
+        if (number, wire) == (_TOOL_VERSION, BYTES):
+            return [("EXPORT_PRODUCT_VERSION", content[:_MAX_TEXT].decode("utf-8", "replace"))]
+    return [("EXPORT_PRODUCT_VERSION", report.version)] if report.version is not None else []
 
 
-def _requests(options: Message) -> list[tuple[str, str]]:
+def _requests(options: bytes) -> list[tuple[str, str]]:
     """The recording options that the notes need: whether CUDA tracing was requested, per process."""
+    processes = (content for number, wire, content, _ in fields_of(options) if (number, wire) == (_PROCESS, BYTES))
     return [
-        (f"PROCESS_{count}:COLLECT_CUDA_TRACE", "true" if process.integer(_COLLECTS_CUDA) else "false")
-        for count, process in enumerate(options.messages(_PROCESS))
+        (f"PROCESS_{count}:COLLECT_CUDA_TRACE", "true" if _collects_cuda(process) else "false")
+        for count, process in enumerate(processes)
     ]
+
+
+def _collects_cuda(process: bytes) -> bool:
+    fields = fields_of(process)
+    return any((number, wire) == (_COLLECTS_CUDA, VARINT) and varint(value, 0)[0] for number, wire, value, _ in fields)
 
 
 def _system(target: Message) -> list[tuple[str, str]]:

@@ -138,20 +138,20 @@ class Report:
                 yield Bytes(b"".join(parts)), spans, share
                 parts, spans, size = [], [], 0
 
-    def message(self, name: str) -> Message:
+    def message(self, name: str) -> bytes:
         """The content of a small section; empty if there is no section of this name."""
         section = self._sections.get(name, Section(0, 0))
         if section.size > limits.MESSAGE_BYTES:
             raise self.damaged(f"its section {name} is too large")
-        return self._parsed(self._at(section.position, section.size))
+        return self._at(section.position, section.size)
 
     @property
-    def options(self) -> Message:
+    def options(self) -> bytes:
         """The recording options. They hold environment and command line: never show them."""
         return self.message(_OPTIONS)
 
     @property
-    def origin(self) -> Message:
+    def origin(self) -> bytes:
         """Who made the report, with which version. This holds host and command line: never show it."""
         return self.message(_ORIGIN)
 
