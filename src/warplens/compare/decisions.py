@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -48,12 +49,8 @@ class Interval:
 def ratio_interval(baseline: Samples, variant: Samples, *, level: float = 0.05, seed: int = 0) -> Interval:
     """Time of the variant / time of the baseline with its confidence interval: above 1, the variant is slower.
 
-    Args:
-        baseline: durations before the change.
-        variant: durations after it. If both are `paired` with the same number of blocks, they are compared turn by
-            turn.
-        level: probability that the interval misses the true value; 0.05 for 95 % confidence.
-        seed: of the resampling; the same data and seed give the same interval.
+    Sides that are both `paired`, with the same number of blocks, are compared turn by turn. `level` is the probability
+    that the interval misses the true value: 0.05 for 95 % confidence. The same data and `seed` give the same interval.
 
     Raises:
         UsageError: the level is not between 0 and 1.
@@ -104,25 +101,14 @@ def needed_units(shift: Shift, margin: float) -> int | None:
 
     The smaller of two numbers: of units that show a difference, and of units for which the whole interval is within the
     margin. An observed difference beyond the margin may overestimate the true one, so it is reduced by one standard
-    error, but not below the margin. The effect of a clear drift does not decrease with the number of units.
-
-    Args:
-        shift: from the units at hand.
-        margin: the share up to which differences count as none.
+    error, but not below the margin. The effect of a clear drift does not decrease with the number of units. `margin` is
+    the share up to which differences count as none.
     """
     if not shift.freedom:
         return None
     limit, distance = math.log1p(margin), abs(shift.estimate)
-    drift = max(
-        [
-            0.0,
-            *(
-                abs(found_trend.shift)
-                for found_trend in shift.trends
-                if found_trend and found_trend.significance < _CLEAR_TREND
-            ),
-        ]
-    )
+    clear = [found for found in shift.trends if found and found.significance < _CLEAR_TREND]
+    drift = max((abs(found.shift) for found in clear), default=0.0)
     assumed = max(min(distance, limit), distance - shift.error, distance / 2)
     variance = shift.variance * variance_limit(shift.freedom, _VARIANCE_CONFIDENCE)
 
@@ -198,10 +184,7 @@ def floor_between(baseline: Samples, variant: Samples, *, seed: int = 0) -> Nois
         # Each side contributes half of the variance of the difference.
         share=_share(math.sqrt(sum(math.log1p(share) ** 2 for share in shares) / 2)) if len(shares) == 2 else None,
         drift=max((floor.drift for floor in floors), key=abs),
-        significance=min(
-            (floor.significance for floor in floors if floor.significance is not None),
-            default=None,
-        ),
+        significance=min((floor.significance for floor in floors if floor.significance is not None), default=None),
         splits=sum(floor.splits for floor in floors),
         of="steps" if "steps" in {floor.of for floor in floors} else "blocks",
     )
@@ -269,13 +252,9 @@ def compare(
 ) -> Comparison:
     """Whether the variant is faster, slower, the same, or undecided.
 
-    Args:
-        baseline: durations before the change.
-        variant: durations after it. If both are `paired` with the same number of blocks, they are compared turn by
-            turn.
-        margin: differences of at most this share count as none.
-        level: probability of a false difference, and that the interval misses the true value.
-        seed: of all resampling; the same data and seed give the same comparison.
+    Sides that are both `paired`, with the same number of blocks, are compared turn by turn. Differences of at most the
+    share `margin` count as none. `level` is the probability of a false difference, and that the interval misses the
+    true value. The same data and `seed` give the same comparison.
 
     Raises:
         UsageError: the level is not between 0 and 1, or the margin is negative.
@@ -335,47 +314,45 @@ def _counted(side: Samples) -> str:
 _ROUNDING: Final = 1e-12
 
 
-def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) -> list[str]:
-    doubts = []
+def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) -> Iterator[str]:
     single = [name for name, side in (("baseline", baseline), ("variant", variant)) if len(side.blocks) == 1]
     if len(single) == 2:
-        doubts.append(
+        yield (
             "Each side is a single run: steps of one run cannot show how much runs differ from each other, "
             "so that another pair of runs may differ by more than the interval says"
         )
     elif single:
-        doubts.append(
-            f"The {single[0]} is a single run: it is taken to vary from run to run as much as the other side does"
-        )
+        yield f"The {single[0]} is a single run: it is taken to vary from run to run as much as the other side does"
     elif not shift.paired:
-        doubts.append(
-            "The sides were not taken in turns: what changed on the machine in between looks like a difference"
-        )
+        yield "The sides were not taken in turns: what changed on the machine in between looks like a difference"
     if not shift.freedom:
-        doubts.append("A side has a single duration: nothing shows how much it varies")
+        yield "A side has a single duration: nothing shows how much it varies"
     elif not shift.error:
-        doubts.append(
+        yield (
             "No duration of a side differs from its others: the clock is coarser than what they vary by, and the "
             "interval does not know by how much"
         )
-    names = "the baseline", "the variant", "both sides"
-    doubts.extend(
-        f"Times of {name} {'rise' if found.shift > 0 else 'fall'} by {100 * abs(math.expm1(found.shift)):.2g} % "
-        "in the order in which they were taken: the interval reaches as much further, for that may go on"
-        for name, found in zip(names, shift.trends, strict=True)
-        if found and found.matters and (name != "both sides" or not any(t and t.matters for t in shift.trends[:2]))
-    )
+    drifting = {
+        name: found.shift
+        for name, found in zip(("the baseline", "the variant", "both sides"), shift.trends, strict=True)
+        if found and found.matters
+    }
+    for name, drift in drifting.items():
+        if name != "both sides" or len(drifting) == 1:
+            yield (
+                f"Times of {name} {'rise' if drift > 0 else 'fall'} by {100 * abs(math.expm1(drift)):.2g} % in the "
+                "order in which they were taken: the interval reaches as much further, for that may go on"
+            )
     if shift.dependence >= _NOTABLE_DEPENDENCE:
         units = "turns" if shift.paired else "steps" if single else "blocks"
         independent = round(max(shift.count / shift.dependence, 1))
-        doubts.append(
+        yield (
             f"Successive {units} resemble each other: {shift.count} of them tell as much as "
             f"{independent} independent {'one' if independent == 1 else 'ones'}"
         )
     means = float(variant.values.mean() / baseline.values.mean())
     if shift.freedom and not ratio.low * (1 - _ROUNDING) <= means <= ratio.high * (1 + _ROUNDING):
-        doubts.append(f"The ratio of the means is {means:.3g}, outside the interval: a few steps are far from typical")
-    return doubts
+        yield f"The ratio of the means is {means:.3g}, outside the interval: a few steps are far from typical"
 
 
 @dataclass(frozen=True)
@@ -388,15 +365,11 @@ class Regression:
 
 
 def regression(comparison: Comparison, fail_on: float) -> Regression:
-    """Whether the variant is slower by more than a limit.
+    """Whether the variant is slower by more than a limit, a share: 0.05 for 5 %.
 
     It is a regression if the low end of the ratio's interval lies above 1 + `fail_on`. If the interval includes the
     limit, it is undecided and no failure, since a build would otherwise fail on noise. The margin of the comparison is
     not used: with a limit of 0, any certain slowdown is a regression.
-
-    Args:
-        comparison: of `compare`.
-        fail_on: the limit, a share: 0.05 for 5 %.
 
     Raises:
         UsageError: the limit is negative or not finite.

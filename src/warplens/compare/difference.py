@@ -149,8 +149,9 @@ def side_wall(side: Side) -> SideWall:
     if side.window.range_name is not None:
         return _side_wall(((time_budgets(side.timeline, side.window), side.repeats),), _ZERO)
     steps = budgets_within(side.timeline, side.window, side.step_times)
-    if not steps:
-        return _without_gpu_work(side)
+    if not steps:  # there is no GPU work
+        wall = Fraction(total(union(side.step_times)), side.repeats)
+        return SideWall(wall, _ZERO, _ZERO, {("idle", "unknown"): wall} if wall else {})
     gaps = total(side.gaps)
     if not gaps or side.repeats < 2:
         return _side_wall(((steps, side.repeats),), _ZERO)
@@ -171,11 +172,6 @@ def _side_wall(budgets_and_repeats: tuple[tuple[tuple[TimeBudget, ...], int], ..
             for group, part, time_ns in budget.parts.select("group", "part", "time_ns").iter_rows():
                 parts[group, part] = parts.get((group, part), _ZERO) + Fraction(time_ns, divisor)
     return SideWall(wall, between_ns, busy, parts)
-
-
-def _without_gpu_work(side: Side) -> SideWall:
-    wall = Fraction(total(union(side.step_times)), side.repeats)
-    return SideWall(wall, _ZERO, _ZERO, {("idle", "unknown"): wall} if wall else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,9 +199,7 @@ class StepDifference:
 def step_difference(baseline: Side, variant: Side, *, flops: tuple[float, float] | None = None) -> StepDifference:
     """Why the variant's step takes longer or shorter than the baseline's.
 
-    Args:
-        baseline, variant: the sides.
-        flops: floating-point operations per step of each side, if known from elsewhere.
+    `flops` are the floating-point operations per step of each side, if known from elsewhere.
     """
     wall = wall_split(baseline, variant)
     kernels = kernel_changes(baseline, variant)
@@ -341,13 +335,10 @@ def _amounts(difference: StepDifference) -> dict[str, Fraction]:
             cause = f"idle: {_JOINED.get(part.part, part.part)}"
             amounts[cause] = amounts.get(cause, _ZERO) + part.change_ns
     bounds = {difference.launches.baseline.bound, difference.launches.variant.bound}
-    if bounds == {"host-issue"} or (_absorbed(gpu_work, issuing, wall.change_ns) and "host-issue" in bounds):
+    # Whether waiting for launches cancels the change of GPU work, or more than that.
+    absorbed = gpu_work * issuing < 0 and abs(issuing) >= abs(gpu_work) and gpu_work * wall.change_ns <= 0
+    if bounds == {"host-issue"} or (absorbed and "host-issue" in bounds):
         amounts["host-issue-bound"] = gpu_work + issuing
     else:
         amounts["gpu-work"], amounts["host-issue-bound"] = gpu_work, issuing
     return amounts
-
-
-def _absorbed(gpu_work: Fraction, issuing: Fraction, change: Fraction) -> bool:
-    """Whether a change of GPU work is cancelled, or more than cancelled, by waiting for launches."""
-    return gpu_work * issuing < 0 and abs(issuing) >= abs(gpu_work) and gpu_work * change <= 0

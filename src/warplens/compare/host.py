@@ -57,7 +57,9 @@ class SideLaunches:
     #: time between their calls, so that no time counts twice. None if no calls were recorded.
     issue_ns: float | None
     graph_launches: float  #: calls that launch a CUDA graph
-    pace: HostPace | None  #: of the busiest launching thread; None if no launching call was recorded
+    #: of the busiest launching thread, from the first step's begin to the last one's end; None if no launching call was
+    #: recorded
+    pace: HostPace | None
     #: busy_share, issue_share, host_share, waiting_share: shares of the wall time in which the GPU worked, waited for
     #: the host to issue work, waited while the host did something else, and waited for other work or for reasons
     #: unknown; they add up to 1
@@ -147,13 +149,7 @@ class LaunchChange:
 def launch_change(
     baseline: Side, variant: Side, walls: tuple[SideWall, SideWall], kernels: KernelChanges
 ) -> LaunchChange:
-    """The launches of both sides.
-
-    Args:
-        baseline, variant: the sides.
-        walls: their wall times, split by `side_wall`.
-        kernels: their kernels, matched.
-    """
+    """The launches of both sides, by their wall times (`side_wall`) and their matched kernels."""
     sides = _side(baseline, walls[0]), _side(variant, walls[1])
     added, removed = (kernels.table.filter(pl.col("change") == change) for change in ("added", "removed"))
     calls_known = all(side.issue_ns is not None for side in sides)
@@ -173,7 +169,7 @@ def _side(side: Side, wall: SideWall) -> SideLaunches:
     calls = work["api_row"].drop_nulls().unique()
     by_graph = is_graph.gather(kernels["api_row"]).fill_null(value=False)
     is_node = side.timeline.trace.kernels["graph_node"].gather(kernels["row"]).is_not_null()
-    issuing = side.issue_ns
+    issuing, (starts, ends) = side.issue_ns, side.step_times
     shares = [_share(wall, causes) for causes in (ISSUE_CAUSES, HOST_CAUSES, _REST)]
     busy = float(wall.busy_ns / wall.wall_ns) if wall.wall_ns else 0.0
     return SideLaunches(
@@ -183,19 +179,13 @@ def _side(side: Side, wall: SideWall) -> SideLaunches:
         calls=calls.len() / side.repeats,
         issue_ns=None if issuing is None else int(issuing.sum()) / side.repeats,
         graph_launches=int(is_graph.gather(calls).sum()) / side.repeats,
-        pace=_pace(side),
+        pace=host_pace(side.timeline, replace(side.window, start_ns=int(starts[0]), end_ns=int(ends[-1]))),
         busy_share=busy,
         issue_share=shares[0],
         host_share=shares[1],
         waiting_share=shares[2],
         bound=_bound(bool(side.work.height), shares),
     )
-
-
-def _pace(side: Side) -> HostPace | None:
-    """The host's pace from the begin of the first step to the end of the last one."""
-    starts, ends = side.step_times
-    return host_pace(side.timeline, replace(side.window, start_ns=int(starts[0]), end_ns=int(ends[-1])))
 
 
 def _share(wall: SideWall, causes: tuple[str, ...]) -> float:
@@ -254,12 +244,8 @@ def _cost_of_calls(timeline: Timeline, since_ns: int | None) -> Int64s:
             since = np.maximum(since, np.minimum(begin, since_ns))
         for thread_id in np.unique(thread).tolist():
             of_thread = thread == thread_id
-            states = host.states(thread_id).values()
-            excluded = union(
-                Intervals(
-                    np.concatenate([state.starts for state in states]), np.concatenate([state.ends for state in states])
-                )
-            )
+            starts, ends = zip(*host.states(thread_id).values(), strict=True)
+            excluded = union(Intervals(np.concatenate(starts), np.concatenate(ends)))
             excluded_ns = measure_before(excluded, end[of_thread]) - measure_before(excluded, since[of_thread])
             costs[row[of_thread]] = end[of_thread] - since[of_thread] - excluded_ns
     return costs

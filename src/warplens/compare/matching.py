@@ -104,9 +104,7 @@ class Slots:
 def slots_of(side: Side, *, respelled: bool = False) -> Slots:
     """The kernels of the side's steps, as slots.
 
-    Args:
-        side: the side.
-        respelled: whether another tool wrote the names of the other side, so that both need a common spelling.
+    `respelled`: another tool wrote the names of the other side, so that both need a common spelling.
     """
     places = range_paths(side.timeline)
     is_kernel = np.flatnonzero((side.work["kind"] == "kernel").to_numpy())

@@ -123,9 +123,7 @@ PHASE_CHANGES: Final = table(
 def range_changes(baseline: Side, variant: Side, *, merged: bool = False) -> pl.DataFrame:
     """GPU time and kernels of each annotated range on both sides (`RANGE_CHANGES`), matched by path of names.
 
-    Args:
-        baseline, variant: the sides.
-        merged: whether to merge names that differ only in numbers (`block_3` and `block_4` are `block_N`).
+    With `merged`, names that differ only in numbers are one (`block_3` and `block_4` are `block_N`).
     """
     own_times = [_own(side, merged) for side in (baseline, variant)]
     paths = dict.fromkeys(prefix for by_path in own_times for path in by_path for prefix in _prefixes(path))

@@ -296,9 +296,8 @@ class Shift:
     critical: float  #: half width of the interval in standard errors
     level: float  #: probability that the interval misses the true value
     drift: float  #: largest shift that a drift may have caused, in either direction, as the order of sides is unknown
-    variance: (
-        float  #: sum of the variances of one unit of each side: with n units per side, the squared error is this / n
-    )
+    #: sum of the variances of one unit of each side: with n units per side, the squared error is this / n
+    variance: float
     count: int  #: units of the smaller side; if one side is a single run, blocks of the other
     fewest: int  #: smallest number of units of a side: `count`, or 1 for a single run
     paired: bool  #: whether the sides were compared turn by turn

@@ -61,16 +61,6 @@ class SideKernels:
     time_ns: Int64s  #: duration
     steps: int  #: number of steps
 
-    @property
-    def ns_per_step(self) -> float:
-        """Total duration of the kernels per step."""
-        return int(self.time_ns.sum()) / self.steps
-
-    @property
-    def launches_per_step(self) -> float:
-        """Kernels per step."""
-        return len(self.row) / self.steps
-
     def matrix(self, rows: int) -> Float64s:
         """The time of each row of the table in each step, shape (steps, rows)."""
         sums: Float64s = np.bincount(
@@ -91,12 +81,13 @@ class KernelChanges:
     @property
     def ns_per_step(self) -> tuple[float, float]:
         """Total duration of the kernels per step on each side."""
-        return self.baseline.ns_per_step, self.variant.ns_per_step
+        before, after = (int(side.time_ns.sum()) / side.steps for side in (self.baseline, self.variant))
+        return before, after
 
     @property
     def launches_per_step(self) -> tuple[float, float]:
         """Kernels per step on each side."""
-        return self.baseline.launches_per_step, self.variant.launches_per_step
+        return len(self.baseline.row) / self.baseline.steps, len(self.variant.row) / self.variant.steps
 
     @property
     def matched_share(self) -> float | None:
@@ -257,12 +248,7 @@ class WorkChange:
 
 
 def work_change(baseline: Side, variant: Side, flops: tuple[float, float] | None = None) -> WorkChange:
-    """The floating-point operations of a step on both sides.
-
-    Args:
-        baseline, variant: the sides.
-        flops: operations per step of each side if known from elsewhere, to use instead of modelled ones.
-    """
+    """The floating-point operations of a step on both sides: `flops` if known from elsewhere, else modelled ones."""
     if flops is not None:
         return WorkChange(flops[0], flops[1], "given")
     before, after = _modelled(baseline), _modelled(variant)
@@ -309,12 +295,7 @@ TRANSFER_CHANGES: Final = table(
 
 
 def transfer_changes(baseline: Side, variant: Side, wall: WallSplit) -> pl.DataFrame:
-    """Copies, fills and communication per step (`TRANSFER_CHANGES`), the largest change of exposed time first.
-
-    Args:
-        baseline, variant: the sides.
-        wall: their wall times, split.
-    """
+    """Copies, fills and communication per step (`TRANSFER_CHANGES`), the largest change of exposed time first."""
     tables = [
         _transfers(side, of_side).rename(
             {column: f"{name}_{column}" for column in ("count_per_step", "bytes_per_step", "ns_per_step", "exposed")}
@@ -342,36 +323,24 @@ def _transfers(side: Side, wall: SideWall) -> pl.DataFrame:
     work = side.work.select("kind", "row", duration_ns().alias("ns"))
     of_kind = {kind: work.filter(pl.col("kind") == kind) for kind in ("copy", "memset", "kernel")}
     copies = of_kind["copy"].with_columns(
-        pl.lit("copy").alias("group"),
-        trace.copies["direction"].cast(pl.String).gather(of_kind["copy"]["row"]).alias("part"),
-        trace.copies["bytes"].gather(of_kind["copy"]["row"]).alias("bytes"),
+        group=pl.lit("copy"),
+        part=trace.copies["direction"].cast(pl.String).gather(of_kind["copy"]["row"]),
+        bytes=trace.copies["bytes"].gather(of_kind["copy"]["row"]),
     )
     memsets = of_kind["memset"].with_columns(
-        pl.lit("copy").alias("group"),
-        pl.lit("memset").alias("part"),
-        trace.memsets["bytes"].gather(of_kind["memset"]["row"]).alias("bytes"),
+        group=pl.lit("copy"), part=pl.lit("memset"), bytes=trace.memsets["bytes"].gather(of_kind["memset"]["row"])
     )
     category = categories_of(trace.kernels["full_name"]).gather(of_kind["kernel"]["row"])
-    communication = (
-        of_kind["kernel"]
-        .filter(category == _COMMUNICATION)
-        .with_columns(
-            pl.lit(_COMMUNICATION).alias("group"),
-            pl.lit(_COMMUNICATION).alias("part"),
-            pl.lit(None, dtype=pl.Int64).alias("bytes"),
-        )
-    )
-    transfers = (
-        pl.concat([copies, memsets, communication])
-        .group_by("group", "part")
-        .agg(
-            (pl.len() / side.repeats).alias("count_per_step"),
-            (pl.col("bytes").sum() / side.repeats).alias("bytes_per_step"),
-            (pl.col("ns").sum() / side.repeats).alias("ns_per_step"),
-        )
+    named = pl.lit(_COMMUNICATION)
+    communication = of_kind["kernel"].filter(category == _COMMUNICATION)
+    communication = communication.with_columns(group=named, part=named, bytes=pl.lit(None, dtype=pl.Int64))
+    groups = pl.concat([copies, memsets, communication]).group_by("group", "part")
+    transfers = groups.agg(
+        count_per_step=pl.len() / side.repeats,
+        bytes_per_step=pl.col("bytes").sum() / side.repeats,
+        ns_per_step=pl.col("ns").sum() / side.repeats,
     )
     exposed = [(*key, float(time)) for key, time in wall.parts.items() if key[0] in ("copy", _COMMUNICATION)]
-    exposed_times = pl.DataFrame(
-        exposed, schema={"group": pl.String, "part": pl.String, "exposed": pl.Float64}, orient="row"
-    )
+    schema = {"group": pl.String, "part": pl.String, "exposed": pl.Float64}
+    exposed_times = pl.DataFrame(exposed, schema=schema, orient="row")
     return transfers.join(exposed_times, on=["group", "part"], how="full", coalesce=True)
