@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from warplens.collect.machine import System, Tool
+from warplens.collect.machine import System, Tool, dotted
 from warplens.errors import UsageError
 
 _ALWAYS: Final = ("SpeedOfLight", "LaunchStats")
@@ -146,11 +146,7 @@ _NEEDS_SAMPLES: Final = frozenset({"python-cuda"})
 
 
 def added_words(tool: Tool, names: Sequence[str]) -> tuple[str, list[str]]:
-    """The words that additional recordings need: the end of the value of `--trace`, and options.
-
-    Args:
-        tool: the installed Nsight Systems.
-        names: keys of `ADDITIONS`.
+    """The words that recordings of `ADDITIONS` need: the end of the value of `--trace`, and options.
 
     Raises:
         UsageError: a name is unknown, or this version has no such option.
@@ -159,8 +155,7 @@ def added_words(tool: Tool, names: Sequence[str]) -> tuple[str, list[str]]:
         raise UsageError(f"--also takes {', '.join(ADDITIONS)}, not {unknown[0]!r}")
     for name in names:
         if tool.version < ADDITIONS[name].since:
-            since = ".".join(map(str, ADDITIONS[name].since))
-            raise UsageError(f"{tool.title} cannot record {name}; install {since} or later")
+            raise UsageError(f"{tool.title} cannot record {name}; install {dotted(ADDITIONS[name].since)} or later")
     trace = "".join(f",{ADDITIONS[name].trace}" for name in names if ADDITIONS[name].trace)
     options = [option for name in names for option in ADDITIONS[name].options]
     if not any(option.startswith("--sample=") for option in options):
@@ -202,9 +197,8 @@ class Recording:
     """Options of a recording by Nsight Systems."""
 
     capture: Capture = Capture()  #: part of the run
-    graphs: str = (
-        "node"  #: `node`: each kernel of a CUDA graph; `graph`: each graph as one interval, with less overhead
-    )
+    #: `node`: each kernel of a CUDA graph; `graph`: each graph as one interval, with less overhead
+    graphs: str = "node"
     memory: bool = False  #: whether to record allocations, which adds overhead
     force: bool = False  #: whether to replace a report of the same name
     also: tuple[str, ...] = ()  #: additional recordings, keys of `ADDITIONS`
@@ -214,18 +208,13 @@ def record_command(tool: Tool, recording: Recording, report: str, program: Seque
     """The words of the command that records a program.
 
     CPU samples and context switches are recorded only on request: no analysis needs them, and they slow the host.
-
-    Args:
-        tool: the installed Nsight Systems.
-        recording: what to record.
-        report: the file to write, without its suffix.
-        program: words of the command line of the program.
+    `report` is the file to write, without its suffix.
 
     Raises:
         UsageError: this version is too old, or lacks an additional recording.
     """
     if tool.version < NSYS_OLDEST:
-        oldest = ".".join(map(str, NSYS_OLDEST))
+        oldest = dotted(NSYS_OLDEST)
         raise UsageError(f"{tool.title} is too old to record what is needed; install {oldest} or later")
     traced, added = added_words(tool, recording.also)
     words = [tool.path, "profile", f"--trace=cuda,nvtx{traced}", *added]
@@ -253,13 +242,7 @@ def _nsys_scope(capture: Capture) -> list[str]:
 
 
 def export_command(tool: Tool, report: str, *, force: bool = False) -> list[str]:
-    """The words of the command that exports a report to SQLite.
-
-    Args:
-        tool: the installed Nsight Systems.
-        report: as for `record_command`.
-        force: whether to replace a file of the same name.
-    """
+    """The words of the command that exports a report, named as for `record_command`, to SQLite."""
     overwrite = f"--force-overwrite={'true' if force else 'false'}"
     return [tool.path, "export", "--type=sqlite", overwrite, f"--output={report}.sqlite", f"{report}.nsys-rep"]
 
@@ -301,10 +284,8 @@ def wrapped_command(
         program: `python [OPTION …] SCRIPT …` or `python [OPTION …] -m MODULE …`.
         trace: the file to write.
         schedule: the steps to record; None for the whole program.
-        shapes: whether to record the shapes of operators' inputs.
-        memory: whether to record allocations.
-        stacks: whether to record Python stacks.
-        modules: whether to record the modules of scripted models.
+        shapes, memory, stacks, modules: record the shapes of operators' inputs, allocations, Python stacks, the modules
+            of scripted models.
 
     Raises:
         UsageError: it is not a Python program with a script or module.

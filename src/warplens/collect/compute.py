@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from warplens.collect.commands import SETS, Capture
-from warplens.collect.machine import Tool
+from warplens.collect.machine import Tool, dotted
 from warplens.errors import UsageError
 
 if TYPE_CHECKING:  # a recording machine may lack the libraries that read profiles
@@ -100,22 +100,13 @@ class Cost:
 def profile_command(
     tool: Tool, profiling: Profiling, selection: Selection, capture: Capture, report: str, program: Sequence[str]
 ) -> list[str]:
-    """The words of the command that profiles a program.
-
-    Args:
-        tool: the installed Nsight Compute.
-        profiling: what to measure, and how.
-        selection: the launches to profile.
-        capture: part of the run.
-        report: the file to write, without its suffix.
-        program: words of the command line of the program.
+    """The words of the command that profiles a program; `report` is the file to write, without its suffix.
 
     Raises:
         UsageError: this version is too old, or the range's name cannot be written as a filter.
     """
     if tool.version < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise UsageError(f"{tool.title} is too old for these commands; install {oldest} or later")
+        raise UsageError(f"{tool.title} is too old for these commands; install {dotted(OLDEST)} or later")
     words = [tool.path, "--target-processes", "all"]
     if selection.pattern:
         words += ["-k", f"regex:{selection.pattern}"]
@@ -208,12 +199,7 @@ def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = 
 
 
 def select_kernels(names: Sequence[str], durations_ns: Sequence[int]) -> Selection:
-    """The important kernels among the launches of a light report.
-
-    Args:
-        names: kernel name of each launch, in launch order.
-        durations_ns: duration of each launch.
-    """
+    """The important kernels among the launches of a light report, of which it takes name and duration in order."""
     import polars as pl
 
     schema = {"name": pl.String, "duration_ns": pl.Int64}

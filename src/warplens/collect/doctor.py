@@ -18,6 +18,7 @@ from warplens.collect.machine import (
     System,
     Tool,
     ask_driver,
+    dotted,
     find_tool,
     missing_libraries,
     named_by_variable,
@@ -88,12 +89,7 @@ class Diagnosis:
 
 
 def examine_machine(system: System, python: str | None = None) -> Diagnosis:
-    """Check everything that recording needs.
-
-    Args:
-        system: the machine.
-        python: the interpreter of the programs to be profiled; by default the first on the search path.
-    """
+    """Check everything that recording needs; `python` runs the programs, by default the first on the search path."""
     driver = ask_driver(system)
     torch = _ask_torch(system, python)
     nsys, ncu = find_tool("nsys", system), find_tool("ncu", system)
@@ -117,11 +113,7 @@ def examine_machine(system: System, python: str | None = None) -> Diagnosis:
 
 
 def missing(diagnosis: Diagnosis, required: str) -> list[str]:
-    """The required abilities that this machine lacks.
-
-    Args:
-        diagnosis: of the machine.
-        required: names of abilities, separated by commas.
+    """The abilities, required by name and separated by commas, that this machine lacks.
 
     Raises:
         UsageError: a name is not in `ABILITIES`.
@@ -137,11 +129,8 @@ def _works(can: dict[str, bool]) -> str:
     command_of = {"nsys": "collect nsys", "ncu": "collect ncu", "torch": "collect torch"}
     commands = [command for name, command in command_of.items() if can[name]]
     if can["gpu"]:
-        return (
-            f"{anywhere}; {', '.join(commands)} can record this GPU"
-            if commands
-            else f"{anywhere}; nothing can be recorded yet"
-        )
+        able = f"{', '.join(commands)} can record this GPU" if commands else "nothing can be recorded yet"
+        return f"{anywhere}; {able}"
     if can["torch"]:
         return f"{anywhere}; collect torch and bench work on the CPU; recording a GPU needs a machine with one"
     return f"{anywhere}; recording needs a machine with a GPU"
@@ -268,8 +257,7 @@ def _check_tool(
             return Check(name, status, found, f"unset the variable, or let it name {name}")
         return Check(name, status, f"no {TITLES[name]} ({name}) was found", HOW_TO_GET[name].partition(", or name")[0])
     if tool.version < oldest:
-        wanted = ".".join(map(str, oldest))
-        return Check(name, "problem", f"{tool.title} is too old", f"install {TITLES[name]} {wanted} or later")
+        return Check(name, "problem", f"{tool.title} is too old", f"install {TITLES[name]} {dotted(oldest)} or later")
     if lacking:
         found = f"{tool.title} records, but cannot make a report: its importer lacks {', '.join(lacking)}"
         return Check(name, "problem", found, IMPORTER_FIX)

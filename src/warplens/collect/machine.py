@@ -195,7 +195,12 @@ class Tool:
     @property
     def title(self) -> str:
         """Name and version for display."""
-        return f"{TITLES[self.name]} {'.'.join(map(str, self.version))}"
+        return f"{TITLES[self.name]} {dotted(self.version)}"
+
+
+def dotted(version: Version) -> str:
+    """A version as text: `2024.4`."""
+    return ".".join(map(str, version))
 
 
 def parse_version(text: str) -> Version | None:
@@ -204,39 +209,32 @@ def parse_version(text: str) -> Version | None:
     return tuple(map(int, match[1].split("."))) if match else None
 
 
-def places(name: str, system: System) -> Iterator[tuple[str, bool]]:
-    """Candidate paths of a profiler, the most likely first, each with whether it is on the search path."""
+def _places(name: str, system: System) -> Iterator[str]:
+    """Candidate paths of a profiler, the most likely first."""
     if on_path := system.which(name):
-        yield on_path, True
+        yield on_path
     toolkits = [folder for variable in ("CUDA_HOME", "CUDA_PATH") if (folder := system.variable(variable))]
-    for folder in (*toolkits, "/usr/local/cuda", "/usr/local/cuda-*"):
-        for below in _BELOW[name]:
-            for path in _newest_first(system.matching(f"{folder.rstrip('/')}/{below}")):
-                yield path, False
-    for pattern in _VENDOR[name]:
-        for path in _newest_first(system.matching(pattern)):
-            yield path, False
+    folders = (*toolkits, "/usr/local/cuda", "/usr/local/cuda-*")
+    patterns = [f"{folder.rstrip('/')}/{below}" for folder in folders for below in _BELOW[name]]
+    for pattern in (*patterns, *_VENDOR[name]):
+        yield from _newest_first(system.matching(pattern))
 
 
 def find_tool(name: str, system: System, given: str | None = None) -> Tool | None:
     """The first profiler that prints its version; None if there is none.
 
-    Args:
-        name: `nsys` or `ncu`.
-        system: the machine.
-        given: the program named by the user; if None, that of `$NSYS` or `$NCU`. If either is set, no other is tried.
+    A program named by the user (`given`, else `$NSYS` or `$NCU`) is the only one that is tried.
     """
     given = given or named_by_variable(name, system)
-    candidates = [(given, False)] if given else places(name, system)
     tried = set()
-    for path, on_path in candidates:
+    for path in [given] if given else _places(name, system):
         if path in tried:
             continue
         tried.add(path)
         answer = system.run([path, "--version"])
         version = parse_version(answer.text) if answer else None
         if version and answer and TITLES[name] in answer.text:
-            return Tool(name, path, version, on_path)
+            return Tool(name, path, version, on_path=not given and path == system.which(name))
     return None
 
 

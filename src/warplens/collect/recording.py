@@ -64,15 +64,9 @@ def _bare(word: str) -> str:
 def add_run(
     folder: Path, *, tool: str, version: str, commands: Sequence[Sequence[str]], files: Sequence[Path], exit_code: int
 ) -> Path:
-    """Add a run to the folder's manifest, replacing runs with the same files.
+    """Add a run, and the files that it wrote to a folder, to the folder's manifest, replacing runs with the same files.
 
-    Args:
-        folder: folder of the files.
-        tool: name of the recording tool.
-        version: of the tool.
-        commands: the commands that were run; folders are removed from them.
-        files: the files that they wrote.
-        exit_code: of the run.
+    Folders are removed from the commands.
     """
     path = folder / MANIFEST
     runs = _runs(path)
@@ -164,12 +158,9 @@ def known_failure(line: str) -> str | None:
 
 
 def run_command(command: Sequence[str], variables: Mapping[str, str], tell: Callable[[str], None]) -> CommandResult:
-    """Run a command, without a shell.
+    """Run a command, without a shell; `tell` receives each line of output immediately.
 
-    Args:
-        command: its words.
-        variables: environment variables in addition to those of this process.
-        tell: receives each line of output immediately.
+    The `variables` are added to those of this process.
 
     Raises:
         UsageError: there is no such program.

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 
 from warplens.collect.commands import PRESETS, Capture, Recording, export_command, record_command
 from warplens.collect.compute import PER_CONFIGURATION, Profiling, Selection, profile_command
-from warplens.collect.machine import System, Tool, needed_tool
+from warplens.collect.machine import System, Tool, dotted, needed_tool
 from warplens.collect.recording import COLLECTING, add_run, run_command
 from warplens.errors import UsageError, WarplensError
 from warplens.studies.runner.engine import Task, command_line
@@ -372,7 +372,7 @@ class Collection:
                 code, words = ran.code, ran.failure or (ran.tail[-1] if ran.tail else "")
                 break
         if leaves.exists():
-            version = ".".join(map(str, tool.version))
+            version = dotted(tool.version)
             add_run(self.folder, tool=tool.name, version=version, commands=commands, files=[leaves], exit_code=code)
         elif code:
             self.tell(f"{tool.title} or the program that it ran ended with code {code}: {words}")
