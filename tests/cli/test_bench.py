@@ -110,7 +110,7 @@ def test_kernels_are_held_against_float64_without_being_timed(warplens, tmp_path
 def test_a_kernel_that_computes_something_else_fails_the_check(warplens, monkeypatch):
     from warplens.workloads.attention import problem
 
-    wrong = problem.AttentionKernel("wrong", "torch", "", lambda q, k, v, causal: q + 0 * k * v)
+    wrong = problem.AttentionKernel("wrong", "torch", lambda q, k, v, causal: q + 0 * k * v)
     monkeypatch.setattr(problem, "KERNELS", {"wrong": wrong})
     words = ("--kernel", "wrong", "--seq-len", "16", "--head-dim", "16", "--heads", "1", "--device", "cpu")
     run = warplens("bench", "attention", "--check", *words, "--dtype", "float32", "-f", "json")

@@ -56,15 +56,9 @@ def combinations_of(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def cells_at(
     cell: type, points: Iterable[Mapping[str, Any]], sides: Sequence[Mapping[str, Any]] = ({},)
 ) -> tuple[list[list[Any]], list[dict[str, Any]]]:
-    """The distinct cells at each point, one for each side.
+    """The distinct cells at each point, and for each invalid combination of settings a finished record with the reason.
 
-    Args:
-        cell: the workload's settings.
-        points: values of some of its fields; the others keep their defaults.
-        sides: further values, which distinguish the cells of a point.
-
-    Returns:
-        The cells of each point, and for each invalid combination of settings a finished record with the reason.
+    Points and sides are values of some settings, the others keep their defaults; a point has a cell for each side.
 
     Raises:
         UsageError: every combination is invalid; the reason is that of the first.
@@ -113,14 +107,7 @@ def run_cells(
     device: str | None = None,
     ranges: Ranges = OFF,
 ) -> Iterator[dict[str, Any]]:
-    """Measure cells, one at a time.
-
-    Args:
-        name: of the workload.
-        cells: to measure.
-        plan: repetitions and stopping rule.
-        device: PyTorch name; by default the GPU if there is one.
-        ranges: annotations for a profiler.
+    """Measure cells of the workload of that name, one at a time, by default on the GPU if there is one.
 
     Yields:
         The record of each cell for the measurements file (docs/reference/measurements.md), once it is measured.
@@ -145,13 +132,7 @@ def run_cells_in_turns(
 ) -> list[dict[str, Any]]:
     """Measure cells in turns (see `warplens.workloads.measurement`), with all of them in memory at once.
 
-    Args:
-        name: of the workload; it must have `prepare`.
-        cells: to measure.
-        rounds: number of rounds.
-        plan: its warm-up, its confidence, and as its most repetitions those of each cell in a round.
-        device: PyTorch name; by default the GPU if there is one.
-        ranges: annotations for a profiler.
+    Of the plan, the warm-up and the confidence hold, and the most repetitions are those of each cell in a round.
 
     Returns:
         The record of each cell for the measurements file, in order. A cell that cannot be prepared does not take part
@@ -216,10 +197,8 @@ def _run_cell(kind: Workload, cell: Any, plan: Plan, setting: Setting) -> dict[s
 def attempted(attempt: Callable[[], Made], *, alone: bool = True) -> tuple[Made | None, dict[str, Any]]:
     """The result of an attempt and an empty record; or None, and the status and reason of its failure.
 
-    Args:
-        attempt: to call.
-        alone: whether no other program is alive, so that the compiler may be reset after a failure. That frees cuBLAS's
-            workspaces, to which captured CUDA graphs of other programs would still write.
+    If no other program is alive (`alone`), the compiler is reset after a failure. That frees cuBLAS's workspaces, to
+    which captured CUDA graphs of other programs would still write.
     """
     torch = torch_or_advice()
     try:
@@ -338,13 +317,9 @@ _PACKAGES: Final = ("torch", "triton", "numpy")
 def environment(device: str) -> dict[str, Any]:
     """The description of the machine in the measurements file.
 
-    Args:
-        device: on which measurements are made, PyTorch name.
-
-    Returns:
-        `device` (name; for a GPU also compute capability, SMs, memory, L2, highest clocks, power limit), `driver`,
-        `cuda` (of the PyTorch build), `cudnn`, `versions` of packages, `python`, `system`, `cpu_count` and `cpu`.
-        Unknown values are absent.
+    `device` (name; for a GPU also compute capability, SMs, memory, L2, highest clocks, power limit), `driver`, `cuda`
+    (of the PyTorch build), `cudnn`, `versions` of packages, `python`, `system`, `cpu_count` and `cpu`. Unknown values
+    are absent.
     """
     import torch
 

@@ -42,10 +42,6 @@ def launches_of(step: Callable[[], object], device: str) -> Launches | None:
     They cannot be counted without a GPU, with a PyTorch that does not expose its graphs (before 2.8), and for a step
     that waits for the GPU or whose shapes depend on data. Do not call it with such a step: a failed capture can leave
     the random number generator unusable.
-
-    Args:
-        step: one repetition, eager or compiled.
-        device: PyTorch name.
     """
     if not is_cuda(device) or not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
         return None
@@ -119,10 +115,8 @@ def as_graph(
 ) -> Callable[[], object]:
     """The step as a CUDA graph, which works on the same tensors in every replay.
 
-    Args:
-        step: to record. It must not wait for the GPU, and its shapes must not depend on data.
-        device: PyTorch name.
-        before_capture: called between the last warm-up step and the capture.
+    The step must not wait for the GPU, and its shapes must not depend on data. `before_capture` is called between the
+    last warm-up step and the capture.
 
     Raises:
         UsageError: the device is not a GPU.
@@ -163,13 +157,10 @@ def model_dtype(name: str) -> torch.dtype:
 
 @contextmanager
 def precision(name: str, device: str, graph: bool = False) -> Iterator[None]:
-    """Context that sets the precision of arithmetic.
+    """Context that sets the precision of arithmetic to one of `settings.PRECISIONS`.
 
-    Args:
-        name: of `settings.PRECISIONS`.
-        device: `cuda` or `cpu`.
-        graph: whether the block is captured into a CUDA graph: autocast must then not cache converted weights, since
-            their conversion would not be replayed.
+    In a block that is captured into a CUDA graph, autocast must not cache converted weights, since their conversion
+    would not be replayed.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")

@@ -180,14 +180,7 @@ def measure(
     marks: Marks | None = None,
     ranges: Ranges = OFF,
 ) -> Measured:
-    """Time a step.
-
-    Args:
-        step: one repetition; it may return before the GPU is done.
-        device: PyTorch name; by default the GPU if there is one.
-        plan: repetitions and stopping rule.
-        marks: to which the step reports the ends of its phases.
-        ranges: annotations for a profiler.
+    """Time a step, which may return before the GPU is done; by default on the GPU if there is one.
 
     Raises:
         UsageError: the plan flushes the L2 cache, and the device is not a GPU.
@@ -285,27 +278,16 @@ def measure_in_turns(
     per_round: int,
     warmup_steps: int = 5,
     ranges: Ranges = OFF,
-    seed: int = 0,
 ) -> list[Measured]:
-    """Time steps in turns.
+    """Time steps that are ready to run in turns: for each its repetitions, round by round.
 
-    Args:
-        turns: the steps, all ready to run.
-        device: PyTorch name.
-        rounds: number of rounds.
-        per_round: repetitions of each step in a round.
-        warmup_steps: of each step before the first round.
-        ranges: annotations for a profiler.
-        seed: of the order.
-
-    Returns:
-        For each step its repetitions, round by round. Peaks of memory are None, since all steps are in memory at once.
+    Peaks of memory are None, since all steps are in memory at once.
     """
     series = [_Series(turn.step, device, turn.marks or Marks(device), ranges) for turn in turns]
     for one in series:
         for _ in range(warmup_steps):
             one.warm_up()
-    order, draw = list(series), random.Random(seed)  # noqa: S311  no secret
+    order, draw = list(series), random.Random(0)  # noqa: S311  no secret
     with undisturbed(), ranges.recorded():
         for _ in range(rounds):
             draw.shuffle(order)

@@ -30,15 +30,9 @@ def document(
     command: str | None = None,
     head: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A measurements file as a dictionary.
+    """A measurements file as a dictionary, with the description of the machine and the records of `workloads.cells`.
 
-    Args:
-        workload: its name in the registry.
-        plan: how it was measured.
-        environment: description of the machine (`warplens.workloads.cells.environment`).
-        measurements: the cells' records, from `run_cells`.
-        command: that repeats the measurement; without folders.
-        head: further keys.
+    The command, without folders, repeats the measurement; `head` has further keys.
     """
     return {
         "schema": SCHEMA,
@@ -53,12 +47,7 @@ def document(
 
 
 def write_measurements(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a measurements file, one cell per line, replacing an existing file atomically.
-
-    Args:
-        path: the file.
-        content: from `document`.
-    """
+    """Write the content of a `document`, one cell per line, replacing an existing file atomically."""
     head = {name: value for name, value in content.items() if name != "measurements"}
     lines = [f" {json_text(name)}: {json_text(value)}," for name, value in head.items()]
     records = ",\n".join(f"  {json_text(record)}" for record in content["measurements"])

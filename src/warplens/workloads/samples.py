@@ -62,15 +62,10 @@ class Summary:
 
 
 def summary(times_ns: Sequence[int], confidence: float = 0.95, rounds: int = 1) -> Summary:
-    """The distribution of times.
+    """The distribution of times, which are given round by round.
 
     Times of one round are correlated, so the median and its interval are those of the rounds' medians. All other
     figures are those of all times.
-
-    Args:
-        times_ns: the times, round by round.
-        confidence: of the interval of the median.
-        rounds: number of rounds, of equal size.
 
     Raises:
         ValueError: there are none, or they do not divide into so many rounds.

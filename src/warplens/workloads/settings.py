@@ -97,12 +97,7 @@ _TRUTHS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": Fa
 
 
 def setting_value(what: str, text: str, default: Any) -> Any:
-    """Converts a typed text to the type of the setting's default.
-
-    Args:
-        what: name of the setting in an error.
-        text: as typed; several numbers in one setting are joined by +.
-        default: of the setting; a setting without a default is a text.
+    """Converts a typed text to the type of the setting's default; several numbers are joined by +.
 
     Raises:
         UsageError: the text is not of that type.
@@ -277,8 +272,8 @@ class AttentionCell:
     def __post_init__(self) -> None:
         _check("number format", self.dtype, ("float16", "bfloat16", "float32"))
         _check("mode", self.mode, ("forward", "backward", "both"))
-        for what, value in (("sequence length", self.seq_len), ("head dimension", self.head_dim)):
-            _check_positive(what, value)
+        _check_positive("sequence length", self.seq_len)
+        _check_positive("head dimension", self.head_dim)
         _check_positive("batch", self.batch)
         _check_positive("number of heads", self.heads)
 

@@ -93,14 +93,10 @@ def _library(name: str, path: Path) -> Any:
 
 
 def attention_errors(cells: Sequence[AttentionCell], device: str) -> pl.DataFrame:
-    """Errors of each kernel on fresh random inputs, relative to float64 (`problem.reference`), without timing.
+    """`ATTENTION_ERRORS` of each kernel on fresh random inputs, relative to float64 on the same device, without timing.
 
-    Args:
-        cells: problems; mode `forward` compares the output, other modes the gradients as well.
-        device: PyTorch name; float64 is computed there as well.
-
-    Returns:
-        `ATTENTION_ERRORS`: one row per tensor; one row with the reason for a kernel that cannot run a cell.
+    One row per tensor, the gradients included but in mode `forward`; one row with the reason for a kernel that cannot
+    run a cell.
 
     Raises:
         UsageError: there is no such kernel.
@@ -128,10 +124,10 @@ def attention_errors(cells: Sequence[AttentionCell], device: str) -> pl.DataFram
 
 
 def _rows(comparison: Comparison, dtype: str) -> list[dict[str, Any]]:
-    exact = {name: _tensor(tensor, "float64") for name, tensor in zip(comparison.names, comparison.exact, strict=True)}
-    computed = {
-        name: _tensor(tensor, dtype) for name, tensor in zip(comparison.names, comparison.computed, strict=True)
-    }
+    exact, computed = (
+        {name: _tensor(tensor, kind) for name, tensor in zip(comparison.names, tensors, strict=True)}
+        for tensors, kind in ((comparison.exact, "float64"), (comparison.computed, dtype))
+    )
     checks = {error.tensor: asdict(error) for error in comparison.errors}
     return [
         {

@@ -20,12 +20,8 @@ class ReferenceAdamW(torch.optim.Optimizer):
     """AdamW as the assignment defines it, tensor by tensor: decay, then the two moments, then the update.
 
     As in the reference, the default of the look-up `state.get("m", zeros)` is evaluated in every step: two unused
-    fills. Tensors without a gradient are skipped. 16 launches per tensor on a GPU.
-
-    Args:
-        lr: learning rate.
-        eps: added to the root of the second moment.
-        weight_decay: share of a weight, times `lr`, that it loses in a step.
+    fills. Tensors without a gradient are skipped. 16 launches per tensor on a GPU. `eps` is added to the root of the
+    second moment; a weight loses the share `lr` · `weight_decay` in a step.
     """
 
     def __init__(
@@ -199,12 +195,7 @@ class Block(nn.Module):
 
 
 class TransformerLM(nn.Module):
-    """Tokens [batch, context] → logits [batch, context, vocabulary].
-
-    Args:
-        context: longest sequence, for the rotary table.
-        ranges: annotations round layers and their parts.
-    """
+    """Tokens [batch, context] → logits [batch, context, vocabulary]; `context` is that of the longest sequence."""
 
     def __init__(self, size: LMSize, context: int, ranges: Ranges = OFF) -> None:
         super().__init__()

@@ -41,11 +41,6 @@ def vit_macs(size: ViTSize, input_size: int, blocks: Sequence[BlockTokens]) -> i
     For a block with N tokens, Q queries and M tokens in the MLP: 3·N·d² for q, k, v; N²·d for the scores (a method that
     drops queries does so after them) and N·Q·d for the weighted values; Q·d² for the projection; 8·M·d² for the MLP.
     Without query reduction that is 4·N·d² + 2·N²·d + 8·M·d².
-
-    Args:
-        size: widths of the model.
-        input_size: side of the image.
-        blocks: tokens in each block, the class token and padding counted.
     """
     d = size.width
     total = size.patches(input_size) * 3 * size.patch**2 * d + d * size.classes
@@ -167,12 +162,8 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """Images [batch, 3, side, side] → class scores [batch, classes].
 
-    Args:
-        size: widths of the model.
-        input_size: side of the images, a multiple of the patch.
-        reductions: method at each block that has one.
-        fused: let PyTorch choose a fused attention; methods may then use the class token's weights only.
-        ranges: annotations around the parts.
+    The side is a multiple of the patch. `reductions` has the method at each block that has one. With `fused`, PyTorch
+    chooses a fused attention; methods may then use the class token's weights only.
     """
 
     def __init__(

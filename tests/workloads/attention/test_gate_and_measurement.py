@@ -24,7 +24,7 @@ QUICK = Plan(least=6, most=6, warmup_ns=0, most_ns=0)
 
 
 def _kernel(run):
-    return AttentionKernel("planted", "torch", "", run)
+    return AttentionKernel("planted", "torch", run)
 
 
 def _attention(q, k, v, causal, scale=None):

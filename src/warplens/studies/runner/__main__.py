@@ -182,7 +182,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured(request: Mapping[str, Any]) -> dict[str, Any]:
-    from warplens.workloads.cells import attempted, default_device, run_cells, run_cells_in_turns
+    from warplens.workloads.cells import attempted, default_device, environment, run_cells, run_cells_in_turns
 
     for module in request["modules"]:
         import_module(module)
@@ -199,8 +199,6 @@ def _measured(request: Mapping[str, Any]) -> dict[str, Any]:
         if trouble.get("status") == "unsupported":
             raise UsageError(trouble["reason"])
         records = [{"cell": asdict(cell), **trouble} for cell in cells] if done is None else done
-    from warplens.workloads.cells import environment
-
     return {"records": records, "environment": environment(device)}
 
 

@@ -135,11 +135,9 @@ def _call(kernel: AttentionKernel, cell: AttentionCell, device: str) -> Callable
 
 
 def time_calls(call: Callable[[], object], device: str, plan: Plan) -> tuple[list[int], int]:
-    """Times `call` until its median is known well enough, or the most samples or the time budget is reached.
+    """Times `call` until its median is known well enough, or the plan's most samples or its time budget is reached.
 
-    Args:
-        call: issues the work on the current stream; must not wait for it.
-        plan: how often: `least`, `most`, `precision`, `confidence`, times and `flush_l2` hold.
+    The call issues work on the current stream, and must not wait for it.
 
     Returns:
         Samples in nanoseconds, in the order taken, none dropped; and the calls before the first, at least three.

@@ -162,9 +162,7 @@ class Comparison:
 def compared(kernel: AttentionKernel, cell: AttentionCell, device: str = "cuda") -> Comparison:
     """Runs the kernel on fresh random inputs, and the formula in its format and in float64 on the same heads.
 
-    Args:
-        cell: the problem; mode `forward` leaves the gradients out.
-        device: where the kernel runs and float64 is computed.
+    All run on the same device; mode `forward` leaves the gradients out.
     """
     import torch
 
@@ -307,7 +305,6 @@ class AttentionKernel:
 
     name: str
     origin: Literal["own", "torch"]  #: "own" (Triton kernels of this package) or "torch" (a baseline)
-    summary: str
     #: (q, k, v, causal) → out, all [batch, heads, seq_len, head_dim]
     run: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
@@ -333,25 +330,12 @@ def _own(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causa
     return out
 
 
-_OWN: Final = {
-    "naive": "one kernel per formula; scores and probabilities are written to memory",
-    "tiled": "online softmax in small tiles; no scores in memory, every block computed and masked",
-    "flash": "one normalisation, masks only where they cut, log-sum-exp saved; on Hopper, warps have roles",
-}
-_TORCH: Final = {
-    "flash": "torch SDPA, FlashAttention-2 kernels",
-    "efficient": "torch SDPA, memory-efficient kernels (CUTLASS)",
-    "cudnn": "torch SDPA, cuDNN's fused attention",
-    "math": "torch SDPA, composed of separate torch operators",
-}
-
-#: Name → kernel: own ones first, in the order in which theory says they get faster.
+#: Name → kernel: own ones first, in the order in which theory says they get faster. `naive`: one kernel per formula;
+#: scores and probabilities are written to memory. `tiled`: online softmax in small tiles; every block is computed and
+#: masked. `flash`: one normalisation, masks only where they cut; on Hopper, warps have roles.
 KERNELS: Final[Mapping[str, AttentionKernel]] = MappingProxyType(
-    {name: AttentionKernel(name, "own", text, partial(_own, f"{name}_attention")) for name, text in _OWN.items()}
-    | {
-        f"sdpa-{backend}": AttentionKernel(f"sdpa-{backend}", "torch", _TORCH[backend], partial(sdpa, backend=backend))
-        for backend in BACKENDS
-    }
+    {name: AttentionKernel(name, "own", partial(_own, f"{name}_attention")) for name in ("naive", "tiled", "flash")}
+    | {f"sdpa-{name}": AttentionKernel(f"sdpa-{name}", "torch", partial(sdpa, backend=name)) for name in BACKENDS}
 )
 
 

@@ -188,12 +188,7 @@ def _check(weights: Tensor, x: Tensor, kept: int) -> None:
 
 
 class FusedTopK(TopK):
-    """TopK in one launch, for inference: the same tokens in the same order.
-
-    Args:
-        share: of the current patch tokens to keep.
-        visualisation: also list the kept tokens, as `TopK` does, but without a further launch.
-    """
+    """TopK in one launch, for inference: the same tokens in the same order, listed without a further launch."""
 
     _fuse = False
 

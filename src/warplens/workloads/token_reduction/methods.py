@@ -178,10 +178,6 @@ class DynamicViT(Reduction):
     In training (`module.train()`) tokens are masked instead of removed, so that images of a batch may lose different
     numbers of them, and the choice has a gradient: it is drawn by the straight-through Gumbel softmax (Jang et al.,
     2017), dropped tokens stay dropped, and attention is masked from then on (`masked_softmax`).
-
-    Args:
-        width: of a token.
-        kept: patch tokens to keep; all if there are fewer.
     """
 
     place = "before"
@@ -215,12 +211,9 @@ class DynamicViT(Reduction):
 def masked_softmax(scores: Tensor, policy: Tensor) -> Tensor:
     """Softmax over the remaining keys; every token also attends to itself.
 
-    (e^s · G + ε/N) / (Σ e^s · G + ε), with G = 1 on the diagonal and else the key's policy (Rao et al., section 3.3).
-    Dropped tokens are thus not keys of the others, and the policy has a gradient.
-
-    Args:
-        scores: [batch, heads, tokens, tokens].
-        policy: [batch, tokens], 1 or 0.
+    (e^s · G + ε/N) / (Σ e^s · G + ε), with G = 1 on the diagonal and else the key's policy (Rao et al., section 3.3),
+    for scores [batch, heads, tokens, tokens] and a policy [batch, tokens] of 1 and 0. Dropped tokens are thus not keys
+    of the others, and the policy has a gradient.
     """
     count = scores.shape[-1]
     itself = torch.eye(count, dtype=scores.dtype, device=scores.device)
@@ -241,15 +234,9 @@ def reductions(
     shares: Sequence[float],
     visualisation: bool = True,
 ) -> dict[int, Reduction]:
-    """The reduction at each location.
+    """The reduction of `settings.METHODS` at each location (a block), which keeps one of the shares of the tokens.
 
-    Args:
-        method: of `settings.METHODS`.
-        size: widths of the model.
-        input_size: side of the images.
-        locations: blocks, in rising order.
-        shares: share of the tokens that each location keeps.
-        visualisation: of TopK, EViT and their fused forms; see there.
+    `visualisation` is that of TopK, EViT and their fused forms.
     """
     patches = size.patches(input_size)
     made: list[Reduction]
