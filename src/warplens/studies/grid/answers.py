@@ -177,10 +177,8 @@ class CellAnswers:
 def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: int | None = None) -> CellAnswers:
     """Answers the questions for one profile.
 
-    Args:
-        cell: the profile.
-        timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
-        batch: sequences in a batch, for a cell that does not state it.
+    `timings` are the program's own times, as `warplens.readers.timings.read_timings` gives them; `batch` is that of a
+    cell that does not state it.
     """
     timeline = cell.timeline
     phased = phased_work(timeline, step_is_forward=cell.mode == "forward")
@@ -229,7 +227,7 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
         invalid=invalid,
         lacking=lacking,
         notes=notes,
-        forward=_forward_time(phased, counted_layers, size) or _host_forward_time(timeline, size),
+        forward=_forward_time(timeline, phased, counted_layers, size),
         attention=attention,
         **answers,
     )
@@ -265,34 +263,25 @@ def _validity(
     return tuple(invalid), tuple(notes)
 
 
-def _forward_time(phased: PhasedWork, counted_layers: int | None, size: LMSize | None) -> ForwardTime | None:
-    passes = phased.passes
-    spreads = {name: Spread.of(passes[name]) for name in ("host_ns", "elapsed_ns", "span_ns", "gpu_ns", "busy_ns")}
-    span, gpu, busy = spreads["span_ns"], spreads["gpu_ns"], spreads["busy_ns"]
-    if span is None or gpu is None or busy is None:
+def _forward_time(
+    timeline: Timeline, phased: PhasedWork, counted_layers: int | None, size: LMSize | None
+) -> ForwardTime | None:
+    """The forward time, from host ranges alone for a profile without GPU work; None without forward passes."""
+    on_gpu = timeline.trace.has_device_work
+    passes = phased.passes if on_gpu else host_passes(timeline)
+    if not passes.height:
         return None
+    span, gpu, busy = (Spread.of(passes[name]) if on_gpu else None for name in ("span_ns", "gpu_ns", "busy_ns"))
     return ForwardTime(
-        host=spreads["host_ns"],
+        host=Spread.of(passes["host_ns"]),
         synchronised=bool(passes["synchronised"].fill_null(False).all()),
-        elapsed=spreads["elapsed_ns"] if not passes["elapsed_ns"].null_count() else None,
+        elapsed=Spread.of(passes["elapsed_ns"]) if on_gpu and not passes["elapsed_ns"].null_count() else None,
         span=span,
         gpu=gpu,
         busy=busy,
         layers=counted_layers or (size.layers if size else None),
         layers_counted=counted_layers is not None,
     )
-
-
-def _host_forward_time(timeline: Timeline, size: LMSize | None) -> ForwardTime | None:
-    """The forward time from host ranges alone, for a profile without GPU work; None without forward ranges."""
-    if timeline.trace.has_device_work:
-        return None
-    passes = host_passes(timeline)
-    host = Spread.of(passes["host_ns"])
-    if host is None:
-        return None
-    synchronised = bool(passes["synchronised"].all())
-    return ForwardTime(host, synchronised, None, None, None, None, size.layers if size else None, layers_counted=False)
 
 
 def _lacking(
@@ -310,10 +299,8 @@ def _lacking(
         lacking = dict.fromkeys("abce", advice)
     elif hidden := int(phased.passes["hidden_ns"].sum()):
         share = hidden / int(phased.passes["gpu_ns"].sum())
-        advice = (
-            f"{100 * share:.1f} % of the GPU time lies hidden inside CUDA graphs: record with --cuda-graph-trace=node"
-        )
-        lacking = dict.fromkeys("bc", advice)
+        hidden_text = f"{100 * share:.1f} % of the GPU time lies hidden inside CUDA graphs"
+        lacking = dict.fromkeys("bc", f"{hidden_text}: record with --cuda-graph-trace=node")
     if mode not in (None, "forward") and (unnamed := unnamed_phases(phased, mode)):
         lacking["d"] = f"put NVTX ranges around {', '.join(unnamed)}: `forward_pass`, `backward_pass`, `optimizer_step`"
     if phased.passes.height and attention is None:
@@ -356,15 +343,7 @@ _EXPECTED: Final = {"forward": PHASES[:1], "forward+backward": PHASES[:2], "trai
 def incomplete_steps(
     timeline: Timeline, phased: PhasedWork, mode: str, size: LMSize | None, peak_bytes_per_s: int | None
 ) -> tuple[str, ...]:
-    """Reasons why the steps are incomplete, one sentence each; empty if they seem complete.
-
-    Args:
-        timeline: the profile.
-        phased: its work by step and phase.
-        mode: stated kind of step (`warplens.studies.grid.cells.MODES`).
-        size: widths of the model, where known.
-        peak_bytes_per_s: memory bandwidth of the device, where known.
-    """
+    """Reasons why steps of a mode (`cells.MODES`) are incomplete, one sentence each; empty if they seem complete."""
     if mode == "forward" or not phased.steps or unnamed_phases(phased, mode):
         return ()
     reasons = _absent_phases(phased, mode) + _unequal_phases(phased)

@@ -55,14 +55,9 @@ def canonical_model(text: str) -> str | None:
 
 
 def model_size(name: str, layers: int | None = None) -> LMSize | None:
-    """The widths of a model by name; where editions differ, the one with this many layers, else the first.
+    """The widths of a model of `MODEL_SIZES`: of the edition with this many layers, or of the first for None.
 
-    Args:
-        name: key of `MODEL_SIZES`.
-        layers: number of layers in the profile; None where not known.
-
-    Returns:
-        None for a name that is not in the table, or if no model of that name has this many layers.
+    None for a name that is not in the table, or if no model of that name has this many layers.
     """
     return next((size for size in MODEL_SIZES.get(name, ()) if layers in (None, size.layers)), None)
 
@@ -149,10 +144,8 @@ def recognise_cell(file_name: str) -> CellName | Unplaced:
     }
     modes = _modes(text)
     if not models or not contexts:
-        missing = " and no ".join(
-            part for part, values in (("model", models), ("context length", contexts)) if not values
-        )
-        return Unplaced(source, f"its name tells no {missing}; {_advice(source)}")
+        missing = [part for part, values in (("model", models), ("context length", contexts)) if not values]
+        return Unplaced(source, f"its name tells no {' and no '.join(missing)}; {_advice(source)}")
     stated: dict[str, Set[object]] = {"model": models, "context length": contexts, "mode": modes, "batch": batches}
     for part, values in stated.items():
         if len(values) > 1:
@@ -189,9 +182,7 @@ def assign_cells(
 ) -> tuple[dict[str, CellName], tuple[Unplaced, ...]]:
     """The cell of each profile, and the profiles that have none.
 
-    Args:
-        file_names: of the profiles.
-        given: cells that the user stated (`parse_cell`), by file name with or without suffix; they take precedence.
+    Cells that the user stated (`parse_cell`), by file name with or without suffix, take precedence.
 
     Raises:
         UsageError: a stated name matches no profile.
@@ -264,15 +255,9 @@ class PythonTime:
 def python_time(
     timings: pl.DataFrame, model: str, context: int, mode: str, phase: str, batch: int | None = None
 ) -> PythonTime | None:
-    """The program's own time of one phase in one cell; None where the file holds none.
+    """The program's own time of one phase in one cell; None where the file (`readers.timings`) holds none.
 
-    Args:
-        timings: as `warplens.readers.timings.read_timings` gives it; rows without a mode match every mode.
-        model: of the cell.
-        context: of the cell.
-        mode: kind of step (`MODES`).
-        phase: `forward`, `backward`, `optimizer` or `step`.
-        batch: excludes rows with another batch; None for any.
+    Rows without a mode match every mode. A batch excludes rows with another batch.
     """
     rows = _rows_of(timings, model, context, batch).filter(pl.col("phase") == phase)
     if not rows.height:
@@ -286,15 +271,8 @@ def python_time(
     centre = next((name for name in ("median", "mean") if name in stated), None)
     if centre is None:
         return None
-    counts = rows["samples"].drop_nulls().to_list()
-    return PythonTime(
-        stated[centre],
-        centre,
-        stated.get("minimum"),
-        stated.get("maximum"),
-        stated.get("deviation"),
-        counts[0] if counts else None,
-    )
+    least, most, deviation = (stated.get(name) for name in ("minimum", "maximum", "deviation"))
+    return PythonTime(stated[centre], centre, least, most, deviation, next(iter(rows["samples"].drop_nulls()), None))
 
 
 def python_batch(timings: pl.DataFrame, model: str, context: int) -> int | None:

@@ -48,9 +48,7 @@ _QUESTIONS: Final = (FORWARD_TIME, TOP_KERNEL, OTHERS, TRAINING, SOFTMAX)
 def grid_document(grid: Grid, diagnosed: Mapping[str, Diagnosis] | None = None) -> Document:
     """The document of a grid: limits of its cells, the answers (a) to (e), what is missing, how to record it.
 
-    Args:
-        grid: with all answers.
-        diagnosed: diagnoses of profiles, by file name; without any, the first screen has times alone.
+    Without diagnoses of profiles, by file name, the first screen has times alone.
     """
     status = grid_status(grid)
     return Document(
@@ -115,11 +113,9 @@ def _answer(grid: Grid, status: pl.DataFrame, diagnosed: Mapping[str, Diagnosis]
         ids = [first.id for _, first in limited]
         most = max(dict.fromkeys(ids), key=ids.count)
         matching = [first for _, first in limited if first.id == most]
-        where = (
-            majority(len(matching), len(diagnosed_cells), "profile")
-            if len(diagnosed_cells) > 1
-            else _cell_title(diagnosed_cells[0][0])
-        )
+        where = _cell_title(diagnosed_cells[0][0])
+        if len(diagnosed_cells) > 1:
+            where = majority(len(matching), len(diagnosed_cells), "profile")
         verdict = f"The limit of {where}: {rule(most).limiter}."
         gains = sorted(first.gain or 0.0 for first in matching)
         gain = " to ".join(dict.fromkeys(map(factor, (gains[0], gains[-1]))))
@@ -171,10 +167,7 @@ def _limits_table(found: Sequence[tuple[CellAnswers, Finding]]) -> Table:
         }
         for cell, first in found
     ]
-    schema = {each.name: pl.String for each in _LIMITS}
-    return Table(
-        "limits-table", "What limits each cell", _LIMITS, pl.DataFrame(rows, schema=schema), limit=None, cards=True
-    )
+    return Table("limits-table", "What limits each cell", _LIMITS, pl.DataFrame(rows), limit=None, cards=True)
 
 
 def _meta(grid: Grid) -> tuple[tuple[str, str], ...]:
@@ -290,13 +283,6 @@ def profiles(grid: Grid) -> pl.DataFrame:
     )
 
 
-def status_matrix(status: pl.DataFrame) -> pl.DataFrame:
-    """The states of `grid_status` with one row per cell and one column per question."""
-    return status.with_columns(pl.col("state").cast(pl.String)).pivot(
-        "question", index=["model", "context"], values="state", maintain_order=True
-    )
-
-
 def _invalid(cell: CellAnswers) -> dict[str, Any]:
     row: dict[str, Any] = {"reason": "; ".join(cell.invalid)}
     if cell.training is not None:
@@ -309,15 +295,10 @@ def status_section(grid: Grid, status: pl.DataFrame) -> Section:
     """The section on answered questions, commands to run for the others, and the profiles that were read."""
     blocks: list[Block] = []
     if status.height:
-        blocks.append(
-            Table(
-                "status-matrix",
-                "Which question is answered for which cell",
-                _STATUS_COLUMNS,
-                status_matrix(status),
-                None,
-            )
-        )
+        states = status.with_columns(pl.col("state").cast(pl.String))
+        matrix = states.pivot("question", index=["model", "context"], values="state", maintain_order=True)
+        caption = "Which question is answered for which cell"
+        blocks.append(Table("status-matrix", caption, _STATUS_COLUMNS, matrix, None))
     todo = status.filter(pl.col("state") != "measured").group_by("detail", maintain_order=True).agg(
         pl.format("{} at {}", pl.col("model").first(), pl.col("context").first()).alias("cell"),
         pl.col("question").unique(maintain_order=True).str.join(", ").alias("questions"),
@@ -330,13 +311,8 @@ def status_section(grid: Grid, status: pl.DataFrame) -> Section:
         caption = "Profiles that cannot stand for their cell; none of their numbers is used"
         blocks.append(cell_table("invalid", caption, invalid, INVALID, _SHOWN_OF_INVALID))
     if grid.unplaced:
-        unplaced = pl.DataFrame(
-            [(item.source, item.reason) for item in grid.unplaced], ["source", "reason"], orient="row"
-        )
+        unplaced = pl.DataFrame(map(vars, grid.unplaced))
         blocks.append(Table("unplaced", "Files that are of no cell", _UNPLACED_COLUMNS, unplaced, None))
-    blocks.append(
-        cell_table(
-            "profiles", "The profiles and how their steps were found", profiles(grid), PROFILES, "source how notes"
-        )
-    )
+    caption = "The profiles and how their steps were found"
+    blocks.append(cell_table("profiles", caption, profiles(grid), PROFILES, "source how notes"))
     return Section("status", "What is answered", tuple(blocks))

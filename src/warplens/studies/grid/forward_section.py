@@ -23,7 +23,6 @@ from warplens.studies.grid.grid import (
     cell_rows,
     cell_table,
     cell_title,
-    host_bound,
     majority,
 )
 from warplens.studies.grid.passes import median
@@ -73,6 +72,12 @@ FORWARD_TIMES: Final = table(
 #: Two clocks agree if they differ by no more than this: runs of one program differ by as much from day to day.
 _AGREES = 0.05
 
+#: If layers of different widths take the same time within this factor, arithmetic does not set the pace: from one width
+#: of the table to the next, a layer's matrix products grow by 1.5 to 2.6 times.
+_SAME_TIME_PER_LAYER: Final = 1.15
+#: A GPU that works for less than this share of a pass waits for the host in the rest of it.
+_MOSTLY_BUSY: Final = 0.8
+
 #: Fill of each model in charts, smallest model first.
 _MODEL_FILLS = ("elementwise", "gemm", "softmax", "attention", "communication", "optimizer")
 
@@ -93,10 +98,11 @@ def answer_a(grid: Grid) -> list[str]:
             f"{fmt.duration(last['time_ns'])} ({cell_title(last)})."
         )
     sentences += [
-        f"At context {bound.context} ({bound.mode}) a layer takes {fmt.duration(bound.least_ns)} to "
-        f"{fmt.duration(bound.greatest_ns)} in each of {', '.join(bound.models)}, and their GPUs work for at most "
-        f"{fmt.share(bound.busy_share)} of the pass: the host's launches set the pace, not the width of the model."
-        for bound in host_bound(grid)
+        f"At context {bound['context']} ({bound['mode']}) a layer takes {fmt.duration(bound['least_ns'])} to "
+        f"{fmt.duration(bound['greatest_ns'])} in each of {', '.join(bound['models'])}, and their GPUs work for at "
+        f"most {fmt.share(bound['busy_share'])} of the pass: the host's launches set the pace, not the width of the "
+        "model."
+        for bound in host_bound(times).to_dicts()
     ]
     unseen = times.filter(pl.col("gpu_ns").is_null()).height
     if unseen:
@@ -105,6 +111,19 @@ def answer_a(grid: Grid) -> list[str]:
             "which is the pass's own only where the host waits inside."
         )
     return sentences + _python_sentences(grid, times)
+
+
+def host_bound(times: pl.DataFrame) -> pl.DataFrame:
+    """The contexts and modes in which the layers of several models take the same time while the GPU waits."""
+    waiting = times.filter((pl.col("busy_share") < _MOSTLY_BUSY) & pl.col("per_layer_ns").is_not_null())
+    bounds = waiting.group_by("context", "mode").agg(
+        models=pl.col("model"),
+        least_ns=pl.col("per_layer_ns").min(),
+        greatest_ns=pl.col("per_layer_ns").max(),
+        busy_share=pl.col("busy_share").max(),
+    )
+    same_time = pl.col("greatest_ns") <= _SAME_TIME_PER_LAYER * pl.col("least_ns")
+    return bounds.filter(same_time & (pl.col("models").list.len() >= 2)).sort("context", "mode")
 
 
 def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
@@ -257,9 +276,8 @@ def attention_times(grid: Grid) -> pl.DataFrame:
 
 
 def _attention(cell: CellAnswers) -> dict[str, Any]:
-    if cell.attention is None:
-        return {}
-    return attention_row(cell.attention, cell.size, cell.batch, cell.context, cell.bandwidth)
+    attention = cell.attention
+    return attention_row(attention, cell.size, cell.batch, cell.context, cell.bandwidth) if attention else {}
 
 
 def answer_e(grid: Grid) -> list[str]:

@@ -20,7 +20,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.trees import NO_RANGE, is_operator, nearest
 from warplens.analysis.window import NO_PHASE, PHASES, plain_range_name
 from warplens.profile.columns import KERNEL_NAME, column, table
-from warplens.profile.schema import Column, name_categories
+from warplens.profile.schema import Column, name_categories, name_labels
 from warplens.studies.grid.cells import (
     REFERENCE_ADAMW_BYTES_PER_PARAMETER,
     REFERENCE_ADAMW_LAUNCHES_PER_TENSOR,
@@ -53,12 +53,9 @@ LABEL_USES: Final = table(
 
 
 def kernel_use(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> pl.DataFrame:
-    """GPU time by kernel function, the largest first (`KERNEL_USES`).
+    """GPU time by kernel function in rows of `PhasedWork.work`, the largest first (`KERNEL_USES`).
 
-    Args:
-        timeline: the profile that the work is from.
-        work: rows of `PhasedWork.work`.
-        repetition: column that numbers the repetitions, `pass` or `step`.
+    `repetition` is the column that numbers the repetitions: `pass` or `step`.
     """
     kernels = work.filter(pl.col("kind") == "kernel").rename({"label": "category"})
     names = timeline.trace.kernels.select("name", "full_name")[kernels["row"]]
@@ -108,14 +105,14 @@ def top_kernel(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass")
     return _leading(timeline, row, calls, work[repetition].n_unique())
 
 
-def top_label(timeline: Timeline, work: pl.DataFrame, repetition: str = "pass") -> dict[str, Any] | None:
-    """The category with the most GPU time, in the form of `top_kernel`; None where there is no work."""
-    used = label_use(work, repetition)
+def top_label(timeline: Timeline, work: pl.DataFrame) -> dict[str, Any] | None:
+    """The category with the most GPU time of a pass, in the form of `top_kernel`; None where there is no work."""
+    used = label_use(work)
     if not used.height:
         return None
     row = used.row(0, named=True)
     row["name"] = row["full_name"] = row["category"] = label = row.pop("label")
-    return _leading(timeline, row, work.filter(pl.col("label") == label), work[repetition].n_unique())
+    return _leading(timeline, row, work.filter(pl.col("label") == label), work["pass"].n_unique())
 
 
 def _leading(timeline: Timeline, row: dict[str, Any], work: pl.DataFrame, repetitions: int) -> dict[str, Any]:
@@ -204,10 +201,8 @@ def attention_row(
     has_products = bool((passes["scores_matmul_ns"] > 0).all() and (passes["values_matmul_ns"] > 0).all())
     times = {name: Spread.of(passes[name] / layers) for name in ATTENTION_TIMES.names if name.endswith("_ns")}
     ratio = Spread.of(passes["softmax_ns"] / products) if has_products else None
-    kernels_per_layer = (passes["softmax_kernels"] / layers).unique().to_list()
-    kernels = (
-        int(kernels_per_layer[0]) if len(kernels_per_layer) == 1 and float(kernels_per_layer[0]).is_integer() else None
-    )
+    per_layer = (passes["softmax_kernels"] / layers).unique().to_list()
+    kernels = int(per_layer[0]) if len(per_layer) == 1 and float(per_layer[0]).is_integer() else None
     softmax = times["softmax_ns"]
     row: dict[str, Any] = {name: median(spread) for name, spread in times.items()} | {
         "layers": attention.layers,
@@ -258,14 +253,11 @@ def attention_time(timeline: Timeline, phased: PhasedWork) -> AttentionTime | No
         return None
     part, instance = _parts(timeline, work)
     inside = work.with_columns(part, instance).filter(pl.col("part").is_not_null())
-    duration = pl.col("duration_ns")
-    sums = [
-        duration.filter(pl.col("part") == name).sum().alias(f"{name}_ns") for name in ATTENTION_PARTS
-    ] + [
-        duration.filter((pl.col("part") == name) & (pl.col("label") == MATMUL)).sum().alias(f"{name}_matmul_ns")
-        for name in ("scores", "values")
-    ]  # fmt: skip
-    in_softmax = pl.col("part") == "softmax"
+    duration, in_part = pl.col("duration_ns"), {name: pl.col("part") == name for name in ATTENTION_PARTS}
+    products = {f"{name}_matmul_ns": in_part[name] & (pl.col("label") == MATMUL) for name in ("scores", "values")}
+    chosen = {f"{name}_ns": rows for name, rows in in_part.items()} | products
+    sums = [duration.filter(rows).sum().alias(name) for name, rows in chosen.items()]
+    in_softmax = in_part["softmax"]
     passes = (
         inside.group_by("pass")
         .agg(
@@ -289,8 +281,7 @@ def _parts(timeline: Timeline, work: pl.DataFrame) -> tuple[pl.Series, pl.Series
     """The attention part of each row of work, and the row of that part's range (`instance`); null outside of parts."""
     names = timeline.trace.ranges["name"]
     keys = list(ATTENTION_PARTS)
-    number_by_name = np.array([_part_number(name) for name in name_categories(names)], dtype=np.int64)
-    number_of_range = number_by_name[names.to_physical().to_numpy()]
+    number_of_range = name_labels(names, _part_number)
     row = np.arange(len(number_of_range), dtype=np.int64)
     outermost = timeline.forest.outermost_match(np.where(number_of_range > 0, row + 1, 0)) - 1
     instance = np.r_[outermost, NO_RANGE][work["range"].fill_null(NO_RANGE).to_numpy()]
@@ -397,12 +388,6 @@ def optimizer_cost(
     about 1 µs to start the next kernel of a stream). Traffic is modelled as that of the assignment's AdamW in fp32, if
     the optimizer makes the same number of launches per tensor. `pace`: `launches` (the GPU waits for the host), `gpu`,
     or `both`.
-
-    Args:
-        phased: the steps' work.
-        split: the same by phase.
-        size: widths of the model, where known.
-        peak_bytes_per_s: memory bandwidth of the device, where known.
     """
     row = split.phase("optimizer")
     if not row["ops"]:

@@ -29,12 +29,6 @@ CELL_STATES: Final = table(
     Column("detail", pl.String, "the answering file, the reason, or what to do", title="What to run, or the reason"),
 )
 
-#: If layers of different widths take the same time within this factor, arithmetic does not set the pace: from one width
-#: of the table to the next, a layer's matrix products grow by 1.5 to 2.6 times.
-_SAME_TIME_PER_LAYER: Final = 1.15
-#: A GPU that works for less than this share of a pass waits for the host in the rest of it.
-_MOSTLY_BUSY: Final = 0.8
-
 
 @dataclass(frozen=True, eq=False)
 class Grid:
@@ -85,10 +79,9 @@ def answer_grid(
     batch: int | None = None,
     unplaced: Iterable[Unplaced] = (),
 ) -> Grid:
-    """Answers the five questions for every profile, holding one profile in memory at a time.
+    """Answers the five questions for every profile; of an iterator, one profile is in memory at a time.
 
     Args:
-        cells: the profiles; an iterator should read them one by one.
         timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
         batch: sequences in a batch, for cells that do not state it; needed for FLOPs per second.
         unplaced: files without a cell, to be listed.
@@ -115,40 +108,6 @@ def _unused(timings: pl.DataFrame | None, places: set[tuple[str, int]]) -> tuple
     return tuple(
         f"{model} {context}" for model, context in timed if (canonical_model(model) or model, context) not in places
     )
-
-
-@dataclass(frozen=True)
-class HostBound:
-    """Models of different widths whose layers take the same time at one context length, while the GPU waits."""
-
-    context: int
-    mode: str
-    models: tuple[str, ...]  #: at least two, smallest first
-    #: least_ns, greatest_ns: extremes of the time of a forward pass per layer among the models
-    least_ns: float
-    greatest_ns: float
-    busy_share: float  #: largest GPU-busy share of a pass among the models
-
-
-def host_bound(grid: Grid) -> tuple[HostBound, ...]:
-    """The contexts and modes in which the host sets the pace of the forward pass, by measurement."""
-    bounds = []
-    places = sorted({(cell.context, cell.mode or "") for cell in grid.answering("a")})
-    for context, mode in places:
-        waiting = [
-            (cell.model, cell.forward.per_layer.median, cell.forward.busy_share)
-            for cell in grid.answering("a")
-            if (cell.context, cell.mode or "") == (context, mode)
-            and cell.forward is not None
-            and cell.forward.per_layer is not None
-            and cell.forward.busy_share is not None
-            and cell.forward.busy_share < _MOSTLY_BUSY
-        ]
-        times = [per_layer for _, per_layer, _ in waiting]
-        if len(waiting) >= 2 and max(times) <= _SAME_TIME_PER_LAYER * min(times):
-            models = tuple(model for model, _, _ in waiting)
-            bounds.append(HostBound(context, mode, models, min(times), max(times), max(busy for _, _, busy in waiting)))
-    return tuple(bounds)
 
 
 def grid_status(grid: Grid) -> pl.DataFrame:

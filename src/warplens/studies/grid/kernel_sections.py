@@ -122,9 +122,8 @@ def answer_b(grid: Grid) -> list[str]:
     by_category = top["top_category"].value_counts(sort=True).row(0)
     by_name = top["category"].value_counts(sort=True).row(0)
     first = top.row(0, named=True)
-    calls = (
-        f"{fmt.count(first['calls_each'])} calls in each pass" if first["calls_each"] is not None else "varying calls"
-    )
+    each = first["calls_each"]
+    calls = f"{fmt.count(each)} calls in each pass" if each is not None else "varying calls"
     sentences = [
         f"By category, {by_category[0]} kernels take the most GPU time of a forward pass in "
         f"{majority(by_category[1], top.height, 'cell')}; the single function that takes the most is of category "
@@ -254,8 +253,8 @@ def other_kernels(grid: Grid) -> pl.DataFrame:
 
     Followed by sums of all other kernels, of the matrix products, and of other work; shares of a cell sum to 1.
     """
-    frames = [_other_kernels(cell) for cell in grid.preferred("c")]
-    return pl.concat([OTHER_KERNELS.empty(), *frames])
+    rows = [row for cell in grid.preferred("c") for row in _other_kernels(cell)]
+    return pl.DataFrame(rows, schema=OTHER_KERNELS.schema, orient="row")
 
 
 def label_shares(grid: Grid) -> pl.DataFrame:
@@ -286,13 +285,12 @@ def category_mix(grid: Grid, scope: str) -> pl.DataFrame:
     return mix.select(*keys, *(pl.col(label).fill_null(0.0) for label in order["label"]))
 
 
-def _other_kernels(cell: CellAnswers) -> pl.DataFrame:
+def _other_kernels(cell: CellAnswers) -> list[tuple[Any, ...]]:
     passes = cell.kernel["repetitions"] if cell.kernel else 1
     others = cell.kernels.filter(pl.col("category") != MATMUL)
     listed, rest = others.head(_LISTED_KERNELS), others.slice(_LISTED_KERNELS)
     products = cell.kernels.filter(pl.col("category") == MATMUL)
-    categories = set(cell.kernels["category"].to_list())
-    no_kernels = cell.labels.filter(~pl.col("label").is_in(categories))
+    no_kernels = cell.labels.filter(~pl.col("label").is_in(cell.kernels["category"].unique()))
     measures = ("calls", "gpu_ns", "share")
     rows: list[tuple[Any, ...]] = listed.select("name", "full_name", "category", *measures).rows()
     for title, frame in (
@@ -302,11 +300,7 @@ def _other_kernels(cell: CellAnswers) -> pl.DataFrame:
     ):
         if frame.height:
             rows.append((title, None, None, *(frame[column].sum() for column in measures)))
-    return pl.DataFrame(
-        [(*cell_key(cell), *names, calls / passes, gpu_ns / passes, share) for *names, calls, gpu_ns, share in rows],
-        schema=OTHER_KERNELS.schema,
-        orient="row",
-    )
+    return [(*cell_key(cell), *names, calls / passes, gpu_ns / passes, share) for *names, calls, gpu_ns, share in rows]
 
 
 TOP_KERNEL: Final = Question(

@@ -193,24 +193,20 @@ class PhasedWork:
 def phased_work(timeline: Timeline, *, step_is_forward: bool = False) -> PhasedWork:
     """Assigns the GPU work of a profile's steady steps to steps, phases and forward passes.
 
-    Args:
-        timeline: the profile.
-        step_is_forward: whether the program only runs forward passes; without forward ranges, a step is one.
+    `step_is_forward`: the program only runs forward passes; without forward ranges, a step is one.
     """
     instances = phase_instances(timeline)
     steps, how = repeated_steps(timeline, instances)
     work = _labelled_work(timeline, instances, steps)
     pass_is_step = step_is_forward and not instances.seen and bool(steps)
-    numbered = work.filter(pl.col("phase") == "forward")["outermost"].unique(maintain_order=True)
+    in_forward = pl.col("phase") == "forward"
+    numbered = work.filter(in_forward)["outermost"].unique(maintain_order=True)
     if pass_is_step:
         work = work.with_columns(pl.lit("forward").cast(PHASE).alias("phase"), pl.col("step").alias("pass"))
     else:
         number = {row: position + 1 for position, row in enumerate(numbered.to_list())}
-        work = work.with_columns(
-            pl.when(pl.col("phase") == "forward")
-            .then(pl.col("outermost").replace_strict(number, default=None, return_dtype=pl.Int64))
-            .alias("pass")
-        )
+        of_range = pl.col("outermost").replace_strict(number, default=None, return_dtype=pl.Int64)
+        work = work.with_columns(pl.when(in_forward).then(of_range).alias("pass"))
     passes = _passes(timeline, work, None if pass_is_step else numbered)
     return PhasedWork(steps, how, work, passes, _phase_times(work, steps), pass_is_step, instances.seen)
 
