@@ -130,7 +130,7 @@ def training_ratios(steps: pl.DataFrame) -> pl.DataFrame:
     keys = ["size", "context", *_apart(steps)]
     measured = steps.filter(pl.col("status") == "measured")
     sides = [
-        measured.filter(pl.col("mode") == mode).select(*keys, pl.col("latency_ns").alias(f"{mode}_ns"))
+        measured.filter(mode=mode).select(*keys, pl.col("latency_ns").alias(f"{mode}_ns"))
         for mode in ("forward", "train")
     ]
     joined = sides[0].join(sides[1], on=keys, how="inner", maintain_order="left")
@@ -139,9 +139,7 @@ def training_ratios(steps: pl.DataFrame) -> pl.DataFrame:
 
 def layer_times(steps: pl.DataFrame) -> pl.DataFrame:
     """Time and FLOPs per layer of measured forward passes."""
-    rows = steps.filter(
-        (pl.col("status") == "measured") & (pl.col("mode") == "forward") & pl.col("layers").is_not_null()
-    )
+    rows = steps.filter(pl.col("layers").is_not_null(), status="measured", mode="forward")
     return rows.select(
         "size", "context", *_apart(steps), "layers",
         layer_ns=pl.col("latency_ns") / pl.col("layers"),
@@ -223,10 +221,6 @@ def _tokens_sentence(rates: pl.DataFrame) -> str:
     return f"All problems are of {tokens[0]:,} tokens, so that FLOPs grow in proportion to the length."
 
 
-def _of(frame: pl.DataFrame, problem: dict[str, Any]) -> pl.DataFrame:
-    return frame.filter(pl.all_horizontal(pl.col(name) == value for name, value in problem.items()))
-
-
 def attention_tables(measurements: Measurements) -> dict[str, pl.DataFrame]:
     """The tables of the report, with exact values."""
     rates = _rates(measurements)
@@ -268,11 +262,11 @@ def _named(problem: dict[str, Any]) -> str:
 def _problem_section(rates: pl.DataFrame, against: pl.DataFrame, problem: dict[str, Any]) -> Section:
     from warplens.report.charts.plane import curve_chart
 
-    rows, name = _of(rates, problem), _named(problem)
+    rows, name = rates.filter(**problem), _named(problem)
     id_ = "-".join(str(problem[key]).lower() for key in _PROBLEM)
     kernels = rows.get_column("kernel").unique(maintain_order=True).to_list()
     matrix = rows.pivot("kernel", index=["seq_len", "batch"], values="flops_per_s", aggregate_function="first")
-    share = _of(against, problem).select("seq_len", "best", "of_best_share")
+    share = against.filter(**problem).select("seq_len", "best", "of_best_share")
     matrix = matrix.join(share, on="seq_len", how="left", maintain_order="left").sort("seq_len")
     columns = [Column("seq_len", pl.Int64, title="Length"), column("batch", help="")]
     columns += [Column(kernel, pl.Float64, title=kernel, kind="flops") for kernel in kernels]
@@ -313,7 +307,7 @@ def _order_sentence(measured: pl.DataFrame) -> str:
     """A sentence on whether naive, tiled and flash are faster in that order."""
     wrong, ordered = [], 0
     for problem in measured.select("seq_len", *_PROBLEM).unique(maintain_order=True).to_dicts():
-        by_kernel = dict(_of(measured, problem).select("kernel", "flops_per_s").rows())
+        by_kernel = dict(measured.filter(**problem).select("kernel", "flops_per_s").rows())
         rates = [by_kernel[kernel] for kernel in _OWN if by_kernel.get(kernel)]
         if len(rates) < len(_OWN):
             continue

@@ -87,21 +87,14 @@ def hypotheses(
 ) -> tuple[Hypothesis, ...]:
     """The four hypotheses, tested by one pair of profiles; two of them also by counters of the variant.
 
-    Args:
-        difference: of the steps of both.
-        counters: of the variant's kernels.
-        step_ns: step times of baseline and variant without a profiler, where known.
+    `step_ns` are the step times of baseline and variant without a profiler, where known.
     """
-    inside = (
-        (
-            _judged("H2c", None, {}, "not judged"),
-            _judged("H4c", None, {}, "not judged"),
-        )
-        if counters is None
-        else inside_kernels(counters, difference)
-    )
+    if counters is not None:
+        waits, scattered = inside_kernels(counters, difference)
+    else:
+        waits, scattered = (_judged(name, None, {}, "not judged") for name in ("H2c", "H4c"))
     grids, moved = _parallelism(difference), _memory(difference)
-    return (_launches(difference, *step_ns), grids, inside[0], _operations(difference), moved, inside[1])
+    return (_launches(difference, *step_ns), grids, waits, _operations(difference), moved, scattered)
 
 
 def _judged(
@@ -111,9 +104,8 @@ def _judged(
     standing: Standing = unknown
     if share is not None:
         standing = "confirmed" if share >= _MOST else "partly" if share >= _LITTLE else "refuted"
-    return Hypothesis(
-        name, standing, share, {key: float(value) for key, value in evidence.items() if value is not None}
-    )
+    known = {key: float(value) for key, value in evidence.items() if value is not None}
+    return Hypothesis(name, standing, share, known)
 
 
 def _launches(difference: StepDifference, before_ns: float | None, after_ns: float | None) -> Hypothesis:
@@ -228,14 +220,11 @@ def inside_kernels(counters: KernelCounters, difference: StepDifference) -> tupl
     H2c: share of the kernel time in kernels that are too small for the GPU or whose warps wait, so that neither
     arithmetic nor memory is near its peak. Not judged if no launch has a duration, or if the report has no launch of
     the profile's window, since it is then of another program. H4c: share of unused sectors among those that the added
-    gathers, sorts, copies and casts touch; not judged without such kernels.
+    gathers, sorts, copies and casts touch; not judged without such kernels. The difference of the steps identifies the
+    kernels that only the variant has.
 
     Each profiled launch is weighted by the number of launches of the same name, grid and block in the window, divided
     by the number of profiled ones: a report may hold one of each, or the first ones of a step.
-
-    Args:
-        counters: the report.
-        difference: of the steps of both sides, which identifies the kernels that only the variant has.
     """
     access = memory_access(counters).select(
         "launch", "global_sectors", "global_wasted_share", "global_load_sectors_per_request", "l1_hit_share",
@@ -247,9 +236,8 @@ def inside_kernels(counters: KernelCounters, difference: StepDifference) -> tupl
     kinds = {name: classify(name).category for name in rows["full_name"].unique()}
     category = pl.col("full_name").replace_strict(kinds, default=None, return_dtype=pl.String)
     coverage = counters_coverage(counters, difference.variant.timeline, difference.variant.window)
-    in_window = (
-        coverage.groups.with_columns(pl.col("name").cast(pl.String)).group_by(_SAME).agg(pl.col("launches").sum())
-    )
+    groups = coverage.groups.with_columns(pl.col("name").cast(pl.String))
+    in_window = groups.group_by(_SAME).agg(pl.col("launches").sum())
     weight = (pl.col("launches") / pl.len().over(_SAME)).fill_null(1.0)
     rows = (
         rows.drop("launches")
@@ -337,8 +325,8 @@ class Evidence:
     measurements: Measurements  #: the grid, every variant and execution
     sweeps: Mapping[str, SweepNumbers]  #: execution → baseline against variant over the grid
     pairs: tuple[ProfiledPair, ...]  #: profiles, the smallest point first
-    remedies: Measurements | None = None  #: measurements of attempted remedies, if any
-    grid: Measurements | None = None  #: measurements of several ways to run both sides over a grid, if any
+    remedies: Measurements  #: measurements of attempted remedies
+    grid: Measurements  #: measurements of several ways to run both sides over a grid
     policy: Policy | None = None  #: a policy for both sides, if any
     regrets: Sequence[CellRegret] = ()  #: cost of its choices, at points that it was fitted to and at others
 
@@ -355,9 +343,6 @@ def profiled_pair(
     """Compares the profiles of both sides at one point.
 
     Args:
-        settings: the point.
-        baseline: profile of the baseline.
-        variant: profile of the variant.
         flops: floating-point operations of a step of each, where known.
         step_ns: step times of each without a profiler, where known; predictions then start from these.
         counters: of the variant's kernels.
@@ -368,11 +353,12 @@ def profiled_pair(
         side = Side(name, timeline, timeline.window())
         sides.append(TraceFiles.of(name, (side,), (quality_notes(timeline, side.window),)))
     numbers = compare_steps(*sides, margin=MARGIN, level=LEVEL, flops=flops)
-    files = (sides[0].files[0], sides[1].files[0])
-    predicted = [predictions(side.timeline, side.window, known) for side, known in zip(files, step_ns, strict=True)]
-    return ProfiledPair(
-        settings, numbers, hypotheses(numbers.difference, counters, step_ns), (predicted[0], predicted[1])
-    )
+    predicted = [
+        predictions(side.files[0].timeline, side.files[0].window, known)
+        for side, known in zip(sides, step_ns, strict=True)
+    ]
+    judged = hypotheses(numbers.difference, counters, step_ns)
+    return ProfiledPair(settings, numbers, judged, (predicted[0], predicted[1]))
 
 
 def study_sides(measurements: Measurements) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -426,17 +412,17 @@ def study_evidence(
         execution: swept(measurements, {**baseline, "execution": execution}, {**variant, "execution": execution})
         for execution in executions
     }
-    grid = grid if grid is not None else measurements
+    grid = grid or measurements
     return Evidence(
         baseline=baseline,
         variant=variant,
         measurements=measurements,
         sweeps=sweeps,
         pairs=tuple(_pairs(measurements, profiles, counters, baseline, variant)),
-        remedies=remedies if remedies is not None else measurements,
+        remedies=remedies or measurements,
         grid=grid,
         policy=policy,
-        regrets=regrets_on(policy, [sweep_of(grid, baseline, variant)]) if policy is not None else (),
+        regrets=regrets_on(policy, sweep_of(grid, baseline, variant)) if policy is not None else (),
     )
 
 
@@ -483,8 +469,7 @@ def _place(
 
 def measured(measurements: Measurements, settings: Mapping[str, Any], field_name: str) -> float | None:
     """A figure of the cell with these settings; None if the cell was not measured."""
-    cells = measurements.cells.filter(pl.col("status") == "measured")
-    rows = cells.filter(pl.all_horizontal(pl.col(name) == value for name, value in settings.items()))
+    rows = measurements.cells.filter(status="measured", **settings)
     value = rows[field_name][0] if rows.height else None
     return None if value is None else float(value)
 

@@ -118,10 +118,9 @@ def findings_document(evidence: Evidence, title: str) -> Document:
         pairs = tuple(_pair(evidence, pair, index) for index, pair in enumerate(evidence.pairs))
         sections += [Section("evidence", "Evidence", (), pairs), hypotheses_section(evidence.pairs)]
     sections.append(_cause(evidence))
-    if (growth_part := token_growth(evidence.grid or evidence.measurements)) is not None:
+    if (growth_part := token_growth(evidence.grid)) is not None:
         sections.append(replace(growth_part, blocks=(*speedup_figures(evidence.measurements), *growth_part.blocks)))
-    if evidence.remedies is not None:
-        sections.append(remedies_section(evidence, remedy_rows(evidence)))
+    sections.append(remedies_section(evidence, remedy_rows(evidence)))
     if ways.height:
         sections.append(best_ways_section(ways))
     if predicted.height:
@@ -154,10 +153,7 @@ def _answer(evidence: Evidence, ways: pl.DataFrame) -> Section:
     """The summary section."""
     texts = [fmt.capitalised(f"{name}: {answer(numbers)}") for name, numbers in evidence.sweeps.items()]
     texts += [f"{standings(pair)} {_confirmed(pair)}".strip() for pair in evidence.pairs[:1]]
-    if ways.height:
-        texts.append(best_ways_words(ways))
-    elif evidence.remedies is not None:
-        texts += list(best_words(remedy_rows(evidence)))[:1]
+    texts += [best_ways_words(ways)] if ways.height else list(best_words(remedy_rows(evidence)))[:1]
     return Section("answer", "In short", tuple(Paragraph(text) for text in texts))
 
 
@@ -295,7 +291,6 @@ def _files(evidence: Evidence) -> Section:
     rows = [
         (item.source, f"measurements: {what}, {fmt.plural(item.cells.height, 'cell')}", item.command)
         for item, what in measured
-        if item is not None
     ]
     for pair in evidence.pairs:
         for side in (pair.numbers.baseline, pair.numbers.variant):
@@ -320,7 +315,5 @@ def _without_repetition(
 
 
 def _as_sentence(note: Note) -> Note:
-    text = fmt.capitalised(note.text)
-    return replace(
-        note, text=text if text.endswith(".") else f"{text}.", remedy=note.remedy and fmt.capitalised(note.remedy)
-    )
+    text = f"{fmt.capitalised(note.text).removesuffix('.')}."
+    return replace(note, text=text, remedy=note.remedy and fmt.capitalised(note.remedy))

@@ -33,6 +33,9 @@ from warplens.studies.sweeps.words import columns_of
 #: by some percent where the law holds.
 WITHIN: Final = 0.05
 
+#: Error rate of the interval of an exponent.
+_LEVEL: Final = 0.05
+
 #: Least number of sizes for a fit with an error estimate …
 FEWEST: Final = 3
 #: … and of a part of the sizes to be preferred: three neighbours are nearly always in one line.
@@ -59,7 +62,7 @@ class PowerLaw:
 
 
 def power_law(
-    sizes: Sequence[float], times: Sequence[float], spreads: Sequence[float] | None = None, *, level: float = 0.05
+    sizes: Sequence[float], times: Sequence[float], spreads: Sequence[float] | None = None
 ) -> PowerLaw | None:
     """The law over the widest range of neighbouring sizes over which it holds; over all sizes, where it holds nowhere.
 
@@ -69,7 +72,6 @@ def power_law(
         sizes: above zero, each once.
         times: above zero.
         spreads: uncertainty of each time, as a share (half of its interval); zeros if None.
-        level: error rate of the interval of the exponent.
 
     Returns:
         None with fewer than three sizes.
@@ -86,11 +88,11 @@ def power_law(
     fewest = min(count, _FEWEST_OF_MORE)
     ranges = [span for span in combinations(range(count + 1), 2) if span[1] - span[0] >= fewest]
     ranges.sort(key=lambda span: (span[0] - span[1], -span[0]))
-    fits = [_fit(exact[a:b], y[a:b], allowed[a:b], ends, level) for a, b in ranges]
+    fits = [_fit(exact[a:b], y[a:b], allowed[a:b], ends) for a, b in ranges]
     return next((fit for fit in fits if fit.holds), fits[0])
 
 
-def _fit(sizes: Float64s, y: Float64s, allowed: Float64s, ends: tuple[float, float], level: float) -> PowerLaw:
+def _fit(sizes: Float64s, y: Float64s, allowed: Float64s, ends: tuple[float, float]) -> PowerLaw:
     x = np.log(sizes)
     middle, spread = x.mean(), float(((x - x.mean()) ** 2).sum())
     exponent = float(((x - middle) * y).sum() / spread)
@@ -98,7 +100,7 @@ def _fit(sizes: Float64s, y: Float64s, allowed: Float64s, ends: tuple[float, flo
     residual = y - start - exponent * x
     freedom = x.size - 2
     error = float(np.sqrt((residual**2).sum() / freedom / spread))
-    half_width = float(t_quantile(level, freedom)) * error
+    half_width = float(t_quantile(_LEVEL, freedom)) * error
     off = np.abs(np.expm1(residual))
     return PowerLaw(
         exponent, exponent - half_width, exponent + half_width, float(np.exp(start)), float(sizes[0]), float(sizes[-1]),
@@ -140,12 +142,9 @@ _HOW: Final = (
 
 
 def growth(cells: pl.DataFrame, axes: Sequence[str], keys: Sequence[str]) -> pl.DataFrame:
-    """`GROWTH`: one row per axis and set of cells that differ along it alone.
+    """`GROWTH`: one row per axis and set of cells (`measured_times`) that differ along it alone.
 
-    Args:
-        cells: measured cells: the axes and keys, `time_ns` (median), `spread_share` (half of its interval).
-        axes: numeric settings; a law is fitted along each, the others fixed.
-        keys: further settings that are fixed for a row.
+    A law is fitted along each of the numeric axes; the other axes and the keys are fixed for a row.
     """
     rows = []
     for axis in axes:
@@ -163,23 +162,13 @@ def growth(cells: pl.DataFrame, axes: Sequence[str], keys: Sequence[str]) -> pl.
 
 def _lines(cells: pl.DataFrame, axis: str, fixed: Sequence[str]) -> Iterator[tuple[dict[str, object], pl.DataFrame]]:
     """The cells that differ along the axis alone, one per size, in rising order, with their fixed settings."""
-    groups = cells.group_by(fixed, maintain_order=True) if fixed else [((), cells)]
-    for key, group in groups:
-        yield (
-            dict(zip(fixed, key, strict=True)),
-            group.unique(axis, keep="first", maintain_order=True).sort(axis),
-        )
+    for key, group in cells.group_by(fixed, maintain_order=True) if fixed else [((), cells)]:
+        line = group.unique(axis, keep="first", maintain_order=True).sort(axis)
+        yield dict(zip(fixed, key, strict=True)), line
 
 
 def growth_section(cells: pl.DataFrame, axes: Sequence[str], keys: Sequence[str], note: str = "") -> Section | None:
-    """Charts and the table of exponents; None where no axis has three sizes.
-
-    Args:
-        cells: as for `growth`, and `throughput_per_s`.
-        axes: as for `growth`.
-        keys: as for `growth`.
-        note: a paragraph before the charts.
-    """
+    """A note, charts and the table of exponents of `growth`; None where no axis has three sizes."""
     varied_axes = [axis for axis in axes if cells.get_column(axis).n_unique() >= FEWEST]
     keys = told_apart(cells, [*keys, *(axis for axis in axes if axis not in varied_axes)])
     axes = varied_axes
@@ -206,11 +195,7 @@ def told_apart(cells: pl.DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def measured_times(cells: pl.DataFrame) -> pl.DataFrame:
-    """Cells that were measured, with `time_ns`, `spread_share` and `throughput_per_s` of each.
-
-    Args:
-        cells: those of a measurements file.
-    """
+    """The measured cells, with `time_ns` (median), `spread_share` (half of its interval) and `throughput_per_s`."""
     half_widths = [
         (pl.col(f"{clock}_high_ns") - pl.col(f"{clock}_low_ns")) / 2 / pl.col(f"{clock}_ns")
         for clock in ("latency", "gpu")

@@ -13,7 +13,7 @@ from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.document import Paragraph, Section, Table
 from warplens.studies.reports.evidence import Evidence, measured
-from warplens.studies.reports.token_reduction import BEST_MODES, best_modes
+from warplens.studies.reports.token_reduction import BEST_MODES, best_modes, timed_cells
 from warplens.studies.sweeps.reading import wall_samples
 from warplens.studies.sweeps.words import columns_of, verdict_counts
 
@@ -64,11 +64,8 @@ def remedy_rows(evidence: Evidence) -> pl.DataFrame:
     `published_factor` is the time of the published form, eager, / this time; `baseline_factor` the time of the fastest
     baseline / this time; `verdict` compares with that baseline. Keep is null where nothing is dropped.
     """
-    measurements = evidence.remedies if evidence.remedies is not None else evidence.measurements
-    variant = {**evidence.variant, "execution": "eager"}
-    cells = measurements.cells.with_row_index("cell").filter(
-        (pl.col("status") == "measured") & pl.col("latency_ns").is_not_null()
-    )
+    measurements, variant = evidence.remedies, {**evidence.variant, "execution": "eager"}
+    cells = timed_cells(measurements)
     rows = []
     for _, group in cells.group_by(_POINT, maintain_order=True):
         by_time = list(group.sort("latency_ns").iter_rows(named=True))
@@ -115,7 +112,7 @@ def remedies_section(evidence: Evidence, rows: pl.DataFrame) -> Section:
 
 def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
     """A caution if the remedies were measured in another run than the grid, with the published form's time in both."""
-    if evidence.remedies is None or evidence.remedies is evidence.measurements:
+    if evidence.remedies is evidence.measurements:
         return ""
     settings = {**evidence.variant, "execution": "eager"}
     for row in rows.filter(pl.col("published_factor") == 1).iter_rows(named=True):
@@ -154,11 +151,8 @@ def best_words(rows: pl.DataFrame) -> Iterator[str]:
 def best_ways(evidence: Evidence) -> pl.DataFrame:
     """The fastest way to run the variant against the fastest way to run the baseline, at each point.
 
-    Returns:
-        The columns of `best_modes`, one row per point. The variant keeps the share of its published form.
+    The columns of `best_modes`, one row per point. The variant keeps the share of its published form.
     """
-    if evidence.grid is None:
-        return pl.DataFrame()
     rows = best_modes(evidence.grid)
     kept = evidence.variant.get("keep")
     rows = rows if kept is None else rows.filter(pl.col("keep") == kept)

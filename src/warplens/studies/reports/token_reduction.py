@@ -56,9 +56,8 @@ def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]
             "FLOPs saved is what the speed-up would be if time went with them. Both sides write attention out. Each "
             "interval is of 95 % by itself; those of the sweep below are of 95 % together."
         )
-        saved = Column(
-            "flops_ratio", pl.Float64, "FLOPs of the baseline over those of the variant", title="FLOPs saved"
-        )
+        ratio_help = "FLOPs of the baseline over those of the variant"
+        saved = Column("flops_ratio", pl.Float64, ratio_help, title="FLOPs saved")
         modes = _varied_modes(measurements, pairs)
         columns = _columns(pairs, [*axes, *modes], "keep baseline_ns variant_ns", saved)
         table = Table("speedups", "Variant against the baseline of the same execution", columns, pairs, limit=None)
@@ -168,12 +167,15 @@ def _compared(before: Cell, after: Cell) -> dict[str, Any]:
     return row
 
 
+def timed_cells(measurements: Measurements) -> pl.DataFrame:
+    """The measured cells with a latency, and in `cell` the row of each in the file."""
+    timed = (pl.col("status") == "measured") & pl.col("latency_ns").is_not_null()
+    return measurements.cells.with_row_index("cell").filter(timed)
+
+
 def best_modes(measurements: Measurements) -> pl.DataFrame:
     """`BEST_MODES`: one row per point and share kept, the fastest baseline against the fastest variant."""
-    axes, modes = _axes(measurements), _modes(measurements)
-    cells = measurements.cells.with_row_index("cell").filter(
-        (pl.col("status") == "measured") & pl.col("latency_ns").is_not_null()
-    )
+    axes, modes, cells = _axes(measurements), _modes(measurements), timed_cells(measurements)
 
     def mode(row: Mapping[str, Any]) -> str:
         texts = (
@@ -224,9 +226,8 @@ def _curves(pairs: pl.DataFrame, axes: list[str], modes: list[str]) -> tuple[Fig
 
     figures = []
     for (method, keep), group in known.group_by("method", "keep", maintain_order=True):
-        series = (
-            pl.concat_str([pl.col(name).cast(pl.String) for name in lines], separator=", ") if lines else pl.lit("")
-        )
+        texts = [pl.col(name).cast(pl.String) for name in lines]
+        series = pl.concat_str(texts, separator=", ") if lines else pl.lit("")
         points = group.select(series=series, x="batch", y="speedup").sort("x", maintain_order=True)
         if points.get_column("series").n_unique() > MOST_LINES:
             continue
