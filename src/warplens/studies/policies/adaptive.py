@@ -42,9 +42,7 @@ EXECUTION: Final = "execution"
 def features_of(policy: Policy, fixed: Mapping[str, Any]) -> Features:
     """The function that derives a policy's settings from an input shape.
 
-    Args:
-        policy: with the axes.
-        fixed: settings that are not in the shape, such as `{"mode": "forward"}`; they take precedence over it.
+    Fixed settings, such as `{"mode": "forward"}`, take precedence over it.
 
     Raises:
         UsageError: an axis is neither fixed nor a known dimension, or a fixed setting is unknown to the policy.
@@ -95,12 +93,7 @@ class GraphedModule:
     a graph has one input: calls must not overlap, neither on several streams nor in several threads.
 
     Graphs hold the addresses of the weights at recording. They see weights changed in place, but not weights moved or
-    replaced.
-
-    Args:
-        module: in evaluation mode, on a GPU.
-        shapes: of inputs to record.
-        dtype: of the inputs; by default that of the module's weights.
+    replaced. By default, inputs have the type of the module's weights.
 
     Raises:
         UsageError: the module is in training mode or on no GPU.
@@ -300,9 +293,8 @@ class AdaptiveModule(nn.Module):
         """
         x = args[0] if args else next(iter(kwargs.values()), None)
         if not isinstance(x, torch.Tensor):
-            raise UsageError(
-                f"the shape of the first input decides which side runs, but it is not a tensor: {type(x).__name__}"
-            )
+            wrong = type(x).__name__
+            raise UsageError(f"the shape of the first input decides which side runs, but it is not a tensor: {wrong}")
         if torch.compiler.is_compiling():
             return getattr(self, self._child_traced(x))(*args, **kwargs)
         child = self._chosen.get(x.shape)
@@ -360,13 +352,11 @@ class AdaptiveModule(nn.Module):
         here = self.policy.on(device)
         if here.elsewhere and not self._warned:
             self._warned = True
-            fitted = self.policy.environment["device"]
-            outcome = (
-                "is used all the same" if self.elsewhere == "policy" else f"its fallback {self._fallback()!r} runs"
-            )
+            used = self.elsewhere == "policy"
+            outcome = "is used all the same" if used else f"its fallback {self._fallback()!r} runs"
             warnings.warn(
-                f"the policy was fitted on {fitted}, and this is {device}: {outcome}. Fit one here with "
-                "`warplens policy fit`",
+                f"the policy was fitted on {self.policy.environment['device']}, and this is {device}: {outcome}. Fit "
+                "one here with `warplens policy fit`",
                 UserWarning,
                 stacklevel=5,
             )

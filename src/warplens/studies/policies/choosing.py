@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -76,9 +77,7 @@ class Grid:
     def corners(self, at: Place, clamped: bool = False) -> list[Corner] | None:
         """The measured points around a place; None if one is missing, or if the place is outside the range.
 
-        Args:
-            at: the place.
-            clamped: replace numbers outside the range by the nearest value in it.
+        If `clamped`, numbers outside the range are replaced by the nearest value in it.
         """
         neighbours = [_neighbours(axis, value, clamped) for axis, value in zip(self.axes, at, strict=True)]
         corners = []
@@ -110,16 +109,9 @@ def _neighbours(axis: Axis, value: Value, clamped: bool) -> Sequence[tuple[Value
 
 
 def estimated(grid: Grid, at: Place, rule: Rule, clamped: bool = False) -> Times | None:
-    """Estimated times of all sides at a place.
+    """Estimated times of all sides at a place, None for one that is unknown at a neighbouring point.
 
-    Args:
-        grid: the measured times.
-        at: the place.
-        rule: how to interpolate.
-        clamped: also estimate outside the range: by the model, or from the nearest edge for the other rules.
-
-    Returns:
-        Nanoseconds of each side, None for one that is unknown at a neighbouring point; None if outside of the range.
+    None if outside of the range; there, `clamped` estimates by the model, or from the nearest edge for the other rules.
     """
     corners = grid.corners(at, clamped)
     if rule == "host-or-work" and grid.curves is not None:
@@ -206,10 +198,13 @@ class Policy:
     environment: Mapping[str, str]  #: `device` (name of the GPU), `torch`, … of the measurements
     here: str | None = None  #: device on which the policy is applied (see `on`); None if not stated
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_place", {point.at: point for point in self.points})
-        times = {point.at: point.times_ns for point in self.points}
-        object.__setattr__(self, "_grid", Grid(self.axes, times, self.curves))
+    @cached_property
+    def _by_place(self) -> dict[Place, GridPoint]:
+        return {point.at: point for point in self.points}
+
+    @cached_property
+    def _grid(self) -> Grid:
+        return Grid(self.axes, {point.at: point.times_ns for point in self.points}, self.curves)
 
     @property
     def baseline(self) -> str:
@@ -254,22 +249,24 @@ class Policy:
         return tuple(settings[name] for name in names)
 
     def _chosen(self, at: Place) -> Choice:
-        by_place: Mapping[Place, GridPoint] = self._by_place  # type: ignore[attr-defined]
         if not all(axis.spans(value) for axis, value in zip(self.axes, at, strict=True)):
             return Choice(self.sides[self.fallback].name, "outside")
-        if (point := by_place.get(at)) is not None:
+        if (point := self._by_place.get(at)) is not None:
             return Choice(self.sides[point.side].name, "measured", self._named(point.times_ns))
-        grid: Grid = self._grid  # type: ignore[attr-defined]
-        times = estimated(grid, at, self.rule)
+        times = estimated(self._grid, at, self.rule)
         if times is None:
             return Choice(self.sides[self.fallback].name, "outside")
-        # Where all neighbouring points agree, estimated times can only do worse.
-        neighbours = {by_place[corner.at].side for corner in grid.corners(at) or ()}
-        side = neighbours.pop() if len(neighbours) == 1 else picked(times, self.margin)
+        side = agreed(self._grid.corners(at) or (), self._by_place, times, self.margin)
         return Choice(self.sides[side].name, "interpolated", self._named(times))
 
     def _named(self, times: Times) -> dict[str, float]:
         return {side.name: time for side, time in zip(self.sides, times, strict=True) if time is not None}
+
+
+def agreed(corners: Iterable[Corner], points: Mapping[Place, GridPoint], times: Times, margin: float) -> int:
+    """The side that all corners agree on, as estimated times can only do worse there; else the one picked by times."""
+    neighbours = {points[corner.at].side for corner in corners}
+    return neighbours.pop() if len(neighbours) == 1 else picked(times, margin)
 
 
 def picked(times: Times, margin: float) -> int:

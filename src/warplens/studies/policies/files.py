@@ -123,9 +123,8 @@ def read_policy(path: Path | str) -> Policy:
     try:
         document = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
-        raise UnreadableInputError(
-            source, f"it is not valid JSON ({str(error) or 'nested too deep'})", _ADVICE
-        ) from None
+        problem = f"it is not valid JSON ({str(error) or 'nested too deep'})"
+        raise UnreadableInputError(source, problem, _ADVICE) from None
     return policy_of(document, source)
 
 

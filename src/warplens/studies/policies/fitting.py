@@ -19,6 +19,7 @@ from warplens.studies.policies.choosing import (
     Side,
     Times,
     Value,
+    agreed,
     estimated,
     is_number,
     picked,
@@ -93,10 +94,8 @@ def _check_together(sweeps: Sequence[Sweep]) -> None:
         if other.source != first.source:
             raise UsageError(f"{first.source} and {other.source}: sides of one policy must be measured in one file")
         if set(other.axes) != set(first.axes):
-            raise UsageError(
-                f"{first.source}: its sides vary over different settings: {', '.join(first.axes)}, and "
-                f"{', '.join(other.axes)}"
-            )
+            axes, others = (", ".join(sweep.axes) for sweep in (first, other))
+            raise UsageError(f"{first.source}: its sides vary over different settings: {axes}, and {others}")
 
 
 def _points(sweeps: Sequence[Sweep]) -> list[PointTimes]:
@@ -286,9 +285,8 @@ class _HeldOut:
         times = estimated(fold.grid, at, rule, clamped=fold.edge)
         if times is None:
             return self.fallback
-        corners = [] if fold.edge else fold.grid.corners(at) or []
-        neighbours = {self.points[corner.at].side for corner in corners}
-        return neighbours.pop() if len(neighbours) == 1 else picked(times, self.margin)
+        corners = () if fold.edge else fold.grid.corners(at) or ()
+        return agreed(corners, self.points, times, self.margin)
 
     def _errors(self, rule: Rule) -> list[float]:
         """Absolute errors of the log ratios to the baseline."""

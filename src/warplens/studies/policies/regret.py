@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
@@ -59,9 +60,9 @@ class Curves:
     exponents: tuple[tuple[float, ...], ...]  #: for each side, one per numeric axis
     curves: tuple[Curve, ...]  #: one per side and combination of words
 
-    def __post_init__(self) -> None:
-        by_key = {(curve.words, curve.side): curve for curve in self.curves}
-        object.__setattr__(self, "_by_key", by_key)
+    @cached_property
+    def _by_key(self) -> dict[tuple[tuple[Value, ...], int], Curve]:
+        return {(curve.words, curve.side): curve for curve in self.curves}
 
     @property
     def sides(self) -> int:
@@ -71,8 +72,7 @@ class Curves:
     def time_ns(self, at: Place, side: int) -> float | None:
         """Modelled time of a side at a place; None for a combination of words that was not fitted."""
         numbers, words = _split(at, self.numeric)
-        by_key: Mapping[tuple[tuple[Value, ...], int], Curve] = self._by_key  # type: ignore[attr-defined]
-        curve = by_key.get((words, side))
+        curve = self._by_key.get((words, side))
         if curve is None:
             return None
         size = _size(numbers, self.units, self.exponents[side])
@@ -246,14 +246,9 @@ def summary(cells: Iterable[CellRegret]) -> Regret:
 
 
 def regrets_on(policy: Policy, sweeps: Sweep | Sequence[Sweep]) -> list[CellRegret]:
-    """The cost of a policy's choices at the points of other sweeps, whose sides are sides of the policy.
+    """The cost of a policy's choices at the points with a measurement of other sweeps.
 
-    Args:
-        policy: fitted to other measurements, or to a part of these.
-        sweeps: measurements of the baseline, and of a variant each.
-
-    Returns:
-        One row per point with a measurement.
+    The sides of the sweeps, of the baseline and of a variant each, are sides of the policy.
 
     Raises:
         UsageError: a side is not one of the policy's, the chosen side is in no sweep, or a sweep lacks an axis of the
@@ -299,7 +294,6 @@ def _named(policy: Policy, settings: Mapping[str, Any]) -> str:
             matching.append((len(common), side.name))
     if not matching:
         wanted = ", ".join(f"{name}={value}" for name, value in settings.items())
-        raise UsageError(
-            f"no side of the policy has {wanted}; it has {' and '.join(side.name for side in policy.sides)}"
-        )
+        names = " and ".join(side.name for side in policy.sides)
+        raise UsageError(f"no side of the policy has {wanted}; it has {names}")
     return max(matching, key=lambda pair: pair[0])[1]
