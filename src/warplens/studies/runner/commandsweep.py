@@ -80,9 +80,8 @@ class CommandSweep:
         for name in axes:
             if not any(f"{{{name}}}" in command for command in (self.baseline, self.variant)):
                 raise UsageError(f"--axis {name} is in neither command: write {{{name}}} where its value goes")
-        if self.items is not None and not all(
-            isinstance(value, int) and value > 0 for value in self.grid().get(self.items, [""])
-        ):
+        counts = self.grid().get(self.items, [""]) if self.items is not None else []
+        if not all(isinstance(count, int) and count > 0 for count in counts):
             raise UsageError(f"--items {self.items} is not an axis of whole numbers above zero")
 
     def grid(self) -> dict[str, list[Any]]:
@@ -98,16 +97,14 @@ class CommandSweep:
     def tasks(self) -> tuple[Task, ...]:
         """A task for each repetition: point by point, round by round, the sides in random order."""
         texts, draw = pairs_from("--axis", self.axes), random.Random(0)  # noqa: S311  no secret
-        tasks = []
+        tasks: list[Task] = []
         for point in combinations_of(texts):
             order = list(_SIDES)
             words = {side: self._words(side, point) for side in _SIDES}
             name = key_of(point)
             for number in range(1, self.repeats + 1):
                 draw.shuffle(order)
-                for side in order:
-                    task = Task(f"{name} {side} {number}", group=f"{name} {side}", command=words[side])
-                    tasks.append(task)
+                tasks += [Task(f"{name} {side} {number}", (), f"{name} {side}", words[side]) for side in order]
         return tuple(tasks)
 
     def _words(self, side: str, point: Mapping[str, str]) -> tuple[str, ...]:
@@ -180,11 +177,6 @@ def _numbers(values: Sequence[str]) -> list[Any]:
 
 def run_command(sweep: CommandSweep, timeout_s: float | None, task: Task) -> Result:
     """Runs the task's command in a process group of its own: `times_ns`, or `status` and `reason` of a failure.
-
-    Args:
-        sweep: says how times are taken.
-        timeout_s: end a command that runs longer.
-        task: with the command.
 
     Raises:
         UsageError: there is no such program.

@@ -169,13 +169,9 @@ _UPDATE_S: Final = 5.0
 
 
 def measure(run: Run, output: Path, options: RunOptions, log: Callable[[str], None]) -> None:
-    """Execute the tasks that are not done yet, and write the measurements file.
+    """Execute the tasks that are not done yet, and write the measurements file, with the ledger beside it.
 
-    Args:
-        run: the plan.
-        output: the measurements file; the ledger is beside it. It is also written at the end and on interruption.
-        options: of execution.
-        log: receives a line for people after each task.
+    The file is also written at the end and on interruption. `log` receives a line for people after each task.
 
     Raises:
         UsageError: the ledger belongs to another plan or machine, or nothing can be measured here.
@@ -234,10 +230,7 @@ def preview(run: Run, output: Path, options: RunOptions) -> list[str]:
 
 
 def to_do(tasks: Sequence[Task], ledger: Ledger, *, retry: bool = False) -> list[Task]:
-    """The tasks without a result, except those in the group of a failed task.
-
-    With `retry`, failed tasks count as not done, and their groups are included.
-    """
+    """The tasks without a result, except those in the group of a failed task; with `retry`, also the failed ones."""
     failed = {key for key, result in ledger.results.items() if failures(result)}
     failed_groups = set() if retry else {task.group for task in tasks if task.group is not None and task.key in failed}
     return [
@@ -283,12 +276,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any], *, fresh: bool = False) -> None:
-        """Open or create a ledger.
-
-        Args:
-            path: of the file.
-            plan: description of the run; only a ledger of an equal plan is continued.
-            fresh: discard the content of an existing file.
+        """Open or create a ledger; `fresh` discards the content of an existing file.
 
         Raises:
             UsageError: it belongs to another plan, or another run is using it.
@@ -314,7 +302,9 @@ class Ledger:
         lines = self._file.read().split(b"\n")
         complete = [line for line in lines[:-1] if line]
         if not complete:
-            if not _may_begin_a_ledger(lines[-1]):
+            # A truncated first line may be that of a ledger, or of another kind of file.
+            begin = json_text({"schema": LEDGER_SCHEMA})[:-1].encode()
+            if not (begin.startswith(lines[-1]) or lines[-1].startswith(begin)):
                 raise UnreadableInputError(self.path, "line 1 is not an entry of a ledger", _ADVICE)
             self._file.truncate(0)
             self._append({"schema": LEDGER_SCHEMA, "version": __version__, "plan": self._plan})
@@ -327,18 +317,14 @@ class Ledger:
             raise UnreadableInputError(self.path, problem, _ADVICE)
         if head.get("plan") != self._plan:
             differences = ", ".join(_differences(head.get("plan") or {}, self._plan))
-            raise UsageError(
-                f"{self.path.name}: it belongs to another plan ({differences}). Choose another output, or start over "
-                "with --fresh"
-            )
+            raise UsageError(f"{self.path.name}: it belongs to another plan ({differences}). {_ADVICE}")
         for entry in rest:
             self._note(entry)
 
     def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
+        entry: Any = None
+        with suppress(ValueError, RecursionError):
             entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UnreadableInputError(self.path, f"line {number} is not an entry of a ledger", _ADVICE) from error
         if not (
             _is_entry(entry) if number > 1 else isinstance(entry, dict) and isinstance(entry.get("plan", {}), dict)
         ):
@@ -368,12 +354,6 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-
-
-def _may_begin_a_ledger(cut: bytes) -> bool:
-    """Whether a truncated first line is that of a ledger rather than of another kind of file."""
-    head = json_text({"schema": LEDGER_SCHEMA})[:-1].encode()
-    return head.startswith(cut) or cut.startswith(head)
 
 
 def _is_entry(entry: Any) -> bool:

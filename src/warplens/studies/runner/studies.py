@@ -195,10 +195,8 @@ def _attention_tasks(axes: Axes) -> tuple[tuple[Task, ...], list[dict[str, Any]]
         return cell_tasks(workload("attention"), rest, kernels)
     (tokens,) = axes["tokens"]
     lengths = rest.pop("seq_len")
-    points = [
-        {**point, "batch": max(1, tokens // point["seq_len"])}
-        for point in combinations_of({**rest, "seq_len": lengths})
-    ]
+    grid = combinations_of({**rest, "seq_len": lengths})
+    points = [{**point, "batch": max(1, tokens // point["seq_len"])} for point in grid]
     varying = [name for name, values in rest.items() if len(values) > 1]
     return tasks_at(workload("attention"), points, kernels, [*varying, "seq_len"])
 
@@ -365,17 +363,16 @@ class Collection:
     def _run(self, tool: Tool | None, commands: Sequence[Sequence[str]], leaves: Path) -> None:
         if tool is None:
             return
-        code, words = 0, ""
         for command in commands:
             ran = run_command(command, {COLLECTING: tool.name}, lambda line: self.tell(f"  {line}"))
             if ran.code:
-                code, words = ran.code, ran.failure or (ran.tail[-1] if ran.tail else "")
                 break
         if leaves.exists():
-            version = dotted(tool.version)
+            version, code = dotted(tool.version), ran.code
             add_run(self.folder, tool=tool.name, version=version, commands=commands, files=[leaves], exit_code=code)
-        elif code:
-            self.tell(f"{tool.title} or the program that it ran ended with code {code}: {words}")
+        elif ran.code:
+            words = ran.failure or (ran.tail[-1] if ran.tail else "")
+            self.tell(f"{tool.title} or the program that it ran ended with code {ran.code}: {words}")
         else:
             self.tell(f"{tool.title} left no {leaves.name}")
 

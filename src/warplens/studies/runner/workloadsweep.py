@@ -218,12 +218,10 @@ class CellRun:
         done = [results[task.key] for task in self.tasks if task.key in results]
         records = [record for result in done for record in result["records"]]
         environment = next((result["environment"] for result in done if result.get("environment")), _UNKNOWN)
-        measuring, records = self.measuring, records and [*records, *self.impossible]
-        return (
-            document(measuring.workload, measuring.plan, environment, records, self.command, self.head)
-            if records
-            else None
-        )
+        if not records:
+            return None
+        records += self.impossible
+        return document(self.measuring.workload, self.measuring.plan, environment, records, self.command, self.head)
 
     def preview(self, waiting: Sequence[Task], options: RunOptions) -> tuple[list[str], str]:
         """A line for each point, then those left out and the totals; and the time to start processes."""
@@ -232,10 +230,8 @@ class CellRun:
         lines += [f"{record['reason']}: left out" for record in self.impossible]
         lines.append(f"{_counted(cells)} at {len(self.tasks)} points, {len(waiting)} of them to do")
         starting = span((1 if options.one_process else len(waiting)) * STARTING_S)
-        return lines, (
-            f"starting processes takes about {starting} on a GPU; how long measuring takes is known after the first "
-            "point"
-        )
+        unknown = "how long measuring takes is known after the first point"
+        return lines, f"starting processes takes about {starting} on a GPU; {unknown}"
 
 
 def _machine(result: Result) -> tuple[str, str] | None:
@@ -395,12 +391,7 @@ def _check_name(kind: Workload, option: str, name: str, known: Mapping[str, Any]
 def cell_tasks(
     kind: Workload, axes: Mapping[str, Sequence[Any]], sides: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[Task, ...], list[dict[str, Any]]]:
-    """A task for each point of the axes, with a cell for each side.
-
-    Args:
-        kind: the workload.
-        axes: values of some settings; the last one changes fastest.
-        sides: settings that distinguish the cells of a point.
+    """A task for each point of the axes, with a cell for each side; the last axis changes fastest.
 
     Returns:
         The tasks, and for each invalid combination of settings a finished record with the reason.
@@ -428,21 +419,13 @@ def tasks_at(
 
 def key_of(point: Mapping[str, Any]) -> str:
     """A point as the key of its task: `input_size=224 batch=1`."""
-    return " ".join(f"{name}={_shown(value)}" for name, value in point.items()) or "the only point"
-
-
-def _shown(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    joined = {name: "+".join(map(str, item)) for name, item in point.items() if isinstance(item, tuple | list)}
+    return " ".join(f"{name}={value}" for name, value in {**point, **joined}.items()) or "the only point"
 
 
 def sweep_head(
     axes: Mapping[str, Sequence[Any]], baseline: Mapping[str, Any], variant: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The description of a sweep in the measurements file."""
-    return {
-        "sweep": {
-            "axes": {name: list(values) for name, values in axes.items()},
-            "baseline": dict(baseline),
-            "variant": dict(variant),
-        }
-    }
+    listed = {name: list(values) for name, values in axes.items()}
+    return {"sweep": {"axes": listed, "baseline": dict(baseline), "variant": dict(variant)}}
