@@ -253,13 +253,7 @@ def anomalies(sweep: Sweep, *, level: float = 0.05, least_share: float = _LEAST_
     """Tests for cells whose time breaks the trend of their neighbours by more than noise and by more than a share.
 
     The first and the last cell of a line are not tested: with neighbours on one side only, an anomaly looks like a
-    change of trend.
-
-    Args:
-        sweep: with the cells.
-        level: family-wise error rate: the chance of a false anomaly in the whole sweep.
-        least_share: excesses up to this share do not count.
-        seed: of the resampling.
+    change of trend. `level` is the family-wise error rate: the chance of a false anomaly in the whole sweep.
     """
     lines, untested = _lines(sweep, seed)
     tests = [line.tests() for line in lines]
@@ -340,20 +334,12 @@ def _lines(sweep: Sweep, seed: int) -> tuple[list[_Line], list[str]]:
                 lines.append(_Line.of(side, axis, known, generator, shared))
             elif known:
                 short.add(axis)
-    return lines, list(
-        _untested(axes, [axis for axis in axes if axis in short], {line.axis for line in lines}, unknown_noise)
-    )
+    tested = {line.axis for line in lines}
+    return lines, list(_untested(axes, [axis for axis in axes if axis in short], tested, unknown_noise))
 
 
 def _untested(axes: Sequence[str], short: Sequence[str], tested: Set[str], unknown_noise: bool) -> Iterator[str]:
-    """Why cells are not tested.
-
-    Args:
-        axes: those with numbers above zero.
-        short: axes along which some line has too few cells.
-        tested: axes along which some line has enough.
-        unknown_noise: whether the noise of some cells is unknown.
-    """
+    """Why cells are not tested, by the axes with numbers above zero, with too short lines, and with tested ones."""
     if not axes:
         yield "no axis has numbers above zero, along which times could have a trend"
     if unknown_noise:

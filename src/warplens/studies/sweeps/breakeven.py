@@ -22,7 +22,7 @@ import polars as pl
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
 from warplens.studies.sweeps.payoff import Answer, Crossing, PaysOff, first_below, interval
-from warplens.studies.sweeps.sweep import SIDES, Known, Observed, Point, Size, Work, block_table, framed
+from warplens.studies.sweeps.sweep import SIDES, Known, Observed, Point, Size, Work, block_table, framed, token_counts
 
 PARAMETERS: Final = table(
     "sweep: parameters of the break-even model",
@@ -111,9 +111,7 @@ class Sizes:
 
 
 def _scaled(size: Size, factor: float) -> Size:
-    tokens = size.tokens and tuple(
-        (max(block[0] * factor, 1.0), max(block[1] * factor, 1.0), max(block[2] * factor, 1.0)) for block in size.tokens
-    )
+    tokens = None if size.tokens is None else token_counts(np.maximum(np.array(size.tokens) * factor, 1.0))
     return Size(tokens, size.flops and size.flops * factor, size.launches)
 
 
@@ -121,7 +119,7 @@ def _between(one: Size, two: Size, share: float) -> Size:
     tokens = None
     if one.tokens and two.tokens and len(one.tokens) == len(two.tokens):
         mixed = np.exp(np.log(np.array(one.tokens)) * (1 - share) + np.log(np.array(two.tokens)) * share)
-        tokens = tuple((float(block[0]), float(block[1]), float(block[2])) for block in mixed)
+        tokens = token_counts(mixed)
     return Size(tokens, _mixed(one.flops, two.flops, share), _mixed(one.launches, two.launches, share))
 
 
@@ -150,12 +148,9 @@ def parameter_frame(
     """`PARAMETERS`: one row per parameter, and one per rate that follows from it.
 
     Args:
-        model: that was fitted.
         logs: fitted parameters, as logarithms.
         drawn: resampled parameters, draws × parameters.
-        cells: that the model was fitted to, baseline and variant of each point.
-        points: of the same cells.
-        level: of the intervals.
+        cells: that the model was fitted to, baseline and variant of each of the points.
     """
     values, samples = np.exp(logs), np.exp(drawn)
     if model.form.maximum == "soft" and model.form.hosts:
@@ -254,12 +249,10 @@ class Model:
             names += [("floor of a reduction", "ns")] if self.reduces else []
             names += [("linear work", "ns/token")]
             names += [(_joined("attention", side), "ns/token²") for side in sides]
-        elif self.known.work == "flops":
-            names = [(_joined("floor", side), "ns") for side in SIDES]
-            names += [(_joined("work", side), "ns/FLOP") for side in sides]
         else:
             names = [(_joined("floor", side), "ns") for side in SIDES]
-            names += [(_joined("work", side), "ns/item") for side in SIDES]
+            unit, sides = ("ns/FLOP", sides) if self.known.work == "flops" else ("ns/item", SIDES)
+            names += [(_joined("work", side), unit) for side in sides]
         piece = "block" if self.known.work == "tokens" else "step"
         return names + [(_joined(f"further floor of a {piece}", *group), "ns") for group in self.groups[1:]]
 
@@ -427,13 +420,9 @@ def thresholds(
     """The modelled thresholds: along the number of items for each measured size, and the other way round.
 
     Args:
-        model: that was fitted.
-        cells: that it was fitted to.
-        sizes: of both sides.
         groups: names of the non-numeric axes.
         logs: fitted parameters, as logarithms.
         draws: resampled parameters, draws × parameters, and an error of the log ratio for each draw.
-        level: of the intervals.
     """
     counts = sorted({cell.items for cell in cells})
     has_sizes = sizes.work != "items"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -204,10 +204,8 @@ def best_fit(
     """The best of several fits: logs of the parameters, and the mean absolute residual of log times.
 
     Args:
-        model: to fit.
         gpu, host: design matrices of the cells to fit it to.
         times: logs of the step times in ns.
-        seed: of the random starts.
         known: parameters of a fit to more cells, used as an additional start.
     """
     starts = _starts(model, gpu, host, times, seed, _STARTS if known is None else _FOLD_STARTS)
@@ -273,34 +271,16 @@ _DRAWS: Final = 200
 _DRAW_ROUNDS: Final = 12
 
 
-def fit_breakeven(
-    sweep: Sweep,
-    *,
-    where: Mapping[str, Any] | None = None,
-    level: float = 0.95,
-    seed: int = 0,
-    draws: int = _DRAWS,
-) -> BreakEven:
+def fit_breakeven(sweep: Sweep, *, level: float = 0.95, seed: int = 0, draws: int = _DRAWS) -> BreakEven:
     """Fits the model of both sides' step times and computes the thresholds from which on the variant pays.
 
-    Values of a non-numeric axis (`execution`) are assumed to differ in the host's time only. Where they differ in the
-    GPU's work, fit one value at a time with `where`.
-
-    Args:
-        sweep: the measurements.
-        where: settings that points must have to be used.
-        level: nominal coverage of the intervals.
-        seed: of starts and resampling.
-        draws: number of resampled fits.
+    Values of a non-numeric axis (`execution`) are assumed to differ in the host's time only. `level` is the nominal
+    coverage of the intervals, `draws` the number of resampled fits.
 
     Raises:
         MissingDataError: too few points have both sides, or the cells have neither tokens, FLOPs nor items.
     """
-    points = [
-        point
-        for point in sweep.points
-        if measured_sides(point) and all(point.settings.get(name) == value for name, value in (where or {}).items())
-    ]
+    points = [point for point in sweep.points if measured_sides(point)]
     if len(points) < 2:
         raise MissingDataError(f"{sweep.source}: a break-even model needs two points with both sides measured")
     known, groups = known_fields(points), groups_of(sweep)
@@ -309,9 +289,8 @@ def fit_breakeven(
     folds = folds_of(cells, [name for name in sweep.axes if name not in groups])
     model, logs, predicted, forms = _chosen(known, cells, times, folds, seed)
     if model is None:
-        raise MissingDataError(
-            f"{sweep.source}: {len(times)} step times are too few for the terms of a break-even model"
-        )
+        few = f"{len(times)} step times are too few"
+        raise MissingDataError(f"{sweep.source}: {few} for the terms of a break-even model")
     fit, sizes = Fit(model, logs, cells, times, folds, predicted), Sizes.of(cells, known.work)
     residuals, ratio_errors = main_errors(fit)
     drawn, noise_known = _resampled(fit, points, residuals, level, draws, seed)

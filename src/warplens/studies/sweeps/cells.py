@@ -85,11 +85,8 @@ class CellNumbers:
 def compare_cells(sweep: Sweep, *, margin: float, level: float, fail_on: float | None) -> CellNumbers:
     """Compares each matched pair of cells.
 
-    Args:
-        sweep: the two sides.
-        margin: differences up to this share count as none.
-        level: family-wise error rate of the simultaneous intervals: 0.05 for 95 % confidence.
-        fail_on: the gate's limit, a share; None without a gate.
+    Differences up to the share `margin` count as none. `level` is the family-wise error rate of the simultaneous
+    intervals: 0.05 for 95 % confidence. `fail_on` is the gate's limit, a share; None without a gate.
     """
     both = [point for point in sweep.points if point.baseline is not None and point.variant is not None]
     cells = compared_points(both, margin=margin, level=level, unrepeated=_NO_REPETITIONS)
@@ -114,9 +111,8 @@ def _notes(sweep: Sweep, cells: tuple[ComparedPoint, ...]) -> Iterator[Note]:
             doubts.setdefault(_FIGURES.sub("#", doubt), []).append(doubt)
     for alike_doubts in doubts.values():
         alike = "" if len(set(alike_doubts)) == 1 else ", each with figures of its own"
-        where = (
-            "" if len(cells) == 1 else f" (in {fmt.count(len(alike_doubts))} of {fmt.count(len(cells))} cells{alike})"
-        )
+        share = f"{fmt.count(len(alike_doubts))} of {fmt.count(len(cells))} cells"
+        where = "" if len(cells) == 1 else f" (in {share}{alike})"
         yield Note("comparison-doubt", NoteLevel.WARNING, f"{alike_doubts[0]}{where}", None)
 
 
@@ -288,16 +284,14 @@ def cell_document(numbers: CellNumbers) -> Document:
 def cell_data(numbers: CellNumbers, fail_on: float | None) -> dict[str, Any]:
     """`data` of the JSON."""
     sweep = numbers.sweep
-    gate = (
-        None
-        if fail_on is None
-        else {
+    gate = None
+    if fail_on is not None:
+        gate = {
             "fail_on": fail_on,
             "found": bool(numbers.regressions or numbers.broken),
             "excluded": not numbers.pending,
             "sentence": cell_gate_line(numbers, fail_on),
         }
-    )
     return {
         "kind": "measurements",
         "answer": cell_answer(numbers),

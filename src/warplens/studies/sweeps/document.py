@@ -27,6 +27,7 @@ from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, BreakEven,
 from warplens.studies.sweeps.numbers import AXES, LOST, POINTS, SweepNumbers, point_frame
 from warplens.studies.sweeps.payoff import CROSSINGS, crossing_frame
 from warplens.studies.sweeps.regimes import CELL_REGIMES, REGIMES, regime_frame
+from warplens.studies.sweeps.sweep import SIDES
 from warplens.studies.sweeps.words import (
     answer,
     axis_columns,
@@ -78,10 +79,8 @@ def _thresholds(model: BreakEven) -> Iterator[str]:
         if crossing.height:
             low, high = _rounded(crossing["total"].min()), _rounded(crossing["total"].max())
             span = low if low == high else f"{low} to {high}"
-            inside = crossing.filter(~pl.col("extrapolated")).height
-            tail = (
-                "" if inside == crossing.height else f"; {crossing.height - inside} of {crossing.height} extrapolated"
-            )
+            beyond = crossing.filter("extrapolated").height
+            tail = f"; {beyond} of {crossing.height} extrapolated" if beyond else ""
             yield f"{head}the variant pays from {span} {total} on, by the size or number of items held{tail} (modelled)"
         elif answers == {"always"}:
             yield f"{head}the variant always pays in the range that was measured (modelled)"
@@ -132,14 +131,9 @@ def point_table(numbers: SweepNumbers) -> Table:
         column("regime"),
         POINTS.column("remark"),
     )
-    columns = columns_of(
-        POINTS,
-        rows,
-        numbers.sweep.axes,
-        "baseline_ns variant_ns speedup",
-        *((interval, "verdict") if repeated else ()),
-        *(column for column in optional if rows[column.name].null_count() < rows.height),
-    )
+    shown = (column for column in optional if rows[column.name].null_count() < rows.height)
+    verdict = (interval, "verdict") if repeated else ()
+    columns = columns_of(POINTS, rows, numbers.sweep.axes, "baseline_ns variant_ns speedup", *verdict, *shown)
     return Table("points", "The two sides at each point", columns, rows, limit=60, empty="No point has both sides.")
 
 
@@ -174,8 +168,7 @@ def sweep_document(numbers: SweepNumbers) -> Document:
     ]
     if numbers.regimes:
         sections.append(_regimes(numbers))
-    sections += [_crossovers(numbers), breakeven_section(numbers), _anomalies(numbers)]
-    sections.append(_grid_section(numbers))
+    sections += [_crossovers(numbers), breakeven_section(numbers), _anomalies(numbers), _grid_section(numbers)]
     if numbers.lost.height:
         sections.append(Section("lost", "Cells not measured", (lost_table(numbers),)))
     return Document(
@@ -264,17 +257,13 @@ def _regimes(numbers: SweepNumbers) -> Section:
     axes = numbers.sweep.axes
     axis, rows = _laid_out(numbers)
     because = {(item.side, *item.settings.values()): f"{item.regime}: {item.because}" for item in numbers.regimes}
-    cells = with_texts(
+    detailed = with_texts(
         rows,
         baseline_detail=lambda row: because.get(("baseline", *(row[name] for name in axes))),
         variant_detail=lambda row: because.get(("variant", *(row[name] for name in axes))),
-    ).select(
-        "row",
-        "column",
-        pl.col("baseline_regime").alias("baseline"),
-        pl.col("variant_regime").alias("variant"),
-        "baseline_detail",
-        "variant_detail",
+    )
+    cells = detailed.rename({f"{side}_regime": side for side in SIDES}).select(
+        "row", "column", *SIDES, "baseline_detail", "variant_detail"
     )
     regimes_present = {item.regime for item in numbers.regimes}
     legend = "; ".join(f"{name}: {meaning}" for name, meaning in REGIMES.items() if name in regimes_present)

@@ -229,22 +229,17 @@ def examine_sweep(
     level: float = 0.05,
     margin: float = 0.02,
     profiled: Mapping[Any, tuple[Any, str]] | None = None,
-    seed: int = 0,
 ) -> SweepNumbers:
-    """Compute all results on a sweep.
+    """Compute all results on a sweep, as `warplens.studies.sweeps.reading.sweep_of` reads it.
 
-    Args:
-        sweep: as `warplens.studies.sweeps.reading.sweep_of` reads it.
-        level: family-wise error rate of the simultaneous intervals: 0.05 for 95 % confidence.
-        margin: differences up to this share count as none.
-        profiled: regimes determined from profiles, by cell; see `warplens.studies.sweeps.regimes.regimes`.
-        seed: of the resampling.
+    `level` is the family-wise error rate of the simultaneous intervals: 0.05 for 95 % confidence. Differences up to the
+    share `margin` count as none. `profiled` regimes of cells come from profiles (`sweeps.regimes.regimes`).
     """
     unmatched, sweep = sweep, matched(sweep)
-    points = compared_points(sweep.points, margin=margin, level=level, unrepeated=_NO_REPETITIONS, seed=seed)
+    points = compared_points(sweep.points, margin=margin, level=level, unrepeated=_NO_REPETITIONS)
     confounded = confounding(sweep)
-    crossing_answers, no_crossovers = _crossovers(sweep, confounded, 1 - level, seed)
-    model, no_model = _breakeven(sweep, confounded.confounded_axes, 1 - level, seed)
+    crossing_answers, no_crossovers = _crossovers(sweep, confounded, 1 - level)
+    model, no_model = _breakeven(sweep, confounded.confounded_axes, 1 - level)
     lost = [
         {**point.settings, "side": side, "status": cell.status, "reason": cell.reason}
         for point in sweep.points
@@ -255,7 +250,7 @@ def examine_sweep(
         sweep=sweep,
         points=points,
         regimes=regimes(sweep, profiled),
-        anomalies=anomalies(sweep, level=level, seed=seed),
+        anomalies=anomalies(sweep, level=level),
         confounding=confounded,
         crossovers=crossing_answers,
         no_crossovers=no_crossovers,
@@ -269,7 +264,7 @@ def examine_sweep(
 
 
 def _crossovers(
-    sweep: Sweep, confounded: Confounding, level: float, seed: int
+    sweep: Sweep, confounded: Confounding, level: float
 ) -> tuple[dict[str, tuple[PaysOff, ...]], dict[str, str]]:
     answers, reasons = {}, {}
     for axis in sweep.axes:
@@ -277,19 +272,19 @@ def _crossovers(
             reasons[axis] = "it changed together with other settings, so that a crossing would not be one of this axis"
             continue
         try:
-            answers[axis] = pays_off(sweep, axis, level=level, seed=seed)
+            answers[axis] = pays_off(sweep, axis, level=level)
         except WarplensError:
             reasons[axis] = "its values are not numbers above zero"
     return answers, reasons
 
 
-def _breakeven(sweep: Sweep, confounded: Sequence[str], level: float, seed: int) -> tuple[BreakEven | None, str | None]:
+def _breakeven(sweep: Sweep, confounded: Sequence[str], level: float) -> tuple[BreakEven | None, str | None]:
     if not any(point.durations for point in sweep.points):
         return None, "the file holds no repetitions, from which the error of a model could be told"
     if confounded:
         return None, f"{', '.join(confounded)} changed together, so that no term of a model could be told from another"
     try:
-        return fit_breakeven(sweep, level=level, seed=seed), None
+        return fit_breakeven(sweep, level=level), None
     except WarplensError as error:
         return None, str(error)
 
@@ -298,9 +293,8 @@ def _notes(
     unmatched: Sweep, sweep: Sweep, points: Sequence[ComparedPoint], confounded: Confounding, lost: int
 ) -> Iterator[Note]:
     if not any(entry.comparison for entry in points):
-        text = (
-            "The file holds no repetitions, only one figure a cell: no interval, no verdict and no test for anomalies."
-        )
+        only = "The file holds no repetitions, only one figure a cell"
+        text = f"{only}: no interval, no verdict and no test for anomalies."
         yield Note("no-samples", NoteLevel.WARNING, text, "Measure the cells: warplens sweep run")
     elif not sweep.paired:
         text = "The sides were not measured in turns: what drifted between them counts as a difference."

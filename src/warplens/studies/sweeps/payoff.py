@@ -121,16 +121,8 @@ def crossovers(
 ) -> tuple[PaysOff, ...]:
     """The values of an axis from which on the variant is faster, for each combination of the other axes.
 
-    Args:
-        sweep: the measurements.
-        axis: one of its axes, with numbers above zero.
-        level: nominal coverage of the intervals.
-        seed: of the resampling.
-        draws: number of resamples.
-
-    Returns:
-        One answer per line, in the order of the sweep. Lines with fewer than two points at which both sides were
-        measured are `undecided`.
+    One answer per line, in the order of the sweep. Lines with fewer than two points at which both sides were measured
+    are `undecided`. `level` is the nominal coverage of the intervals, `draws` the number of resamples.
 
     Raises:
         UsageError: the sweep has no such axis, or it has no numbers above zero.
@@ -262,10 +254,8 @@ _SLACK: Final = 2.0
 def _bend(x: Float64s, times: Float64s, level: float) -> float:
     """The greatest height of a point above the chord of its neighbours; 0 where noise explains it.
 
-    Args:
-        x: log of the axis, rising.
-        times: log of the times, draws × points.
-        level: confidence in that the curve is concave there.
+    `x` is the log of the axis, rising; `times` are logs, draws × points; `level` is the confidence in that the curve is
+    concave there.
     """
     if x.size < 3:
         return 0.0
@@ -354,10 +344,8 @@ def _root(x: Float64s, ratio: Float64s) -> float | None:
 def pays_off(evidence: Sweep | BreakEven | Policy, axis: str, **options: Any) -> tuple[PaysOff, ...]:
     """The values of an axis from which on the variant is faster, for each combination of the other axes.
 
-    Args:
-        evidence: measurements, a model fitted to them, or a policy of two sides.
-        axis: one of its axes, with numbers above zero; of a model `items` or `size`.
-        options: those of `crossovers`, for measurements.
+    The evidence is measurements (with the options of `crossovers`), a model fitted to them, whose axes are `items` and
+    `size`, or a policy of two sides.
 
     Raises:
         UsageError: it has no such axis, or the axis has no numbers above zero.
@@ -375,9 +363,8 @@ def _by_policy(policy: Policy, axis: str) -> Iterator[PaysOff]:
     """Crossings where the chosen side changes between neighbouring points, which form the bracket."""
     names = [each.name for each in policy.axes]
     if axis not in names or not policy.axes[names.index(axis)].numeric:
-        raise UsageError(
-            f"{policy.source}: {axis!r} is not an axis of numbers; the policy chooses by {', '.join(names)}"
-        )
+        by = ", ".join(names)
+        raise UsageError(f"{policy.source}: {axis!r} is not an axis of numbers; the policy chooses by {by}")
     at = names.index(axis)
     lines: dict[tuple[Any, ...], list[tuple[float, bool]]] = {}
     for point in policy.points:

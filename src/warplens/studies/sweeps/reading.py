@@ -95,9 +95,7 @@ def same(value: Any, wanted: Any) -> bool:
 def deduced_baseline(measurements: Measurements, after: Settings | None) -> dict[str, Any]:
     """The setting with a value called baseline or reference, or `method=none`.
 
-    Args:
-        measurements: of one file.
-        after: settings of the variant, where the user named them; the baseline then differs in one of these.
+    Where the user named settings of the variant (`after`), the baseline differs in one of these.
 
     Raises:
         UsageError: there is no such setting, or there are several; the choices are listed.
@@ -169,10 +167,8 @@ def rows_of(measurements: Measurements, settings: Settings, side: str) -> list[i
 
 
 def _matching(cells: pl.DataFrame, settings: Settings) -> list[int]:
-    wanted = pl.all_horizontal(
-        *(pl.col(name).eq_missing(pl.lit(value, cells.schema[name])) for name, value in settings.items())
-    )
-    return cells.select(pl.arg_where(wanted)).to_series().to_list()
+    wanted = [pl.col(name).eq_missing(pl.lit(value, cells.schema[name])) for name, value in settings.items()]
+    return cells.select(pl.arg_where(pl.all_horizontal(wanted))).to_series().to_list()
 
 
 def values_of(cells: pl.DataFrame, name: str, rows: Sequence[int]) -> list[Any]:
@@ -200,10 +196,9 @@ def sweep_of(measurements: Measurements, baseline: Settings | None = None, varia
     """
     cells = measurements.cells
     stated_sides = measurements.sweep or {}
-    before = typed_settings(
-        measurements, baseline if baseline is not None else stated_sides.get("baseline"), "baseline"
-    )
-    after = typed_settings(measurements, variant if variant is not None else stated_sides.get("variant"), "variant")
+    baseline = stated_sides.get("baseline") if baseline is None else baseline
+    variant = stated_sides.get("variant") if variant is None else variant
+    before, after = typed_settings(measurements, baseline, "baseline"), typed_settings(measurements, variant, "variant")
     if before is None:
         before = deduced_baseline(measurements, after)
     if after is None:
@@ -296,11 +291,7 @@ def _sides_by_point(
 
 
 def wall_samples(measurements: Measurements, cell: int) -> Samples | None:
-    """Wall times of one cell, a block per round; None where it has none.
-
-    Args:
-        cell: its row in `measurements.cells`.
-    """
+    """Wall times of one cell, a row of `measurements.cells`, with a block per round; None where it has none."""
     wanted = (pl.col("cell") == cell) & (pl.col("of") == "wall")
     times = measurements.samples.filter(wanted).get_column("time_ns").cast(pl.Float64).to_numpy()
     return _blocks(times, measurements.cells.get_column("rounds")[cell] or 1)
@@ -368,7 +359,7 @@ def _point(settings: Settings, baseline: Cell | None, variant: Cell | None) -> P
         return point
 
     def unpaired(samples: Samples | None) -> Samples | None:
-        return Samples(samples.blocks) if samples is not None else None
+        return samples and replace(samples, paired=False)
 
     sides = (replace(cell, wall=unpaired(cell.wall), gpu=unpaired(cell.gpu)) for cell in (baseline, variant))
     return Point(settings, *sides)

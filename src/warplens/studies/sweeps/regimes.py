@@ -84,9 +84,7 @@ def cell_key(settings: Mapping[str, Any], side: str) -> tuple[str, tuple[tuple[s
 def regimes(sweep: Sweep, profiled: Mapping[Any, tuple[Regime, str]] | None = None) -> tuple[CellRegime, ...]:
     """The regime of each measured cell, in the order of the points, baseline before variant.
 
-    Args:
-        sweep: with the cells.
-        profiled: by `cell_key`, the regime determined from a profile of the cell, and one sentence of justification.
+    `profiled` has, by `cell_key`, the regime determined from a profile of the cell and one sentence of justification.
     """
     cell_regimes = []
     lines: dict[tuple[str, tuple[Any, ...]], list[Point]] = {}
@@ -160,10 +158,8 @@ class _TimedCell:
         yield from self.by_growth(replayed)
         # A CUDA graph with flat times that takes most of the wall time consists of kernels too small to fill the GPU.
         if replayed and gpu_share is not None and gpu_share >= _GPU_SHARE:
-            text = (
-                f"a replayed CUDA graph needs no host between its kernels, and takes {gpu_share:.0%} of the wall time"
-            )
-            yield "gpu-bound", "measured", text
+            text = "a replayed CUDA graph needs no host between its kernels"
+            yield "gpu-bound", "measured", f"{text}, and takes {gpu_share:.0%} of the wall time"
 
     def launch(self, point: Point, cell: Cell) -> str | None:
         """Launch mode of a cell."""
@@ -220,8 +216,8 @@ class _TimedCell:
             for _, cell in self.along(axis)
             if (work := _work(cell))
         )
-        candidates = [(ratio, cell) for ratio, cell in ratios if ratio >= _MORE_WORK]
-        return min(candidates, key=lambda item: item[0])[1] if candidates else None
+        candidates = ((ratio, cell) for ratio, cell in ratios if ratio >= _MORE_WORK)
+        return min(candidates, key=lambda item: item[0], default=(0.0, None))[1]
 
     def why_unknown(self) -> str:
         """Why the measurements imply no regime, in a sentence."""

@@ -7,7 +7,7 @@ sides (the method, say) are not axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -135,13 +135,8 @@ def compared_points(
     """Compares the two sides of each point.
 
     The intervals are simultaneous: with n points each is made for `level` / n (Bonferroni). Without the correction,
-    five of a hundred equal points would seem to differ.
-
-    Args:
-        margin: differences up to this share count as none.
-        level: family-wise error rate: 0.05 for 95 % confidence.
-        unrepeated: remark on points whose sides were measured, but not repeatedly.
-        seed: of the resampling.
+    five of a hundred equal points would seem to differ. Differences up to the share `margin` count as none.
+    `unrepeated` is the remark on points whose sides were measured, but not repeatedly.
     """
     repeated = sum(point.durations is not None for point in points)
     compared = []
@@ -220,11 +215,7 @@ def replicates(points: Sequence[Point], count: int, level: float, seed: int) -> 
     by about that factor (Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician 69,
     2015).
 
-    Args:
-        points: their `baseline` and `variant` have a time.
-        count: number of draws.
-        level: of the intervals that are made of the draws.
-        seed: of the random generator.
+    `count` is the number of draws, `level` that of the intervals that are made of them.
     """
     generator = np.random.default_rng(seed)
     sides = [(_block_medians(point.baseline), _block_medians(point.variant)) for point in points]
@@ -305,14 +296,10 @@ class Size:
     flops: float | None  #: FLOPs of an item; None where unknown
     launches: float | None  #: launches of a step; None where unknown
 
-    @property
-    def first(self) -> float | None:
-        """Tokens that enter the first block."""
-        return self.tokens[0][0] if self.tokens else None
-
     def amount(self, work: Work) -> float:
         """The size as a single number: tokens that enter the first block, FLOPs, or 1."""
-        amount = {"tokens": self.first, "flops": self.flops, "items": 1.0}[work]
+        first = self.tokens[0][0] if self.tokens else None
+        amount = {"tokens": first, "flops": self.flops, "items": 1.0}[work]
         if amount is None:
             raise UsageError(f"the cell has no {work}, which this model needs")
         return float(amount)
@@ -380,7 +367,12 @@ def _tokens(cell: Cell) -> tuple[tuple[float, float, float], ...] | None:
         return None
     if not all(isinstance(block, list | tuple) and len(block) == 3 and all(map(is_number, block)) for block in blocks):
         return None
-    return tuple((float(block[0]), float(block[1]), float(block[2])) for block in blocks)
+    return token_counts(blocks)
+
+
+def token_counts(blocks: Iterable[Sequence[float]]) -> tuple[tuple[float, float, float], ...]:
+    """Rows of three numbers as the `tokens` of a `Size`."""
+    return tuple((float(entering), float(query), float(leaving)) for entering, query, leaving in blocks)
 
 
 def block_table(size: Size) -> Float64s:

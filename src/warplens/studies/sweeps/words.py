@@ -102,11 +102,8 @@ def answer(numbers: SweepNumbers) -> str:
     if verdicts_text := verdict_counts(verdicts, same="as fast"):
         first = f"{name}, against {side_text(numbers, 'baseline')}: {verdicts_text} of {count}."
     else:
-        faster = sum(_speedup(item) > 1 for item in timed)
-        first = (
-            f"{name}, against {side_text(numbers, 'baseline')}: the higher rate at {fmt.count(faster)} of {count}, of "
-            "which none was repeated."
-        )
+        faster = f"the higher rate at {fmt.count(sum(_speedup(item) > 1 for item in timed))} of {count}"
+        first = f"{name}, against {side_text(numbers, 'baseline')}: {faster}, of which none was repeated."
     if worst is best:
         second = f"{speedup_text(_speedup(best))} as fast."
     else:
@@ -114,11 +111,9 @@ def answer(numbers: SweepNumbers) -> str:
             f"From {speedup_text(_speedup(worst))} ({settings_text(worst.point.settings)}) to "
             f"{speedup_text(_speedup(best))} as fast ({settings_text(best.point.settings)})."
         )
-    axes = [_plain(axis) for axis in numbers.confounding.confounded_axes]
-    third = (
-        f" {fmt.capitalised(fmt.listed(axes))} changed together, so their effects cannot be separated." if axes else ""
-    )
-    return f"{first} {second}{third}"
+    if axes := [_plain(axis) for axis in numbers.confounding.confounded_axes]:
+        second += f" {fmt.capitalised(fmt.listed(axes))} changed together, so their effects cannot be separated."
+    return f"{first} {second}"
 
 
 def _speedup(item: ComparedPoint) -> float:
