@@ -42,7 +42,7 @@ from warplens.studies.policies.files import read_policy, write_policy
 from warplens.studies.policies.fitting import PointTimes, fit_points
 from warplens.workloads.cells import default_device, environment, figures
 from warplens.workloads.launching import as_graph, model_dtype, precision
-from warplens.workloads.measurement import Turn, measure_in_turns
+from warplens.workloads.measurement import measure_in_turns
 from warplens.workloads.registry import Plan, Program, document, write_measurements
 from warplens.workloads.samples import median_interval, round_medians
 from warplens.workloads.settings import VIT_SIZES
@@ -230,17 +230,19 @@ class Run:
         """Wall times of all tasks; also written into a measurements file."""
         plan = Plan.exactly(PER_ROUND, warmup_steps=10)
         print(f"{name}: {len(tasks)} steps in turns, {self.rounds} rounds", flush=True)
-        taken = measure_in_turns(
-            [Turn(task.step) for task in tasks], device=self.models.device, rounds=self.rounds, per_round=PER_ROUND,
-            warmup_steps=plan.warmup_steps,
-        )  # fmt: skip
-        records = []
-        for task, measured in zip(tasks, taken, strict=True):
-            cell = {**self.shared, **task.shape.settings, "method": task.method}
-            details = {**task.details, "held_out": task.shape.held_out}
-            program = Program(
-                task.step, items=task.shape.batch, unit="image", launch=task.shape.execution, details=details
+        programs = [
+            Program(
+                task.step, items=task.shape.batch, unit="image", launch=task.shape.execution,
+                details={**task.details, "held_out": task.shape.held_out},
             )
+            for task in tasks
+        ]  # fmt: skip
+        taken = measure_in_turns(
+            programs, device=self.models.device, rounds=self.rounds, per_round=PER_ROUND, warmup_steps=plan.warmup_steps
+        )
+        records = []
+        for task, program, measured in zip(tasks, programs, taken, strict=True):
+            cell = {**self.shared, **task.shape.settings, "method": task.method}
             records.append({"cell": cell, "status": "measured", **figures(program, measured, plan)})
         command = f"python3 captures/policy_check.py OUT --rounds {self.rounds}"
         write_measurements(self.out / f"{name}.json", document("token-reduction", plan, self.facts, records, command))

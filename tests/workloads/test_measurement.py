@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch", reason="measuring needs PyTorch")
 from warplens.errors import UsageError
 from warplens.workloads.cells import environment
 from warplens.workloads.launching import precision
-from warplens.workloads.measurement import Marks, Stamp, Turn, measure, measure_in_turns
-from warplens.workloads.registry import Plan, Ranges
+from warplens.workloads.measurement import Marks, Stamp, measure, measure_in_turns
+from warplens.workloads.registry import Plan, Program, Ranges
 from warplens.workloads.samples import round_medians
 
 MILLISECOND = 1_000_000
@@ -195,8 +195,8 @@ def test_a_host_that_slows_down_slows_every_step(clock):
         # From the tenth of a second on, the machine is ten times slower.
         clock.pass_ms(milliseconds * (10 if clock.now_ns > 1e8 else 1))
 
-    turns = [Turn(lambda: step(1)), Turn(lambda: step(2))]
-    shorter, longer = measure_in_turns(turns, device="cpu", rounds=12, per_round=3, warmup_steps=1)
+    programs = [Program(lambda: step(1), 1, "step"), Program(lambda: step(2), 1, "step")]
+    shorter, longer = measure_in_turns(programs, device="cpu", rounds=12, per_round=3, warmup_steps=1)
     assert len(shorter.wall_ns) == len(longer.wall_ns) == 36
     assert set(longer.wall_ns) == {2_000_000, 20_000_000}
     ratios = [b / a for a, b in zip(round_medians(shorter.wall_ns, 12), round_medians(longer.wall_ns, 12), strict=True)]

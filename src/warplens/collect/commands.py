@@ -255,7 +255,6 @@ _PYTHON = re.compile(r"(?:python|pypy)[\d.]*(?:\.exe)?")
 #: Options of the interpreter that take the next word as their value.
 _WITH_VALUE: Final = frozenset({"-W", "-X"})
 
-
 _VERSION_PROGRAM: Final = "from importlib.metadata import version; print('torch=' + version('torch'))"
 
 

@@ -159,15 +159,10 @@ def cost(profiling: Profiling, selection: Selection) -> Cost:
 
 
 def select_from_trace(timeline: Timeline, window: Window, pattern: str | None = None) -> tuple[Selection, Selection]:
-    """The launches to profile, from a trace of the same program.
+    """The launches to profile, from a trace of the same program and the window of its steady steps.
 
-    Args:
-        timeline: the trace.
-        window: the steady steps.
-        pattern: regular expression of the important kernels; None for those that take most of the time.
-
-    Returns:
-        For the light phase all launches of one step; for the targeted phase the important kernels.
+    For the light phase all launches of one step; for the targeted phase the important kernels: those of a pattern (a
+    regular expression), or those that take most of the time.
 
     Raises:
         UsageError: the window has no kernels, or none that match the pattern.

@@ -77,7 +77,6 @@ def _gpu(row: list[str]) -> Gpu:
 # --- Access to files and programs -------------------------------------------------------------------------------------
 # All access goes through `System`, so that tests can replace it by recorded machines.
 
-
 #: Time limit for queries of a tool; nvidia-smi hangs if a GPU has fallen off the bus.
 _PATIENCE_S: Final = 60.0
 

@@ -110,37 +110,21 @@ IMPORTER_FIX: Final = (
 )
 
 #: Texts in the output of tools, and the meaning of each.
-KNOWN_FAILURES: Final = (
-    ("ERR_NVGPUCTRPERM", COUNTERS_FIX),
-    (
-        "failed to connect to the CUDA driver",
-        "there is no working NVIDIA driver here: see warplens doctor",
-    ),
-    (
-        "importer binary and its dependencies were not found",
-        f"this nsys lacks its importer: {IMPORTER_FIX}",
-    ),
-    (
-        "error while loading shared libraries",
-        f"a shared library that nsys needs is not there (the line names it): {IMPORTER_FIX}",
-    ),
-    (
-        "No kernels were profiled",
-        "no kernel passed the filters: the program launched none inside the captured part, or has no such range",
-    ),
-    (
-        "Another profiler is already",
-        "another profiler holds the GPU (often dcgm): stop it, or pause it with 'dcgmi profiling --pause'",
-    ),
-    (
-        "CUDA out of memory",
-        "the program ran out of GPU memory: use a smaller batch; with ncu, --replay-mode application needs less",
-    ),
-    (
-        "No reports were generated",
-        "nothing was captured: the program never called cudaProfilerStart, or never opened that range",
-    ),
-)
+KNOWN_FAILURES: Final = {
+    "ERR_NVGPUCTRPERM": COUNTERS_FIX,
+    "failed to connect to the CUDA driver": "there is no working NVIDIA driver here: see warplens doctor",
+    "importer binary and its dependencies were not found": f"this nsys lacks its importer: {IMPORTER_FIX}",
+    "error while loading shared libraries": "a shared library that nsys needs is not there (the line names it): "
+    f"{IMPORTER_FIX}",
+    "No kernels were profiled": "no kernel passed the filters: the program launched none inside the captured part, or "
+    "has no such range",
+    "Another profiler is already": "another profiler holds the GPU (often dcgm): stop it, or pause it with 'dcgmi "
+    "profiling --pause'",
+    "CUDA out of memory": "the program ran out of GPU memory: use a smaller batch; with ncu, --replay-mode application "
+    "needs less",
+    "No reports were generated": "nothing was captured: the program never called cudaProfilerStart, or never opened "
+    "that range",
+}
 
 
 @dataclass(frozen=True)
@@ -154,7 +138,7 @@ class CommandResult:
 
 def known_failure(line: str) -> str | None:
     """The meaning of a line of a tool's output, if it is one of `KNOWN_FAILURES`."""
-    return next((meaning for text, meaning in KNOWN_FAILURES if text in line), None)
+    return next((meaning for text, meaning in KNOWN_FAILURES.items() if text in line), None)
 
 
 def run_command(command: Sequence[str], variables: Mapping[str, str], tell: Callable[[str], None]) -> CommandResult:

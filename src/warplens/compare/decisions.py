@@ -83,7 +83,6 @@ def check_level(level: float) -> None:
 Verdict: TypeAlias = Literal["faster", "slower", "same", "undecided"]
 VERDICTS: Final[tuple[str, ...]] = get_args(Verdict)
 
-
 #: Probability that a comparison with the needed number of blocks decides.
 POWER: Final = 0.8
 #: The variance of few blocks is uncertain, and planning with too small a variance gives too few blocks. Its upper bound

@@ -25,7 +25,6 @@ from warplens.profile.schema import Column
 # time between them by n − 1, because the time after the last one is unknown. With several devices, a part is its mean
 # over the devices, which all have the same wall time.
 
-
 PARTS: Final = table(
     "comparison: parts of the wall time",
     "One part of a step's wall time on both sides. `warplens compare`; `data.rows`.",
@@ -223,7 +222,6 @@ def step_difference(baseline: Side, variant: Side, *, flops: tuple[float, float]
 # launches are not independent: if the host issues work more slowly than the GPU finishes it, a GPU with less work waits
 # for the same launches, and the saved work becomes idle time. In that case the two are one contribution, the host's
 # launch rate; their sum is the change of the time that the host takes.
-
 
 #: Meaning of each cause. `idle: …` names one cause of `analysis.timebudget.IDLE_CAUSES`.
 CAUSES: Final = {

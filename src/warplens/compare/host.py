@@ -255,7 +255,6 @@ def _cost_of_calls(timeline: Timeline, since_ns: int | None) -> Int64s:
 # All numbers are per step, so that profiles with different numbers of steps can be compared. A window without steps
 # counts as one repetition.
 
-
 #: If more than this share of the window lies between steps, a step lasts until the next one begins: what the program
 #: does in between (loading data, logging) is part of every repetition.
 _GAP_SHARE: Final = 0.01

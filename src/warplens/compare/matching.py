@@ -64,7 +64,6 @@ def in_order(left: Float64s, right: Float64s) -> Int64s | None:
 # A slot is the same launch in every step of the window, so that steps can be averaged kernel by kernel, and two sides
 # matched launch by launch. A launch that does not occur in every step is a slot that is empty in some steps.
 
-
 KINDS: Final = table(
     "comparison: kinds of launches",
     "One kind of launch of a side: a kernel at a place with a shape. `warplens.compare.matching`.",
@@ -205,7 +204,6 @@ def rank_within(groups: Int64s) -> Int64s:
 # compare uninformative names, and therefore also require the same position in the step: between the same two launches
 # that are matched already and have the same order on both sides. Launches left over at the end are on one side only.
 
-
 #: The columns that each stage compares, by what the launches have in common, the strictest first.
 _STAGES: Final = {
     "name, range, shape": ("identity", "place_name", *LAUNCH_SIZE),
@@ -319,7 +317,6 @@ def _anchors(baseline: Slots, variant: Slots, pairs: list[tuple[Int64s, Int64s]]
 # --- Whether both sides run the same program --------------------------------------------------------------------------
 # A change of a program leaves traces of it: another batch or number format keeps the order of its kernels, whatever
 # their sizes and names; a compiler or other passes over memory keep the products. Decision 47 has the measurements.
-
 
 #: Launches of a sequence whose order is compared.
 _SEQUENCE: Final = 8

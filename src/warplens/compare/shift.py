@@ -187,7 +187,6 @@ def variance_limit(freedom: float, confidence: float) -> float:
 # change slowly. An interval that ignores this is too narrow: in simulated runs whose neighbouring steps have a
 # correlation of 0.7, an interval for independent steps misses the true value in 38 of 100 cases instead of 5.
 
-
 #: With fewer units, correlation and trends are not significant.
 ORDER_FROM: Final = 5
 #: Larger correlations cannot be distinguished from a drift with the usual number of units.

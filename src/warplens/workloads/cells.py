@@ -146,7 +146,7 @@ def run_cells_in_turns(
     prepare = imported(kind.prepare)
     if prepare is None:
         raise UsageError(f"the workload {name!r} measures itself, and cannot take turns")
-    from warplens.workloads.measurement import Turn, measure_in_turns
+    from warplens.workloads.measurement import measure_in_turns
 
     setting = Setting(device, ranges)
     programs: dict[int, Program] = {}
@@ -161,8 +161,8 @@ def run_cells_in_turns(
         else:
             programs[position] = started
     measurements = measure_in_turns(
-        [Turn(program.step, program.marks) for program in programs.values()],
-        device=device, rounds=rounds, per_round=plan.most, warmup_steps=plan.warmup_steps, ranges=ranges,
+        list(programs.values()), device=device, rounds=rounds, per_round=plan.most, warmup_steps=plan.warmup_steps,
+        ranges=ranges,
     )  # fmt: skip
     for (position, program), measured in zip(programs.items(), measurements, strict=True):
         records[position] |= {"status": "measured", **figures(program, measured, plan)}

@@ -20,7 +20,6 @@ from warplens.workloads.measurement import is_cuda
 # Launches are counted by a temporary CUDA graph of the step, which has one node for each kernel, copy and fill. A
 # profiler might slow down all later launches of the process.
 
-
 #: Steps on a side stream before a capture, in which libraries initialise and kernels are compiled and loaded: a graph
 #: must not record that.
 _STEPS_BEFORE: Final = 3

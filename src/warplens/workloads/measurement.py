@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from warplens.errors import UsageError
-from warplens.workloads.registry import OFF, Plan, Ranges
+from warplens.workloads.registry import OFF, Plan, Program, Ranges
 from warplens.workloads.samples import is_known
 
 #: Bit in NVML's clocks-event reasons → reason for which the driver lowers clocks under load.
@@ -96,7 +96,6 @@ class Clocks:
 # Every repetition is a closed loop: the step is issued, and waited for. Its wall time is that seen by a caller, with
 # launch cost and waiting; its GPU time lies between two events of the stream, so that it includes gaps in which the GPU
 # waits for the host. Neither includes the time between steps.
-
 
 #: Clocks are read once in this many repetitions: a reading takes tens of microseconds, in which the GPU is idle.
 _REPETITIONS_PER_CLOCK_READING: Final = 5
@@ -257,21 +256,12 @@ def undisturbed() -> Iterator[None]:
 # repetitions agree with each other, and are wrong. In turns, each round runs a few repetitions of every step, in random
 # order. The medians of the rounds give the uncertainty of a step's median, and two steps are compared round by round.
 
-
 #: Untimed steps before a turn, since the caches hold code and data of another step.
 _STEPS_BEFORE_A_TURN: Final = 2
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A step to measure in turns, and the marks to which it reports the ends of its phases."""
-
-    step: Callable[[], object]
-    marks: Marks | None = None
-
-
 def measure_in_turns(
-    turns: Sequence[Turn],
+    programs: Sequence[Program],
     *,
     device: str,
     rounds: int,
@@ -279,11 +269,11 @@ def measure_in_turns(
     warmup_steps: int = 5,
     ranges: Ranges = OFF,
 ) -> list[Measured]:
-    """Time steps that are ready to run in turns: for each its repetitions, round by round.
+    """Time the steps of programs in turns: for each its repetitions, round by round.
 
     Peaks of memory are None, since all steps are in memory at once.
     """
-    series = [_Series(turn.step, device, turn.marks or Marks(device), ranges) for turn in turns]
+    series = [_Series(program.step, device, program.marks or Marks(device), ranges) for program in programs]
     for one in series:
         for _ in range(warmup_steps):
             one.warm_up()
@@ -309,10 +299,8 @@ class Stamp:
     """A point in time: an event of the current stream on a GPU, else the host's clock."""
 
     def __init__(self, device: str) -> None:
-        self._event: Any = None
-        self._host_ns = 0
-        if is_cuda(device):
-            self._event = torch.cuda.Event(enable_timing=True)
+        self._event: Any = torch.cuda.Event(enable_timing=True) if is_cuda(device) else None
+        if self._event is not None:
             self._event.record()
         else:
             self._host_ns = time.perf_counter_ns()

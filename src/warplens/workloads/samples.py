@@ -26,22 +26,15 @@ _DRIFT_LEAST: Final = 10
 
 @dataclass(frozen=True)
 class Summary:
-    """Distribution of a sample; times in nanoseconds.
-
-    Attributes:
-        low, high: interval of the median; None with too few samples.
-        confidence: of the interval, at least; 0 to 1.
-        minimum … maximum: percentiles, interpolated linearly between neighbouring samples.
-        deviation: standard deviation of the sample (n − 1); None for a single one.
-        outliers: number of samples more than `FAR_OUT` interquartile ranges outside the quartiles; included in all
-            figures.
-    """
+    """Distribution of a sample; times in nanoseconds."""
 
     samples: int
     median: float
+    #: low, high: interval of the median; None with too few samples
     low: int | None
     high: int | None
-    confidence: float
+    confidence: float  #: of the interval, at least; 0 to 1
+    #: minimum … maximum: percentiles, interpolated linearly between neighbouring samples
     minimum: int
     p5: float
     p25: float
@@ -50,8 +43,8 @@ class Summary:
     p99: float
     maximum: int
     mean: float
-    deviation: float | None
-    outliers: int
+    deviation: float | None  #: standard deviation of the sample (n − 1); None for a single one
+    outliers: int  #: samples more than `FAR_OUT` interquartile ranges outside the quartiles; included in all figures
 
     @property
     def half_width_share(self) -> float | None:

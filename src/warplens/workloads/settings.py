@@ -91,7 +91,6 @@ VIT_SIZES: Final = {
     "deit-b16": ViTSize(patch=16, width=768, blocks=12, heads=12, classes=200),
 }
 
-
 #: Typed text → boolean: help shows yes and no, measurements and Python show True and False.
 _TRUTHS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 

@@ -57,7 +57,6 @@ class ReferenceAdamW(torch.optim.Optimizer):
 # untied head, no biases, no dropout. Attention is not fused on purpose: the three parts of it are what the assignment
 # asks about, and each has a range of its own.
 
-
 ROPE_THETA = 10_000.0
 NORM_EPSILON = 1e-5
 
@@ -285,7 +284,9 @@ class _Steps:
             with self.ranges("loss"):
                 loss = cross_entropy(logits, self.targets)
         self._end("forward_pass")
-        with self._arithmetic_of_backward(), self.ranges("backward_pass"):
+        # Autocast is for the forward pass alone; the TF32 setting must hold in both.
+        of_backward = "fp32" if self.cell.precision == "bf16" else self.cell.precision
+        with precision(of_backward, self.setting.device), self.ranges("backward_pass"):
             loss.backward()
             if self.optimizer is None:
                 self._forget_gradients()
@@ -296,11 +297,6 @@ class _Steps:
                 self._forget_gradients()
             self._end("optimizer_step")
         return loss.detach()
-
-    def _arithmetic_of_backward(self) -> Any:
-        # Autocast is for the forward pass alone; the TF32 setting must hold in both.
-        name = "fp32" if self.cell.precision == "bf16" else self.cell.precision
-        return precision(name, self.setting.device)
 
     def _forget_gradients(self) -> None:
         for parameter in self.parameters:

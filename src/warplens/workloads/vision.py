@@ -67,7 +67,6 @@ def torchprofile_macs(size: ViTSize, input_size: int, blocks: Sequence[BlockToke
 # only. `fused=True` makes what a deployment would really run: one kernel for attention and, in the blocks whose
 # reduction decides by the class token's weights, that one row beside it.
 
-
 NORM_EPSILON = 1e-6
 
 

@@ -34,7 +34,6 @@ REFERENCE_ADAMW_LAUNCHES_PER_TENSOR: Final = 16
 #: 2 writes of the fills, 4 bytes each.
 REFERENCE_ADAMW_BYTES_PER_PARAMETER: Final = (33 + 2) * 4
 
-
 #: Name of a size in the assignments → the models of that name, sizes from small to large. Where two editions differ
 #: (`xl`: d_model 1600 in 2025, 2560 in 2026), the more widespread model comes first.
 MODEL_SIZES: Final[Mapping[str, tuple[LMSize, ...]]] = {

@@ -41,7 +41,6 @@ PROVENANCE: Final[Mapping[str, str]] = {
     if isinstance(each, Value) and each.modelled
 }
 
-
 _QUESTIONS: Final = (FORWARD_TIME, TOP_KERNEL, OTHERS, TRAINING, SOFTMAX)
 
 
@@ -247,7 +246,6 @@ PROFILES: Final = table(
         Value.text("notes", "what the reader of the numbers must know, and what would answer more"),
     ),
 )
-
 
 _STATUS_COLUMNS: Final = (
     *CELL[:2],

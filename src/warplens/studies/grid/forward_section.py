@@ -68,7 +68,6 @@ FORWARD_TIMES: Final = table(
     ),
 )  # fmt: skip
 
-
 #: Two clocks agree if they differ by no more than this: runs of one program differ by as much from day to day.
 _AGREES = 0.05
 

@@ -109,7 +109,6 @@ LABELS: Final = table(
     ),
 )
 
-
 #: Kernels other than matrix products listed by name for a cell; the rest shares one row.
 _LISTED_KERNELS: Final = 5
 

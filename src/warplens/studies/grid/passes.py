@@ -104,7 +104,6 @@ def _leading_warmup(durations: Int64s) -> int:
 # it. A step is one repetition of the workload: a step range or, where the program has none, the phases from one forward
 # pass to the next optimizer.
 
-
 #: Category of matrix products.
 MATMUL: Final = "gemm"
 

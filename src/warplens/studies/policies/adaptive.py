@@ -263,7 +263,9 @@ class AdaptiveModule(nn.Module):
             self._shared[child] = shared_names(baseline, module, share)
             tie(baseline, module, self._shared[child])
             self.add_module(child, module)
-        self._check_names()
+        taken = {name.partition(".")[0] for name in baseline.state_dict()}
+        if clash := sorted(taken & set(self._shared)):
+            raise UsageError(f"the baseline has a part called {clash[0]!r}, which names a side here: rename it")
         self.register_load_state_dict_pre_hook(_rename_before_loading)
         # Loading with `assign=True` gives each side a tensor of its own.
         self.register_load_state_dict_post_hook(_tie_after_loading)
@@ -277,11 +279,6 @@ class AdaptiveModule(nn.Module):
         if set(variant) != set(names):
             raise UsageError(f"the policy's variants are {', '.join(names)}, not {', '.join(variant)}")
         return {name: variant[name] for name in names}
-
-    def _check_names(self) -> None:
-        taken = {name.partition(".")[0] for name in self.baseline.state_dict()}
-        if clash := sorted(taken & set(self._shared)):
-            raise UsageError(f"the baseline has a part called {clash[0]!r}, which names a side here: rename it")
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -368,9 +365,7 @@ class AdaptiveModule(nn.Module):
     def graphed(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype | None = None) -> GraphedModule:
         """Records the side chosen for each of these shapes as a CUDA graph; other shapes run as usual.
 
-        Args:
-            shapes: of inputs to record.
-            dtype: of the inputs; by default that of the module's weights.
+        By default, inputs have the type of the module's weights.
 
         Raises:
             UsageError: the module is in training mode or not on a GPU, or the policy knows no graphs.

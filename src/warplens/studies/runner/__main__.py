@@ -164,13 +164,9 @@ def serve() -> None:
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What became of a task.
+    """What became of a task, given as a `Measuring` in JSON with the `cells` to measure.
 
-    Args:
-        request: a `Measuring` as JSON, and the `cells` to measure.
-
-    Returns:
-        `records`, one a cell, and the `environment`; or, where nothing can be measured here, `usage`: why.
+    `records`, one a cell, and the `environment`; or, where nothing can be measured here, `usage`: why.
     """
     try:
         return _measured(request)

@@ -269,10 +269,6 @@ class Ledger:
     run can be continued; a truncated last line is dropped and its task repeated.
 
     A context manager that locks the file: a second run at the same time is refused.
-
-    Attributes:
-        results: by key of the task.
-        seconds: duration of each task.
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any], *, fresh: bool = False) -> None:
@@ -283,8 +279,8 @@ class Ledger:
             UnreadableInputError: it is not a ledger, or is damaged other than at its end.
         """
         self.path = path
-        self.results: dict[str, Result] = {}
-        self.seconds: dict[str, float] = {}
+        self.results: dict[str, Result] = {}  #: by key of the task
+        self.seconds: dict[str, float] = {}  #: duration of each task
         # Converted through JSON (tuples become lists) to compare with a plan read from a file.
         self._plan = json.loads(json_text(plan))
         self._file: IO[bytes] = path.open("a+b")

@@ -172,7 +172,6 @@ _TOKEN_REDUCTION: Final = Study(
     head=_token_reduction_head,
 )  # fmt: skip
 
-
 _LM_GRID: Final = Study(
     name="lm-grid",
     summary="The language model: five sizes × four context lengths, forward pass and training step.",
@@ -218,7 +217,6 @@ _ATTENTION: Final = Study(
     plan=_KERNEL,
     tasks=_attention_tasks,
 )  # fmt: skip
-
 
 #: Every study by its name.
 STUDIES: Final = {study.name: study for study in (_TOKEN_REDUCTION, _LM_GRID, _ATTENTION)}

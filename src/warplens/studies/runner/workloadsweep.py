@@ -86,11 +86,13 @@ class CellRunner:
         answer, died = self._ask(task.cells)
         records = list(answer["records"])
         if len(records) > 1 and (died or self.measuring.rounds is not None):
-            for position, record in enumerate(records):
-                if record["status"] in FAILURES:
+            for position, together in enumerate(records):
+                if together["status"] in FAILURES:
                     alone, _ = self._ask([task.cells[position]], alone=True)
                     answer = {**alone, **answer}
-                    records[position] = self._marked(alone["records"][0])
+                    records[position] = record = alone["records"][0]
+                    if record["status"] == "measured" and self.measuring.rounds is not None:
+                        record["doubts"] = [*record.get("doubts", ()), _ALONE]
         machine = _machine(answer)
         if machine and self.machine and machine != self.machine:
             raise UsageError(
@@ -116,11 +118,6 @@ class CellRunner:
         if not self.options.one_process or failures(answer):
             self.close()
         return answer, died
-
-    def _marked(self, record: dict[str, Any]) -> dict[str, Any]:
-        if record["status"] == "measured" and self.measuring.rounds is not None:
-            record["doubts"] = [*record.get("doubts", ()), _ALONE]
-        return record
 
     def close(self) -> None:
         """End the child."""

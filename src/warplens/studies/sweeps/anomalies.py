@@ -131,7 +131,6 @@ def _lagrange(x: Float64s, y: Float64s, index: int) -> Float64s:
 # procedure, Scandinavian Journal of Statistics 6, 1979): of a hundred cells without anomaly, five would otherwise seem
 # to have one.
 
-
 #: Smaller excesses never count: kernels that do not fill the GPU move cells by some per cent.
 _LEAST_SHARE: Final = 0.05
 

@@ -359,26 +359,19 @@ def _work_saved(baseline: Cell | None, variant: Cell | None) -> float | None:
     return None
 
 
-#: Verdict of a diagnosis → regime of the cell; for all other verdicts the regime is unknown.
-_REGIMES: Final[Mapping[str, Regime]] = {
-    "launch-overhead": "launch-bound",
-    "host-sync": "launch-bound",
-    "host-stall": "launch-bound",
-    "allocator-churn": "launch-bound",
-    "memory-bandwidth": "memory-bound",
-    "uncoalesced": "memory-bound",
-    "tensor-compute": "compute-bound",
-    "precision": "compute-bound",
-    "small-kernels": "gpu-bound",
-    "occupancy": "gpu-bound",
-    "bank-conflicts": "gpu-bound",
-    "divergence": "gpu-bound",
-    "unfused-optimizer": "gpu-bound",
-    "graph-opaque": "gpu-bound",
-    "saturated": "gpu-bound",
+#: Regime of a cell → the verdicts of a diagnosis that imply it; for all other verdicts the regime is unknown.
+_VERDICTS: Final[Mapping[Regime, tuple[str, ...]]] = {
+    "launch-bound": ("launch-overhead", "host-sync", "host-stall", "allocator-churn"),
+    "memory-bound": ("memory-bandwidth", "uncoalesced"),
+    "compute-bound": ("tensor-compute", "precision"),
+    "gpu-bound": (
+        *("small-kernels", "occupancy", "bank-conflicts", "divergence", "unfused-optimizer", "graph-opaque"),
+        "saturated",
+    ),
 }
 
 
 def regime_of(diagnosis: Diagnosis, source: str) -> tuple[Regime, str]:
     """The regime that the diagnosis of a profile's steady steps implies, and one sentence of justification."""
-    return _REGIMES.get(diagnosis.verdict, "unknown"), f"{source}: {diagnosis.verdict}, {diagnosis.headline}"
+    implied = (regime for regime, verdicts in _VERDICTS.items() if diagnosis.verdict in verdicts)
+    return next(implied, "unknown"), f"{source}: {diagnosis.verdict}, {diagnosis.headline}"

@@ -170,7 +170,6 @@ def framed(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], table: Table)
 # drawn together with block i of the other; where all points have the same number of blocks, with block i of every
 # point as well, because a disturbance of a round affects all of it.
 
-
 #: Fewer blocks do not determine the spread between them: the t quantile of three blocks is 4.3.
 LEAST_BLOCKS: Final = 4
 

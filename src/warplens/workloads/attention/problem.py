@@ -253,7 +253,6 @@ BACKENDS: Final = {
     "math": "MATH",
 }
 
-
 #: Messages of torch without an available kernel, on a GPU and on a CPU.
 _REFUSALS: Final = ("No available kernel", "No viable backend")
 
