@@ -91,13 +91,13 @@ class Attention(nn.Module):
                 raise UsageError("DynamicViT's training masks attention weights, which fused attention does not give")
             heads = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
             decides = reduction is not None and reduction.needs_weights
-            row = self._class_row(q, k, bias) if decides else None
+            # The class token's attention alone is all that a choice by its weights needs.
+            row = self._weights(q[:, :, :1], k, bias) if decides else None
             return self.proj(heads.transpose(1, 2).reshape(batch, tokens, width)), None, Attended(row, k, v)
-        scores = (q * self.scale) @ k.transpose(-2, -1)
         if state.policy is not None:
-            weights = masked_softmax(scores, state.policy)
+            weights = masked_softmax((q * self.scale) @ k.transpose(-2, -1), state.policy)
         else:
-            weights = (scores if bias is None else scores + bias).softmax(dim=-1)
+            weights = self._weights(q, k, bias)
         attended = Attended(weights, k, v)
         rows = None
         if reduction is not None and reduction.place == "queries":
@@ -107,9 +107,9 @@ class Attention(nn.Module):
         heads = (weights @ v).transpose(1, 2).reshape(batch, -1, width)
         return self.proj(heads), rows, attended
 
-    def _class_row(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-        """The class token's attention alone, [batch, heads, 1, tokens]: all that a choice by its weights needs."""
-        scores = (q[:, :, :1] * self.scale) @ k.transpose(-2, -1)
+    def _weights(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+        """The attention of some rows, [batch, heads, rows, tokens]."""
+        scores = (q * self.scale) @ k.transpose(-2, -1)
         return (scores if bias is None else scores + bias).softmax(dim=-1)
 
 

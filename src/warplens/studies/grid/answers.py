@@ -316,9 +316,7 @@ def _mode_of(phases: frozenset[str]) -> str | None:
     """The kind of step, from the phases that the profile's ranges name."""
     if "forward" not in phases:
         return None
-    if "optimizer" in phases:
-        return "train"
-    return "forward+backward" if "backward" in phases else "forward"
+    return "train" if "optimizer" in phases else "forward+backward" if "backward" in phases else "forward"
 
 
 #: Repetitions of one program run the same kernels, but for a few (a reduction split differently, an occasional print).

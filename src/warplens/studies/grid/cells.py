@@ -49,7 +49,7 @@ def canonical_model(text: str) -> str | None:
     """The key of a size in `MODEL_SIZES` (`2p7b`, `2_7B` → `2.7B`; `SMALL` → `small`); None for any other text."""
     lowered = text.strip().lower()
     if billions := _BILLIONS.match(lowered):
-        lowered = f"{billions[1]}.{billions[2]}b" if billions[2] else f"{billions[1]}b"
+        lowered = f"{'.'.join(filter(None, billions.groups()))}b"
     return next((name for name in MODEL_SIZES if name.lower() == lowered), None)
 
 
@@ -186,16 +186,15 @@ def assign_cells(
     Raises:
         UsageError: a stated name matches no profile.
     """
-    names = list(file_names)
-    stated = dict(given or {})
+    names, stated = list(file_names), dict(given or {})
     cells: dict[str, CellName] = {}
     unplaced: list[Unplaced] = []
     used: set[str] = set()
     for file_name in names:
         keys = (file_name, PurePath(file_name).name, plain_name(file_name))
-        key = next((key for key in keys if key in stated), None)
-        cell = recognise_cell(file_name) if key is None else stated[key]
-        used.update(() if key is None else (key,))
+        found = [key for key in keys if key in stated][:1]
+        used.update(found)
+        cell = stated[found[0]] if found else recognise_cell(file_name)
         if isinstance(cell, Unplaced):
             unplaced.append(cell)
         else:

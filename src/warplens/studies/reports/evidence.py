@@ -40,6 +40,7 @@ from warplens.studies.policies.choosing import Policy
 from warplens.studies.policies.regret import CellRegret, regrets_on
 from warplens.studies.sweeps.numbers import SweepNumbers, examine_sweep
 from warplens.studies.sweeps.reading import same, sweep_of
+from warplens.studies.sweeps.sweep import SIDES
 
 Standing = Literal["confirmed", "partly", "refuted", "unavailable", "not judged"]
 
@@ -347,18 +348,12 @@ def profiled_pair(
         step_ns: step times of each without a profiler, where known; predictions then start from these.
         counters: of the variant's kernels.
     """
-    sides = []
-    for name, trace in (("baseline", baseline), ("variant", variant)):
-        timeline = Timeline(trace)
-        side = Side(name, timeline, timeline.window())
-        sides.append(TraceFiles.of(name, (side,), (quality_notes(timeline, side.window),)))
-    numbers = compare_steps(*sides, margin=MARGIN, level=LEVEL, flops=flops)
-    predicted = [
-        predictions(side.files[0].timeline, side.files[0].window, known)
-        for side, known in zip(sides, step_ns, strict=True)
-    ]
-    judged = hypotheses(numbers.difference, counters, step_ns)
-    return ProfiledPair(settings, numbers, judged, (predicted[0], predicted[1]))
+    timelines = Timeline(baseline), Timeline(variant)
+    sides = [Side(name, timeline, timeline.window()) for name, timeline in zip(SIDES, timelines, strict=True)]
+    files = [TraceFiles.of(side.name, (side,), (quality_notes(side.timeline, side.window),)) for side in sides]
+    numbers = compare_steps(*files, margin=MARGIN, level=LEVEL, flops=flops)
+    before, after = (predictions(one.timeline, one.window, ns) for one, ns in zip(sides, step_ns, strict=True))
+    return ProfiledPair(settings, numbers, hypotheses(numbers.difference, counters, step_ns), (before, after))
 
 
 def study_sides(measurements: Measurements) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -444,13 +439,15 @@ def _pairs(
         if len(sides) < 2:
             continue
         cells = [{**dict(point), **side, "execution": "eager"} for side in (baseline, variant)]
-        flops = [measured(measurements, cell, "flops") for cell in cells]
+        flops, step_ns = (
+            tuple(measured(measurements, cell, name) for cell in cells) for name in ("flops", "latency_ns")
+        )
         yield profiled_pair(
             dict(point),
             sides["baseline"],
             sides["variant"],
             flops=(flops[0], flops[1]) if flops[0] and flops[1] else None,
-            step_ns=(measured(measurements, cells[0], "latency_ns"), measured(measurements, cells[1], "latency_ns")),
+            step_ns=(step_ns[0], step_ns[1]),
             counters=counted.get((point, "variant")),
         )
 
@@ -461,7 +458,7 @@ def _place(
     """The point and the side of a cell; None for a cell of neither side."""
     point = tuple((name, float(settings[name])) for name in ("input_size", "batch") if name in settings)
     of_side = {name: value for name, value in settings.items() if name in _SIDE_SETTINGS}
-    for side, wanted in (("baseline", baseline), ("variant", variant)):
+    for side, wanted in zip(SIDES, (baseline, variant), strict=True):
         if all(name in wanted and same(wanted[name], value) for name, value in of_side.items()):
             return point, side
     return point, None

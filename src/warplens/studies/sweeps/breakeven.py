@@ -97,9 +97,8 @@ class Sizes:
         above = int(np.searchsorted(self.amounts, amount))
         if above in (0, len(self.amounts)):
             near = min(above, len(self.amounts) - 1)
-            factor = amount / self.amounts[near]
-            before, after = self.pairs[near]
-            return _scaled(before, factor), _scaled(after, factor)
+            before, after = (_scaled(size, amount / self.amounts[near]) for size in self.pairs[near])
+            return before, after
         low, high = self.amounts[above - 1], self.amounts[above]
         share = float(np.log(amount / low) / np.log(high / low))
         one, two = self.pairs[above - 1], self.pairs[above]
@@ -437,10 +436,8 @@ def thresholds(
             places = [(fixed, float(at)) if axis == "items" else (float(at), fixed) for at in along]
             pairs = [cell for size, items in places for cell in sizes.pair(size, items, group)]
             gains = _first_gains(model, pairs, np.log(along), logs, draws)
-            others = {
-                **dict(zip(group_columns(groups), group, strict=True)),
-                "size" if axis == "items" else "items": fixed,
-            }
+            others = dict(zip(group_columns(groups), group, strict=True))
+            others["size" if axis == "items" else "items"] = fixed
             answers.append(_answer(axis, others, gains, (span[0], span[-1]), level))
     return tuple(answers)
 

@@ -313,15 +313,10 @@ def _meetings(
 
 
 def first_below(where: Float64s, values: Float64s, below: Bools) -> Float64s:
-    """For each draw the first position at which values fall below zero, interpolated linearly.
+    """For each draw the first of the rising positions at which values fall below zero, interpolated linearly.
 
-    Args:
-        where: the positions, rising.
-        values: draws × positions.
-        below: whether each value counts as below.
-
-    Returns:
-        Minus infinity where the first value is below, infinity where none is.
+    Values, and whether each counts as `below`, are draws × positions. Minus infinity where the first value is below,
+    infinity where none is.
     """
     first = below.argmax(axis=1)
     rows = np.arange(values.shape[0])

@@ -229,8 +229,8 @@ def sweep_of(measurements: Measurements, baseline: Settings | None = None, varia
         source=measurements.source,
         workload=measurements.workload,
         axes=axes,
-        baseline=_identity(before, distinguishing, [pair[0] for pair in values.values()], measurements.settings),
-        variant=_identity(after, distinguishing, [pair[1] for pair in values.values()], measurements.settings),
+        baseline=_identity(before, distinguishing, {name: pair[0] for name, pair in values.items()}),
+        variant=_identity(after, distinguishing, {name: pair[1] for name, pair in values.items()}),
         shared={name: values[name][0][0] for name in fixed if name not in distinguishing},
         points=points,
         environment=measurements.environment,
@@ -372,20 +372,16 @@ def _is_paired(point: Point) -> bool:
 
 def _order(key: Iterable[Any]) -> tuple[tuple[int, float, str], ...]:
     """Sort key: None first, then numbers by size, then texts."""
-    return tuple(
-        (0, 0.0, "")
-        if value is None
-        else (1, float(value), "")
-        if isinstance(value, int | float)
-        else (2, 0.0, str(value))
-        for value in key
-    )
+
+    def rank(value: Any) -> tuple[int, float, str]:
+        if value is None:
+            return 0, 0.0, ""
+        return (1, float(value), "") if isinstance(value, int | float) else (2, 0.0, str(value))
+
+    return tuple(map(rank, key))
 
 
-def _identity(
-    named: Settings, distinguishing: Sequence[str], values: Sequence[Sequence[Any]], names: Sequence[str]
-) -> dict[str, Any]:
+def _identity(named: Settings, distinguishing: Sequence[str], own: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """The settings named for a side, then its other settings of one value that differ from the other side's."""
-    own = dict(zip(names, values, strict=True))
     rest = {name: own[name][0] for name in distinguishing if name not in named and len(own[name]) == 1}
     return {**named, **rest}
