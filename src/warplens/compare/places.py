@@ -22,6 +22,7 @@ from warplens.analysis.window import NO_PHASE, PHASES, generic_name, is_step_nam
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import both_sides, table
 from warplens.profile.schema import Column, Int64s, name_categories
+from warplens.profile.trace import worst_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -245,7 +246,7 @@ _SAME_KERNELS_SHARE: Final = 0.05
 
 def comparability_notes(baseline: Side, variant: Side, wall: WallSplit, kernels: KernelChanges) -> tuple[Note, ...]:
     """Notes on the comparability of two sides, the most severe first."""
-    notes = [
+    notes = (
         *_without_work(baseline, variant),
         *_aborted(baseline, variant),
         *_environment(baseline, variant),
@@ -256,9 +257,8 @@ def comparability_notes(baseline: Side, variant: Side, wall: WallSplit, kernels:
         *_profiled(baseline, variant),
         *_devices(baseline, variant),
         *_between(baseline, variant, wall),
-    ]
-    order = [NoteLevel.BLOCKING, NoteLevel.WARNING, NoteLevel.INFO]
-    return tuple(sorted(notes, key=lambda note: order.index(note.level)))
+    )
+    return worst_first(notes)
 
 
 def _without_work(*sides: Side) -> Iterator[Note]:

@@ -10,7 +10,7 @@ import polars as pl
 from warplens.profile.columns import table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Block, Figure, Paragraph, Table
+from warplens.report.document import Block, Figure, Table, quiet
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.gputime import attention_row
 from warplens.studies.grid.grid import (
@@ -157,12 +157,11 @@ def _forward_blocks(grid: Grid) -> Iterator[Block]:
     yield cell_table(
         "forward-times", "Forward time of every profile: medians (measured)", times, FORWARD_TIMES, _FORWARD
     )
-    yield Paragraph(
+    yield quiet(
         "The time is that of a clock around the pass, as nearly as the profile tells: the host range where the "
         "host waits inside it for the GPU; else from the range's start on the host to the end of its last GPU "
         "work; else, without such a range or with the GPU still at earlier work, from the first start to the "
-        "last end on the GPU. GPU time sums the durations of all work launched inside the pass.",
-        quiet=True,
+        "last end on the GPU. GPU time sums the durations of all work launched inside the pass."
     )
     compared = times.filter(pl.col("python_ns").is_not_null())
     if compared.height:
@@ -315,18 +314,17 @@ def _attention_blocks(grid: Grid) -> Iterator[Block]:
     yield cell_table("attention-times", "GPU time per layer of a pass: medians (measured)", times, ATTENTION, _TIMES)
     caption = "Runtime ratio (measured) and FLOP ratio (modelled)"
     yield cell_table("attention-ratios", caption, times, ATTENTION, *_RATIOS)
-    yield Paragraph(
+    yield quiet(
         "FLOPs of one layer by formula, a multiplication and an addition counting one each: 2·B·H·S²·d for either "
         "product, 5·B·H·S² for the softmax (B sequences, H heads, S tokens, d width of a head). Their ratio, "
         "4·d / 5 for both products, needs neither batch nor context. Products are the matrix-product kernels "
-        "inside the ranges of scores and final product; with scaling and mask the scores take “Scores, all”.",
-        quiet=True,
+        "inside the ranges of scores and final product; with scaling and mask the scores take “Scores, all”."
     )
     if times["scores_flops_per_s"].drop_nulls().len():
         rates = times.with_columns((pl.col(column) / 1e12).alias(f"{column}_tera") for column in _PER_SECOND)
         yield cell_table("attention-rates", "Modelled work over measured time, per layer", rates, ATTENTION, *_RATES)
     else:
-        yield Paragraph("FLOPs per second need the batch size: give it with --batch N.", quiet=True)
+        yield quiet("FLOPs per second need the batch size: give it with --batch N.")
 
 
 _PER_SECOND: Final = ("scores_flops_per_s", "values_flops_per_s", "softmax_flops_per_s")

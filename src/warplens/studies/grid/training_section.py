@@ -10,7 +10,7 @@ import polars as pl
 from warplens.analysis.window import NO_PHASE, PHASES
 from warplens.profile.columns import table
 from warplens.report import text as fmt
-from warplens.report.document import Block, Figure, Paragraph, Table
+from warplens.report.document import Block, Figure, Table, quiet
 from warplens.studies.grid.answers import CellAnswers
 from warplens.studies.grid.grid import (
     CELL,
@@ -210,12 +210,11 @@ def _training_blocks(grid: Grid) -> Iterator[Block]:
     columns = f"steps wall_ns gpu_ns {phases} none_ns residual_ns idle_share python_step_ns"
     yield cell_table("training-split", "GPU time of a training step by phase (measured)", split, SPLIT, columns)
     unequal = split.filter(pl.col("residual_ns") != 0).height
-    yield Paragraph(
+    yield quiet(
         "Times are those of the GPU work that was launched inside each phase, means over the steps; "
         f"{between(split['inferred_share'], 'share')} of them were launched by threads without ranges of their own "
         "(autograd's) and belong to the phase that the waiting thread held open. The parts add up to the GPU time "
-        + ("of the step exactly." if not unequal else f"of the step but for the residual in {unequal} profiles."),
-        quiet=True,
+        + ("of the step exactly." if not unequal else f"of the step but for the residual in {unequal} profiles.")
     )
     yield _split_figure(split)
     caption = "The same phases from first start to last end on the GPU (measured)"

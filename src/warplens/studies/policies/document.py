@@ -105,7 +105,7 @@ def _range(name: str, values: Sequence[Any], numeric: bool) -> str:
 
 def regret_sentence(regret: Regret, axes: Sequence[str]) -> str:
     """The cost of choices in a sentence."""
-    cells = f"{fmt.count(regret.cells)} choice{'s' if regret.cells != 1 else ''}"
+    cells = fmt.plural(regret.cells, "choice")
     if regret.worst is None or regret.mean is None:
         return f"none of {cells} could run"
     text = f"the best side or its equal in all of {cells}"

@@ -12,7 +12,7 @@ from warplens.profile.columns import column
 from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Block, Document, Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Document, Figure, Paragraph, Section, Table, quiet
 from warplens.report.measured import doubts_of, measured_document, measured_facts
 from warplens.studies.grid.cells import model_rank, model_size
 from warplens.studies.reports.growth import growth, growth_section, measured_times
@@ -56,7 +56,7 @@ def lm_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
             layers, limit=None,
         )  # fmt: skip
         words = "Where the host issues launches more slowly than the GPU works, a layer takes as long at every width."
-        blocks: tuple[Block, ...] = (table, *(Paragraph(text) for text in sentences), Paragraph(words, quiet=True))
+        blocks: tuple[Block, ...] = (table, *(Paragraph(text) for text in sentences), quiet(words))
         sections.append(Section("layers", "Who decides the pace", blocks))
     growth_part = growth_section(measured_times(measurements.cells), ["context"], _STEPS)
     return " ".join([_answer(steps), *sentences[:1]]).strip(), (*sections, *filter(None, [growth_part]))
@@ -205,7 +205,7 @@ def attention_sections(measurements: Measurements) -> tuple[str, tuple[Section, 
         "TFLOP/s by the convention 4·B·H·S²·D, half of that with a causal mask, 2.5 times that for the gradients; a "
         "kernel that failed its check against float64 is not timed."
     )
-    conventions = Section("reading", "How to read this", (Paragraph(words, quiet=True),))
+    conventions = Section("reading", "How to read this", (quiet(words),))
     growth_part = growth_section(_lengths(measurements), ["seq_len"], _KERNELS, _tokens_sentence(rates))
     return " ".join(_answers(rates, against)), (*sections, *filter(None, [growth_part]), conventions)
 
@@ -358,7 +358,7 @@ def study_document(measurements: Measurements) -> Document:
     last: list[Section] = []
     if doubts:
         texts = ("No repetition was left out for these.", *doubts)
-        last.append(Section("doubts", "Doubts", tuple(Paragraph(text, quiet=True) for text in texts)))
+        last.append(Section("doubts", "Doubts", tuple(quiet(text) for text in texts)))
     return Document(
         title=study.title,
         lead=answer or "Nothing was measured.",

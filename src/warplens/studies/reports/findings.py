@@ -14,7 +14,7 @@ from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.steps import part_table
 from warplens.report.comparison.words import cause_sentence, step_answer, work_sentence
-from warplens.report.document import Block, Document, Notes, Paragraph, Section, Table
+from warplens.report.document import Block, Document, Notes, Paragraph, Section, Table, quiet
 from warplens.report.verdict import evidence_text
 from warplens.studies.policies.regret import summary
 from warplens.studies.reports.evidence import COMMAND, Evidence, ProfiledPair
@@ -85,7 +85,7 @@ def hypotheses_section(pairs: tuple[ProfiledPair, ...]) -> Section:
     missing = any(item.standing == "not judged" for pair in pairs for item in pair.hypotheses)
     if missing:
         method_note += f" Where they are not judged, this records what would judge them: {COMMAND}"
-    return Section("hypotheses", "Hypotheses", (*blocks, table, Paragraph(method_note, quiet=True)))
+    return Section("hypotheses", "Hypotheses", (*blocks, table, quiet(method_note)))
 
 
 def standings(pair: ProfiledPair) -> str:
@@ -173,7 +173,7 @@ def _pair(evidence: Evidence, pair: ProfiledPair, index: int) -> Section:
     blocks: tuple[Block, ...] = (
         *map(Paragraph, texts),
         replace(part_table(numbers.difference.wall, _MOST_PARTS), id=f"parts-{index}"),
-        Paragraph(f"From {sources}; times are those under a profiler.", quiet=True),
+        quiet(f"From {sources}; times are those under a profiler."),
     )
     return Section(f"pair-{index}", fmt.capitalised(pair.title), blocks)
 
@@ -198,8 +198,8 @@ def _cause(evidence: Evidence) -> Section:
     inner = []
     for name, numbers in evidence.sweeps.items():
         blocks: list[Block] = [Paragraph(f"Measured: {line}.") for line in _crossings(numbers)]
-        blocks += [Paragraph(f"Model: {line}.", quiet=True) for line in breakeven_lines(numbers)]
-        blocks += [Paragraph(text, quiet=True) for text in _disagreements(numbers)]
+        blocks += [quiet(f"Model: {line}.") for line in breakeven_lines(numbers)]
+        blocks += [quiet(text) for text in _disagreements(numbers)]
         inner.append(Section(f"pays-{name}", fmt.capitalised(name), tuple(blocks)))
     return Section("cause", "From where on it pays", (), tuple(inner))
 
@@ -269,7 +269,7 @@ def _limits(evidence: Evidence) -> Section:
         "One GPU, one model with random weights, one machine: accuracy was not looked at, and other hosts and GPUs "
         "move every crossover."
     )
-    return Section("limits", "Limits", (*blocks, Paragraph(last, quiet=True)))
+    return Section("limits", "Limits", (*blocks, quiet(last)))
 
 
 FILES: Final = table(
@@ -315,5 +315,4 @@ def _without_repetition(
 
 
 def _as_sentence(note: Note) -> Note:
-    text = f"{fmt.capitalised(note.text).removesuffix('.')}."
-    return replace(note, text=text, remedy=note.remedy and fmt.capitalised(note.remedy))
+    return replace(note, text=fmt.sentence(note.text), remedy=note.remedy and fmt.capitalised(note.remedy))

@@ -26,7 +26,7 @@ from warplens.compare.shift import t_quantile
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s
 from warplens.report import text as fmt
-from warplens.report.document import Block, Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Paragraph, Section, Table, quiet
 from warplens.studies.sweeps.words import columns_of
 
 #: Allowed distance of a time from the line, beyond its own uncertainty: partly filled tiles and waves move single sizes
@@ -182,7 +182,7 @@ def growth_section(cells: pl.DataFrame, axes: Sequence[str], keys: Sequence[str]
         blocks += _figures(cells, rows.filter(pl.col("axis") == axis), axis, fixed)
     columns = columns_of(GROWTH, rows, distinguishing, *(name for name in GROWTH.names if name != "factor_ns"))
     blocks.append(Table("exponents", "Exponents", columns, rows.select(each.name for each in columns), limit=None))
-    return Section("growth", "How time grows", (*blocks, Paragraph(_HOW, quiet=True)))
+    return Section("growth", "How time grows", (*blocks, quiet(_HOW)))
 
 
 def told_apart(cells: pl.DataFrame, keys: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from warplens.compare.decisions import compare
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Paragraph, Section, Table
+from warplens.report.document import Paragraph, Section, Table, quiet
 from warplens.studies.reports.evidence import Evidence, measured
 from warplens.studies.reports.token_reduction import BEST_MODES, best_modes, timed_cells
 from warplens.studies.sweeps.reading import wall_samples
@@ -101,13 +101,13 @@ def remedies_section(evidence: Evidence, rows: pl.DataFrame) -> Section:
         "input_size batch method keep locations execution attention launches latency_ns",
         "published_factor baseline_factor verdict",
     ).columns
-    quiet = (
+    caution = (
         f"{_other_run(evidence, rows)}Launches are those of one step, counted before the measurement. The fastest of "
         "several is chosen by the same repetitions that are shown, which favours both sides alike."
     )
     words = (Paragraph(text) for text in best_words(rows))
     table = Table("remedies-table", caption, columns, shown, limit=None)
-    return Section("remedies", "Remedies tried", (*words, table, Paragraph(quiet, quiet=True)))
+    return Section("remedies", "Remedies tried", (*words, table, quiet(caution)))
 
 
 def _other_run(evidence: Evidence, rows: pl.DataFrame) -> str:
@@ -175,19 +175,12 @@ def best_ways_words(rows: pl.DataFrame) -> str:
 
 def best_ways_section(rows: pl.DataFrame) -> Section:
     """The section with the sentence and the table of `best_ways`."""
-    columns = columns_of(
-        BEST_MODES,
-        rows,
-        _POINT,
-        "baseline_mode baseline_ns",
-        BEST_MODES.column("method").but(title="Variant"),
-        BEST_MODES.column("variant_mode").but(title="As"),
-        BEST_MODES.column("variant_ns").but(title="Time"),
-        "speedup low high verdict",
-    )
+    shown = "baseline_mode baseline_ns method variant_mode variant_ns speedup low high verdict"
+    titles = {"method": "Variant", "variant_mode": "As", "variant_ns": "Time"}
+    columns = columns_of(BEST_MODES, rows, _POINT, shown, **titles)
     table = Table("best-ways", "The fastest way to run each side", columns, rows, limit=None)
-    quiet = Paragraph("The fastest of several is chosen by the repetitions that are shown.", quiet=True)
-    return Section("best", "Each in its best way", (Paragraph(best_ways_words(rows)), table, quiet))
+    caution = quiet("The fastest of several is chosen by the repetitions that are shown.")
+    return Section("best", "Each in its best way", (Paragraph(best_ways_words(rows)), table, caution))
 
 
 def predicted_times(evidence: Evidence) -> pl.DataFrame:

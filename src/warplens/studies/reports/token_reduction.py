@@ -13,7 +13,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.measurements import Measurements
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.document import Block, Figure, Paragraph, Section, Table
+from warplens.report.document import Block, Figure, Paragraph, Section, Table, quiet
 from warplens.studies.reports.evidence import study_sides
 from warplens.studies.reports.growth import MOST_LINES, growth, growth_section, measured_times, told_apart
 from warplens.studies.sweeps.numbers import speedup_of
@@ -61,7 +61,7 @@ def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]
         modes = _varied_modes(measurements, pairs)
         columns = _columns(pairs, [*axes, *modes], "keep baseline_ns variant_ns", saved)
         table = Table("speedups", "Variant against the baseline of the same execution", columns, pairs, limit=None)
-        blocks: tuple[Block, ...] = (*_curves(pairs, axes, modes), table, Paragraph(words, quiet=True))
+        blocks: tuple[Block, ...] = (*_curves(pairs, axes, modes), table, quiet(words))
         sections.append(Section("paradox", "Every keep against the baseline", blocks))
         least = pairs.filter(pl.col("keep") == pairs.get_column("keep").min())
         keep = fmt.number(least.get_column("keep")[0])
@@ -73,7 +73,7 @@ def token_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]
         )
         columns = _columns(best, axes, "keep baseline_mode baseline_ns variant_mode variant_ns")
         table = Table("best-of-each", "Fastest baseline against fastest variant", columns, best, limit=None)
-        sections.append(Section("best-modes", "Each in its best mode", (table, Paragraph(words, quiet=True))))
+        sections.append(Section("best-modes", "Each in its best mode", (table, quiet(words))))
         least = best.filter(pl.col("keep") == best.get_column("keep").min())
         sentences.append(f"Each in its best mode, it is {_verdicts(least)}.")
     if (growth_part := token_growth(measurements)) is not None and pairs.height:

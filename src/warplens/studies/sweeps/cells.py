@@ -16,7 +16,7 @@ from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
 from warplens.report.comparison.words import VERDICT_TITLES, change_text, interval_text, signed_share, verdict_text
-from warplens.report.document import Document, KeyFigure, KeyFigures, Paragraph, Section, Table, limits
+from warplens.report.document import Document, KeyFigure, KeyFigures, Section, Table, limits, quiet
 from warplens.studies.sweeps.sweep import SIDES, ComparedPoint, Sweep, compared_points, only_of
 
 CELL_PAIRS: Final = table(
@@ -257,7 +257,7 @@ def cell_document(numbers: CellNumbers) -> Document:
         KeyFigure(fmt.capitalised(title), counts.get(name, 0), "count", "Cells.")
         for name, title in (*VERDICT_TITLES.items(), ("not compared", "not compared"))
     )
-    method_note = Paragraph(
+    method_note = quiet(
         "A cell's step times fall into rounds, and only rounds are independent of each other: each has one vote. "
         + (
             "The sides were measured in turns, so that round is held against round. "
@@ -266,8 +266,7 @@ def cell_document(numbers: CellNumbers) -> Document:
         )
         + f"Intervals are made so narrow that all of them together miss the truth in at most "
         f"{fmt.share(numbers.level)} of such comparisons; within {fmt.share(numbers.margin)} two times count as the "
-        "same.",
-        quiet=True,
+        "same."
     )
     return Document(
         title=f"Comparison: {sweep.source}",

@@ -20,7 +20,10 @@ from warplens.report.document import (
     Section,
     Table,
     limits,
+    pick,
+    quiet,
     with_texts,
+    yes_or_no,
 )
 from warplens.studies.sweeps.anomalies import ANOMALIES
 from warplens.studies.sweeps.breakeven import PARAMETERS, THRESHOLDS, BreakEven, group_columns
@@ -103,14 +106,12 @@ def breakeven_section(numbers: SweepNumbers) -> Section:
             Column(column, title=name.replace("_", " ").capitalize())
             for column, name in zip(group_columns(model.groups), model.groups, strict=True)
         )
-        columns = THRESHOLDS.only(
-            *groups, "along", THRESHOLDS.column("size").but(title=f"Size in {model.size_unit}"), "items answer",
-            THRESHOLDS.column("total").but(title=_TOTALS[model.size_unit]), "total_low total_high extrapolated",
-        ).columns  # fmt: skip
+        shown, total = "along size items answer total total_low total_high extrapolated", _TOTALS[model.size_unit]
+        columns = pick(THRESHOLDS, *groups, shown, size=f"Size in {model.size_unit}", total=total)
         blocks.append(Table("thresholds", "From where on the variant pays, modelled", columns, rows, limit=30))
     if model is not None:
         rows = model.parameters.with_columns(pl.col("of").cast(pl.String))
-        columns = PARAMETERS.only("name of value low high unit identified").columns
+        columns = pick(PARAMETERS, "name of value low high unit identified")
         blocks.append(Table("parameters", "The model's parameters", columns, rows, limit=30))
     return Section("breakeven", "Break-even model", tuple(blocks))
 
@@ -283,14 +284,14 @@ def _crossovers(numbers: SweepNumbers) -> Section:
     sentences = [crossing_text(line) for lines in numbers.crossovers.values() for line in lines]
     blocks: list[Block] = [Paragraph(f"{fmt.capitalised(text)}.") for text in sentences[:_MOST_SENTENCES]]
     blocks += [
-        Paragraph(f"Along {axis.replace('_', ' ')} there is no answer: {why}.", quiet=True)
+        quiet(f"Along {axis.replace('_', ' ')} there is no answer: {why}.")
         for axis, why in numbers.no_crossovers.items()
     ]
     if sentences:
         frames = [crossing_frame(lines) for lines in numbers.crossovers.values() if lines]
         rows = pl.concat(frames, how="diagonal_relaxed").with_columns(pl.col("answer", "pays").cast(pl.String))
         axes = axis_columns(rows, numbers.sweep.axes)
-        columns = CROSSINGS.only("axis", *axes, "answer pays at low high range_low range_high reason").columns
+        columns = pick(CROSSINGS, "axis", *axes, "answer pays at low high range_low range_high reason")
         blocks.append(Table("crossovers", "Where the variant starts to pay", columns, rows, limit=30))
     return Section("crossovers", "Where the variant starts to pay", tuple(blocks or [Paragraph("No axis varies.")]))
 
@@ -306,20 +307,19 @@ def _anomalies(numbers: SweepNumbers) -> Section:
             f"sweeps without any, at most {fmt.share(results.level)} show one. A slow-down would have been found from "
             f"{fmt.value(finest, 'share')} on in the best cell and {fmt.value(coarsest, 'share')} in the worst."  # type: ignore[arg-type]
         )
-        blocks.append(Paragraph(method_note, quiet=True))
-    blocks += [Paragraph(f"{fmt.capitalised(text)}.", quiet=True) for text in results.untested]
+        blocks.append(quiet(method_note))
+    blocks += [quiet(f"{fmt.capitalised(text)}.") for text in results.untested]
     return Section("anomalies", "Anomalies", tuple(blocks))
 
 
 def _grid_section(numbers: SweepNumbers) -> Section:
     """The section on confounded axes and on settings that were not varied."""
-    alone = pl.when("alone").then(pl.lit("yes")).otherwise(pl.lit("no")).alias("alone")
-    rows = numbers.confounding.axes.with_columns(alone)
+    rows = numbers.confounding.axes.with_columns(yes_or_no("alone"))
     caption = "What a claim about one axis rests on"
     blocks: list[Block] = [Table("axes", caption, AXES.columns, rows, empty="No axis varies.")]
     if names := [name.replace("_", " ") for name in numbers.confounding.unvaried]:
         text = f"Nothing is known about other values of what was not varied: {fmt.printable(', '.join(names))}."
-        blocks.append(Paragraph(text, quiet=True))
+        blocks.append(quiet(text))
     return Section("grid", "What the grid can tell", tuple(blocks))
 
 

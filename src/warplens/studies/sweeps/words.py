@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens.profile.schema import Column, Table
 from warplens.report import text as fmt
+from warplens.report.document import pick
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -32,9 +33,11 @@ def axis_columns(rows: pl.DataFrame, axes: Iterable[str]) -> tuple[Column, ...]:
     )
 
 
-def columns_of(table: Table, rows: pl.DataFrame, axes: Iterable[str], *parts: str | Column) -> tuple[Column, ...]:
-    """The axes that the rows have, then the named columns of a table (`Table.only`)."""
-    return (*axis_columns(rows, axes), *table.only(*parts).columns)
+def columns_of(
+    table: Table, rows: pl.DataFrame, axes: Iterable[str], *parts: str | Column, **titles: str
+) -> tuple[Column, ...]:
+    """The axes that the rows have, then columns of a table (`warplens.report.document.pick`)."""
+    return (*axis_columns(rows, axes), *pick(table, *parts, **titles))
 
 
 def verdict_counts(verdicts: Iterable[str | None], same: str = "same") -> str:
