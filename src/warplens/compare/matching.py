@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.analysis.categories import OTHER, categories_of
-from warplens.analysis.frames import sum_by
+from warplens.analysis.frames import numbered, sum_by
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.compare.host import Side
 from warplens.compare.places import RangePaths, range_paths
@@ -117,8 +117,11 @@ def slots_of(side: Side, *, respelled: bool = False) -> Slots:
     launched, step = launched[order], step[order]
     kernels = side.timeline.trace.kernels.select("full_name", "name", *LAUNCH_SIZE)[launched["row"].to_numpy()]
     kernels = kernels.with_columns(pl.Series("path", places.of_work(launched)))
-    kind, first = _numbered(kernels, ["full_name", "path", *LAUNCH_SIZE])
-    occurrence = rank_within(step * max(len(first), 1) + kind)
+    kinds, kind = numbered(kernels, kernels.columns)
+    # By the codes of their names, so that equal changes keep their order.
+    by_name = kinds.select(pl.arg_sort_by(pl.col("full_name").to_physical(), "path", *LAUNCH_SIZE)).to_series()
+    kinds, kind = kinds[by_name], by_name.arg_sort().to_numpy().astype(np.int64)[kind]
+    occurrence = rank_within(step * max(kinds.height, 1) + kind)
     most_occurrences = int(occurrence.max(initial=0)) + 1
     slot, slot_keys = distinct(kind * most_occurrences + occurrence)
     launches = np.bincount(slot, minlength=len(slot_keys))
@@ -130,7 +133,7 @@ def slots_of(side: Side, *, respelled: bool = False) -> Slots:
     new_index = np.empty(len(slot_keys), dtype=np.int64)
     new_index[by_position] = np.arange(len(slot_keys))
     return Slots(
-        _described(kernels[first], categories_of(kernels["full_name"][first]), respelled),
+        _described(kinds, respelled),
         places,
         (slot_keys // most_occurrences)[by_position],
         position[by_position],
@@ -145,27 +148,10 @@ def slots_of(side: Side, *, respelled: bool = False) -> Slots:
     )
 
 
-def _described(kinds: pl.DataFrame, categories: pl.Series, respelled: bool) -> pl.DataFrame:
+def _described(kinds: pl.DataFrame, respelled: bool) -> pl.DataFrame:
     names = kinds["full_name"].cast(pl.String)
     identity = pl.Series([spelled_for_all_tools(name) for name in names], dtype=pl.String) if respelled else names
-    kinds = kinds.with_columns(identity.alias("identity"), categories.alias("category"))
-    return KINDS.conform(kinds)
-
-
-def _numbered(frame: pl.DataFrame, columns: list[str]) -> tuple[Int64s, Int64s]:
-    """For each row the index of its distinct combination of values, and for each combination its first row."""
-    code, combinations = np.zeros(frame.height, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    for name in columns:
-        values = frame[name]
-        numbers = (values.to_physical() if values.dtype == pl.Enum else values.fill_null(-1)).cast(pl.Int64).to_numpy()
-        if len(numbers) and (numbers == numbers[0]).all():
-            continue
-        index, of_column = distinct(numbers - int(numbers.min(initial=0)))
-        # Renumbered from 0 after each column, so that the product never overflows.
-        code, combinations = distinct(code * len(of_column) + index)
-    first = np.full(len(combinations), frame.height, dtype=np.int64)
-    np.minimum.at(first, code, np.arange(frame.height))
-    return code, first[: len(combinations) if frame.height else 0]
+    return KINDS.conform(kinds.with_columns(identity=identity, category=categories_of(kinds["full_name"])))
 
 
 def distinct(values: Int64s) -> tuple[Int64s, Int64s]:
