@@ -294,7 +294,6 @@ class Shift:
     freedom: float  #: degrees of freedom of the error; 0 if it is infinite
     critical: float  #: half width of the interval in standard errors
     level: float  #: probability that the interval misses the true value
-    drift: float  #: largest shift that a drift may have caused, in either direction, as the order of sides is unknown
     #: sum of the variances of one unit of each side: with n units per side, the squared error is this / n
     variance: float
     count: int  #: units of the smaller side; if one side is a single run, blocks of the other
@@ -302,7 +301,13 @@ class Shift:
     paired: bool  #: whether the sides were compared turn by turn
     resampled: bool  #: whether the bootstrap was used for `critical`
     dependence: float  #: see `dependence`; 1 for independent units
-    trends: tuple[Trend | None, Trend | None, Trend | None]  #: of the baseline, the variant and both; None in turns
+    #: of the baseline, the variant and both; None in turns
+    trends: tuple[Trend | None, Trend | None, Trend | None] = (None, None, None)
+
+    @property
+    def drift(self) -> float:
+        """The largest shift that a drift may have caused, in either direction, as the order of sides is unknown."""
+        return max((abs(found.shift) for found in self.trends if found and found.matters), default=0.0)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -342,21 +347,19 @@ def shift_between(baseline: Samples, variant: Samples, *, level: float, seed: in
         second = _as_variable_as(second, first)
     error, freedom = _welch(first, second)
     critical, resampled = _critical((before, after), trimmed, freedom, level, seed)
-    trends = trend(before), trend(after), trend(before, after)
     return Shift(
         estimate=second.centre - first.centre,
         error=error,
         freedom=freedom,
         critical=critical,
         level=level,
-        drift=max((abs(found.shift) for found in trends if found and found.matters), default=0.0),
         variance=first.spread + second.spread,
         count=max(first.count, second.count) if any(single) and not all(single) else min(first.count, second.count),
         fewest=min(first.count, second.count),
         paired=False,
         resampled=resampled,
         dependence=factor,
-        trends=trends,
+        trends=(trend(before), trend(after), trend(before, after)),
     )
 
 
@@ -371,14 +374,12 @@ def _paired(differences: Float64s, level: float, seed: int) -> Shift:
         freedom=centre.freedom,
         critical=critical,
         level=level,
-        drift=0.0,
         variance=centre.spread,
         count=centre.count,
         fewest=centre.count,
         paired=True,
         resampled=resampled,
         dependence=factor,
-        trends=(None, None, None),
     )
 
 

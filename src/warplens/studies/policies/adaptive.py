@@ -339,10 +339,9 @@ class AdaptiveModule(nn.Module):
         return torch.device("cpu")
 
     def _policy_on(self, device: torch.device) -> Policy:
-        policy = self._policies.get(device)
-        if policy is None:
-            policy = self._policies[device] = self._applied_on(_device_name(device))
-        return policy
+        if device not in self._policies:
+            self._policies[device] = self._applied_on(_device_name(device))
+        return self._policies[device]
 
     def _applied_on(self, device: str) -> Policy:
         """The policy as applied on a device; warns once if it was fitted on another one."""

@@ -221,21 +221,26 @@ class Policy:
         return self.here is not None and self.here != self.environment.get("device", self.here)
 
     def choose(self, **settings: Any) -> Choice:
-        """The side to run with these settings.
+        """The side to run with these settings, a value for each axis.
 
-        Args:
-            settings: a value for each axis; may include settings that all measurements share, in which case another
-                value counts as outside of the range.
+        For a setting that all measurements share, another value counts as outside of the range.
 
         Raises:
             UsageError: an axis has no value, or a setting is unknown.
         """
-        at = self._place(settings)
+        at, fallback = self._place(settings), self.sides[self.fallback].name
         if self.elsewhere:
-            return Choice(self.sides[self.fallback].name, "other-machine")
-        if any(self.shared[name] != value for name, value in settings.items() if name in self.shared):
-            return Choice(self.sides[self.fallback].name, "outside")
-        return self._chosen(at)
+            return Choice(fallback, "other-machine")
+        same = all(self.shared[name] == value for name, value in settings.items() if name in self.shared)
+        if not same or not all(axis.spans(value) for axis, value in zip(self.axes, at, strict=True)):
+            return Choice(fallback, "outside")
+        if (point := self._by_place.get(at)) is not None:
+            return Choice(self.sides[point.side].name, "measured", self._named(point.times_ns))
+        times = estimated(self._grid, at, self.rule)
+        if times is None:
+            return Choice(fallback, "outside")
+        side = agreed(self._grid.corners(at) or (), self._by_place, times, self.margin)
+        return Choice(self.sides[side].name, "interpolated", self._named(times))
 
     def _place(self, settings: Mapping[str, Any]) -> Place:
         names = [axis.name for axis in self.axes]
@@ -247,17 +252,6 @@ class Policy:
             if axis.numeric and not is_number(settings[axis.name]):
                 raise UsageError(f"{axis.name} is a number, not {settings[axis.name]!r}")
         return tuple(settings[name] for name in names)
-
-    def _chosen(self, at: Place) -> Choice:
-        if not all(axis.spans(value) for axis, value in zip(self.axes, at, strict=True)):
-            return Choice(self.sides[self.fallback].name, "outside")
-        if (point := self._by_place.get(at)) is not None:
-            return Choice(self.sides[point.side].name, "measured", self._named(point.times_ns))
-        times = estimated(self._grid, at, self.rule)
-        if times is None:
-            return Choice(self.sides[self.fallback].name, "outside")
-        side = agreed(self._grid.corners(at) or (), self._by_place, times, self.margin)
-        return Choice(self.sides[side].name, "interpolated", self._named(times))
 
     def _named(self, times: Times) -> dict[str, float]:
         return {side.name: time for side, time in zip(self.sides, times, strict=True) if time is not None}
