@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -148,9 +148,8 @@ def _check_gpu(driver: Driver | None, system: System) -> Check:
         problem = driver.problem or ""
         fix = "reload the driver or reboot; after a driver update the running kernel module may be another version"
         if "No devices" in problem:
-            fix = (
-                "no GPU is visible to the driver: check that it is there (lspci) and given to this machine or container"
-            )
+            invisible = "no GPU is visible to the driver"
+            fix = f"{invisible}: check that it is there (lspci) and given to this machine or container"
         return Check("gpu", "problem", f"the NVIDIA driver has no GPU to offer: {problem}", fix)
     described = ", ".join(_described(driver))
     old = [gpu for gpu in driver.gpus if _numbers(gpu.compute_capability or "99") < _LEAST_CAPABILITY]
@@ -219,26 +218,22 @@ def _check_torch(torch: dict[str, Any] | str | None, driver: Driver | None) -> C
     return Check("torch", "warning", f"{found}, but torch.cuda.is_available() is false", fix)
 
 
-def _check_visible(torch: dict[str, Any] | str | None, driver: Driver | None) -> list[Check]:
+def _check_visible(torch: dict[str, Any] | str | None, driver: Driver | None) -> Iterator[Check]:
     """Checks that PyTorch sees all GPUs, numbers them as nvidia-smi does, and has kernels for them."""
     if not isinstance(torch, dict) or not torch["available"] or driver is None or not driver.gpus:
-        return []
-    checks = []
+        return
     seen, installed = torch["names"], [gpu.name for gpu in driver.gpus]
     if len(seen) < len(installed):
         found = f"PyTorch sees {len(seen)} of {len(installed)} GPUs"
-        checks.append(Check("visible", "warning", found, "unset CUDA_VISIBLE_DEVICES if the others are wanted, too"))
+        yield Check("visible", "warning", found, "unset CUDA_VISIBLE_DEVICES if the others are wanted, too")
     elif len(set(installed)) > 1 and seen[0] != installed[0]:
         found = f"cuda:0 is {seen[0]} for PyTorch, but {installed[0]} for nvidia-smi"
-        checks.append(
-            Check("visible", "warning", found, "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the same numbers in both")
-        )
+        yield Check("visible", "warning", found, "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the same numbers in both")
     capability = _numbers(driver.gpus[0].compute_capability or "")
     built = [_numbers(f"{code[:-1]}.{code[-1]}") for arch in torch["arch"] if (code := re.sub(r"\D", "", arch))]
     if capability and built and len(seen) == len(installed) and capability[0] > max(built)[0]:
         found = f"this PyTorch has no kernels for compute capability {driver.gpus[0].compute_capability}"
-        checks.append(Check("architecture", "problem", found, "install a newer torch, built for this GPU"))
-    return checks
+        yield Check("architecture", "problem", found, "install a newer torch, built for this GPU")
 
 
 def _check_tool(
@@ -310,33 +305,30 @@ def _is_contained(system: System) -> bool:
     return bool(re.search(r"docker|kubepods|containerd|libpod", system.read("/proc/1/cgroup") or ""))
 
 
-def _check_surroundings(system: System) -> list[Check]:
-    checks = []
+def _check_surroundings(system: System) -> Iterator[Check]:
     if _is_wsl(system):
         fix = "compare with a native Linux machine if a profile has API calls and ranges but no kernels"
         found = "this is WSL2: older drivers record API calls and ranges there, but no kernels"
-        checks.append(Check("wsl", "warning", found, fix))
+        yield Check("wsl", "warning", found, fix)
     if _is_contained(system):
-        checks.append(Check("container", "ok", "this is a container; ncu may need it started with --cap-add=SYS_ADMIN"))
+        yield Check("container", "ok", "this is a container; ncu may need it started with --cap-add=SYS_ADMIN")
     paranoia = (system.read("/proc/sys/kernel/perf_event_paranoid") or "").strip()
     if not re.fullmatch(r"-?\d+", paranoia):
-        checks.append(Check("perf", "unknown", "the kernel does not tell who may sample the CPU"))
+        yield Check("perf", "unknown", "the kernel does not tell who may sample the CPU")
     elif int(paranoia) > _HIGHEST_PARANOIA:
         fix = f"nothing, unless you want CPU samples: sudo sysctl kernel.perf_event_paranoid={_HIGHEST_PARANOIA}"
-        checks.append(Check("perf", "warning", f"perf_event_paranoid is {paranoia}: nsys cannot sample the CPU", fix))
+        yield Check("perf", "warning", f"perf_event_paranoid is {paranoia}: nsys cannot sample the CPU", fix)
     else:
-        checks.append(Check("perf", "ok", f"perf_event_paranoid is {paranoia}: nsys could sample the CPU"))
-    return checks
+        yield Check("perf", "ok", f"perf_event_paranoid is {paranoia}: nsys could sample the CPU")
 
 
-def _check_use(driver: Driver | None) -> list[Check]:
+def _check_use(driver: Driver | None) -> Iterator[Check]:
     """Checks MIG, free memory, and other programs on the GPUs."""
     if driver is None or not driver.gpus:
-        return []
-    checks = []
+        return
     if any(gpu.mig for gpu in driver.gpus):
         mig_fix = "profile on a whole GPU to see its full bandwidth; on an instance use ncu with --clock-control none"
-        checks.append(Check("mig", "warning", "a GPU is divided (MIG): programs see a part of it", mig_fix))
+        yield Check("mig", "warning", "a GPU is divided (MIG): programs see a part of it", mig_fix)
     used = [
         (gpu.used_bytes / gpu.memory_bytes, gpu)
         for gpu in driver.gpus
@@ -347,14 +339,13 @@ def _check_use(driver: Driver | None) -> list[Check]:
         free = (fullest.memory_bytes or 0) - (fullest.used_bytes or 0)
         found = f"{free / _GIB:.1f} GiB of the fullest GPU's memory are free"
         fix = "end other programs (nvidia-smi lists them), or choose another GPU by CUDA_VISIBLE_DEVICES"
-        checks.append(Check("memory", "warning", found, fix) if share > _BUSY_SHARE else Check("memory", "ok", found))
+        yield Check("memory", "warning", found, fix) if share > _BUSY_SHARE else Check("memory", "ok", found)
     if driver.processes:
         others = f"{driver.processes} other program{'s' if driver.processes > 1 else ''}"
         found = f"{others} on the GPUs would disturb measurements"
-        checks.append(Check("processes", "warning", found, "end them, or choose an idle GPU by CUDA_VISIBLE_DEVICES"))
+        yield Check("processes", "warning", found, "end them, or choose an idle GPU by CUDA_VISIBLE_DEVICES")
     elif driver.processes == 0:
-        checks.append(Check("processes", "ok", "no other program computes on the GPUs"))
-    return checks
+        yield Check("processes", "ok", "no other program computes on the GPUs")
 
 
 def _check_disk(system: System) -> Check:
@@ -362,9 +353,8 @@ def _check_disk(system: System) -> Check:
     if free is None:
         return Check("disk", "unknown", "the free disk space cannot be read")
     if free < _LEAST_FREE_BYTES:
-        return Check(
-            "disk", "warning", f"{free / _GIB:.1f} GiB free in this folder", "write to another disk: collect -o"
-        )
+        found = f"{free / _GIB:.1f} GiB free in this folder"
+        return Check("disk", "warning", found, "write to another disk: collect -o")
     return Check("disk", "ok", f"{free / _GIB:.0f} GiB free in this folder")
 
 

@@ -264,7 +264,7 @@ def figures(program: Program, measured: Measured, plan: Plan) -> dict[str, Any]:
         "stopped": measured.stopped,
         "drift": asdict(drifted) if drifted is not None else None,
         "clocks": _clocks_of(measured),
-        "doubts": _doubts(measured, plan, latency, drifted),
+        "doubts": list(_doubts(measured, plan, latency, drifted)),
         "details": dict(program.details),
         "samples": {
             "warmup_ns": list(measured.warmup_ns),
@@ -291,24 +291,22 @@ def _clocks_of(measured: Measured) -> dict[str, Any] | None:
     }
 
 
-def _doubts(measured: Measured, plan: Plan, latency: Summary, trend: Drift | None) -> list[str]:
+def _doubts(measured: Measured, plan: Plan, latency: Summary, trend: Drift | None) -> Iterator[str]:
     """Sentences on problems of the measurement; no samples are excluded for them."""
-    doubts = []
     if latency.outliers > _MANY_OUTLIERS * latency.samples:
-        doubts.append(f"{latency.outliers} of {latency.samples} repetitions are outliers")
+        yield f"{latency.outliers} of {latency.samples} repetitions are outliers"
     if latency.mean > (1 + _SLOW_MEAN) * latency.median:
         above = 100 * (latency.mean / latency.median - 1)
-        doubts.append(f"the mean is {above:.0f} % above the median: some steps stalled")
+        yield f"the mean is {above:.0f} % above the median: some steps stalled"
     if trend is not None and trend.matters and measured.rounds == 1:  # with rounds, the interval includes drift
-        doubts.append(f"times drift by {100 * trend.share:+.1f} % from the first third of the repetitions to the last")
+        yield f"times drift by {100 * trend.share:+.1f} % from the first third of the repetitions to the last"
     if measured.clocks is not None and measured.clocks.held_down:
-        doubts.append(f"the driver held clocks down: {', '.join(measured.clocks.held_down)}")
+        yield f"the driver held clocks down: {', '.join(measured.clocks.held_down)}"
     half = latency.half_width_share
     if half is None:
-        doubts.append("there are too few repetitions for an interval")
+        yield "there are too few repetitions for an interval"
     elif half > plan.precision > 0:
-        doubts.append(f"the median is known to ±{100 * half:.1f} % only, not to ±{100 * plan.precision:.1f} %")
-    return doubts
+        yield f"the median is known to ±{100 * half:.1f} % only, not to ±{100 * plan.precision:.1f} %"
 
 
 _PACKAGES: Final = ("torch", "triton", "numpy")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -263,7 +263,7 @@ class _HeldOut:
         # A choice that cannot run is worse than any slow one.
         inner, beyond = ([1e9 if cell.share is None else cell.share for cell in cells] for cells in held_out)
         worst, costs = max((cost for cost in inner if cost > _RIGHT), default=0.0), [*inner, *beyond]
-        errors = self._errors(rule)
+        errors = list(self._errors(rule))
         mean_error = sum(errors) / len(errors) if errors else math.inf
         return worst, sum(costs) / len(costs) if costs else 0.0, mean_error
 
@@ -288,9 +288,8 @@ class _HeldOut:
         corners = () if fold.edge else fold.grid.corners(at) or ()
         return agreed(corners, self.points, times, self.margin)
 
-    def _errors(self, rule: Rule) -> list[float]:
+    def _errors(self, rule: Rule) -> Iterator[float]:
         """Absolute errors of the log ratios to the baseline."""
-        errors = []
         for fold in self.folds:
             for at in fold.left_out:
                 times, measured = estimated(fold.grid, at, rule, clamped=fold.edge), self.points[at].times_ns
@@ -298,5 +297,4 @@ class _HeldOut:
                     continue
                 for estimate, actual in zip(times[1:], measured[1:], strict=True):
                     if estimate is not None and actual is not None:
-                        errors.append(abs(math.log(estimate / times[0]) - math.log(actual / measured[0])))
-        return errors
+                        yield abs(math.log(estimate / times[0]) - math.log(actual / measured[0]))

@@ -351,13 +351,10 @@ def observed(points: Sequence[Point], groups: Sequence[str]) -> list[Observed]:
     for point in points:
         group = tuple(point.settings[name] for name in groups)
         for side, cell in enumerate(measured_sides(point)):
-            cells.append(Observed(point.settings, side, group, float(cell.items or 1), _size(cell)))
+            items = float(cell.items or 1)
+            size = Size(_tokens(cell), cell.flops / items if cell.flops else None, cell.launches or None)
+            cells.append(Observed(point.settings, side, group, items, size))
     return cells
-
-
-def _size(cell: Cell) -> Size:
-    flops = cell.flops / (cell.items or 1) if cell.flops else None
-    return Size(_tokens(cell), flops, float(cell.launches) if cell.launches else None)
 
 
 def _tokens(cell: Cell) -> tuple[tuple[float, float, float], ...] | None:
