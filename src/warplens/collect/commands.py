@@ -279,12 +279,8 @@ def wrapped_command(
 ) -> list[str]:
     """The words of the command that runs a Python program under torch.profiler and writes a trace.
 
-    Args:
-        program: `python [OPTION …] SCRIPT …` or `python [OPTION …] -m MODULE …`.
-        trace: the file to write.
-        schedule: the steps to record; None for the whole program.
-        shapes, memory, stacks, modules: record the shapes of operators' inputs, allocations, Python stacks, the modules
-            of scripted models.
+    The program is `python [OPTION …] SCRIPT …` or `python [OPTION …] -m MODULE …`; without a schedule, all of it is
+    recorded: on request with the shapes of operators' inputs, allocations, Python stacks, modules of scripted models.
 
     Raises:
         UsageError: it is not a Python program with a script or module.

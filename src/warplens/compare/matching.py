@@ -26,15 +26,10 @@ _MOST: Final = 50_000
 
 
 def in_order(left: Float64s, right: Float64s) -> Int64s | None:
-    """The largest set of pairs whose positions ascend on both sides.
+    """The largest set of pairs whose positions, each of shape (n,), ascend on both sides.
 
-    Args:
-        left, right: shape (n,), the positions of the two launches of each pair.
-
-    Returns:
-        Indices of the pairs, by position; None if there are too many for one step.
-
-    Source of the method: C. Schensted, Longest increasing and decreasing subsequences, Canad. J. Math. 13 (1961).
+    Indices of the pairs, by position; None if there are too many for one step. Source of the method: C. Schensted,
+    Longest increasing and decreasing subsequences, Canad. J. Math. 13 (1961).
     """
     if len(left) > _MOST:
         return None

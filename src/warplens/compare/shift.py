@@ -204,10 +204,8 @@ def dependence(*sides: Float64s) -> Float64s:
     which is robust to outliers, pooled over the sides. A short series underestimates ρ by about (1 + 4ρ)/n (Marriott
     and Pope, Biometrika 41 (1954), 390–402). Half of this bias is corrected: the full correction makes intervals from
     ten steps twice as wide, and half gives the nominal coverage in simulations
-    (docs/explanation/comparison-statistics.md).
-
-    Args:
-        sides: units in order along the first axis; further axes are separate series.
+    (docs/explanation/comparison-statistics.md). Units are in order along the first axis; further axes are separate
+    series.
     """
     long = [side for side in sides if len(side) > 1]
     if not long:

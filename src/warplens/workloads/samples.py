@@ -118,10 +118,7 @@ def median_interval(ordered: Sequence[int], confidence: float) -> tuple[int, int
 
     The number of samples below the median is binomial with p = ½, whatever the distribution: the k-th smallest and the
     k-th largest sample enclose it with probability 1 − 2·P(B < k). The largest such k is taken (David and Nagaraja,
-    Order Statistics, 2003, section 7.1).
-
-    Returns:
-        The two samples, or None if there are too few of them: six for 95 %.
+    Order Statistics, 2003, section 7.1). None if there are too few samples: six for 95 %.
     """
     count, k, below = len(ordered), 0, 0.0
     while k < count // 2:

@@ -81,10 +81,8 @@ def answer_grid(
 ) -> Grid:
     """Answers the five questions for every profile; of an iterator, one profile is in memory at a time.
 
-    Args:
-        timings: the program's own times, as `warplens.readers.timings.read_timings` gives them.
-        batch: sequences in a batch, for cells that do not state it; needed for FLOPs per second.
-        unplaced: files without a cell, to be listed.
+    `timings` are the program's own times, as `warplens.readers.timings.read_timings` gives them; `batch` is that of
+    cells that do not state it, and needed for FLOPs per second; `unplaced` files are listed.
     """
     answered: list[CellAnswers] = []
     all_unplaced = list(unplaced)

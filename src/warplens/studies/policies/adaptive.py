@@ -315,11 +315,9 @@ class AdaptiveModule(nn.Module):
     _child_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def explain(self, x: torch.Tensor | Sequence[int], execution: str | None = None) -> Explanation:
-        """The side that runs for an input, and the reason.
+        """The side that runs for an input, or for a shape on the device of the module's weights, and the reason.
 
-        Args:
-            x: the input, or its shape (then on the device of the module's weights).
-            execution: how the call reaches the GPU: `eager` (the default), `compile` or `graph`.
+        The call reaches the GPU as `eager` (the default), `compile` or `graph`.
         """
         shape, device = (x.shape, x.device) if isinstance(x, torch.Tensor) else (tuple(x), self._device())
         return self._explained(shape, device, execution or "eager")

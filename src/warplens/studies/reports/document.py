@@ -36,7 +36,7 @@ def lm_sections(measurements: Measurements) -> tuple[str, tuple[Section, ...]]:
     steps = _steps(measurements)
     sections = [_matrix_section(steps, mode) for mode in _MODES if mode in steps.get_column("mode").to_list()]
     ratios, layers = training_ratios(steps), layer_times(steps)
-    sentences = _host_sentences(layers)
+    sentences = list(_host_sentences(layers))
     if ratios.height:
         table = Table(
             "training-ratio", "Training step over forward pass",
@@ -148,9 +148,8 @@ def layer_times(steps: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _host_sentences(layers: pl.DataFrame) -> list[str]:
+def _host_sentences(layers: pl.DataFrame) -> Iterator[str]:
     """A sentence for each context at which a layer takes the same time in several sizes: the host is limiting."""
-    sentences = []
     for key, group in layers.group_by("context", *_apart(layers), maintain_order=True):
         rows = group.to_dicts()
         same_time = [rows[0]]
@@ -161,12 +160,11 @@ def _host_sentences(layers: pl.DataFrame) -> list[str]:
         more = same_time[-1]["layer_flops"] / same_time[0]["layer_flops"]
         if len(same_time) > 1 and more >= _MUCH_MORE_WORK:
             times = [row["layer_ns"] for row in same_time]
-            sentences.append(
+            yield (
                 f"At context {key[0]:,}, a layer takes {fmt.duration(min(times))} to {fmt.duration(max(times))} from "
                 f"{same_time[0]['size']} to {same_time[-1]['size']}, though its work grows {more:.1f}-fold: the host "
                 "decides the pace there, not the GPU."
             )
-    return sentences
 
 
 def _answer(steps: pl.DataFrame) -> str:

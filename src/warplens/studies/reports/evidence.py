@@ -341,12 +341,9 @@ def profiled_pair(
     step_ns: tuple[float | None, float | None] = (None, None),
     counters: KernelCounters | None = None,
 ) -> ProfiledPair:
-    """Compares the profiles of both sides at one point.
+    """Compares the profiles of both sides at one point, where known with the FLOPs of a step of each.
 
-    Args:
-        flops: floating-point operations of a step of each, where known.
-        step_ns: step times of each without a profiler, where known; predictions then start from these.
-        counters: of the variant's kernels.
+    Predictions start from the step times of each without a profiler, where these are known.
     """
     timelines = Timeline(baseline), Timeline(variant)
     sides = [Side(name, timeline, timeline.window()) for name, timeline in zip(SIDES, timelines, strict=True)]

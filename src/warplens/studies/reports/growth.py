@@ -66,15 +66,10 @@ def power_law(
 ) -> PowerLaw | None:
     """The law over the widest range of neighbouring sizes over which it holds; over all sizes, where it holds nowhere.
 
-    Among ranges with the same number of sizes, the one of the largest sizes is taken.
+    Among ranges with the same number of sizes, the one of the largest sizes is taken. None with fewer than three sizes.
 
-    Args:
-        sizes: above zero, each once.
-        times: above zero.
-        spreads: uncertainty of each time, as a share (half of its interval); zeros if None.
-
-    Returns:
-        None with fewer than three sizes.
+    Sizes, each once, and times are above zero. `spreads` are the uncertainty of each time, as a share (half of its
+    interval); zeros if None.
     """
     count = len(sizes)
     if count < FEWEST:

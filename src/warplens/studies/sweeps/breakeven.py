@@ -146,10 +146,8 @@ def parameter_frame(
 ) -> pl.DataFrame:
     """`PARAMETERS`: one row per parameter, and one per rate that follows from it.
 
-    Args:
-        logs: fitted parameters, as logarithms.
-        drawn: resampled parameters, draws × parameters.
-        cells: that the model was fitted to, baseline and variant of each of the points.
+    `logs` are the fitted parameters, as logarithms, and `drawn` resampled ones, draws × parameters. The model was
+    fitted to the cells, baseline and variant of each of the points.
     """
     values, samples = np.exp(logs), np.exp(drawn)
     if model.form.maximum == "soft" and model.form.hosts:
@@ -418,10 +416,8 @@ def thresholds(
 ) -> tuple[PaysOff, ...]:
     """The modelled thresholds: along the number of items for each measured size, and the other way round.
 
-    Args:
-        groups: names of the non-numeric axes.
-        logs: fitted parameters, as logarithms.
-        draws: resampled parameters, draws × parameters, and an error of the log ratio for each draw.
+    `groups` are the non-numeric axes; `logs` fitted parameters, as logarithms; `draws` resampled ones, draws ×
+    parameters, and an error of the log ratio for each draw.
     """
     counts = sorted({cell.items for cell in cells})
     has_sizes = sizes.work != "items"

@@ -203,10 +203,8 @@ def best_fit(
 ) -> tuple[Float64s, float]:
     """The best of several fits: logs of the parameters, and the mean absolute residual of log times.
 
-    Args:
-        gpu, host: design matrices of the cells to fit it to.
-        times: logs of the step times in ns.
-        known: parameters of a fit to more cells, used as an additional start.
+    It is fitted to the design matrices of cells and the logs of their step times in ns. `known` parameters, of a fit to
+    more cells, are an additional start.
     """
     starts = _starts(model, gpu, host, times, seed, _STARTS if known is None else _FOLD_STARTS)
     if known is not None:

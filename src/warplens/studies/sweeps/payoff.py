@@ -284,18 +284,15 @@ def _bounds(x: Float64s, times: Float64s, start: int, between: Float64s, slack: 
 def _meetings(
     x: Float64s, sides: tuple[Float64s, Float64s], span: tuple[int, int], falling: bool, level: float
 ) -> tuple[Float64s, Float64s]:
-    """For each draw, the range in which the log ratio of the sides can cross zero.
+    """For each draw, the least and greatest log of the axis at which the log ratio of the sides can cross zero.
+
+    Minus infinity before the first and infinity after the last point of the span around the crossing.
 
     Args:
         x: log of the axis, rising.
         sides: log times of baseline and variant, draws × points.
-        span: first and last point around the crossing.
         falling: whether the ratio crosses from above (the variant pays beyond it) or from below.
         level: confidence in that a curve is concave, see `_bend`.
-
-    Returns:
-        Least and greatest log of the axis, one per draw; minus infinity before the first and infinity after the last
-        point of the span.
     """
     slack = [_SLACK * _bend(x, side, level) for side in sides]
     places, lower, upper = [], [], []
