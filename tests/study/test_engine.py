@@ -21,8 +21,7 @@ from warplens.studies.runner.engine import (
     Ledger,
     RunOptions,
     Task,
-    failure_status,
-    how_it_ended,
+    ending_of,
     measure,
     span,
     to_do,
@@ -127,15 +126,14 @@ def test_failed_tasks_are_left_to_do_when_asked_for(tmp_path):
 
 def test_times_and_endings_in_words():
     assert [span(seconds) for seconds in (0.2, 89, 600, 9000)] == ["1 s", "89 s", "10 min", "2.5 h"]
-    assert how_it_ended(3, ["", "no such file /home/me/data.bin"]) == (
-        "the process ended with code 3: no such file data.bin"
-    )
-    assert "SIGKILL" in how_it_ended(-9, [])
-    assert "memory" in how_it_ended(-9, [])
-    assert "SIGSEGV" in how_it_ended(-11, [])
+    reason = "the process ended with code 3: no such file data.bin"
+    assert ending_of(3, "\nno such file /home/me/data.bin") == {"status": "failed", "reason": reason}
+    assert "(SIGKILL), as the system does when its memory runs out" in ending_of(-9, "")["reason"]
+    assert "SIGSEGV" in ending_of(-11, "")["reason"]
+    assert ending_of(-99, "")["reason"] == "the process was killed (signal 99)"
     for text in ("CUDA out of memory.", "terminate called after throwing 'std::bad_alloc'", "Cannot allocate memory"):
-        assert failure_status([text]) == "out-of-memory"
-    assert failure_status(["KeyError: 'x'"]) == "failed"
+        assert ending_of(1, text)["status"] == "out-of-memory"
+    assert ending_of(1, "KeyError: 'x'")["status"] == "failed"
 
 
 def test_folders_are_left_out_of_texts_and_nothing_else_is():

@@ -22,15 +22,13 @@ from typing import Any, Final
 from warplens.errors import UsageError
 from warplens.studies.runner.engine import (
     FAILURES,
-    TAIL,
     Doing,
     Result,
     RunOptions,
     Task,
     command_line,
     end_group,
-    failure_status,
-    how_it_ended,
+    ending_of,
 )
 from warplens.studies.runner.workloadsweep import key_of, pairs_from, sweep_head
 from warplens.workloads.cells import combinations_of, plain_environment
@@ -198,8 +196,7 @@ def run_command(sweep: CommandSweep, timeout_s: float | None, task: Task) -> Res
         finally:
             end_group(process)
     if code := process.returncode:
-        tail = [line.strip() for line in output.splitlines() if line.strip()][-TAIL:]
-        return {"status": failure_status(tail), "reason": how_it_ended(code, tail)}
+        return ending_of(code, output)
     return {"times_ns": [wall_ns]} if sweep.time_from is None else _printed(sweep, sweep.time_from, output)
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from statistics import fmean
@@ -28,28 +28,24 @@ if TYPE_CHECKING:
 #: Messages of PyTorch, the CUDA runtime, C++ and the system when memory runs out.
 _LACK_OF_MEMORY: Final = re.compile(r"out of memory|OutOfMemory|bad_alloc|annot allocate memory|MemoryError", re.I)
 
+#: Last lines of a program's output that tell why it failed.
+_TAIL: Final = 12
+
 # The folders of an absolute path, which contain user names.
 _FOLDERS: Final = re.compile(r"(?<![\w.:/])/(?:[^\s/'\",;]+/)+(?=[^\s/])")
 
 
-def failure_status(lines: Iterable[str]) -> str:
-    """The status of a cell whose process failed, by its last lines: `out-of-memory` or `failed`."""
-    return "out-of-memory" if any(_LACK_OF_MEMORY.search(line) for line in lines) else "failed"
-
-
-def how_it_ended(code: int, lines: Iterable[str]) -> str:
-    """One line on how a process failed."""
-    output = list(lines)
-    last = f": {without_folders(output[-1])}" if output else ""
-    if code >= 0:
-        return f"the process ended with code {code}{last}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    if name == "SIGKILL":
-        return f"the process was killed (SIGKILL), as the system does when its memory runs out{last}"
-    return f"the process was killed ({name}){last}"
+def ending_of(code: int, output: str) -> dict[str, str]:
+    """The `status` (`out-of-memory` or `failed`) and `reason` of a process that failed, by its last lines."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()][-_TAIL:]
+    status = "out-of-memory" if any(_LACK_OF_MEMORY.search(line) for line in lines) else "failed"
+    how = f"ended with code {code}"
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        how = f"was killed ({name})"
+        how += ", as the system does when its memory runs out" if name == "SIGKILL" else ""
+    last = f": {without_folders(lines[-1])}" if lines else ""
+    return {"status": status, "reason": f"the process {how}{last}"}
 
 
 def without_folders(text: str) -> str:
@@ -82,9 +78,6 @@ def end_group(process: subprocess.Popen[Any], grace_s: float = 0.0) -> None:
 
 #: Result of a task, as stored in the ledger: `records` of cells, or the `times_ns` or `status` of one run of a command.
 Result = Mapping[str, Any]
-
-#: Last lines of a program's output that are kept, to be shown where it fails.
-TAIL: Final = 12
 
 #: Statuses that another try could change.
 FAILURES = ("out-of-memory", "failed")

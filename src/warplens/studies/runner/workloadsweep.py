@@ -19,16 +19,14 @@ from warplens.errors import UsageError
 from warplens.report.text import span
 from warplens.studies.runner.engine import (
     FAILURES,
-    TAIL,
     Doing,
     Result,
     RunOptions,
     Task,
     command_line,
     end_group,
-    failure_status,
+    ending_of,
     failures,
-    how_it_ended,
     without_folders,
 )
 from warplens.workloads.cells import cells_at, combinations_of
@@ -166,8 +164,7 @@ class _Worker:
         if late.is_set():
             return {"status": "failed", "reason": f"it took longer than {timeout_s:g} s, and was ended"}
         self._stderr.seek(-min(self._stderr.seek(0, os.SEEK_END), _MOST_STDERR), os.SEEK_END)
-        lines = [line.strip() for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
-        return {"status": failure_status(lines[-TAIL:]), "reason": how_it_ended(code, lines[-TAIL:])}
+        return ending_of(code, self._stderr.read().decode(errors="replace"))
 
     def end(self) -> None:
         """End the child and its process group."""
