@@ -57,6 +57,5 @@ def test_no_room_has_a_serious_fault(browser, tmp_path, kind, theme):
             for fault in found["violations"]
             if fault["impact"] in SERIOUS
         }
-    visit.context.close()
     assert sorted(faults) == []
     assert visit.trouble == []

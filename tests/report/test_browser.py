@@ -47,7 +47,6 @@ def visit(browser, report):
 
     yield start
     for made in visits:
-        made.context.close()
         assert made.trouble == []
 
 
@@ -362,5 +361,4 @@ def test_gains_are_sorted_by_size_and_code_keeps_its_lines(browser, tmp_path):
     visit.page.get_by_role("button", name="Gain").click()
     assert shown(visit.page, "gains") == ["b", "c", "a"]
     assert visit.page.locator("#gains pre").first.inner_text() == code
-    visit.context.close()
     assert visit.trouble == []

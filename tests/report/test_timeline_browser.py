@@ -51,7 +51,6 @@ def visit(browser, page_file):
 
     yield start
     for made in visits:
-        made.context.close()
         assert made.trouble == []
 
 
@@ -94,12 +93,10 @@ def test_a_link_of_a_finding_leads_to_its_nanoseconds(visit, view, width):
     assert page.locator("#timeline-view .plot").bounding_box()["width"] < width
 
 
-def test_an_address_with_a_span_opens_there(browser, page_file):
-    page = browser.new_page()
-    page.goto(f"{page_file.as_uri()}#timeline/1000000-2000000")
+def test_an_address_with_a_span_opens_there(visit):
+    page = visit("timeline/1000000-2000000", ready=False)
     page.wait_for_selector("#timeline-view[data-state=ready]")
     assert shown(page) == (750_000, 2_250_000)
-    page.close()
 
 
 def test_keys_wheel_and_drag_move_it_as_in_perfetto(visit):
@@ -234,7 +231,6 @@ def test_a_wait_between_ranks_leads_to_its_span_on_the_common_clock(browser, tmp
         arg=[start, end],
     )
     assert visit.trouble == []
-    visit.context.close()
 
 
 def test_the_span_is_saved_for_perfetto_with_the_numbers_of_the_profile(visit, view, numbers):

@@ -25,7 +25,6 @@ def visit(browser, saved):
     made = Visit(browser, saved[0], "what-if")
     made.page.wait_for_selector("#what-if-view[data-state=ready]")
     yield made
-    made.context.close()
     assert made.trouble == []
 
 
