@@ -1,4 +1,4 @@
-"""How hypothesis runs, unless a test says why it needs more or less; shipped files are read once, by one process.
+"""How hypothesis runs, unless a test says why it needs more or less; shipped files are read and analysed once, by one process.
 
 `make test` draws a few examples of each property, `make test-all` many (`--hypothesis-profile=many`). None has a
 deadline, as machines may be slow, and in CI the examples are the same every time.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from filecmp import cmp
-from functools import cache
+from functools import cache, wraps
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,96 @@ def _commands_are_put_together_once():
             import typer.testing
 
             patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
+        yield
+
+
+#: Functions whose results follow from their arguments, and are kept as long as the first of them.
+_KEPT_RESULTS = (
+    "warplens.analysis.headroom.budget.headrooms",
+    "warplens.analysis.prediction.predictions",
+    "warplens.analysis.quality.quality_notes",
+    "warplens.analysis.timebudget.time_budgets",
+    "warplens.diagnosis.verdict.diagnose",
+    "warplens.report.html.render_html",
+    "warplens.report.overview.document.overview_document",
+    "warplens.report.overview.numbers.examine",
+)
+
+#: What a test replaces just now: what is computed meanwhile is neither kept nor taken from what was.
+_replaced: list[object] = []
+
+
+@pytest.fixture
+def monkeypatch(monkeypatch):
+    """As pytest has it; what was computed with other parts of the package does not answer a test that replaces some."""
+    replace, before = monkeypatch.setattr, len(_replaced)
+
+    def replacing(*given: Any, **named: Any) -> None:
+        _replaced.append(given)
+        replace(*given, **named)
+
+    monkeypatch.setattr = replacing
+    yield monkeypatch
+    del _replaced[before:]
+
+
+def _told_apart(argument: Any) -> Any:
+    """Equal for arguments that are the same; functions only compute what would be computed anyway."""
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_told_apart, argument))
+    try:
+        hash(argument)
+    except TypeError:
+        return id(argument)
+    return None if callable(argument) else argument
+
+
+def _keeping(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def kept(first: Any, *given: Any, **named: Any) -> Any:
+        if _replaced:
+            return function(first, *given, **named)
+        results = vars(first).setdefault("_results", {})
+        key = (function, _told_apart(given), *((name, _told_apart(value)) for name, value in sorted(named.items())))
+        if key not in results:
+            results[key] = (function(first, *given, **named), given, named)
+        return results[key][0]
+
+    return kept
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _profiles_are_analysed_once():
+    """Answers, documents and pages follow from the profile, which does not change, and make up most of many tests."""
+    if not _READS:
+        yield
+        return
+    from warplens.analysis.timeline import Timeline
+
+    with pytest.MonkeyPatch.context() as patch:
+        for path in _KEPT_RESULTS:
+            home, _, name = path.rpartition(".")
+            original = getattr(import_module(home), name)
+            kept = _keeping(original)
+            for module in [each for each in sys.modules if each.startswith(("warplens", "tests"))]:
+                if vars(sys.modules[module]).get(name) is original:
+                    patch.setattr(sys.modules[module], name, kept)
+        start = Timeline.__init__
+
+        @wraps(start)
+        def one(of: type[Timeline], trace: Any) -> Timeline:
+            known = getattr(trace, "_timeline", None)
+            return object.__new__(of) if known is None or _replaced or type(known) is not of else known
+
+        @wraps(start)
+        def begin(self: Timeline, trace: Any) -> None:
+            if "trace" not in vars(self):
+                start(self, trace)
+                if not _replaced:
+                    vars(trace)["_timeline"] = self
+
+        patch.setattr(Timeline, "__new__", one, raising=False)
+        patch.setattr(Timeline, "__init__", begin)
         yield
 
 

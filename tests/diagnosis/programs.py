@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tests.diagnosis.machine import ADD, ADDCDIV, FP32_GEMM, MS, NCCL, US, Machine
@@ -20,7 +21,15 @@ STEPS = 6
 
 def record(step: Step, machine: Machine | None = None) -> Trace:
     """Some repetitions of the step, each in a range."""
-    machine = machine or Machine()
+    return _recorded(step) if machine is None else _on(machine, step)
+
+
+@lru_cache(maxsize=64)
+def _recorded(step: Step) -> Trace:
+    return _on(Machine(), step)
+
+
+def _on(machine: Machine, step: Step) -> Trace:
     for _ in range(STEPS):
         with machine.step():
             step(machine)
