@@ -2,7 +2,7 @@
 
 A test names them itself where the risk tells them apart (`thinned`). `slow_cases.json` holds those that take 0.05
 seconds or more and reach no line and no branch of the package that the cases left in `make test` do not reach; at least
-two cases of each test stay, of golden outputs one of each command and form.
+one case of each test stays, of golden outputs one of each command and form.
 """
 
 from __future__ import annotations

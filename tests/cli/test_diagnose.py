@@ -69,6 +69,7 @@ def test_of_the_ranks_of_a_run_the_late_one_is_the_verdict(asked):
     assert low <= 1.02 < high
 
 
+@pytest.mark.slow
 def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(asked, warplens, tmp_path):
     write_ranks(tmp_path, 3)
     late = f"Rank {SLOW_RANK} is late and the others wait for it, {WAIT_US / 1000} ms per step: the same kernels take"
@@ -85,6 +86,7 @@ def test_where_the_host_costs_more_the_late_rank_is_told_all_the_same(asked, war
     assert data["ranks"][0]["findings"] == alone["findings"]
 
 
+@pytest.mark.slow  # golden outputs hold such a report
 def test_a_report_on_the_ranks_of_a_run_begins_with_the_run(warplens, tmp_path):
     ranks = write_ranks(tmp_path, 2)
     run = warplens("report", *ranks, "-o", tmp_path / "out", "-f", "md,json")

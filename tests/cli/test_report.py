@@ -35,6 +35,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow  # golden outputs hold such reports
 def test_a_report_is_a_page_and_its_numbers_and_markdown_where_asked_for(tmp_path, export, warplens):
     run = warplens("report", export, "-o", tmp_path / "new" / "folder")
 

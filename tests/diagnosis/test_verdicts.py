@@ -713,6 +713,7 @@ def test_pauses_before_queued_kernels_are_neither_busy_time_nor_the_profilers() 
     assert 1 < (sooner.gain or 0) < (small.expected or 0), "nodes of a graph start sooner, and still one by one"
 
 
+@pytest.mark.slow  # all programs are judged anew
 def test_without_counters_nothing_is_said_about_the_inside_of_kernels() -> None:
     for program in (*PLANTED.values(), *HEALTHY):
         found = verdict(program)

@@ -105,6 +105,7 @@ def test_another_sqlite_database(tmp_path, tables, found):
     assert found in _refused(path)
 
 
+@pytest.mark.slow
 def test_real_files_of_other_kinds(captured):
     assert "not an Nsight Systems export" in _refused(captured("nsys/not_an_nsys_file.sqlite"))
     assert "an Nsight Compute report" in _refused(captured("ncu/truncated.ncu-rep"))

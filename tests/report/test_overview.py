@@ -212,6 +212,7 @@ def test_json_alone_loads_neither_charts_nor_templates():
 
 
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason=f"there are no captures in {CAPTURES}")
+@pytest.mark.slow
 def test_the_training_step_of_the_h200_capture_adds_up_in_every_format(tmp_path):
     timeline = Timeline(warplens.read(CAPTURES / "h200_lm_small_train.sqlite"))
     window = timeline.window()

@@ -214,6 +214,7 @@ def test_icicles_have_the_sums_of_the_tables_and_zoom(visit, numbers):
     assert figure.locator(".way button").count() == 1
 
 
+@pytest.mark.slow  # documents of two ranks are made for it alone
 def test_a_wait_between_ranks_leads_to_its_span_on_the_common_clock(browser, tmp_path):
     page = warplens.report(shipped.files("planted", "ddp_straggler-gpu_rank*.json.xz")).save(tmp_path / "report.html")
     visit = Visit(browser, page, "run-timeline")
