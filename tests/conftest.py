@@ -1,4 +1,4 @@
-"""How hypothesis runs, unless a test says why it needs more or less; shipped files are read and analysed once, by one process.
+"""How hypothesis runs, unless a test says why it needs more or less; one process reads and analyses a file once.
 
 `make test` draws a few examples of each property, `make test-all` many (`--hypothesis-profile=many`). None has a
 deadline, as machines may be slow, and in CI the examples are the same every time.
