@@ -265,7 +265,6 @@ def test_variables_name_the_tool_to_use():
 
     nsys, ncu = find_tool("nsys", machine), find_tool("ncu", machine)
 
-    assert nsys is not None
     assert (nsys.path, ncu.path) == ("/a/nsys", "/b/ncu")
     wrong = Machine(programs=dict(places), variables={"NSYS": "/b/ncu"})
     with pytest.raises(UsageError, match=r"\$NSYS names a program that does not answer as Nsight Systems"):

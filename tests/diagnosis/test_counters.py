@@ -47,10 +47,8 @@ def test_counters_do_not_take_the_time_of_a_librarys_products_from_their_cause()
         diagnose(timeline, timeline.window(), report)
         for report in (None, read_counters(folder / "deit448_bs8_baseline.ncu-rep.xz"))
     )
-    assert counted.coverage.counters_share is not None
     assert counted.coverage.counters_share > 0.9
     assert counted.verdict == plain.verdict == "unfused-attention"
-    assert counted.findings[0].expected is not None
     assert counted.findings[0].expected > 1.5  # 2.2× without; a part of the passes between is the counters'
 
 

@@ -228,7 +228,6 @@ def test_allocations_that_are_not_seen_to_recur_may_belong_to_the_start() -> Non
         programs.allocating(machine)
     one = judged(machine.trace()).finding("allocator-churn")
     many = verdict(programs.allocating).finding("allocator-churn")
-    assert one is not None
     assert many is not None
     assert "start" in one.title
     assert one.confidence == "low"
@@ -237,7 +236,6 @@ def test_allocations_that_are_not_seen_to_recur_may_belong_to_the_start() -> Non
 
 def test_the_pauses_of_all_waits_are_those_of_each() -> None:
     found = verdict(programs.launch_bound_with_items).finding("host-sync")
-    assert found is not None
     assert found.evidence["launches_behind_ns"] > 0, "what a model adds belongs to no wait"
     waits = found.evidence["waits_per_step"] * programs.STEPS
     assert found.evidence["idle_ns_per_wait"] * waits == pytest.approx(found.evidence["idle_ns"])
@@ -327,7 +325,6 @@ def test_pauses_outside_of_the_steps_are_no_work_of_theirs(inside: bool, told: s
             machine.launch(100 * US, BF16_GEMM, times=20)
             machine.wait()
     finding = judged(machine.trace()).finding("host-stall")
-    assert finding is not None
     assert told in finding.title
     assert ("under load" in finding.remedies[0].how) == (not inside)
     assert finding.where == (("request",) if inside else ())

@@ -70,7 +70,6 @@ def found(
 
 def test_a_frozen_part_below_what_is_trained_costs_all_of_its_backward_pass() -> None:
     finding = found([HEAD, BODY, BODY, BODY], [HEAD])
-    assert finding is not None
     assert finding.evidence["unused_gradients_per_step"] == 3
     assert finding.evidence["saved_ns"] >= 3 * 3 * BACKWARD
     whole, left = FORWARD + 4 * BACKWARD, FORWARD + BACKWARD
@@ -86,7 +85,6 @@ def test_a_frozen_part_above_what_is_trained_costs_the_gradients_of_its_weights_
 
 def test_of_two_models_of_equal_sizes_one_is_not_trained() -> None:
     finding = found([HEAD, BODY, HEAD, BODY], [HEAD, BODY])
-    assert finding is not None
     assert finding.evidence["unused_numbers_share"] == pytest.approx(0.5)
     whole = FORWARD + 4 * BACKWARD
     assert finding.expected == pytest.approx(whole / (whole - 2 * BACKWARD), rel=0.1)
@@ -109,7 +107,6 @@ def test_blocks_of_a_fused_optimizer_tell_how_many_gradients_it_takes(blocks: in
     """Of two gradients of sixteen blocks each."""
     finding = found([LARGE, LARGE], [], blocks=blocks)
     if unused:
-        assert finding is not None
         assert finding.evidence["unused_numbers_share"] == pytest.approx(unused)
     else:
         assert finding is None
@@ -118,7 +115,6 @@ def test_blocks_of_a_fused_optimizer_tell_how_many_gradients_it_takes(blocks: in
 def test_the_last_gradients_are_unused_if_they_have_the_blocks_that_the_optimizer_does_not_take() -> None:
     """Their part of the pass goes away, not a share of all of it by numbers (here 80 %)."""
     finding = found([[512, 512], LARGE], [], blocks=4)
-    assert finding is not None
     assert finding.evidence["unused_numbers_share"] == pytest.approx(0.8)
     whole = FORWARD + 2 * BACKWARD
     assert finding.expected == pytest.approx(whole / (whole - BACKWARD), rel=0.1)

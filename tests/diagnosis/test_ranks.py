@@ -40,7 +40,6 @@ def training(fleet: Fleet, late: int | None = None, extra: str = "", buckets: in
 def test_the_late_rank_is_named_with_what_makes_it_late(extra: str, waited_us: int, says: str, where: str) -> None:
     fleet = Fleet(3).run(lambda fleet: training(fleet, 1, extra))
     for finding in (found_across(Straggler(), fleet), judged(fleet.one_file()).finding("straggler")):
-        assert finding is not None
         waited = finding.evidence["waited_ns_per_step"]
         assert waited == pytest.approx(waited_us * US, rel=0.1)
         told = f"Rank 1 is late and the others wait for it, {waited / 1e6:.1f} ms per step: {says}"
@@ -50,7 +49,6 @@ def test_the_late_rank_is_named_with_what_makes_it_late(extra: str, waited_us: i
         assert finding.expected is not None
         healthy = Fleet(3).run(training).machines[0].gpu
         assert finding.expected == pytest.approx(fleet.machines[0].gpu / healthy, rel=0.05)
-        assert finding.bound is not None
         assert finding.bound >= finding.expected
 
 
@@ -60,7 +58,6 @@ def test_a_late_rank_in_one_file_is_the_verdict() -> None:
     # 200 of 800 µs a bucket, of one GPU of two.
     assert "for 12." in found.headline
     communication = found.finding("exposed-communication")
-    assert communication is not None
     assert communication.evidence["exposed_ns"] < 0.25 * found.coverage.wall_ns
 
 
@@ -89,7 +86,6 @@ def test_gradients_that_are_reduced_one_by_one_are_unbucketed() -> None:
         judged(fleet.one_file()).finding("unbucketed-communication"),
         judged(fleet.files()[0]).finding("unbucketed-communication"),
     ):
-        assert finding is not None
         assert finding.evidence["small_collectives_per_step"] == 100
         assert finding.evidence["floor_ns"] == pytest.approx(12 * US, rel=0.05)
         assert finding.evidence["saved_of_exposed_share"] > 0.9
@@ -129,7 +125,6 @@ def pipeline(fleet: Fleet, micro: int, whole_us: int = 16_000) -> None:
 def test_the_bubble_of_a_pipeline_is_that_of_the_formula(stages: int, micro: int) -> None:
     fleet = Fleet(stages).run(lambda fleet: pipeline(fleet, micro))
     for finding in (found_across(PipelineBubble(), fleet), judged(fleet.one_file()).finding("pipeline-bubble")):
-        assert finding is not None
         assert finding.evidence["stages_count"] == stages
         assert finding.evidence["micro_batches_per_step"] == micro
         reference = (stages - 1) / (micro + stages - 1)

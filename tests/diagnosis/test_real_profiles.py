@@ -183,7 +183,6 @@ def test_sums_beside_a_pipeline_are_not_told_as_its_transfers() -> None:
     found = _diagnosed(shipped.FOLDERS[1] / "pairs" / "ranks" / "pipeline_of_one.sqlite.xz")
     assert found.findings[0].title.endswith(": 1 micro-batch for 2 stages")
     sums = found.finding("exposed-communication")  # the transfers are claimed by the pipeline
-    assert sums is not None
     assert "backward pass" in sums.remedies[0].action
 
 

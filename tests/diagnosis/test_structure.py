@@ -82,8 +82,6 @@ def test_attention_among_other_chains_keeps_the_work_that_compiling_would_take_a
     found = verdict(step)
     chain, written = found.finding("unfused-chain"), found.finding("unfused-attention")
     assert found.verdict == "unfused-attention"
-    assert chain is not None
-    assert written is not None
     assert chain.gain < written.gain
 
 
@@ -161,7 +159,6 @@ def test_the_format_that_is_named_is_one_of_what_convolutions_go_over(sides: lis
         now += 5 * US
     timeline = program(kernels, calls, ranges)
     finding = diagnose(timeline, timeline.window()).finding("memory-format")
-    assert finding is not None
     assert finding.title.startswith(what)
     assert remedy in finding.remedies[0].how
 
@@ -197,7 +194,6 @@ def test_a_kernel_of_ones_own_that_is_called_again_is_no_chain(names: tuple[str,
 def test_nothing_bounds_what_another_format_brings_to_products(name: str) -> None:
     """A product in Triton may be in fp32 off the tensor cores, and one in bfloat16 may be had in fp8."""
     finding = verdict(lambda machine: machine.launch(500 * US, name, times=6)).finding("tensor-compute")
-    assert finding is not None
     assert finding.bound is None
 
 
@@ -290,7 +286,6 @@ def test_operands_that_are_made_anew_are_told_where_making_them_takes_longer(
     if expected is None:
         assert finding is None
     else:
-        assert finding is not None
         assert finding.expected == pytest.approx(expected, rel=0.05)
 
 
@@ -338,7 +333,6 @@ def test_a_read_back_for_each_tensor_is_a_check_where_numbers_are_compared_with_
             machine.item()
 
     found = verdict(step).finding("host-sync")
-    assert found is not None
     assert ("NaN" in found.title) is checks
 
 
@@ -380,7 +374,6 @@ def test_small_products_between_picked_and_added_rows_are_a_loop_over_experts() 
     first = found.findings[0]
     assert first.evidence["repetitions_per_step"] == pytest.approx(32, abs=1)
     # Of 160 launches 80 remain: rows are sorted, counted and added back.
-    assert first.expected is not None
     assert 1.5 < first.expected < 3.0
 
 
@@ -404,8 +397,6 @@ def test_a_loop_over_experts_saves_its_own_waits_and_no_long_pause_of_the_host()
     paused = verdict(lambda machine: step(machine, 20 * MS))
     assert paused.verdict == "host-stall"
     saved = paused.finding("per-expert-loop")
-    assert saved is not None
-    assert saved.expected is not None
     assert saved.expected < 1.25, "the loop takes less than 5 ms of the 25 ms"
 
 
@@ -649,7 +640,6 @@ def test_an_optimizer_with_a_group_for_each_tensor_gains_its_launches() -> None:
             machine.launch(2 * US, LISTS.format(number % 6, number % 6))
 
     found = verdict(step).finding("unfused-optimizer")
-    assert found is not None
     assert found.evidence["groups_per_step"] == 40
     assert found.remedies[0].action == "Put the parameters into few groups"
     assert found.expected > 1.5  # 0.6 of the time of its kernels is 0.1 of the step
@@ -682,7 +672,6 @@ def test_products_that_take_longer_in_each_step_show_a_falling_clock(kinds: int,
             machine.launch((200 + 12 * number) * US, times=5)
             machine.launch((300 + 18 * number) * US, [BF16_GEMM, FLASH][kinds - 1], times=5 * (kinds - 1))
     found = judged(machine.trace()).finding("slowing-gpu")
-    assert found is not None
     assert found.evidence["last_to_first_factor"] > 1.3
     assert found.confidence == confidence
 
@@ -749,7 +738,6 @@ def test_kernels_near_their_roof_are_not_to_be_counted_where_idle_time_is_what_i
         ranges.append(annotation(begin, now - US, f"ProfilerStep#{step}"))
     profile = program(kernels, calls, ranges).trace
     found = judged(replace(profile, capture=replace(profile.capture, devices=(H200,)))).finding("below-roof")
-    assert found is not None
     assert found.evidence["idle_share"] == pytest.approx(0.13, abs=0.01)
     assert ("what is left is its idle time" in found.title) is idle
     assert (found.remedies[0].action == "Find out what the GPU waits for") is idle
@@ -776,7 +764,6 @@ def test_what_the_host_did_in_one_step_alone_is_not_critical(steps: int, severit
     found = judged(machine.trace())
     stall = found.finding("host-stall")
     assert found.coverage.steps == steps
-    assert stall is not None
     assert stall.severity == severity
 
 
@@ -801,7 +788,6 @@ def test_gradients_of_whole_tables_of_which_few_rows_are_used(used_blocks: int) 
         assert finding is None
         return
     assert found.verdict == "scattered-access"
-    assert finding is not None
     assert finding.evidence["used_rows_share"] < 0.01
     assert finding.expected == pytest.approx(1270 / 250, rel=0.15)
     assert "sparse=True" in finding.remedies[0].how
@@ -830,7 +816,6 @@ def test_passes_over_inputs_of_their_own_could_be_one_batch(read_back: bool, sen
                 machine.item()
 
     finding = verdict(step).finding("launch-overhead")
-    assert finding is not None
     assert finding.evidence.get("passes_per_step") == (16 if apart else None)
     if apart:
         assert "16 equal passes" in finding.remedies[0].how
@@ -853,7 +838,6 @@ def test_passes_whose_results_are_put_together_could_be_one_batch(joined: bool) 
             machine.launch(3 * US, CAT, grid=(6, 1, 1))
 
     finding = verdict(step).finding("launch-overhead")
-    assert finding is not None
     assert finding.evidence.get("passes_per_step") == (8 if joined else None)
     assert finding.remedies[0].action.startswith("Run the passes" if joined else "Replay the step")
     if joined:
@@ -1016,7 +1000,6 @@ def test_passes_over_sorted_numbers_go_with_the_sort(behind: bool) -> None:
             machine.launch(500 * US)
 
     found = verdict(step).finding("scattered-access")
-    assert found is not None
     assert "Select the largest" in found.remedies[0].action
     step_us, sort_us = 2500 + 200 + 1400, 1400
     saved = sort_us * 6 / 7 + (200 if behind else 0)
@@ -1110,7 +1093,6 @@ def test_pauses_inside_of_operators_are_those_of_the_framework(operation: str | 
         ranges.append(annotation(began, now, "step"))
     timeline = program(kernels, calls, ranges)
     finding = diagnose(timeline, timeline.window()).finding("host-stall")
-    assert finding is not None
     assert action in finding.remedies[0].action
 
 
@@ -1139,7 +1121,6 @@ def test_passes_over_images_that_were_there_before_could_be_one_batch(made: bool
         ranges.append(annotation(began, now, "step"))
     timeline = program(kernels, calls, ranges)
     finding = diagnose(timeline, timeline.window()).finding("launch-overhead")
-    assert finding is not None
     assert finding.evidence.get("passes_per_step") == (None if made else 5)
 
 
@@ -1257,7 +1238,6 @@ def test_remedy_of_a_loop_of_small_kernels(name: str, found: bool, action: str) 
     assert diagnosis.verdict == ("launch-overhead" if found else "host-stall")
     finding = diagnosis.finding("launch-overhead")
     if found:
-        assert finding is not None
         assert finding.evidence["turns_per_step"] == 64
         assert finding.evidence["launches_per_turn_factor"] == 2
         assert finding.remedies[0].action == action
@@ -1279,7 +1259,6 @@ def test_places_that_are_filled_one_after_the_other_are_a_loop_over_samples_and_
     diagnosis = verdict(step)
     assert diagnosis.finding("unfused-optimizer") is None
     finding = diagnosis.finding("launch-overhead")
-    assert finding is not None
     assert (finding.evidence["turns_per_step"], finding.evidence["launches_per_turn_factor"]) == (128, 1)
 
 
@@ -1391,7 +1370,6 @@ def test_products_that_take_far_longer_than_their_weights_are_not_bound_by_readi
             ranges.append(annotation(began, now, "step"))
     profile = program(kernels, calls, ranges).trace
     finding = judged(replace(profile, capture=replace(profile.capture, devices=(H200,)))).finding("weight-bound")
-    assert finding is not None
     assert ("bound by reading" in finding.title) == reads
     assert any("Quantize" in remedy.action for remedy in finding.remedies) == reads
     assert (finding.evidence["at_peak_share"] > 0.2) == reads

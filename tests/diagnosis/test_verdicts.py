@@ -84,7 +84,6 @@ def test_waits_that_read_nothing_back_are_to_be_removed_not_read_less_often() ->
     assert actions == ["Remove the calls that wait", "Find all synchronizing operations"]
     assert found.remedies[0].gain == found.expected
     read_back = verdict(programs.item_per_layer).finding("host-sync")
-    assert read_back is not None
     assert read_back.remedies[0].action == "Read results back less often, or not inside the step"
 
 
@@ -171,7 +170,6 @@ def test_what_the_host_does_with_each_value_it_read_is_not_the_wait_for_it() -> 
     found = verdict(step)
     assert found.verdict == "host-stall"
     stalled = found.findings[0].evidence["idle_share"]
-    assert stalled is not None
     assert stalled > 0.9
     waiting = found.finding("host-sync")
     assert waiting is None or waiting.evidence["idle_share"] < 0.05
@@ -399,7 +397,6 @@ def test_hidden_collectives_leave_the_pace_to_a_host_that_issues_longer_than_the
         machine.launch(2 * MS, NCCL)
 
     finding = verdict(step, Machine(python_ns=10 * US)).finding("exposed-communication")
-    assert finding is not None
     assert ("unprofiled_host_share" in finding.evidence) is said
     assert any("host then sets the pace" in remedy.expected for remedy in finding.remedies) is said
 
@@ -450,7 +447,6 @@ def _round_trip(machine: Machine) -> None:
 
 def test_a_remedy_that_leaves_the_copies_has_the_gain_without_them() -> None:
     found = verdict(_round_trip).finding("host-stall")
-    assert found is not None
     first, alone = found.remedies[:2]
     assert first.action == "Do this work where its data are"
     assert first.gain == found.expected
@@ -530,7 +526,6 @@ def test_data_between_two_parts_of_a_program_make_no_round_trip() -> None:
     found = judged(machine.trace())
     assert not found.coverage.steps
     stalls = found.finding("host-stall")
-    assert stalls is not None
     assert stalls.title != HostStall.round_trip_title
 
 
@@ -633,7 +628,6 @@ def test_severity_follows_from_the_ceiling(stall_ms: int, severity: str) -> None
         machine.wait()
 
     finding = verdict(step).finding("host-stall")
-    assert finding is not None
     assert finding.severity == severity
 
 
@@ -647,7 +641,6 @@ def test_two_causes_are_both_found_and_the_larger_is_the_verdict() -> None:
     found = verdict(step)
     assert found.verdict == "host-stall"
     stall, blocking = found.finding("host-stall"), found.finding("blocking-copy")
-    assert stall is not None
     assert blocking is not None
     # What the host prepares it sends: 6 ms of work and the 2 ms of its copy go away, but for a tenth; 6.07 ms stay.
     assert stall.expected == pytest.approx(14.07 / (6.07 + 0.1 * 8), rel=0.03)
@@ -690,7 +683,6 @@ def test_small_grids_are_not_claimed_where_grids_or_multiprocessors_are_unknown(
 def test_how_much_small_grids_leave_empty_is_told_as_it_is(blocks: int, left: str) -> None:
     """Of 132 multiprocessors."""
     found = verdict(lambda machine: machine.launch(100 * US, grid=(blocks, 1, 1), times=50)).finding("small-kernels")
-    assert found is not None
     assert left in found.title
 
 
@@ -821,7 +813,6 @@ def test_severity_counts_launches_without_what_the_profiler_adds() -> None:
     found = verdict(programs.launch_bound)
     finding = found.findings[0]
     assert finding.expected == pytest.approx(8 * 0.58 / 3.25, rel=0.03)
-    assert finding.bound is not None
     assert finding.bound >= found.coverage.wall_ns / found.coverage.busy_ns
 
 

@@ -69,7 +69,6 @@ def test_the_crossing_lies_between_the_neighbours_that_are_decided():
     assert crossing.pays == "above"
     assert crossing.bracket == (4, 8)
     assert crossing.decided
-    assert crossing.low is not None
     assert 4 <= crossing.low <= crossing.at <= crossing.high <= 8
 
 
@@ -279,7 +278,6 @@ def test_a_straight_line_between_neighbours_misses_a_kink_that_the_interval_hold
     (answer,) = crossovers(simulated(truth, [2, 8, 32], quiet, np.random.default_rng(0)), "batch")
     (crossing,) = answer.crossings
     assert crossing.at < 4.4 / 1.2
-    assert crossing.low is not None
     assert crossing.low <= 4.4 <= crossing.high
 
 
@@ -336,7 +334,6 @@ def test_at_448_the_eager_form_pays_from_a_batch_of_3_or_4_on():
     (crossing,) = answer.crossings
     assert crossing.bracket == (2, 4)
     assert crossing.pays == "above"
-    assert crossing.low is not None
     assert 2 < crossing.low < crossing.at < crossing.high < 4
 
 
@@ -374,7 +371,6 @@ def test_without_a_neighbour_the_interval_still_holds_the_estimate_with_it(atten
     others = {"input_size": size, "execution": execution}
     (found,) = (item for item in crossovers(thinned, "batch") if item.others == others)
     (crossing,) = found.crossings
-    assert crossing.low is not None
     assert crossing.low <= whole.at <= crossing.high
 
 
