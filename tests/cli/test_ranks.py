@@ -152,7 +152,6 @@ def test_a_cluster_that_is_lost_is_one_line(lost, warplens, run_folder, monkeypa
     assert len(run.err.splitlines()) == 1
 
 
-@pytest.mark.slow  # two reports on a run
 def test_of_more_ranks_than_a_page_holds_the_late_one_and_the_first_are_told_in_full(
     warplens, run_folder, tmp_path, monkeypatch
 ):

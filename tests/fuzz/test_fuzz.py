@@ -26,7 +26,7 @@ changes_databases = pytest.mark.skipif(sys.version_info < (3, 11), reason="needs
 
 
 @changes_databases
-@pytest.mark.parametrize("part", thinned(range(PARTS), quick=(0,)))
+@pytest.mark.parametrize("part", thinned(range(PARTS), quick=(4,)))
 def test_whatever_the_damage_a_run_ends_in_an_answer_or_in_one_line(part):
     results = {number: judged(Case(CAMPAIGN, number)) for number in range(part, CASES, PARTS)}
 
