@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -418,22 +419,22 @@ def test_caches_that_are_copied_whole_for_each_attention_grow(copying: str, titl
 
 
 @pytest.mark.parametrize(
-    ("grows", "turns", "told"),
+    ("sizes", "told"),
     [
-        (True, 32, ("appended", "Collect results, and concatenate once")),
-        (False, 32, ("of fixed length", "Write into a ring")),
-        (False, 6, None),
+        (range(1, 33), ("appended", "Collect results, and concatenate once")),
+        (range(1, 13), ("appended", "Collect results, and concatenate once")),
+        ([2**n for n in range(8)], None),  # branches that join in ever larger maps
+        ([32] * 32, ("of fixed length", "Write into a ring")),
+        ([6] * 6, None),  # branches of one size
     ],
 )
 def test_what_a_loop_appends_or_keeps_is_copied_in_each_turn(
-    grows: bool, turns: int, told: tuple[str, str] | None
+    sizes: Sequence[int], told: tuple[str, str] | None
 ) -> None:
-    """A few concatenations of one size are the branches of a network."""
-
     def step(machine: Machine) -> None:
-        for turn in range(turns):
+        for size in sizes:
             machine.launch(20 * US)
-            machine.launch(8 * (turn + 1 if grows else turns) * US, CAT)
+            machine.launch(8 * size * US, CAT, grid=(132 * size, 1, 1))
 
     finding = verdict(step).finding("growing-cache")
     assert (finding is not None) is (told is not None)

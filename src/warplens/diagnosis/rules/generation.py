@@ -297,8 +297,10 @@ class GrowingCache(StructureRule):
     )
     least_growth = Limit(0.0005, "Above noise: a cache of 2,000 tokens grows by this much per step.")
 
-    least_appended = Limit(16, "Fewer concatenations of a step may get longer by chance.")
+    least_appended = Limit(8, "Fewer concatenations of a step may get longer by chance.")
     rank_correlation = Limit(0.9, "Between the durations of the copies and their order; near 1 if all is copied.")
+    few_appended = Limit(16, "Branches of a network may join in ever larger maps; a history grows equally each time.")
+    few_correlation = Limit(0.99, "As `rank_correlation`, of the durations themselves, if there are few copies.")
 
     least_turns = Limit(8, "Turns of a step that make the same concatenation: a network has few of one size.")
     least_rolled_share = Limit(
@@ -364,10 +366,12 @@ class GrowingCache(StructureRule):
                 continue
             time = program.own_ns[of_step]
             quarter = len(of_step) // 4
-            rank = np.argsort(np.argsort(time, kind="stable"))
-            correlation = float(np.corrcoef(np.arange(len(of_step)), rank)[0, 1])
-            if correlation >= self.rank_correlation and np.median(time[-quarter:]) >= 2 * np.median(time[:quarter]):
-                appended[of_step] = True
+            if np.median(time[-quarter:]) < 2 * np.median(time[:quarter]):
+                continue
+            few = len(of_step) < self.few_appended
+            grown = time if few else np.argsort(np.argsort(time, kind="stable"))
+            correlation = float(np.corrcoef(np.arange(len(of_step)), grown)[0, 1])
+            appended[of_step] = correlation >= (self.few_correlation if few else self.rank_correlation)
         return appended
 
     @remembered
