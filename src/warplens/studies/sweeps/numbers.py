@@ -308,7 +308,7 @@ def _notes(
             constant = [name for name in unmatched.axes if len({entry[name] for entry in one_sided}) == 1]
             common = ", ".join(f"{name} {one_sided[0][name]}" for name in constant)
             where = f", all with {common}" if common and len(one_sided) > 1 else f" ({common})" if common else ""
-            text = f"{fmt.plural(len(one_sided), 'cell')} of the {side} without a counterpart left out{where}."
+            text = f"Left out: {fmt.plural(len(one_sided), 'cell')} of the {side} without a counterpart{where}."
             yield Note("cells-unmatched", NoteLevel.INFO, text, None)
     doubts = Counter(doubt for entry in points if entry.comparison for doubt in entry.comparison.doubts)
     for doubt, count in doubts.most_common(_MOST_DOUBTS):
