@@ -427,11 +427,16 @@ def backward_work(facts: Facts) -> Bools:
     gradient = program.is_kernel & program.marked("backward")
     if not (threads >= 0).any() or not gradient.any():
         return by_range
-    # The thread that launches most kernels named after gradients is autograd's, unless it launches everything.
-    values, counts = np.unique(threads[gradient], return_counts=True)
-    engine = values[counts.argmax()]
-    main = threads[np.argmin(facts.work["start_ns"].to_numpy())]
-    by_thread = (threads == engine) if engine != main else np.zeros(len(threads), dtype=np.bool_)
+    # In each process, the thread that launches most kernels named after gradients is autograd's, unless it launches
+    # everything.
+    process, starts = facts.work["process"].to_numpy(), facts.work["start_ns"].to_numpy()
+    by_thread = np.zeros(len(threads), dtype=np.bool_)
+    for each in np.unique(process[gradient]):
+        own = np.flatnonzero(process == each)
+        values, counts = np.unique(threads[own[gradient[own]]], return_counts=True)
+        engine, main = values[counts.argmax()], threads[own[np.argmin(starts[own])]]
+        if engine != main:
+            by_thread[own] = threads[own] == engine
     return np.asarray(by_range | by_thread, dtype=np.bool_)
 
 

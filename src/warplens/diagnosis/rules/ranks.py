@@ -436,6 +436,16 @@ class Straggler(RanksRule):
             cause = "unknown"
         return cause, excess, explained
 
+    def _pace(self, run: Run, late: int, held: Mapping[int, float]) -> float:
+        """Time of the late rank's steps over that of the others', at least 1; 1 as well if their steps differ.
+
+        All go at its pace, but the others' first step may end before they wait for it.
+        """
+        steps = {rank: len(run.summary(rank).window.steps) for rank in (late, *held)}
+        if len(set(steps.values())) > 1:
+            return 1.0
+        return max(run.ranks[late].wall_ns / max(median(run.ranks[rank].wall_ns for rank in held), 1), 1.0)
+
     def claim(self, facts: Facts) -> Float64s | None:
         """The waiting in collectives that mostly wait for the late rank."""
         run = run_of(facts)
@@ -479,7 +489,8 @@ class Straggler(RanksRule):
             max(spent, 0.0) * (own.unprofiled_share if name == "launch" else 1.0) for name, spent in excess.items()
         )
         most = saved if cause != "unknown" else float(own.wall_ns)
-        gains = gains_of(run.ranks, {rank: min(spent, most) for rank, spent in held.items()})
+        pace = self._pace(run, late, held)
+        gains = tuple(pace * gain for gain in gains_of(run.ranks, {rank: min(held[rank], most) for rank in held}))
         if sorted(gains)[1] < limits.raise_ceiling:
             reason += "; without it the hosts would limit the step just as much"
         compute = {rank: run.summary(rank).times["compute_ns"] for rank in (late, *held)}
@@ -490,7 +501,7 @@ class Straggler(RanksRule):
             run,
             limits,
             gains,
-            bound=max(most_of(run.ranks[rank], exposed[rank]) for rank in held),
+            bound=pace * max(most_of(run.ranks[rank], exposed[rank]) for rank in held),
             title=f"Rank {late} is late and the others wait for it, {mean / run.steps / 1e6:.1f} ms per step: {reason}",
             confidence="high" if run.sure and cause != "unknown" else "medium" if run.sure else "low",
             evidence={
