@@ -4,9 +4,10 @@
     nsys profile … python captures/two_ranks_more.py nsys PROGRAM OUT     # a few steps of `before`
     python captures/two_ranks_more.py list                     # the programs: habit, what else is right, the change
 
-The runner is that of `two_ranks.py`; `two_ranks.sh` runs all of them. They were written without
-the code of the rules, but with some of their thresholds in view, and before anything was run on GPUs. The variant `after` of the healthy ones leaves the communication out, which no
-remedy can better: a ratio near 1 shows that they are healthy. `RANKS_DEVICE=cpu` tries them, tiny, with gloo.
+The runner is that of `two_ranks.py`; `two_ranks.sh` runs all of them. They were written without the code of the rules,
+but with some of their thresholds in view, and before anything was run on GPUs. The variant `after` of the healthy ones
+leaves the communication out, which no remedy can better: a ratio near 1 shows that they are healthy.
+`RANKS_DEVICE=cpu` tries them, tiny, with gloo.
 """
 
 from __future__ import annotations
