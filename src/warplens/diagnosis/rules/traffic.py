@@ -33,7 +33,7 @@ class UnfusedChain(StructureRule):
     raised_when = (
         "chains of passes over memory, or copies that only move values, lie between matrix products; or inference "
         "casts or copies operands anew before each product; or each layer makes its attention mask anew; and it costs "
-        "2 %. A warning from 1.10×; for a loss, from 1.25×; none for chains that take as much time in healthy programs"
+        "2 %. A warning from 1.10×; for a loss, from 1.25×; informational if chains take as much in healthy programs"
     )
     claimed = (
         "each chain of kernels that move data, less the time of one fused pass; a smaller part in training; all "
