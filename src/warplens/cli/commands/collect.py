@@ -36,7 +36,7 @@ from warplens.collect.compute import (
     select_kernels,
 )
 from warplens.collect.doctor import Diagnosis, examine_machine, missing
-from warplens.collect.machine import System, Tool, missing_libraries, needed_tool
+from warplens.collect.machine import System, Tool, dotted, missing_libraries, needed_tool
 from warplens.collect.recording import COLLECTING, IMPORTER_FIX, add_run, run_command
 from warplens.errors import UsageError
 from warplens.report.text import span
@@ -321,7 +321,7 @@ def _stem(program: Sequence[str]) -> str:
 
 def _nsys(recording: Recording, tool: str | None, base: Path, program: Sequence[str]) -> list[Stage]:
     nsys = needed_tool("nsys", machine(), tool)
-    version = ".".join(map(str, nsys.version))
+    version = dotted(nsys.version)
     note(f"using {nsys.title}")
     report = str(base)
     return [
@@ -417,7 +417,7 @@ class _Ncu:
         report = self.base.parent / f"{self.base.name}_{phase}"
         words = profile_command(self.tool, profiling, selection, self.capture, str(report), self.program)
         leaves = report.parent / f"{report.name}.ncu-rep"
-        return Stage("ncu", ".".join(map(str, self.tool.version)), words, leaves)
+        return Stage("ncu", dotted(self.tool.version), words, leaves)
 
 
 def _from_trace(trace: Path, *pattern: str | None) -> tuple[Selection, Selection]:

@@ -293,6 +293,7 @@ class UnfusedChain(StructureRule):
         spent = time_of(facts.program, which)
         return spent > 0 and spent >= self.least_casts_share * facts.busy_ns
 
+    @remembered
     def _passes(self, facts: Facts) -> Bools:
         program = facts.program
         # A copy inside the GPU's memory is a pass as well, whether a kernel or the driver makes it.

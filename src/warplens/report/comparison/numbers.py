@@ -19,6 +19,7 @@ from warplens.compare.work import KERNEL_CHANGES, KernelChanges, kernel_changes
 from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Float64s
+from warplens.profile.trace import worst_first
 from warplens.report import text as fmt
 from warplens.report.comparison.words import gate_line, hides_kernels, needed_text, step_answer
 from warplens.report.counters.beside import comparison_data
@@ -161,8 +162,7 @@ def _notes(
     covered |= {_SAME_MATTER[code] for code in covered & _SAME_MATTER.keys()}
     for side in (baseline, variant):
         notes += (note for note in _of_side(side) if note.code not in covered)
-    order = (NoteLevel.BLOCKING, NoteLevel.WARNING, NoteLevel.INFO)
-    return tuple(sorted(notes, key=lambda note: order.index(note.level)))
+    return worst_first(notes)
 
 
 def _typical_notes(*sides: TraceFiles) -> Iterator[Note]:
