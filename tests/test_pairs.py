@@ -203,7 +203,7 @@ def test_what_two_ranks_cost_each_other_comes_first_and_goes_away_as_expected(na
     assert measured <= first["bound"]
 
 
-@pytest.mark.parametrize("name", ["buckets_by_rank", "metrics_one_by_one", "statistics_on_rank_0"])
+@pytest.mark.parametrize("name", ["buckets_by_rank", "metrics_one_by_one", "statistics_on_rank_0", "sharded_by_linear"])
 def test_what_holds_up_two_ranks_comes_first(name: str) -> None:
     """Recorded on two H100; the gains of these programs are told less exactly than their causes."""
     folder = FOLDER / "ranks"
@@ -214,6 +214,19 @@ def test_what_holds_up_two_ranks_comes_first(name: str) -> None:
     assert found["verdict"] == first["id"] == entry["habit"]
     assert first["severity"] != "info"
     assert entry["ratio"][0] <= first["bound"]
+
+
+def test_hosts_busy_with_the_collectives_of_small_units_are_told_so_alone_and_together() -> None:
+    """FSDP on each Linear: ranges of FSDP and of PyTorch's calls cover 378 and 368 ms of a step, counted by hand."""
+    files = sorted((FOLDER / "ranks").glob("sharded_by_linear__rank*"))
+    together, alone = diagnose(files).to_dict(), diagnose(files[:1]).to_dict()
+    first = together["findings"][0]
+    assert together["verdict"] == alone["verdict"] == "unbucketed-communication"
+    assert first["evidence"]["collectives_per_step"] == pytest.approx(290, rel=0.01)
+    assert first["evidence"]["handling_ns_per_step"] == pytest.approx(369e6, rel=0.02)
+    assert "fully_shard" in first["remedies"][0]["how"]
+    assert 0.8 <= first["expected"] / 2.18 <= 1.2
+    assert first["expected"] <= first["bound"] <= 1 / (1 - 378 / 543) * 2
 
 
 def test_ranks_that_need_not_wait_for_each_other_are_not_warned() -> None:

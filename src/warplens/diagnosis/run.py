@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import once, sum_by
+from warplens.analysis.intervals import Intervals, clip, total, union
 from warplens.analysis.ranks.across import RanksResult, across_ranks
 from warplens.analysis.ranks.summary import RankSummary, RankWindow, rank_windows, summary_of
 from warplens.analysis.window import generic_names, is_step_name
@@ -19,6 +20,7 @@ from warplens.diagnosis.claims import divide
 from warplens.diagnosis.facts import Facts, gather
 from warplens.diagnosis.findings import ISSUING, Finding
 from warplens.diagnosis.rules.stalls import HostStall
+from warplens.profile.schema import rows_named
 from warplens.profile.trace import GRID_BLOCKS
 
 #: Rows kept of each rank's tables; only the largest are compared.
@@ -43,6 +45,8 @@ class RankFacts:
     other_ns: int
     unprofiled_share: float  #: host time without a profiler over recorded host time, for a fast host
     before_communication_ns: int  #: pauses that communication ended while the host issued work
+    exposed_ns: int  #: communication with nothing else on the GPU
+    handling_ns: int  #: host time in the framework's calls for collectives; 0 if they are not recorded
     idle: dict[str, int]  #: idle time by cause
     kernels: pl.DataFrame  #: `name`, `blocks` (of its grid), `kernels` and `time_ns`, communication left out
     #: `name` of a range (numbers replaced by N) and `busy_ns`, GPU time of the work launched inside, at any depth
@@ -62,6 +66,16 @@ class RankFacts:
     def gain(self, share: float, saved_ns: float) -> float:
         """Speed-up of the rank by that."""
         return self.unprofiled_ns(share) / max(self.unprofiled_ns(share, saved_ns), 1.0)
+
+    def host_gain(self, share: float, saved_ns: float) -> float:
+        """Speed-up of the rank if its host issues its work in so much less recorded time.
+
+        Exposed communication counts as waiting for hosts of other ranks, for which the same holds.
+        """
+        busy = self.busy_ns - self.exposed_ns
+        most = self.wall_ns - self.other_ns
+        before, after = (max(busy, min(share * (self.host_ns - saved), most)) for saved in (0.0, saved_ns))
+        return (before + self.other_ns) / max(after + self.other_ns, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +121,8 @@ def rank_facts(facts: Facts) -> RankFacts:
         other_ns=max(facts.idle_ns - facts.idle(*ISSUING, *_NOT_OF_HOST), 0),
         unprofiled_share=facts.unprofiled_share,
         before_communication_ns=_before_communication(facts),
+        exposed_ns=int(facts.work.filter(pl.col("label") == "communication")["own_ns"].sum()),
+        handling_ns=_handling_ns(facts),
         idle={cause: spent.total for cause, spent in facts.causes.items() if spent.total},
         kernels=_kernels(facts),
         places=_places(facts),
@@ -179,6 +195,23 @@ def _before_communication(facts: Facts) -> int:
         if cause in facts.causes:
             spent += facts.causes[cause].whole()
     return int(spent[talks[after]].sum())
+
+
+#: Ranges in which a framework prepares, issues and completes collectives: FSDP's own ones around the copies that a
+#: sharded parameter needs, and PyTorch's calls.
+_HANDLING: Final = ("FSDP::", "fsdp::", "c10d::", "nccl:", "record_param_comms")
+
+
+def _handling_ns(facts: Facts) -> int:
+    """Host time in the window in ranges of `_HANDLING`, the sum over threads; of nested ranges, the outermost."""
+    ranges = facts.timeline.trace.ranges
+    named = rows_named(ranges["name"], lambda name: name.startswith(_HANDLING))
+    threads = ranges.select("start_ns", "end_ns", "process", "thread").filter(named)
+    spent = 0
+    for part in threads.partition_by("process", "thread"):
+        spans = Intervals(part["start_ns"].to_numpy(), part["end_ns"].to_numpy())
+        spent += total(clip(union(spans), facts.window.start_ns, facts.window.end_ns))
+    return spent
 
 
 def _kernels(facts: Facts) -> pl.DataFrame:

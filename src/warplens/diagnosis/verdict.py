@@ -68,6 +68,8 @@ def headline(facts: Facts, verdict: Finding, claims: Claims) -> str:
         return f"{text}; {gain_text(verdict)} {verdict.gained}."
     if facts.wall_ns and (text := rule(verdict.id).told(facts, verdict)):
         return text
+    if verdict.expected is not None:
+        return f"{verdict.title}; {gain_text(verdict)} {verdict.gained}."
     if not facts.wall_ns:
         # A name such as CUDA keeps its capitals.
         first = verdict.title[:1].lower() if verdict.title[1:2].islower() else verdict.title[:1]

@@ -13,9 +13,9 @@ from warplens.analysis.ranks.collectives import bus_factor
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import Finding, Remedy, ceiling, percent
-from warplens.diagnosis.pace import Gain
+from warplens.diagnosis.pace import NOISE, Gain
 from warplens.diagnosis.rule import GAIN, Limit, Rule, bringing, gain_of
-from warplens.diagnosis.rules.ranks import RanksRule, gains_of, most_of
+from warplens.diagnosis.rules.ranks import PACES, RanksRule, gains_of, most_of
 from warplens.diagnosis.run import Run, run_of
 from warplens.diagnosis.thresholds import Thresholds
 from warplens.profile.schema import Float64s
@@ -215,9 +215,13 @@ class UnbucketedCommunication(RanksRule):
     cause = "many small collectives per step, which could be merged into a few"
     raised_when = (
         "a step has 32 collectives of up to 1 MiB (if sizes are not recorded, of up to 50 µs) with only small "
-        "work between them, or overlapped with compute, and it costs 2 %"
+        "work between them, or overlapped with compute; or a step has 100 collectives, and hosts that set the pace "
+        "spend their time on preparing and issuing them; and it costs 2 %"
     )
-    claimed = "the exposed part of collectives that could be merged with a neighbour"
+    claimed = (
+        "the exposed part of collectives that could be merged with a neighbour; for hosts that are busy with "
+        "collectives, the share of pauses that larger units would remove"
+    )
     headline = "Limited by small collectives: for {share} of the time one runs while nothing computes"
     evidence: ClassVar = {
         "small_collectives_per_step": "mergeable collectives that are small; per rank",
@@ -231,7 +235,12 @@ class UnbucketedCommunication(RanksRule):
         "exposed_share": "the same, of the window",
         "most_exposed_rank_share": "the same on the rank with the most",
         "saved_of_exposed_share": "share of the mergeable ones' time that is latency, not bytes (Hockney's model)",
+        "handling_ns_per_step": "host time in the framework's calls for collectives; mean over the ranks",
+        "handling_share": "the same, of the host time to issue the work",
     }
+    handled_title: ClassVar = (
+        "The hosts spend {share} of their time on preparing and issuing {count} collectives per step"
+    )
     refutation = (
         "Reduce all gradients in one flat tensor: if the step takes as long as before, latency was not the cost of "
         "the collectives."
@@ -240,6 +249,8 @@ class UnbucketedCommunication(RanksRule):
     small_bytes = Limit(1 << 20, "Up to 1 MiB, collectives reach a fifth of the bus bandwidth or less (nccl-tests).")
     small_ns = Limit(50_000, "For unrecorded sizes: an all-reduce of 1 MiB within a host takes 20 to 50 µs.")
     link_bytes_per_s = Limit(900e9, "The rate of NVLink 5 in each direction, the fastest link between GPUs.")
+    handled_per_step = Limit(100, "FSDP by blocks of a deep network needs three for each block; so many are by layers.")
+    left_share = Limit(0.25, "Units of four layers need a quarter of the calls; a block of a transformer has as many.")
 
     def _joinable(self, run: Run) -> dict[int, pl.DataFrame]:
         """By rank, the collectives that could be merged with a neighbour, and which are `small`; {} if too few are."""
@@ -271,11 +282,25 @@ class UnbucketedCommunication(RanksRule):
         share[collectives] = np.isin(facts.work["start_ns"].to_numpy()[collectives], begins)
         return share
 
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
+        """For hosts that are busy with collectives, the share of all pauses that larger units remove."""
+        run = run_of(facts)
+        share = self._handling_share(run) if run is not None else 0.0
+        return np.full(facts.gaps.height, (1 - self.left_share) * share) if share else None
+
+    def headline_of(self, finding: Finding) -> str:
+        """The headline; none for hosts that are busy with collectives, whose pauses are not told apart."""
+        return "" if "handling_share" in finding.evidence else self.headline
+
+    def makes_launches(self, finding: Finding) -> bool:
+        """True for hosts that are busy with collectives: no graph captures what a framework does around them."""
+        return "handling_share" in finding.evidence
+
     def across(self, run: Run, limits: Thresholds) -> Finding | None:
         """The finding, if the run has it."""
         joinable = self._joinable(run)
         if not joinable:
-            return None
+            return self._handled(run, limits)
         exposed = {rank: int(rows["exposed_ns"].sum()) for rank, rows in joinable.items()}
         if ceiling(round(run.wall_ns), sum(exposed.values()) / len(exposed)) < limits.raise_ceiling:
             return None
@@ -341,6 +366,75 @@ class UnbucketedCommunication(RanksRule):
                 Remedy(
                     "Communicate less often",
                     "with model.no_sync(): loss.backward()  # all but the last micro-batch",
+                    "in proportion to the collectives saved",
+                ),
+            ),
+        )
+
+    def _per_step(self, run: Run) -> float:
+        """Collectives per step on the rank with the fewest."""
+        return min(_in_window(run, rank) for rank in run.ranks) / run.steps
+
+    def _handling_share(self, run: Run) -> float:
+        """Share of the host time that collectives take, mean over the ranks; 0 if they are few, or it is unknown."""
+        if self._joinable(run) or self._per_step(run) < self.handled_per_step:
+            return 0.0
+        shares = [facts.handling_ns / max(facts.host_ns, 1) for facts in run.ranks.values()]
+        return min(sum(shares) / len(shares), 1.0) if all(shares) else 0.0
+
+    def _handled(self, run: Run, limits: Thresholds) -> Finding | None:
+        """The finding for hosts that are busy with the collectives of many small units."""
+        share = self._handling_share(run)
+        if not share:
+            return None
+        # The slowest host sets the pace of all.
+        slowest = max(run.ranks.values(), key=lambda facts: facts.host_ns)
+
+        def gain_at(pace: float, left: float) -> float:
+            share = pace + (1 - pace) * slowest.unprofiled_share
+            return slowest.host_gain(share, (1 - left) * slowest.handling_ns)
+
+        expected = float(np.mean([gain_at(pace, self.left_share) for pace in PACES]))
+        if expected < limits.raise_ceiling:
+            return None
+        # Without any of these calls, whether the profiler made them longer or not; host times differ from run to run.
+        bound = max(
+            1 + (facts.host_gain(pace, facts.handling_ns) - 1) * NOISE
+            for facts in run.ranks.values()
+            for pace in (1.0, facts.unprofiled_share)
+        )
+        count = self._per_step(run)
+        return self.costing(
+            run,
+            limits,
+            (gain_at(0.0, 2 * self.left_share), expected, gain_at(1.0, self.left_share / 2)),
+            bound=bound,
+            title=self.handled_title.format(share=percent(share), count=f"{count:,.0f}"),
+            confidence="high" if run.sure else "medium",
+            evidence={
+                "collectives_per_step": count,
+                "handling_ns_per_step": sum(facts.handling_ns for facts in run.ranks.values())
+                / len(run.ranks)
+                / run.steps,
+                "handling_share": share,
+            },
+            where=(),
+            remedies=(
+                Remedy(
+                    "Shard or reduce larger units",
+                    "for block in model.blocks: fully_shard(block)  # each block, not each layer in it\n"
+                    "fully_shard(model)\n"
+                    "# DistributedDataParallel: a larger bucket_cap_mb",
+                    GAIN,
+                ),
+                Remedy(
+                    "Keep parameters gathered between forward and backward pass",
+                    "fully_shard(block, reshard_after_forward=False)  # if memory allows",
+                    "a third of the collectives of FSDP",
+                ),
+                Remedy(
+                    "Communicate less often",
+                    "model.set_requires_gradient_sync(False)  # FSDP, all but the last micro-batch; DDP: no_sync()",
                     "in proportion to the collectives saved",
                 ),
             ),

@@ -84,7 +84,7 @@ def most_of(facts: RankFacts, saved_ns: float, issuing_ns: float = 0.0) -> float
 
 
 #: Host paces over which a gain is averaged: 0 is the least time without the profiler, 1 the recorded time.
-_PACES: Final = np.linspace(0.0, 1.0, 11)
+PACES: Final = np.linspace(0.0, 1.0, 11)
 
 
 def gains_of(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept: float = 0.0) -> tuple[float, ...]:
@@ -101,7 +101,7 @@ def gains_of(ranks: Mapping[int, RankFacts], saved_ns: Mapping[int, float], kept
             for rank, saved in saved_ns.items()
         )
 
-    expected = float(np.mean([gain_at(pace, left) for pace in _PACES]))
+    expected = float(np.mean([gain_at(pace, left) for pace in PACES]))
     return gain_at(1.0, 0.8 * left), expected, gain_at(0.0, min(1.2 * left, 1.0))
 
 
