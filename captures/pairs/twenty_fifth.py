@@ -376,7 +376,7 @@ class Dynamics(nn.Module):
         """States [members, rows, states]."""
         x = torch.cat([state, torch.tanh(torch.bmm(state, self.acts))], -1)
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.baddbmm(bias, x, weight)
+            x = torch.bmm(x, weight) + bias
             if index < len(self.weights) - 1:
                 x = functional.silu(x)
         return torch.tanh(state + x)
