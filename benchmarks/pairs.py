@@ -40,6 +40,7 @@ HALVES = (
     "twenty_second",
     "twenty_third",
     "twenty_fourth",
+    "twenty_fifth",
 )
 SOURCES = ("nsys", "torch")
 
