@@ -229,6 +229,32 @@ def test_hosts_busy_with_the_collectives_of_small_units_are_told_so_alone_and_to
     assert first["expected"] <= first["bound"] <= 1 / (1 - 378 / 543) * 2
 
 
+def test_weights_copied_for_each_row_are_no_cache_and_read_once_when_grouped() -> None:
+    """Eight experts for each of 128 tokens: 1,024 copies of 128 matrices, which shapes tell and a capture does not."""
+    entry = next(each for each in pairs() if each.name == "weights_gathered_for_each_token")
+    found = {source: diagnose([path]).to_dict() for source in SOURCES if (path := entry.path(source))}
+    first = found["torch"]["findings"][0]
+    assert found["torch"]["verdict"] == first["id"] == "scattered-access"
+    assert "grouped" in first["remedies"][0]["how"]
+    assert entry.ratio is not None
+    assert 0.8 <= first["expected"] / entry.ratio.median <= 1.2
+    for each in found.values():
+        assert "growing-cache" not in {finding["id"] for finding in each["findings"]}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_an_optimizer_in_the_hooks_of_each_parameter_is_told(source: str) -> None:
+    """201 optimizers of one parameter each; 176 of their kernels follow other work of the backward pass."""
+    entry = next(each for each in pairs() if each.name == "optimizer_stepped_in_hooks")
+    path = entry.path(source)
+    assert path is not None
+    first = diagnose([path]).to_dict()["findings"][0]
+    assert first["id"] == "unfused-optimizer"
+    assert first["evidence"]["optimizer_turns_per_step"] == 176
+    assert entry.ratio is not None
+    assert 0.8 <= first["expected"] / entry.ratio.median <= 1.2
+
+
 def test_ranks_that_need_not_wait_for_each_other_are_not_warned() -> None:
     files = sorted((FOLDER / "ranks").glob("healthy_inference__rank*"))
     assert len(files) == 2

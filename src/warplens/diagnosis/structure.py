@@ -145,6 +145,20 @@ def started_share(facts: Facts, rows: Int64s | slice = EVERY) -> Float64s:
     return np.asarray(np.minimum(empty / duration, 1.0), dtype=np.float64)
 
 
+@once
+def gathered_operands(facts: Facts) -> tuple[Int64s, Int64s]:
+    """Rows of gathers right before a matrix product, which reads the result, and the row of the product after each."""
+    program, order = facts.program, facts.program.order
+    gathers = program.in_order(program.labelled("gather-scatter") & ~program.marked("adding-rows"))
+    # Several kernels may gather one operand; a product may clear its workspace first.
+    others = np.flatnonzero(~gathers & program.in_order(program.is_kernel))
+    places = np.flatnonzero(gathers)
+    after = np.searchsorted(others, places)
+    places, after = places[after < len(others)], others[after[after < len(others)]]
+    read = program.in_order(program.labelled("gemm"))[after] & ~program.breaks[after]
+    return order[places[read]], order[after[read]]
+
+
 @dataclass(frozen=True, eq=False)
 class Passes:
     """Equal passes of a step that could be one pass over a batch."""

@@ -17,7 +17,7 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.rule import GAIN, Limit, remembered
-from warplens.diagnosis.structure import StructureRule, time_of
+from warplens.diagnosis.structure import StructureRule, gathered_operands, time_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 #: Least passes over a growing text: fewer grids may grow evenly by chance.
@@ -343,8 +343,10 @@ class GrowingCache(StructureRule):
         return np.asarray(facts.program.labelled("attention") & ~facts.program.marked("backward"), dtype=np.bool_)
 
     def _gathers(self, facts: Facts) -> Bools:
-        program = facts.program
-        return np.asarray(program.labelled("gather-scatter") & ~program.marked("adding-rows"), dtype=np.bool_)
+        """Gathers, except those whose result a product reads at once: they copy operands, not a cache."""
+        gathers = facts.program.labelled("gather-scatter") & ~facts.program.marked("adding-rows")
+        gathers[gathered_operands(facts)[0]] = False
+        return np.asarray(gathers, dtype=np.bool_)
 
     def _with_each_attention(self, facts: Facts, which: Bools) -> Bools:
         """Those of these that take far longer than the work on one token, if each attention has a pair of them."""

@@ -11,7 +11,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GAIN, IDLE_NS, LAUNCHES_PER_STEP, Limit, Rule, ahead_without, bringing
+from warplens.diagnosis.rule import GAIN, IDLE_NS, LAUNCHES_PER_STEP, Limit, Rule, ahead_without, bringing, remembered
 from warplens.diagnosis.structure import started_share
 from warplens.profile.schema import Bools, Float64s
 
@@ -37,6 +37,14 @@ _OVER_PARAMETERS: Final = Remedy(
     f"{GAIN}: a few launches in all instead of several per tensor",
 )
 
+#: For optimizers of one parameter each.
+_OVER_ALL: Final = Remedy(
+    "Step one optimizer over all parameters",
+    "optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n"
+    "optimizer.step()  # after backward, not in a hook of each parameter; the gradients then need memory",
+    f"{GAIN}: a few launches and one call in all instead of one for each tensor",
+)
+
 #: For parameters in groups of one or two.
 _FEW_GROUPS: Final = Remedy(
     "Put the parameters into few groups",
@@ -54,13 +62,18 @@ class UnfusedOptimizer(Rule):
     question = "Does the optimizer launch several kernels for each parameter tensor?"
     limiter = "an optimizer that launches kernels for each parameter tensor"
     cause = "an optimizer that updates one tensor at a time"
-    raised_when = "it launches 100 kernels per step, more than half of them for a single tensor, and costs 2 %"
+    raised_when = (
+        "it launches 100 kernels per step, more than half of them for a single tensor, or it steps 64 times within "
+        "other work; and it costs 2 %"
+    )
     claimed = "launch pauses of the optimizer, and 26/33 of its kernels' time"
     headline = "Limited by the optimizer: updating one tensor at a time costs {share} of the time"
     title = "The optimizer updates one tensor at a time, with several kernels for each"
     loop_title: ClassVar = "A loop over the parameters launches kernels for each tensor, beside a fused optimizer"
+    hooked_title: ClassVar = "The optimizer steps for one parameter at a time, between kernels of the backward pass"
     headlines: ClassVar = {
-        loop_title: "Limited by a loop over the parameters: going from tensor to tensor costs {share} of the time"
+        hooked_title: "Limited by an optimizer that steps for one parameter at a time: it costs {share} of the time",
+        loop_title: "Limited by a loop over the parameters: going from tensor to tensor costs {share} of the time",
     }
     evidence: ClassVar = {
         "claimed_share": "cost of updating one tensor at a time, of the window",
@@ -70,6 +83,7 @@ class UnfusedOptimizer(Rule):
         "single_tensor_launches_share": "launches that update a single tensor",
         "parameter_tensors_count": "parameter tensors updated per step, where the kernels show it",
         "launches_per_tensor_factor": "launches per tensor",
+        "optimizer_turns_per_step": "steps of an optimizer within a step of the program",
         "groups_per_step": "groups of parameters, each with launches of its own",
         **IDLE_NS,
         "saved_kernel_ns": "kernel time that a fused optimizer saves",
@@ -99,6 +113,8 @@ class UnfusedOptimizer(Rule):
         8, "Weight decay or none, in two formats, make four groups; each learning rate makes one more."
     )
 
+    least_turns = Limit(64, "Two optimizers in turn, groups of parameters and sharded units make fewer.")
+
     def makes_launches(self, finding: Finding) -> bool:
         """True: it launches several kernels for each tensor."""
         return True
@@ -110,15 +126,32 @@ class UnfusedOptimizer(Rule):
             passes = facts.program.having("label", *PASSES, "optimizer", "device-to-device")
             unfused = in_optimizer & passes & ~facts.program.marked("fused-optimizer")
             return np.where(unfused, facts.thresholds.optimizer_saved_share, 0.0)
+        turns, _ = self._turns(facts)
+        if turns.any():
+            return np.where(turns, started_share(facts), 0.0)
         lists = self._lists(facts)
         return np.where(lists, float(self.lists_saved_share), 0.0) if lists.any() else None
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The share of all pauses that goes away as a host without this work gets ahead."""
-        if facts.phase is not None or not is_unfused(facts):
+        if facts.phase is not None:
             return None
+        if not is_unfused(facts):
+            turns, _ = self._turns(facts)
+            return np.maximum(facts.program.of_gaps(turns), ahead_without(facts, turns)) if turns.any() else None
         ahead = ahead_without(facts, facts.program.having("phase", "optimizer"))
         return np.full(facts.gaps.height, self.lead_share * ahead) if ahead else None
+
+    @remembered
+    def _turns(self, facts: Facts) -> tuple[Bools, int]:
+        """Kernels of optimizers that step again and again within other work, and the number of turns."""
+        program = facts.program
+        updates = program.marked("fused-optimizer")
+        if updates.sum() < self.least_turns * facts.steps:
+            return np.zeros_like(updates), 0
+        updates = updates | program.marked("foreach")
+        turns = sum(1 for _ in program.runs(updates))
+        return (updates, turns) if turns >= self.least_turns * facts.steps else (np.zeros_like(updates), 0)
 
     def _lists(self, facts: Facts) -> Bools:
         """Kernels on lists of tensors with one operation each, if there are enough of them for an optimizer."""
@@ -140,6 +173,9 @@ class UnfusedOptimizer(Rule):
     def find(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, if the window has it."""
         lists = self._lists(facts)
+        turns, count = self._turns(facts)
+        if count and not is_unfused(facts):
+            return self._in_turns(facts, claims, turns, count)
         foreach = not is_unfused(facts)
         looped = not foreach and bool(facts.program.marked("fused-optimizer").any())
         if foreach and not lists.any():
@@ -201,4 +237,26 @@ class UnfusedOptimizer(Rule):
             + facts.idle_ns
             - claims.idle_ns(self.id)
             + (0 if not foreach else int(0.35 * facts.program.own_ns[lists].sum())),
+        )
+
+    def _in_turns(self, facts: Facts, claims: Claims, turns: Bools, count: int) -> Finding | None:
+        """The finding for optimizers of one parameter each."""
+        claimed = claims.total_ns(self.id)
+        return self.raised(
+            facts,
+            claimed,
+            title=self.hooked_title,
+            confidence="high" if facts.sure else "medium",
+            evidence={
+                "claimed_share": claims.seen_ns(self.id) / facts.wall_ns,
+                "launches_per_step": int(turns.sum()) / facts.steps,
+                "optimizer_turns_per_step": count / facts.steps,
+                "idle_ns": claims.idle_ns(self.id),
+                "saved_kernel_ns": claims.busy_ns(self.id),
+            },
+            where=kernel_names(facts, facts.work["own_ns"] * pl.Series(turns)),
+            remedies=(_OVER_ALL,),
+            issuing_ns=claims.issuing_ns[self.id],
+            busy_ns=claims.busy_ns(self.id),
+            bound_ns=claimed + facts.idle_ns - claims.idle_ns(self.id),
         )

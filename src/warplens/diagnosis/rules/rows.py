@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
 import polars as pl
 
+from warplens.analysis.headroom.shapes import tensors_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.rule import Limit, remembered
-from warplens.diagnosis.structure import StructureRule, time_beside, time_of
+from warplens.diagnosis.structure import StructureRule, gathered_operands, time_beside, time_of
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s, Int64s
 
@@ -22,6 +24,8 @@ OF_A_BLOCK: Final = 65_536
 #: Elements per thread of other kernels. Newer PyTorch kernels take twice as many; the memory's rate shows which.
 _OF_A_THREAD: Final = 4
 _FP32_BYTES: Final = 4
+#: Dimensions of the operands of a batched product.
+_BATCHED: Final = ("matrix", "row", "column")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +53,8 @@ class ScatteredAccess(StructureRule):
     )
     claimed = (
         "all but one access of rows that are gathered and scattered without a matrix product in between, the "
-        "passes over them, and sorts of indices; the share of unused rows of dense gradients and their optimizer"
+        "passes over them, and sorts of indices; matrices that are gathered for a batched product, and its repeated "
+        "reading of them; the share of unused rows of dense gradients and their optimizer"
     )
     headline = (
         "Limited by scattered memory access: {share} of the time could be saved if rows were not copied out or "
@@ -57,6 +62,7 @@ class ScatteredAccess(StructureRule):
     )
     title = "Rows are gathered and scattered one by one through memory"
     dense_title: ClassVar = "Gradients of whole embedding tables are written and applied, although a step uses few rows"
+    matrices_title: ClassVar = "A matrix of weights is copied for each row, and a batched product reads the copies"
     evidence: ClassVar = {
         "scattered_per_step": "gathers, scatters and sorts of a step",
         "used_rows_share": "upper limit of the rows used per step, of the rows of tables with dense gradients",
@@ -118,6 +124,7 @@ class ScatteredAccess(StructureRule):
         if scattered.any() and time_of(program, scattered) >= least_ns:
             share = self._copied(facts, scattered)
             share[self._preparing(facts)] = 1.0
+            share = np.maximum(share, self._matrices(facts))
         dense = self._dense(facts)
         return share if dense is None else np.maximum(share, dense.share)
 
@@ -183,6 +190,23 @@ class ScatteredAccess(StructureRule):
         freed = share > 0
         beside = (time_beside(program, scattered & freed & ~sorts, reach=2) > 0) & ~scattered
         share[beside] = self.saved_share
+        return share
+
+    @remembered
+    def _matrices(self, facts: Facts) -> Float64s:
+        """Share saved of gathers that copy a matrix for each row, and of the batched products that read the copies.
+
+        Shapes show it: the product has more matrices than the table from which they were gathered. A product of the
+        rows of each matrix, grouped, reads each matrix once.
+        """
+        share, shapes = np.zeros(facts.work.height), facts.program.shapes()
+        gathers, products = gathered_operands(facts)
+        for gather, product, table, read in zip(
+            gathers.tolist(), products.tolist(), shapes.gather(gathers), shapes.gather(products), strict=True
+        ):
+            repeats = _repeats(table, read)
+            if repeats > 1:
+                share[gather], share[product] = 1.0, 1 - 1 / repeats
         return share
 
     def _over_sorted(self, facts: Facts, run: Int64s, sorts: Int64s) -> Int64s:
@@ -259,19 +283,22 @@ class ScatteredAccess(StructureRule):
         preparing = self._preparing(facts) & claimed
         # Work that goes away is not launched either.
         calls = dense.calls if dense is not None else preparing.astype(np.float64)
+        matrices = bool((self._matrices(facts) > 0)[claimed].any())
         scattered = program.labelled("gather-scatter", "sort-topk")
         return self.seen(
             facts,
             claims,
-            title="" if dense is None else self.dense_title,
+            title=self.matrices_title if matrices else "" if dense is None else self.dense_title,
             confidence="medium",
             evidence={
                 "scattered_per_step": int(scattered.sum()) / facts.steps,
                 "used_rows_share": None if dense is None else dense.used_share,
             },
-            bound_ns=int(0.97 * time_of(program, claimed | scattered | program.labelled(*PASSES))),
+            bound_ns=int(0.97 * time_of(program, claimed | scattered | program.labelled(*PASSES)))
+            + (facts.idle_ns if matrices else 0),
             replayed=facts.replayed(time=self.share(facts), calls=calls) if calls.any() else None,
             remedies=(
+                *((_GROUPED,) if matrices else ()),
                 *(_SPARSE if dense is not None else ()),
                 *((UNSORTED,) if preparing.any() else ()),
                 *((_SELECTED,) if (claimed & program.marked("sorting-values")).any() else ()),
@@ -293,6 +320,21 @@ class ScatteredAccess(StructureRule):
         )
 
 
+@lru_cache(maxsize=1024)
+def _repeats(table: str | None, read: str | None) -> float:
+    """How often a batched product reads each matrix of the table that was gathered for it; 0 if it reads others.
+
+    Args:
+        table, read: input shapes of the gather and of the product, as JSON lists.
+    """
+    gathered = next(iter(tensors_of(table)), ())
+    if len(gathered) != len(_BATCHED):
+        return 0.0
+    batched = (shape for shape in tensors_of(read) if len(shape) == len(_BATCHED))
+    alike = (shape[0] for shape in batched if sorted(shape[1:]) == sorted(gathered[1:]))
+    return max(alike, default=0) / max(gathered[0], 1)
+
+
 def _elements(facts: Facts, rows: Int64s) -> Float64s:
     """Numbers that each of these kernels or fills writes, if it writes fp32; nan if grids are not recorded.
 
@@ -308,6 +350,14 @@ def _elements(facts: Facts, rows: Int64s) -> Float64s:
         written[fills] = facts.at_roof["bytes"].gather(rows[fills]).fill_null(0).to_numpy() / _FP32_BYTES
     return written
 
+
+#: For matrices that are gathered for a batched product.
+_GROUPED: Final = Remedy(
+    "Group the rows by their matrix",
+    "y = torch._grouped_mm(x[order], weights, offs=ends)  # rows sorted by expert; each matrix is read once\n"
+    "# transformers: model.set_experts_implementation('grouped_mm'); adapters: one product for each",
+    "no matrix is copied, and each is read once",
+)
 
 #: For indices that are sorted in order to add rows in their order.
 UNSORTED: Final = Remedy(
