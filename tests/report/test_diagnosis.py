@@ -18,7 +18,7 @@ from warplens.report.brief import brief_table
 from warplens.report.document import SectionOf, Table
 from warplens.report.overview.document import overview_document, report_document
 from warplens.report.overview.numbers import examine
-from warplens.report.run import by_itself_table
+from warplens.report.run import by_itself_table, run_strips
 from warplens.report.verdict import (
     coverage_lines,
     diagnosis_tables,
@@ -63,6 +63,26 @@ def test_tables_of_ranks_profiles_and_phases_use_the_words_of_the_diagnosis_itse
     files = Fleet(2).run(_training_of_two).files()
     run = diagnose_run(run_of_files(files), dict(enumerate(map(judged, files))))
     assert by_itself_table(run).rows["verdict"].to_list() == [words, words]
+
+
+def test_ranks_with_windows_of_different_lengths_are_each_split_as_a_whole_and_a_bound_is_no_gain():
+    files = Fleet(2).run(_late_rank).files()
+    run = diagnose_run(run_of_files(files), dict(enumerate(map(judged, files))))
+    strips = list(run_strips(run.run.result))
+    assert sorted(strip.scale for strip in strips)[0] < max(strip.scale for strip in strips) == 1.0
+    for strip in strips:
+        assert sum(part.share for part in strip.segments) == pytest.approx(1.0)
+    first = run.ranks[0].findings[0]
+    bounded = replace(first, expected=None, expected_interval=None)
+    only_bounded = replace(run, ranks={0: replace(run.ranks[0], findings=(bounded,))})
+    assert bounded.gain is not None
+    assert by_itself_table(only_bounded).rows["gain"].to_list() == ["–"]
+
+
+def _late_rank(fleet: Fleet) -> None:
+    _training_of_two(fleet)
+    fleet.machines[1].launch(400 * US, times=5)
+    fleet.machines[1].wait()
 
 
 def _training_of_two(fleet: Fleet) -> None:

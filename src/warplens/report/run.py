@@ -59,7 +59,7 @@ def by_itself_table(run: RunDiagnosis) -> Table:
                 "source": run.run.summary(rank).label,
                 "verdict": verdict_words(finding),
                 "severity": finding.severity,
-                "gain": factor(finding.gain),
+                "gain": factor(finding.expected),
                 "busy_share": coverage.busy_ns / coverage.wall_ns if coverage.wall_ns else None,
                 "remedy": finding.remedies[0].action if finding.remedies else None,
             }
@@ -145,6 +145,7 @@ def run_strips(result: RanksResult) -> Iterator[Strip]:
         row = rows.row(by_predicate=pl.col("rank") == rank, named=True)
         steps = max(1, len(result.summaries[result.ranks.index(rank)].window.steps))
         unit = "mean step" if steps > 1 else "its window"
-        segments = (Segment(title, time_ns / steps, time_ns / longest, fill) for title, fill, time_ns in parts_of(row))
+        whole = row["duration_ns"] or 1
+        segments = (Segment(title, time_ns / steps, time_ns / whole, fill) for title, fill, time_ns in parts_of(row))
         title = f"Where the time of rank {rank} goes ({unit}, {fmt.duration(row['duration_ns'] / steps)})"
-        yield Strip("rank", rank, title, tuple(segments))
+        yield Strip("rank", rank, title, tuple(segments), whole / longest)
