@@ -73,8 +73,10 @@ def checked_folder(folder: Path) -> Path:
     """The folder, if files can be written to it; it need not exist. Checked before minutes of analysis.
 
     Raises:
-        UsageError: it is a file or named like one, or it is not writable.
+        UsageError: it is a file, named like one, or `-`, or it is not writable.
     """
+    if str(folder) == "-":
+        raise UsageError("reports are not written to standard output: name a folder with --output")
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     if not existing.is_dir():
         raise UsageError(f"{existing.name} is a file, but reports are written to a folder: name another with --output")
@@ -97,15 +99,18 @@ def _names_file(path: Path) -> bool:
     return form_named(path) is not None or (not path.is_dir() and MimeTypes().guess_type(path.name)[0] is not None)
 
 
-def checked_target(output: Path, inputs: Iterable[Path] = ()) -> Path:
+def checked_target(output: Path, inputs: Iterable[Path] = (), form: Format = "table") -> Path:
     """The folder or single file (by its suffix) for documents, if it can be written.
 
     Raises:
-        UsageError: it is not writable, or one of the input files.
+        UsageError: it is not writable, or one of the input files, or not of the format that was asked for.
     """
     from warplens.report.write import REPORT_FORMATS, form_named
 
-    if form_named(output) is None:
+    named = form_named(output)
+    if form not in ("table", named):
+        raise UsageError(f"--output writes {named or 'html, md and json'}, but --format says {form}: give one of them")
+    if named is None:
         if _names_file(output):
             suffixes = ", ".join(f".{form}" for form in REPORT_FORMATS)
             raise UsageError(f"{output}: a file is written as {suffixes}: name such a file, or a folder")

@@ -69,6 +69,10 @@ def answer(
             f"warplens compare {typed(paths[0])} OTHER"
         )
     if form != "table":
+        if output is not None or opened:
+            raise UsageError(
+                f"--format {form} writes no report: leave out --output and --open, or ask: warplens report"
+            )
         _for_programs(paths, window, range_name, form)
         return
     folder = _report_folder(output, paths)

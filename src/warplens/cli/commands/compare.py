@@ -503,7 +503,7 @@ def compare(
     The difference in wall time per step is split into parts that add up exactly. Steps are samples, files of a folder
     are repeats: only repeats are independent of each other. "Undecided" is an answer and does not fail the gate.
     """
-    folder = checked_target(output, (baseline, variant)) if output else None
+    folder = checked_target(output, (baseline, variant), form) if output else None
     options = Options(
         margin=_share(margin),
         level=round(1 - _share(level), 9),

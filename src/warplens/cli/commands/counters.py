@@ -234,6 +234,8 @@ def roofline(
     each level of memory (DRAM, L2, L1); roofs are the peaks in the report unless you state others.
     """
     _check_output(output, paths)
+    if output is not None and form != "table":
+        raise UsageError(f"--output writes the chart alone, but --format says {form}: give one of them")
     ceilings = dict(map(_parse_ceiling, ceiling or ()))
     counted = [load_counters(path) for path in paths]
     reports = [(report.capture, roofline_points(report, ceilings)) for report in counted]

@@ -39,7 +39,7 @@ def ranks(
     Each profile is reduced to a small summary in a process of its own; a file with several processes or GPUs holds
     several ranks. The rank is taken from the file, else from its name (rank3, _r3), else from the order given.
     """
-    folder = checked_target(output, paths) if output else None
+    folder = checked_target(output, paths, form) if output else None
     files = discover(paths)
     with progress(f"reading {fmt.plural(len(files), 'profile')}") as tell:
         run = analyse_ranks(files, window, workers=workers, scheduler=scheduler, progress=tell)

@@ -73,7 +73,7 @@ def report_sweep(
     """
     if not 0.5 < level < 1 or not 0 <= margin < 1:
         raise UsageError("the confidence lies between 50% and 100%, and the margin between 0% and 100%")
-    folder = checked_target(output, (path,)) if output is not None else None
+    folder = checked_target(output, (path,), form) if output is not None else None
     with progress(f"reading {path.name}") as tell:
         measurements = read_sweep(path)
         sides = [side_of(text) if text is not None else None for text in (baseline, variant)]
