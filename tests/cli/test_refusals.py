@@ -39,6 +39,7 @@ REFUSED = {
     "report small.sqlite -o x.html --format json": "x.html is to hold html, but --format says json",
     "-": "profiles are not read from standard input",
     "counters -": "profiles are not read from standard input",
+    "headroom small.sqlite --with small.sqlite": "no shapes were recorded, from which the work of kernels",
     "small.sqlite -o out --format json": "--format json writes no report: leave out --output and --open",
     "small.sqlite --open --format csv": "--format csv writes no report",
     f"compare {_PAIR} -o out --format json": "--output writes html, md and json, but --format says json",

@@ -39,6 +39,7 @@ def test_sentences_name_the_levels_the_roofs_and_what_is_known():
     assert levels.endswith("at the limit")
     assert "NVIDIA H200" in roofs
     assert "known for 100.0 % of the busy time" in known
+    assert "work taken from another.json: that of 0.0 % of the busy time" in facts(norms(), "another.json")
 
 
 def test_a_launch_bound_decoder_is_told_what_reading_its_weights_takes():

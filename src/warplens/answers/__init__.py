@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from warplens.errors import UsageError
+from warplens.errors import MissingDataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -345,13 +345,19 @@ def headroom_selection(
     from warplens.report.headroom import device_data, facts, groups_table, headroom_rows, parts_table
     from warplens.report.jsonout import window_data
 
+    if program is not None and not program.trace.operators["input_shapes"].count():
+        raise MissingDataError(
+            f"{program.trace.capture.source}: no shapes were recorded, from which the work of kernels would be known: "
+            "torch.profiler.profile(record_shapes=True) does"
+        )
+    told = None if program is None else program.trace.capture.source
     devices = headrooms(selection.timeline, selection.window, program=program, counters=counters)
     rows = headroom_rows(devices)
     return HeadroomAnswer(
         command="headroom",
         source=selection.source,
         frame=rows,
-        facts=tuple(sentence for device in devices for sentence in facts(device)),
+        facts=tuple(sentence for device in devices for sentence in facts(device, told)),
         notes=selection.notes,
         tables=tuple(table for device in devices for table in (parts_table(device), groups_table(device))),
         data=lambda: {

@@ -69,8 +69,13 @@ def _unit(headroom: Headroom) -> str:
     return "step" if headroom.steps else "window"
 
 
-def facts(headroom: Headroom) -> Iterator[str]:
-    """The headroom in sentences: levels, roofs, share of known work, utilisation and throughput."""
+def facts(headroom: Headroom, program: str | None = None) -> Iterator[str]:
+    """The headroom in sentences: levels, roofs, share of known work, utilisation and throughput.
+
+    Args:
+        headroom: of one GPU.
+        program: name of the trace that told the work of equal kernels, if one did.
+    """
     unit = _unit(headroom)
     down = " → ".join(f"{fmt.duration(headroom.per_step(headroom.after(step)))} {words}" for step, words in _DOWN)
     measured = fmt.duration(headroom.per_step(headroom.duration_ns))
@@ -84,6 +89,9 @@ def facts(headroom: Headroom) -> Iterator[str]:
         if headroom.product_known_share is not None:
             known += f", FLOPs for {fmt.share(headroom.product_known_share)} of the products' time"
         yield known
+    if program is not None and (busy_ns := int(headroom.groups["measured_ns"].sum())):
+        found_ns = int(headroom.groups.filter(pl.col("known") == "trace")["measured_ns"].sum())
+        yield f"work taken from {program}: that of {fmt.share(found_ns / busy_ns)} of the busy time"
     if headroom.mfu is not None and headroom.hfu is not None and headroom.roofs is not None:
         peak = f"{fmt.flop_rate(headroom.peak_flops_per_s or 0)} ({headroom.peak_format}, dense)"
         model, hardware = fmt.share(headroom.mfu), fmt.share(headroom.hfu)
