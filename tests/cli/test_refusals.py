@@ -40,6 +40,8 @@ REFUSED = {
     "-": "profiles are not read from standard input",
     "counters -": "profiles are not read from standard input",
     "headroom small.sqlite --with small.sqlite": "no shapes were recorded, from which the work of kernels",
+    "counters absent.ncu-rep --window all": "--window and --ncu-version are about a trace of the same program",
+    "counters absent.ncu-rep --ncu-version x": "add --trace",
     "small.sqlite -o out --format json": "--format json writes no report: leave out --output and --open",
     "small.sqlite --open --format csv": "--format csv writes no report",
     f"compare {_PAIR} -o out --format json": "--output writes html, md and json, but --format says json",

@@ -70,6 +70,8 @@ def counters(
     """
     metrics, most = metric or [], most_rows(form, limit)
     _check_comparison(len(paths), compare, pair or [], trace is not None)
+    if trace is None and (window != "steady" or ncu_version is not None):
+        raise UsageError("--window and --ncu-version are about a trace of the same program: add --trace")
     pairs = parse_pairs(pair or [])
     reports = [load_counters(path) for path in paths]
     if compare:
