@@ -131,4 +131,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    """The public names. `help(warplens)` and completion load them all: without PyTorch, its module is left out."""
+    from importlib.util import find_spec
+
+    return [name for name in __all__ if name != "AdaptiveModule" or find_spec("torch") is not None]

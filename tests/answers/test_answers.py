@@ -260,3 +260,9 @@ def test_demo_names_every_file_that_is_shipped_and_no_other():
     assert capture("deit224_bs1_baseline") == located(BASELINE)
     with pytest.raises(warplens.UsageError, match="similar: demo:deit224_bs1_baseline"):
         located("demo:deit224_bs1_base")
+
+
+def test_help_and_completion_name_nothing_that_cannot_be_loaded(monkeypatch):
+    assert set(warplens.__all__) - set(dir(warplens)) <= {"AdaptiveModule"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert set(warplens.__all__) - set(dir(warplens)) == {"AdaptiveModule"}

@@ -12,7 +12,7 @@ def surface() -> str:
     import warplens
 
     lines = []
-    for name in dir(warplens):
+    for name in sorted(warplens.__all__):
         if name.startswith("__"):
             lines.append(name)
             continue
