@@ -17,7 +17,7 @@ from tests.diagnosis.programs import record
 from tests.report.conftest import Visit
 from warplens.analysis.quality import quality_notes
 from warplens.analysis.timeline import Timeline
-from warplens.compare.decisions import compare, regression
+from warplens.compare.decisions import Comparison, Interval, compare, regression
 from warplens.compare.difference import Contribution
 from warplens.compare.host import Side
 from warplens.compare.shift import Samples
@@ -30,6 +30,7 @@ from warplens.report.comparison.steps import kernel_table, part_table, waterfall
 from warplens.report.comparison.words import (
     cause_sentence,
     change_text,
+    confidence_text,
     forbids_gate,
     gate_line,
     interval_text,
@@ -114,6 +115,32 @@ def test_the_gate_has_three_ends():
     assert gate_line(regression(slower, 0.05), slower).startswith("gate failed: slower by more than 5.0 %")
     assert gate_line(regression(slower, 0.5), slower).startswith("gate passed: not slower by more than 50.0 %")
     assert gate_line(regression(noise, 0.05), noise).startswith("gate undecided (not a failure)")
+
+
+def test_a_difference_within_the_noise_says_why_it_is_undecided():
+    within = replace(noisy_comparison(), ratio=Interval(1.01, 1.02, 1.03, 0.05), verdict="undecided")
+    assert "(95 %: +1.0 % to +3.0 %), but halves of one side differ by up to " in verdict_text(within, "it")
+    assert ", but halves of one side differ by up to " in gate_line(regression(within, 0.0), within)
+
+
+def noisy_comparison() -> Comparison:
+    return compare(noisy(1e6, 0.2, 5), noisy(1.01e6, 0.2, 6))
+
+
+def test_a_drift_is_the_reason_why_no_number_of_repeats_decides():
+    steps = 1e6 * np.exp(np.linspace(0, 0.3, 20) + np.random.default_rng(1).normal(0, 0.01, 20))
+    found = compare(Samples.of([steps]), Samples.of([1.1 * steps]))
+    assert (found.verdict, found.needed_blocks) == ("undecided", None)
+    assert str(needed_text(found)).startswith("No number of repeats would decide it while the times drift")
+
+
+def test_one_step_resembles_no_other():
+    steps = 1e6 * np.exp(np.repeat([0.0, 0.1], 6))
+    assert not any("resemble" in doubt for doubt in compare(Samples.of([steps]), Samples.of([[1e6]])).doubts)
+
+
+def test_no_interval_is_of_all_confidence():
+    assert [confidence_text(level) for level in (0.05, 0.0025, 1e-6)] == ["95", "99.75", "99.9999"]
 
 
 def test_a_cause_is_no_reason_where_the_verdict_is_open(paradox):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -25,6 +25,9 @@ from warplens.compare.shift import (
 from warplens.errors import UsageError
 from warplens.profile.schema import Float64s
 
+#: Relative rounding error of a ratio computed through logarithms.
+_ROUNDING: Final = 1e-12
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -38,7 +41,8 @@ class Interval:
 
     def within(self, margin: float) -> bool:
         """Whether the whole interval of a ratio lies between 1 / (1 + margin) and 1 + margin."""
-        return self.low >= 1 / (1 + margin) and self.high <= 1 + margin
+        limit = (1 + margin) * (1 + _ROUNDING)
+        return self.low >= 1 / limit and self.high <= limit
 
     @property
     def excludes_one(self) -> bool:
@@ -244,6 +248,12 @@ class Comparison:
     doubts: tuple[str, ...]  #: sentences on the limits of the figures
     margin: float = 0.02  #: differences of at most this share count as none
     unit: Literal["blocks", "steps"] = "blocks"  #: unit of `needed_blocks`: `steps` if each side has a single block
+    shift: Shift | None = None  #: what the interval was computed from
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether it is undecided, although the interval excludes 1, because each side differs from itself as much."""
+        return self.verdict == "undecided" and self.ratio.excludes_one
 
 
 def compare(
@@ -276,6 +286,7 @@ def compare(
         doubts=tuple(_doubts(baseline, variant, shift, ratio)),
         margin=margin,
         unit="steps" if single else "blocks",
+        shift=shift,
     )
 
 
@@ -309,10 +320,6 @@ def _counted(side: Samples) -> str:
     return f"the medians of {len(side.blocks)} blocks"
 
 
-#: Relative rounding error of a ratio computed through logarithms.
-_ROUNDING: Final = 1e-12
-
-
 def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) -> Iterator[str]:
     single = [name for name, side in (("baseline", baseline), ("variant", variant)) if len(side.blocks) == 1]
     if len(single) == 2:
@@ -342,7 +349,7 @@ def _doubts(baseline: Samples, variant: Samples, shift: Shift, ratio: Interval) 
                 f"Times of {name} {'rise' if drift > 0 else 'fall'} by {100 * abs(math.expm1(drift)):.2g} % in the "
                 "order in which they were taken: the interval reaches as much further, for that may go on"
             )
-    if shift.dependence >= _NOTABLE_DEPENDENCE:
+    if shift.freedom and shift.dependence >= _NOTABLE_DEPENDENCE:
         units = "turns" if shift.paired else "steps" if single else "blocks"
         independent = round(max(shift.count / shift.dependence, 1))
         yield (
@@ -361,19 +368,26 @@ class Regression:
     found: bool  #: the whole interval lies above the limit
     excluded: bool  #: the whole interval lies at or below the limit
     fail_on: float  #: the limit, a share: 0.05 for 5 %
+    #: total blocks per side that would show on which side of the limit it is; None if it is known, or if no number does
+    needed_blocks: int | None = None
 
 
 def regression(comparison: Comparison, fail_on: float) -> Regression:
     """Whether the variant is slower by more than a limit, a share: 0.05 for 5 %.
 
     It is a regression if the low end of the ratio's interval lies above 1 + `fail_on`. If the interval includes the
-    limit, it is undecided and no failure, since a build would otherwise fail on noise. The margin of the comparison is
-    not used: with a limit of 0, any certain slowdown is a regression.
+    limit, or the ratio is within the noise floor, it is undecided and no failure, since a build would otherwise fail on
+    noise. The margin of the comparison is not used: with a limit of 0, any certain slowdown is a regression.
 
     Raises:
         UsageError: the limit is negative or not finite.
     """
     if not 0 <= fail_on < math.inf:
         raise UsageError(f"a limit of {fail_on:g} is none: 0.05 stands for a slowdown of 5 %")
-    ratio, limit = comparison.ratio, 1 + fail_on
-    return Regression(ratio.low > limit, ratio.high <= limit, fail_on)
+    ratio, limit = comparison.ratio, (1 + fail_on) * (1 + _ROUNDING)
+    found, excluded = ratio.low > limit and not comparison.within_noise, ratio.high <= limit
+    needed = None
+    if comparison.shift is not None and not (found or excluded):
+        beyond = replace(comparison.shift, estimate=comparison.shift.estimate - math.log1p(fail_on))
+        needed = needed_units(beyond, 0.0)
+    return Regression(found, excluded, fail_on, needed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.compare.decisions import VERDICTS, check_level
-from warplens.compare.shift import ORDER_FROM, dependence, t_quantile, two_sided
+from warplens.compare.shift import ORDER_FROM, RESAMPLED_FROM, dependence, t_quantile, two_sided
 from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column, Float64s, Int64s
@@ -123,6 +124,7 @@ class _Change(NamedTuple):
     difference: Float64s
     error: Float64s
     freedom: Float64s
+    chance: Float64s  #: the least p-value of a difference of times that do not vary
 
 
 def _matrix(times: npt.ArrayLike, blocks: Sequence[int] | Int64s | None) -> Float64s:
@@ -144,22 +146,34 @@ def _change(before: Float64s, after: Float64s, factor: Float64s) -> _Change:
     difference = after.mean(axis=0) - before.mean(axis=0)
     counts = before.shape[0], after.shape[0]
     if min(counts) < 2:
-        return _Change(difference, np.full(difference.size, np.inf), np.zeros(difference.size))
-    variances = [side.var(axis=0, ddof=1) / side.shape[0] * factor for side in (before, after)]
+        nothing = np.zeros(difference.size)
+        return _Change(difference, np.full(difference.size, np.inf), nothing, nothing)
+    # A clock with ticks of 32 ns makes the few times of a short kernel equal, and the shorter side has too few of them
+    # (`shift._not_steadier`): they are taken to vary as much as those of the other side. If these are equal as well,
+    # they differ by chance in two of so many orders. A kernel that did not run is exact.
+    spreads = [side.var(axis=0, ddof=1) for side in (before, after)]
+    ran = [side.any(axis=0) for side in (before, after)]
+    variances, freedoms = [], []
+    for side, other in ((0, 1), (1, 0)):
+        few = (spreads[side] == 0) | (counts[side] < min(counts[other], RESAMPLED_FROM))
+        borrowed = ran[side] & few & (spreads[side] < spreads[other])
+        variances.append(np.where(borrowed, spreads[other], spreads[side]) / counts[side] * factor)
+        count = counts[side] + borrowed * (counts[other] - counts[side])
+        freedoms.append(np.maximum((count - 1) / factor, 1.0))
+    chance = np.where(ran[0] & ran[1], 2 / math.comb(sum(counts), counts[0]), 0.0)
     total = variances[0] + variances[1]
-    freedoms = [np.maximum((count - 1) / factor, 1.0) for count in counts]
     parts = variances[0] ** 2 / freedoms[0] + variances[1] ** 2 / freedoms[1]
     freedom = np.divide(total**2, parts, out=freedoms[0] + freedoms[1], where=parts > 0)
-    return _Change(difference, np.sqrt(total), freedom)
+    return _Change(difference, np.sqrt(total), freedom, chance)
 
 
 def _p_values(change: _Change) -> Float64s:
-    """P-values; NaN without repeats, and 0 or 1 for times that do not vary."""
+    """P-values; NaN without repeats. Of times that do not vary, 1 if they are equal."""
     if not change.freedom.all():
         return np.full(change.difference.size, np.nan)
     constant = change.error == 0
     t = np.divide(change.difference, change.error, out=np.zeros(constant.size), where=~constant)
-    return np.where(constant, np.where(change.difference == 0, 1.0, 0.0), two_sided(t, change.freedom))
+    return np.where(constant, np.where(change.difference == 0, 1.0, change.chance), two_sided(t, change.freedom))
 
 
 def _half_width(change: _Change, level: float) -> Float64s:

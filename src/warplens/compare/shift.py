@@ -126,9 +126,11 @@ def centres_and_variances(values: Float64s, trimmed: float) -> tuple[Float64s, F
     winsorised = (core.sum(axis=-1) + cut_off * (ends[0] + ends[1])) / count
     squares = ((core - winsorised[..., None]) ** 2).sum(axis=-1)
     squares += cut_off * ((ends[0] - winsorised) ** 2 + (ends[1] - winsorised) ** 2)
-    # The variance of equal values is set to 0, since rounding of their mean gives a tiny one. Clocks with microsecond
-    # ticks give many equal durations, and a resample of only these would be 10^14 standard errors away.
-    return centre, np.where(ends[0] == ends[1], 0.0, squares / (kept * (kept - 1)))
+    # The mean of equal values is that value, and their variance 0: rounding gives another mean and a tiny variance.
+    # Clocks with microsecond ticks give many equal durations, and a resample of only these would be 10^14 standard
+    # errors away; two sides that are equal would differ by their rounding.
+    equal = ends[0] == ends[1]
+    return np.where(equal, ends[0], centre), np.where(equal, 0.0, squares / (kept * (kept - 1)))
 
 
 #: Quadrature of the mean over χ² in `power`; its error is below 1e-6 from one degree of freedom on.
@@ -343,6 +345,7 @@ def shift_between(baseline: Samples, variant: Samples, *, level: float, seed: in
         first = _as_variable_as(first, second)
     elif single == (False, True):
         second = _as_variable_as(second, first)
+    first, second = _not_steadier(first, second), _not_steadier(second, first)
     error, freedom = _welch(first, second)
     critical, resampled = _critical((before, after), trimmed, freedom, level, seed)
     return Shift(
@@ -392,6 +395,19 @@ def _as_variable_as(run: Location, runs: Location) -> Location:
     if run.freedom and run.variance >= runs.spread:
         return Location(run.centre, run.variance, run.freedom, 1)
     return Location(run.centre, runs.spread, runs.freedom, 1)
+
+
+def _not_steadier(few: Location, many: Location) -> Location:
+    """A side of few units, with at least the variance of a unit of the longer side.
+
+    A few units are often all of one clock rate, or all without outliers: their own variance then is far too small, and
+    the degrees of freedom, which are those of the longer side, do not make up for it. Of equal programs with two clock
+    rates, 5 steps against 30 were called different in 20 of 100 cases, and 3 against 50 in 26.
+    """
+    variance = many.spread / few.count
+    if few.freedom and few.count < min(many.count, RESAMPLED_FROM) and few.variance < variance:
+        return Location(few.centre, variance, many.freedom, few.count)
+    return few
 
 
 def _welch(first: Location, second: Location) -> tuple[float, float]:

@@ -258,7 +258,8 @@ def _side(side: TraceFiles, samples: Samples, launches: SideLaunches) -> dict[st
 
 def verdict_data(comparison: Comparison) -> dict[str, Any]:
     """The JSON data of a verdict."""
-    return {**vars(comparison), "decided_by": needed_text(comparison)}
+    figures = {name: item for name, item in vars(comparison).items() if name != "shift"}
+    return {**figures, "decided_by": needed_text(comparison)}
 
 
 def _gate(gate: Regression | None, comparison: Comparison) -> dict[str, Any] | None:

@@ -51,6 +51,11 @@ def change_text(ratio: float) -> str:
     return f"{fmt.share(1 - ratio)} less time"
 
 
+def confidence_text(level: float) -> str:
+    """The confidence of intervals of a level, in per cent: `95`, `99.75`; never rounded to 100."""
+    return f"{100 * (1 - level):.6g}"
+
+
 def interval_text(interval: Interval, *, times: bool = False) -> str:
     """The interval of a ratio as a change: `95 %: +15.0 % to +19.2 %`; a phrase if there is none.
 
@@ -58,7 +63,7 @@ def interval_text(interval: Interval, *, times: bool = False) -> str:
         interval: of a ratio of times.
         times: whether to write factors: `95 %: 2.68 to 14.5 times`.
     """
-    confidence = fmt.number(round(100 * (1 - interval.level), 4))
+    confidence = confidence_text(interval.level)
     if not (math.isfinite(interval.high) and math.isfinite(interval.low)):
         return "no interval: a single duration per side"
     if times:
@@ -86,19 +91,30 @@ def verdict_text(comparison: Comparison, variant: str) -> str:
     measured = f"{signed_share(ratio - 1)} ({interval})"
     if comparison.verdict == "same":
         return f"{name} takes the same time within {fmt.share(comparison.margin)}: {measured}"
-    return f"Whether {name} is faster or slower is undecided: {measured}"
+    return f"Whether {name} is faster or slower is undecided: {measured}{_noise_text(comparison)}"
+
+
+def _noise_text(comparison: Comparison) -> str:
+    """Why a difference is undecided whose interval excludes 1; empty for any other."""
+    if not comparison.within_noise:
+        return ""
+    return f", but halves of one side differ by up to {fmt.share(comparison.noise.share or 0.0)}"
 
 
 def needed_text(comparison: Comparison) -> str | None:
     """The number of repeats that would decide an undecided comparison, as a sentence; None for a decided one."""
-    if comparison.verdict != "undecided":
-        return None
+    return _repeats_text(comparison, comparison.needed_blocks) if comparison.verdict == "undecided" else None
+
+
+def _repeats_text(comparison: Comparison, needed: int | None) -> str:
     if not math.isfinite(comparison.ratio.high):
         return "The variation of the times is unknown: record several steps, or better several runs, of each side."
-    if comparison.needed_blocks is None:
+    if needed is None:
+        if comparison.shift is not None and comparison.shift.drift:
+            return "No number of repeats would decide it while the times drift: take the sides in turns."
         return "No feasible number of repeats would decide it: the sides are too close for their noise."
     repeats = "runs (one file each, one folder per side)" if comparison.unit == "blocks" else "steps"
-    return f"About {fmt.count(comparison.needed_blocks)} {repeats} of each side would decide it."
+    return f"About {fmt.count(needed)} {repeats} of each side would decide it."
 
 
 def gate_line(gate: Regression, comparison: Comparison) -> str:
@@ -109,9 +125,9 @@ def gate_line(gate: Regression, comparison: Comparison) -> str:
         return f"gate failed: slower by more than {limit} ({interval})"
     if gate.excluded:
         return f"gate passed: not slower by more than {limit} ({interval})"
-    needed = needed_text(comparison)
-    remedy = f". {needed}" if needed else ". More repeats of each side would decide it."
-    return f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval}){remedy}"
+    needed = _repeats_text(comparison, gate.needed_blocks)
+    text = f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval})"
+    return f"{text}{_noise_text(comparison)}. {needed}"
 
 
 #: Display names of the bounds of a side (`warplens.compare.host.BOUNDS`).

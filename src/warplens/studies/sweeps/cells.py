@@ -15,7 +15,14 @@ from warplens.profile import Note, NoteLevel
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Column
 from warplens.report import text as fmt
-from warplens.report.comparison.words import VERDICT_TITLES, change_text, interval_text, signed_share, verdict_text
+from warplens.report.comparison.words import (
+    VERDICT_TITLES,
+    change_text,
+    confidence_text,
+    interval_text,
+    signed_share,
+    verdict_text,
+)
 from warplens.report.document import Document, KeyFigure, KeyFigures, Section, Table, limits, quiet
 from warplens.studies.sweeps.sweep import SIDES, ComparedPoint, Sweep, compared_points, only_of
 
@@ -241,8 +248,8 @@ def cell_table(numbers: CellNumbers, limit: int | None = None) -> Table:
     }
     shown = rows.with_columns(pl.Series(name, text, dtype=pl.String) for name, text in texts.items())
     columns = _COLUMNS if any(remarks) else _COLUMNS[:-1]
-    confidence = fmt.number(round(100 * (1 - numbers.level), 4))
-    return Table("cells", f"Cells side by side; intervals hold together at {confidence} %", columns, shown, limit)
+    caption = f"Cells side by side; intervals hold together at {confidence_text(numbers.level)} %"
+    return Table("cells", caption, columns, shown, limit)
 
 
 def cell_document(numbers: CellNumbers) -> Document:
