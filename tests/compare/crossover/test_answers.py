@@ -413,3 +413,37 @@ def test_an_axis_that_the_evidence_does_not_have_is_refused(sweep, model):
     for evidence in (sweep, fit_policy(sweep), model):
         with pytest.raises(UsageError, match="depth"):
             pays_off(evidence, "depth")
+
+
+def correlated(generator: np.random.Generator) -> Sweep:
+    """Equal sides, whose rounds resemble the round before."""
+    points = []
+    for batch in BATCHES:
+        sides = []
+        for _ in range(2):
+            noise = generator.normal(0, 1, 20)
+            for turn in range(1, 20):
+                noise[turn] = 0.5 * noise[turn - 1] + 0.866 * noise[turn]
+            sides.append(cell(Samples.of(1e6 * np.exp(0.02 * noise[:, None]), paired=True)))
+        points.append(Point({"batch": batch}, *sides))
+    return Sweep("made.json", "made", ("batch",), {}, {}, {}, tuple(points), {}, True)
+
+
+def test_rounds_that_resemble_each_other_decide_no_sign_of_equal_sides():
+    generator = np.random.default_rng(0)
+    answers = [answer for _ in range(60) for answer in crossovers(correlated(generator), "batch")]
+    decided = sum(answer.reason is None or answer.reason.count(",") < len(BATCHES) - 1 for answer in answers)
+    assert decided <= 0.15 * len(answers)
+
+
+def test_a_bracket_whose_medians_do_not_cross_still_crosses():
+    """At the last batch, the median round is faster, and the trimmed mean of the rounds slower."""
+    ends = [np.full(60, -0.1), np.r_[np.full(31, -0.001), np.full(29, 0.1)]]
+    order = np.random.default_rng(0)
+    pairs = {batch: (np.zeros(60), order.permutation(log)) for batch, log in zip((1, 16), ends, strict=True)}
+    points = tuple(
+        Point({"batch": batch}, *(cell(Samples.of(1e6 * np.exp(times)[:, None], paired=True)) for times in pair))
+        for batch, pair in pairs.items()
+    )
+    (answer,) = crossovers(Sweep("made.json", "made", ("batch",), {}, {}, {}, points, {}, True), "batch")
+    assert (answer.answer, answer.crossings[0].bracket) == ("crosses", (1, 16))
