@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+from dataclasses import asdict
 
 import pytest
 
 from warplens.errors import UnreadableInputError
 from warplens.readers.measurements import read_measurements
+from warplens.workloads.samples import summary
 
 #: Written by hand from docs/reference/measurements.md: two sequences a step, 4 ms each.
 SPREAD = {
@@ -70,6 +72,16 @@ def test_a_compressed_file_is_read_as_well(tmp_path):
     path = tmp_path / "lm.json.gz"
     path.write_bytes(gzip.compress(json.dumps(DOCUMENT).encode()))
     assert read_measurements(path).cells.height == 2
+
+
+def test_the_median_of_short_rounds_may_lie_beyond_a_quartile(read):
+    """Rounds of (101, 100), (150, 900) and (100, 101) ns: the median of their medians is 100, a quarter are less."""
+    spread = asdict(summary([101, 100, 150, 900, 100, 101], rounds=3))
+    assert spread["median"] < spread["p25"]
+    cell = {**MEASURED, "latency_ns": spread, "rounds": 3, "throughput_per_s": None, "sustained_per_s": None}
+    assert read({**DOCUMENT, "measurements": [cell]}).cells["latency_ns"].to_list() == [spread["median"]]
+    with pytest.raises(UnreadableInputError, match="order"):
+        read({**DOCUMENT, "measurements": [{**cell, "latency_ns": {**spread, "median": 99}}]})
 
 
 def test_a_file_without_cells_is_an_empty_table(read):

@@ -319,3 +319,12 @@ def test_tokens_times_batch_is_a_range_since_attention_grows_with_the_square():
 
 def test_one_input_size_says_little_about_another():
     assert any("input_size has two values" in doubt for doubt in measured_fit("explicit").doubts)
+
+
+def test_equal_sides_have_no_number_from_which_on_one_pays():
+    """Both are bound by the host; by some draws the variant always pays, by others never."""
+    equal = Truth(hard(1.0, 0.001), hard(1.0, 0.001), "hard")
+    for seed in range(3):
+        found = fit_breakeven(simulated(equal, [1, 2, 4, 8, 16], Noise(), np.random.default_rng(seed)), draws=80)
+        assert set(found.thresholds["answer"]) == {"undecided"}
+        assert found.thresholds["total"].null_count() == found.thresholds.height

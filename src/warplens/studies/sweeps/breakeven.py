@@ -59,7 +59,7 @@ THRESHOLDS: Final = table(
     " numbers stand before these columns.",
     Column("along", pl.Enum(["items", "size"]), "the number of items at a size, or the size at a number of items",
            title="Looked for along"),
-    column("answer", dtype=pl.Enum(["crosses", "always", "never"]), help="whether it starts to pay there"),
+    column("answer", dtype=pl.Enum(["crosses", "always", "never", "undecided"]), help="whether it starts to pay there"),
     column("size", dtype=pl.Float64, help="of an item", kind='number'),
     column("items", dtype=pl.Float64, help="that a step processes"),
     Column("total", pl.Float64, "size × items at the threshold"),
@@ -459,6 +459,10 @@ def _first_gains(
 def _answer(axis: str, others: Mapping[str, Any], places: Float64s, span: tuple[float, float], level: float) -> PaysOff:
     at, (low, high) = float(np.exp(places[0])), interval(places[1:], places[1:], level)
     crossing = Crossing("above", at, low, high, (None, None), False, extrapolated=not span[0] <= at <= span[1])
-    crosses = bool(np.isfinite(places[0]))
+    # Open at both ends: by some draws it always pays, by others never.
+    unknown = all(np.mean(places[1:] == end) > (1 - level) / 2 for end in (-np.inf, np.inf))
+    crosses = bool(np.isfinite(places[0])) and not unknown
     answer: Answer = "crosses" if crosses else "always" if places[0] < 0 else "none-in-range"
+    if unknown:
+        answer = "undecided"
     return PaysOff("modelled", axis, others, answer, (crossing,) if crosses else (), span, level, (low, high))

@@ -85,6 +85,8 @@ def _thresholds(model: BreakEven) -> Iterator[str]:
             beyond = crossing.filter("extrapolated").height
             tail = f"; {beyond} of {crossing.height} extrapolated" if beyond else ""
             yield f"{head}the variant pays from {span} {total} on, by the size or number of items held{tail} (modelled)"
+        elif "undecided" in answers:
+            yield f"{head}undecided: the interval of where the variant begins to pay is open at both ends (modelled)"
         elif answers == {"always"}:
             yield f"{head}the variant always pays in the range that was measured (modelled)"
         elif answers == {"never"}:
