@@ -20,7 +20,7 @@ from tests.tiers import thinned
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read
 from warplens.scrub import ScrubError, ScrubReport, scrub
-from warplens.secrets import FORBIDDEN, PATHS
+from warplens.secrets import ADDRESSES, FORBIDDEN, PATHS
 
 SHIPPED = tuple(folder / "captures" for folder in FOLDERS)
 
@@ -338,10 +338,11 @@ def test_paths_are_told_from_other_slashes(text, clean):
     assert PATHS.sub(b"[path]", text) == clean
 
 
-@pytest.mark.parametrize("unit", [b"a", b"/a", b"a/", b"/home", b"a ", b"\\a"])
+@pytest.mark.parametrize("unit", [b"a", b"/a", b"a/", b"/home", b"a ", b"\\a", b"sk-", b"hf_"])
 def test_a_long_text_takes_time_in_proportion(unit):
     """A quadratic search takes hours."""
     assert not FORBIDDEN.search(PATHS.sub(b"[path]", unit * 200_000))
+    assert not ADDRESSES.search(ADDRESSES.sub(b"[removed]", unit * 200_000))
 
 
 @pytest.mark.parametrize(

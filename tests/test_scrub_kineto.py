@@ -304,6 +304,13 @@ def test_inputs_of_many_digits_are_looked_at_once(text):
         "run --api-key zebra",
         "Authorization: Basic zebra",
         "Bearer zebra123456789",
+        "passwd zebra2",
+        "login, password is 2zebra",
+        "SharedAccessKey=zebra",
+        "glpat-zebraAbCdEfGhIjKlMn",
+        "key hf_" + "zebra" + "AbCdEfGhIjKlMnOpQrStUvWxYzaBc",
+        "-----BEGIN RSA PRIVATE KEY-----\nzebra\n/ebra=\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\\nzebra",
     ],
 )
 def test_a_value_that_a_text_calls_a_secret_is_removed(text):
@@ -313,7 +320,20 @@ def test_a_value_that_a_text_calls_a_secret_is_removed(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["token: 12", "tokens=512", "key value", "basic block 3", "bearer of news", "secretary"]
+    "text",
+    [
+        "token: 12",
+        "tokens=512",
+        "key value",
+        "basic block 3",
+        "bearer of news",
+        "secretary",
+        "password hashing",
+        "skip_connection_block_3",
+        "rk4_integrator_step_2",
+        "hf_forward_of_layer_12",
+        "hf_Qwen2ForCausalLM",
+    ],
 )
 def test_words_of_programs_are_no_secrets(text):
     assert Cleaner(Secrets()).text("x", text) == text

@@ -72,16 +72,22 @@ FORMS: Final[dict[str, bytes]] = {
     )
     % {b"h": _HEX},
     "identifier": rb"(?<!\w)(?:[A-Z]{3}-)?%(h)b{8}-(?:%(h)b{4}-){3}%(h)b{12}(?!\w)" % {b"h": _HEX},
+    # hf_ and its like begin names in programs, too (`hf_forward_1`): what follows must look like no word.
     "token": (
-        rb"(?<![A-Za-z0-9])(?:hf|gh[opsur]|github_pat|glpat|sk|pk|rk|xox[abprs]|npm|pypi|dop_v1|nvapi|AIza|ya29)[-_.]?"
-        rb"(?=[\w-]*\d)[\w-]{16,}|(?<!\w)A[KS]IA[A-Z0-9]{16}(?!\w)|(?<!\w)eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?"
+        rb"(?<![A-Za-z0-9])(?:(?:glpat-|github_pat_|xox[abprs]-|dop_v1_|nvapi-|AIza|ya29\.)[\w-]{16,}"
+        rb"|(?:sk-|pypi-|[spr]k_(?:live|test)_)(?=[\w-]{0,99}\d)[\w-]{16,}"
+        rb"|(?:hf|gh[opsur]|npm)_(?=(?:[A-Za-z]{0,99}\d){2}|[A-Za-z]{34})[A-Za-z0-9]{16,})"
+        rb"|(?<!\w)A[KS]IA[A-Z0-9]{16}(?!\w)|(?<!\w)eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?"
+        rb"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?s:.*?)(?:-----END [A-Z ]{0,40}KEY-----|\Z)"
         rb"|(?<!\w)%(h)b{32,}(?!\w)|(?<!\w)(?=[A-Za-z]*\d)(?=[a-z0-9]*[A-Z])(?=[A-Z0-9]*[a-z])"
         rb"(?=(?:[A-Za-z]*\d){4})[A-Za-z0-9]{20,}(?!\w)"
         rb"|(?i:(?:(?<![A-Za-z])(?:auth|access|api|bearer|client|refresh)?[_-]?(?:token(?![\\\"'=:\s]*\d+\b)|secret|passwd"
-        rb"|password|passphrase|credentials?|api[_-]?key|bearer)(?:[_-](?:access[_-])?key)?\\?[\"']?\s?[=:]\s?"
+        rb"|password|passphrase|credentials?|(?:api|account|(?:shared[_-]?)?access)[_-]?key|bearer)"
+        rb"(?:[_-](?:access[_-])?key)?\\?[\"']?\s?[=:]\s?"
         rb"|(?<![A-Za-z])authorization\\?[\"']?\s?[=:]\s?(?:\\?[\"'])?(?:basic|bearer|token)\s"
         rb"|(?<![\w-])--(?:[a-z]+-)*(?:token|secret|password|passphrase|key)\s"
-        rb"|(?<![A-Za-z])bearer\s(?=\S*\d)(?=\S{12}))\\?[\"']?[^\s,;&\"'\\\[]+)"
+        rb"|(?<![A-Za-z])bearer\s(?=\S*\d)(?=\S{12})"
+        rb"|(?<![A-Za-z])pass(?:wd|word|phrase)\s(?:is\s)?(?=[^\s,;]*\d)(?=[^\s,;]*[a-z]))\\?[\"']?[^\s,;&\"'\\\[]+)"
     )
     % {b"h": _HEX},
 }
