@@ -188,7 +188,7 @@ def test_without_nsys_it_points_at_the_export_beside_the_report(report):
     ("installed", "found"),
     [
         ("2023.4.4.54", r"recorded with nsys 2024\.6\.2, which the installed nsys 2023\.4\.4\.54 is too old"),
-        ("2025.1.1.0", r"nsys 2025\.1\.1\.0 could not convert it; the report is damaged"),
+        ("2025.1.1.0", r"nsys 2025\.1\.1\.0 could not convert it; it is damaged or was recorded incompletely\. "),
     ],
 )
 def test_an_nsys_that_cannot_convert_the_report_is_older_or_the_report_is_damaged(machine, report, installed, found):
@@ -204,6 +204,9 @@ def test_where_the_report_does_not_tell_its_version_nsys_does(machine, report):
     with pytest.raises(
         UnreadableInputError, match=r"recorded with nsys 2025\.5\.1, which .* 2023\.4\.4\.54 is too old"
     ):
+        read(report)
+    _install(machine / "bin/nsys", "2023.4.4.54", "exit 1")
+    with pytest.raises(UnreadableInputError, match=r"or was recorded incompletely, or by a newer nsys\. "):
         read(report)
 
 

@@ -257,7 +257,8 @@ def _failed(known_as: Path, nsys: Nsys, recorded_with: str | None) -> Unreadable
         )
         advice = f"Install nsys {recorded_with} or newer ({_DOWNLOAD}) and set NSYS to it, or export there: {_EXPORT}"
     else:
-        found = f"nsys {nsys.version_text} could not convert it; the report is damaged or was recorded incompletely"
+        or_newer = "" if recorded_with else ", or by a newer nsys"
+        found = f"nsys {nsys.version_text} could not convert it; it is damaged or was recorded incompletely{or_newer}"
         advice = f'See what nsys says: {_EXPORT} "{known_as.name}"; else record the program again'
     return UnreadableInputError(known_as, found, _export_beside(known_as) or advice)
 
