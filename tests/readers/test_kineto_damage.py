@@ -58,6 +58,23 @@ def test_a_trace_cut_off_before_its_gpu_work_is_not_called_one_of_the_cpu(tmp_pa
     assert not _has(found, "no-cuda-data")
 
 
+@pytest.mark.parametrize("kept", [30, '"traceEvents"', "[", '"cat"'])
+def test_a_trace_cut_off_before_or_inside_its_first_event_is_called_incomplete(tmp_path, kept):
+    whole = json.dumps({"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "x"}], "traceEvents": _EVENTS})
+    length = kept if isinstance(kept, int) else whole.index(kept, whole.index('"traceE')) + len(kept)
+    (path := tmp_path / "trace.json").write_text(whole[:length])
+    with pytest.raises(UnreadableInputError, match="incomplete, and ends before any event"):
+        read(path)
+
+
+def test_a_trace_appended_to_another_one_is_not_passed_over_in_silence(tmp_path):
+    whole = json.dumps({"schemaVersion": 1, "traceEvents": _EVENTS})
+    (path := tmp_path / "trace.json.gz").write_bytes(gzip.compress(whole.encode()) * 2)
+    found = read(path)
+    assert _rows(found) == len(_EVENTS)
+    assert _note(found, "damaged-events").startswith("1 place in the trace could not be read")
+
+
 def test_a_real_trace_cut_anywhere_keeps_every_complete_event(captured, tmp_path):
     text = gzip.decompress(captured("kineto/h200_topk_deit224_bs1.json.gz").read_bytes())
     begin = text.index(b'"traceEvents"')

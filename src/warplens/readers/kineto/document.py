@@ -254,13 +254,13 @@ class _Walk(Generic[AnyPieces]):
         if first is None:
             self.document.is_trace = False
             self.document.begin = head[:_BEGIN_BYTES]
-            self.document.cut_off_bytes = len(head) if self.source.cut_off else None
             return
         self.document.begin = (head + first)[:_BEGIN_BYTES]
         rest = self._in_parallel(first, blocks, threads) if threads else self._one_by_one(first, blocks)
         lost = len(rest.strip(b" \t\r\n,"))
         if self.source.cut_off or lost or not (self.ended or self.is_array):
             self.document.cut_off_bytes = lost
+        self.document.damaged += _EVENTS in self.trailer  # of another trace, which was appended
         self.document.header = _header(head, bytes(self.trailer), self.decoder)
 
     def _with_progress(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -292,6 +292,8 @@ class _Walk(Generic[AnyPieces]):
                 position = token.end()
             if len(head) > HEADER_BYTES:
                 break
+        else:
+            self.document.cut_off_bytes = len(head) if self.source.cut_off or depth > 0 else None
         return head, None
 
     def _in_parallel(self, first: bytes, blocks: Iterator[bytes], threads: int) -> bytes:
