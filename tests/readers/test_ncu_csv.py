@@ -390,6 +390,7 @@ def test_a_header_without_rows_is_an_export_without_launches(tmp_path):
     ("text", "says"),
     [
         ('"Process ID","Process Name","Host Name","Kernel Name","Invocations"\n', "summary"),
+        ('==WARNING== x\n"Process ID","Process Name","Host Name","Kernel Name","Invocations"\n', "summary"),
         ('Launch Settings\n"Launch Attribute","Value"\n', "session page"),
         ('"Kernel Name","k"\n"Address","Source"\n', "source page"),
         ("a,b\n1,2\n", "no table"),

@@ -136,17 +136,17 @@ class Table:
         while line := text.readline(LINE_BYTES):
             if heading := HEADER.match(line):
                 return line, heading[1]
-            begins = begins or line.strip()
-            self.messages.take(line)
+            if not self.messages.take(line):
+                begins = begins or line.strip()
         raise self._no_table(begins)
 
     def _no_table(self, begins: str) -> UnreadableInputError:
-        if error := self.messages.error(self._known_as):
-            return error
         for pattern, found, how in _OTHER_PAGES:
             if pattern.match(begins):
                 advice = f"Export it {how}: ncu --import REPORT.ncu-rep --page raw --csv"
                 return UnreadableInputError(self._known_as, f"this is {found}", advice)
+        if error := self.messages.error(self._known_as):
+            return error
         advice = "Export one: ncu --import REPORT.ncu-rep --page raw --csv"
         return UnreadableInputError(self._known_as, "no table of Nsight Compute stands in it", advice)
 
