@@ -273,6 +273,21 @@ def test_without_any_epoch_collectives_alone_bring_the_clocks_together():
     assert "no common Unix time" in result.alignment.method
 
 
+@pytest.mark.parametrize("kept", [slice(2, None), slice(0, -3), slice(2, -1)])
+def test_without_any_epoch_recordings_that_begin_or_end_apart_are_paired_by_what_fits(kept):
+    """Steps of different lengths tell which collective is which; by order, chance pairs would connect the clocks."""
+    times = [t * MS + (t * t * 37) % 11 * 50 * US for t in range(20)]
+    first = rank_trace([], [collective(t, t + 300 * US) for t in times[:-2]], rank=0)
+    late = [collective(5 * MS + t + 100 * US, 5 * MS + t + 300 * US) for t in times[kept]]
+    second = rank_trace([], late, rank=1)
+    result = together([first, second])
+    common = len(set(range(18)) & set(range(20)[kept]))
+    row = result.matching.row(0, named=True)
+    assert (row["method"], row["matched"]) == ("shifted order", 2 * common)
+    assert result.alignment.ranks["aligned"].all()
+    assert result.waits.ranks["wait_ns"].to_list() == [100 * US * common, 0]
+
+
 def test_a_rank_that_nothing_connects_is_left_out_and_named():
     first = rank_trace([], [collective(0, 40)], rank=0)
     second = rank_trace([(0, 40)], [], rank=1)

@@ -30,8 +30,8 @@ MATCHING: Final = table(
     "ranks",
     column(
         "method",
-        help="`sequence`, `order`, `time`, `order from the end`, `alone` (one rank only), `no peers` (who sent to"
-        " whom is not recorded)",
+        help="`sequence`, `order`, `time`, `order from the end`, `shifted order`, `alone` (one rank only), `no peers`"
+        " (who sent to whom is not recorded)",
     ),
     "kernels",
     column("matched", help="kernels that were found on other ranks and ran at the same time there"),
@@ -276,17 +276,24 @@ def place_ranks(summaries: Sequence[RankSummary]) -> Placing:
 # * by order, if every rank has equally many: the first with the first;
 # * by time, if the ranks have a common clock: those that end nearest to each other, run at the same time, and have no
 #   nearer partner. This also pairs the rest of sampled traces, and finds groups that the profile does not name;
-# * by order from the end, if neither holds: recordings differ in their begin more often than in their end.
+# * by order from the end, if neither holds: recordings differ in their begin more often than in their end;
+# * by shifted order instead, if no clock is common and another distance between the numbers fits far better.
 # Pairing by order is verified after the clocks were aligned: a collective is in progress on all its ranks at the same
 # time, since none of them can finish before all have arrived.
 
 
 #: Methods of pairing collectives, and reasons why they were not paired.
-METHODS: Final = ("sequence", "order", "time", "order from the end", "alone", "no peers")
+METHODS: Final = ("sequence", "order", "time", "order from the end", "shifted order", "alone", "no peers")
 
 #: Largest distance between the ends of one collective on two ranks, by unrefined clocks. Hosts of one cluster keep
 #: their clocks (NTP, PTP) well within it, and collectives of one kind are rarely closer to each other.
 _NEAREST_END_NS: Final = 2_000_000
+
+#: Recordings without a common clock begin and end up to this many collectives apart.
+_MOST_SHIFT: Final = 64
+#: Collectives that are compared to find this distance, and the share of the other scatter that a better one has.
+_COMPARED: Final = 256
+_FITS_BETTER: Final = 0.5
 
 #: Marks an event without partner events on other ranks.
 UNMATCHED: Final = -1
@@ -364,10 +371,11 @@ def match_events(
             key_method, collective = "sequence", codes(number[rows].to_numpy())
         elif int(key[rows[0]]) in by_time or (comparable and len(set(counts.tolist())) > 1):
             key_method, collective = "time", _by_time(place[rows], start[rows], end[rows])
-        elif len(set(counts.tolist())) == 1:
-            key_method, collective = "order", _rank_order(place[rows], start[rows])
         else:
-            key_method, collective = "order from the end", _rank_order(place[rows], -end[rows])
+            key_method = "order" if len(set(counts.tolist())) == 1 else "order from the end"
+            collective = _rank_order(place[rows], start[rows] if key_method == "order" else -end[rows])
+            if not comparable and (shifted := _shifted_order(place[rows], start[rows], end[rows])) is not None:
+                key_method, collective = "shifted order", shifted
         method.append(key_method)
         counts = np.bincount(collective[collective >= 0], minlength=1)
         shared = np.flatnonzero((collective >= 0) & (counts[np.maximum(collective, 0)] > 1))
@@ -412,6 +420,41 @@ def _rank_order(place: npt.NDArray[np.int32], when: Int64s) -> Int64s:
     positions = np.empty(len(order), dtype=np.int64)
     positions[order] = position
     return positions
+
+
+def _shifted_order(place: npt.NDArray[np.int32], start: Int64s, end: Int64s) -> Int64s | None:
+    """Numbers by order, moved by rank where the ends of one collective then keep their distance; None if none is moved.
+
+    A common clock is not needed: the ends of a collective are equally far apart on two clocks, while those of different
+    collectives vary with the lengths of the steps.
+    """
+    position = _rank_order(place, start)
+    ranks, counts = np.unique(place, return_counts=True)
+    longest = end[place == ranks[counts.argmax()]][np.argsort(position[place == ranks[counts.argmax()]])]
+    is_moved = False
+    for rank, count in zip(ranks.tolist(), counts.tolist(), strict=True):
+        rows = np.flatnonzero(place == rank)
+        own = end[rows[np.argsort(position[rows])]]
+        usual = len(longest) - count
+        scatter = {
+            shift: _scatter(longest[max(shift, 0) :], own[max(-shift, 0) :], count // 2)
+            for shift in range(-_MOST_SHIFT, usual + _MOST_SHIFT + 1)
+        }
+        best = min(scatter, key=scatter.__getitem__)
+        fits_better = scatter[best] < _FITS_BETTER * scatter[usual]
+        is_moved |= fits_better
+        position[rows] += best if fits_better else usual
+    return position - position.min() if is_moved else None
+
+
+def _scatter(first: Int64s, second: Int64s, least: int) -> float:
+    """The median deviation of the distances between two rows of times, as far as both go."""
+    count = min(len(first), len(second))
+    if count <= max(least, 2):
+        return np.inf
+    places = np.linspace(0, count - 1, min(count, _COMPARED)).astype(np.int64)
+    distances = first[places] - second[places]
+    return float(np.median(np.abs(distances - np.median(distances))))
 
 
 def _by_time(place: npt.NDArray[np.int32], start: Int64s, end: Int64s) -> Int64s:
