@@ -35,6 +35,14 @@ def test_a_complete_capture_needs_no_note(path):
     assert _notes(_good_export(), path) == {}
 
 
+def test_work_that_the_export_holds_twice_is_told(export, path):
+    export.tables[KERNELS] += export.tables[KERNELS][:3]  # as far apart as they can be
+    export.kernel(115, 190, correlation=1, streamId=8)  # the same but for one column
+    note = _notes(export, path)["repeated-events"]
+    assert note.level == "warning"
+    assert note.text.startswith("3 events of GPUs occur more than once in the export")
+
+
 def test_without_any_cuda_data_nothing_can_be_answered(path):
     export = Export()
     export.range(0, 10)

@@ -275,6 +275,15 @@ def _devices(findings: Findings) -> list[Note]:
     return []
 
 
+def _repeated(work: pl.DataFrame) -> int:
+    """Number of rows that are equal to another one in all columns; only those of equal begins are compared."""
+    begins = work["start_ns"].to_numpy()
+    order = np.argsort(begins, kind="stable")  # fast, as most tables are nearly in order
+    same = np.flatnonzero(np.diff(begins[order]) == 0)
+    suspects = work[np.union1d(order[same], order[same + 1])]
+    return suspects.height - suspects.n_unique()
+
+
 def _repairs(findings: Findings) -> list[Note]:
     notes = []
     if findings.dropped_rows:
@@ -288,6 +297,11 @@ def _repairs(findings: Findings) -> list[Note]:
         calls = plural(findings.repeated_calls, "API call is", "API calls are")
         text = f"{calls} recorded a second time with a backtrace, and counted once."
         notes.append(Note("repeated-api-calls", NoteLevel.INFO, text, None))
+    if repeated := sum(map(_repeated, _gpu_work(findings))):
+        events = plural(repeated, "event of a GPU occurs", "events of GPUs occur")
+        text = f"{events} more than once in the export, with all details equal, and count each time, as in nsys stats."
+        remedy = "Export the capture again: nsys export --type sqlite profile.nsys-rep"
+        notes.append(Note("repeated-events", NoteLevel.WARNING, text, remedy))
     if findings.unnamed:
         names = plural(findings.unnamed, "name is", "names are")
         text = f"{names} referred to, but missing or ambiguous in the export, and shown by number."
