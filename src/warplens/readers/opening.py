@@ -307,11 +307,18 @@ def compression_of(head: bytes) -> str | None:
     return _COMPRESSED.get(kind_of_bytes(head))
 
 
+#: Bytes of the begin that are unpacked at once: damage in them hides them all.
+_PEEKED_BYTES: Final = 2**12
+
+
 def peek(path: Path, unpacker: Unpacker) -> bytes:
-    """The first bytes of the unpacked content, at most `HEAD_BYTES`; none if the file is damaged."""
+    """The first bytes of the unpacked content, at most `HEAD_BYTES`; of a damaged file those before the damage."""
+    head = bytearray()
     with path.open("rb") as packed, suppress(*_damage_errors()):
-        return unpacker(packed).read(HEAD_BYTES)
-    return b""
+        stream = unpacker(packed)
+        while len(head) < HEAD_BYTES and (part := stream.read(_PEEKED_BYTES)):
+            head += part
+    return bytes(head)
 
 
 def content_head(path: Path) -> bytes:
