@@ -365,7 +365,7 @@ def turns_of_step(facts: Facts) -> Turns | None:
             return None
         candidates, counts_of_parts = [], set()
         # Places that are filled one after the other may have any size.
-        for begin, stop, period in _loops_of(np.where(fills[rows], -2, program.launched_as(rows))):
+        for begin, stop, period in loops_of(np.where(fills[rows], -2, program.launched_as(rows))):
             turn, loop = rows[begin : begin + period], rows[begin:stop]
             if others[loop].any() or np.median(program.own_ns[loop]) > _SMALL_NS or sent[turn].all():
                 continue
@@ -402,7 +402,7 @@ def recurring_share(facts: Facts) -> float:
     for rows in program.by_step():
         if not _LEAST_TURNS <= len(rows) <= _MOST_KERNELS:
             return 0.0
-        loops = _loops_of(program.launched_as(rows))
+        loops = loops_of(program.launched_as(rows))
         turns = ((rows[begin : begin + period], stop - begin) for begin, stop, period in loops)
         shares.append(
             sum(length for turn, length in turns if products[turn].any() and nonlinear[turn].any()) / len(rows)
@@ -410,7 +410,7 @@ def recurring_share(facts: Facts) -> float:
     return min(shares)
 
 
-def _loops_of(codes: Int64s) -> list[tuple[int, int, int]]:
+def loops_of(codes: Int64s) -> list[tuple[int, int, int]]:
     """Begin, stop and period of the loops of many short turns in a sequence, including those inside longer turns."""
     loops, parts = [], [(0, len(codes))]
     for _ in range(_MOST_LOOPS):
@@ -420,7 +420,7 @@ def _loops_of(codes: Int64s) -> list[tuple[int, int, int]]:
         period, begin, stop = longest_repetition(codes[first:last])
         begin, stop = first + begin, first + stop
         if period > _LONGEST_TURN:
-            inner = _loops_of(codes[begin : begin + period])
+            inner = loops_of(codes[begin : begin + period])
             for turn in range(begin, stop - period + 1, period):
                 loops += [(turn + start, turn + end, length) for start, end, length in inner]
         elif period and stop - begin >= _LEAST_TURNS * period:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar, Final
 
 import numpy as np
@@ -35,7 +36,7 @@ from warplens.diagnosis.rule import (
     seen_idle,
 )
 from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
-from warplens.diagnosis.structure import Passes, backward_work, passes_of_step, turns_of_step
+from warplens.diagnosis.structure import Passes, backward_work, loops_of, passes_of_step, turns_of_step
 from warplens.profile.schema import Bools, Float64s, Int64s
 
 _SMALL_COPIES: Final = f"{SMALL_COPY_BYTES // 1024} KiB"
@@ -409,6 +410,8 @@ class HostSync(Rule):
     in_a_row = Limit(8, "Fewer read-backs in close succession are not a loop.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
     between = Limit(16, "Launches for one item of such a loop; layers of a network have products in between.")
+    longest_turn = Limit(64, "The same where each turn repeats the last one and selects by a mask: 19 to compare boxes.")
+    backward_apart = Limit(0.2, "A loop of the backward pass has about as many turns as the loop with the read-backs.")
 
     def headline_of(self, finding: Finding) -> str:
         """The headline; that of loops says that their kernels count as well as the waiting."""
@@ -502,7 +505,7 @@ class HostSync(Rule):
         if len(places) < self.in_a_row:
             return np.broadcast_to(0.0, len(checks))  # takes no memory
         share = np.zeros(len(checks))
-        close = np.diff(places) <= self.between
+        close = (np.diff(places) <= self.between) | self._selecting_turns(facts, places)
         for parting in (program.in_order(program.labelled(*PRODUCTS)), program.breaks):
             close &= np.diff(np.searchsorted(np.flatnonzero(parting), places, side="right")) == 0
         edges = np.flatnonzero(np.r_[True, ~close])
@@ -510,6 +513,51 @@ class HostSync(Rule):
             if last - first >= self.in_a_row:
                 rows = order[places[first] : places[last - 1] + 1]
                 share[rows] = 1 - 1 / (last - first)
+        return self._with_backward(facts, share)
+
+    def _selecting_turns(self, facts: Facts, places: Int64s) -> Bools:
+        """Whether the work from each read-back to the next is a long turn of a loop that goes on with a part of it.
+
+        Such a turn takes what a mask selects, as suppression of overlapping boxes does, and launches the same kernels
+        as the turn before or after it. A solver that asks whether to stop runs each turn on the whole data.
+        """
+        lengths = np.diff(places)
+        is_turn = np.zeros(len(lengths), dtype=np.bool_)
+        ends = np.r_[places, places[-1:]][2:]  # the mask is counted, read back, and then applied
+        selecting = np.r_[0, np.cumsum(facts.program.in_order(facts.program.marked("selecting")))]
+        long = (lengths > self.between) & (lengths <= self.longest_turn) & (selecting[ends] > selecting[places[:-1]])
+        at = np.flatnonzero(long)
+        if len(at) < 2:
+            return is_turn
+        names = facts.program.in_order(facts.program.names())
+        turns = [names[places[i] : places[i + 1]].tobytes() for i in at]
+        same = np.array([turn == other for turn, other in pairwise(turns)])
+        is_turn[at] = np.r_[False, same] | np.r_[same, False]
+        return is_turn
+
+    def _with_backward(self, facts: Facts, share: Float64s) -> Float64s:
+        """These shares, and those of the loops in the backward pass of the same step that have as many turns."""
+        program, backward = facts.program, backward_work(facts)
+        if not share.any() or not backward.any():
+            return share
+        reads = np.zeros(len(share), dtype=np.bool_)
+        reads[_copies(facts, read_back=True)] = True
+        names, products = program.names(), program.labelled(*PRODUCTS)
+        for rows in program.by_step():
+            items = int((reads[rows] & (share[rows] > 0)).sum())
+            after = rows[backward[rows] & (share[rows] == 0)]
+            if items < self.in_a_row or len(after) < items:
+                continue
+            turns: dict[bytes, list[tuple[int, int, int]]] = {}
+            for begin, stop, period in loops_of(names[after]):
+                if not products[after[begin : begin + period]].any():
+                    turn = np.sort(names[after[begin : begin + period]]).tobytes()
+                    turns.setdefault(turn, []).append((begin, stop, period))
+            for loops in turns.values():
+                count = sum((stop - begin) // period for begin, stop, period in loops)
+                if abs(count - items) <= self.backward_apart * items:
+                    for begin, stop, _ in loops:
+                        share[after[begin:stop]] = 1 - 1 / count
         return share
 
     def _replayed(self, facts: Facts) -> Gain | None:
