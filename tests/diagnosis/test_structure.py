@@ -45,6 +45,7 @@ ANY = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<bool, at::nat
 FUSED = (
     "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>"
 )
+SELECT = "void at_cuda_detail::cub::DeviceSelectSweepKernel<Policy1000, CountingInputIterator<long>>(int)"
 NORM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps<float>>>(int)"
 LISTS = "void at::native::multi_tensor_apply_kernel<at::native::TensorListMetadata<{}>, at::native::Op{}>(int)"
 
@@ -1289,6 +1290,45 @@ def test_waits_of_a_loop_are_named_before_the_pauses_between_its_items() -> None
     diagnosis = verdict(step)
     assert diagnosis.verdict == "host-sync"
     assert diagnosis.findings[1].id == "host-stall"
+
+
+@pytest.mark.parametrize(
+    ("taking", "launches", "looped"),
+    [
+        (SELECT, (20,), True),
+        (ADD, (20,), False),  # a solver that asks whether to stop needs each turn
+        (SELECT, (20, 22, 24), False),  # turns that are not alike
+        (SELECT, (80,), False),
+    ],
+)
+def test_long_turns_that_go_on_with_what_a_mask_selects_are_a_loop(
+    taking: str, launches: tuple[int, ...], *, looped: bool
+) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=4)
+        for turn in range(30):
+            machine.launch(3 * US, ADD, times=launches[turn % len(launches)])
+            machine.item()
+            machine.launch(3 * US, taking)
+            machine.item()
+
+    found = verdict(step).finding("host-sync")
+    assert bool(found.evidence.get("looped_kernels_per_step")) is looped
+
+
+@pytest.mark.parametrize(("turns", "goes"), [(40, True), (20, False)])
+def test_the_backward_pass_of_a_loop_that_reads_back_goes_with_it(turns: int, *, goes: bool) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=4)
+        for _ in range(40):
+            machine.launch(3 * US, PICK)
+            machine.item()
+        with machine.range("backward"):
+            machine.launch(100 * US, times=4)
+            machine.launch(3 * US, NORM, times=turns)
+
+    found = verdict(step).finding("host-sync")
+    assert found.evidence["looped_kernels_per_step"] == (79 + turns if goes else 79)
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,8 @@ _AT_ONCE: Final = (
         "Process all items at once",
         "losses = torch.stack(values).tolist()  # once, after the loop\n"
         "# weights or torch.where over the whole batch instead of x[i][mask[i]] for each i\n"
-        "# torch._foreach_norm for norms of many tensors",
+        "# torch._foreach_norm for norms of many tensors, repeat_interleave for items of different lengths\n"
+        "# if a turn needs the result of the last: one kernel for the loop, such as torchvision.ops.nms for boxes",
         GAIN,
     ),
 )
@@ -385,7 +386,7 @@ class HostSync(Rule):
         **IDLE_SHARE,
         **LAUNCHES_BEHIND_NS,
         "readback_ns": "exposed time of those copies",
-        "looped_kernels_per_step": "work launched by loops that read a value back for every item",
+        "looped_kernels_per_step": "work of loops that read a value back for every item, and of their backward pass",
         **GPU_BUSY_SHARE,
         "waits_per_step": "calls that block the host until the GPU is done",
         "readbacks_per_step": f"copies of up to {_SMALL_COPIES} to the host",
@@ -410,7 +411,7 @@ class HostSync(Rule):
     in_a_row = Limit(8, "Fewer read-backs in close succession are not a loop.")
     restart_ns = Limit(5_000, "From a launching call to the start of its kernel on an idle GPU: 4 to 6 µs on servers.")
     between = Limit(16, "Launches for one item of such a loop; layers of a network have products in between.")
-    longest_turn = Limit(64, "The same where each turn repeats the last one and selects by a mask: 19 to compare boxes.")
+    longest_turn = Limit(64, "The same if turns are alike, and each selects by a mask: 19 launches to compare boxes.")
     backward_apart = Limit(0.2, "A loop of the backward pass has about as many turns as the loop with the read-backs.")
 
     def headline_of(self, finding: Finding) -> str:
