@@ -537,15 +537,15 @@ class HostSync(Rule):
         return is_turn
 
     def _with_backward(self, facts: Facts, share: Float64s) -> Float64s:
-        """These shares, and those of the loops in the backward pass of the same step that have as many turns."""
+        """These shares, and those of the loops that have as many turns in the backward pass of the same step."""
         program, backward = facts.program, backward_work(facts)
         if not share.any() or not backward.any():
             return share
-        reads = np.zeros(len(share), dtype=np.bool_)
-        reads[_copies(facts, read_back=True)] = True
+        looped = _ones_at(facts, _copies(facts, read_back=True)) * share > 0
         names, products = program.names(), program.labelled(*PRODUCTS)
         for rows in program.by_step():
-            items = int((reads[rows] & (share[rows] > 0)).sum())
+            first = int(np.argmax(backward[rows]))
+            items = int(looped[rows[:first]].sum())
             after = rows[backward[rows] & (share[rows] == 0)]
             if items < self.in_a_row or len(after) < items:
                 continue
