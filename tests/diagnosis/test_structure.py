@@ -1299,6 +1299,7 @@ def test_waits_of_a_loop_are_named_before_the_pauses_between_its_items() -> None
         (ADD, (20,), False),  # a solver that asks whether to stop needs each turn
         (SELECT, (20, 22, 24), False),  # turns that are not alike
         (SELECT, (80,), False),
+        (SELECT, (4, 20, *[4] * 28), True),  # short turns are a loop; a long one in each step parts it
     ],
 )
 def test_long_turns_that_go_on_with_what_a_mask_selects_are_a_loop(
@@ -1313,7 +1314,9 @@ def test_long_turns_that_go_on_with_what_a_mask_selects_are_a_loop(
             machine.item()
 
     found = verdict(step).finding("host-sync")
-    assert bool(found.evidence.get("looped_kernels_per_step")) is looped
+    turns = 29 if len(launches) > 3 else 30
+    expected = turns * (launches[-1] + 3) - launches[-1] if looped else None
+    assert found.evidence.get("looped_kernels_per_step") == expected
 
 
 @pytest.mark.parametrize(("turns", "goes"), [(40, True), (20, False)])

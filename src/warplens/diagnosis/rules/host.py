@@ -533,6 +533,7 @@ class HostSync(Rule):
         names = facts.program.in_order(facts.program.names())
         turns = [names[places[i] : places[i + 1]].tobytes() for i in at]
         same = np.array([turn == other for turn, other in pairwise(turns)])
+        same &= places[at[1:]] - places[at[:-1] + 1] <= self.longest_turn
         is_turn[at] = np.r_[False, same] | np.r_[same, False]
         return is_turn
 
