@@ -12,6 +12,7 @@ from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.picking import Projected, projected_again
 from warplens.diagnosis.rule import GAIN, Limit, ahead_without, bringing, remembered
 from warplens.diagnosis.rules.generation import encoded_again, growing_passes
 from warplens.diagnosis.structure import (
@@ -20,6 +21,7 @@ from warplens.diagnosis.structure import (
     passes_of_step,
     passes_over_one_graph,
     started_share,
+    time_beside,
     time_of,
 )
 from warplens.profile.schema import Bools, Float64s, Int64s
@@ -53,13 +55,15 @@ class Recomputation(StructureRule):
     limiter = "work that is run again, in the backward pass or for each token"
     cause = (
         "recomputed forward work in the backward pass (activation checkpointing); several backward passes over one "
-        "graph; generation that runs all tokens, or the encoder, again for each new one"
+        "graph; generation that runs all tokens, or the encoder, again for each new one; products of rows that were "
+        "picked before, each row many times"
     )
     raised_when = (
         "sequences of the forward pass's kernels recur in the backward pass, or the backward pass repeats with far "
         "more products than the forward pass; or in inference at least six passes launch the same kernels on evenly "
         "growing grids, or at least four passes of an encoder launch the same kernels on the same grids before work on "
-        "a growing text, with nothing sent to the GPU in between; and it costs 2 %"
+        "a growing text, with nothing sent to the GPU in between; or a product of at least twice as many rows as a table "
+        "has reads rows that were picked from it right before (by recorded shapes); and it costs 2 %"
     )
     claimed = (
         "these kernels, and the pauses while the host issues them; of passes over a growing text, all but the work of "
@@ -79,7 +83,12 @@ class Recomputation(StructureRule):
     encoded_headline: ClassVar = (
         "Limited by an encoder that is run for each token: {share} of the time goes into its passes after the first"
     )
+    projected_title: ClassVar = "Rows are picked before a product, which multiplies each row of the table many times"
+    projected_headline: ClassVar = (
+        "Limited by products of picked rows: {share} of the time goes into multiplying the same rows again"
+    )
     headlines: ClassVar = {
+        projected_title: projected_headline,
         passes_title: passes_headline,
         growing_title: growing_headline,
         encoded_title: encoded_headline,
@@ -90,10 +99,12 @@ class Recomputation(StructureRule):
         "backward_passes_per_step": "backward passes over the common part of the graph",
         "passes_per_step": "passes over a growing text, or of the encoder",
         "growth_factor": "tokens of the last of them over those of the first",
+        "picked_products_per_step": "products of rows that were picked from a table right before",
+        "picked_rows_factor": "rows picked, at least, over rows of the table",
     }
     refutation = (
         "Run without checkpointing (with a smaller batch if memory requires it), with one backward() of the summed "
-        "losses, or generate with use_cache=True and the encoder's result given: if the time per sample stays the "
+        "losses, generate with use_cache=True and the encoder's result given, or pick rows after the product: if the time per sample stays the "
         "same, nothing ran twice."
     )
     sequence = Limit(6, "This many kernels in the same order, a matrix product among them, are not a coincidence.")
@@ -101,21 +112,30 @@ class Recomputation(StructureRule):
     most_share = Limit(
         0.6, "A backward pass takes about twice as long as its forward pass: a larger part of it is not recomputation."
     )
+    fused_share = Limit(
+        0.9, "Of picks and passes beside products of picked rows: in one kernel, they still read each row that is picked."
+    )
     between = Limit(12, "Casts of weights and copies between two such sequences belong to them.")
     least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
 
     def needless(self, finding: Finding) -> bool:
-        """True for repeated tokens of a growing text and repeated encoder passes, whose results exist already."""
-        return finding.title in (self.growing_title, self.encoded_title)
+        """True for repeated tokens, encoder passes and products of rows, whose results exist already."""
+        return finding.title in (self.growing_title, self.encoded_title, self.projected_title)
 
     def makes_launches(self, finding: Finding) -> bool:
-        """True: the host issues repeated work again."""
-        return True
+        """True: the host issues repeated work again; only products of picked rows are launched as often without."""
+        return finding.title != self.projected_title
 
     def share(self, facts: Facts) -> Float64s:
         """Share of the repeated work."""
-        growing = growing_passes(facts)
-        return self._again(facts).astype(np.float64) if growing is None else growing.share
+        growing, projected = growing_passes(facts), self._projected(facts)
+        if growing is not None:
+            return growing.share
+        return self._again(facts).astype(np.float64) if projected is None else projected.share
+
+    def _projected(self, facts: Facts) -> Projected | None:
+        """Products of picked rows, unless whole passes are repeated."""
+        return None if growing_passes(facts) is not None or self._again(facts).any() else projected_again(facts)
 
     def claim_gaps(self, facts: Facts) -> Float64s | None:
         """The pauses before that work, and the share of all others that go away as the host gets ahead."""
@@ -178,6 +198,23 @@ class Recomputation(StructureRule):
                 evidence={"passes_per_step": growing.passes, "growth_factor": growing.growth},
                 bound_ns=time_of(facts.program, growing.share > 0) + facts.idle_ns,
                 remedies=_CACHED,
+            )
+        projected = self._projected(facts)
+        if projected is not None:
+            beside = time_beside(facts.program, projected.work, reach=2)
+            freed = np.where(projected.multiplied, facts.program.own_ns, self.fused_share * beside)
+            return self.seen(
+                facts,
+                claims,
+                title=self.projected_title,
+                confidence="high" if facts.sure else "medium",
+                evidence={
+                    "picked_products_per_step": projected.products / facts.steps,
+                    "picked_rows_factor": projected.times,
+                },
+                # Passes over the products can be made before rows are picked, or together with the pick.
+                bound_ns=int(freed.sum()),
+                remedies=_PICKED_LATER,
             )
         again = self._again(facts)
         encoded, encoders = encoded_again(facts)
@@ -270,6 +307,21 @@ _ENCODED_ONCE: Final = (
         "Keep keys and values, of the encoder's result as well",
         "model(encoder_outputs=encoded, decoder_input_ids=last, past_key_values=cache, use_cache=True)",
         "one token per pass, and no products over the encoder's result after the first",
+    ),
+)
+
+#: For products of rows that were picked before.
+_PICKED_LATER: Final = (
+    Remedy(
+        "Multiply rows before they are picked",
+        "linear(x)[near]  # instead of linear(x[near]): each of the n rows once, then m ≥ n picks\n"
+        "# several tables: split the weights, a(x)[src] + b(x)[dst] instead of linear(cat([x[src], x[dst]], -1))",
+        f"{GAIN}: the same numbers; activations can move before the pick, too",
+    ),
+    Remedy(
+        "Pick and reduce in one kernel",
+        "# torch_geometric: SAGEConv(project=True, aggr='max') with a SparseTensor or EdgeIndex; torch.sparse.mm for sums",
+        "no copy of the picked rows is written",
     ),
 )
 

@@ -12,7 +12,8 @@ from warplens.analysis.headroom.shapes import tensors_of
 from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
-from warplens.diagnosis.rule import GPU_BUSY_SHARE, Limit, Rule, remembered
+from warplens.diagnosis.picking import unpicked_passes
+from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, Rule, remembered
 from warplens.diagnosis.rules.kernels import busy_with, tiles
 from warplens.diagnosis.rules.products import attention_masks
 from warplens.diagnosis.structure import StructureRule, time_of
@@ -26,27 +27,37 @@ _OF_A_THREAD: Final = 16
 
 
 class UnusedResults(StructureRule):
-    """A product in inference of whose result only a small slice is read."""
+    """A product in inference, or passes over rows, of whose result only a small part is read."""
 
     id = "unused-results"
     model = "products"
     question = "Is a large product computed of which only a small part is read?"
     limiter = "results that nothing reads"
-    cause = "a product for all positions, such as scores over a vocabulary, of which only a few are read"
+    cause = (
+        "a product for all positions, such as scores over a vocabulary, of which only a few are read; passes over all "
+        "rows of a tensor of which few are picked right after"
+    )
     raised_when = (
         "in inference, a matrix product takes at least a twentieth of the time, and later work of its step reads at "
-        "most a sixteenth of its result; and it costs 2 %"
+        "most a sixteenth of its result; or casts and arithmetic pass over all rows of a tensor right before at most half "
+        "of them are picked by index, and nothing else reads it (by recorded shapes); and it costs 2 %"
     )
-    claimed = "nearly all of these products"
+    claimed = "nearly all of these products; of such passes, the share of rows that are not picked"
     headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
     title = "A product is computed for all positions, and only a small slice of its result is read"
+    unpicked_title: ClassVar = "Casts and arithmetic pass over all rows of a tensor, of which few are picked right after"
+    unpicked_headline: ClassVar = (
+        "Limited by passes over rows that nothing reads: {share} of the time could be saved by picking rows first"
+    )
+    headlines: ClassVar = {unpicked_title: unpicked_headline}
     evidence: ClassVar = {
+        "unpicked_passes_per_step": "passes over all rows of a tensor of which few are picked",
         "unread_products_per_step": "products of whose result only a slice is read",
         "read_share": "upper limit of the numbers that are read, of their results",
     }
     refutation = (
-        "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head): if the results differ, "
-        "more of them was read."
+        "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head), or pick rows before the passes: if the "
+        "results differ, more of them was read."
     )
     least_share = Limit(0.05, "Of the busy time: a smaller product is not worth another call.")
     most_read = Limit(1 / 16, "If more of a result is read, it is computed for a purpose.")
@@ -59,8 +70,9 @@ class UnusedResults(StructureRule):
         return True
 
     def share(self, facts: Facts) -> Float64s:
-        """Share saved of these products."""
-        return np.where(self._unread(facts)[0], float(self.saved_share), 0.0)
+        """Share saved of these products and passes."""
+        share, unpicked = np.where(self._unread(facts)[0], float(self.saved_share), 0.0), unpicked_passes(facts)
+        return share if unpicked is None or share.any() else unpicked.share
 
     @remembered
     def _unread(self, facts: Facts) -> tuple[Bools, float]:
@@ -141,6 +153,20 @@ class UnusedResults(StructureRule):
     def shown(self, facts: Facts, claims: Claims) -> Finding | None:
         """The finding, with its numbers and remedies."""
         unread, read = self._unread(facts)
+        unpicked = None if unread.any() else unpicked_passes(facts)
+        if unpicked is not None:
+            return self.seen(
+                facts,
+                claims,
+                title=self.unpicked_title,
+                confidence="high" if facts.sure else "medium",
+                evidence={
+                    "unpicked_passes_per_step": int(unpicked.work.sum()) / facts.steps,
+                    "read_share": unpicked.read,
+                },
+                bound_ns=time_of(facts.program, unpicked.work),
+                remedies=_PICKED_FIRST,
+            )
         return self.seen(
             facts,
             claims,
@@ -156,6 +182,21 @@ class UnusedResults(StructureRule):
                 ),
             ),
         )
+
+
+#: For passes over rows of which few are picked.
+_PICKED_FIRST: Final = (
+    Remedy(
+        "Pick rows first",
+        "x[drawn].float() / 255  # instead of (x.float() / 255)[drawn]: the passes go over the picked rows only",
+        f"{GAIN}: the same numbers, and no converted copy of the whole tensor",
+    ),
+    Remedy(
+        "Where most rows are picked in the end, convert once",
+        "ready = x.to(torch.bfloat16).div_(255)  # before the loop over minibatches, if memory allows",
+        "one conversion for all picks",
+    ),
+)
 
 
 class PaddedWork(Rule):
