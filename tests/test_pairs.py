@@ -137,6 +137,8 @@ def test_the_measured_gain_lies_in_the_interval_and_under_the_bound(name: str, s
         ("dlrm_857_interactions", "torch"),  # the size that is padded, and no other
         ("whisper_features_on_host", "nsys"),  # a tenth of the pauses stays: the GPU does that work now
         ("clipped_parameter_by_parameter", "nsys"),  # lists of one tensor each
+        ("neighbours_projected_edge_by_edge", "torch"),  # each row is multiplied once, and picked as often
+        ("frames_all_scaled_for_each_minibatch", "torch"),  # passes over the frames that are drawn stay
         ("perceptual_loss_not_frozen", "nsys"),  # gradients of weights alone, of both images that it looks at
     ],
 )
@@ -148,6 +150,13 @@ def test_the_step_after_a_remedy_is_within_a_fifth_of_the_timed_one(name: str, s
     found = next(each for each in diagnose([path]).to_dict()["findings"] if each["id"] in pair.accepted)
     assert abs(measured.median / found["expected"] - 1) <= 0.2
     assert found["bound"] is None or measured.low <= found["bound"]
+
+
+def test_a_filter_beside_picked_rows_is_no_product_of_them() -> None:
+    """It has as many rows and columns as the neighbours' states, which are picked right before and read after it."""
+    path = next(each for each in pairs() if each.name == "distances_expanded_in_each_layer").path("torch")
+    assert path is not None
+    assert "recomputation" not in {each["id"] for each in diagnose([path]).to_dict()["findings"]}
 
 
 def test_gradients_of_a_penalty_are_not_those_of_the_last_step() -> None:

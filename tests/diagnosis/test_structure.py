@@ -11,9 +11,9 @@ import pytest
 
 from tests.analysis.builders import kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
-from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, H200, MS, US, Machine
+from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, FULL_GRID, H200, MS, US, Machine
 from tests.diagnosis.programs import judged, verdict
-from warplens.diagnosis import diagnose
+from warplens.diagnosis import Diagnosis, diagnose
 
 SOFTMAX = "void at::native::cunn_SoftMaxForward<8, float, float, float, at::native::SoftMaxForwardEpilogue>(float*)"
 LOG_SOFTMAX = SOFTMAX.replace("SoftMaxForwardEpilogue", "LogSoftMaxForwardEpilogue")
@@ -923,6 +923,98 @@ def test_shapes_tell_whether_more_than_a_slice_of_a_result_is_read(sliced: str, 
     timeline = program(kernels, calls, ranges)
     finding = diagnose(timeline, timeline.window()).finding("unused-results")
     assert (finding is not None) is (found and read == [16, 2])
+
+
+def _picking(work: list[tuple[str, object, str, int]]) -> Diagnosis:
+    """Three steps of this work: operator (and the one around it, after a blank), shapes, kernel and microseconds."""
+    kernels, calls, ranges, now = [], [], [], 0
+    for _ in range(3):
+        began = now
+        for named, shapes, full_name, length in work:
+            name, _, outer = named.partition(" ")
+            number, short = len(kernels) + 1, full_name.rpartition("::")[2].partition("<")[0]
+            if outer:
+                ranges.append(operator(now, now + 3 * US, outer, shapes=json.dumps(shapes)))
+            ranges.append(operator(now, now + 3 * US, name, shapes=json.dumps(shapes)))
+            calls.append(launch(now + US, now + 2 * US, number))
+            begin = now + 5 * US
+            now = begin + length * US
+            kernels.append(kernel(begin, now, short, correlation=number, full_name=full_name, grid=FULL_GRID))
+        ranges.append(annotation(began, now, "step"))
+        now += US
+    timeline = program(kernels, calls, ranges)
+    return diagnose(timeline, timeline.window())
+
+
+SUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int)"
+ROWS_PICKED = "void at::native::vectorized_gather_kernel<16, long>(char*)"
+#: 8,192 rows of 256 numbers, 16 rows picked for each of them.
+PICKED = ("aten::gather", [[8192, 256], [], [131_072, 256], [], [131_072, 256]], ROWS_PICKED, 300)
+OF_PICKED = ("aten::addmm", [[256], [131_072, 256], [256, 256], [], []], BF16_GEMM, 500)
+SUMMED = ("aten::sum", [[8192, 16, 256], []], SUM, 200)
+
+
+@pytest.mark.parametrize(
+    ("work", "found"),
+    [
+        ([PICKED, OF_PICKED, SUMMED], True),
+        ([PICKED, ("aten::copy_ aten::_to_copy", [[131_072, 256]] * 2, DIRECT_COPY, 200), OF_PICKED, SUMMED], True),
+        # As many rows are picked as the table has.
+        ([(PICKED[0], [[131_072, 256], [], [131_072, 256], [], []], *PICKED[2:]), OF_PICKED, SUMMED], False),
+        # The product may read what was computed before the pick, as the filter of a convolution over distances.
+        ([("aten::exp", [[131_072, 256]], GELU, 200), PICKED, OF_PICKED, SUMMED], False),
+        ([PICKED, OF_PICKED, ("aten::mul", [[131_072, 256]] * 2, GELU, 200), SUMMED], False),
+        # A product of numbers that were picked one by one, and one with a matrix for each group of rows.
+        ([(*PICKED[:2], "void at::native::_scatter_gather_elementwise_kernel<128, 8>()", 300), OF_PICKED], False),
+        ([PICKED, ("aten::_grouped_mm", [[131_072, 256], [8, 256, 256], [8]], BF16_GEMM, 500), SUMMED], False),
+        # Much wider results take longer to pick than their products take.
+        ([PICKED, ("aten::mm", [[131_072, 256], [256, 2048]], BF16_GEMM, 1000), SUMMED], False),
+    ],
+)
+def test_products_of_rows_that_were_picked_are_repeated(
+    work: list[tuple[str, object, str, int]], *, found: bool
+) -> None:
+    finding = _picking(work).finding("recomputation")
+    assert (finding is not None) is found
+    if finding is not None:
+        assert finding.evidence["picked_rows_factor"] == 16
+        assert finding.evidence["saved_ns"] == pytest.approx(3 * 500 * US * 15 / 16, rel=0.01)
+
+
+#: All of 65,536 rows of 128 numbers, of which 4,096 are picked.
+CAST = ("aten::copy_ aten::_to_copy", [[65_536, 128], [65_536, 128], []], DIRECT_COPY, 300)
+SCALED = ("aten::div", [[65_536, 128], []], GELU, 300)
+DRAWN = ("aten::index", [[65_536, 128], []], ROWS_PICKED, 20)
+READ = ("aten::mm", [[4096, 128], [128, 128]], BF16_GEMM, 300)
+
+
+@pytest.mark.parametrize(
+    ("work", "found"),
+    [
+        ([CAST, SCALED, DRAWN, READ], True),
+        ([CAST, SCALED, DRAWN, READ] * 4, True),  # minibatches
+        ([CAST, SCALED, *[DRAWN, READ] * 8], True),
+        ([CAST, SCALED, *[DRAWN, READ] * 16], False),  # in all, every row is picked
+        ([CAST, SCALED, DRAWN, ("aten::mm", [[49_152, 128], [128, 128]], BF16_GEMM, 300)], False),
+        ([CAST, SCALED, DRAWN, READ, ("aten::sum", [[65_536, 128], []], SUM, 100)], False),  # all rows are read
+        ([CAST, SCALED, DRAWN, READ, ("aten::add", [[65_536, 128], []], GELU, 300)], False),
+        ([CAST, SCALED, DRAWN, READ, ("aten::cat", [[[65_536, 128], [8, 128]], []], DIRECT_COPY, 300)], False),
+        ([CAST, SCALED, ("aten::select", *SCALED[1:]), DRAWN, READ], False),  # a slice is read as well
+        ([("aten::mul_", *SCALED[1:]), DRAWN, READ], False),  # a table that is kept
+        ([("aten::copy_", *CAST[1:]), DRAWN, READ], False),
+        ([SCALED, DRAWN, READ, ("my::kernel", [], GELU, 5)], True),
+    ],
+)
+def test_passes_over_rows_that_are_not_picked_are_unread(
+    work: list[tuple[str, object, str, int]], *, found: bool
+) -> None:
+    finding = _picking(work).finding("unused-results")
+    assert (finding is not None) is found
+    if finding is not None:
+        picks = sum(part == DRAWN for part in work) // sum(part == SCALED for part in work)
+        spent = 3 * 300 * US * sum(part in (CAST, SCALED) for part in work)
+        assert finding.evidence["read_share"] == picks / 16
+        assert finding.evidence["saved_ns"] == pytest.approx(spent * (1 - picks / 16), rel=0.01)
 
 
 @pytest.mark.parametrize(("launches", "crowded"), [(4, True), (40, False)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -15,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from warplens.analysis.frames import once
-from warplens.analysis.headroom.shapes import sizes_of, tensors_of
+from warplens.analysis.headroom.shapes import largest_tensor, sizes_of, tensors_of
 from warplens.analysis.kernel_names import PRODUCTS
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.structure import EMPTY_PRODUCT_NS, backward_work
@@ -35,6 +36,8 @@ _SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")
 _REACH: Final = 6
 #: Most kernels between a pick and the one that reads its result.
 _READER: Final = 4
+#: Kernels that leave a result as large as what they read, which a later product may read.
+_KEEPING: Final = ("elementwise", "copy-cast", "normalization", "softmax", "random")
 #: Least rows picked over rows of the table: below, products of all rows save less than half.
 _LEAST_TIMES: Final = 2.0
 #: Most rows picked over rows of the table: above, passes over all rows do not cost much more.
@@ -83,7 +86,7 @@ def _picks(facts: Facts, names: pl.Series, shapes: pl.Series) -> Bools:
     texts = program.full_names()
     for row in elements.tolist():
         picks[row] = _WHOLE_ROWS in texts[program.name_codes[row]]
-    return picks
+    return np.asarray(picks, dtype=np.bool_)
 
 
 def _picked(name: str, tensors: list[tuple[int, ...]]) -> int | None:
@@ -106,58 +109,79 @@ def projected_again(facts: Facts) -> Projected | None:
     if names is None:
         return None
     program, shapes = facts.program, facts.program.shapes()
-    picks, products, copies = _picks(facts, names, shapes), program.labelled(*PRODUCTS), program.labelled("copy-cast")
-    own, share, found, most = program.own_ns, np.zeros(facts.work.height), 0, math.inf
-    seen = np.zeros(len(share), dtype=np.bool_)
+    picks = _picks(facts, names, shapes)
+    own, share, most = program.own_ns, np.zeros(facts.work.height), math.inf
+    work, products = np.zeros((2, len(share)), dtype=np.bool_)
     by_size: dict[tuple[int, int, int], list[float]] = {}
     for rows in program.by_step() if picks.any() else ():
         kernels = rows[program.is_kernel[rows]]
         for place in np.flatnonzero(picks[kernels]).tolist():
-            piece = int(kernels[place])
-            tensors = tensors_of(shapes[piece])
-            if seen[piece] or not tensors or len(tensors[0]) < 2:
+            found = None if work[kernels[place]] else _multiplied(facts, names, shapes, picks, kernels, place)
+            if found is None:
                 continue
-            width, together = tensors[0][-1], [piece]
-            count, numbers = math.prod(tensors[0]) // max(width, 1), _picked(names[piece], tensors)
-            multiplied: list[tuple[int, float, float]] = []  # row, rows of the product, columns
-            for later in kernels[place + 1 : place + 1 + _REACH].tolist():
-                size = max(_numbers(shapes[later]), default=0)
-                if picks[later] and shapes[later] == shapes[piece] and not multiplied:
-                    together.append(later)
-                elif copies[later] and numbers in (None, size) and not multiplied:
-                    numbers = size or None
-                elif products[later] and names[later] in _BY_MATRIX:
-                    sizes = sizes_of("gemm", names[later], shapes[later], None)
-                    if sizes.get("b") != 1 or sizes["k"] != width or numbers not in (None, sizes["m"] * width):
-                        break
-                    if sizes["m"] < _LEAST_TIMES * count:
-                        break
-                    multiplied.append((later, sizes["m"], sizes["n"]))
-                else:
-                    break
-            if not multiplied:
-                continue
+            together, multiplied, count, width = found
             # Products of all rows are picked instead of the rows: wider ones take longer.
-            picking, columns = float(own[together].sum()), sum(part[2] for part in multiplied) / len(together)
-            freed = np.array([
-                own[row] * min(1 - count / many, 1 - EMPTY_PRODUCT_NS / max(int(own[row]), EMPTY_PRODUCT_NS))
-                for row, many, _ in multiplied
-            ])  # fmt: skip
-            left = max(1 - picking * max(columns / width - 1, 0.0) / max(float(freed.sum()), 1.0), 0.0)
-            if not left:
+            columns = sum(wide for *_, wide in multiplied) / len(together)
+            shortest = EMPTY_PRODUCT_NS
+            freed = [own[row] - max(own[row] * count / many, min(own[row], shortest)) for row, many, _ in multiplied]
+            left = 1 - float(own[together].sum()) * max(columns / width - 1, 0.0) / max(float(sum(freed)), 1.0)
+            if left <= 0:
                 continue
-            for (row, many, wide), saved in zip(multiplied, freed.tolist(), strict=True):
-                share[row] = left * saved / max(int(own[row]), 1)
-                by_size.setdefault((int(many), width, int(wide)), []).append(share[row])
+            for (row, many, wide), saved in zip(multiplied, freed, strict=True):
+                share[row] = left * saved / max(own[row], 1)
+                by_size.setdefault((many, width, wide), []).append(share[row])
+                work[row] = products[row] = True
                 most = min(most, many / count)
             share[together] = max(1 - columns / width, 0.0)
-            seen[[*together, *(part[0] for part in multiplied)]] = True
-            found += len(multiplied)
-    if not found:
+            work[together] = True
+    if not products.any():
         return None
+    forward = int(products.sum())
     _with_gradients(facts, names, shapes, by_size, share)
-    work = seen | (share > 0)
-    return Projected(share, work, work & products, found, most)
+    products |= (share > 0) & ~picks
+    return Projected(share, work | products, products, forward, most)
+
+
+def _multiplied(
+    facts: Facts, names: pl.Series, shapes: pl.Series, picks: Bools, kernels: Int64s, place: int
+) -> tuple[list[int], list[tuple[int, int, int]], int, int] | None:
+    """This pick and those beside it from the same table, the products of the picked rows, and the table's sides.
+
+    Of each product, its row, rows and columns. None if there is no such product, or if it may read another tensor of
+    the same size: one that was written before and not summed up, or one that is read together with its result.
+    """
+    program, piece = facts.program, int(kernels[place])
+    products, copies = program.labelled(*PRODUCTS), program.labelled("copy-cast")
+    tensors = tensors_of(shapes[piece])
+    if not tensors or len(tensors[0]) < 2 or not math.prod(tensors[0]):
+        return None
+    width, together, multiplied = tensors[0][-1], [piece], list[tuple[int, int, int]]()
+    count, numbers, end = math.prod(tensors[0]) // width, _picked(names[piece], tensors), place + 1
+    for later in kernels[place + 1 : place + 1 + _REACH].tolist():
+        if picks[later] and shapes[later] == shapes[piece] and not multiplied:
+            together.append(later)
+        elif copies[later] and numbers in (None, largest_tensor(shapes[later])) and not multiplied:
+            numbers = largest_tensor(shapes[later])
+        elif products[later] and names[later] in _BY_MATRIX:
+            m, n, k = _key(sizes_of("gemm", names[later], shapes[later], None))
+            if k != width or numbers not in (None, m * width) or m < _LEAST_TIMES * count:
+                break
+            multiplied.append((later, m, n))
+            numbers = m * width
+        else:
+            break
+        end += 1
+    if not multiplied or numbers is None:
+        return None
+    before = next((row for row in kernels[:place][::-1].tolist() if numbers in _numbers(shapes[row])), None)
+    if before is not None and (program.labelled(*_KEEPING)[before] or picks[before]):
+        return None
+    ahead = kernels[end:]
+    ahead = ahead[: next((at for at, row in enumerate(ahead) if picks[row]), len(ahead))]
+    readers = ahead[~backward_work(facts)[ahead]].tolist()
+    if any(_listed(shapes[row]).count(numbers) > 1 for row in readers if names[row] != "aten::copy_"):
+        return None
+    return together, multiplied, count, width
 
 
 def _with_gradients(
@@ -181,12 +205,18 @@ def _with_gradients(
 
 def _key(sizes: dict[str, float]) -> tuple[int, int, int]:
     """Rows, columns and inner dimension of a product; zeros if unknown."""
-    return int(sizes.get("m", 0)), int(sizes.get("n", 0)), int(sizes.get("k", 0))
+    return (int(sizes["m"]), int(sizes["n"]), int(sizes["k"])) if sizes.get("b") == 1 else (0, 0, 0)
 
 
-def _numbers(text: str | None) -> set[int]:
+def _listed(text: str | None) -> list[int]:
     """Numbers of each tensor in these shapes, those in lists included."""
-    return {math.prod(map(int, sizes.split(","))) for sizes in _SIZES.findall(text or "")}
+    return [math.prod(map(int, sizes.split(","))) for sizes in _SIZES.findall(text or "")]
+
+
+@lru_cache(maxsize=65_536)
+def _numbers(text: str | None) -> frozenset[int]:
+    """The different ones of these numbers."""
+    return frozenset(_listed(text))
 
 
 @once

@@ -62,8 +62,8 @@ class Recomputation(StructureRule):
         "sequences of the forward pass's kernels recur in the backward pass, or the backward pass repeats with far "
         "more products than the forward pass; or in inference at least six passes launch the same kernels on evenly "
         "growing grids, or at least four passes of an encoder launch the same kernels on the same grids before work on "
-        "a growing text, with nothing sent to the GPU in between; or a product of at least twice as many rows as a table "
-        "has reads rows that were picked from it right before (by recorded shapes); and it costs 2 %"
+        "a growing text, with nothing sent to the GPU in between; or a product of at least twice as many rows as a "
+        "table has reads rows that were picked from it right before (by recorded shapes); and it costs 2 %"
     )
     claimed = (
         "these kernels, and the pauses while the host issues them; of passes over a growing text, all but the work of "
@@ -104,7 +104,8 @@ class Recomputation(StructureRule):
     }
     refutation = (
         "Run without checkpointing (with a smaller batch if memory requires it), with one backward() of the summed "
-        "losses, generate with use_cache=True and the encoder's result given, or pick rows after the product: if the time per sample stays the "
+        "losses, generate with use_cache=True and the encoder's result given, or pick rows after the product: if the "
+        "time per sample stays the "
         "same, nothing ran twice."
     )
     sequence = Limit(6, "This many kernels in the same order, a matrix product among them, are not a coincidence.")
@@ -113,7 +114,8 @@ class Recomputation(StructureRule):
         0.6, "A backward pass takes about twice as long as its forward pass: a larger part of it is not recomputation."
     )
     fused_share = Limit(
-        0.9, "Of picks and passes beside products of picked rows: in one kernel, they still read each row that is picked."
+        0.9,
+        "Of picks and passes beside products of picked rows: in one kernel, they still read each row that is picked.",
     )
     between = Limit(12, "Casts of weights and copies between two such sequences belong to them.")
     least_share = Limit(0.1, "A smaller part of the forward pass is a shared operator, not a checkpoint.")
@@ -207,7 +209,7 @@ class Recomputation(StructureRule):
                 facts,
                 claims,
                 title=self.projected_title,
-                confidence="high" if facts.sure else "medium",
+                confidence="medium",  # shapes tell the size of what a product reads, not which tensor it is
                 evidence={
                     "picked_products_per_step": projected.products / facts.steps,
                     "picked_rows_factor": projected.times,
@@ -320,7 +322,7 @@ _PICKED_LATER: Final = (
     ),
     Remedy(
         "Pick and reduce in one kernel",
-        "# torch_geometric: SAGEConv(project=True, aggr='max') with a SparseTensor or EdgeIndex; torch.sparse.mm for sums",
+        "# torch_geometric: SAGEConv(project=True, aggr='max') with an EdgeIndex; torch.sparse.mm for sums",
         "no copy of the picked rows is written",
     ),
 )

@@ -39,13 +39,13 @@ class UnusedResults(StructureRule):
     )
     raised_when = (
         "in inference, a matrix product takes at least a twentieth of the time, and later work of its step reads at "
-        "most a sixteenth of its result; or casts and arithmetic pass over all rows of a tensor right before at most half "
-        "of them are picked by index, and nothing else reads it (by recorded shapes); and it costs 2 %"
+        "most a sixteenth of its result; or casts and arithmetic pass over all rows of a tensor right before at most "
+        "half of them are picked by index, and nothing else reads it (by recorded shapes); and it costs 2 %"
     )
     claimed = "nearly all of these products; of such passes, the share of rows that are not picked"
     headline = "Limited by results that nothing reads: {share} of the time goes into a product of which a slice is used"
     title = "A product is computed for all positions, and only a small slice of its result is read"
-    unpicked_title: ClassVar = "Casts and arithmetic pass over all rows of a tensor, of which few are picked right after"
+    unpicked_title: ClassVar = "Passes go over all rows of a tensor, of which few are picked right after"
     unpicked_headline: ClassVar = (
         "Limited by passes over rows that nothing reads: {share} of the time could be saved by picking rows first"
     )
@@ -56,8 +56,8 @@ class UnusedResults(StructureRule):
         "read_share": "upper limit of the numbers that are read, of their results",
     }
     refutation = (
-        "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head), or pick rows before the passes: if the "
-        "results differ, more of them was read."
+        "Take the slice before the product (logits_to_keep=1, hidden[:, -1:] before the head), or pick rows before the "
+        "passes: if the results differ, more of them was read."
     )
     least_share = Limit(0.05, "Of the busy time: a smaller product is not worth another call.")
     most_read = Limit(1 / 16, "If more of a result is read, it is computed for a purpose.")
@@ -159,7 +159,7 @@ class UnusedResults(StructureRule):
                 facts,
                 claims,
                 title=self.unpicked_title,
-                confidence="high" if facts.sure else "medium",
+                confidence="medium",  # shapes tell the size of the tensor that is picked from, not which one it is
                 evidence={
                     "unpicked_passes_per_step": int(unpicked.work.sum()) / facts.steps,
                     "read_share": unpicked.read,
