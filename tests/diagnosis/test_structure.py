@@ -982,7 +982,7 @@ def test_products_of_rows_that_were_picked_are_repeated(
 
 
 #: All of 65,536 rows of 128 numbers, of which 4,096 are picked.
-CAST = ("aten::copy_ aten::_to_copy", [[65_536, 128], [65_536, 128], []], DIRECT_COPY, 300)
+CONVERTED = ("aten::copy_ aten::_to_copy", [[65_536, 128], [65_536, 128], []], DIRECT_COPY, 300)
 SCALED = ("aten::div", [[65_536, 128], []], GELU, 300)
 DRAWN = ("aten::index", [[65_536, 128], []], ROWS_PICKED, 20)
 READ = ("aten::mm", [[4096, 128], [128, 128]], BF16_GEMM, 300)
@@ -991,17 +991,17 @@ READ = ("aten::mm", [[4096, 128], [128, 128]], BF16_GEMM, 300)
 @pytest.mark.parametrize(
     ("work", "found"),
     [
-        ([CAST, SCALED, DRAWN, READ], True),
-        ([CAST, SCALED, DRAWN, READ] * 4, True),  # minibatches
-        ([CAST, SCALED, *[DRAWN, READ] * 8], True),
-        ([CAST, SCALED, *[DRAWN, READ] * 16], False),  # in all, every row is picked
-        ([CAST, SCALED, DRAWN, ("aten::mm", [[49_152, 128], [128, 128]], BF16_GEMM, 300)], False),
-        ([CAST, SCALED, DRAWN, READ, ("aten::sum", [[65_536, 128], []], SUM, 100)], False),  # all rows are read
-        ([CAST, SCALED, DRAWN, READ, ("aten::add", [[65_536, 128], []], GELU, 300)], False),
-        ([CAST, SCALED, DRAWN, READ, ("aten::cat", [[[65_536, 128], [8, 128]], []], DIRECT_COPY, 300)], False),
-        ([CAST, SCALED, ("aten::select", *SCALED[1:]), DRAWN, READ], False),  # a slice is read as well
+        ([CONVERTED, SCALED, DRAWN, READ], True),
+        ([CONVERTED, SCALED, DRAWN, READ] * 4, True),  # minibatches
+        ([CONVERTED, SCALED, *[DRAWN, READ] * 8], True),
+        ([CONVERTED, SCALED, *[DRAWN, READ] * 16], False),  # in all, every row is picked
+        ([CONVERTED, SCALED, DRAWN, ("aten::mm", [[49_152, 128], [128, 128]], BF16_GEMM, 300)], False),
+        ([CONVERTED, SCALED, DRAWN, READ, ("aten::sum", [[65_536, 128], []], SUM, 100)], False),  # all rows are read
+        ([CONVERTED, SCALED, DRAWN, READ, ("aten::add", [[65_536, 128], []], GELU, 300)], False),
+        ([CONVERTED, SCALED, DRAWN, READ, ("aten::cat", [[[65_536, 128], [8, 128]], []], DIRECT_COPY, 300)], False),
+        ([CONVERTED, SCALED, ("aten::select", *SCALED[1:]), DRAWN, READ], False),  # a slice is read as well
         ([("aten::mul_", *SCALED[1:]), DRAWN, READ], False),  # a table that is kept
-        ([("aten::copy_", *CAST[1:]), DRAWN, READ], False),
+        ([("aten::copy_", *CONVERTED[1:]), DRAWN, READ], False),
         ([SCALED, DRAWN, READ, ("my::kernel", [], GELU, 5)], True),
     ],
 )
@@ -1012,7 +1012,7 @@ def test_passes_over_rows_that_are_not_picked_are_unread(
     assert (finding is not None) is found
     if finding is not None:
         picks = sum(part == DRAWN for part in work) // sum(part == SCALED for part in work)
-        spent = 3 * 300 * US * sum(part in (CAST, SCALED) for part in work)
+        spent = 3 * 300 * US * sum(part in (CONVERTED, SCALED) for part in work)
         assert finding.evidence["read_share"] == picks / 16
         assert finding.evidence["saved_ns"] == pytest.approx(spent * (1 - picks / 16), rel=0.01)
 

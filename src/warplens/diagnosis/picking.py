@@ -238,7 +238,8 @@ def unpicked_passes(facts: Facts) -> Unpicked | None:
     unknown = shapes.is_null().to_numpy() & program.is_kernel
     share, read = np.zeros(facts.work.height), 0.0
     steps = [rows for rows in program.by_step() if not unknown[rows].any()]
-    for size in set(tables.values()) - _sliced_sizes(facts) - {1}:
+    passed = frozenset[int]().union(*(numbers.get(text, ()) for text in {texts[row] for row in np.flatnonzero(passes)}))
+    for size in (set(tables.values()) & passed) - _sliced_sizes(facts) - {1}:
         of_size = {text for text, sizes in numbers.items() if size in sizes}
         for rows in steps:
             kernels = rows[program.is_kernel[rows]]
