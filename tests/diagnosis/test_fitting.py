@@ -12,6 +12,7 @@ from tests.diagnosis.machine import ADD, BF16_GEMM, MS, NCCL, US, Machine
 from tests.diagnosis.programs import judged, record, verdict
 from warplens.diagnosis import Diagnosis, frameworks
 from warplens.diagnosis.findings import Remedy
+from warplens.diagnosis.rules import rows
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 BACKWARD = "void at::native::threshold_backward_kernel<float>(int)"
@@ -259,6 +260,35 @@ def test_a_loop_over_the_parameters_is_not_the_optimizer_that_is_fused(fused: bo
     assert found.verdict == "unfused-optimizer"
     assert ("AdamW" in advice(found, "unfused-optimizer")) != fused
     assert ("loop over the parameters" in found.headline) == fused
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["hooks of the backward pass", "minibatches"])
+def test_an_optimizer_in_hooks_is_one_that_steps_within_the_backward_pass(inside: bool) -> None:
+    """Eighty minibatches in a step have as many optimizer steps, each of them over all parameters."""
+
+    def step(machine: Machine) -> None:
+        with machine.range("backward" if inside else "minibatches"):
+            for _ in range(80):
+                machine.launch(8 * US)
+                machine.launch(4 * US, BACKWARD)
+                machine.launch(2 * US, FUSED_ADAM, (1, 1, 1))
+
+    found = verdict(step, Machine(python_ns=26 * US)).finding("unfused-optimizer")
+    assert (found is not None and "one parameter at a time" in found.title) == inside
+
+
+@pytest.mark.parametrize(
+    ("table", "read", "repeats"),
+    [
+        ("[[128, 1536, 2048], []]", "[[1024, 1536, 2048], [1024, 2048, 1]]", 8),
+        ("[[128, 1536, 2048], []]", "[[1024, 1, 2048], [1024, 2048, 1536]]", 8),
+        ("[[8, 1024, 1024], []]", "[[64, 2048, 1024], [64, 1024, 1024]]", 0),  # computes for longer than it reads
+        ("[[4000, 64], []]", "[[9000, 64], [64, 64]]", 0),
+        (None, None, 0),
+    ],
+)
+def test_copies_of_matrices_are_read_by_products_of_few_rows(table: str | None, read: str | None, repeats: int) -> None:
+    assert rows._repeats(table, read, 16) == repeats
 
 
 def test_rows_that_are_picked_for_long_are_no_part_of_the_loss_beside_them() -> None:

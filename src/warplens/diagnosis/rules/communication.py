@@ -226,7 +226,7 @@ class UnbucketedCommunication(RanksRule):
     evidence: ClassVar = {
         "small_collectives_per_step": "mergeable collectives that are small; per rank",
         "joinable_collectives_per_step": "collectives that could be merged with the one before or after; per rank",
-        "collectives_per_step": "all collectives; per rank",
+        "collectives_per_step": "all collectives; per rank, and for busy hosts on the rank with the fewest",
         "joinable_bytes_per_step": "bytes that the mergeable ones carry; per rank",
         "floor_ns": "5th percentile of the duration of the small ones",
         "small_median_ns": "median duration of the small ones",
@@ -242,14 +242,15 @@ class UnbucketedCommunication(RanksRule):
         "The hosts spend {share} of their time on preparing and issuing {count} collectives per step"
     )
     refutation = (
-        "Reduce all gradients in one flat tensor: if the step takes as long as before, latency was not the cost of "
-        "the collectives."
+        "Reduce all gradients in one flat tensor, or shard the whole model as one unit: if the step takes as long as "
+        "before, neither latency nor the hosts' calls were the cost of the collectives."
     )
     least_per_step = Limit(32, "A network of a few layers, FSDP by layers, or buckets of 25 MB have fewer.")
     small_bytes = Limit(1 << 20, "Up to 1 MiB, collectives reach a fifth of the bus bandwidth or less (nccl-tests).")
     small_ns = Limit(50_000, "For unrecorded sizes: an all-reduce of 1 MiB within a host takes 20 to 50 µs.")
     link_bytes_per_s = Limit(900e9, "The rate of NVLink 5 in each direction, the fastest link between GPUs.")
     handled_per_step = Limit(100, "FSDP by blocks of a deep network needs three for each block; so many are by layers.")
+    least_handling_share = Limit(0.25, "Hosts that spend less of their time on collectives are late for other reasons.")
     left_share = Limit(0.25, "Units of four layers need a quarter of the calls; a block of a transformer has as many.")
 
     def _joinable(self, run: Run) -> dict[int, pl.DataFrame]:
@@ -376,11 +377,13 @@ class UnbucketedCommunication(RanksRule):
         return min(_in_window(run, rank) for rank in run.ranks) / run.steps
 
     def _handling_share(self, run: Run) -> float:
-        """Share of the host time that collectives take, mean over the ranks; 0 if they are few, or it is unknown."""
-        if self._joinable(run) or self._per_step(run) < self.handled_per_step:
+        """Share of the host time that collectives take, mean over the ranks; 0 if it is small or unknown."""
+        stepless = any(not summary.window.steps for summary in run.result.summaries)
+        if stepless or self._joinable(run) or self._per_step(run) < self.handled_per_step:
             return 0.0
         shares = [facts.handling_ns / max(facts.host_ns, 1) for facts in run.ranks.values()]
-        return min(sum(shares) / len(shares), 1.0) if all(shares) else 0.0
+        share = min(sum(shares) / len(shares), 1.0) if all(shares) else 0.0
+        return share if share >= self.least_handling_share else 0.0
 
     def _handled(self, run: Run, limits: Thresholds) -> Finding | None:
         """The finding for hosts that are busy with the collectives of many small units."""
@@ -391,8 +394,8 @@ class UnbucketedCommunication(RanksRule):
         slowest = max(run.ranks.values(), key=lambda facts: facts.host_ns)
 
         def gain_at(pace: float, left: float) -> float:
-            share = pace + (1 - pace) * slowest.unprofiled_share
-            return slowest.host_gain(share, (1 - left) * slowest.handling_ns)
+            of_host = pace + (1 - pace) * slowest.unprofiled_share
+            return slowest.host_gain(of_host, (1 - left) * slowest.handling_ns)
 
         expected = float(np.mean([gain_at(pace, self.left_share) for pace in PACES]))
         if expected < limits.raise_ceiling:

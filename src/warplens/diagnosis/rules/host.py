@@ -377,7 +377,8 @@ class HostSync(Rule):
     raised_when = "it costs 2 %. Informational with 1.5 waits or fewer per step, if ranges mark the steps"
     claimed = (
         f"idle time from a wait to the next work; read-backs of up to {_SMALL_COPIES}, and loops around them without "
-        "matrix products; the part of the launch pauses that a host without these waits would hide"
+        "matrix products, with their backward pass; the part of the launch pauses that a host without these waits "
+        "would hide"
     )
     headline = "Limited by synchronization: {share} of the time goes into draining the GPU's queue and refilling it"
     title = "The host waits until the GPU's queue is empty and then has to refill it"

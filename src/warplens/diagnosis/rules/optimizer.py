@@ -12,7 +12,7 @@ from warplens.diagnosis.evidence import is_unfused, optimizer_work
 from warplens.diagnosis.facts import Facts, kernel_names
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.rule import GAIN, IDLE_NS, LAUNCHES_PER_STEP, Limit, Rule, ahead_without, bringing, remembered
-from warplens.diagnosis.structure import started_share
+from warplens.diagnosis.structure import backward_work, started_share
 from warplens.profile.schema import Bools, Float64s
 
 _ON_LISTS: Final = Remedy(
@@ -59,14 +59,17 @@ class UnfusedOptimizer(Rule):
     """The launch pauses of the optimizer, and the memory traffic of its kernels that a fused optimizer saves."""
 
     id = "unfused-optimizer"
-    question = "Does the optimizer launch several kernels for each parameter tensor?"
+    question = "Does the optimizer go from tensor to tensor, with launches for each?"
     limiter = "an optimizer that launches kernels for each parameter tensor"
     cause = "an optimizer that updates one tensor at a time"
     raised_when = (
         "it launches 100 kernels per step, more than half of them for a single tensor, or it steps 64 times within "
-        "other work; and it costs 2 %"
+        "the backward pass; and it costs 2 %"
     )
-    claimed = "launch pauses of the optimizer, and 26/33 of its kernels' time"
+    claimed = (
+        "launch pauses of the optimizer, and 26/33 of its kernels' time; of an optimizer in hooks, the launches of its "
+        "kernels and the pauses before them"
+    )
     headline = "Limited by the optimizer: updating one tensor at a time costs {share} of the time"
     title = "The optimizer updates one tensor at a time, with several kernels for each"
     loop_title: ClassVar = "A loop over the parameters launches kernels for each tensor, beside a fused optimizer"
@@ -83,7 +86,7 @@ class UnfusedOptimizer(Rule):
         "single_tensor_launches_share": "launches that update a single tensor",
         "parameter_tensors_count": "parameter tensors updated per step, where the kernels show it",
         "launches_per_tensor_factor": "launches per tensor",
-        "optimizer_turns_per_step": "steps of an optimizer within a step of the program",
+        "optimizer_turns_per_step": "runs of optimizer kernels between other work of the backward pass",
         "groups_per_step": "groups of parameters, each with launches of its own",
         **IDLE_NS,
         "saved_kernel_ns": "kernel time that a fused optimizer saves",
@@ -144,12 +147,13 @@ class UnfusedOptimizer(Rule):
 
     @remembered
     def _turns(self, facts: Facts) -> tuple[Bools, int]:
-        """Kernels of optimizers that step again and again within other work, and the number of turns."""
+        """Kernels of optimizers that step again and again within the backward pass, and the number of turns."""
         program = facts.program
         updates = program.marked("fused-optimizer")
-        if updates.sum() < self.least_turns * facts.steps:
+        if not facts.window.step_count or updates.sum() < self.least_turns * facts.steps:
             return np.zeros_like(updates), 0
-        updates = updates | program.marked("foreach")
+        # Hooks run on autograd's thread. Steps of minibatches do not.
+        updates = (updates | program.marked("foreach")) & backward_work(facts)
         turns = sum(1 for _ in program.runs(updates))
         return (updates, turns) if turns >= self.least_turns * facts.steps else (np.zeros_like(updates), 0)
 

@@ -62,7 +62,7 @@ class ScatteredAccess(StructureRule):
     )
     title = "Rows are gathered and scattered one by one through memory"
     dense_title: ClassVar = "Gradients of whole embedding tables are written and applied, although a step uses few rows"
-    matrices_title: ClassVar = "A matrix of weights is copied for each row, and a batched product reads the copies"
+    matrices_title: ClassVar = "A matrix is copied for each row, and a batched product reads the copies"
     evidence: ClassVar = {
         "scattered_per_step": "gathers, scatters and sorts of a step",
         "used_rows_share": "upper limit of the rows used per step, of the rows of tables with dense gradients",
@@ -109,6 +109,7 @@ class ScatteredAccess(StructureRule):
     near = Limit(
         24, "At most this many launches between the fill of a dense gradient and the kernels that add rows to it."
     )
+    most_rows = Limit(16, "A product of more rows with each matrix computes longer than it reads.")
     freed_calls_share = Limit(0.75, "Share of the launches of a dense gradient that go away: sorts, scans and fills.")
 
     def makes_launches(self, finding: Finding) -> bool:
@@ -196,15 +197,15 @@ class ScatteredAccess(StructureRule):
     def _matrices(self, facts: Facts) -> Float64s:
         """Share saved of gathers that copy a matrix for each row, and of the batched products that read the copies.
 
-        Shapes show it: the product has more matrices than the table from which they were gathered. A product of the
-        rows of each matrix, grouped, reads each matrix once.
+        Shapes show it: the product has more matrices than the table from which they were gathered, and multiplies few
+        rows with each, so that reading is its cost. A product grouped by matrix reads each matrix once.
         """
         share, shapes = np.zeros(facts.work.height), facts.program.shapes()
         gathers, products = gathered_operands(facts)
         for gather, product, table, read in zip(
             gathers.tolist(), products.tolist(), shapes.gather(gathers), shapes.gather(products), strict=True
         ):
-            repeats = _repeats(table, read)
+            repeats = _repeats(table, read, int(self.most_rows))
             if repeats > 1:
                 share[gather], share[product] = 1.0, 1 - 1 / repeats
         return share
@@ -297,8 +298,9 @@ class ScatteredAccess(StructureRule):
             bound_ns=int(0.97 * time_of(program, claimed | scattered | program.labelled(*PASSES)))
             + (facts.idle_ns if matrices else 0),
             replayed=facts.replayed(time=self.share(facts), calls=calls) if calls.any() else None,
-            remedies=(
-                *((_GROUPED,) if matrices else ()),
+            remedies=(_GROUPED,)
+            if matrices
+            else (
                 *(_SPARSE if dense is not None else ()),
                 *((UNSORTED,) if preparing.any() else ()),
                 *((_SELECTED,) if (claimed & program.marked("sorting-values")).any() else ()),
@@ -321,18 +323,21 @@ class ScatteredAccess(StructureRule):
 
 
 @lru_cache(maxsize=1024)
-def _repeats(table: str | None, read: str | None) -> float:
+def _repeats(table: str | None, read: str | None, most_rows: int) -> float:
     """How often a batched product reads each matrix of the table that was gathered for it; 0 if it reads others.
 
     Args:
         table, read: input shapes of the gather and of the product, as JSON lists.
+        most_rows: 0 as well if the product multiplies more rows with each matrix.
     """
     gathered = next(iter(tensors_of(table)), ())
-    if len(gathered) != len(_BATCHED):
+    operands = tensors_of(read)[:2]
+    if len(operands) < 2 or any(len(shape) != len(_BATCHED) for shape in (gathered, *operands)):
         return 0.0
-    batched = (shape for shape in tensors_of(read) if len(shape) == len(_BATCHED))
-    alike = (shape[0] for shape in batched if sorted(shape[1:]) == sorted(gathered[1:]))
-    return max(alike, default=0) / max(gathered[0], 1)
+    for matrices, rows in (operands, operands[::-1]):
+        if sorted(matrices[1:]) == sorted(gathered[1:]) and min(rows[1:]) <= most_rows < min(gathered[1:]):
+            return matrices[0] / max(gathered[0], 1)
+    return 0.0
 
 
 def _elements(facts: Facts, rows: Int64s) -> Float64s:
