@@ -128,11 +128,13 @@ def test_a_gate_that_may_compare_two_programs_says_so_even_with_quiet(warplens):
     assert run.err.startswith("caution: ")
 
 
-def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens):
+def test_what_is_open_does_not_fail_but_says_what_would_decide(warplens, asked):
     run = warplens("compare", BASELINE, TOPK, "--fail-on", "5%")
     assert run.code == 0
     assert "gate undecided (not a failure)" in run.err
-    assert "steps of each side would decide it" in run.err
+    assert "steps of each side would decide the gate" in run.err
+    gate = asked("compare", BASELINE, TOPK, "--fail-on", "5%")["data"]["gate"]
+    assert f"About {gate['needed_blocks']:,} steps of each side" in gate["sentence"]
 
 
 def test_copies_of_one_run_are_no_repeats(asked, tmp_path):

@@ -123,6 +123,21 @@ def test_a_difference_within_the_noise_says_why_it_is_undecided():
     assert ", but halves of one side differ by up to " in gate_line(regression(within, 0.0), within)
 
 
+def test_an_open_gate_names_the_noise_only_for_an_interval_beyond_its_limit():
+    within = replace(noisy_comparison(), ratio=Interval(1.01, 1.02, 1.03, 0.05), verdict="undecided")
+    line = gate_line(regression(within, 0.02), within)
+    assert line.startswith("gate undecided")
+    assert "halves" not in line
+
+
+def test_an_open_gate_says_what_would_decide_the_gate():
+    noise = noisy_comparison()
+    gate = regression(noise, 0.05)
+    line = gate_line(gate, noise)
+    assert f" About {gate.needed_blocks:,} runs " in line
+    assert line.endswith(" of each side would decide the gate.")
+
+
 def noisy_comparison() -> Comparison:
     return compare(noisy(1e6, 0.2, 5), noisy(1.01e6, 0.2, 6))
 

@@ -252,8 +252,8 @@ class Comparison:
 
     @property
     def within_noise(self) -> bool:
-        """Whether it is undecided, although the interval excludes 1, because each side differs from itself as much."""
-        return self.verdict == "undecided" and self.ratio.excludes_one
+        """Whether the interval excludes 1, but each side differs from itself as much."""
+        return self.ratio.excludes_one and not _beyond(self.ratio, self.noise)
 
 
 def compare(
@@ -293,10 +293,13 @@ def compare(
 def _verdict(ratio: Interval, noise: NoiseFloor, margin: float) -> Verdict:
     if ratio.within(margin):
         return "same"
-    beyond = abs(math.log(ratio.estimate)) > math.log1p(noise.share or 0.0)
-    if not (ratio.excludes_one and beyond):
+    if not (ratio.excludes_one and _beyond(ratio, noise)):
         return "undecided"
     return "slower" if ratio.low > 1 else "faster"
+
+
+def _beyond(ratio: Interval, noise: NoiseFloor) -> bool:
+    return abs(math.log(ratio.estimate)) > math.log1p(noise.share or 0.0)
 
 
 def _how(baseline: Samples, variant: Samples, shift: Shift) -> str:

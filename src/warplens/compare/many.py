@@ -23,7 +23,7 @@ DIFFERENCES: Final = table(
     column("baseline_ns", dtype=pl.Float64, help="mean of a step, of the baseline"),
     column("variant_ns", dtype=pl.Float64, help="mean of a step, of the variant"),
     Column("difference_ns", pl.Float64, "variant − baseline; sums over the columns to that of the whole"),
-    column("low_ns", dtype=pl.Float64, help="interval of the difference, widened for being chosen among many"),
+    column("low_ns", dtype=pl.Float64, help="interval of the difference, widened for being chosen among many; infinite if unknown"),
     column("high_ns", dtype=pl.Float64),
     "ratio p_value adjusted_p",
     column("verdict", dtype=pl.Enum(VERDICTS)),
@@ -179,4 +179,6 @@ def _p_values(change: _Change) -> Float64s:
 def _half_width(change: _Change, level: float) -> Float64s:
     if not change.freedom.all():
         return np.full(change.difference.size, np.inf)
-    return t_quantile(level, change.freedom) * change.error
+    # Two constants that may differ by chance: how much they vary is unknown.
+    unknown = (change.error == 0) & (change.difference != 0) & (change.chance > level)
+    return np.where(unknown, np.inf, t_quantile(level, change.freedom) * change.error)

@@ -227,6 +227,16 @@ def test_the_gate_stops_no_build_for_a_difference_within_the_noise():
     assert not any(regression(one, 0.0).found for one in within)
 
 
+def test_the_gate_stops_no_build_for_a_difference_within_the_noise_and_the_margin():
+    generator = np.random.default_rng(989)
+    sides = [Samples.of([[1e6 * np.exp(mean + generator.normal(0, 0.0025))] for _ in range(6)]) for mean in (0, 0.004)]
+    found = compare(*sides)
+    assert found.ratio.low > 1
+    assert found.ratio.estimate < 1 + found.noise.share
+    answer = regression(found, 0.0)
+    assert (found.verdict, answer.found, answer.excluded) == ("same", False, False)
+
+
 def test_the_number_of_steps_that_an_open_gate_needs_is_that_for_its_limit():
     """8 % slower for certain; whether by more than 7.5 %, ten times as many steps show."""
     generator = np.random.default_rng(1)
@@ -242,6 +252,15 @@ def test_a_kernel_of_one_side_only_has_no_ratio():
     found = many_differences(before, after).row(0, named=True)
     assert found["ratio"] is None
     assert found["verdict"] == "slower"
+
+
+def test_constant_times_that_may_differ_by_chance_have_no_interval():
+    found = many_differences([[1000.0, 7, 0]] * 2, [[1500.0, 7, 9]] * 2)
+    assert found["verdict"].to_list() == ["undecided", "same", "slower"]
+    assert found["low_ns"].to_list() == [-math.inf, 0, 9]
+    assert found["high_ns"].to_list() == [math.inf, 0, 9]
+    steady = many_differences([[1000.0]] * 6, [[1500.0]] * 6)
+    assert steady.select("verdict", "low_ns", "high_ns").row(0) == ("slower", 500, 500)
 
 
 def test_one_step_a_side_decides_nothing():

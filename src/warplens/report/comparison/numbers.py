@@ -265,7 +265,7 @@ def verdict_data(comparison: Comparison) -> dict[str, Any]:
 def _gate(gate: Regression | None, comparison: Comparison) -> dict[str, Any] | None:
     if gate is None:
         return None
-    return {**named(gate, "fail_on found excluded"), "sentence": gate_line(gate, comparison)}
+    return {**named(gate, "fail_on found excluded needed_blocks"), "sentence": gate_line(gate, comparison)}
 
 
 KERNEL_GROUPS: Final = table(
@@ -277,7 +277,7 @@ KERNEL_GROUPS: Final = table(
     "category places",
     KERNEL_CHANGES.only("baseline_launches_per_step variant_launches_per_step").columns,
     "baseline_ns_per_step variant_ns_per_step change_ns_per_step",
-    column("low_ns", dtype=pl.Float64, help="lower end of the interval of the change; null where nothing was repeated"),
+    column("low_ns", dtype=pl.Float64, help="lower end of the interval of the change; null where nothing shows how much the times vary"),
     column("high_ns", dtype=pl.Float64),
     "adjusted_p verdict decided",
 )

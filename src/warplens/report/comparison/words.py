@@ -106,15 +106,15 @@ def needed_text(comparison: Comparison) -> str | None:
     return _repeats_text(comparison, comparison.needed_blocks) if comparison.verdict == "undecided" else None
 
 
-def _repeats_text(comparison: Comparison, needed: int | None) -> str:
+def _repeats_text(comparison: Comparison, needed: int | None, what: str = "it") -> str:
     if not math.isfinite(comparison.ratio.high):
         return "The variation of the times is unknown: record several steps, or better several runs, of each side."
     if needed is None:
         if comparison.shift is not None and comparison.shift.drift:
-            return "No number of repeats would decide it while the times drift: take the sides in turns."
-        return "No feasible number of repeats would decide it: the sides are too close for their noise."
+            return f"No number of repeats would decide {what} while the times drift: take the sides in turns."
+        return f"No feasible number of repeats would decide {what}: the sides are too close for their noise."
     repeats = "runs (one file each, one folder per side)" if comparison.unit == "blocks" else "steps"
-    return f"About {fmt.count(needed)} {repeats} of each side would decide it."
+    return f"About {fmt.count(needed)} {repeats} of each side would decide {what}."
 
 
 def gate_line(gate: Regression, comparison: Comparison) -> str:
@@ -125,9 +125,10 @@ def gate_line(gate: Regression, comparison: Comparison) -> str:
         return f"gate failed: slower by more than {limit} ({interval})"
     if gate.excluded:
         return f"gate passed: not slower by more than {limit} ({interval})"
-    needed = _repeats_text(comparison, gate.needed_blocks)
+    needed = _repeats_text(comparison, gate.needed_blocks, "the gate")
     text = f"gate undecided (not a failure): it may or may not be slower by more than {limit} ({interval})"
-    return f"{text}{_noise_text(comparison)}. {needed}"
+    noise = _noise_text(comparison) if comparison.ratio.low > 1 + gate.fail_on else ""
+    return f"{text}{noise}. {needed}"
 
 
 #: Display names of the bounds of a side (`warplens.compare.host.BOUNDS`).
