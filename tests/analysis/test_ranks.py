@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -17,6 +19,7 @@ from tests.analysis.rank_traces import (
     rank_trace,
     together,
 )
+from warplens.analysis.ranks import across
 from warplens.analysis.ranks.across import rank_in_name
 from warplens.analysis.ranks.collectives import (
     bus_factor,
@@ -286,6 +289,28 @@ def test_without_any_epoch_recordings_that_begin_or_end_apart_are_paired_by_what
     assert (row["method"], row["matched"]) == ("shifted order", 2 * common)
     assert result.alignment.ranks["aligned"].all()
     assert result.waits.ranks["wait_ns"].to_list() == [100 * US * common, 0]
+
+
+@pytest.mark.parametrize("count", [4, 7, 10, 17, 24, 50])
+def test_order_stays_where_jitter_alone_makes_another_pairing_fit_better(count):
+    generator = np.random.default_rng(count)
+    place = np.repeat(np.arange(2, dtype=np.int32), count)
+    for jitter, variation in product((1 * US, 10 * US), (1 * US, 100 * US)):
+        for _ in range(50):
+            times = np.cumsum(generator.normal(MS, variation, count))
+            end = np.concatenate([times + generator.normal(0, jitter, count) for _ in range(2)]).astype(np.int64)
+            assert across._shifted_order(place, end - 1000, end) is None
+
+
+@pytest.mark.parametrize("shift", [2, 6])
+def test_a_shift_is_found_in_spite_of_jitter(shift):
+    generator = np.random.default_rng(shift)
+    times = np.cumsum(generator.normal(MS, 100 * US, 66))
+    starts = (0, shift)
+    end = np.concatenate([times[i : i + 60] + generator.normal(0, 10 * US, 60) for i in starts]).astype(np.int64)
+    position = across._shifted_order(np.repeat(np.arange(2, dtype=np.int32), 60), end - 1000, end)
+    assert position is not None
+    assert (position[0], position[60]) == (0, shift)
 
 
 def test_a_rank_that_nothing_connects_is_left_out_and_named():

@@ -23,7 +23,11 @@ DIFFERENCES: Final = table(
     column("baseline_ns", dtype=pl.Float64, help="mean of a step, of the baseline"),
     column("variant_ns", dtype=pl.Float64, help="mean of a step, of the variant"),
     Column("difference_ns", pl.Float64, "variant − baseline; sums over the columns to that of the whole"),
-    column("low_ns", dtype=pl.Float64, help="interval of the difference, widened for being chosen among many; infinite if unknown"),
+    column(
+        "low_ns",
+        dtype=pl.Float64,
+        help="interval of the difference, widened for being chosen among many; infinite if unknown",
+    ),
     column("high_ns", dtype=pl.Float64),
     "ratio p_value adjusted_p",
     column("verdict", dtype=pl.Enum(VERDICTS)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -291,9 +292,13 @@ _NEAREST_END_NS: Final = 2_000_000
 
 #: Recordings without a common clock begin and end up to this many collectives apart.
 _MOST_SHIFT: Final = 64
-#: Collectives that are compared to find this distance, and the share of the other scatter that a better one has.
+#: Collectives that are compared to find this distance; how many of both ranks have to be paired by it, at least, and
+#: which share of the fewer.
 _COMPARED: Final = 256
-_FITS_BETTER: Final = 0.5
+_LEAST_COMMON: Final = 16
+_COMMON_SHARE: Final = 7 / 8
+#: Largest scatter of a distance that fits, as a share of the time from one collective to the next.
+_TINY: Final = 0.1
 
 #: Marks an event without partner events on other ranks.
 UNMATCHED: Final = -1
@@ -430,28 +435,35 @@ def _shifted_order(place: npt.NDArray[np.int32], start: Int64s, end: Int64s) -> 
     """
     position = _rank_order(place, start)
     ranks, counts = np.unique(place, return_counts=True)
-    longest = end[place == ranks[counts.argmax()]][np.argsort(position[place == ranks[counts.argmax()]])]
+    first = ranks[counts.argmax()]
+    longest = end[place == first][np.argsort(position[place == first])]
+    tiny = _TINY * float(np.median(np.diff(longest))) if len(longest) > 1 else 0.0
     is_moved = False
     for rank, count in zip(ranks.tolist(), counts.tolist(), strict=True):
+        if rank == first:
+            continue
         rows = np.flatnonzero(place == rank)
         own = end[rows[np.argsort(position[rows])]]
         usual = len(longest) - count
+        least = max(_LEAST_COMMON, math.ceil(_COMMON_SHARE * count))
+        shifts = {middle + shift for middle in (0, usual) for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1)}
         scatter = {
-            shift: _scatter(longest[max(shift, 0) :], own[max(-shift, 0) :], count // 2)
-            for shift in range(-_MOST_SHIFT, usual + _MOST_SHIFT + 1)
+            shift: _scatter(longest[max(shift, 0) :], own[max(-shift, 0) :])
+            for shift in sorted(shifts)
+            if min(len(longest) - max(shift, 0), count - max(-shift, 0)) >= least
         }
-        best = min(scatter, key=scatter.__getitem__)
-        fits_better = scatter[best] < _FITS_BETTER * scatter[usual]
+        best = min(scatter, key=scatter.__getitem__, default=usual)
+        # Of many shifts, and of many ranks, one fits well by chance.
+        clearly = 3 + math.log(max(len(scatter), 1) * (len(ranks) - 1))
+        fits_better = best != usual and scatter[best] <= tiny and scatter[best] * clearly < scatter[usual]
         is_moved |= fits_better
         position[rows] += best if fits_better else usual
     return position - position.min() if is_moved else None
 
 
-def _scatter(first: Int64s, second: Int64s, least: int) -> float:
+def _scatter(first: Int64s, second: Int64s) -> float:
     """The median deviation of the distances between two rows of times, as far as both go."""
     count = min(len(first), len(second))
-    if count <= max(least, 2):
-        return np.inf
     places = np.linspace(0, count - 1, min(count, _COMPARED)).astype(np.int64)
     distances = first[places] - second[places]
     return float(np.median(np.abs(distances - np.median(distances))))

@@ -277,7 +277,11 @@ KERNEL_GROUPS: Final = table(
     "category places",
     KERNEL_CHANGES.only("baseline_launches_per_step variant_launches_per_step").columns,
     "baseline_ns_per_step variant_ns_per_step change_ns_per_step",
-    column("low_ns", dtype=pl.Float64, help="lower end of the interval of the change; null where nothing shows how much the times vary"),
+    column(
+        "low_ns",
+        dtype=pl.Float64,
+        help="lower end of the interval of the change; null where nothing shows how much the times vary",
+    ),
     column("high_ns", dtype=pl.Float64),
     "adjusted_p verdict decided",
 )
