@@ -5,12 +5,13 @@ Both are seen from recorded shapes; without them, nothing is found.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -28,16 +29,20 @@ _PICKS: Final = ("aten::index", "aten::index_select", "aten::embedding", "aten::
 _WHOLE_ROWS: Final = "vectorized_gather"
 #: Products of rows with one matrix: the product of a picked row is the picked row of the product.
 _BY_MATRIX: Final = ("aten::mm", "aten::addmm", "aten::linear", "aten::_addmm_activation")
+#: Products of rows whose first input is what is added.
+_ADDED: Final = ("aten::addmm", "aten::_addmm_activation")
+#: Operators whose copy goes to a tensor of another type.
+_CASTS: Final = ("aten::_to_copy", "aten::to")
 #: Operators whose copy goes to a tensor of its own; any other `aten::copy_` writes into a tensor that may be kept.
-_OWN_COPY: Final = ("aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous")
+_OWN_COPY: Final = (*_CASTS, "aten::clone", "aten::contiguous")
 #: Operators that make a view of a part of a tensor, without a kernel.
 _SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")
 #: Most kernels between the pick and the products of its rows: casts, and picks from the same table.
 _REACH: Final = 6
-#: Most kernels between a pick and the one that reads its result.
+#: Most kernels between a pick and the one that reads its result: casts of it, and of weights.
 _READER: Final = 4
-#: Kernels that leave a result as large as what they read, which a later product may read.
-_KEEPING: Final = ("elementwise", "copy-cast", "normalization", "softmax", "random")
+#: Kernels after which a tensor that they read may be done with; any other may leave a result of the same size.
+_CONSUMING: Final = ("reduction", "gather-scatter", *PRODUCTS)
 #: Least rows picked over rows of the table: below, products of all rows save less than half.
 _LEAST_TIMES: Final = 2.0
 #: Most rows picked over rows of the table: above, passes over all rows do not cost much more.
@@ -55,6 +60,23 @@ class Projected:
     multiplied: Bools  #: these products
     products: int  #: of all steps
     times: float  #: how many times each row is multiplied, at least
+
+
+class _Product(NamedTuple):
+    """A product of picked rows."""
+
+    row: int
+    many: int  #: rows
+    wide: int  #: columns
+
+
+class _Multiplied(NamedTuple):
+    """Picks from one table, and the products of the picked rows."""
+
+    picks: list[int]
+    products: list[_Product]
+    count: int  #: rows of the table
+    width: int  #: numbers of each
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +112,16 @@ def _picks(facts: Facts, names: pl.Series, shapes: pl.Series) -> Bools:
 
 
 def _picked(name: str, tensors: list[tuple[int, ...]]) -> int | None:
-    """Numbers of the result of a pick; None if its shapes do not tell, as those of lists of indices."""
+    """Numbers of the result of a pick; None if its shapes do not tell, as those of lists of indices.
+
+    The dimension of `aten::index_select` is not recorded: for it, they are those of a pick of rows.
+    """
     table, *others = tensors
     if name == "aten::index" or not others:
         return None
-    indices = math.prod(others[0])
-    if name == "aten::embedding":
-        return indices * table[-1]
     if name == "aten::gather":
-        return indices
-    return None if len(table) != 2 else indices * table[-1]
+        return math.prod(others[0]) if others[0][1:] == table[1:] else None
+    return math.prod(others[0]) * math.prod(table[1:])
 
 
 @once
@@ -110,18 +132,26 @@ def projected_again(facts: Facts) -> Projected | None:
         return None
     program, shapes = facts.program, facts.program.shapes()
     picks = _picks(facts, names, shapes)
+    if not picks.any():
+        return None
     own, share, most = program.own_ns, np.zeros(facts.work.height), math.inf
     work, products = np.zeros((2, len(share)), dtype=np.bool_)
-    by_size: dict[tuple[int, int, int], list[float]] = {}
-    for rows in program.by_step() if picks.any() else ():
+    by_size: dict[_Size, list[float]] = {}
+    search = _Search(facts, names.to_list(), shapes.to_list(), picks)
+    for rows in program.by_step():
         kernels = rows[program.is_kernel[rows]]
+        written: dict[int, bool] = {}  # by numbers, whether the last kernel of this size may have left a result
+        seen = 0
         for place in np.flatnonzero(picks[kernels]).tolist():
-            found = None if work[kernels[place]] else _multiplied(facts, names, shapes, picks, kernels, place)
+            for row in kernels[seen:place].tolist():
+                search.note(row, written)
+            seen = place
+            found = None if work[kernels[place]] else search.multiplied(kernels, place, written)
             if found is None:
                 continue
             together, multiplied, count, width = found
             # Products of all rows are picked instead of the rows: wider ones take longer.
-            columns = sum(wide for *_, wide in multiplied) / len(together)
+            columns = sum(each.wide for each in multiplied) / len(together)
             shortest = EMPTY_PRODUCT_NS
             freed = [own[row] - max(own[row] * count / many, min(own[row], shortest)) for row, many, _ in multiplied]
             left = 1 - float(own[together].sum()) * max(columns / width - 1, 0.0) / max(float(sum(freed)), 1.0)
@@ -129,7 +159,7 @@ def projected_again(facts: Facts) -> Projected | None:
                 continue
             for (row, many, wide), saved in zip(multiplied, freed, strict=True):
                 share[row] = left * saved / max(own[row], 1)
-                by_size.setdefault((many, width, wide), []).append(share[row])
+                by_size.setdefault((many, wide, width), []).append(share[row])
                 work[row] = products[row] = True
                 most = min(most, many / count)
             share[together] = max(1 - columns / width, 0.0)
@@ -137,73 +167,103 @@ def projected_again(facts: Facts) -> Projected | None:
     if not products.any():
         return None
     forward = int(products.sum())
-    _with_gradients(facts, names, shapes, by_size, share)
+    _with_gradients(facts, search, by_size, share)
     products |= (share > 0) & ~picks
     return Projected(share, work | products, products, forward, most)
 
 
-def _multiplied(
-    facts: Facts, names: pl.Series, shapes: pl.Series, picks: Bools, kernels: Int64s, place: int
-) -> tuple[list[int], list[tuple[int, int, int]], int, int] | None:
-    """This pick and those beside it from the same table, the products of the picked rows, and the table's sides.
+#: Rows, columns and inner dimension of a product.
+_Size = tuple[int, int, int]
 
-    Of each product, its row, rows and columns. None if there is no such product, or if it may read another tensor of
-    the same size: one that was written before and not summed up, or one that is read together with its result.
-    """
-    program, piece = facts.program, int(kernels[place])
-    products, copies = program.labelled(*PRODUCTS), program.labelled("copy-cast")
-    tensors = tensors_of(shapes[piece])
-    if not tensors or len(tensors[0]) < 2 or not math.prod(tensors[0]):
-        return None
-    width, together, multiplied = tensors[0][-1], [piece], list[tuple[int, int, int]]()
-    count, numbers, end = math.prod(tensors[0]) // width, _picked(names[piece], tensors), place + 1
-    for later in kernels[place + 1 : place + 1 + _REACH].tolist():
-        if picks[later] and shapes[later] == shapes[piece] and not multiplied:
-            together.append(later)
-        elif copies[later] and numbers in (None, largest_tensor(shapes[later])) and not multiplied:
-            numbers = largest_tensor(shapes[later])
-        elif products[later] and names[later] in _BY_MATRIX:
-            m, n, k = _key(sizes_of("gemm", names[later], shapes[later], None))
-            if k != width or numbers not in (None, m * width) or m < _LEAST_TIMES * count:
+
+class _Search:
+    """The search for products of picked rows, with what it reads of each kernel."""
+
+    def __init__(self, facts: Facts, names: list[str], texts: list[str | None], picks: Bools) -> None:
+        """Takes operators, shapes and picks by row of `Facts.work`."""
+        program = facts.program
+        self.names, self.texts, self.picks = names, texts, picks
+        self.products, self.copies = program.labelled(*PRODUCTS), program.labelled("copy-cast")
+        self.consuming = program.labelled(*_CONSUMING) & ~picks
+        self.backward = backward_work(facts)
+
+    def size(self, row: int) -> _Size:
+        """Of the product of this row; zeros if unknown."""
+        return _key(sizes_of("gemm", self.names[row], self.texts[row], None))
+
+    def note(self, row: int, written: dict[int, bool]) -> None:
+        """Notes what this kernel read and wrote."""
+        written.update(dict.fromkeys(_numbers(self.texts[row]), not self.consuming[row]))
+        if self.products[row]:
+            sizes = sizes_of("gemm", self.names[row], self.texts[row], None)
+            written[int(sizes.get("b", 0) * sizes.get("m", 0) * sizes.get("n", 0))] = True
+
+    def multiplied(self, kernels: Int64s, place: int, written: dict[int, bool]) -> _Multiplied | None:
+        """The picks from one table from this one on, and the products of the picked rows.
+
+        None if there is no such product, or if it may read another tensor of the same size: one that was written
+        before and not consumed, or one that is read together with its result.
+        """
+        texts, names, piece = self.texts, self.names, int(kernels[place])
+        tensors = tensors_of(texts[piece])
+        if not tensors or len(tensors[0]) < 2 or not math.prod(tensors[0]):
+            return None
+        width, together, multiplied = tensors[0][-1], [piece], list[_Product]()
+        count, numbers, end = math.prod(tensors[0]) // width, _picked(names[piece], tensors), place + 1
+        if names[piece] == "aten::index_select" and (len(tensors[0]) > 2 or count == width):
+            return None  # columns may be picked
+        for later in kernels[place + 1 : place + 1 + _REACH].tolist():
+            if self.picks[later] and texts[later] == texts[piece] and not multiplied:
+                together.append(later)
+            elif self.copies[later] and numbers in (None, largest_tensor(texts[later])) and not multiplied:
+                numbers = largest_tensor(texts[later])
+            elif self.products[later] and names[later] in _BY_MATRIX:
+                m, n, k = self.size(later)
+                if k != width or numbers not in (None, m * width) or m < _LEAST_TIMES * count:
+                    break
+                multiplied.append(_Product(later, m, n))
+                numbers = m * width
+            else:
                 break
-            multiplied.append((later, m, n))
-            numbers = m * width
-        else:
-            break
-        end += 1
-    if not multiplied or numbers is None:
-        return None
-    before = next((row for row in kernels[:place][::-1].tolist() if numbers in _numbers(shapes[row])), None)
-    if before is not None and (program.labelled(*_KEEPING)[before] or picks[before]):
-        return None
-    ahead = kernels[end:]
-    ahead = ahead[: next((at for at, row in enumerate(ahead) if picks[row]), len(ahead))]
-    readers = ahead[~backward_work(facts)[ahead]].tolist()
-    if any(_listed(shapes[row]).count(numbers) > 1 for row in readers if names[row] != "aten::copy_"):
-        return None
-    return together, multiplied, count, width
+            end += 1
+        if not multiplied or numbers is None or written.get(numbers) or self._joined(kernels[end:], numbers):
+            return None
+        return _Multiplied(together, multiplied, count, width)
+
+    def _joined(self, later: Int64s, numbers: int) -> bool:
+        """Whether one of these kernels, up to the next pick, reads two tensors of this size."""
+        for row in map(int, later):
+            if self.picks[row]:
+                return False
+            if self.backward[row] or self.names[row] == "aten::copy_":
+                continue
+            if _listed(self.texts[row]).count(numbers) > 1:
+                return True
+        return False
 
 
-def _with_gradients(
-    facts: Facts, names: pl.Series, shapes: pl.Series, by_size: dict[tuple[int, int, int], list[float]], share: Float64s
-) -> None:
+def _with_gradients(facts: Facts, search: _Search, by_size: dict[_Size, list[float]], share: Float64s) -> None:
     """Adds the products of the backward pass of these products, whose gradients would be added up by row before."""
-    backward = backward_work(facts)
+    backward = search.backward
     if not backward.any() or backward.all():
         return
-    rows = np.flatnonzero(facts.program.labelled(*PRODUCTS) & names.is_in(_BY_MATRIX).to_numpy())
-    sizes = {int(row): sizes_of("gemm", names[int(row)], shapes[int(row)], None) for row in rows}
-    for (many, width, wide), shares in by_size.items():
-        forwards = [row for row in sizes if not backward[row] and _key(sizes[row]) == (many, wide, width)]
+    forwards, gradients = dict[_Size, int](), dict[_Size, list[int]]()
+    for row in np.flatnonzero(facts.program.labelled(*PRODUCTS)).tolist():
+        if search.names[row] in _BY_MATRIX:
+            size = search.size(row)
+            if backward[row]:
+                gradients.setdefault(size, []).append(row)
+            else:
+                forwards[size] = forwards.get(size, 0) + 1
+    for (many, wide, width), shares in by_size.items():
         # Other layers may have products of the same sizes.
-        mean = sum(shares) / max(len(forwards), len(shares))
-        for row, size in sizes.items():
-            m, n, k = _key(size)
-            if backward[row] and ((m, n, k) == (many, width, wide) or (k == many and {m, n} == {width, wide})):
+        mean = sum(shares) / max(forwards.get((many, wide, width), 0), len(shares))
+        for size in {(many, width, wide), (width, wide, many), (wide, width, many)}:
+            for row in gradients.get(size, ()):
                 share[row] = max(share[row], mean)
 
 
-def _key(sizes: dict[str, float]) -> tuple[int, int, int]:
+def _key(sizes: dict[str, float]) -> _Size:
     """Rows, columns and inner dimension of a product; zeros if unknown."""
     return (int(sizes["m"]), int(sizes["n"]), int(sizes["k"])) if sizes.get("b") == 1 else (0, 0, 0)
 
@@ -230,61 +290,150 @@ def unpicked_passes(facts: Facts) -> Unpicked | None:
         return None
     program, shapes = facts.program, facts.program.shapes()
     picks, passes = _picks(facts, names, shapes), _passes(facts, names)
-    if not picks.any() or not passes.any():
+    if not picks.any() or not passes.any() or (shapes.is_null().to_numpy() & program.is_kernel).any():
         return None
-    numbers = {text: _numbers(text) for text in shapes.drop_nulls().unique().to_list()}
-    texts = shapes.to_list()
+    texts, slices = shapes.to_list(), _sliced(facts)
     tables = {row: math.prod(next(iter(tensors_of(texts[row])), ())) for row in np.flatnonzero(picks).tolist()}
-    unknown = shapes.is_null().to_numpy() & program.is_kernel
-    share, read = np.zeros(facts.work.height), 0.0
-    steps = [rows for rows in program.by_step() if not unknown[rows].any()]
-    passed = frozenset[int]().union(*(numbers.get(text, ()) for text in {texts[row] for row in np.flatnonzero(passes)}))
-    for size in (set(tables.values()) & passed) - _sliced_sizes(facts) - {1}:
-        of_size = {text for text, sizes in numbers.items() if size in sizes}
-        for rows in steps:
-            kernels = rows[program.is_kernel[rows]]
-            at = [place for place, row in enumerate(kernels.tolist()) if texts[row] in of_size]
-            for chain, picked in _chains(kernels, at, passes, {row for row in tables if tables[row] == size}, names):
-                counts = [_of_result(names, texts, kernels, place, size) for place in picked]
-                part = sum(count or size for count in counts) / size
-                if part <= _MOST_PICKED:
-                    share[chain], read = np.maximum(share[chain], 1 - part), max(read, part)
+    passed = frozenset[int]().union(*map(_numbers, {texts[row] for row in np.flatnonzero(passes).tolist()}))
+    sizes = (set(tables.values()) & passed) - {math.prod(shape) for shape in slices} - {0, 1}
+    if not sizes:
+        return None
+    # All steps together: what one computes, another may read.
+    kernels = np.concatenate([rows[program.is_kernel[rows]] for rows in program.by_step()])
+    at: dict[int, list[int]] = {size: [] for size in sizes}
+    for place, row in enumerate(kernels.tolist()):
+        for size in _numbers(texts[row]) & sizes:
+            at[size].append(place)
+    reading = _Reading(facts, names.to_list(), texts, kernels, slices)
+    casts, share, read = _casts(facts, names), np.zeros(facts.work.height), 0.0
+    for size, places in at.items():
+        of_size = {row for row in kernels[places].tolist() if tables.get(row) == size}
+        chains = _chains(reading, places, size, passes, casts, of_size)
+        first = min((picked[0] for _, picked in chains), default=0)
+        for chain, picked in chains:
+            part = sum(reading.result(place, first, size) for place in picked) / size
+            if part <= _MOST_PICKED:
+                share[chain], read = np.maximum(share[chain], 1 - part), max(read, part)
     return Unpicked(share > 0, share, read) if share.any() else None
 
 
 def _passes(facts: Facts, names: pl.Series) -> Bools:
     """Which kernels write one result of their own, number by number."""
+    own = names.str.starts_with("aten::") & ~names.str.ends_with("_") & (names != "aten::cat")
+    written = own.to_numpy() | _copied(facts, names, _OWN_COPY)
+    return np.asarray(facts.program.labelled("elementwise", "copy-cast") & written, dtype=np.bool_)
+
+
+def _copied(facts: Facts, names: pl.Series, outer: tuple[str, ...]) -> Bools:
+    """Which pieces `aten::copy_` launched inside one of these operators."""
     timeline = facts.timeline
     at = timeline.places.operator[facts.rows]
     parent = timeline.operators.forest.parent[np.maximum(at, 0)]
-    outer = timeline.trace.ranges["name"].gather(np.maximum(parent, 0)).cast(pl.String)
-    copied = (names == "aten::copy_").to_numpy() & outer.is_in(_OWN_COPY).to_numpy() & (parent >= 0)
-    own = names.str.starts_with("aten::") & ~names.str.ends_with("_") & (names != "aten::cat")
-    return np.asarray(facts.program.labelled("elementwise", "copy-cast") & (own.to_numpy() | copied), dtype=np.bool_)
+    around = timeline.trace.ranges["name"].gather(np.maximum(parent, 0)).cast(pl.String)
+    return np.asarray((names == "aten::copy_").to_numpy() & around.is_in(outer).to_numpy() & (parent >= 0))
 
 
-def _sliced_sizes(facts: Facts) -> set[int]:
-    """Numbers of the tensors of which the program takes slices."""
+def _casts(facts: Facts, names: pl.Series) -> Bools:
+    """Which pieces copy a tensor to one of another type, as far as types were recorded."""
+    timeline = facts.timeline
+    rows = pl.DataFrame({"range": timeline.places.operator[facts.rows]})
+    table = timeline.trace.operators.select("range", pl.col("input_types").cast(pl.String))
+    texts = rows.join(table, on="range", how="left", maintain_order="left")["input_types"]
+    same = texts.is_in([text for text in texts.drop_nulls().unique().to_list() if _is_same(text)]).fill_null(
+        value=False
+    )
+    return _copied(facts, names, _CASTS) & ~same.to_numpy()
+
+
+def _is_same(types: str) -> bool:
+    """Whether the first two of these types are the same."""
+    first = json.loads(types)[:2]
+    return len(first) == 2 and bool(first[0]) and first[0] == first[1]
+
+
+def _sliced(facts: Facts) -> set[tuple[int, ...]]:
+    """Shapes of the tensors of which the program takes slices."""
     trace = facts.timeline.trace
     ranges = trace.ranges.with_row_index("range").select(
         pl.col("range").cast(pl.UInt32), pl.col("name").cast(pl.String).is_in(_SLICES).alias("slices")
     )
     shapes = trace.operators.select(pl.col("range").cast(pl.UInt32), pl.col("input_shapes").cast(pl.String))
     texts = ranges.filter("slices").join(shapes, on="range")["input_shapes"].drop_nulls().unique().to_list()
-    return {math.prod(next(iter(tensors_of(text)), ())) for text in texts}
+    return {next(iter(tensors_of(text)), ()) for text in texts}
+
+
+class _Reading:
+    """What picks leave, told by the kernels after them."""
+
+    def __init__(
+        self, facts: Facts, names: list[str], texts: list[str | None], kernels: Int64s, slices: set[tuple[int, ...]]
+    ) -> None:
+        """Takes operators and shapes by row of `Facts.work`, kernels of all steps in order, and what is sliced."""
+        self.names, self.texts, self.kernels = names, texts, kernels
+        self.products = facts.program.labelled(*PRODUCTS)
+        self.sliced: dict[int, int] = {}  # by the last side, numbers of the largest tensor that is sliced
+        for shape in filter(None, slices):
+            self.sliced[shape[-1]] = max(self.sliced.get(shape[-1], 0), math.prod(shape))
+        self.first: dict[int, int] = {}  # by numbers, the first place of a tensor that a kernel reads or writes
+        for place, row in enumerate(kernels.tolist()):
+            for numbers in _numbers(texts[row]):
+                self.first.setdefault(numbers, place)
+            if self.products[row]:
+                sizes = sizes_of("gemm", names[row], texts[row], None)
+                self.first.setdefault(int(sizes.get("b", 0) * sizes.get("m", 0) * sizes.get("n", 0)), place)
+
+    def result(self, place: int, first: int, size: int) -> int:
+        """Numbers that the pick at this place leaves, if rows; all of the table if its shapes and reader do not tell.
+
+        Args:
+            place: of the pick.
+            first: place of the first pick; a tensor of the size of the result must not have been seen before.
+            size: numbers of the table.
+        """
+        row = int(self.kernels[place])
+        tensors = tensors_of(self.texts[row])
+        table, picked = tensors[0], _picked(self.names[row], tensors)
+        if len(table) < 2:
+            return size
+        if picked is not None and self.names[row] != "aten::index_select":
+            return picked
+        sides = table[1:]
+        if picked is not None and picked // math.prod(sides) in sides:
+            return size  # columns may be picked
+        for later in self.kernels[place + 1 : place + 1 + _READER].tolist():
+            shapes, largest = tensors_of(self.texts[later]), max(_numbers(self.texts[later]), default=0)
+            if self.names[later] == "aten::copy_":
+                if largest >= size:
+                    return size
+                continue  # of the result, or of a weight
+            shape = next(iter(shapes[self.names[later] in _ADDED :]), ())
+            numbers = math.prod(shape)
+            if (
+                shape[1:] != sides
+                or numbers < largest  # the result may be another of its tensors
+                or picked not in (None, numbers)
+                or self.sliced.get(sides[-1], 0) > numbers  # it may read a slice of the result
+                or self.first[numbers] < first
+            ):
+                return size
+            return min(numbers, size)
+        return size
 
 
 def _chains(
-    kernels: Int64s, at: list[int], passes: Bools, picks: set[int], names: pl.Series
+    reading: _Reading, at: list[int], size: int, passes: Bools, casts: Bools, picks: set[int]
 ) -> list[tuple[Int64s, list[int]]]:
-    """The passes of each chain, and the places of the picks from its result; none if anything else reads a result.
+    """The passes of each chain, and the places of the picks from its result; none if anything else may read a result.
+
+    Each chain begins with its only cast, of a tensor that is stored in another type: its result does not replace it.
 
     Args:
-        kernels: rows of a step, in order.
-        at: places in it of the kernels that read or write tensors of this size.
-        passes, picks: which rows are passes, and which pick from a tensor of this size.
-        names: of the operator of each row.
+        reading: operators, shapes, and the kernels of all steps in order.
+        at: places of the kernels that read or write tensors of this size.
+        size: numbers of the table.
+        passes, casts, picks: which rows are passes, which of them casts, and which pick from a tensor of this size.
     """
+    kernels, texts, names = reading.kernels, reading.texts, reading.names
     chains: list[tuple[list[int], list[int]]] = []
     chain: list[int] = []
     for place in at:
@@ -301,27 +450,21 @@ def _chains(
                 if chains:
                     return []  # a pass over an earlier result that nothing picks from
                 chain = []
+            sizes = _listed(texts[row])
+            if (
+                bool(casts[row]) == bool(chain)
+                or max(sizes) > size
+                or (sizes.count(size) > 1 and names[row] != "aten::copy_")
+            ):
+                if chains or chain:
+                    return []
+                continue
             chain.append(place)
         elif chains:
             return []
         else:
             chain = []
-    operations = [names.gather(kernels[places]).to_list() for places, _ in chains]
+    operations = [[names[row] for row in kernels[places].tolist()] for places, _ in chains]
     if chain or any(one != other for one, other in pairwise(operations)):
         return []  # later passes may read the result of earlier ones
     return [(kernels[places], picked) for places, picked in chains]
-
-
-def _of_result(names: pl.Series, texts: list[str | None], kernels: Int64s, place: int, size: int) -> int | None:
-    """Numbers of the result of the pick at this place, told by its shapes or by the next reader; None if unknown."""
-    row = int(kernels[place])
-    tensors = tensors_of(texts[row])
-    known = _picked(names[row], tensors)
-    if known is not None:
-        return known
-    table = tensors[0]
-    for later in kernels[place + 1 : place + 1 + _READER].tolist():
-        for shape in tensors_of(texts[later]):
-            if shape[1:] == table[1:] and len(table) > 1 and math.prod(shape) < size:
-                return math.prod(shape)
-    return None

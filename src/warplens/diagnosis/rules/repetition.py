@@ -67,7 +67,8 @@ class Recomputation(StructureRule):
     )
     claimed = (
         "these kernels, and the pauses while the host issues them; of passes over a growing text, all but the work of "
-        "one token in each; of those of an encoder, all but the first"
+        "one token in each; of those of an encoder, all but the first; of products of picked rows, and passes beside "
+        "them, what repeats for a row of the table"
     )
     headline = "Limited by recomputation: {share} of the time goes into running the forward pass again"
     title = "The backward pass runs the forward pass again"

@@ -31,7 +31,7 @@ class UnusedResults(StructureRule):
 
     id = "unused-results"
     model = "products"
-    question = "Is a large product computed of which only a small part is read?"
+    question = "Is a large product computed, or do passes go over all rows, of which only a small part is read?"
     limiter = "results that nothing reads"
     cause = (
         "a product for all positions, such as scores over a vocabulary, of which only a few are read; passes over all "
