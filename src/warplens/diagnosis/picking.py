@@ -75,7 +75,7 @@ class _Multiplied(NamedTuple):
 
     picks: list[int]
     products: list[_Product]
-    count: int  #: rows of the table
+    rows: int  #: rows of the table
     width: int  #: numbers of each
 
 
@@ -342,7 +342,7 @@ def _casts(facts: Facts, names: pl.Series) -> Bools:
     same = texts.is_in([text for text in texts.drop_nulls().unique().to_list() if _is_same(text)]).fill_null(
         value=False
     )
-    return _copied(facts, names, _CASTS) & ~same.to_numpy()
+    return np.asarray(_copied(facts, names, _CASTS) & ~same.to_numpy(), dtype=np.bool_)
 
 
 def _is_same(types: str) -> bool:
