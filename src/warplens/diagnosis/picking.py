@@ -75,7 +75,7 @@ class _Multiplied(NamedTuple):
 
     picks: list[int]
     products: list[_Product]
-    rows: int  #: rows of the table
+    rows: int  #: of the table
     width: int  #: numbers of each
 
 
@@ -370,6 +370,7 @@ class _Reading:
     ) -> None:
         """Takes operators and shapes by row of `Facts.work`, kernels of all steps in order, and what is sliced."""
         self.names, self.texts, self.kernels = names, texts, kernels
+        self.operators = facts.timeline.places.operator[facts.rows]
         self.products = facts.program.labelled(*PRODUCTS)
         self.sliced: dict[int, int] = {}  # by the last side, numbers of the largest tensor that is sliced
         for shape in filter(None, slices):
@@ -433,7 +434,7 @@ def _chains(
         size: numbers of the table.
         passes, casts, picks: which rows are passes, which of them casts, and which pick from a tensor of this size.
     """
-    kernels, texts, names = reading.kernels, reading.texts, reading.names
+    kernels, texts, names, operators = reading.kernels, reading.texts, reading.names, reading.operators
     chains: list[tuple[list[int], list[int]]] = []
     chain: list[int] = []
     for place in at:
@@ -451,8 +452,11 @@ def _chains(
                     return []  # a pass over an earlier result that nothing picks from
                 chain = []
             sizes = _listed(texts[row])
+            again = (
+                bool(chain) and operators[row] == operators[kernels[chain[-1]]]
+            )  # large tensors take several kernels
             if (
-                bool(casts[row]) == bool(chain)
+                (not again and bool(casts[row]) == bool(chain))
                 or max(sizes) > size
                 or (sizes.count(size) > 1 and names[row] != "aten::copy_")
             ):
