@@ -9,7 +9,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from tests.analysis.builders import kernel, launch
+from tests.analysis.builders import copy, kernel, launch
 from tests.analysis.operators.programs import annotation, operator, program
 from tests.diagnosis.machine import ADD, BF16_GEMM, FP32_GEMM, FULL_GRID, H200, MS, US, Machine
 from tests.diagnosis.programs import judged, verdict
@@ -927,25 +927,29 @@ def test_shapes_tell_whether_more_than_a_slice_of_a_result_is_read(sliced: str, 
 
 def _picking(work: list[tuple[str, object, str, int]]) -> Diagnosis:
     """Three steps of this work: operator (and the one around it, after a blank), shapes, kernel and microseconds."""
-    kernels, calls, ranges, now = [], [], [], 0
+    kernels, calls, ranges, copies, now = [], [], [], [], 0
     for _ in range(3):
         began = now
         for named, shapes, full_name, length in work:
             name, _, outer = named.partition(" ")
-            number, short = len(kernels) + 1, full_name.rpartition("::")[2].partition("<")[0]
+            number, short = len(calls) + 1, full_name.rpartition("::")[2].partition("<")[0]
             if outer:
                 ranges.append(operator(now, now + 3 * US, outer, shapes=json.dumps(shapes)))
             ranges.append(operator(now, now + 3 * US, name, shapes=json.dumps(shapes)))
             calls.append(launch(now + US, now + 2 * US, number))
             begin = now + 5 * US
             now = begin + length * US
+            if full_name == READBACK:
+                copies.append(copy(begin, now, READBACK, 1 << 25, correlation=number))
+                continue
             kernels.append(kernel(begin, now, short, correlation=number, full_name=full_name, grid=FULL_GRID))
         ranges.append(annotation(began, now, "step"))
         now += US
-    timeline = program(kernels, calls, ranges)
+    timeline = program(kernels, calls, ranges, copies=copies)
     return diagnose(timeline, timeline.window())
 
 
+READBACK = "device-to-host"
 SUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int)"
 ROWS_PICKED = "void at::native::vectorized_gather_kernel<16, long>(char*)"
 #: 8,192 rows of 256 numbers, 16 rows picked for each of them.
@@ -1041,6 +1045,7 @@ ADDED = ("aten::add", [[65_536, 128], [65_536, 128], []], GELU, 300)
         ([CONVERTED, ADDED, DRAWN, READ], False),
         ([CONVERTED, SCALED, CONVERTED, DRAWN, READ], False),  # back to the type of the state
         ([CONVERTED, SCALED, DRAWN, READ, DRAWN, READ, ("aten::mul", [[65_536, 128], [65_536, 1]], SUM, 300)], False),
+        ([CONVERTED, SCALED, DRAWN, READ, (*CONVERTED[:2], READBACK, 100)], False),  # all rows go to the host
         # Nothing to pick from.
         ([("aten::div", [[0, 128], []], GELU, 5), ("aten::index", [[0, 128], []], ROWS_PICKED, 5), READ], False),
     ],

@@ -36,7 +36,10 @@ _CASTS: Final = ("aten::_to_copy", "aten::to")
 #: Operators whose copy goes to a tensor of its own; any other `aten::copy_` writes into a tensor that may be kept.
 _OWN_COPY: Final = (*_CASTS, "aten::clone", "aten::contiguous")
 #: Operators that make a view of a part of a tensor, without a kernel.
-_SLICES: Final = ("aten::slice", "aten::select", "aten::narrow")
+_SLICES: Final = (
+    "aten::slice", "aten::select", "aten::narrow", "aten::split", "aten::split_with_sizes", "aten::unbind",
+    "aten::diagonal", "aten::unfold",
+)  # fmt: skip
 #: Most kernels between the pick and the products of its rows: casts, and picks from the same table.
 _REACH: Final = 6
 #: Most kernels between a pick and the one that reads its result: casts of it, and of weights.
@@ -290,7 +293,8 @@ def unpicked_passes(facts: Facts) -> Unpicked | None:
         return None
     program, shapes = facts.program, facts.program.shapes()
     picks, passes = _picks(facts, names, shapes), _passes(facts, names)
-    if not picks.any() or not passes.any() or (shapes.is_null().to_numpy() & program.is_kernel).any():
+    reads = program.is_kernel | (program.having("kind", "copy") & ~program.having("label", "host-to-device"))
+    if not picks.any() or not passes.any() or (shapes.is_null().to_numpy() & reads).any():
         return None
     texts, slices = shapes.to_list(), _sliced(facts)
     tables = {row: math.prod(next(iter(tensors_of(texts[row])), ())) for row in np.flatnonzero(picks).tolist()}
@@ -299,7 +303,7 @@ def unpicked_passes(facts: Facts) -> Unpicked | None:
     if not sizes:
         return None
     # All steps together: what one computes, another may read.
-    kernels = np.concatenate([rows[program.is_kernel[rows]] for rows in program.by_step()])
+    kernels = np.concatenate([rows[reads[rows]] for rows in program.by_step()])
     at: dict[int, list[int]] = {size: [] for size in sizes}
     for place, row in enumerate(kernels.tolist()):
         for size in _numbers(texts[row]) & sizes:
