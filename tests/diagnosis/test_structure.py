@@ -950,6 +950,7 @@ def _picking(work: list[tuple[str, object, str, int]]) -> Diagnosis:
 
 
 READBACK = "device-to-host"
+CONVOLUTION = "void cudnn::cnn::conv2d_grouped_direct_kernel<false>(int)"
 SUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(int)"
 ROWS_PICKED = "void at::native::vectorized_gather_kernel<16, long>(char*)"
 #: 8,192 rows of 256 numbers, 16 rows picked for each of them.
@@ -981,6 +982,7 @@ SUMMED = ("aten::sum", [[8192, 16, 256], []], SUM, 200)
             ],
             False,
         ),
+        ([("aten::convolution", [[131_072, 1, 16], [16, 1, 1]], CONVOLUTION, 100), PICKED, OF_PICKED, SUMMED], False),
         # Columns of a square table.
         ([("aten::index_select", [[256, 256], [], [131_072]], ROWS_PICKED, 300), OF_PICKED, SUMMED], False),
         # Much wider results take longer to pick than their products take.

@@ -45,7 +45,9 @@ _REACH: Final = 6
 #: Most kernels between a pick and the one that reads its result: casts of it, and of weights.
 _READER: Final = 4
 #: Kernels after which a tensor that they read may be done with; any other may leave a result of the same size.
-_CONSUMING: Final = ("reduction", "gather-scatter", *PRODUCTS)
+_CONSUMING: Final = ("reduction", "gather-scatter", "gemm")
+#: Numbers of a result that shapes do not tell.
+_ANY: Final = -1
 #: Least rows picked over rows of the table: below, products of all rows save less than half.
 _LEAST_TIMES: Final = 2.0
 #: Most rows picked over rows of the table: above, passes over all rows do not cost much more.
@@ -188,6 +190,7 @@ class _Search:
         self.names, self.texts, self.picks = names, texts, picks
         self.products, self.copies = program.labelled(*PRODUCTS), program.labelled("copy-cast")
         self.consuming = program.labelled(*_CONSUMING) & ~picks
+        self.convolutions = program.labelled("convolution")
         self.backward = backward_work(facts)
 
     def size(self, row: int) -> _Size:
@@ -197,7 +200,9 @@ class _Search:
     def note(self, row: int, written: dict[int, bool]) -> None:
         """Notes what this kernel read and wrote."""
         written.update(dict.fromkeys(_numbers(self.texts[row]), not self.consuming[row]))
-        if self.products[row]:
+        if self.convolutions[row]:
+            written[_ANY] = True
+        elif self.products[row]:
             sizes = sizes_of("gemm", self.names[row], self.texts[row], None)
             written[int(sizes.get("b", 0) * sizes.get("m", 0) * sizes.get("n", 0))] = True
 
@@ -229,7 +234,13 @@ class _Search:
             else:
                 break
             end += 1
-        if not multiplied or numbers is None or written.get(numbers) or self._joined(kernels[end:], numbers):
+        if (
+            not multiplied
+            or numbers is None
+            or written.get(numbers)
+            or written.get(_ANY)
+            or self._joined(kernels[end:], numbers)
+        ):
             return None
         return _Multiplied(together, multiplied, count, width)
 
