@@ -925,7 +925,7 @@ def test_shapes_tell_whether_more_than_a_slice_of_a_result_is_read(sliced: str, 
     assert (finding is not None) is (found and read == [16, 2])
 
 
-def _picking(work: list[tuple[str, object, str, int]]) -> Diagnosis:
+def _picking(work: list[tuple[str, object, str, int]], types: str | None = None) -> Diagnosis:
     """Three steps of this work: operator (and the one around it, after a blank), shapes, kernel and microseconds."""
     kernels, calls, ranges, copies, now = [], [], [], [], 0
     for _ in range(3):
@@ -935,7 +935,7 @@ def _picking(work: list[tuple[str, object, str, int]]) -> Diagnosis:
             number, short = len(calls) + 1, full_name.rpartition("::")[2].partition("<")[0]
             if outer:
                 ranges.append(operator(now, now + 3 * US, outer, shapes=json.dumps(shapes)))
-            ranges.append(operator(now, now + 3 * US, name, shapes=json.dumps(shapes)))
+            ranges.append(operator(now, now + 3 * US, name, shapes=json.dumps(shapes)) | {"input_types": types})
             calls.append(launch(now + US, now + 2 * US, number))
             begin = now + 5 * US
             now = begin + length * US
@@ -1062,6 +1062,12 @@ def test_passes_over_rows_that_are_not_picked_are_unread(
         spent = 3 * 300 * US * sum(part in (CONVERTED, SCALED) for part in work)
         assert finding.evidence["read_share"] == picks / 16
         assert finding.evidence["saved_ns"] == pytest.approx(spent * (1 - picks / 16), rel=0.01)
+
+
+@pytest.mark.parametrize(("source", "found"), [("unsigned char", True), ("float", False)])
+def test_a_copy_to_the_same_type_may_be_of_state_that_is_kept(source: str, *, found: bool) -> None:
+    diagnosis = _picking([CONVERTED, SCALED, DRAWN, READ], json.dumps(["float", source, "Scalar"]))
+    assert (diagnosis.finding("unused-results") is not None) is found
 
 
 @pytest.mark.parametrize(("launches", "crowded"), [(4, True), (40, False)])
