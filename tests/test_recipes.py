@@ -153,8 +153,8 @@ def test_the_list_of_examples_names_each():
 #: What the requirements allow.
 MOST_BYTES = 3_000_000
 
-#: Metadata, licence and entry points of the distribution, beside RECORD.
-ABOUT_BYTES = 15_000
+#: Metadata, licence and entry points of the distribution, beside RECORD: 9.2 kB in a built wheel, and their headers.
+ABOUT_BYTES = 10_500
 
 
 def test_the_wheel_is_no_larger_than_allowed():

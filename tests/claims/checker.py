@@ -297,10 +297,10 @@ def check_order(reading: Reading, findings: Sequence[Mapping[str, Any]]) -> None
         unsorted = any(each["action"] == SORTS_FOR_ROWS for each in findings[0].get("remedies", ()))
         first, slow = findings[0], best["id"] in ("launch-overhead", "host-stall")
         seen = first.get("evidence", {})
-        looped = slow and first["id"] == "host-sync" and LOOPED in seen
+        looped, handles = slow and first["id"] == "host-sync" and LOOPED in seen, "handling_share" in seen
         if best["id"] == "launch-overhead" and first["id"] == "host-sync" and CROWDED in first.get("title", ""):
             most = 1.0  # no host gets ahead while it waits that often, whatever that costs under the profiler
-        elif looped or (best["id"] == "launch-overhead" and (first["id"] in MAKES_LAUNCHES or unsorted)):
+        elif looped or (best["id"] == "launch-overhead" and (first["id"] in MAKES_LAUNCHES or unsorted or handles)):
             # What makes the host slow is named before its pace, from this part on of what that would save.
             most = 1 / (1 - Thresholds().specific_share * (1 - 1 / most))
         elif first["id"] in NEEDLESS or (slow and (APART in seen or TURNS in seen)):
