@@ -203,8 +203,7 @@ class _Search:
         if self.convolutions[row]:
             written[_ANY] = True
         elif self.products[row]:
-            sizes = sizes_of("gemm", self.names[row], self.texts[row], None)
-            written[int(sizes.get("b", 0) * sizes.get("m", 0) * sizes.get("n", 0))] = True
+            written[_multiplied_numbers(self.names[row], self.texts[row])] = True
 
     def multiplied(self, kernels: Int64s, place: int, written: dict[int, bool]) -> _Multiplied | None:
         """The picks from one table from this one on, and the products of the picked rows.
@@ -282,6 +281,12 @@ def _key(sizes: dict[str, float]) -> _Size:
     return (int(sizes["m"]), int(sizes["n"]), int(sizes["k"])) if sizes.get("b") == 1 else (0, 0, 0)
 
 
+def _multiplied_numbers(name: str, text: str | None) -> int:
+    """Numbers of the result of a product, which its input shapes do not list; 0 if unknown."""
+    sizes = sizes_of("gemm", name, text, None)
+    return int(sizes.get("b", 0) * sizes.get("m", 0) * sizes.get("n", 0))
+
+
 def _listed(text: str | None) -> list[int]:
     """Numbers of each tensor in these shapes, those in lists included."""
     return [math.prod(map(int, sizes.split(","))) for sizes in _SIZES.findall(text or "")]
@@ -350,10 +355,7 @@ def _copied(facts: Facts, names: pl.Series, outer: tuple[str, ...]) -> Bools:
 
 def _casts(facts: Facts, names: pl.Series) -> Bools:
     """Which pieces copy a tensor to one of another type, as far as types were recorded."""
-    timeline = facts.timeline
-    rows = pl.DataFrame({"range": timeline.places.operator[facts.rows]})
-    table = timeline.trace.operators.select("range", pl.col("input_types").cast(pl.String))
-    texts = rows.join(table, on="range", how="left", maintain_order="left")["input_types"]
+    texts = facts.program.recorded("input_types")
     same = texts.is_in([text for text in texts.drop_nulls().unique().to_list() if _is_same(text)]).fill_null(
         value=False
     )
@@ -395,8 +397,7 @@ class _Reading:
             for numbers in _numbers(texts[row]):
                 self.first.setdefault(numbers, place)
             if self.products[row]:
-                sizes = sizes_of("gemm", names[row], texts[row], None)
-                self.first.setdefault(int(sizes.get("b", 0) * sizes.get("m", 0) * sizes.get("n", 0)), place)
+                self.first.setdefault(_multiplied_numbers(names[row], texts[row]), place)
 
     def result(self, place: int, first: int, size: int) -> int:
         """Numbers that the pick at this place leaves, if rows; all of the table if its shapes and reader do not tell.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -310,12 +310,16 @@ class Program:
 
     def shapes(self) -> pl.Series:
         """Input shapes of the innermost operator around each piece, as JSON; null if not recorded."""
+        return self.recorded("input_shapes")
+
+    def recorded(self, column: Literal["input_shapes", "input_types"]) -> pl.Series:
+        """This text of the innermost operator around each piece, as JSON; null if not recorded."""
         timeline = self.facts.timeline
         if not timeline.has_operators:
             return pl.repeat(None, len(self.own_ns), dtype=pl.String, eager=True)
         rows = pl.DataFrame({"range": timeline.places.operator[self.facts.rows]})
-        table = timeline.trace.operators.select("range", pl.col("input_shapes").cast(pl.String))
-        return rows.join(table, on="range", how="left", maintain_order="left")["input_shapes"]
+        table = timeline.trace.operators.select("range", pl.col(column).cast(pl.String))
+        return rows.join(table, on="range", how="left", maintain_order="left")[column]
 
     def places(self, spent: Spent, most: int = 3) -> tuple[str, ...]:
         """Modules or Python functions with most of this time, the largest first; empty if Python was not recorded."""
