@@ -213,7 +213,7 @@ def everything_said(
         ("export", source, "--to", "csv", "-o", folder / "csv"),
         ("export", source, "--to", "parquet", "-o", folder / "parquet"),
         ("export", source, "--to", "perfetto", "-o", folder / "x.pftrace"),
-        ("answer", source),
+        ("answer", source, "-o", folder / "answer"),
     ):
         run = warplens(*words)
         said += run.out + run.err
