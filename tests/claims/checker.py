@@ -18,7 +18,7 @@ from tests.claims.reading import Reading
 from tests.claims.sentences import check_texts, is_number, leaves, numbers_of
 from warplens.diagnosis.findings import CONFIDENCES, EVIDENCE_UNITS, SEVERITIES
 from warplens.diagnosis.rules import RULES
-from warplens.diagnosis.rules.host import BlockingCopy
+from warplens.diagnosis.rules.copies import BlockingCopy
 from warplens.diagnosis.thresholds import Thresholds
 
 #: From these gains on a finding is a warning, and critical; what is beside them is named in the legend of its table.

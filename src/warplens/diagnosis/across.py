@@ -11,7 +11,7 @@ from warplens.diagnosis.findings import SEVERITIES, Diagnosis, Finding
 from warplens.diagnosis.rule import weight
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.communication import ExposedCommunication, UnbucketedCommunication
-from warplens.diagnosis.rules.host import LaunchOverhead
+from warplens.diagnosis.rules.launches import LaunchOverhead
 from warplens.diagnosis.rules.ranks import PipelineBubble, Straggler
 from warplens.diagnosis.rules.whole import IncompleteProfile
 from warplens.diagnosis.run import Run

@@ -22,7 +22,7 @@ from warplens.diagnosis.claims import Claims
 from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import Finding, Located, Place
 from warplens.diagnosis.rules import rule
-from warplens.diagnosis.rules.host import HOST_COPIES
+from warplens.diagnosis.rules.copies import HOST_COPIES
 from warplens.patterns import lazy_pattern
 from warplens.profile.schema import Int64s, rows_named
 

@@ -14,8 +14,8 @@ from warplens.diagnosis.facts import Facts
 from warplens.diagnosis.findings import PASSES, Finding, Remedy
 from warplens.diagnosis.picking import unpicked_passes
 from warplens.diagnosis.rule import GAIN, GPU_BUSY_SHARE, Limit, Rule, remembered
+from warplens.diagnosis.rules.attention import attention_masks
 from warplens.diagnosis.rules.kernels import busy_with, tiles
-from warplens.diagnosis.rules.products import attention_masks
 from warplens.diagnosis.structure import StructureRule, time_of
 from warplens.profile.peaks import peaks_of
 from warplens.profile.schema import Bools, Float64s, Int64s

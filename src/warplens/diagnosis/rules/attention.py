@@ -1,0 +1,310 @@
+"""Rule for attention that writes its scores to memory, or reads a mask of queries × keys."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.frames import once
+from warplens.analysis.headroom.shapes import tensors_of
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts
+from warplens.diagnosis.findings import PASSES, Finding, Remedy
+from warplens.diagnosis.rule import Limit, remembered
+from warplens.diagnosis.rules.precision import off_tensor_cores, tensor_core_factor
+from warplens.diagnosis.structure import StructureRule, time_beside, time_of
+from warplens.profile.schema import Bools, Float64s, Int64s
+
+
+class UnfusedAttention(StructureRule):
+    """Attention that writes its scores to memory: a product, passes including a softmax, and another product."""
+
+    id = "unfused-attention"
+    model = "products"
+    question = "Are the scores of attention written to memory?"
+    limiter = "attention that writes its scores to memory"
+    cause = "unfused attention: its scores (queries × keys) go through memory between two products"
+    raised_when = (
+        "a softmax lies between two matrix products with only passes over memory around it, or fused attention gets "
+        "one mask of queries × keys for all sequences and heads; and it costs 2 %"
+    )
+    claimed = (
+        "these passes, and the part of the two products that fused attention saves; for fused attention with such a "
+        "mask, the masked half of the scores and the cost of slower kernels"
+    )
+    headline = "Limited by attention that writes its scores to memory: fused attention could save {share} of the time"
+    masked_headline: ClassVar = (
+        "Limited by attention with an explicit mask: skipping the masked scores could save {share} of the time"
+    )
+    title = "Attention is not fused: its scores go through memory several times"
+    fallback_title: ClassVar = (
+        "scaled_dot_product_attention falls back to its written-out form: scores go through memory"
+    )
+    masked_title: ClassVar = "Fused attention gets an explicit mask: masked scores are computed, in slower kernels"
+    headlines: ClassVar = {masked_title: masked_headline}
+    evidence: ClassVar = {
+        "attentions_per_step": "softmaxes between two products, forward and backward",
+        "passes_per_attention_factor": "passes over the scores per attention",
+        "masked_per_step": "kernels of fused attention with one mask of all scores",
+    }
+    refutation = (
+        "Time one layer with torch.nn.functional.scaled_dot_product_attention in place of the two products and the "
+        "softmax: if it is not faster, the sequences are too short for the scores to matter."
+    )
+    least_share = Limit(
+        0.02, "Below this share, the softmax is a router's, a classifier's or that of a short sequence."
+    )
+    farthest = Limit(
+        16, "Scale, mask, bias, casts and dropout make at most this many passes on either side of a softmax."
+    )
+    product_saved_share = Limit(
+        0.75,
+        "Fused attention keeps the scores on chip and skips hidden ones; copies of queries, keys and values go as "
+        "well. In six of eight programs timed both ways, less than a quarter of the products' time was left.",
+    )
+    misaligned_saved_share = Limit(
+        0.9, "Sequence lengths that are not a multiple of 8 slow the products down; fused attention takes any length."
+    )
+    pass_to_softmax_share = Limit(0.03, "A pass over the scores takes at least this share of their softmax's time.")
+    masked_saved_share = Limit(
+        0.6,
+        "If later tokens are hidden, half of the scores need not be computed, and kernels without a mask get nearer "
+        "to their roof: 314 TFLOP/s with a mask and 480 with is_causal were measured on an H200.",
+    )
+    least_mask = Limit(512, "A mask of fewer tokens costs little, and may be anything.")
+    hidden_share = Limit(0.5, "A triangle hides the scores of later tokens, which are half of all.")
+    narrowed_share = Limit(
+        0.6,
+        "Fused kernels take 16 bits. Products gain more of the ratio of the peaks than in `precision`: no weight is "
+        "cast, and hidden scores are not computed.",
+    )
+
+    def share(self, facts: Facts) -> Float64s:
+        """All of the passes, a part of the products, and the cost of a mask for fused attention."""
+        passes, products, count = self._unfused(facts)
+        share = np.zeros(facts.work.height)
+        if count and time_of(facts.program, passes) >= self.least_share * facts.wall_ns:
+            share[passes] = 1.0
+            share[products] = self.product_saved_share
+            share[products & facts.program.marked("misaligned")] = self.misaligned_saved_share
+            if self._falls_back(facts):
+                factor = min((tensor_core_factor(device) for device in facts.devices), default=1.0)
+                wide = products & off_tensor_cores(facts)
+                causal, copies = self._made_by_fallback(facts, products)
+                hidden = self.hidden_share if causal else 0.0
+                share[wide] = np.maximum(share[wide], 1 - (1 - hidden) / max(self.narrowed_share * factor, 1.0))
+                share[copies] = 1.0
+        attention, masks = self._masked(facts)
+        share[attention], share[masks] = self.masked_saved_share, 1.0
+        return share
+
+    def _made_by_fallback(self, facts: Facts, products: Bools) -> tuple[bool, Bools]:
+        """Whether the unfused form makes a triangular mask, and which copies it makes of its operands.
+
+        Fused kernels need neither: a flag replaces the triangle, and they take operands with any strides, and keys that
+        heads share.
+        """
+        program, order = facts.program, facts.program.order
+        between = program.labelled("copy-cast", "elementwise") & ~program.marked("concatenation")
+        copying, triangles = program.labelled("copy-cast") & ~program.marked("narrowing"), program.marked("triangle")
+        begins, ends = program.edges(between)
+        after = np.minimum(ends, len(order) - 1)
+        before_product = (ends < len(order)) & products[order[after]] & ~program.breaks[after]
+        copies, causal = np.zeros(facts.work.height, dtype=np.bool_), False
+        for begin, end in zip(begins[before_product].tolist(), ends[before_product].tolist(), strict=True):
+            run = order[begin:end]
+            copies[run[copying[run]]] = True
+            causal = causal or bool(triangles[run].any())
+        return causal, copies
+
+    @remembered
+    def _falls_back(self, facts: Facts) -> bool:
+        """Whether PyTorch's own function writes the scores, because none of its fused kernels takes the inputs.
+
+        The name of the operator shows it; without operators, a test for rows that are masked completely, which only
+        that function makes.
+        """
+        if (facts.timeline.trace.ranges["name"] == "aten::_scaled_dot_product_attention_math").any():
+            return True
+        passes, _, _ = self._unfused(facts)
+        return bool((passes & facts.program.marked("unseen-rows")).any())
+
+    @remembered
+    def _masked(self, facts: Facts) -> tuple[Bools, Bools]:
+        """Fused attention with one mask for all sequences and heads, and the passes that convert this mask to numbers.
+
+        Such a mask hides later or far tokens: a mask of one sequence would differ between sequences, and a mask of one
+        head is a bias. Recorded shapes show it, else the size of the pass over booleans right before the kernel.
+        """
+        nothing = np.zeros(facts.work.height, dtype=np.bool_)
+        found = attention_masks(facts)
+        if found is None:
+            return nothing, nothing
+        least = int(self.least_mask)
+        if found.shapes is None:
+            sides = np.sqrt(found.numbers)
+            is_masked = found.making & (sides >= least) & (sides == np.round(sides))  # a square is one mask
+        else:
+            texts = found.shapes.drop_nulls().unique().to_list()
+            with_mask = [text for text in texts if _mask_of_all(text) >= least]
+            is_masked = found.shapes.is_in(with_mask).fill_null(value=False).to_numpy()
+        if is_masked.sum() < len(found.attended) / 2 or not is_masked.any():
+            return nothing, nothing
+        masks = nothing.copy()
+        masks[found.before[is_masked & found.making]] = True
+        return facts.program.labelled("attention"), masks
+
+    @remembered
+    def _unfused(self, facts: Facts) -> tuple[Bools, Bools, int]:
+        """Passes over scores, products that write or read scores, and the number of softmaxes between products."""
+        program = facts.program
+        order, count = program.order, len(program.order)
+        passes, products = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
+        is_softmax = program.labelled("softmax") & ~program.marked("log-softmax")
+        softmax = np.flatnonzero(program.in_order(is_softmax))
+        if not len(softmax):
+            return passes, products, 0
+        is_pass = np.append(program.in_order(program.labelled(*PASSES) | ~program.is_kernel), False)
+        is_product = program.in_order(program.labelled("gemm"))
+        breaks = program.breaks
+        stops = np.ones(count + 1, dtype=np.bool_)  # whether a place cannot be reached from the one before it
+        stops[1:-1] = breaks[1:]
+        # How far an unbroken row of passes reaches from each softmax to the left and to the right.
+        left, right = softmax.copy(), softmax.copy()
+        for _ in range(int(self.farthest)):
+            left -= ~stops[left] & is_pass[left - 1]
+            right += ~stops[right + 1] & is_pass[right + 1]
+        reached = ~stops[left] & ~stops[right + 1]
+        softmax, left, right = softmax[reached], left[reached], right[reached]
+        between = is_product[left - 1] & is_product[right + 1]
+        softmax, left, right = softmax[between], left[between], right[between]
+        lengths = right - left + 1
+        inside = np.repeat(left - np.r_[0, np.cumsum(lengths)[:-1]], lengths) + np.arange(lengths.sum())
+        softmax_ns = np.repeat(program.own_ns[order[softmax]], lengths)
+        over_scores = program.own_ns[order[inside]] >= self.pass_to_softmax_share * softmax_ns
+        second = right[right + 2 < count] + 2
+        second = second[is_product[second] & ~breaks[second]]
+        passes[order[inside[over_scores]]] = True
+        products[order[np.concatenate((left - 1, right + 1, second))]] = True
+        return passes, products, len(softmax)
+
+    def shown(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, with its numbers and remedies."""
+        passes, products, count = self._unfused(facts)
+        attention, masks = self._masked(facts)
+        if attention.any() and not count:
+            return self.seen(
+                facts,
+                claims,
+                title=self.masked_title,
+                confidence="medium",
+                evidence={"masked_per_step": int(attention.sum()) / facts.steps},
+                # A mask that keeps sequences of one row apart may leave a few of a hundred scores.
+                bound_ns=time_of(facts.program, attention) + time_of(facts.program, masks),
+                remedies=_UNMASKED,
+            )
+        falls_back = self._falls_back(facts)
+        return self.seen(
+            facts,
+            claims,
+            title=self.fallback_title if falls_back else "",
+            confidence="high",
+            evidence={
+                "attentions_per_step": count / facts.steps,
+                "passes_per_attention_factor": int(passes.sum()) / max(count, 1),
+            },
+            # Fused attention takes some time as well, which cannot be computed from these products.
+            bound_ns=int(1.04 * time_of(facts.program, passes | products))
+            + int(0.9 * time_beside(facts.program, products, reach=24)[~passes].sum()),
+            remedies=_ACCEPTED if falls_back else _FUSED,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMasks:
+    """Kernels of fused attention, the kernel right before each, and their inputs. Rows are those of `Facts.work`."""
+
+    attended: Int64s  #: rows of the attention kernels
+    before: Int64s  #: row of the kernel before each
+    making: Bools  #: whether that kernel converts a boolean mask to numbers
+    numbers: Float64s  #: how many numbers it makes, at four per thread
+    shapes: pl.Series | None  #: input shapes of each attention, as JSON; None if not recorded
+
+
+@once
+def attention_masks(facts: Facts) -> AttentionMasks | None:
+    """The kernels of fused attention with their possible masks; None without such kernels."""
+    program, order = facts.program, facts.program.order
+    places = np.flatnonzero(program.in_order(program.labelled("attention")))
+    if not len(places):
+        return None
+    places = places[(places > 1) & ~program.breaks[places]]
+    # A short fill may lie right before the kernel.
+    before = order[np.where(program.is_kernel[order[places - 1]], places - 1, places - 2)]
+    making = program.marked("choosing")[before] & program.labelled(*PASSES)[before]
+    attended, shapes = order[places], None
+    if facts.timeline.has_operators:
+        all_shapes = program.shapes()
+        shapes = None if all_shapes.null_count() == all_shapes.len() else all_shapes.gather(attended)
+    return AttentionMasks(attended, before, making, np.nan_to_num(program.threads(before)) * 4, shapes)
+
+
+#: For attention that is written out by hand.
+_FUSED: Final = (
+    Remedy(
+        "Use fused attention",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)\n"
+        "# with a causal mask: is_causal=True\n"
+        "# transformers: attn_implementation='sdpa' or 'flash_attention_2'\n"
+        "# timm: fused_attn is on by default",
+        "the passes over the scores go away, forward and backward, with the memory that they take",
+    ),
+    Remedy(
+        "Use a mask that the fused kernels support",
+        "# is_causal=True instead of a dense mask; flex_attention for other biases\n"
+        "# torch.nn.attention.sdpa_kernel warns why a kernel cannot be used",
+        "the same",
+    ),
+)
+
+#: For calls of the fused function whose inputs no fused kernel takes.
+_ACCEPTED: Final = (
+    Remedy(
+        "Give scaled_dot_product_attention what its fused kernels take",
+        "q, k, v = (t.to(torch.bfloat16) for t in (q, k, v))  # one 16-bit format: norms of queries and keys\n"
+        "# and rotary embeddings in fp32 return fp32; head size a multiple of 8; a mask without a gradient\n"
+        "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): y = model(x)  # warns what it cannot take",
+        "the passes over the scores go away; products in fp32 reach tensor cores",
+    ),
+    _FUSED[1],
+)
+
+#: For fused attention with an explicit mask.
+_UNMASKED: Final = (
+    Remedy(
+        "Say what is hidden instead of passing a mask",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # attn_mask=None\n"
+        "# transformers: no attention_mask where no text is padded",
+        "hidden scores are not computed, and the fastest kernels can be used",
+    ),
+    Remedy(
+        "Describe another pattern as blocks",
+        "mask = create_block_mask(lambda b, h, q, k: (q >= k) & (q - k < 1024), None, None, S, S)\n"
+        "y = torch.compile(flex_attention)(q, k, v, block_mask=mask)  # torch.nn.attention.flex_attention\n"
+        "# several texts in one row: flash_attn_varlen_func",
+        "hidden blocks are skipped",
+    ),
+)
+
+
+def _mask_of_all(shapes: str) -> int:
+    """Side, in tokens, of a square mask that all sequences and heads share, among an attention's inputs; 0 for none.
+
+    Backward operators and some kernels record the mask in expanded form, which is not recognised.
+    """
+    tensors = [shape for shape in tensors_of(shapes) if len(shape) >= 2]
+    return max((shape[-1] for shape in tensors if shape[-1] == shape[-2] and math.prod(shape[:-2]) == 1), default=0)

@@ -1,0 +1,424 @@
+"""Rules for copies between host and GPU, and for allocations inside the steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.frames import once
+from warplens.analysis.hostpace import SMALL_COPY_BYTES
+from warplens.analysis.intervals import Intervals, total, union
+from warplens.analysis.kernel_names import PRODUCTS
+from warplens.analysis.prediction import Change
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts, range_names
+from warplens.diagnosis.findings import Finding, Remedy
+from warplens.diagnosis.pace import NOISE, Gain
+from warplens.diagnosis.rule import (
+    GAIN,
+    GPU_BUSY_SHARE,
+    IDLE_NS,
+    IDLE_SHARE,
+    LAUNCHES_BEHIND_NS,
+    STEPS_ONLY,
+    Limit,
+    Rule,
+    bringing,
+    gain_of,
+    modelled,
+    predicted,
+    remembered,
+    seen_idle,
+)
+from warplens.diagnosis.structure import passes_of_step
+from warplens.profile.schema import Bools, Float64s, Int64s
+
+#: Copies over the link between host and GPU.
+HOST_COPIES: Final = ("host-to-device", "device-to-host")
+
+
+def link_copies(facts: Facts, *, read_back: bool | None = None) -> Int64s:
+    """Rows of copies over the link: read-backs of a few bytes, all others, or both (None)."""
+    rows = _all_link_copies(facts)
+    if read_back is None:
+        return rows
+    small = (facts.work["bytes"].gather(rows) <= facts.thresholds.readback_bytes).fill_null(value=False)
+    is_readback = facts.program.having("label", "device-to-host")[rows] & small.to_numpy()
+    return np.asarray(rows[is_readback if read_back else ~is_readback], dtype=np.int64)
+
+
+@once
+def _all_link_copies(facts: Facts) -> Int64s:
+    return np.flatnonzero(facts.program.having("label", *HOST_COPIES))
+
+
+def _fetches(facts: Facts) -> Bools:
+    """Which of the copies over the link go to the host."""
+    fetches: Bools = facts.program.having("label", HOST_COPIES[1])[_all_link_copies(facts)]
+    return fetches
+
+
+def ones_at(facts: Facts, rows: Int64s) -> Float64s:
+    """Shares of the pieces of work, shape (pieces,): all of these rows, none of the others."""
+    share = np.zeros(facts.work.height)
+    share[rows] = 1.0
+    return share
+
+
+_NS_PER_S = 1e9
+_PAGE_BYTES: Final = 4096
+
+
+class BlockingCopy(Rule):
+    """Copies over the link that no kernel hides, and pauses while one blocked the host."""
+
+    id = "blocking-copy"
+    model = "host"
+    located = "copies"
+    question = "Do copies between host and GPU run while nothing computes?"
+    limiter = "copies between host and GPU delay the work"
+    cause = "copies between host and GPU"
+    raised_when = "it costs 2 %"
+    claimed = "time in which only such a copy ran; pauses while one blocked the host"
+    headline = "Limited by copies between host and GPU: for {share} of the time nothing computes because of them"
+    evidence: ClassVar = {
+        "exposed_copy_ns": "exposed copies",
+        "host_held_idle_ns": "pauses while a copy blocked the host",
+        "claimed_share": "all claimed time, of the window",
+        "copied_bytes_per_step": "copies between host and GPU",
+        "copies_per_step": "number of copies",
+        "bandwidth_bytes_per_s": "their bytes over the time in which one of them ran",
+        "pageable_share": "the share of the bytes from or to pageable memory",
+    }
+    refutation = (
+        "Keep one batch on the GPU and use it in every step: if the step takes as long as before, the copies were "
+        "not the limit."
+    )
+    precedence = "certain"
+
+    kept_share = Limit(0.1, "Pinned copies still take time, and nothing hides the first of them.")
+    pageable_share = Limit(0.05, "A few bytes from pageable memory, such as a loss, do not make the copies pageable.")
+    clearly = Limit(
+        2.0, "Pinned memory is one argument; a separate stream is worth the effort only if it gains twice as much."
+    )
+    least_inside = Limit(
+        4, "Copies of a step after its first matrix product: an input has a few parts, each layer has its own weights."
+    )
+    inside_share = Limit(0.5, "Of the bytes sent to the GPU: below this share, most are the step's input.")
+    distinct_sizes = Limit(4, "Inputs and results of a step have few sizes, the weights of a network many.")
+    round_share = Limit(0.9, "Of the bytes sent: the inputs of the step are sent beside what goes round.")
+    page_ns = Limit(
+        300, "A page of memory is freed in 210 ns (352 MB in 18 ms); a thread needs longer to read its contents."
+    )
+    fewer_bytes = Limit(0.5, "Float32 sent as bfloat16 is half of the bytes, images as uint8 a quarter.")
+    in_a_row = Limit(16, "A batch has a few parts; so many copies in a row are sent by a loop.")
+    piece_bytes = Limit(
+        1 << 18, "From pageable memory at 10 GB/s, so many bytes take 26 µs, as long as the call itself."
+    )
+
+    pieces_title: ClassVar = "Many small pieces are sent to the GPU one by one, and each waits for the last"
+
+    @remembered
+    def _pieces(self, facts: Facts) -> Float64s:
+        """Share of each small copy to the GPU that goes away if a long row of such copies becomes one copy."""
+        work, program = facts.work, facts.program
+        sent = program.having("label", HOST_COPIES[0])
+        if sent.sum() < self.in_a_row:
+            return np.broadcast_to(0.0, work.height)  # takes no memory
+        small = (work["bytes"] <= self.piece_bytes).fill_null(value=False).to_numpy()
+        sent = sent & small & work["pageable"].fill_null(value=False).to_numpy()
+        share = np.zeros(work.height)
+        if sent.sum() >= self.in_a_row:
+            for rows in program.runs(sent, (sent, int(self.in_a_row))):
+                share[rows] = 1 - 1 / len(rows)
+        return share
+
+    def claim_gaps(self, facts: Facts) -> Float64s | None:
+        """The pauses between pieces that are sent one by one, which one copy does not have."""
+        pieces = self._pieces(facts)
+        return facts.program.of_gaps(pieces) if pieces.any() else None
+
+    def claim(self, facts: Facts) -> Float64s | None:
+        """All other copies over the link."""
+        return ones_at(facts, link_copies(facts, read_back=False))
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.total_ns(self.id)
+        exposed = claims.of_work(self.id)
+        if not claimed:
+            return None
+        copies = facts.work.select("start_ns", "end_ns", "bytes", "pageable")[link_copies(facts)]
+        copying_ns = total(union(Intervals(copies["start_ns"].to_numpy(), copies["end_ns"].to_numpy())))
+        moved = int(copies["bytes"].sum())
+        pageable = copies.filter("pageable")
+        from_pageable = int(pageable["bytes"].sum()) / moved if moved else None
+        unpinned = (from_pageable or 0.0) >= self.pageable_share
+        staying = self._staying(facts)
+        stays = bool(staying.any())
+        pieces = self._pieces(facts)
+        at_once = facts.replayed("no-synchronization", calls=pieces) if pieces.any() and not stays else None
+        replayed = at_once or self._replayed(facts, staying)
+        halved = 1.0 if stays else gain_of(facts, int(claims.busy_ns(self.id) * self.fewer_bytes), on_gpu=True)
+        link_bound = at_once is None and replayed is not None and halved > 1 + (replayed.high - 1) * NOISE
+        less = Remedy(
+            "Copy less",
+            "# send uint8 images or token ids and convert on the GPU; keep results there",
+            f"{GAIN}; with half of the bytes, and in proportion to them",
+        )
+        overlaps = self._overlaps(facts)
+        pinned = Remedy(
+            "Copy from pinned memory, without blocking" if from_pageable else "Copy without blocking",
+            ("loader = DataLoader(dataset, pin_memory=True)  # or x = x.pin_memory()\n" if from_pageable else "")
+            + "x = x.to('cuda', non_blocking=True)",
+            modelled(facts, "async-copies"),
+        )
+        ahead = Remedy(
+            "Copy the next batch while this one is computed",
+            "side = torch.cuda.Stream()\n"
+            "with torch.cuda.stream(side): next_x = x.to('cuda', non_blocking=True)\n"
+            "torch.cuda.current_stream().wait_stream(side)  # before use",
+            modelled(facts, "overlapped-copies"),
+        )
+        others = not stays and not link_bound and at_once is None
+        if overlaps or not others:
+            pinned = bringing(pinned, self._copied(facts, "async-copies"))
+        if not overlaps or not others:
+            ahead = bringing(ahead, self._copied(facts, "overlapped-copies"))
+        if not link_bound:
+            # Far less than was fetched may be needed: a class for each pixel is a hundredth of its scores.
+            fetched = int(facts.work["bytes"].gather(link_copies(facts)[_fetches(facts)]).sum())
+            known = halved > 1 and 2 * fetched <= moved
+            less = bringing(less, Gain(halved, halved, halved) if known else None, "traffic")
+        # Pageable memory is a certain fault; a pinned copy that nothing hides may be the program's first input.
+        return self.raised(
+            facts,
+            claimed,
+            title="Data that could stay on the GPU are sent to it in the middle of a step, and delay the work"
+            if stays
+            else self.pieces_title
+            if at_once is not None
+            else "Copies from pageable memory delay the work"
+            if unpinned
+            else "Copies between host and GPU run while nothing computes",
+            confidence="high" if unpinned and facts.sure else "medium",
+            evidence={
+                "exposed_copy_ns": claims.busy_ns(self.id),
+                "host_held_idle_ns": claims.idle_ns(self.id),
+                "claimed_share": claimed / facts.wall_ns,
+                "copied_bytes_per_step": moved / facts.steps,
+                "copies_per_step": copies.height / facts.steps,
+                "bandwidth_bytes_per_s": moved / copying_ns * _NS_PER_S if copying_ns else None,
+                "pageable_share": from_pageable,
+            },
+            where=range_names(facts, facts.work["range"], exposed)
+            or range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
+            remedies=(
+                *((_STAYING,) if stays else ()),
+                *((_ALL_PIECES,) if at_once is not None else ()),
+                *((less,) if link_bound else ()),
+                *((ahead, pinned) if overlaps else (pinned, ahead)),
+                *(() if link_bound else (less,)),
+            ),
+            on_gpu=True,
+            kept=0.0 if stays else self.kept_share,
+            replayed=replace(replayed, expected=halved, high=max(halved, replayed.high))
+            if link_bound and replayed is not None
+            else replayed,
+            busy_ns=claims.busy_ns(self.id),
+            at_least=predicted(facts, "async-copies", "overlapped-copies"),
+            bound_ns=facts.idle_ns + claims.busy_ns(self.id),
+        )
+
+    @remembered
+    def _staying(self, facts: Facts) -> Float64s:
+        """1 for copies after the first product of a step, which are no input: weights, constants, activations.
+
+        Data that were copied to the host in the same step and come back count as well, in both directions. If nearly
+        all data of many sizes do so, they count wherever in the step they are copied.
+        """
+        none = np.broadcast_to(0.0, facts.work.height)  # takes no memory
+        if not facts.window.steps:
+            return none
+        work, program = facts.work, facts.program
+        rows = link_copies(facts)
+        sent = (work["label"].gather(rows) == "host-to-device").to_numpy()
+        bytes_ = work["bytes"].gather(rows).fill_null(0).to_numpy()
+        large = bytes_ > SMALL_COPY_BYTES
+        if (sent & large).sum() < self.least_inside * facts.steps:
+            return none
+        if self._goes_round(program.step[rows].astype(np.int64), bytes_, sent & large, ~sent & large):
+            return ones_at(facts, rows[large])
+        firsts = np.full(int(program.step.max(initial=0)) + 1, np.iinfo(np.int64).max)
+        starts, products = work["start_ns"].to_numpy(), program.labelled(*PRODUCTS)
+        np.minimum.at(firsts, program.step[products], starts[products])
+        inside = sent & large & (starts[rows] > firsts[program.step[rows]])
+        if inside.sum() < self.least_inside * facts.steps:
+            return none
+        fetched = ~sent & large
+        there_and_back = bytes_[fetched].sum() >= self.inside_share * bytes_[inside].sum()
+        # The next batch is sent in the middle of a step as well, in one go.
+        if not there_and_back and not self._between_layers(facts, rows[inside]):
+            return none
+        if bytes_[inside].sum() < self.inside_share * bytes_[sent].sum():
+            return none
+        # Equal parts of a step that each begin with a copy may be layers, or passes over inputs.
+        if passes_of_step(facts).count > 1 and (sent & large & ~inside).any():
+            return none
+        return ones_at(facts, rows[inside | (fetched & there_and_back)])
+
+    def _goes_round(self, steps: Int64s, bytes_: Int64s, sent: Bools, fetched: Bools) -> bool:
+        """Whether tensors of many sizes are sent and fetched in the same steps: the weights of a model, for example."""
+        keys = np.column_stack((steps, bytes_))
+        sizes, found = np.unique(keys[sent | fetched], axis=0, return_inverse=True)
+        of_sent, of_fetched = (
+            np.bincount(found.ravel()[which[sent | fetched]], minlength=len(sizes)) for which in (sent, fetched)
+        )
+        both = np.minimum(of_sent, of_fetched)
+        distinct = len(np.unique(sizes[both > 0, 1]))
+        return bool(distinct >= self.distinct_sizes and both @ sizes[:, 1] >= self.round_share * bytes_[sent].sum())
+
+    def _between_layers(self, facts: Facts, sent: Int64s) -> bool:
+        """Whether several of these copies of a step have products between them."""
+        starts, products = facts.work["start_ns"].to_numpy(), facts.program.labelled(*PRODUCTS)
+        before = np.searchsorted(np.sort(starts[products]), starts[sent])
+        return len(np.unique(before)) >= self.least_inside * facts.steps
+
+    def _replayed(self, facts: Facts, staying: Float64s) -> Gain | None:
+        """Gain of the first remedy: without avoidable copies, with overlapped copies, or with pinned memory.
+
+        Without avoidable copies, the host's work for them goes as well, such as allocating and freeing memory.
+        """
+        pinned, overlapped = self._copied(facts, "async-copies"), self._copied(facts, "overlapped-copies")
+        gains = [gain for gain in (pinned, overlapped) if gain is not None]
+        without = None
+        if staying.any():
+            without = facts.replayed("async-copies", "no-host-stall", time=staying, calls=staying)
+            gains += [without] if without is not None else []
+        if not gains:
+            return None
+        best = without or (overlapped if self._overlaps(facts) else None) or gains[0]
+        return replace(best, low=gains[0].low, high=max(gain.high for gain in gains))
+
+    def _copied(self, facts: Facts, change: Change) -> Gain | None:
+        """Gain of copies made in this way; pinned memory is kept, so pauses for freeing memory go as well."""
+        freeing: tuple[Change, ...] = ("no-host-stall",) if self._frees_memory(facts) else ()
+        return facts.replayed(change, *freeing)
+
+    def _frees_memory(self, facts: Facts) -> bool:
+        """Whether the host spends most of its long pauses freeing the memory that an earlier copy wrote to.
+
+        Such pauses come right after the next copy, and are shorter than reading its bytes once.
+        """
+        fetched = facts.copies.filter(pl.col("pageable") & (pl.col("label") == HOST_COPIES[1])).sort("end_ns")
+        host = facts.causes["host"]
+        if not fetched.height or not host:
+            return False
+        spent, begins = host.ns, facts.gaps["start_ns"].to_numpy()[host.at]
+        ends = fetched["end_ns"].to_numpy()
+        copy = np.minimum(np.searchsorted(ends, begins), len(ends) - 1)
+        pages = np.where(ends[copy] == begins, fetched["bytes"].to_numpy()[copy] / _PAGE_BYTES, 0.0)
+        return bool(2 * spent[spent <= self.page_ns * pages].sum() > spent.sum())
+
+    def _overlaps(self, facts: Facts) -> bool:
+        """Whether copies on a separate stream gain clearly more than pinned ones."""
+        return predicted(facts, "overlapped-copies") - 1 > self.clearly * (predicted(facts, "async-copies") - 1)
+
+
+#: For loops that send in pieces what one copy could send.
+_ALL_PIECES: Final = Remedy(
+    "Send all pieces in one copy",
+    "batch = torch.stack(columns).to('cuda')  # put together on the host first; views of it are the pieces\n"
+    "# or fill one pinned buffer, and copy it with non_blocking=True",
+    f"{GAIN}: the call and the wait of one piece instead of all",
+)
+
+#: For data sent to the GPU that are no input of the step.
+_STAYING: Final = Remedy(
+    "Keep on the GPU what is used in every step",
+    "self.register_buffer('bias', bias)  # constants and tables; then model.to('cuda')\n"
+    "# where memory allows: no offloading of layers (cpu_offload, device_map), no save_on_cpu()",
+    f"{GAIN}: these copies are not made",
+)
+
+
+class AllocatorChurn(Rule):
+    """Idle time while the host was inside cudaMalloc, cudaFree and similar calls, which occur in every step."""
+
+    id = "allocator-churn"
+    model = "host"
+    located = "allocations"
+    question = "Is device memory allocated and freed inside the steps?"
+    limiter = "memory is allocated and freed inside the steps"
+    cause = "cudaMalloc, cudaFree and similar calls inside the steps"
+    raised_when = "there is one per step, and it costs 2 %"
+    claimed = "idle time while the host was inside one"
+    headline = "Limited by memory allocation: for {share} of the time the GPU waits for cudaMalloc or cudaFree"
+    title = "Memory is allocated and freed inside the steps, and the GPU waits for it"
+    once_title: ClassVar = "The GPU waits while memory is allocated and freed, which may belong to the start-up"
+    evidence: ClassVar = {
+        **IDLE_NS,
+        **IDLE_SHARE,
+        **LAUNCHES_BEHIND_NS,
+        "allocation_calls_per_step": "calls that allocate or free memory",
+        "allocation_call_ns_per_step": "their time",
+        **GPU_BUSY_SHARE,
+    }
+    refutation = (
+        "Count cudaMalloc and cudaFree per step after the change (warplens api): if none is left and the step "
+        "takes as long, something else delayed the GPU."
+    )
+    thresholds = ("allocations_per_step",)
+
+    def makes_launches(self, finding: Finding) -> bool:
+        """True: no graph captures an allocation, and most allocations wait for the GPU."""
+        return True
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        calls = facts.host.allocations / facts.process_steps
+        if calls < facts.thresholds.allocations_per_step:
+            return None
+        claimed = claims.idle_ns(self.id)
+        is_whole = facts.phase is None
+        return self.raised(
+            facts,
+            claimed,
+            title="" if facts.sure else self.once_title,
+            confidence="high" if facts.sure else "low",
+            evidence={
+                **seen_idle(facts, claims, self.id),
+                "allocation_calls_per_step": calls if is_whole else None,
+                "allocation_call_ns_per_step": facts.host.allocation_ns / facts.process_steps if is_whole else None,
+                "gpu_busy_share": facts.busy_share,
+            },
+            where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
+            remedies=(
+                *(() if facts.sure else (STEPS_ONLY,)),
+                Remedy(
+                    "Let the caching allocator keep its memory",
+                    "# remove torch.cuda.empty_cache() from the loop, unset PYTORCH_NO_CUDA_MEMORY_CACHING\n"
+                    "# outside of PyTorch: cudaMallocAsync, with the release threshold of its pool raised",
+                    modelled(facts, "cached-allocation"),
+                ),
+                Remedy(
+                    "Keep the allocator from running out of memory and retrying",
+                    "export PYTORCH_ALLOC_CONF=expandable_segments:True\n"
+                    "# or a smaller batch: an allocator at its limit frees its cache and synchronises\n"
+                    "# (torch.cuda.memory_stats()['num_alloc_retries'])",
+                    modelled(facts, "cached-allocation"),
+                ),
+                Remedy(
+                    "Reuse buffers",
+                    "# allocate outputs once and pass them on (out=, copy_); pad inputs to few distinct shapes",
+                    modelled(facts, "cached-allocation"),
+                ),
+            ),
+            issuing_ns=claims.issuing_ns.get(self.id, 0),
+            replayed=facts.replayed("cached-allocation") if claimed else None,
+            at_least=predicted(facts, "cached-allocation"),
+            bound_ns=facts.idle_ns,
+        )

@@ -1,0 +1,291 @@
+"""Rule for a GPU that waits for launches, with loops and recurrent networks that are launched in turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+import polars as pl
+
+from warplens.analysis.frames import number
+from warplens.diagnosis.claims import Claims
+from warplens.diagnosis.facts import Facts, range_names
+from warplens.diagnosis.findings import PASSES, Confidence, Finding, Remedy
+from warplens.diagnosis.pace import Gain
+from warplens.diagnosis.rule import (
+    GAIN,
+    GPU_BUSY_SHARE,
+    IDLE_NS,
+    IDLE_SHARE,
+    LAUNCHES_PER_STEP,
+    Limit,
+    Rule,
+    bringing,
+    modelled,
+    predicted,
+)
+from warplens.diagnosis.rules.kernels import as_one_batch, filled_share, more_at_a_time
+from warplens.diagnosis.structure import Passes, passes_of_step, turns_of_step
+from warplens.profile.schema import Float64s
+
+#: For idle time before launches of CUDA graphs.
+_FROM_GRAPHS: Final = (
+    Remedy(
+        "Launch the next graph before this one has finished",
+        "# g.replay() returns at once: do not wait between replays, read results one replay later",
+        "the pauses between replays go away",
+    ),
+    Remedy(
+        "Put more into one graph",
+        "# capture several steps, or the whole step where parts are launched one by one",
+        "fewer launches for the same work",
+    ),
+)
+
+
+#: For steps whose launches mostly come from one loop.
+_ALL_TURNS: Final = Remedy(
+    "Do the work of all turns at once",
+    "# one operation over the whole tensor instead of a loop over its rows, times, classes or words:\n"
+    "# broadcasting, torch.where, cumsum, a product with a matrix of factors, torch.vmap, one gather for all\n"
+    "# if a turn needs the result of the last: compile the loop, or write one kernel for the recurrence (a scan)",
+    f"{GAIN}: the launches of one turn instead of all",
+)
+
+
+#: For recurrent networks that are launched one time step at a time.
+_ONE_RECURRENCE: Final = Remedy(
+    "Run the whole recurrence in one call",
+    "y, state = nn.LSTM(width, width, layers, batch_first=True)(x)  # instead of nn.LSTMCell in a loop\n"
+    "# torch.backends.cudnn.enabled = True, inputs and weights in one format, nothing between the time steps\n"
+    "# if another network runs between time steps: a CUDA graph of the loop",
+    f"{GAIN}: cuDNN issues the time steps without the framework in between, and fuses all but the products",
+)
+
+#: Most kernels between two cells of one recurrence.
+_MOST_BETWEEN_CELLS: Final = 64
+#: Least cells of a recurrence: fewer time steps are no loop.
+_LEAST_CELLS: Final = 8
+#: Share of the host's time for such a loop that one call saves.
+_CELLS_SAVED_SHARE: Final = 0.78
+
+
+@dataclass(frozen=True, eq=False)
+class _Recurrence:
+    """A recurrent network that is launched one time step after another."""
+
+    time: Float64s  #: share of the time of each piece of work that one call for all time steps saves
+    calls: Float64s  #: share of the host's time for issuing each piece that goes away
+    cells: float  #: cells per step
+
+
+def _recurrence(facts: Facts) -> _Recurrence | None:
+    """The recurrence of a step; None if no cells are launched one by one.
+
+    One call removes the copies, sums and casts between cells. Products and the arithmetic of the cells stay. cuDNN
+    still launches a few kernels per time step: two LSTMs took a quarter and a fifth of the host time of their loops
+    (26 and 34 µs per time step, forward or backward, on an H200).
+    """
+    program, cells = facts.program, facts.program.marked("recurrent-cell")
+    if cells.sum() < _LEAST_CELLS * facts.steps:
+        return None
+    inside = np.zeros(facts.work.height, dtype=np.bool_)
+    for rows in program.by_step():
+        places = np.flatnonzero(cells[rows])
+        for group in np.split(places, np.flatnonzero(np.diff(places) > _MOST_BETWEEN_CELLS) + 1):
+            if len(group) >= _LEAST_CELLS:
+                inside[rows[group[0] : group[-1] + 1]] = True
+    if not inside.any():
+        return None
+    passes = inside & program.labelled(*PASSES) & ~cells
+    calls = np.where(inside, _CELLS_SAVED_SHARE, 0.0)
+    return _Recurrence(passes.astype(np.float64), calls, float(cells.sum()) / facts.steps)
+
+
+class LaunchOverhead(Rule):
+    """Idle time while the host was between or inside launching calls, less the claims of waits and the optimizer."""
+
+    id = "launch-overhead"
+    model = "host"
+    question = "Does the GPU wait for work that the host is still issuing?"
+    limiter = "the host cannot issue work as fast as the GPU finishes it"
+    cause = "the host's launch rate: the GPU is idle because the next kernel, or CUDA graph, was not launched yet"
+    raised_when = "it costs 2 %. Informational where the host is well ahead of the GPU without the profiler"
+    claimed = (
+        "idle time while the host was between or inside launching calls, including the GPU's own latency. A warning "
+        "from 1.25× if the host may be ahead of the GPU without the profiler"
+    )
+    headline = (
+        "Limited by the host's launch rate: for {share} of the time the GPU had no work, because the next kernel "
+        "was not launched yet"
+    )
+    title = "The GPU waits because the host cannot issue work as fast as the GPU finishes it"
+    evidence: ClassVar = {
+        **IDLE_NS,
+        **IDLE_SHARE,
+        **GPU_BUSY_SHARE,
+        **LAUNCHES_PER_STEP,
+        "passes_per_step": "equal passes over different inputs, which could be one batch",
+        "cells_per_step": "time steps of a recurrent network that are launched one by one",
+        "turns_per_step": "turns of a loop that launches the same few small kernels in each turn",
+        "launches_per_turn_factor": "launches per turn",
+        "launch_interval_median_ns": "from one launch to the next on the thread that launches most",
+        "launch_call_median_ns": "duration of the launching call",
+        "kernel_median_ns": "duration of the kernels",
+        "kernels_shorter_than_interval_share": "kernels shorter than that interval",
+        "launched_onto_idle_gpu_share": (
+            "kernels that started less than 5 µs after their launch: the GPU had been waiting for them"
+        ),
+        "host_needed_ns_per_step": (
+            "host time to issue the work, of one process: from the first launch to the last, without waits for a busy "
+            "GPU"
+        ),
+    }
+    refutation = (
+        "Double the batch: if the step takes about twice as long, the GPU was the limit, not the host. Time the "
+        "step without a profiler (torch.cuda.Event): tracing makes every launch slower."
+    )
+    thresholds = ("unsure_warning_ceiling",)
+
+    looped_title: ClassVar = "A loop launches the same few small kernels in every turn, and the GPU waits for them"
+
+    cells_title: ClassVar = "A recurrent network is launched one time step after another, and the GPU waits for it"
+
+    ahead_share = Limit(0.8, "A host that needs at most 80 % of the GPU's time is ahead of it without the profiler.")
+
+    def find(self, facts: Facts, claims: Claims) -> Finding | None:
+        """The finding, if the window has it."""
+        claimed = claims.idle_ns(self.id)
+        launches = facts.host.launches
+        is_whole = facts.phase is None
+        passes = passes_of_step(facts)
+        graph = facts.replayed("cuda-graph") if claimed else None
+        merged = self._merged(facts, passes) if claimed and passes.count > 1 else None
+        if merged is not None and graph is not None and merged.expected < graph.expected:
+            merged = None
+        turns = turns_of_step(facts) if claimed and merged is None else None
+        at_once = facts.replayed(time=turns.share, calls=turns.share, elsewhere=True) if turns is not None else None
+        cells = _recurrence(facts) if claimed and merged is None and turns is None else None
+        one_call = facts.replayed(time=cells.time, calls=cells.calls, elsewhere=True) if cells is not None else None
+        if one_call is None or (graph is not None and one_call.expected < graph.expected):
+            cells = one_call = None
+        from_graphs = facts.graphed or facts.idle("graph-launch") > facts.idle("launch")
+        # Turns that need the result of the last turn cannot become one, but a graph can replay them.
+        is_sequential = turns is not None and turns.searches and graph is not None and not from_graphs
+        replayed = merged or (None if is_sequential else at_once) or one_call or graph
+        at_a_time = (
+            *((as_one_batch(passes.count),) if merged is not None else ()),
+            *((_ALL_TURNS,) if turns is not None and not is_sequential else ()),
+        )
+        removed_ns = 0 if cells is None else int(cells.time @ facts.program.own_ns)
+        if merged is not None:
+            removed_ns = passes.removed_ns(facts, self._saved(facts, passes))
+        graphed = Remedy(
+            "Replay the step from a CUDA graph",
+            "model = torch.compile(model, mode='reduce-overhead')\n"
+            "# or by hand:\n"
+            "g = torch.cuda.CUDAGraph()\n"
+            "with torch.cuda.graph(g): y = model(static_x)\n"
+            "static_x.copy_(x); g.replay()",
+            modelled(facts, "cuda-graph") + self._obstacles(facts),
+        )
+        larger = Remedy(
+            "Give each launch more work",
+            "DataLoader(dataset, batch_size=larger)  # until kernels run longer than the launch interval"
+            if facts.trains
+            else "# a larger batch: answer several requests, or chunks of the input, in one pass",
+            "the same step time for more samples, until the GPU is busy",
+        )
+        # If the host sets the pace, most kernels start at once on a waiting GPU.
+        prompt = launches.prompt_share if is_whole else None
+        sure = facts.sure and (prompt is None or prompt >= 0.5)
+        confidence: Confidence = "high" if sure else "medium"
+        is_kernel = pl.col("kind") == "kernel"
+        durations = facts.work.select((pl.col("end_ns") - pl.col("start_ns")).filter(is_kernel)).to_series()
+        return self.raised(
+            facts,
+            claimed,
+            title=self.looped_title if turns is not None else self.cells_title if cells is not None else "",
+            confidence=confidence if len(facts.window.steps) else "low",
+            evidence={
+                "idle_ns": claimed,
+                "idle_share": claimed / facts.wall_ns,
+                "gpu_busy_share": facts.busy_share,
+                "launches_per_step": durations.len() / facts.process_steps,
+                "passes_per_step": passes.count if merged is not None else None,
+                "cells_per_step": cells.cells if cells is not None else None,
+                "turns_per_step": turns.count if turns is not None else None,
+                "launches_per_turn_factor": turns.launches if turns is not None else None,
+                "launch_interval_median_ns": launches.interval_median_ns if is_whole else None,
+                "launch_call_median_ns": launches.api_median_ns if is_whole else None,
+                "kernel_median_ns": number(durations.median()),
+                "kernels_shorter_than_interval_share": launches.shorter_than_interval_share if is_whole else None,
+                "launched_onto_idle_gpu_share": prompt,
+                "host_needed_ns_per_step": facts.host_needed_ns / facts.process_steps,
+            },
+            where=range_names(facts, facts.gaps["range"], claims.pauses(self.id)),
+            issuing_ns=claims.issuing_ns[self.id],
+            # Graphs remove every pause, and fused kernels most passes over memory. One batch instead of equal passes
+            # may take no longer than one of them.
+            bound_ns=facts.idle_ns
+            + max(
+                facts.own_ns_having("label", *PASSES),
+                int(facts.program.own_ns[passes.work].sum() * passes.freed),
+            ),
+            at_least=predicted(facts, "cuda-graph", "free-launches"),
+            replayed=replayed,
+            busy_ns=removed_ns,
+            # Without the profiler, the host may be ahead of the GPU.
+            warning=facts.thresholds.unsure_warning_ceiling
+            if turns is None and facts.unprofiled_host_ns < facts.busy_ns
+            else None,
+            # A loop of tiny kernels is worth fixing however fast a launch is.
+            informs=turns is None and facts.unprofiled_host_ns < self.ahead_share * facts.busy_ns,
+            remedies=(*at_a_time, *_FROM_GRAPHS)
+            if from_graphs
+            else (
+                *at_a_time,
+                *((_ONE_RECURRENCE,) if cells is not None else ()),
+                graphed if replayed is graph else bringing(graphed, graph),
+                *((bringing(_ALL_TURNS, at_once),) if is_sequential else ()),
+                Remedy(
+                    "Launch fewer kernels",
+                    "model = torch.compile(model)  # fuses elementwise work\n"
+                    "# F.scaled_dot_product_attention for written-out attention\n"
+                    "# a fused optimizer for its kernels: torch.optim.AdamW(model.parameters(), fused=True)",
+                    "in proportion to the launches saved",
+                ),
+                # If launches cost little, more work in each brings little.
+                more_at_a_time(facts, larger)
+                if replayed is not None and replayed.expected >= facts.thresholds.warning_ceiling
+                else larger,
+            ),
+        )
+
+    @staticmethod
+    def _obstacles(facts: Facts) -> str:
+        """Text after the gain of a graph: which calls must be removed before the step can be captured."""
+        allocates = facts.host.allocations >= facts.thresholds.allocations_per_step * facts.process_steps
+        calls = (
+            ("wait", facts.host.waits, facts.waits_inside),
+            ("allocation", facts.host.allocations, allocates),
+        )
+        per_step = [(name, max(round(count / facts.process_steps), 1)) for name, count, seen in calls if seen]
+        if not per_step:
+            return ""
+        inside = " and ".join(f"{count:,} {name}{'s' * (count > 1)}" for name, count in per_step)
+        removed = f"{inside} per step (warplens code lists them)"
+        return f"; the gain includes the removal of what no graph can capture: {removed}"
+
+    def _merged(self, facts: Facts, passes: Passes) -> Gain | None:
+        """Gain of running these passes of a step as one: one set of launches, kernels as long as they fill the GPU.
+
+        The profile does not show how much of the host's other work is per pass and how much per item: half of it is
+        expected to go away.
+        """
+        return facts.replayed(time=self._saved(facts, passes), calls=passes.calls(facts), stalls=0.5)
+
+    @staticmethod
+    def _saved(facts: Facts, passes: Passes) -> Float64s:
+        return passes.saved_share(facts, filled_share(facts))
