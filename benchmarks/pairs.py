@@ -112,6 +112,11 @@ class Pair:
         return Estimate(*self.entry["ratio"]) if "ratio" in self.entry else None
 
     @property
+    def before_ns(self) -> float:
+        """Time of a step before the change, without a profiler."""
+        return float(self.entry["before_ms"][0]) * 1e6
+
+    @property
     def repeated(self) -> Estimate | None:
         """The same ratio, timed again in another session with nothing else on the machine; None where it was not."""
         return Estimate(*self.entry["again"]["ratio"]) if "again" in self.entry else None

@@ -15,15 +15,19 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Final, cast
 
 from benchmarks.pairs import FOLDER, HALVES, SOURCES, Estimate, Pair, pairs
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, Finding, Remedy, diagnose
+from warplens.diagnosis.pace import with_step_time
 from warplens.diagnosis.rule import SPREADS, Model
+from warplens.errors import UsageError
 from warplens.readers import read
 
 TARGET = Path(__file__).resolve().parent / "results" / "pairs.md"
@@ -113,14 +117,20 @@ class Answer:
         return self._in(self.timed.gain_interval) if self.timed is not None and same else None
 
 
-def answers(folder: Path, half: str | None = None) -> Iterator[Answer]:
-    """The diagnosis of each recording of the `before` variants."""
+def answers(folder: Path, half: str | None = None, *, timed: bool = False) -> Iterator[Answer]:
+    """The diagnosis of each recording of the `before` variants, with `timed` given the step time that was measured."""
     for pair in pairs(half, folder):
         for source in SOURCES:
             path = pair.path(source)
             if path is not None:
                 timeline = Timeline(read(path))
-                yield Answer(pair, source, diagnose(timeline, timeline.window()))
+                window = timeline.window()
+                if timed:
+                    try:
+                        timeline = with_step_time(timeline, window, round(pair.before_ns))
+                    except UsageError as error:  # as it would be refused at the command line
+                        print(error, file=sys.stderr)
+                yield Answer(pair, source, diagnose(timeline, window))
 
 
 def summary(diagnosed: list[Answer]) -> Iterator[str]:
@@ -179,6 +189,25 @@ def repeats(given: list[Answer]) -> Iterator[str]:
         }
         near = {name: sum(abs(one / other - 1) <= NEAR for one, other in both) for name, both in pairs_of.items()}
         yield f"| {source} | {len(told)} | {' | '.join(_of(count, len(told)) for count in near.values())} |"
+
+
+def with_measured_steps(diagnosed: list[Answer], timed: list[Answer]) -> Iterator[str]:
+    """Gains from the profile alone, and with the measured time of the step before the change, as a Markdown table."""
+    yield "| on | gains from | step within 20 % | by the timed remedy | in the 90 % interval | width, median |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for source in SOURCES:
+        for told, each in {"the profile": diagnosed, "the profile and the measured step": timed}.items():
+            of_source = [answer for answer in each if answer.source == source and answer.error is not None]
+            remedies = [answer.timed_error for answer in of_source if answer.timed_error is not None]
+            intervals = [answer.finding.expected_interval for answer in of_source if answer.finding is not None]
+            widths = [high / low for low, high in filter(None, intervals)]
+            cells = (
+                _of(sum(abs(answer.error or 0.0) <= NEAR for answer in of_source), len(of_source)),
+                _of(sum(abs(error) <= NEAR for error in remedies), len(remedies)),
+                _of(sum(bool(answer.covered) for answer in of_source), len(of_source)),
+                f"× {median(widths):.2f}" if widths else "–",
+            )
+            yield f"| {source} | {told} | {' | '.join(cells)} |"
 
 
 def _of(count: int, total: int) -> str:
@@ -277,16 +306,19 @@ def main() -> int:
     parser.add_argument("--half", choices=HALVES)
     parser.add_argument("--cases", action="store_true", help="also each recording")
     parser.add_argument("--spread", action="store_true", help="also how far gains are off, by kind of model")
+    parser.add_argument("--timed", action="store_true", help="also with the step times that were measured before")
     parser.add_argument("--write", action="store_true", help=f"all of it, to {TARGET.name}")
     options = parser.parse_args()
     diagnosed = list(answers(options.folder, options.half))
+    timed = list(answers(options.folder, options.half, timed=True)) if options.timed or options.write else []
     if options.write:
-        sections = {
+        sections: dict[str, Callable[[list[Answer]], Iterator[str]]] = {
             "summary": summary,
             "timed": of_the_timed,
             "repeats": repeats,
             "models": spreads,
             "left-out": left_out,
+            "measured": partial(with_measured_steps, timed=timed),
             "cases": cases,
         }
         lines = (
@@ -302,6 +334,7 @@ def main() -> int:
         *([spreads(diagnosed), left_out(diagnosed)] if options.spread else []),
     ]
     parts += [cases(diagnosed)] if options.cases else []
+    parts += [with_measured_steps(diagnosed, timed)] if timed else []
     sys.stdout.write("\n".join("\n".join([*part, ""]) for part in parts))
     return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -52,6 +52,16 @@ class LaunchKinds(NamedTuple):
     of_kernel: npt.NDArray[np.int32]  #: for each row of `Trace.kernels` its row in `table`
 
 
+@dataclass(frozen=True)
+class HostShare:
+    """Host time for issuing work without the profiler, as a share of the time with it."""
+
+    usual: float
+    limits: tuple[float, float] | None = None  #: least and largest value; None if it is that of other programs
+    pauses: float = 1.0  #: the same for the host's long pauses
+    step_ns: int | None = None  #: the measured step that it explains; None if it is that of other programs
+
+
 class Timeline:
     """The recorded events with host and device joined.
 
@@ -63,11 +73,23 @@ class Timeline:
         if not isinstance(trace, Trace):
             raise TypeError(f"Timeline takes a Trace (warplens.read gives one), not {type(trace).__name__}")
         self.trace = trace
+        self.host_share = HostShare(trace.capture.recorder.unprofiled_share)
         self.answers: dict[tuple[object, ...], Any] = {}  # results of functions decorated with `once`
         self._inside_name: dict[str, Bools] = {}
 
     def __repr__(self) -> str:
         return f"<Timeline of {self.trace!r}>"
+
+    def with_host_share(self, share: HostShare) -> Timeline:
+        """The same events and joins, with another host time for issuing work without the profiler."""
+        changed = object.__new__(type(self))
+        joins = {
+            name: vars(self)[name]
+            for name, of in vars(type(self)).items()
+            if isinstance(of, cached_property) and name in vars(self)
+        }
+        vars(changed).update(joins, trace=self.trace, host_share=share, answers={}, _inside_name={})
+        return changed
 
     @cached_property
     def work(self) -> pl.DataFrame:

@@ -89,7 +89,7 @@ def parse_span(text: str) -> tuple[int | None, int | None]:
     parts = text.split(":")
     if len(parts) != 2:
         raise UsageError(f"window {text!r} is not steady, all or START:END (for example 1.5s:2s)")
-    start, end = (_time_ns(part, text) if part.strip() else None for part in parts)
+    start, end = (time_ns(part, f"window {text!r}") if part.strip() else None for part in parts)
     if start is not None and end is not None and end <= start:
         raise UsageError(f"window {text!r} {'is empty' if end == start else 'ends before it begins'}")
     return start, end
@@ -100,10 +100,19 @@ def span_text(start_ns: int, end_ns: int) -> str:
     return f"{start_ns // 1_000 / 1e6:.6f}s:{-(-end_ns // 1_000) / 1e6:.6f}s"
 
 
-def _time_ns(part: str, text: str) -> int:
+def time_ns(part: str, of: str) -> int:
+    """Nanoseconds of a time such as `250ms` or `1.5s`; without a unit it is in nanoseconds.
+
+    Args:
+        part: the text.
+        of: what it is a time of, for the error message.
+
+    Raises:
+        UsageError: the text is not a time.
+    """
     match = _TIME.match(part)
     if match is None:
-        raise UsageError(f"window {text!r}: {part!r} is not a time (use ns, us, ms or s, for example 250ms)")
+        raise UsageError(f"{of}: {part!r} is not a time (use ns, us, ms or s, for example 250ms)")
     integer_part, _, fraction = match["number"].partition(".")
     unit = _UNITS_NS[match["unit"]]
     sign = -1 if integer_part.startswith("-") else 1

@@ -76,6 +76,7 @@ def diagnose(
     window: str = "steady",
     range_name: str | None = None,
     counters: Counters | None = None,
+    step_time_ns: int | None = None,
 ) -> DiagnosisAnswer | RunAnswer:
     """What limits the program, what to do about it, the expected gain, and what would refute it.
 
@@ -84,21 +85,32 @@ def diagnose(
         window: `steady` (its steps without warm-up), `all`, or a span such as `1.5s:2s`.
         range_name: only work launched inside ranges of this name.
         counters: a report of Nsight Compute on the same program, for findings inside kernels.
+        step_time_ns: measured time of a step without a profiler. It tells how much the profiler slowed down the host,
+            which is otherwise assumed.
 
     Raises:
         TypeError: it is not a profile.
-        UsageError: the window lies outside of the profile, there is no such range, or several profiles are not of one
-            run.
+        UsageError: the window lies outside of the profile, there is no such range, several profiles are not of one
+            run, or a step of the window cannot take that time.
         UnreadableInputError: a file cannot be read.
     """
     from warplens.answers.inputs import counters_of, one_of
 
     if (single := one_of(profile, "diagnose")) is None:
-        if range_name is not None or counters is not None:
-            raise UsageError("warplens.diagnose(): range_name and counters are about one profile: name it")
+        if any(given is not None for given in (range_name, counters, step_time_ns)):
+            raise UsageError(
+                "warplens.diagnose(): range_name, counters and step_time_ns are about one profile: name it"
+            )
         return _diagnose_run(profile, window)
     report = None if counters is None else counters_of(counters, "diagnose")
-    return diagnose_selection(_selected(single, "diagnose", window, range_name), report)
+    selection = _selected(single, "diagnose", window, range_name)
+    if step_time_ns is not None:
+        from dataclasses import replace
+
+        from warplens.diagnosis.pace import with_step_time
+
+        selection = replace(selection, timeline=with_step_time(selection.timeline, selection.window, step_time_ns))
+    return diagnose_selection(selection, report)
 
 
 def diagnose_selection(

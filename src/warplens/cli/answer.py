@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from warplens.analysis.timeline import Timeline
+from warplens.analysis.window import Window, time_ns
 from warplens.answers.inputs import Selection, only_profile, selected
 from warplens.cli.edge import State, answering, note, one_line, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT, TABLE, share_that_fits
@@ -61,6 +62,19 @@ def select(path: Path, window: str, range_name: str | None, *, launch_configurat
         timeline = Timeline(trace)
         tell(f"analysing {profile.name}")
         return selected(timeline, window, range_name)
+
+
+def with_measured_step(timeline: Timeline, window: Window, step_time: str | None) -> Timeline:
+    """The profile, with the host's pace of a step time that was measured without a profiler (`--step-time`), if any.
+
+    Raises:
+        UsageError: it is no time, or cannot be that of the steps of the window.
+    """
+    if step_time is None:
+        return timeline
+    from warplens.diagnosis.pace import with_step_time
+
+    return with_step_time(timeline, window, time_ns(step_time, "--step-time"))
 
 
 def recorded_by(capture: Capture, *, devices: bool = False) -> str:

@@ -70,6 +70,16 @@ RangeOption = Annotated[
     option("NAME", "Only work launched inside ranges (NVTX, record_function) of this name.", "--range", "-r"),
 ]
 
+StepTimeOption = Annotated[
+    str | None,
+    option(
+        "TIME",
+        "Time of a step without a profiler, as you measured it (12.5ms): it tells how much the profiler slowed down "
+        "the host, which is otherwise assumed.",
+        "--step-time",
+    ),
+]
+
 LimitOption = Annotated[
     int | None,
     option(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from warplens.analysis.timeline import Timeline
+from warplens.cli.answer import with_measured_step
 from warplens.cli.edge import State, note, progress, reuse_freed_memory
 from warplens.cli.memory import REPORT, share_that_fits
 from warplens.errors import UnreadableInputError, UsageError
@@ -95,12 +96,19 @@ class Reading:
             ]
 
 
-def read_all(paths: Sequence[Path], window: str, range_name: str | None, grid: GridRequest | None = None) -> Reading:
-    """Read these files and all files of these folders.
+def read_all(
+    paths: Sequence[Path],
+    window: str,
+    range_name: str | None,
+    grid: GridRequest | None = None,
+    step_time: str | None = None,
+) -> Reading:
+    """Read these files and all files of these folders. `step_time` was measured without a profiler.
 
     Raises:
         UnreadableInputError: nothing could be read.
-        UsageError: a window lies outside of a profile, there is no such range, or a requested grid does not exist.
+        UsageError: a window lies outside of a profile, there is no such range, a requested grid does not exist, or the
+            step time is not that of one profile.
     """
     grid = grid or GridRequest({})
     trace_paths, counter_paths = discover_both(paths)
@@ -115,8 +123,10 @@ def read_all(paths: Sequence[Path], window: str, range_name: str | None, grid: G
     if not profiles.timelines and not counters:
         raise profiles.unreadable[0]
     window_of = _window(window, range_name)
-    for timeline in profiles.timelines:
-        window_of(timeline)
+    if step_time is not None and len(profiles.timelines) != 1:
+        raise UsageError("--step-time is about one profile: name it")
+    timed = [with_measured_step(timeline, window_of(timeline), step_time) for timeline in profiles.timelines]
+    profiles = replace(profiles, timelines=tuple(timed))
     joined = _join_all(profiles, counters, window_of)
     return Reading(profiles, window_of, counters, joined, cells, (*profiles.unreadable, *unreadable_counters))
 

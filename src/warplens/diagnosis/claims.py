@@ -191,7 +191,7 @@ def _launches_behind(facts: Facts, own_ns: dict[str, int], launch: Spent) -> dic
     the end of a step costs only the pause right after it.
     """
     blocked = _blocked_ns(facts, own_ns)
-    launch_ns, share = launch.total, facts.timeline.trace.capture.recorder.unprofiled_share
+    launch_ns, share = launch.total, facts.unprofiled_share
     if not launch_ns or not blocked or not facts.alike:
         return {}
     if facts.phase is not None or facts.window.range_name is not None:

@@ -26,7 +26,7 @@ from warplens.analysis.timebudget import IDLE_CAUSES, TimeBudget, time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, PHASES, Window, unnumbered_name
 from warplens.diagnosis.evidence import COUNTED, Counted, HostLoad, host_load, mark_loops, mark_optimizers, needed_ns
-from warplens.diagnosis.findings import ISSUING, PASSES
+from warplens.diagnosis.findings import ISSUING, PASSES, UnprofiledStep
 from warplens.diagnosis.pace import Gain, Less, Pace
 from warplens.diagnosis.program import Program
 from warplens.diagnosis.thresholds import DEFAULTS, Thresholds
@@ -230,7 +230,7 @@ class Facts:
     @property
     def unprofiled_share(self) -> float:
         """The host's time to issue work without this profiler, over that with it."""
-        return self.timeline.trace.capture.recorder.unprofiled_share
+        return self.timeline.host_share.usual
 
     @property
     def unprofiled_host_ns(self) -> float:
@@ -257,6 +257,22 @@ class Facts:
         if self.phase is not None or not self.alike or self.window.range_name is not None:
             return None
         return Pace.of(self.timeline, self.window)
+
+    @cached_property
+    def unprofiled_step(self) -> UnprofiledStep | None:
+        """A step without the profiler (the window, if it has none) of the process with the most work, on each GPU.
+
+        GPU work takes as long without a profiler, and no step is shorter than that.
+        """
+        if self.pace is None:
+            return None
+        share = self.timeline.host_share
+        busy = round(int(self.work["own_ns"].sum()) / (self.steps * max(self.work["device"].n_unique(), 1)))
+        times = (self.pace.duration_ns(place) / self.pace.steps for place in range(3))
+        usual, slow, fast = (max(round(time), busy) for time in times)
+        if share.step_ns is not None:
+            usual = slow = fast = max(share.step_ns, busy)
+        return UnprofiledStep(usual, min(usual, slow, fast), max(usual, slow, fast), bool(share.step_ns), share.usual)
 
     def replayed(
         self,

@@ -192,6 +192,18 @@ class Coverage:
 
 
 @dataclass(frozen=True)
+class UnprofiledStep:
+    """A step without the profiler: as it was measured, or as the profile lets expect."""
+
+    step_ns: int
+    #: low_ns, high_ns: the range that the pace of the host leaves open; `step_ns` where that was measured
+    low_ns: int
+    high_ns: int
+    measured: bool  #: whether `step_ns` was given; otherwise it is modelled
+    host_share: float  #: host time for issuing work without the profiler, over that with it
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """The limits of a window, and what to do about them.
 
@@ -207,6 +219,7 @@ class Diagnosis:
         notes: gaps in what the profile recorded.
         moments: the worst instances of the findings, in their order, up to three of each.
         what_if: gains of the remedies, one by one and in pairs; None if they cannot be modelled.
+        without_profiler: a step without the profiler; None if the window has no steps or cannot be replayed.
         verdict_known: whether data show the limiter; otherwise the profile cannot answer, part of the work may be
             padding, or no cause shows and too little of the work is known to compute how near the GPU is to its roofs.
     """
@@ -222,6 +235,7 @@ class Diagnosis:
     what_if: WhatIfs | None = None
     headline_share: float | None = None
     unprofiled_share: float | None = None
+    without_profiler: UnprofiledStep | None = None
     verdict_known: bool = True
 
     def finding(self, id_: str) -> Finding | None:

@@ -8,9 +8,9 @@ not known exactly, so each answer is computed three times: with the usual share,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
@@ -21,8 +21,9 @@ from warplens.analysis.intervals import Intervals, total, union
 from warplens.analysis.prediction import LARGEST_ERROR, Change, apply, excerpt, without_waits
 from warplens.analysis.recorder import recorded_schedule
 from warplens.analysis.replay import RecordedSchedule, Replayed, paced, replay, replayed_ns
-from warplens.analysis.timeline import Timeline
+from warplens.analysis.timeline import HostShare, Timeline
 from warplens.analysis.window import Window
+from warplens.errors import UsageError
 from warplens.profile import Device
 from warplens.profile.schema import Float64s
 
@@ -42,6 +43,15 @@ INTERRUPTED_NS: Final = 4_000_000
 #: to this factor between the recording and the timing of the programs in `data/pairs`. Of 101 recordings whose steps
 #: are partly host-bound, 89 were timed within the range that this factor makes of the usual share.
 NOISE: Final = 1.7
+
+
+#: A measured step is that of another run: repeated timings differ by up to this share.
+_TIMING: Final = 0.1
+#: A share is kept if a step with it takes as long as the measured one within this share.
+_SAME: Final = 0.03
+#: Least share of the host's time that is tried, and number of bisections, which find a share to within 1 %.
+_LEAST_SHARE: Final = 0.05
+_HALVINGS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -89,20 +99,16 @@ class Pace:
     def of(cls, timeline: Timeline, window: Window) -> Pace | None:
         """The schedule of the process and GPU with the most work; None if it cannot be replayed."""
         window = excerpt(timeline, window)
-        recorded = recorded_schedule(timeline, window)
-        if recorded is None or window.duration_ns <= 0:
+        recorded = _replayable(timeline, window)
+        if recorded is None:
             return None
-        if abs(replayed_ns(recorded) - window.duration_ns) > LARGEST_ERROR * window.duration_ns:
-            return None
-        share = timeline.trace.capture.recorder.unprofiled_share
+        share = timeline.host_share
+        least, most = share.limits or (share.usual / NOISE, share.usual * NOISE)
         stalls = _unprofiled_stalls(timeline, recorded, share)
-
-        def at(pace: float) -> RecordedSchedule:
-            return paced(recorded, min(share * pace, 1.0), stalls)
-
+        usual, slow, fast = (paced(recorded, min(each, 1.0), stalls) for each in (share.usual, most, least))
         devices, steps = timeline.trace.capture.devices, max(window.step_count, 1)
         left = float(stalls @ recorded.stall_ns) / max(int(recorded.stall_ns.sum()), 1) if stalls.any() else 1.0
-        return cls(at(1.0), at(NOISE), at(1 / NOISE), devices, steps, min(left, 1.0))
+        return cls(usual, slow, fast, devices, steps, min(left, 1.0))
 
     def duration_ns(self, place: int, *changes: Change, less: Less | None = None) -> int:
         """Replayed duration at pace `usual` (0), `slow` (1) or `fast` (2), with changes as in `gain`."""
@@ -142,27 +148,96 @@ class Pace:
         return Gain(gains[0], min(gains), max(best), work_share)
 
 
+def _replayable(timeline: Timeline, window: Window) -> RecordedSchedule | None:
+    """The schedule of the window, if its replay takes as long as it did."""
+    recorded = recorded_schedule(timeline, window)
+    if recorded is None or window.duration_ns <= 0:
+        return None
+    return None if abs(replayed_ns(recorded) - window.duration_ns) > LARGEST_ERROR * window.duration_ns else recorded
+
+
+def with_step_time(timeline: Timeline, window: Window, step_ns: int) -> Timeline:
+    """The same profile, with the pace of a host with which a step takes as long as one measured without a profiler.
+
+    If the host is ahead of the GPU, its pace does not show in the step. Then the usual one stays, or the slowest one
+    with which it is still ahead.
+
+    Args:
+        timeline: the profile.
+        window: with whole steps.
+        step_ns: measured duration of one of these steps without a profiler.
+
+    Raises:
+        UsageError: the window has no steps, or cannot be replayed, or the GPU's work takes longer.
+    """
+    return timeline.with_host_share(_measured_share(timeline, window, step_ns))
+
+
+def _measured_share(timeline: Timeline, window: Window, step_ns: int) -> HostShare:
+    window = excerpt(timeline, window)
+    recorded = _replayable(timeline, window) if window.steps else None
+    if recorded is None:
+        why = "its steps cannot be replayed" if window.steps else "it has none in this window"
+        raise UsageError(f"a step's time says nothing about {timeline.trace.capture.source}: {why}")
+
+    @cache
+    def step_at(share: float, pauses: float = 1.0) -> float:
+        stalls = _unprofiled_stalls(timeline, recorded, HostShare(share, pauses=pauses))
+        return replayed_ns(paced(recorded, share, stalls)) / window.step_count
+
+    usual, shortest = timeline.host_share.usual, step_at(_LEAST_SHARE)
+    if shortest > (1 + _TIMING) * step_ns:
+        # The host's long pauses were longer, too, when they were recorded.
+        gpu_ns = step_at(_LEAST_SHARE, 0.0)
+        if gpu_ns > (1 + _TIMING) * step_ns:
+            raise UsageError(
+                f"a step of {timeline.trace.capture.source} cannot take {step_ns / 1e6:,.3g} ms: its GPU work alone "
+                f"takes {gpu_ns / 1e6:,.3g} ms. Give the time of the same steps, of the same sizes"
+            )
+        part = _largest(lambda part: step_at(usual * part, part), step_ns)
+        return HostShare(usual * part, (usual * part / NOISE, min(usual * part * NOISE, 1.0)), part, step_ns)
+    if step_ns <= (1 + _SAME) * shortest:
+        usual = min(usual, _largest(step_at, (1 + _SAME) * shortest))
+    elif abs(step_at(usual) / step_ns - 1) > _SAME:
+        usual = _largest(step_at, step_ns)
+    most = max(min(_largest(step_at, (1 + _TIMING) * step_ns), usual * NOISE), usual)
+    is_ahead = step_at(usual / NOISE) > (1 - _TIMING) * step_ns
+    least = usual / NOISE if is_ahead else min(_largest(step_at, (1 - _TIMING) * step_ns), usual)
+    return HostShare(usual, (least, most), step_ns=step_ns)
+
+
+def _largest(step_at: Callable[[float], float], limit_ns: float) -> float:
+    """The largest share with which a step takes at most so long; the least one if it always takes longer."""
+    low, high = _LEAST_SHARE, 1.0
+    if step_at(high) <= limit_ns:
+        return high
+    for _ in range(_HALVINGS):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if step_at(middle) <= limit_ns else (low, middle)
+    return low
+
+
 def _busy_ns(replayed: Replayed) -> int:
     """Time in which any piece of work runs."""
     return total(union(Intervals(replayed.starts, replayed.ends)))
 
 
-def _unprofiled_stalls(timeline: Timeline, recorded: RecordedSchedule, share: float) -> Float64s:
-    """Share of each long pause that is left without the cost of recording its operators; never less than `share`.
+def _unprofiled_stalls(timeline: Timeline, recorded: RecordedSchedule, share: HostShare) -> Float64s:
+    """Share of each long pause that is left without the cost of recording its operators; at least that of launches.
 
     The framework's own code between two launches shrinks like the launches.
     """
     if not timeline.has_operators:
-        return np.ones(len(recorded.stall_ns))
+        return np.full(len(recorded.stall_ns), share.pauses)
     ranges = timeline.trace.ranges.select("start_ns", "process")[timeline.trace.operators["range"]]
     starts = ranges["start_ns"].filter(ranges["process"] == recorded.process).sort().to_numpy()
     pause_starts = recorded.called_ns - recorded.schedule.pause_ns
     operators = np.searchsorted(starts, recorded.called_ns) - np.searchsorted(starts, pause_starts)
-    left = np.maximum(1 - operators * _OPERATOR_NS / np.maximum(recorded.stall_ns, 1), share)
+    left = np.maximum(1 - operators * _OPERATOR_NS / np.maximum(recorded.stall_ns, 1), share.usual)
     calls = np.sort(recorded.called_ns[recorded.issues])
     interval = float(np.median(np.diff(calls))) if len(calls) > 1 else 0.0
     is_framework = (operators > 0) & (recorded.stall_ns < _FRAMEWORK_PAUSE_LAUNCHES * interval)
-    return np.where(is_framework, share, left)
+    return np.where(is_framework, share.usual, left * share.pauses)
 
 
 def _changed(

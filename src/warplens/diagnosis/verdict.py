@@ -262,6 +262,7 @@ def diagnose(
         what_if=combined.result(),
         headline_share=headline_share(facts, verdict, claims),
         unprofiled_share=unprofiled_share(facts, verdict, claims),
+        without_profiler=facts.unprofiled_step if facts.window.steps and not decides else None,
         verdict_known=is_known(verdict),
     )
     # Phases come last, when data of the whole window, tens of megabytes at a million kernels, have been freed.

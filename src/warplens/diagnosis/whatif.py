@@ -109,21 +109,19 @@ class _Base:
     """The unchanged step without a profiler, and the effects of remedies on it."""
 
     def __init__(self, facts: Facts, claims: Claims) -> None:
-        pace = facts.pace
+        pace, step = facts.pace, facts.unprofiled_step
         assert pace is not None
+        assert step is not None
         self._facts, self._claims, self._pace = facts, claims, pace
         own = facts.work["own_ns"].to_numpy()
         self._own, self._steps = own, facts.steps * facts.work["device"].n_unique()  # of each GPU
         self._rows: dict[str, Int64s] = {}
         self._labels, self._label = name_categories(facts.work["label"]), facts.work["label"].to_physical().to_numpy()
         self._whole = self._sums(slice(None), own)
-        steps = pace.steps
-        usual, *ends = (round(pace.duration_ns(place) / steps) for place in range(3))
         self.busy_ns = self._by_label(self._whole)
-        # GPU work takes as long without a profiler, and no step is shorter than that.
         busy = sum(self.busy_ns.values())
-        self.step_ns = max(usual, busy)
-        self.step_interval_ns = max(min(usual, *ends), busy), max(usual, *ends, busy)
+        self.step_ns = max(step.step_ns, busy)
+        self.step_interval_ns = max(step.low_ns, busy), max(step.high_ns, busy)
         self.idle_ns = self.step_ns - busy
 
     def _sums(self, rows: Int64s | slice, spent: Int64s) -> Int64s:

@@ -16,7 +16,7 @@ import polars as pl
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import NO_PHASE, Window
 from warplens.diagnosis import Diagnosis
-from warplens.diagnosis.findings import MANY, about, times
+from warplens.diagnosis.findings import MANY, UnprofiledStep, about, times
 from warplens.diagnosis.rules import rule
 from warplens.diagnosis.rules.whole import IncompleteProfile, is_known
 from warplens.profile.columns import column
@@ -41,6 +41,7 @@ def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:
         **named(diagnosis, "verdict verdict_known headline headline_share"),
         "findings": [finding_data(finding) for finding in diagnosis.findings],
         **named(diagnosis, "per_phase predictions coverage"),
+        "without_profiler": diagnosis.without_profiler,
         "what_if": _what_if_data(diagnosis),
     }
 
@@ -343,8 +344,26 @@ def coverage_lines(diagnosis: Diagnosis) -> Iterator[str]:
         if coverage.counters_share:
             line += f"; counters cover {fmt.share(coverage.counters_share)} of the kernel time"
         yield line
+    if (step := diagnosis.without_profiler) is not None:
+        yield f"a step without the profiler: {_unprofiled_words(step)}"
     for reason in coverage.unavailable:
         yield f"not checked: {reason}"
+
+
+#: Times that differ by less than this are one time, not a range.
+_SAME_TIME: Final = 1.02
+
+
+def _unprofiled_words(step: UnprofiledStep) -> str:
+    """The time of a step without the profiler: measured, or modelled with its range."""
+    if step.measured:
+        return (
+            f"{fmt.duration(step.step_ns)}, as measured; the host issues the work in {fmt.share(step.host_share)} of "
+            "the time that it takes with the profiler"
+        )
+    within = f", {fmt.duration(step.low_ns)} to {fmt.duration(step.high_ns)}"
+    within = "" if step.high_ns <= _SAME_TIME * step.low_ns else within
+    return f"about {fmt.duration(step.step_ns)} (modelled{within}); --step-time takes a measured one"
 
 
 # --- A diagnosis as tables: findings, remedies, phases and predictions, each with exact values -----------------------

@@ -15,7 +15,7 @@ from warplens.answers.inputs import selected
 from warplens.cli.answer import checked_folder, checked_target, head, print_brief, print_lines, recorded_by
 from warplens.cli.commands.report import DEFAULT_FOLDER, write_besides, write_overview
 from warplens.cli.edge import end_with, note, progress
-from warplens.cli.options import Format, FormatOption, RangeOption, WindowOption, argument, option
+from warplens.cli.options import Format, FormatOption, RangeOption, StepTimeOption, WindowOption, argument, option
 from warplens.cli.reading import GridRequest, Profiles, Reading, examined, limited_to_full_reports, read_all, run_in
 from warplens.errors import UsageError
 from warplens.readers import holds_measurements
@@ -49,6 +49,7 @@ def answer(
         option("DIR|FILE", f"Folder for the report, or its page; ./{DEFAULT_FOLDER} by default.", "--output", "-o"),
     ] = None,
     opened: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    step_time: StepTimeOption = None,
     window: WindowOption = "steady",
     range_name: RangeOption = None,
     form: FormatOption = "table",
@@ -73,10 +74,10 @@ def answer(
             raise UsageError(
                 f"--format {form} writes no report: leave out --output and --open, or ask: warplens report"
             )
-        _for_programs(paths, window, range_name, form)
+        _for_programs(paths, step_time, window, range_name, form)
         return
     folder = _report_folder(output, paths)
-    reading = read_all(paths, window, range_name)
+    reading = read_all(paths, window, range_name, step_time=step_time)
     profiles = reading.profiles
     run = run_in(reading) if range_name is None else None
     written: list[Path] = []
@@ -275,24 +276,28 @@ def _reports(
     return written + write_besides(reading, GridRequest({}), folder, forms, numbers)
 
 
-def _for_programs(paths: Sequence[Path], window: str, range_name: str | None, form: Format) -> None:
+def _for_programs(
+    paths: Sequence[Path], step_time: str | None, window: str, range_name: str | None, form: Format
+) -> None:
     """Run the command with machine-readable output for these files: `diagnose`, `compare` or `counters`."""
     from warplens.cli.commands.diagnose import diagnose
     from warplens.readers import discover_both
 
     traces, reports = discover_both(paths)
+    if step_time is not None and len(traces) != 1:
+        raise UsageError("--step-time is about one profile: name it")
     if not traces:
         from warplens.cli.commands.counters import counters
 
         counters(reports, form=form)
     elif len(traces) == 1:
-        diagnose([traces[0]], reports[0] if reports else None, None, window, range_name, form)
+        diagnose([traces[0]], reports[0] if reports else None, None, step_time, window, range_name, form)
     else:
         from warplens.cli.commands.compare import compare
         from warplens.ranks import NotOneRunError
 
         try:
-            diagnose(traces, None, None, window, range_name, form)
+            diagnose(traces, None, None, None, window, range_name, form)
         except NotOneRunError as error:
             if len(traces) != _SIDES or len(paths) != _SIDES:
                 raise UsageError(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from warplens.answers import diagnose_selection, run_answer
-from warplens.cli.answer import Part, answered, emit, head, select
+from warplens.cli.answer import Part, answered, emit, head, select, with_measured_step
 from warplens.cli.edge import end_with, one_line, progress
 from warplens.cli.options import (
     Format,
     FormatOption,
     RangeOption,
+    StepTimeOption,
     WindowOption,
     argument,
     option,
@@ -55,6 +57,7 @@ def diagnose(
         str | None,
         option("CHANGE,…", "Predict these changes together: names of predictions, such as cuda-graph.", "--if"),
     ] = None,
+    step_time: StepTimeOption = None,
     window: WindowOption = "steady",
     range_name: RangeOption = None,
     form: FormatOption = "table",
@@ -67,12 +70,14 @@ def diagnose(
     """
     profile_paths = discover([located(path) for path in paths])
     if len(profile_paths) > 1:
-        if counters is not None or changes is not None or range_name is not None:
-            raise UsageError("--counters, --if and --range are about one profile: name it")
+        if any(given is not None for given in (counters, changes, range_name, step_time)):
+            raise UsageError("--counters, --if, --step-time and --range are about one profile: name it")
         _diagnose_run(profile_paths, window, form)
         return
     report = read_counters(counters) if counters is not None else None
     selection = select(paths[0], window, range_name, launch_configuration=True)
+    measured = with_measured_step(selection.timeline, selection.window, step_time)
+    selection = replace(selection, timeline=measured)
     with progress("diagnosing"):
         diagnosed = diagnose_selection(selection, report, changes.split(",") if changes is not None else ())
     part = Part(head=head(selection), entries=list(_entries(diagnosed)), closing=diagnosed.facts)

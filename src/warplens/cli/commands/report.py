@@ -12,7 +12,7 @@ import warplens
 from warplens.analysis.timeline import Timeline
 from warplens.cli.answer import checked_folder, checked_target, print_brief, print_json, print_lines
 from warplens.cli.edge import answering, end_with, note, progress
-from warplens.cli.options import RangeOption, WindowOption, argument, option, words_option
+from warplens.cli.options import RangeOption, StepTimeOption, WindowOption, argument, option, words_option
 from warplens.cli.reading import (
     Cells,
     GridRequest,
@@ -64,6 +64,7 @@ def report(
         str,
         words_option("--format", "-f", words=REPORT_FORMATS, meaning="What to write, joined by commas.", several=True),
     ] = _FORMS,
+    step_time: StepTimeOption = None,
     window: WindowOption = "steady",
     range_name: RangeOption = None,
     cells: Annotated[
@@ -95,7 +96,7 @@ def report(
     grid = GridRequest(dict(map(parse_cell, cells or ())), read_timings(timings) if timings else None, batch)
     to_stdout = output is None and forms == ["json"] and not grid.is_explicit
     folder = DEFAULT_FOLDER if to_stdout else checked_target(output or DEFAULT_FOLDER, paths)
-    reading = read_all(paths, window, range_name, grid)
+    reading = read_all(paths, window, range_name, grid, step_time)
     run = run_in(reading) if range_name is None else None
     reading, run = limited_to_full_reports(reading, run)
     if to_stdout:
