@@ -41,6 +41,7 @@ HALVES = (
     "twenty_third",
     "twenty_fourth",
     "twenty_fifth",
+    "twenty_sixth",
 )
 SOURCES = ("nsys", "torch")
 

@@ -32,6 +32,7 @@ __all__ = [
     "TWENTY_FIRST",
     "TWENTY_FOURTH",
     "TWENTY_SECOND",
+    "TWENTY_SIXTH",
     "TWENTY_THIRD",
     "Build",
     "Program",
@@ -53,12 +54,12 @@ HALVES = (
     "development", "held_out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
     "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth",
     "twentieth", "twenty_first", "twenty_second", "twenty_third", "twenty_fourth",
-    "twenty_fifth",
+    "twenty_fifth", "twenty_sixth",
 )  # fmt: skip
 DEVELOPMENT, HELD_OUT, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH = HALVES[:9]
 TENTH, ELEVENTH, TWELFTH, THIRTEENTH, FOURTEENTH, FIFTEENTH, SIXTEENTH, SEVENTEENTH = HALVES[9:17]
 EIGHTEENTH, NINETEENTH, TWENTIETH, TWENTY_FIRST, TWENTY_SECOND, TWENTY_THIRD, TWENTY_FOURTH = HALVES[17:24]
-(TWENTY_FIFTH,) = HALVES[24:]
+TWENTY_FIFTH, TWENTY_SIXTH = HALVES[24:]
 
 PROGRAMS: dict[str, Program] = {}
 
