@@ -14,6 +14,7 @@ import pytest
 from warplens.errors import UnreadableInputError
 from warplens.profile import NoteLevel
 from warplens.profile.counters import KernelCounters
+from warplens.readers import read_counters
 from warplens.readers.ncu.csv import open_ranges, read_ncu_csv
 from warplens.readers.ncu.csv_labels import metric_of, section_of
 from warplens.readers.ncu.csv_text import base_unit, looks_like_ncu_csv
@@ -359,6 +360,16 @@ def test_a_failed_run_saved_as_csv_is_told_as_such(tmp_path, message, says, advi
     assert "/home" not in text
 
 
+@pytest.mark.parametrize("before", ["", "==PROF== Connected to process 77 (/home/me/python)\nepoch 1\n"])
+@pytest.mark.parametrize("where", ["Context 1, Stream 7, Device 0, CC 9.0", "2021-Feb-01 12:00:00, Context 1, Stream 7"])
+def test_what_ncu_prints_for_people_is_told_as_such(tmp_path, before, where):
+    printed = f"{before}[77] python3@127.0.0.1\n  f(float *) (8, 1, 1)x(256, 1, 1), {where}\n    Section: Occupancy\n"
+    file = tmp_path / "profile.txt"
+    file.write_text(printed, "utf-8")
+    with pytest.raises(UnreadableInputError, match=r"prints without --csv.*--export"):
+        read_counters(file)
+
+
 def test_lines_of_the_program_and_of_ncu_are_kept_out_of_the_table(tmp_path):
     table = _details((_SOL, "Duration", "us", "4.80"), (_SOL, "Elapsed Cycles", "cycle", "13,485"))
     header, first, second = table.splitlines()
@@ -372,6 +383,19 @@ def test_lines_of_the_program_and_of_ncu_are_kept_out_of_the_table(tmp_path):
     counters = _read(tmp_path, "\n".join([*lines, "epoch 2, loss 0.4", second, "==PROF== Disconnected", ""]))
     assert counters.metrics.row(0) == (4800.0, 13485.0)
     assert [note.code for note in counters.capture.notes] == ["unsupported-gpu", "rounded-values", "foreign-lines"]
+
+
+def test_rows_of_a_table_about_the_machine_are_not_damaged_rows(tmp_path):
+    machine = '"GPU ID","GPU Name","CPU Affinity"\n"0","NVIDIA H200","0-15"\n"1","NVIDIA H200","16-31"\n'
+    counters = _read(tmp_path, _details((_SOL, "Duration", "us", "4.80")) + machine)
+    assert counters.metrics.row(0) == (4800.0,)
+    assert [note.code for note in counters.capture.notes] == ["rounded-values", "foreign-lines"]
+
+
+def test_a_row_with_a_damaged_number_does_not_hide_the_rows_after_it(tmp_path):
+    lines = _details(*((_SOL, label, "us", "4.80") for label in ("Duration", "b", "c"))).splitlines()
+    counters = _read(tmp_path, "\n".join([lines[0], lines[1], lines[2].replace('"0"', '"?"', 1), lines[3], ""]))
+    assert counters.metrics.width == 2
 
 
 def test_an_error_beside_a_table_is_a_warning_about_it(tmp_path):

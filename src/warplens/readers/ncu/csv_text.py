@@ -38,6 +38,10 @@ _OTHER_PAGES = (
     (re.compile(r'"?Kernel Name"?[,;]"'), "the source page of a report", "with --page raw"),
 )
 
+#: What ncu prints without --csv: a process, and a launch of it.
+_PROCESS = re.compile(r"\[\d+\] \S+@\S+\s*$")
+_PRINTED_LAUNCH = re.compile(r"\s+\S.*, Context \d+, Stream \d+(?:, Device \d+, CC [\d.]+)?\s*$")
+
 #: A list of instances in one cell is longer than the csv module allows by default; an unclosed quote must not include
 #: all of a large file.
 LONGEST_FIELD = 1 << 24
@@ -57,7 +61,8 @@ def looks_like_ncu_csv(head: bytes) -> bool:
     """
     lines = decoded_head(head).splitlines()
     first = next((line for line in lines if line.strip()), "")
-    return bool(_OWN_LINE.match(first)) or any(HEADER.match(line) for line in lines) or bool(_SUMMARY.match(first))
+    begins = any(pattern.match(first) for pattern in (_OWN_LINE, _SUMMARY, _PROCESS))
+    return begins or any(HEADER.match(line) for line in lines)
 
 
 def encoding_of(head: bytes) -> str:
@@ -99,11 +104,12 @@ class Table:
     def _rows(self, text: TextIO) -> Iterator[list[str]]:
         header, delimiter = self._header(text)
         self._quotes = 0
-        yield next(csv.reader([header], delimiter=delimiter))
+        names = next(csv.reader([header], delimiter=delimiter))
+        yield names
         rows = csv.reader(self._lines(text), delimiter=delimiter)
         # the last row is held back until it is known whether the file was cut within it
         pending: list[str] | None = None
-        width = 0
+        width = other_width = 0  # of the last row, and of a table about the machine (its GPUs) on the details page
         for row in rows:
             if pending is not None:
                 yield pending
@@ -117,6 +123,9 @@ class Table:
                     yield row
                 elif any(row) and not self.messages.take(delimiter.join(row)):
                     self.passed_over += 1
+                    other_width = len(row) if 1 < len(row) < len(names) / 2 else 0
+            elif len(row) == other_width:
+                self.passed_over += 1
             else:
                 pending = row
         if pending is not None:
@@ -132,12 +141,16 @@ class Table:
         return len(row) > len(HEADER_START) and not any(row[:3])
 
     def _header(self, text: TextIO) -> tuple[str, str]:
-        begins = ""
+        begins, is_printed = "", False
         while line := text.readline(LINE_BYTES):
             if heading := HEADER.match(line):
                 return line, heading[1]
             if not self.messages.take(line):
                 begins = begins or line.strip()
+                is_printed = is_printed or _PRINTED_LAUNCH.match(line) is not None
+        if is_printed:
+            advice = "Run ncu with --export profile and give the .ncu-rep file, or with --page raw --csv"
+            raise UnreadableInputError(self._known_as, "this is the text that ncu prints without --csv", advice)
         raise self._no_table(begins)
 
     def _no_table(self, begins: str) -> UnreadableInputError:
