@@ -138,6 +138,14 @@ def test_an_unknown_gpu_is_taken_as_it_is():
     assert found.mfu is None
 
 
+def test_a_trace_without_a_gpu_tells_the_work_of_kernels_on_the_gpu_of_the_profile():
+    found, told = (timeline(PLANTED / f"fp32_products__baseline.{ending}.xz") for ending in ("sqlite", "json"))
+    unnamed = Timeline(replace(told.trace, capture=replace(told.trace.capture, devices=())))
+    (expected,), (actual,) = (headrooms(found, found.window(), program=program) for program in (told, unnamed))
+    assert actual.product_known_share == 1.0
+    assert actual.parts.equals(expected.parts)
+
+
 def test_without_gpu_work_there_is_no_headroom():
     trace = Timeline(b.trace(kernels=[]))
     assert headrooms(trace, trace.window("all")) == ()

@@ -84,6 +84,19 @@ def test_json_holds_points_and_roofs(warplens):
     assert [(roof["precision"], roof["sparse"]) for roof in roofs[:2]] == [("tensor", True), ("tensor", False)]
 
 
+@pytest.mark.parametrize("stated", ["dram=4.2T", "DRAM=4.20 TB/s", "dram=4200gb/s", "dram=4.2e12"])
+def test_a_roof_is_stated_as_the_answer_prints_it(warplens, stated):
+    roofs = warplens("roofline", MODES / "products.ncu-rep.xz", "--ceiling", stated, "-f", "json").data["reports"][0]
+    (dram,) = (roof for roof in roofs["roofs"] if roof["roof"] == "dram")
+    assert (dram["peak"], dram["source"]) == (pytest.approx(4.2e12), "given by the user")
+
+
+def test_a_stated_roof_that_no_kernel_is_under_is_told(warplens):
+    run = warplens("roofline", MODES / "products.ncu-rep.xz", "--ceiling", "fp64=34T", "--ceiling", "dram=4T")
+    assert run.out.count("the stated roof fp64 holds for no kernel here") == 1
+    assert "stated roof dram" not in run.out
+
+
 @pytest.mark.parametrize(("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<svg"), (".html", b"<!doctype html>")])
 def test_the_chart_is_written_as_its_suffix_says(warplens, tmp_path, suffix, begin):
     target = tmp_path / f"roof{suffix}"

@@ -91,6 +91,11 @@ def test_ranges_graphs_and_command_lists_are_results_too(read):
     assert counters.values(DURATION).to_list() == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_a_launch_that_failed_has_no_size(read):
+    report = Report().launch("gemm", {DURATION: 1.0}).launch("too_large", grid=(0, 0, 0), block=(0, 0, 0))
+    assert read(report).launches.select("grid_x", "block_z").rows() == [(4, 1), (None, None)]
+
+
 def test_machine_code_is_passed_over_unseen(read):
     no_message = b"\xff" * 5000  # a reader that looked into it would stop here
     counters = read(Report().launch("gemm", {DURATION: 1.0}, sources=[no_message, no_message]))

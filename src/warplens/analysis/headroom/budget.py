@@ -164,8 +164,9 @@ def headrooms(
         program: a trace of the same program with shapes; equal kernels give the work of this profile's.
         counters: hardware counters of the same program; measurements replace models.
     """
-    known_kernels = None if program is None else kernels_of_program(program)
     budgets = time_budgets(timeline, window) if budgets is None else budgets
+    like = next((timeline.trace.capture.device(budget.device) for budget in budgets), None)
+    known_kernels = None if program is None else kernels_of_program(program, like)
     return tuple(_headroom(timeline, window, budget, known_kernels, counters) for budget in budgets)
 
 

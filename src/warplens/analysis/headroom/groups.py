@@ -163,14 +163,14 @@ def groups_of(
     return _result_columns(pl.concat([own_groups, known_groups], how="diagonal_relaxed")), all_pieces
 
 
-def kernels_of_program(timeline: Timeline) -> pl.DataFrame:
+def kernels_of_program(timeline: Timeline, like: Device | None) -> pl.DataFrame:
     """The work of each kernel of a trace with shapes: means over its launches in the steady steps.
 
-    One row per kernel, grid and block, over all GPUs.
+    One row per kernel, grid and block, over all GPUs. A GPU that the trace does not describe is taken as one like this.
     """
     window, parts = timeline.window(), []
     for budget in time_budgets(timeline, window):
-        device = timeline.trace.capture.device(budget.device)
+        device = timeline.trace.capture.device(budget.device) or like
         pieces = pieces_of(timeline, budget)
         pieces = _with_work(timeline, pieces.only(~pieces.kinds["link"]), in_words=True)
         members, groups = _grouped(pieces, roofs_of(device), device, len(window.steps))

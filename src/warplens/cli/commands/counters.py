@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -70,8 +72,8 @@ def counters(
     """
     metrics, most = metric or [], most_rows(form, limit)
     _check_comparison(len(paths), compare, pair or [], trace is not None)
-    if trace is None and (window != "steady" or ncu_version is not None):
-        raise UsageError("--window and --ncu-version are about a trace of the same program: add --trace")
+    if trace is None and (window != "steady" or ncu_version is not None or State.gpu is not None):
+        raise UsageError("--window, --ncu-version and --gpu are about a trace of the same program: add --trace")
     pairs = parse_pairs(pair or [])
     reports = [load_counters(path) for path in paths]
     if compare:
@@ -209,10 +211,14 @@ def _flat(comparison: Comparison, metrics: Iterable[str], most: int | None) -> p
 _PICTURES: Final = (".png", ".svg")
 _CHARTS: Final = (".html", *_PICTURES)
 
-#: Suffixes of the number of a roof.
-_UNITS: Final = {"G": 1e9, "T": 1e12, "P": 1e15}
+#: Prefixes of the unit of a roof.
+_PREFIXES: Final = {"": 1.0, "G": 1e9, "T": 1e12, "P": 1e15}
 
-_ROOFS: Final = (*PRECISIONS, *LEVELS)
+#: A rate as people write it and as the answer prints it (`4.2T`, `4.20 TB/s`), for roofs of arithmetic and of memory.
+_RATES: Final = {
+    roofs: re.compile(rf"([\d.]+(?:e\+?\d+)?)\s*([GTP]?)(?:{unit})?", re.IGNORECASE)
+    for roofs, unit in ((PRECISIONS, "FLOPS?(?:/s)?"), (LEVELS, "B/s"))
+}
 
 
 def roofline(
@@ -238,7 +244,11 @@ def roofline(
     _check_output(output, paths)
     if output is not None and form != "table":
         raise UsageError(f"--output writes the chart alone, but --format says {form}: give one of them")
+    if State.gpu is not None:
+        raise UsageError("roofline has no --gpu: its roofs are the report's. State others with --ceiling")
     ceilings = dict(map(_parse_ceiling, ceiling or ()))
+    if len(ceilings) < len(ceiling or ()):
+        raise UsageError("--ceiling states one roof twice: state each once")
     counted = [load_counters(path) for path in paths]
     reports = [(report.capture, roofline_points(report, ceilings)) for report in counted]
     if output is not None:
@@ -250,7 +260,9 @@ def roofline(
     parts, warnings, rows = [], [], []
     for capture, analysis in reports:
         head = [recorded_by(capture, devices=True), *roof_lines(analysis)]
-        if reason := why_no_chart(analysis):
+        known = {*analysis.roofs["precision"], *analysis.roofs["roof"]}
+        unused = [f"the stated roof {roof} holds for no kernel here" for roof in ceilings if roof not in known]
+        for reason in filter(None, (why_no_chart(analysis), *unused)):
             head.append(f"caution: {reason}")
             warnings.append(f"{capture.source}: {reason}")
         parts.append(Part(head=head, tables=[roofline_table(numbered_points(analysis), limit=most)]))
@@ -277,13 +289,15 @@ def _check_output(output: Path | None, paths: Sequence[Path]) -> None:
 
 def _parse_ceiling(text: str) -> tuple[str, float]:
     roof, _, rate = text.partition("=")
-    number, factor = (rate[:-1], _UNITS[rate[-1:].upper()]) if rate[-1:].upper() in _UNITS else (rate, 1.0)
+    roof = roof.strip().lower()
+    match = next((pattern.fullmatch(rate.strip()) for roofs, pattern in _RATES.items() if roof in roofs), None)
     try:
-        value = float(number) * factor
+        value = float(match[1]) * _PREFIXES[match[2].upper()] if match else 0.0
     except ValueError:
         value = 0.0
-    if roof not in _ROOFS or not 0 < value < float("inf"):
-        raise UsageError(f"{text!r} is not a roof: write it as dram=4.2T; roofs are {', '.join(_ROOFS)}")
+    if not 0 < value < float("inf"):
+        names = ", ".join(chain(*_RATES))
+        raise UsageError(f"{text!r} is not a roof: write it as dram=4.2T or fp32=60T; roofs are {names}")
     return roof, value
 
 

@@ -11,7 +11,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.answers import headroom_selection
 from warplens.answers.inputs import Selection, only_profile
 from warplens.cli.answer import Answer, Part, answered, emit, head, limited, most_rows, note_lines, select
-from warplens.cli.edge import progress
+from warplens.cli.edge import State, progress
 from warplens.cli.memory import TABLE, needed_beyond_limit
 from warplens.cli.options import (
     Format,
@@ -138,7 +138,7 @@ def headroom(
     is built for. Roofs and avoidable work are modelled; idle time is measured.
     """
     selection = select(path, window, range_name, launch_configuration=True)
-    program = None if with_trace is None else Timeline(read(with_trace, launch_configuration=True))
+    program = None if with_trace is None else Timeline(read(with_trace, launch_configuration=True, gpu=State.gpu))
     counted = None if counters is None else read_counters(counters)
     answer = headroom_selection(selection, program, counted)
     printed = answered(answer, Part(head=[*head(selection), *answer.facts]), most_rows(form, limit))

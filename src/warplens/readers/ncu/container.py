@@ -254,7 +254,8 @@ def launch_of(kind: str, result: Message) -> Launch | None:
 
 
 def _xyz(size: Message | None) -> tuple[int | None, int | None, int | None]:
-    if size is None:
+    """The three sides; None for a launch that failed, which has sides of 0."""
+    if size is None or not size.integer(1):
         return None, None, None
     x, y, z = (_at_most(_MAX_INT32, size.integer(number)) for number in (1, 2, 3))
     return x, y, z
