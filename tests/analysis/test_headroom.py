@@ -21,12 +21,14 @@ from tests.shipped import OTHERS
 from tests.tiers import thinned
 from warplens.analysis.categories import classify_names
 from warplens.analysis.headroom import LOSSES, STEPS_DOWN, Headroom, headrooms, loss_column
+from warplens.analysis.headroom.budget import NO_MODEL
 from warplens.analysis.headroom.groups import words_of
 from warplens.analysis.roofs import SHORTEST_NS, STATED, Roofs, Task, roofs_of
 from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.analysis.work.catalogue import count_work
 from warplens.profile import Device
+from warplens.profile.peaks import Peaks
 from warplens.readers import read, read_counters
 
 DATA = Path(warplens.__file__).parent / "data"
@@ -144,6 +146,27 @@ def test_a_trace_without_a_gpu_tells_the_work_of_kernels_on_the_gpu_of_the_profi
     (expected,), (actual,) = (headrooms(found, found.window(), program=program) for program in (told, unnamed))
     assert actual.product_known_share == 1.0
     assert actual.parts.equals(expected.parts)
+
+
+def test_products_of_unknown_size_that_another_format_makes_faster_do_not_count_as_measured():
+    found = headroom(PLANTED / "fp32_products__baseline.sqlite.xz")
+    assert found.product_known_share == 0.0
+    left = found.parts.filter(pl.col("level") == "limit")
+    as_measured = found.groups.filter((pl.col("known") == "none") & (pl.col("limit_ns") == pl.col("measured_ns")))
+    assert int(left.filter(part=NO_MODEL)["time_ns"].sum()) == int(as_measured["measured_ns"].sum())
+    products = found.parts.filter(part="gemm")
+    assert products.select("level", "how", "confidence").rows() == [
+        ("precision", "modelled", "low"), ("limit", "modelled", "low"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "peak"), [("fp32", 10e12), ("bf16", None), ("tf32", None)])
+def test_tensor_cores_of_unknown_rate_give_no_utilisation(dtype, peak):
+    found = planted("healthy_gemm_loop")
+    of_lanes = replace(found.roofs, peaks=Peaks(None, {"fp32": 10e12}))
+    unlisted = replace(found, roofs=of_lanes, groups=found.groups.with_columns(dtype=pl.lit(dtype)))
+    assert unlisted.peak_flops_per_s == peak
+    assert (unlisted.mfu is None) == (peak is None)
 
 
 def test_without_gpu_work_there_is_no_headroom():

@@ -361,7 +361,9 @@ def test_a_failed_run_saved_as_csv_is_told_as_such(tmp_path, message, says, advi
 
 
 @pytest.mark.parametrize("before", ["", "==PROF== Connected to process 77 (/home/me/python)\nepoch 1\n"])
-@pytest.mark.parametrize("where", ["Context 1, Stream 7, Device 0, CC 9.0", "2021-Feb-01 12:00:00, Context 1, Stream 7"])
+@pytest.mark.parametrize(
+    "where", ["Context 1, Stream 7, Device 0, CC 9.0", "2021-Feb-01 12:00:00, Context 1, Stream 7"]
+)
 def test_what_ncu_prints_for_people_is_told_as_such(tmp_path, before, where):
     printed = f"{before}[77] python3@127.0.0.1\n  f(float *) (8, 1, 1)x(256, 1, 1), {where}\n    Section: Occupancy\n"
     file = tmp_path / "profile.txt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,23 @@ def test_sentences_name_the_levels_the_roofs_and_what_is_known():
     assert "NVIDIA H200" in roofs
     assert "known for 100.0 % of the busy time" in known
     assert "work taken from another.json: that of 0.0 % of the busy time" in facts(norms(), "another.json")
+
+
+@pytest.mark.parametrize(("known_share", "words"), [(1.0, "(MFU) 0.8 %"), (0.5, "(MFU) at least 0.8 %")])
+def test_utilisation_by_some_of_the_products_is_a_lower_bound(known_share, words):
+    some = replace(
+        norms(), product_known_share=known_share, flops=1, model_flops=int(0.008 * norms().duration_ns * 989400)
+    )
+    assert any(words in sentence for sentence in facts(some))
+
+
+def test_a_window_without_steps_and_one_step_are_named_as_such():
+    trace = Timeline(read(PLANTED / "written_out_norms__baseline.json.xz", launch_configuration=True))
+    (whole,) = headrooms(trace, trace.window("all"))
+    table = parts_table(whole)
+    assert next(facts(whole)).startswith("GPU 0, the window: ")
+    assert [column.title for column in table.columns][2] == "Time"
+    assert "headroom of the only step, " in parts_table(replace(norms(), steps=1)).caption
 
 
 def test_a_launch_bound_decoder_is_told_what_reading_its_weights_takes():

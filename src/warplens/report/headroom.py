@@ -57,6 +57,9 @@ _SMALLEST_BAR_SHARE: Final = 0.01
 #: Segments of a strip below this share are left out.
 _SMALLEST_SEGMENT_SHARE: Final = 0.0005
 
+#: Where less of the products' time has known FLOPs, the rest would show in the utilisation, which is a lower bound.
+_NEARLY_ALL: Final = 0.995
+
 
 def headroom_part_title(level: str, part: str) -> str:
     """The display name of a part of the headroom."""
@@ -79,7 +82,7 @@ def facts(headroom: Headroom, program: str | None = None) -> Iterator[str]:
     unit = _unit(headroom)
     down = " → ".join(f"{fmt.duration(headroom.per_step(headroom.after(step)))} {words}" for step, words in _DOWN)
     measured = fmt.duration(headroom.per_step(headroom.duration_ns))
-    yield f"GPU {headroom.device}, one {unit}: {measured} measured → {down}"
+    yield f"GPU {headroom.device}, {'one' if headroom.steps else 'the'} {unit}: {measured} measured → {down}"
     if headroom.roofs is None:
         yield "roofs: unknown for this GPU; kernels count as measured"
     else:
@@ -95,7 +98,8 @@ def facts(headroom: Headroom, program: str | None = None) -> Iterator[str]:
     if headroom.mfu is not None and headroom.hfu is not None and headroom.roofs is not None:
         peak = f"{fmt.flop_rate(headroom.peak_flops_per_s or 0)} ({headroom.peak_format}, dense)"
         model, hardware = fmt.share(headroom.mfu), fmt.share(headroom.hfu)
-        yield f"utilisation of {peak}: model FLOPs (MFU) {model}, hardware FLOPs (HFU) {hardware}"
+        at_least = "at least " if (headroom.product_known_share or 0.0) < _NEARLY_ALL else ""
+        yield f"utilisation of {peak}: model FLOPs (MFU) {at_least}{model}, hardware FLOPs (HFU) {at_least}{hardware}"
     yield from _rates(headroom)
 
 
@@ -144,9 +148,15 @@ def parts_table(headroom: Headroom) -> Table:
     )  # fmt: skip
     counted = f"{fmt.number(headroom.steps)} steps"
     whole = float(headroom.steps).is_integer()
-    unit = (f"one of {counted}" if whole else f"one step, the mean of {counted}") if headroom.steps else "the window"
+    one = "the only step" if headroom.steps == 1 else f"one of {counted}"
+    unit = (one if whole else f"one step, the mean of {counted}") if headroom.steps else "the window"
+    columns = (
+        _PART_COLUMNS
+        if headroom.steps
+        else tuple(column.but(title="Time") if column.name == "step_ns" else column for column in _PART_COLUMNS)
+    )
     caption = f"GPU {headroom.device}: headroom of {unit}, {fmt.duration(headroom.per_step(headroom.duration_ns))}"
-    return Table(f"headroom-{headroom.device}", caption, _PART_COLUMNS, pl.concat([shown, total]), limit=None)
+    return Table(f"headroom-{headroom.device}", caption, columns, pl.concat([shown, total]), limit=None)
 
 
 def groups_table(headroom: Headroom) -> Table:
@@ -237,7 +247,7 @@ def headroom_strip(headroom: Headroom) -> Strip | None:
         if time / total_ns >= _SMALLEST_SEGMENT_SHARE
     )
     known = f"modelled; the work of {fmt.share(headroom.known_share)} of the busy time is known"
-    at_most = "at most " if unknown else ""
+    at_most = "at most " if headroom.known_share < 1 else ""
     title = f"What this GPU needs for the same {unit}: {at_most}{fmt.duration(headroom.per_step(limit))} ({known})"
     return Strip("headroom", headroom.device, title, segments)
 

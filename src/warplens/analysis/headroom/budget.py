@@ -20,6 +20,7 @@ from warplens.analysis.timeline import Timeline
 from warplens.analysis.window import Window
 from warplens.profile.columns import column, table
 from warplens.profile.counters import KernelCounters
+from warplens.profile.peaks import VECTOR
 from warplens.profile.schema import Column, name_categories
 
 #: The steps down, in order; `limit` is the remainder.
@@ -64,8 +65,7 @@ _STEP_OF: Final = {"roof": "roof", "precision": "precision"}
 #: alone.
 _CONFIDENCE: Final = {
     "recomputation": "high", "unfused-attention": "medium", "explicit-mask": "low", "conversion": "medium",
-    "fusion": "low",
-    "small-work": "low", "precision": "medium",
+    "fusion": "low", "small-work": "low",
 }  # fmt: skip
 _NEARLY_ALL: Final = 0.9
 _MOST: Final = 0.5
@@ -119,16 +119,22 @@ class Headroom:
         if self.roofs is None:
             return "fp32"
         peaks = self.roofs.peaks.flops_per_s
-        used: list[str] = (
-            self.groups.filter(pl.col("category").is_in(PRODUCTS))["dtype"].drop_nulls().unique().to_list()
-        )
         usual: str = self.roofs.narrow or "fp32"
-        return max((usual, *sorted(used)), key=lambda name: (peaks.get(name) or 0.0, name == usual))
+        return max((usual, *sorted(self._product_formats)), key=lambda name: (peaks.get(name) or 0.0, name == usual))
 
     @property
     def peak_flops_per_s(self) -> float | None:
-        """The peak for utilisation: dense products in `peak_format`."""
-        return None if self.roofs is None else self.roofs.peaks.flops_per_s.get(self.peak_format)
+        """The peak for utilisation: dense products in `peak_format`.
+
+        None where products are in a format of tensor cores, and no rate of the GPU's tensor cores is known.
+        """
+        if self.roofs is None or (self.roofs.narrow is None and not self._product_formats <= {*VECTOR}):
+            return None
+        return self.roofs.peaks.flops_per_s.get(self.peak_format)
+
+    @property
+    def _product_formats(self) -> frozenset[str]:
+        return frozenset(self.groups.filter(pl.col("category").is_in(PRODUCTS))["dtype"].drop_nulls())
 
     @property
     def hfu(self) -> float | None:
@@ -272,9 +278,12 @@ def _losses(table: pl.DataFrame) -> Iterator[Part]:
         lost = table.filter(pl.col(column) > 0)
         if loss in _STEP_OF:
             for (category,), rows in lost.group_by("category", maintain_order=True):
+                confidence = _confidence_of(rows, column)
+                if loss == "precision" and confidence == "high":  # whether the program allows it, no profile says
+                    confidence = "medium"
                 yield _part(
-                    _STEP_OF[loss], str(category), int(rows[column].sum()), "modelled",
-                    _CONFIDENCE.get(loss) or _confidence_of(rows, column), _owners(rows, column),
+                    _STEP_OF[loss], str(category), int(rows[column].sum()), "modelled", confidence,
+                    _owners(rows, column),
                 )  # fmt: skip
         elif lost.height:
             owners = _owners(lost, column)
@@ -293,11 +302,12 @@ def _confidence_of(rows: pl.DataFrame, column: str) -> str:
 
 def _limit(table: pl.DataFrame) -> Iterator[Part]:
     remaining = table.filter(pl.col("limit_ns") > 0)
-    known = remaining.filter(pl.col("known") != "none")
-    for (category,), rows in known.group_by("category", maintain_order=True):
+    # Of products whose size is not known, the format alone says that they need less than measured.
+    is_modelled = (pl.col("known") != "none") | (pl.col("limit_ns") < pl.col("measured_ns"))
+    for (category,), rows in remaining.filter(is_modelled).group_by("category", maintain_order=True):
         yield _part("limit", str(category), int(rows["limit_ns"].sum()), "modelled", _confidence_of(rows, "limit_ns"),
                     _owners(rows, "limit_ns"))  # fmt: skip
-    unknown = remaining.filter(pl.col("known") == "none")
+    unknown = remaining.filter(~is_modelled)
     if unknown.height:
         yield _part("limit", NO_MODEL, int(unknown["limit_ns"].sum()), "measured", "high", _owners(unknown, "limit_ns"))
 
