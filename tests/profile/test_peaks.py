@@ -187,6 +187,23 @@ def test_a_mobile_chip_has_not_the_peaks_of_the_card_of_that_name():
         assert peaks_of(Device(ordinal=0, name=f"NVIDIA GeForce {name}")) is None
 
 
+def test_the_4090_d_has_fewer_multiprocessors_than_the_4090():
+    fewer, more = (peaks_of(Device(ordinal=0, name=f"NVIDIA GeForce RTX 4090{end}")) for end in (" D", ""))
+
+    for precision in ("fp32", "bf16", "fp8"):
+        assert fewer.of(precision, tensor_cores=None) == pytest.approx(
+            more.of(precision, tensor_cores=None) * 114 / 128, rel=0.01
+        )
+    assert fewer.bytes_per_s == more.bytes_per_s
+
+
+@pytest.mark.parametrize("capability", [(8, 7), (10, 3), (12, 1)])
+def test_lanes_of_recent_chips_are_known(capability):
+    device = Device(ordinal=0, name="new", compute_capability=capability, sm_count=10, clock_hz=2_000_000_000)
+
+    assert peaks_of(device).of("fp32", tensor_cores=False) == 2 * 128 * 10 * 2e9
+
+
 def test_multiples_of_a_graphics_card_are_those_of_its_architecture():
     # 68 multiprocessors of 64 lanes at 1.545 GHz; tensor cores add fp16 in fp32 at half of their rate.
     peaks = peaks_of(Device(ordinal=0, name="NVIDIA GeForce RTX 2080 Ti"))

@@ -146,7 +146,8 @@ _CHIPS: Final = (
     _geforce(r"RTX 5080", 960, 56.3, _OF_BLACKWELL, **_BLACKWELL),
     _geforce(r"RTX 5070 Ti", 896, 43.9, _OF_BLACKWELL, **_BLACKWELL),
     _geforce(r"RTX 5070(?! Ti)", 672, 30.9, _OF_BLACKWELL, **_BLACKWELL),
-    _chip(r"RTX 4090(?! .*Laptop)", 1008, 1.29, 82.6, "NVIDIA Ada GPU architecture, appendix", tf32=82.6, fp16=165.2,
+    _geforce(r"RTX 4090 D\b", 1008, 73.5, _OF_ADA, **_ADA),
+    _chip(r"RTX 4090(?! D\b| .*Laptop)", 1008, 1.29, 82.6, "NVIDIA Ada GPU architecture, appendix", tf32=82.6, fp16=165.2,
           bf16=165.2, fp8=330.3, int8=660.6),
     _geforce(r"RTX 4080 SUPER", 736, 52.2, _OF_ADA, **_ADA),
     _geforce(r"RTX 4080(?! SUPER)", 716.8, 48.7, _OF_ADA, **_ADA),
@@ -186,8 +187,8 @@ _CHIPS: Final = (
 
 #: fp32 lanes of a multiprocessor by compute capability (CUDA C++ Programming Guide, throughput of instructions).
 _FP32_LANES: Final = {
-    (6, 0): 64, (6, 1): 128, (7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 9): 128, (9, 0): 128, (10, 0): 128,
-    (12, 0): 128,
+    (6, 0): 64, (6, 1): 128, (7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 7): 128, (8, 9): 128, (9, 0): 128,
+    (10, 0): 128, (10, 3): 128, (12, 0): 128, (12, 1): 128,
 }  # fmt: skip
 
 
