@@ -76,6 +76,17 @@ def test_overlapping_work_counts_once_in_busy_time_and_twice_in_gpu_time():
     assert (forward.gpu.median, forward.busy.median) == (400, 350)
 
 
+def test_python_times_of_several_batches_are_not_mixed(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("model,context,batch,forward_ms\nsmall,512,4,5\nsmall,512,8,9\nsmall,512,8,9.2\n")
+    timings = read_timings(path)
+    assert answer_cell(steps().cell(), timings=timings).python == {}
+    grid = answer_grid([steps().cell()], timings=timings)
+    assert "times of small 512 were not used: there are several batches, and --batch N" in " ".join(answer_a(grid))
+    named = answer_cell(steps().cell(), timings=timings, batch=8).python["forward"]
+    assert (named.minimum_ns, named.maximum_ns, named.count) == (9e6, 9.2e6, 2)
+
+
 def test_python_times_are_matched_by_cell_and_kind_of_step(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(

@@ -266,3 +266,10 @@ def test_help_and_completion_name_nothing_that_cannot_be_loaded(monkeypatch):
     assert set(warplens.__all__) - set(dir(warplens)) <= {"AdaptiveModule"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert set(warplens.__all__) - set(dir(warplens)) == {"AdaptiveModule"}
+
+
+def test_a_module_that_needs_pytorch_says_so_without_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "warplens.studies.policies.adaptive", raising=False)
+    with pytest.raises(warplens.UsageError, match="AdaptiveModule needs PyTorch, which is not installed: pip install"):
+        _ = warplens.AdaptiveModule

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from warplens.studies.policies.document import regret_sentence
+from warplens.studies.policies.regret import Regret
 from warplens.studies.runner.studies import STUDIES, Collection, StudyOptions, recorded_cells
 
 
@@ -113,6 +115,31 @@ def test_the_gate_closes_on_a_choice_that_costs_too_much(warplens, policy_file, 
     assert data["failed"] is True
     assert data["regret"]["worst"] == max(row["regret_share"] for row in data["rows"]) > 1.5
     assert warplens("policy", "check", policy_file, STORED, *SIDES).code == 0, "without a limit it is a report"
+
+
+def test_on_another_gpu_a_policy_is_checked_as_it_would_run_there(warplens, policy_file, tmp_path):
+    other = json.loads(lzma.decompress(Path(STORED).read_bytes()))
+    other["environment"]["device"]["name"] = "NVIDIA A100"
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    run = warplens("policy", "check", policy_file, tmp_path / "other.json", *SIDES, "--fail-on", "2%")
+    assert run.code == 1
+    assert "fitted on NVIDIA H200, measured on NVIDIA A100: the fallback runs there" in run.out
+    assert "\nother-machine: slower than the best side by 155" in run.out
+    assert "interpolated:" not in run.out
+
+
+def test_a_policy_is_not_written_over_its_measurements(warplens, tmp_path):
+    path = tmp_path / "sweep.json"
+    path.write_bytes(lzma.decompress(Path(STORED).read_bytes()))
+    run = warplens("policy", "fit", path, *SIDES, "--output", path)
+    assert (run.code, run.out) == (2, "")
+    assert json.loads(path.read_bytes())["schema"] == "warplens.measurements/1"
+
+
+def test_choices_that_could_not_run_are_not_counted_as_right():
+    regret = Regret(cells=6, worst=0.0, mean=0.0, where=(3,), not_run=1)
+    sentence = "the best side or its equal in all of 5 choices; at 1 more the chosen side could not run"
+    assert regret_sentence(regret, ["batch"]) == sentence
 
 
 def test_every_key_of_the_file_and_of_the_output_is_explained(warplens, policy_file):

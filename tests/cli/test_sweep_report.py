@@ -13,10 +13,10 @@ import pytest
 from tests import shipped
 from tests.compare.surface.sweeps import record
 from tests.readers.test_published import TABLE
-from warplens.cli.commands.sweep import report_sweep
+from warplens.cli.commands.sweep import listed_profiles, report_sweep
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.studies.sweeps.document import _thresholds
-from warplens.studies.sweeps.words import interval_text
+from warplens.studies.sweeps.words import interval_text, speedup_text
 
 TOKENS = resources.files("warplens").joinpath("data/measurements/token_reduction.json.xz")
 CAPTURES = resources.files("warplens").joinpath("data/captures")
@@ -183,3 +183,32 @@ def test_a_model_whose_sides_do_not_cross_says_which_is_ahead(answer, said):
     found = pl.DataFrame({"answer": [answer] * 2, "total": [None, None]}, schema_overrides={"total": pl.Float64})
     (line,) = _thresholds(SimpleNamespace(size_unit="items", groups=(), thresholds=found))
     assert line.startswith(said)
+
+
+def test_a_confidence_close_to_one_is_not_rounded_to_it(asked):
+    with resources.as_file(TOKENS) as path:
+        assert "intervals of 99.99 % for all points" in asked(path, level=0.9999)[0]
+
+
+def test_a_tiny_speedup_is_not_printed_as_nothing():
+    assert [speedup_text(value) for value in (0.83, 2.956, 0.00012)] == ["0.830×", "2.956×", "1.20e-04×"]
+
+
+def test_repetitions_of_one_side_are_not_denied(asked, tmp_path):
+    records = [
+        record({"method": method, "batch": batch}, None if method == "topk" else [1_000_000, 1_010_000] * 4, rounds=4)
+        for method in ("none", "topk")
+        for batch in (1, 2)
+    ]
+    path = tmp_path / "lost.json"
+    head = {"schema": "warplens.measurements/1", "version": "0", "workload": "w", "environment": {}, "plan": {}}
+    path.write_text(json.dumps({**head, "measurements": records}))
+    out, err = asked(path)
+    assert "no repetitions" not in out + err
+    assert "break-even: no model: no point has both sides" in out
+
+
+def test_files_that_are_no_profiles_do_not_end_the_report(tmp_path):
+    for name in ("=foo.txt", "notes.txt", "method=topk,batch=1.sqlite"):
+        (tmp_path / name).touch()
+    assert [path.name for path, _ in listed_profiles(tmp_path)] == ["method=topk,batch=1.sqlite"]

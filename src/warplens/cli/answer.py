@@ -129,18 +129,25 @@ def checked_target(output: Path, inputs: Iterable[Path] = (), form: Format = "ta
             suffixes = ", ".join(f".{form}" for form in REPORT_FORMATS)
             raise UsageError(f"{output}: a file is written as {suffixes}: name such a file, or a folder")
         return checked_folder(output)
-    if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
-        raise UsageError(f"{output.name} is read, and would be written over: name another with --output")
+    _refuse_inputs(output, inputs)
     checked_folder(output.parent)
     return output
 
 
-def checked_file(output: Path) -> Path:
+def _refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
+    if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
+        raise UsageError(f"{output.name} is read, and would be written over: name another with --output")
+
+
+def checked_file(output: Path, inputs: Iterable[Path] = ()) -> Path:
     """The file, if its folder exists. Checked before an hour of measuring.
 
     Raises:
-        UsageError: it is a folder, or its folder does not exist.
+        UsageError: it is a folder, or `-`, or one of the input files, or its folder does not exist.
     """
+    _refuse_inputs(output, inputs)
+    if str(output) == "-":
+        raise UsageError("this is not written to standard output: name a file with --output")
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise UsageError(f"{output.name}: the output must be a file in a folder that exists")
     return output

@@ -204,7 +204,7 @@ class Plan:
         )
 
 
-def torch_or_advice() -> Any:
+def torch_or_advice(subject: str = "workloads need") -> Any:
     """The module `torch`.
 
     Raises:
@@ -214,7 +214,7 @@ def torch_or_advice() -> Any:
         import torch
     except ImportError as error:
         raise UsageError(
-            'workloads need PyTorch, which is not installed: pip install "warplens[gpu]", or install PyTorch as '
+            f'{subject} PyTorch, which is not installed: pip install "warplens[gpu]", or install PyTorch as '
             "pytorch.org says for your CUDA version"
         ) from error
     return torch

@@ -125,10 +125,22 @@ def test_rates_without_durations_give_an_estimate_but_no_interval():
     )
     (answer,) = crossovers(Sweep("t.csv", "t", ("batch",), {}, {}, {}, points, {}, False), "batch")
     assert answer.answer == "undecided"
-    assert answer.reason == "noise is unknown: no point has 4 blocks on each side"
+    assert answer.reason == "noise is unknown: no point has repetitions of both sides"
     (crossing,) = answer.crossings
     assert 1 < crossing.at < 4
     assert (crossing.low, crossing.high, crossing.decided) == (None, None, False)
+
+
+def test_few_rounds_that_decide_the_points_bracket_the_crossing():
+    rounds = np.array([[1.0], [1.01], [0.99]]) * 1e6
+    points = tuple(
+        Point({"batch": batch}, cell(Samples.of(rounds, paired=True)), cell(Samples.of(rounds * ratio, paired=True)))
+        for batch, ratio in ((1, [[1.21], [1.2], [1.19]]), (2, [[0.8], [0.79], [0.81]]))
+    )
+    (answer,) = crossovers(Sweep("t", "t", ("batch",), {}, {}, {}, points, {}, True), "batch")
+    (crossing,) = answer.crossings
+    assert (answer.answer, answer.reason) == ("crosses", None)
+    assert (crossing.low, crossing.high, crossing.decided) == (1, 2, True)
 
 
 def test_durations_of_a_single_block_are_used_with_a_doubt():
@@ -293,7 +305,7 @@ def test_equal_sides_cross_in_one_of_twenty_sweeps_at_most(paired):
     assert decided <= 5
 
 
-@pytest.mark.parametrize("blocks", [4, 5, 6])
+@pytest.mark.parametrize("blocks", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize("paired", [True, False])
 def test_few_blocks_of_equal_sides_are_undecided_at_every_point(blocks, paired):
     """With four blocks, the four of one point in eight lie on the same side by chance."""

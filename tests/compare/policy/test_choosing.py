@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.compare.policy.sweeps import BATCHES, EXECUTIONS, SIDES, SIZES, fitted, grid, points, sweep, truth
+from warplens.compare.shift import Samples
 from warplens.errors import UnreadableInputError, UsageError
 from warplens.studies.policies.choosing import Side
 from warplens.studies.policies.files import document_of, policy_of, read_policy, write_policy
@@ -103,6 +104,24 @@ def test_a_difference_that_the_samples_do_not_decide_is_a_tie():
         assert point.decided is not False or point.side == 0
     clear = fitted(points(grid(batch=(8, 16), input_size=(448,)), noise=0.02, rounds=20), ("batch",))
     assert [(point.side, point.decided) for point in clear.points] == [(1, True), (1, True)]
+
+
+def test_a_side_that_is_faster_for_certain_runs_where_the_fastest_is_not():
+    steady = [Samples.of([[time * (1 + place / 1e3)] for place in range(8)]) for time in (15e6, 10.1e6)]
+    wild = Samples.of([[time] for time in (4e6, 30e6, 5e6, 40e6, 9e6, 9.5e6, 8e6, 35e6)])
+    samples = (steady[0], wild, steady[1])
+    assert wild.median_ns < steady[1].median_ns
+    measured = [PointTimes({"batch": batch}, tuple(one.median_ns for one in samples), samples) for batch in (1, 2)]
+    policy = fitted(measured, ("batch",), sides=[*SIDES, Side("method=tome", {"method": "tome"})])
+    assert [(point.side, point.decided) for point in policy.points] == [(2, True), (2, True)]
+
+
+@pytest.mark.parametrize("count", [0, 9])
+def test_what_could_not_be_read_back_is_not_fitted(count):
+    axes = [f"axis{number}" for number in range(count)]
+    measured = [PointTimes(dict.fromkeys(axes, value), (2e6, 1e6)) for value in (1, 2)]
+    with pytest.raises(UsageError, match="chooses by one to 8 settings that vary"):
+        fitted(measured, axes)
 
 
 def test_a_side_that_ran_out_of_memory_is_never_run_there():

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import typer
 
-from warplens.cli.answer import print_json, print_lines
+from warplens.cli.answer import checked_folder, print_json, print_lines
 from warplens.cli.edge import GATE_FAILED, answering, complain, note, one_line, progress
 from warplens.cli.options import argument, flag, option
 from warplens.collect.commands import (
@@ -235,6 +235,7 @@ def collect(
     stem = name or _stem(program)
     if Path(stem).name != stem or stem.startswith("-"):
         raise UsageError(f"--name takes a file's name without folders, not {stem!r}")
+    checked_folder(output)
     base = output / stem
     chosen = {"--preset": preset, "--set": set_name, "--section": section, "--metrics": metrics}
     others = {"--also": also, "--kernel": kernel, "--target": target, "--stacks": stacks, "--modules": modules}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -11,7 +10,7 @@ import typer
 
 from warplens.analysis.timeline import Timeline
 from warplens.answers.inputs import only_profile
-from warplens.cli.answer import checked_folder, print_lines
+from warplens.cli.answer import checked_file, checked_folder, print_lines
 from warplens.cli.edge import GATE_FAILED, answering, one_line, progress
 from warplens.cli.options import argument, flag, option, words_option
 from warplens.errors import UsageError
@@ -45,7 +44,7 @@ def export(
     """
     profile = only_profile(path)
     if to == "perfetto":
-        target = output or Path(_stem(profile) + _SUFFIX)
+        target = checked_file(output or Path(_stem(profile) + _SUFFIX), (profile,))
         line = _to_perfetto(profile, target)
         written: Iterable[Path] = [target]
     else:
@@ -65,11 +64,7 @@ def _to_perfetto(profile: Path, target: Path) -> str:
         raise UsageError(
             f"{profile.name}: counters of single kernels have no timeline. Export them with --to parquet or --to csv"
         )
-    if target.is_dir() or (target.exists() and os.path.samefile(target, profile)):  # noqa: PTH121  follows links
-        raise UsageError(f"{target.name} is {'a folder' if target.is_dir() else 'the profile itself'}: name another")
     checked_folder(target.absolute().parent)
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"{target.absolute().parent.name}: there is no such folder; create it first")
     with progress(f"reading {profile.name}") as tell:
         timeline = Timeline(read(profile, progress=tell))
         tell("writing")

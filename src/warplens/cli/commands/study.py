@@ -209,10 +209,12 @@ def policy(
     if doing == "fit":
         from warplens.studies.policies.fitting import fit_policy
 
+        if output is not None:
+            checked_file(output, (file,))
         share = _share("--margin", margin)
         fitted = fit_policy(_sweeps(file, baseline, variant), margin=share, fallback=fallback)
         if output is not None:
-            write_policy(fitted, checked_file(output))
+            write_policy(fitted, output)
             note(f"{output.name}: written")
     else:
         fitted = read_policy(file)
@@ -289,6 +291,9 @@ def _check(
 
     policy = read_policy(file)
     sweeps = _sweeps_of(policy, against) if baseline is None and not variant else _sweeps(against, baseline, variant)
+    device = (sweeps[0].environment.get("device") or {}).get("name")
+    if device is not None:
+        policy = policy.on(str(device))  # the choices of a program on the machine of the measurements
     cells = regrets_on(policy, sweeps)
     axes = [axis.name for axis in policy.axes]
     overall = summary(cells)
@@ -297,6 +302,11 @@ def _check(
         for reason in dict.fromkeys(cell.reason for cell in cells)
     }
     facts = [f"{file.name} (fitted to {policy.source}), checked against {sweeps[0].source}"]
+    if policy.elsewhere:
+        facts.append(
+            f"fitted on {policy.environment['device']}, measured on {device}: the fallback runs there "
+            '(elsewhere="policy" of AdaptiveModule uses the policy anyway)'
+        )
     facts += [f"{reason}: {regret_sentence(regret, axes)}" for reason, regret in by_reason.items()]
     failed = limit is not None and (overall.not_run > 0 or overall.worst is None or overall.worst > limit)
     data = {"regret": _plain(overall), "by_reason": {reason: _plain(regret) for reason, regret in by_reason.items()}}

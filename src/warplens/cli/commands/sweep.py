@@ -133,7 +133,7 @@ def listed_profiles(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
                 index, "it is not an object of file names and settings", "See sweep.md"
             ) from None
     else:
-        names = [file.name for file in sorted(folder.iterdir()) if "=" in file.name]
+        names = [file.name for file in sorted(folder.iterdir()) if file.name.find("=") > 0]
         pairs = {name: side_of(_SUFFIXES.sub("", name)) for name in names}
     if not pairs:
         raise UnreadableInputError(

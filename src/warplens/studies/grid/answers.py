@@ -30,7 +30,7 @@ from warplens.studies.grid.cells import (
     PythonTime,
     model_rank,
     model_size,
-    python_batch,
+    python_batches,
     python_time,
 )
 from warplens.studies.grid.gputime import (
@@ -185,7 +185,8 @@ def answer_cell(cell: GridCell, *, timings: pl.DataFrame | None = None, batch: i
     mode = cell.mode or _mode_of(phased.phases_seen)
     batch = cell.batch or batch
     if batch is None and timings is not None:
-        batch = python_batch(timings, cell.model, cell.context)
+        stated = python_batches(timings, cell.model, cell.context)
+        batch = stated[0] if len(stated) == 1 else None
     attention = attention_time(timeline, phased)
     counted_layers = attention.layers if attention else None
     size = model_size(cell.model, counted_layers)

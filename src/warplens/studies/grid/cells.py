@@ -255,10 +255,11 @@ def python_time(
 ) -> PythonTime | None:
     """The program's own time of one phase in one cell; None where the file (`readers.timings`) holds none.
 
-    Rows without a mode match every mode. A batch excludes rows with another batch.
+    Rows without a mode match every mode. A batch excludes rows with another batch; without one, rows of several batches
+    are the times of different steps, and none is chosen.
     """
     rows = _rows_of(timings, model, context, batch).filter(pl.col("phase") == phase)
-    if not rows.height:
+    if not rows.height or (batch is None and len(python_batches(timings, model, context)) > 1):
         return None
     modes = {text: text is None or mode_of_text(text) == mode for text in rows["mode"].unique().to_list()}
     rows = rows.filter(pl.Series([modes[text] for text in rows["mode"]]))
@@ -273,10 +274,9 @@ def python_time(
     return PythonTime(stated[centre], centre, least, most, deviation, next(iter(rows["samples"].drop_nulls()), None))
 
 
-def python_batch(timings: pl.DataFrame, model: str, context: int) -> int | None:
-    """The batch size that the file states for a cell; None if it states none or several."""
-    batches = _rows_of(timings, model, context, None)["batch"].drop_nulls().unique().to_list()
-    return int(batches[0]) if len(batches) == 1 else None
+def python_batches(timings: pl.DataFrame, model: str, context: int) -> list[int]:
+    """The batch sizes that the file states for a cell, rising."""
+    return sorted(map(int, _rows_of(timings, model, context, None)["batch"].drop_nulls().unique()))
 
 
 def _rows_of(timings: pl.DataFrame, model: str, context: int, batch: int | None) -> pl.DataFrame:

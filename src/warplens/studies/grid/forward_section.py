@@ -127,6 +127,12 @@ def host_bound(times: pl.DataFrame) -> pl.DataFrame:
 
 def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
     compared = times.filter(pl.col("ratio").is_not_null())
+    ambiguous = [
+        f"The program's own times of {fmt.shorten(', '.join(dict.fromkeys(grid.ambiguous)), 120)} were not used: there "
+        "are several batches, and --batch N says which one the profile has."
+    ] * bool(grid.ambiguous)
+    if not compared.height and ambiguous:
+        return ambiguous
     if not compared.height and grid.timed:
         unused_text = f" It holds {fmt.shorten(', '.join(grid.unused), 120)}." if grid.unused else ""
         return [f"The file with the program's own times was not used: it has none of a forward pass here.{unused_text}"]
@@ -139,7 +145,7 @@ def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
     )
     differing = compared.filter((pl.col("ratio") - 1).abs() > _AGREES)
     if not differing.height:
-        return [sentence]
+        return [sentence, *ambiguous]
     busy_text = between(differing["busy_share"], "share")
     return [
         sentence,
@@ -147,6 +153,7 @@ def _python_sentences(grid: Grid, times: pl.DataFrame) -> list[str]:
         f"{between(agreeing['busy_share'], 'share')}."
         if agreeing.height
         else f"In these profiles the GPU works for {busy_text} of the pass.",
+        *ambiguous,
     ]
 
 

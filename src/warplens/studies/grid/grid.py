@@ -18,7 +18,7 @@ from warplens.report import document as page
 from warplens.report import text as fmt
 from warplens.report.document import Block, Paragraph, Section
 from warplens.studies.grid.answers import QUESTIONS, CellAnswers, GridCell, answer_cell
-from warplens.studies.grid.cells import Unplaced, canonical_model, model_rank
+from warplens.studies.grid.cells import Unplaced, canonical_model, model_rank, python_batches
 
 CELL_STATES: Final = table(
     "grid: status",
@@ -38,6 +38,8 @@ class Grid:
     unplaced: tuple[Unplaced, ...] = ()  #: files without a cell, or whose cell and mode another file already covers
     timed: bool = False  #: whether a file with the program's own times was given
     unused: tuple[str, ...] = ()  #: cells of that file without a profile, `model context` each
+    #: cells for which that file has several batches, of which the profile does not say one: `model context` each
+    ambiguous: tuple[str, ...] = ()
 
     @property
     def models(self) -> list[str]:
@@ -95,7 +97,14 @@ def answer_grid(
             answered.append(answers)
     ordered = sorted(answered, key=lambda answers: answers.place)
     unused = _unused(timings, {(answers.model, answers.context) for answers in ordered})
-    return Grid(tuple(_checked_against_inference(ordered)), tuple(all_unplaced), timings is not None, unused)
+    ambiguous = tuple(
+        f"{answers.model} {answers.context}"
+        for answers in ordered
+        if timings is not None
+        and answers.batch is None
+        and len(python_batches(timings, answers.model, answers.context)) > 1
+    )
+    return Grid(tuple(_checked_against_inference(ordered)), tuple(all_unplaced), timings is not None, unused, ambiguous)
 
 
 def _unused(timings: pl.DataFrame | None, places: set[tuple[str, int]]) -> tuple[str, ...]:

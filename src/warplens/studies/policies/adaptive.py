@@ -9,8 +9,14 @@ from operator import index
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-import torch
-from torch import nn
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    from warplens.workloads.registry import torch_or_advice
+
+    torch_or_advice("AdaptiveModule needs")
+    raise
 
 from warplens.errors import UsageError
 from warplens.studies.policies.choosing import Policy

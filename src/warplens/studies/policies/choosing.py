@@ -27,6 +27,9 @@ Place: TypeAlias = "tuple[Value, ...]"
 Times: TypeAlias = "tuple[float | None, ...]"
 Rule: TypeAlias = Literal["host-or-work", "log-linear", "nearest"]
 
+#: A place between points has two to the power of this many neighbouring points.
+MOST_AXES: Final = 8
+
 #: Rules in order of preference among equally good ones. `host-or-work`: the larger of a host time and a GPU time that
 #: grows with the work, scaled to meet the surrounding measured points. `log-linear`: log times linear in the logs of
 #: the settings (power laws). `nearest`: the times of the nearest measured point.

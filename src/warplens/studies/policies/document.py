@@ -105,16 +105,16 @@ def _range(name: str, values: Sequence[Any], numeric: bool) -> str:
 
 def regret_sentence(regret: Regret, axes: Sequence[str]) -> str:
     """The cost of choices in a sentence."""
-    cells = fmt.plural(regret.cells, "choice")
     if regret.worst is None or regret.mean is None:
-        return f"none of {cells} could run"
+        return f"none of {fmt.plural(regret.cells, 'choice')} could run" if regret.cells else "nothing was measured"
+    cells = fmt.plural(regret.cells - regret.not_run, "choice")
     text = f"the best side or its equal in all of {cells}"
     if regret.worst > 0:
         where = placed(axes, regret.where or ())
         worst, mean = fmt.share(regret.worst), fmt.share(regret.mean)
         text = f"slower than the best side by {worst} at worst ({where}), {mean} on average of {cells}"
     if regret.not_run:
-        text += f"; at {fmt.count(regret.not_run)} the chosen side could not run"
+        text += f"; at {fmt.count(regret.not_run)} more the chosen side could not run"
     return text
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from warplens._version import __version__
 from warplens.errors import UnreadableInputError
-from warplens.studies.policies.choosing import RULES, Axis, GridPoint, Place, Policy, Side, Value, is_number
+from warplens.studies.policies.choosing import MOST_AXES, RULES, Axis, GridPoint, Place, Policy, Side, Value, is_number
 from warplens.studies.policies.regret import Curve, Curves, Regret
 from warplens.writing import write_whole
 
@@ -27,8 +27,6 @@ _ADVICE: Final = "Give a file that `warplens policy fit … --output FILE` wrote
 #: A point takes some hundred bytes, and a sweep has some hundred points. (Not among the limits of the readers, whose
 #: packages a program with a policy need not have.)
 _MOST_BYTES: Final = 16 * 2**20
-#: A place between points has two to the power of this many neighbouring points.
-_MOST_AXES: Final = 8
 #: Larger than any time (31 years) and any setting; products of such numbers stay finite.
 _LARGEST: Final = 1e18
 #: More points than any sweep has; fits a 64-bit integer.
@@ -235,7 +233,9 @@ def _policy(document: _At) -> Policy:
     names = [side.name for side in sides]
     sides_at.demand(len(sides) >= 2 and len(set(names)) == len(names), "must be two or more, with different names")
     axes = [_axis(entry) for entry in axes_at.entries()]
-    axes_at.demand(0 < len({axis.name for axis in axes}) == len(axes) <= _MOST_AXES, "must be different, at most 8")
+    axes_at.demand(
+        0 < len({axis.name for axis in axes}) == len(axes) <= MOST_AXES, f"must be different, one to {MOST_AXES}"
+    )
     points = [_point(entry, axes, names) for entry in points_at.entries()]
     points_at.demand(0 < len({point.at for point in points}) == len(points), "must be one or more, each once")
     rule.demand(rule.value in RULES, f"must be one of {', '.join(RULES)}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens.errors import UsageError
 from warplens.studies.policies.choosing import (
+    MOST_AXES,
     RULES,
     Axis,
     Grid,
@@ -152,7 +153,7 @@ def fit_points(
         margin, fallback: see `fit_policy`.
 
     Raises:
-        UsageError: no point was measured, or a setting is neither a number nor a word.
+        UsageError: no point was measured, no setting or too many vary, or one is neither a number nor a word.
     """
     if not 0 <= margin < 1:
         raise UsageError(f"the margin is a share from 0 to below 1, not {margin:g}")
@@ -166,6 +167,9 @@ def fit_points(
     }
     if not measured:
         raise UsageError(f"{source}: no point of the sweep was measured")
+    if not 0 < len(axes) <= MOST_AXES:
+        by = ", ".join(axes) or "none"
+        raise UsageError(f"{source}: a policy chooses by one to {MOST_AXES} settings that vary; here vary: {by}")
     fitted_axes = _axes(axes, list(measured), source)
     grid_points = [_grid_point(at, point, margin) for at, point in measured.items()]
     times = {point.at: point.times_ns for point in grid_points}
@@ -216,14 +220,22 @@ def _axes(names: Sequence[str], places: Sequence[Place], source: str) -> tuple[A
 
 
 def _grid_point(at: Place, point: PointTimes, margin: float) -> GridPoint:
-    side = picked(point.times_ns, margin)
-    samples = point.samples
-    if side == 0 or not samples or (before := samples[0]) is None or (after := samples[side]) is None:
-        return GridPoint(at, point.times_ns, side, None)
+    times, samples = point.times_ns, point.samples
+    side = picked(times, margin)
+    if side == 0 or not samples or (before := samples[0]) is None:
+        return GridPoint(at, times, side, None)
     from warplens.compare.decisions import compare
 
-    decided = compare(before, after, margin=margin).verdict == "faster"
-    return GridPoint(at, point.times_ns, side if decided else 0, decided)
+    # A slower side that is faster than the baseline for certain is better than the baseline, if the fastest is not.
+    known = sorted((time, number) for number, time in enumerate(times) if number and time is not None)
+    for _, number in known:
+        if not picked((times[0], times[number]), margin):
+            break
+        if (after := samples[number]) is None:
+            return GridPoint(at, times, number, None)
+        if compare(before, after, margin=margin).verdict == "faster":
+            return GridPoint(at, times, number, True)
+    return GridPoint(at, times, 0, False)
 
 
 @dataclass(frozen=True)

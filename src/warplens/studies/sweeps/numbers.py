@@ -279,6 +279,8 @@ def _crossovers(
 
 
 def _breakeven(sweep: Sweep, confounded: Sequence[str], level: float) -> tuple[BreakEven | None, str | None]:
+    if not any(point.speedup for point in sweep.points):
+        return None, "no point has both sides"
     if not any(point.durations for point in sweep.points):
         return None, "the file holds no repetitions, from which the error of a model could be told"
     if confounded:
@@ -292,11 +294,11 @@ def _breakeven(sweep: Sweep, confounded: Sequence[str], level: float) -> tuple[B
 def _notes(
     unmatched: Sweep, sweep: Sweep, points: Sequence[ComparedPoint], confounded: Confounding, lost: int
 ) -> Iterator[Note]:
-    if not any(entry.comparison for entry in points):
+    if not any(cell and cell.wall for point in sweep.points for _, cell in point.sides):
         only = "The file holds no repetitions, only one figure a cell"
         text = f"{only}: no interval, no verdict and no test for anomalies."
         yield Note("no-samples", NoteLevel.WARNING, text, "Measure the cells: warplens sweep run")
-    elif not sweep.paired:
+    elif any(entry.comparison for entry in points) and not sweep.paired:
         text = "The sides were not measured in turns: what drifted between them counts as a difference."
         yield Note("not-in-turns", NoteLevel.WARNING, text, "warplens sweep run measures them in turns")
     for entry in confounded.found:

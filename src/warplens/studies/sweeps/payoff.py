@@ -27,7 +27,7 @@ from warplens.errors import UsageError
 from warplens.profile.columns import column, table
 from warplens.profile.schema import Bools, Column, Float64s
 from warplens.studies.policies.choosing import Policy, is_number
-from warplens.studies.sweeps.sweep import LEAST_BLOCKS, Point, Replicates, Sweep, framed, replicates
+from warplens.studies.sweeps.sweep import Point, Replicates, Sweep, framed, replicates
 
 if TYPE_CHECKING:
     from warplens.studies.sweeps.breakeven import BreakEven
@@ -156,7 +156,7 @@ def _line(
         return PaysOff("measured", axis, others, "undecided", (), span, level, reason=reason, doubts=gaps)
     values = np.array([float(point.settings[axis]) for point in measured])
     drawn = replicates(measured, draws, level, seed)
-    signs = _signs(measured, drawn, level)
+    signs = _signs(measured, level)
     crossings = tuple(_crossings(values, drawn, signs, level))
     inside = [crossing.bracket for crossing in crossings if crossing.decided]
     unknown = tuple(
@@ -173,21 +173,20 @@ def _line(
         crossings=crossings,
         span=(float(values[0]), float(values[-1])),
         level=level,
-        reason=_reason(axis, unknown, drawn),
+        reason=_reason(axis, unknown, measured),
         doubts=(*gaps, *([_ONE_BLOCK] if drawn.within.any() else [])),
     )
 
 
-def _signs(points: Sequence[Point], drawn: Replicates, level: float) -> list[int]:
+def _signs(points: Sequence[Point], level: float) -> list[int]:
     """1 where the variant is slower, −1 where it is faster, 0 where undecided; simultaneously at `level`.
 
     By the same intervals as in the table of points, which allow for the correlation of successive rounds. Resampled
     medians do not: where it is 0.5, a point of equal sides was decided in 38 of 100 lines.
     """
     signs = []
-    for point, known in zip(points, drawn.known, strict=True):
-        sides = point.durations
-        ratio = ratio_interval(*sides, level=(1 - level) / len(points)) if known and sides is not None else None
+    for sides in (point.durations for point in points):
+        ratio = ratio_interval(*sides, level=(1 - level) / len(points)) if sides is not None else None
         signs.append(int(ratio.low > 1) - int(ratio.high < 1) if ratio is not None else 0)
     return signs
 
@@ -229,11 +228,11 @@ def interval(least: Float64s, most: Float64s, level: float) -> tuple[float | Non
     return (math.exp(low) if np.isfinite(low) else None, math.exp(high) if np.isfinite(high) else None)
 
 
-def _reason(axis: str, unknown: Sequence[float], drawn: Replicates) -> str | None:
-    if not drawn.known.any():
-        return f"noise is unknown: no point has {LEAST_BLOCKS} blocks on each side"
+def _reason(axis: str, unknown: Sequence[float], points: Sequence[Point]) -> str | None:
     if not unknown:
-        return "only one point has both sides" if drawn.ratio.size == 1 else None
+        return "only one point has both sides" if len(points) == 1 else None
+    if not any(sides and min(side.count for side in sides) > 1 for sides in (point.durations for point in points)):
+        return "noise is unknown: no point has repetitions of both sides"
     shown = ", ".join(f"{value:g}" for value in unknown)
     return f"noise does not tell the faster side at {axis} {shown}"
 

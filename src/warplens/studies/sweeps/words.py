@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warplens.profile.schema import Column, Table
 from warplens.report import text as fmt
+from warplens.report.comparison.words import confidence_text
 from warplens.report.document import pick
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def side_text(numbers: SweepNumbers, side: str) -> str:
 
 def speedup_text(speedup: float) -> str:
     """A speedup with as many digits as papers print: `0.830×`, `2.956×`, `15.8×`."""
-    return f"{speedup:.3f}×" if speedup < 10 else f"{fmt.number(speedup)}×"
+    return f"{speedup:.3f}×" if 0.1 <= speedup < 10 else f"{fmt.number(speedup)}×"
 
 
 def interval_text(low: float | None, high: float | None) -> str:
@@ -139,7 +140,7 @@ def facts(numbers: SweepNumbers) -> Iterator[str]:
     if any(item.comparison for item in numbers.points):
         how = "measured in turns" if sweep.paired else "not measured in turns"
         yield (
-            f"sides {how}; intervals of {fmt.share(1 - numbers.level)} for all points together; differences within "
+            f"sides {how}; intervals of {confidence_text(numbers.level)} % for all points together; differences within "
             f"{fmt.share(numbers.margin)} count as none"
         )
 
