@@ -271,5 +271,5 @@ def test_help_and_completion_name_nothing_that_cannot_be_loaded(monkeypatch):
 def test_a_module_that_needs_pytorch_says_so_without_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "warplens.studies.policies.adaptive", raising=False)
-    with pytest.raises(warplens.UsageError, match="AdaptiveModule needs PyTorch, which is not installed: pip install"):
+    with pytest.raises(ImportError, match="AdaptiveModule needs PyTorch, which is not installed: pip install"):
         _ = warplens.AdaptiveModule

@@ -204,7 +204,7 @@ class Plan:
         )
 
 
-def torch_or_advice(subject: str = "workloads need") -> Any:
+def torch_or_advice() -> Any:
     """The module `torch`.
 
     Raises:
@@ -214,7 +214,7 @@ def torch_or_advice(subject: str = "workloads need") -> Any:
         import torch
     except ImportError as error:
         raise UsageError(
-            f'{subject} PyTorch, which is not installed: pip install "warplens[gpu]", or install PyTorch as '
+            'workloads need PyTorch, which is not installed: pip install "warplens[gpu]", or install PyTorch as '
             "pytorch.org says for your CUDA version"
         ) from error
     return torch

@@ -13,10 +13,8 @@ try:
     import torch
     from torch import nn
 except ImportError:
-    from warplens.workloads.registry import torch_or_advice
-
-    torch_or_advice("AdaptiveModule needs")
-    raise
+    advice = 'pip install "warplens[gpu]", or install PyTorch as pytorch.org says'
+    raise ModuleNotFoundError(f"AdaptiveModule needs PyTorch, which is not installed: {advice}", name="torch") from None
 
 from warplens.errors import UsageError
 from warplens.studies.policies.choosing import Policy
