@@ -112,3 +112,17 @@ def test_an_empty_window_has_no_time() -> None:
     facts = _facts(trace([kernel(0, 10)], [], [], window_ns=(0, 1000)), "50ns:60ns")
     assert facts.wall_ns == 0
     assert _claimed_ns(facts) == 0
+
+
+def test_a_large_copy_in_a_loop_of_read_backs_is_a_copy_not_a_wait():
+    def step(machine: Machine) -> None:
+        for _ in range(12):
+            machine.launch(20 * US, ADD, times=2)
+            machine.item()
+            machine.copy(300 * US, 4_000_000, "device-to-host", pinned=False)
+
+    claims = divide(_facts(record(step, Machine())), RULES)
+
+    # Both rules are certain of it: the loop ends with one read-back, but its large copies have to be made.
+    assert claims.busy_ns("blocking-copy") == programs.STEPS * 12 * 300 * US
+    assert claims.busy_ns("host-sync") > 0

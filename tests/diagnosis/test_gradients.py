@@ -83,6 +83,13 @@ def test_a_frozen_part_above_what_is_trained_costs_the_gradients_of_its_weights_
     assert finding.expected == pytest.approx(whole / (whole - 1.5 * BACKWARD), rel=0.1)
 
 
+def test_few_numbers_may_cost_much_time_as_those_of_convolutions_do() -> None:
+    finding = found([LARGE, BODY, BODY, BODY], [LARGE])
+    assert finding.evidence["unused_numbers_share"] < 0.02
+    whole, left = FORWARD + 4 * BACKWARD, FORWARD + BACKWARD
+    assert finding.expected == pytest.approx(whole / left, rel=0.1)
+
+
 def test_of_two_models_of_equal_sizes_one_is_not_trained() -> None:
     finding = found([HEAD, BODY, HEAD, BODY], [HEAD, BODY])
     assert finding.evidence["unused_numbers_share"] == pytest.approx(0.5)

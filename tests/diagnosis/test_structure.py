@@ -362,6 +362,31 @@ def test_the_forward_sequence_inside_the_backward_pass_is_run_again() -> None:
     assert found.findings[0].evidence["of_forward_share"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("norm", [BATCH_NORM, BATCH_NORM.replace("collect_statistics", "backward_reduce")])
+def test_a_checkpoint_that_ends_before_its_product_is_run_again(norm: str) -> None:
+    """What its product reads is needed in the backward pass, its result is not. Other norms are backward work."""
+
+    def unit(machine: Machine, grid: int) -> None:
+        for name in (CAT, ADD, norm, DIRECT_COPY, GELU, CAST):
+            machine.launch(30 * US, name, grid=(grid, 1, 1))
+
+    def step(machine: Machine) -> None:
+        with machine.range("forward"):
+            for grid in range(132, 142):
+                unit(machine, grid)
+                machine.launch(60 * US)
+        with machine.range("backward"):
+            for grid in reversed(range(132, 142)):
+                unit(machine, grid)
+                for transposed in ("NTT", "NNT"):
+                    machine.launch(70 * US, BF16_GEMM.replace("TNN", transposed))
+
+    found = verdict(step).finding("recomputation")
+    assert (found is not None) is (norm == BATCH_NORM)
+    if found is not None:
+        assert found.evidence["repeated_per_step"] == 60
+
+
 def test_small_products_between_picked_and_added_rows_are_a_loop_over_experts() -> None:
     def step(machine: Machine) -> None:
         for _ in range(32):
@@ -442,6 +467,24 @@ def test_what_a_loop_appends_or_keeps_is_copied_in_each_turn(
     if finding is not None and told is not None:
         assert told[0] in finding.title
         assert finding.remedies[0].action == told[1]
+
+
+@pytest.mark.parametrize(("grows", "told"), [(256, True), (0, False), (2_560, False)])
+def test_a_cache_that_is_concatenated_slice_by_slice_grows_by_what_each_turn_adds(grows: int, told: bool) -> None:
+    """Five dimensions and more: one copy of all that was there before, and one of the new part."""
+
+    def step(machine: Machine) -> None:
+        for turn in range(6):
+            for _ in range(4):
+                machine.launch(20 * US)
+                machine.launch(300 * US, DIRECT_COPY, grid=(384_000 + turn * grows, 1, 1))
+                machine.launch(3 * US, DIRECT_COPY, grid=(256, 1, 1))
+                machine.launch(60 * US, FLASH)
+
+    found = verdict(step)
+    assert (found.verdict == "growing-cache") is told
+    if told:
+        assert found.findings[0].evidence["concatenations_per_step"] == 24
 
 
 @pytest.mark.parametrize(("rolled", "trains"), [(400, True), (400, False), (30, True)])
@@ -613,6 +656,22 @@ def test_a_mask_of_keys_hides_padding_whether_it_is_repeated_for_the_heads_or_no
             ranges.append(annotation(now - 2000 * US, now, "step"))
     timeline = program(kernels, calls, ranges)
     assert (diagnose(timeline, timeline.window()).finding("padded-work") is not None) is padded
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void at::native::(anonymous namespace)::EmbeddingBag_updateOutputKernel_sum_mean<float, long>(long const*)",
+        "void at::native::mbtopk::gatherTopK<float, unsigned int, 2>(at::cuda::detail::TensorInfo<float>)",
+        "void at::native::mbtopk::computeBlockDigitCounts<float, unsigned int, unsigned int, 2>(unsigned int*)",
+    ],
+)
+def test_rows_that_are_summed_as_they_are_read_and_selections_are_what_the_remedies_advise(name: str) -> None:
+    def step(machine: Machine) -> None:
+        machine.launch(100 * US, times=2)
+        machine.launch(600 * US, name, times=3)
+
+    assert verdict(step).finding("scattered-access") is None
 
 
 def test_rows_that_are_picked_and_added_for_most_of_the_time_are_scattered_access() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.analysis.builders import kernel, launch, nvtx, trace
 from tests.diagnosis import programs
-from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, MS, NCCL, US, Machine
+from tests.diagnosis.machine import ADD, ADDCDIV, BF16_GEMM, FP32_GEMM, H200, MS, NCCL, US, Machine
 from tests.diagnosis.programs import STEPS, judged, record, verdict
 from warplens.analysis.timeline import Timeline
 from warplens.diagnosis import Diagnosis, Thresholds, diagnose
@@ -703,6 +703,32 @@ def test_pauses_before_queued_kernels_are_neither_busy_time_nor_the_profilers() 
     assert (small.remedies[0].action, small.remedies[0].gain) == ("Put more work into each launch", small.expected)
     sooner = next(each for each in small.remedies if each.action.startswith("Make the pauses"))
     assert 1 < (sooner.gain or 0) < (small.expected or 0), "nodes of a graph start sooner, and still one by one"
+
+
+@pytest.mark.parametrize(("length", "severity"), [(10, "info"), (400, "critical")])
+def test_a_graph_of_turns_is_as_fast_as_it_gets_unless_kernels_of_few_blocks_take_long(
+    length: int, severity: str
+) -> None:
+    kernels, calls, ranges, now = [], [], [], 0
+    for number in range(1, 5):
+        begin = now
+        calls.append(launch(now, now + US, number, "cudaGraphLaunch"))
+        for _ in range(24):
+            for spent, name, blocks in (
+                (6, BF16_GEMM, 8),
+                (4, ADD, 8),
+                (length, "void at::native::vectorized_layer_norm_kernel<float, float>(int)", 1),
+            ):
+                grid = (blocks, 1, 1)
+                kernels.append(kernel(now + US, now + spent * US, "k", correlation=number, full_name=name, grid=grid))
+                now += spent * US
+        ranges.append(nvtx(begin, now, "step"))
+
+    timeline = Timeline(trace(kernels, calls, ranges, devices=[H200]))
+    small = diagnose(timeline, timeline.window()).finding("small-kernels")
+
+    assert small is not None
+    assert small.severity == severity
 
 
 @pytest.mark.slow  # all programs are judged anew

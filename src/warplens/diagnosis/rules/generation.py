@@ -257,8 +257,8 @@ class GrowingCache(StructureRule):
     raised_when = (
         "in inference, concatenations grow from step to step; or concatenations or gathers of rows occur with each "
         "attention of a decoder and take far longer than the work on one token; or at least sixteen concatenations of "
-        "a step get longer in turn; or at least eight of one size take 15 % of the busy time; or, also in training, "
-        "torch.roll takes that much; and it costs 2 %"
+        "a step get longer in turn, or each includes what was appended before; or at least eight of one size take 15 % "
+        "of the busy time; or, also in training, torch.roll takes that much; and it costs 2 %"
     )
     claimed = "these copies"
     headline = "Limited by a growing cache: {share} of the time goes into copying all of it"
@@ -297,6 +297,8 @@ class GrowingCache(StructureRule):
     )
     least_growth = Limit(0.0005, "Above noise: a cache of 2,000 tokens grows by this much per step.")
 
+    least_grown = Limit(4, "Sizes of copies, each larger than the last by what was copied beside that one.")
+
     least_appended = Limit(8, "Fewer concatenations of a step may get longer by chance.")
     rank_correlation = Limit(0.9, "Between the durations of the copies and their order; near 1 if all is copied.")
     few_appended = Limit(16, "Branches of a network may join in ever larger maps; a history grows equally each time.")
@@ -328,9 +330,12 @@ class GrowingCache(StructureRule):
         # Training keeps no cache: its concatenations are those of rotary embeddings and the like.
         if facts.trains:
             return nothing, nothing, ""
+        grown = self._grown(facts)
         many = joins.sum() >= self.least_per_step * facts.steps
         pairs, gathers = (self._with_each_attention(facts, which) for which in (joins, self._gathers(facts)))
         attention = self._attention(facts).any()
+        if grown.sum() >= self.least_per_step * facts.steps:
+            return grown, gathers, "" if attention else self.appended_title
         growth = self._growth(facts, joins) if many and attention else None
         if pairs.any() or (growth is not None and growth >= self.least_growth):
             return (pairs if pairs.any() else joins), gathers, ""
@@ -375,6 +380,32 @@ class GrowingCache(StructureRule):
             correlation = float(np.corrcoef(np.arange(len(of_step)), grown)[0, 1])
             appended[of_step] = correlation >= (self.few_correlation if few else self.rank_correlation)
         return appended
+
+    @remembered
+    def _grown(self, facts: Facts) -> Bools:
+        """Copies of a whole tensor right before a small copy by the same kernel, which the next copy includes.
+
+        PyTorch concatenates tensors of five and more dimensions in this way, slice by slice.
+        """
+        program, grown = facts.program, np.zeros(facts.work.height, dtype=np.bool_)
+        copies = program.labelled("copy-cast")
+        if not copies.any():
+            return grown
+        for rows in program.by_step():
+            kernels = rows[program.is_kernel[rows]]
+            names, sizes = program.names()[kernels], np.nan_to_num(program.blocks(kernels))
+            old, new = sizes[:-1], sizes[1:]
+            is_pair = copies[kernels[:-1]] & (names[:-1] == names[1:]) & (new > 0) & (new <= self.most_new_share * old)
+            places = np.flatnonzero(is_pair)
+            for name, added in {(int(names[place]), float(new[place])) for place in places}:
+                of_one = places[(names[places] == name) & (new[places] == added)]
+                turns = np.unique(old[of_one])
+                steps = np.diff(turns)
+                # Sizes are rounded up to whole blocks.
+                even = len(turns) >= self.least_grown and bool((np.abs(steps - added) <= 1).all()) and steps.any()
+                if even and (np.diff(old[of_one]) >= 0).all():
+                    grown[kernels[of_one]] = True
+        return grown
 
     @remembered
     def _rolled(self, facts: Facts) -> Bools:

@@ -71,9 +71,9 @@ class UnusedGradients(StructureRule):
     limiter = "gradients that no optimizer takes"
     cause = "gradients of weights that no optimizer changes: a frozen part that is run with gradients, a missing detach"
     raised_when = (
-        "in a trace with shapes, at least a tenth of the gradients, and of their numbers, is handed to parameters that "
-        "the following optimizer passes do not take; without shapes, each backward pass adds all its gradients, or "
-        "those of a part of the network, to those of the last step; and it costs 2 %"
+        "in a trace with shapes, at least a tenth of the gradients, and of their numbers or the time, is handed to "
+        "parameters that the following optimizer passes do not take; without shapes, each backward pass adds all its "
+        "gradients, or those of a part of the network, to those of the last step; and it costs 2 %"
     )
     claimed = (
         "backward work after the last gradient that is taken; before it, half of the products of the others; if sizes "
@@ -137,7 +137,7 @@ class UnusedGradients(StructureRule):
         gradients = sum(float(each.unused.sum()) for each in passes)
         count = sum(len(each.unused) for each in passes)
         # A single large gradient may be that of an input, which checkpoints need.
-        if not numbers or unused < self.least_share * numbers or gradients < self.least_share * count:
+        if not numbers or gradients < self.least_share * count:
             return None
         launched = facts.work["launch_start_ns"].fill_null(-1).to_numpy()
         product = facts.program.labelled(*PRODUCTS)
@@ -156,7 +156,11 @@ class UnusedGradients(StructureRule):
                 between = inside & product & (launched >= begin) & (launched < each.starts[place])
                 share[between] = self.product_share
             share[inside & (launched >= last)] = 1.0
-        return Unused(share, round(gradients), unused / numbers) if share.any() else None
+        # Few numbers may cost much time: the weights of convolutions over large images.
+        costs = int(share @ facts.program.own_ns) >= self.least_share * facts.busy_ns
+        if not share.any() or not (costs or unused >= self.least_share * numbers):
+            return None
+        return Unused(share, round(gradients), unused / numbers)
 
     def _never_cleared(self, facts: Facts) -> Unused | None:
         """Gradients that are added to those of the last step; for profiles without recorded sizes of parameters.

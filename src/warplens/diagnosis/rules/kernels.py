@@ -427,7 +427,8 @@ class SmallKernels(Rule):
         "grids that cannot fill the GPU, where the GPU is busy, or starts queued work, for at least 70 % of the time"
     )
     raised_when = (
-        "it costs 2 %; a warning from 1.25×. Informational where a graph replays only turns that need one another"
+        "it costs 2 %; a warning from 1.25×. Informational where a graph replays only turns of short kernels that need "
+        "one another"
     )
     claimed = (
         "the share of the GPU that is left empty by kernels with fewer blocks than multiprocessors, and by short "
@@ -449,6 +450,7 @@ class SmallKernels(Rule):
     refutation = "Double the batch: if the step takes twice as long, the grids were large enough."
     thresholds = ("small_kernels_busy_share", "unsure_warning_ceiling")
     half_filled_share = Limit(0.5, "Grids that fill more leave no room for twice the work.")
+    long_ns = Limit(50_000, "A kernel of few blocks that takes this long is not short of work, but of blocks.")
     recurring_share = Limit(0.9, "From this share of the launches on, a graph is only turns that need one another.")
 
     def headline_of(self, finding: Finding) -> str:
@@ -496,6 +498,8 @@ class SmallKernels(Rule):
         time = int(kernels["own_ns"].sum())
         small = kernels.filter(pl.col("fill_share") < 1)
         lengths, of_small = small["length"], int(small["own_ns"].sum())
+        is_short = (facts.work["end_ns"] - facts.work["start_ns"] < self.long_ns).to_numpy()
+        of_short = float((facts.program.own_ns * empty)[is_short].sum())
         filled = float((kernels["own_ns"] * kernels["fill_share"]).sum()) / time if time else None
         measured = bool(facts.work["bound"].is_not_null().any())
         passes = passes_of_step(facts)
@@ -557,8 +561,11 @@ class SmallKernels(Rule):
             # More work per launch takes no more host time, so the gain is not bounded.
             bound_known=False,
             warning=facts.thresholds.unsure_warning_ceiling,
-            # A recurrence replayed from a graph is as fast as it gets for this number of sequences.
-            informs=merged is None and facts.graphed and recurring_share(facts) >= self.recurring_share,
+            # A recurrence of short kernels replayed from a graph is as fast as it gets for this number of sequences.
+            informs=merged is None
+            and facts.graphed
+            and recurring_share(facts) >= self.recurring_share
+            and 2 * of_short > claimed,
             replayed=None if merged is None else facts.replayed(time=merged, calls=passes.calls(facts)),
             busy_ns=0 if merged is None else passes.removed_ns(facts, merged),
         )

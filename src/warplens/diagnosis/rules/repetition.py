@@ -109,7 +109,7 @@ class Recomputation(StructureRule):
         "time per sample stays the "
         "same, nothing ran twice."
     )
-    sequence = Limit(6, "This many kernels in the same order, a matrix product among them, are not a coincidence.")
+    sequence = Limit(6, "This many kernels in the same order, a product or a norm among them, are not a coincidence.")
     distinct = Limit(3, "A sequence that only repeats one kernel occurs anywhere.")
     most_share = Limit(
         0.6, "A backward pass takes about twice as long as its forward pass: a larger part of it is not recomputation."
@@ -157,7 +157,10 @@ class Recomputation(StructureRule):
         passes, _ = passes_over_one_graph(facts)
         if passes.any():
             return passes
-        product, length = program.labelled(*PRODUCTS), int(self.sequence)
+        # A checkpoint stops recomputing at the last tensor that is needed, so that a layer's product may be left out.
+        # The forward kernels of norms have no place in a backward pass either.
+        product = program.labelled(*PRODUCTS) | (program.labelled("normalization") & ~program.marked("backward"))
+        length = int(self.sequence)
         is_kernel = program.is_kernel
         kernels = program.order[program.in_order(is_kernel)]
         keys = program.launched_as(np.arange(len(is_kernel)))

@@ -120,6 +120,8 @@ class ScatteredAccess(StructureRule):
         """All but one access of rows that need not be copied, and the unused rows of dense gradients."""
         program = facts.program
         scattered = program.labelled("gather-scatter", "sort-topk")
+        # They are what the remedies advise.
+        scattered = scattered & ~program.marked("selecting-largest") & ~program.marked("summing-rows")
         share = np.zeros(facts.work.height)
         least_ns = self.least_share * min(facts.wall_ns, facts.unprofiled_ns())
         if scattered.any() and time_of(program, scattered) >= least_ns:
