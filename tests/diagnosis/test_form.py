@@ -126,7 +126,7 @@ def test_the_json_holds_the_documented_keys_and_only_plain_values() -> None:
     data = json.loads(dumps(diagnosis_data(verdict(programs.unfused_optimizer))))
     assert set(data) == {
         "verdict", "verdict_known", "headline", "headline_share", "findings", "per_phase", "predictions", "coverage",
-        "what_if",
+        "what_if", "without_profiler",
     }  # fmt: skip
     for finding in data["findings"]:
         assert list(finding) == [
