@@ -71,7 +71,7 @@ def test_pauses_that_were_longer_when_they_were_recorded_get_shorter() -> None:
 
 def test_a_step_shorter_than_the_work_of_the_gpu_is_refused() -> None:
     recorded = Timeline(record(large_products))
-    with pytest.raises(UsageError, match=r"a step of 0\.05 ms does not fit to .*: there, its GPU work"):
+    with pytest.raises(UsageError, match=r"a step of 0\.05 ms does not fit to .*: there, its GPU work and copies"):
         timed(recorded, 50 * US)
 
 

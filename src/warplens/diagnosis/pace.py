@@ -191,8 +191,9 @@ def _measured_share(timeline: Timeline, window: Window, step_ns: int) -> HostSha
         gpu_ns = step_at(_LEAST_SHARE, 0.0)
         if gpu_ns > (1 + _TIMING) * step_ns:
             raise UsageError(
-                f"a step of {step_ns / 1e6:,.3g} ms does not fit to {timeline.trace.capture.source}: there, its GPU work "
-                f"and copies alone take {gpu_ns / 1e6:,.3g} ms. Give the time of the same steps, of the same sizes, or none"
+                f"a step of {step_ns / 1e6:,.3g} ms does not fit to {timeline.trace.capture.source}: there, its GPU "
+                f"work and copies take {gpu_ns / 1e6:,.3g} ms. Give the time of the same steps, of the same sizes, or "
+                "none"
             )
         part = _largest(lambda part: step_at(usual * part, part), step_ns)
         return HostShare(usual * part, (usual * part / NOISE, min(usual * part * NOISE, 1.0)), part, step_ns)
