@@ -12,6 +12,7 @@ from tests.diagnosis.machine import MS, US, Machine
 from tests.diagnosis.programs import large_products, launch_bound, record, stalled_input
 from tests.shipped import capture
 from warplens.analysis.timeline import Timeline
+from warplens.diagnosis import diagnose
 from warplens.diagnosis.pace import Pace, with_step_time
 from warplens.errors import UsageError
 
@@ -118,3 +119,57 @@ def test_a_step_time_is_that_of_one_profile(command: str, tmp_path, monkeypatch)
     run = run_in_process(command, paths[0], "--step-time", "soon")
     assert run.code == 2
     assert "--step-time: 'soon' is not a time" in run.err
+
+
+def test_a_step_that_took_longer_than_the_recorded_one_does_not_make_the_host_slow() -> None:
+    recorded = Timeline(record(large_products))
+    window = recorded.window()
+    step_ns = window.duration_ns / len(window.steps)
+    asis, slower = timed(recorded, step_ns).host_share, timed(recorded, 1.2 * step_ns)
+
+    assert (slower.host_share.usual, slower.host_share.limits) == (asis.usual, asis.limits)
+    told = diagnose(slower, window).without_profiler
+    assert told is not None
+    assert (told.step_ns, told.host_share) == (round(1.2 * step_ns), None)
+    with pytest.raises(UsageError, match=r"does not fit to .* ms, with the profiler"):
+        timed(recorded, 2 * step_ns)
+
+
+def test_a_measured_step_is_told_as_it_was_given_although_the_gpu_worked_longer() -> None:
+    recorded = Timeline(record(large_products))
+    window = recorded.window()
+    step_ns = round(0.95 * window.duration_ns / len(window.steps))
+
+    told = diagnose(timed(recorded, step_ns), window).without_profiler
+
+    assert told is not None
+    assert told.step_ns == told.low_ns == told.high_ns == step_ns
+
+
+@pytest.mark.parametrize("given", [float("nan"), float("inf"), 0, -1])
+def test_a_step_takes_some_time(given: float) -> None:
+    with pytest.raises(UsageError, match="step_time_ns is a time in nanoseconds"):
+        warplens.diagnose(capture("deit224_bs1_baseline"), step_time_ns=given)
+
+
+def test_a_measured_time_may_have_parts_of_a_nanosecond() -> None:
+    found = warplens.diagnose(capture("deit224_bs1_baseline"), step_time_ns=3e6 + 0.3).diagnosis.without_profiler
+    assert found is not None
+    assert found.step_ns == 3_000_000
+
+
+@pytest.mark.parametrize(("options", "why"), [(("3",), "has no unit"), (("3ms", "--range", "warmup"), "not a whole")])
+def test_what_a_step_time_lacks_is_named(options: tuple[str, ...], why: str) -> None:
+    run = run_in_process("diagnose", capture("deit224_bs1_baseline"), "--step-time", *options)
+    assert run.code == 2
+    assert why in run.err
+
+
+def test_a_step_without_the_pauses_that_the_profiler_makes_on_the_gpu_is_taken() -> None:
+    recorded = Timeline(record(large_products, Machine(between_ns=MS)))
+    window = recorded.window()
+    step_ns = window.duration_ns / len(window.steps) - 2 * MS
+
+    found = timed(recorded, step_ns).host_share
+
+    assert (found.usual, found.shows, found.step_ns) == (recorded.host_share.usual, False, round(step_ns))

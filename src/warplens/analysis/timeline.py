@@ -60,6 +60,7 @@ class HostShare:
     limits: tuple[float, float] | None = None  #: least and largest value; None if it is that of other programs
     pauses: float = 1.0  #: the same for the host's long pauses
     step_ns: int | None = None  #: the measured step that it explains; None if it is that of other programs
+    shows: bool = True  #: whether a faster host would make that step shorter
 
 
 class Timeline:

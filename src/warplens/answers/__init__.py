@@ -76,7 +76,7 @@ def diagnose(
     window: str = "steady",
     range_name: str | None = None,
     counters: Counters | None = None,
-    step_time_ns: int | None = None,
+    step_time_ns: float | None = None,
 ) -> DiagnosisAnswer | RunAnswer:
     """What limits the program, what to do about it, the expected gain, and what would refute it.
 
@@ -109,7 +109,10 @@ def diagnose(
 
         from warplens.diagnosis.pace import with_step_time
 
-        selection = replace(selection, timeline=with_step_time(selection.timeline, selection.window, step_time_ns))
+        if not 0 < step_time_ns < float("inf"):
+            raise UsageError(f"warplens.diagnose(): step_time_ns is a time in nanoseconds, not {step_time_ns}")
+        timed = with_step_time(selection.timeline, selection.window, round(step_time_ns))
+        selection = replace(selection, timeline=timed)
     return diagnose_selection(selection, report)
 
 

@@ -68,10 +68,12 @@ def with_measured_step(timeline: Timeline, window: Window, step_time: str | None
     """The profile, with the host's pace of a step time that was measured without a profiler (`--step-time`), if any.
 
     Raises:
-        UsageError: it is no time, or cannot be that of the steps of the window.
+        UsageError: it is no time with a unit, or cannot be that of the steps of the window.
     """
     if step_time is None:
         return timeline
+    if step_time.strip()[-1:].isdigit():
+        raise UsageError(f"--step-time: {step_time!r} has no unit (use ns, us, ms or s, for example 12.5ms)")
     from warplens.diagnosis.pace import with_step_time
 
     return with_step_time(timeline, window, time_ns(step_time, "--step-time"))

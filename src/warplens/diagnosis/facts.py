@@ -271,8 +271,9 @@ class Facts:
         times = (self.pace.duration_ns(place) / self.pace.steps for place in range(3))
         usual, slow, fast = (max(round(time), busy) for time in times)
         if share.step_ns is not None:
-            usual = slow = fast = max(share.step_ns, busy)
-        return UnprofiledStep(usual, min(usual, slow, fast), max(usual, slow, fast), bool(share.step_ns), share.usual)
+            host_share = share.usual if share.shows else None
+            return UnprofiledStep(share.step_ns, share.step_ns, share.step_ns, measured=True, host_share=host_share)
+        return UnprofiledStep(usual, min(usual, slow, fast), max(usual, slow, fast), False, share.usual)
 
     def replayed(
         self,

@@ -200,7 +200,8 @@ class UnprofiledStep:
     low_ns: int
     high_ns: int
     measured: bool  #: whether `step_ns` was given; otherwise it is modelled
-    host_share: float  #: host time for issuing work without the profiler, over that with it
+    #: host time for issuing work without the profiler, over that with it; None if a measured step does not show it
+    host_share: float | None
 
 
 @dataclass(frozen=True)

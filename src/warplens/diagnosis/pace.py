@@ -160,7 +160,7 @@ def with_step_time(timeline: Timeline, window: Window, step_ns: int) -> Timeline
     """The same profile, with the pace of a host with which a step takes as long as one measured without a profiler.
 
     If the host is ahead of the GPU, its pace does not show in the step. Then the usual one stays, or the slowest one
-    with which it is still ahead.
+    with which it is still ahead. A step that took longer than the recorded one tells no more than that one.
 
     Args:
         timeline: the profile.
@@ -168,7 +168,8 @@ def with_step_time(timeline: Timeline, window: Window, step_ns: int) -> Timeline
         step_ns: measured duration of one of these steps without a profiler.
 
     Raises:
-        UsageError: the window has no steps, or cannot be replayed, or the GPU's work takes longer.
+        UsageError: the window has no steps, or cannot be replayed; or the GPU's work takes longer, or the recorded step
+            was far shorter.
     """
     return timeline.with_host_share(_measured_share(timeline, window, step_ns))
 
@@ -178,6 +179,7 @@ def _measured_share(timeline: Timeline, window: Window, step_ns: int) -> HostSha
     recorded = _replayable(timeline, window) if window.steps else None
     if recorded is None:
         why = "its steps cannot be replayed" if window.steps else "it has none in this window"
+        why = why if window.range_name is None else "a range is not a whole step"
         raise UsageError(f"a step's time says nothing about {timeline.trace.capture.source}: {why}")
 
     @cache
@@ -185,26 +187,31 @@ def _measured_share(timeline: Timeline, window: Window, step_ns: int) -> HostSha
         stalls = _unprofiled_stalls(timeline, recorded, HostShare(share, pauses=pauses))
         return replayed_ns(paced(recorded, share, stalls)) / window.step_count
 
-    usual, shortest = timeline.host_share.usual, step_at(_LEAST_SHARE)
+    def refusal(why: str) -> UsageError:
+        given = f"a step of {step_ns / 1e6:,.6g} ms does not fit to {timeline.trace.capture.source}: there, {why}"
+        return UsageError(f"{given}. Give the time of the same steps, of the same sizes, or none")
+
+    usual, shortest, longest = timeline.host_share.usual, step_at(_LEAST_SHARE), step_at(1.0)
+    if step_ns > NOISE * longest:
+        raise refusal(f"it took {longest / 1e6:,.3f} ms, with the profiler")
     if shortest > (1 + _TIMING) * step_ns:
-        # The host's long pauses were longer, too, when they were recorded.
-        gpu_ns = step_at(_LEAST_SHARE, 0.0)
-        if gpu_ns > (1 + _TIMING) * step_ns:
-            raise UsageError(
-                f"a step of {step_ns / 1e6:,.3g} ms does not fit to {timeline.trace.capture.source}: there, its GPU "
-                f"work and copies take {gpu_ns / 1e6:,.3g} ms. Give the time of the same steps, of the same sizes, or "
-                "none"
-            )
+        busy_ns = _busy_ns(replay(recorded.schedule)) / window.step_count
+        if busy_ns > (1 + _TIMING) * step_ns:
+            raise refusal(f"its GPU work and copies alone take {busy_ns / 1e6:,.3f} ms")
+        # The host's long pauses were longer, too, when they were recorded; or the GPU's own pauses between queued work.
+        if step_at(_LEAST_SHARE, 0.0) > (1 + _TIMING) * step_ns:
+            return HostShare(usual, (usual / NOISE, min(usual * NOISE, 1.0)), step_ns=step_ns, shows=False)
         part = _largest(lambda part: step_at(usual * part, part), step_ns)
         return HostShare(usual * part, (usual * part / NOISE, min(usual * part * NOISE, 1.0)), part, step_ns)
-    if step_ns <= (1 + _SAME) * shortest:
+    explained_ns = min(step_ns, longest)
+    if explained_ns <= (1 + _SAME) * shortest:
         usual = min(usual, _largest(step_at, (1 + _SAME) * shortest))
-    elif abs(step_at(usual) / step_ns - 1) > _SAME:
-        usual = _largest(step_at, step_ns)
-    most = max(min(_largest(step_at, (1 + _TIMING) * step_ns), usual * NOISE), usual)
-    is_ahead = step_at(usual / NOISE) > (1 - _TIMING) * step_ns
-    least = usual / NOISE if is_ahead else min(_largest(step_at, (1 - _TIMING) * step_ns), usual)
-    return HostShare(usual, (least, most), step_ns=step_ns)
+    elif abs(step_at(usual) / explained_ns - 1) > _SAME:
+        usual = _largest(step_at, explained_ns)
+    most = max(min(_largest(step_at, (1 + _TIMING) * explained_ns), usual * NOISE), usual)
+    is_ahead = step_at(usual / NOISE) > (1 - _TIMING) * explained_ns
+    least = usual / NOISE if is_ahead else min(_largest(step_at, (1 - _TIMING) * explained_ns), usual)
+    return HostShare(usual, (least, most), step_ns=step_ns, shows=not is_ahead)
 
 
 def _largest(step_at: Callable[[float], float], limit_ns: float) -> float:

@@ -357,10 +357,11 @@ _SAME_TIME: Final = 1.02
 def _unprofiled_words(step: UnprofiledStep) -> str:
     """The time of a step without the profiler: measured, or modelled with its range."""
     if step.measured:
-        return (
-            f"{fmt.duration(step.step_ns)}, as measured; the host issues the work in {fmt.share(step.host_share)} of "
-            "the time that it takes with the profiler"
-        )
+        measured = f"{fmt.duration(step.step_ns)}, as measured"
+        if step.host_share is None:
+            return f"{measured}; a faster host would hardly make it shorter, so that the pace of the host does not show"
+        share = fmt.share(step.host_share)
+        return f"{measured}; the host issues the work in {share} of the time that it takes with the profiler"
     within = f", {fmt.duration(step.low_ns)} to {fmt.duration(step.high_ns)}"
     within = "" if step.high_ns <= _SAME_TIME * step.low_ns else within
     return f"about {fmt.duration(step.step_ns)} (modelled{within}); --step-time takes a measured one"
