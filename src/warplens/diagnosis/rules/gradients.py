@@ -71,8 +71,8 @@ class UnusedGradients(StructureRule):
     limiter = "gradients that no optimizer takes"
     cause = "gradients of weights that no optimizer changes: a frozen part that is run with gradients, a missing detach"
     raised_when = (
-        "in a trace with shapes, at least a tenth of the gradients, and of their numbers or the time, is handed to "
-        "parameters that the following optimizer passes do not take; without shapes, each backward pass adds all its "
+        "in a trace with shapes, at least a tenth of the gradients, and of their numbers or (behind the last one that is "
+        "taken) the time, is handed to parameters that the following optimizer passes do not take; without shapes, each backward pass adds all its "
         "gradients, or those of a part of the network, to those of the last step; and it costs 2 %"
     )
     claimed = (
@@ -156,9 +156,13 @@ class UnusedGradients(StructureRule):
                 between = inside & product & (launched >= begin) & (launched < each.starts[place])
                 share[between] = self.product_share
             share[inside & (launched >= last)] = 1.0
-        # Few numbers may cost much time: the weights of convolutions over large images.
-        costs = int(share @ facts.program.own_ns) >= self.least_share * facts.busy_ns
-        if not share.any() or not (costs or unused >= self.least_share * numbers):
+        if unused < self.least_share * numbers:
+            # Few numbers may cost much time: the weights of convolutions over large images. Between gradients that are
+            # taken, they may be biases, which are handed over right after the products of their layer.
+            share[share < 1] = 0
+            if share @ facts.program.own_ns < self.least_share * facts.busy_ns:
+                return None
+        if not share.any():
             return None
         return Unused(share, round(gradients), unused / numbers)
 
