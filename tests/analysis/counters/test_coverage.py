@@ -16,6 +16,7 @@ from tests.analysis import builders as traces
 from tests.analysis.counters.builders import COMPUTE, SHARED, counters, launch, needs_reports
 from warplens.analysis.counters.coverage import Coverage, counter_notes, counters_coverage
 from warplens.analysis.counters.groups import counters_summary, group_launches
+from warplens.analysis.counters.speedoflight import speed_of_light
 from warplens.analysis.timeline import Timeline
 from warplens.errors import UsageError
 from warplens.profile.counters import KernelCounters, Session
@@ -225,6 +226,13 @@ def test_our_own_reports_cover_our_own_traces_as_a_plain_join_counts(report, cap
     assert (covered.exact_share, covered.missing_share) == (times["exact"] / total, times["none"] / total)
     assert covered.ranking["share"].sum() == pytest.approx(times["exact"] / total)
     assert covered.sample == "unknown"
+
+
+def test_without_a_metric_of_time_cycles_and_their_rate_tell_it():
+    cycles = {"sm__cycles_elapsed.avg": 14_100.0, "sm__cycles_elapsed.avg.per_second": 1.41e9}
+    report = counters(launch(ns=None, **cycles), launch(ns=7_000.0, **cycles), launch(ns=None))
+    assert speed_of_light(report)["duration_ns"].to_list() == [pytest.approx(10_000.0), 7_000.0, None]
+    assert group_launches(report).groups["total_ns"].to_list() == [pytest.approx(17_000.0)]
 
 
 def test_launches_of_the_same_kernel_grid_and_block_are_one_group():

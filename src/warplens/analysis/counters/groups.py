@@ -13,7 +13,7 @@ import polars.selectors as cs
 
 from warplens.analysis.counters.bounds import BOUNDS, kernel_bounds, kernel_facts
 from warplens.analysis.counters.occupancy import LAUNCH_OCCUPANCY
-from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT, measured
+from warplens.analysis.counters.speedoflight import SPEED_OF_LIGHT, durations
 from warplens.analysis.frames import once
 from warplens.analysis.window import Window
 from warplens.errors import UsageError
@@ -31,8 +31,6 @@ _FIXED: Final = r"^(launch__|device__attribute_)"
 
 #: The NVTX ranges in which a result was taken, as one text; null where there were none.
 _OPEN_RANGES: Final = pl.when(pl.col("nvtx").list.len() > 0).then(pl.col("nvtx").list.join("/"))
-
-_DURATIONS: Final = ("gpu__time_duration.sum", "gpu__time_duration.avg")
 
 GROUPS: Final = table(
     "groups",
@@ -85,8 +83,7 @@ def group_launches(counters: KernelCounters, keys: Sequence[str] = GROUP_KEYS) -
     medians = metrics.group_by("\0group", maintain_order=True).agg(
         numbers.cast(pl.Float64).fill_nan(None).median(), (~numbers - cs.by_name("\0group")).drop_nulls().first()
     )
-    durations = pl.DataFrame([group, measured(counters, *_DURATIONS).alias("ns")])
-    totals = durations.group_by("group", maintain_order=True)
+    totals = pl.DataFrame([group, durations(counters).alias("ns")]).group_by("group", maintain_order=True)
     summed = totals.agg(
         launches=pl.len().cast(pl.Int64), total_ns=pl.when(pl.col("ns").count() > 0).then(pl.col("ns").sum())
     )

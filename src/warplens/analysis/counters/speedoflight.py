@@ -37,6 +37,18 @@ def measured(counters: KernelCounters, *names: str) -> pl.Series:
     return values.alias(names[0])
 
 
+def durations(counters: KernelCounters) -> pl.Series:
+    """Time of every launch on the GPU in nanoseconds; null where nothing tells it.
+
+    Without a metric of time, it is the cycles over their rate: Nsight Compute divides by the time for `.per_second`.
+    Lists of metrics for rooflines often hold these two instead of the time.
+    """
+    told = measured(counters, "gpu__time_duration.sum", "gpu__time_duration.avg")
+    for cycles in ("sm__cycles_elapsed.avg", "smsp__cycles_elapsed.avg", "gpc__cycles_elapsed.avg"):
+        told = either(told, measured(counters, cycles) / measured(counters, f"{cycles}.per_second") * 1e9)
+    return told
+
+
 def either(first: pl.Series, second: pl.Series) -> pl.Series:
     """The first where it was collected, else the second; null for what no counter measures."""
     if first.null_count() == first.len():
@@ -193,7 +205,7 @@ def speed_of_light(counters: KernelCounters) -> pl.DataFrame:
     """
     shares = with_launch(
         counters,
-        duration_ns=measured(counters, "gpu__time_duration.sum", "gpu__time_duration.avg"),
+        duration_ns=durations(counters),
         compute_share=share(counters, _THROUGHPUTS[COMPUTE]),
         memory_share=share(counters, _THROUGHPUTS[MEMORY]),
         dram_share=share(counters, f"gpu__dram_throughput{_OF_PEAK}", f"dram__throughput{_OF_PEAK}"),
