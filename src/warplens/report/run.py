@@ -89,6 +89,7 @@ def run_data(run: RunDiagnosis) -> dict[str, Any]:
         "headline_share": run.headline_share,
         "per_phase": [],
         "predictions": [],
+        "without_profiler": None,
         "what_if": None,
         "coverage": None,
         "pace": None,
