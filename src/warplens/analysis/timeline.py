@@ -57,7 +57,7 @@ class HostShare:
     """Host time for issuing work without the profiler, as a share of the time with it."""
 
     usual: float
-    limits: tuple[float, float] | None = None  #: least and largest value; None if it is that of other programs
+    limits: tuple[float, float] | None = None  #: least and largest value; None for those of other programs around it
     pauses: float = 1.0  #: the same for the host's long pauses
     step_ns: int | None = None  #: the measured step that it explains; None if it is that of other programs
     shows: bool = True  #: whether a faster host would make that step shorter
@@ -85,9 +85,9 @@ class Timeline:
         """The same events and joins, with another host time for issuing work without the profiler."""
         changed = object.__new__(type(self))
         joins = {
-            name: vars(self)[name]
-            for name, of in vars(type(self)).items()
-            if isinstance(of, cached_property) and name in vars(self)
+            name: join
+            for name, join in vars(self).items()
+            if isinstance(getattr(type(self), name, None), cached_property)
         }
         vars(changed).update(joins, trace=self.trace, host_share=share, answers={}, _inside_name={})
         return changed

@@ -267,13 +267,12 @@ class Facts:
         if self.pace is None:
             return None
         share = self.timeline.host_share
-        busy = round(int(self.work["own_ns"].sum()) / (self.steps * max(self.work["device"].n_unique(), 1)))
-        times = (self.pace.duration_ns(place) / self.pace.steps for place in range(3))
-        usual, slow, fast = (max(round(time), busy) for time in times)
         if share.step_ns is not None:
             host_share = share.usual if share.shows else None
             return UnprofiledStep(share.step_ns, share.step_ns, share.step_ns, measured=True, host_share=host_share)
-        return UnprofiledStep(usual, min(usual, slow, fast), max(usual, slow, fast), False, share.usual)
+        busy = round(int(self.work["own_ns"].sum()) / (self.steps * max(self.work["device"].n_unique(), 1)))
+        times = [max(round(self.pace.duration_ns(place) / self.pace.steps), busy) for place in range(3)]
+        return UnprofiledStep(times[0], min(times), max(times), measured=False, host_share=share.usual)
 
     def replayed(
         self,

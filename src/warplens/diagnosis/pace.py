@@ -200,9 +200,9 @@ def _measured_share(timeline: Timeline, window: Window, step_ns: int) -> HostSha
             raise refusal(f"its GPU work and copies alone take {busy_ns / 1e6:,.3f} ms")
         # The host's long pauses were longer, too, when they were recorded; or the GPU's own pauses between queued work.
         if step_at(_LEAST_SHARE, 0.0) > (1 + _TIMING) * step_ns:
-            return HostShare(usual, (usual / NOISE, min(usual * NOISE, 1.0)), step_ns=step_ns, shows=False)
+            return HostShare(usual, step_ns=step_ns, shows=False)
         part = _largest(lambda part: step_at(usual * part, part), step_ns)
-        return HostShare(usual * part, (usual * part / NOISE, min(usual * part * NOISE, 1.0)), part, step_ns)
+        return HostShare(usual * part, pauses=part, step_ns=step_ns)
     explained_ns = min(step_ns, longest)
     if explained_ns <= (1 + _SAME) * shortest:
         usual = min(usual, _largest(step_at, (1 + _SAME) * shortest))

@@ -24,10 +24,9 @@ _ORDER: Final = (
 
 def _declared() -> tuple[Rule, ...]:
     """An instance of each rule, in the order of the modules, and by line."""
-    names = {module.name: len(_ORDER) for module in iter_modules(__path__)} | {
-        name: place for place, name in enumerate(_ORDER)
-    }
-    modules = (import_module(f"{__name__}.{name}") for name in sorted(names, key=lambda name: (names[name], name)))
+    rank = {name: place for place, name in enumerate(_ORDER)}
+    names = sorted((rank.get(module.name, len(rank)), module.name) for module in iter_modules(__path__))
+    modules = (import_module(f"{__name__}.{name}") for _, name in names)
     return tuple(
         value()
         for module in modules

@@ -391,19 +391,21 @@ class GrowingCache(StructureRule):
         copies = program.labelled("copy-cast")
         if not copies.any():
             return grown
+        all_names = program.names()
         for rows in program.by_step():
             kernels = rows[program.is_kernel[rows]]
-            names, sizes = program.names()[kernels], np.nan_to_num(program.blocks(kernels))
+            names, sizes = all_names[kernels], np.nan_to_num(program.blocks(kernels))
             old, new = sizes[:-1], sizes[1:]
             is_pair = copies[kernels[:-1]] & (names[:-1] == names[1:]) & (new > 0) & (new <= self.most_new_share * old)
             places = np.flatnonzero(is_pair)
-            for name, added in {(int(names[place]), float(new[place])) for place in places}:
-                of_one = places[(names[places] == name) & (new[places] == added)]
-                turns = np.unique(old[of_one])
-                steps = np.diff(turns)
+            # Pairs of one kernel with equal new parts lie together, in the order of the program.
+            places = places[np.lexsort((places, new[places], names[places]))]
+            differs = (np.diff(names[places]) != 0) | (np.diff(new[places]) != 0)
+            for of_one in np.split(places, np.flatnonzero(differs) + 1):
+                growth = np.diff(old[of_one])
+                growth = growth[growth != 0]
                 # Sizes are rounded up to whole blocks.
-                even = len(turns) >= self.least_grown and bool((np.abs(steps - added) <= 1).all()) and steps.any()
-                if even and (np.diff(old[of_one]) >= 0).all():
+                if len(growth) + 1 >= self.least_grown and (np.abs(growth - new[of_one[0]]) <= 1).all():
                     grown[kernels[of_one]] = True
         return grown
 
