@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
+from benchmarks.generate_kineto import generate as generate_kineto
 from benchmarks.generate_nsys import generate
 from polars.testing import assert_frame_equal
 
@@ -20,7 +22,7 @@ from warplens.analysis.timebudget import time_budgets
 from warplens.analysis.timeline import Timeline
 from warplens.cli import memory
 from warplens.cli.memory import parse_size
-from warplens.errors import UsageError
+from warplens.errors import UnreadableInputError, UsageError
 from warplens.readers import read, sqlite
 from warplens.readers.nsys import slices
 
@@ -177,11 +179,14 @@ def _rounded(data: Any) -> Any:
     return float(f"{data:.12g}") if isinstance(data, float) else data
 
 
-@pytest.fixture(scope="module")
-def many_steps(tmp_path_factory):
-    """An export of 18 equal training steps."""
-    path = tmp_path_factory.mktemp("many") / "steps.sqlite"
-    generate(path, 40_000)
+@pytest.fixture(scope="module", params=["steps.sqlite", "steps.json", "steps.json.gz"])
+def many_steps(request, tmp_path_factory):
+    """Some twenty equal training steps: an export, and traces of PyTorch's profiler."""
+    path = tmp_path_factory.mktemp("many") / request.param
+    if path.suffix == ".sqlite":
+        generate(path, 40_000)
+    else:
+        generate_kineto(120_000, path)
     return path
 
 
@@ -217,3 +222,37 @@ def test_a_profile_that_does_not_fit_is_answered_for_the_steps_in_its_middle(
     assert run.code == 0
     assert "of the recording was read" in run.out + run.err + "".join(p.read_text() for p in tmp_path.rglob("*.json"))
     assert whole.code == (0 if name == "kernels" else 2)  # in slices, as above
+
+
+@pytest.mark.parametrize("question", ["kernels", "kernels --by category", "api", "copies"])
+def test_work_read_alone_gives_the_numbers_of_the_whole(question, warplens, tmp_path, monkeypatch):
+    rows = [
+        event("kernel", "add", 10, 5, device=0, stream=7, correlation=1, **{"Collective name": "allreduce"}),
+        event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 20, 4, device=0, stream=7, correlation=2, bytes=64),
+        _host("cuda_runtime", "cudaLaunchKernel", 2, 1, correlation=1),
+        _host("cuda_runtime", "cudaMemcpyAsync", 4, 1, correlation=2),
+        *(_host("cpu_op", "aten::add", start, 3, **{"External id": start}) for start in range(0, 400, 4)),
+    ]
+    trace = written(tmp_path / "trace.json", rows, deviceProperties=[{"id": 0, "name": "NVIDIA H200"}])
+    command = (*question.split(), str(trace), "--window", "all", "--format", "json")
+    whole = warplens(*command).data
+    refused = warplens(*command, "--memory", "1KB")
+    for name in ("_FIXED_BYTES", "_READING_BYTES", "_ALONE"):
+        monkeypatch.setattr(memory, name, 0)
+    answered = json.loads(warplens(*command, "--memory", "1KB").out)
+
+    assert refused.code == 2
+    assert "Ask about the steady steps" in refused.err
+    whole["window"]["steps"] = []
+    assert whole["rows"]
+    assert [note["code"] for note in answered["warnings"]] == ["read-in-slices", "whole-microseconds"]
+    assert answered["data"] == whole
+
+
+@pytest.mark.parametrize("name", ["damaged.json", "none.json", "none.json.gz"])
+def test_a_large_trace_without_events_is_refused_when_a_part_is_asked_for(name, tmp_path):
+    text = b'{"schemaVersion": 1, "traceEvents": [' + b'{"ph": "M", "name": "process_name", "args": {}},\n' * 3_000
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text + b"]}") if path.suffix == ".gz" else text + (b"]}" if "none" in name else b""))
+    with pytest.raises(UnreadableInputError, match="no event of which a part could be read"):
+        read(path, share=0.5)

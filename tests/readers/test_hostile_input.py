@@ -88,7 +88,7 @@ def test_blanks_everywhere_change_nothing(tmp_path):
 def test_text_without_events_is_passed_over_in_parts(filler, tmp_path, monkeypatch):
     monkeypatch.setattr(document, "EVENT_BYTES", 2**16)
     longest = 0
-    padded = document._padded
+    padded = document.padded
 
     def watched(text: bytes, length: int) -> np.ndarray:
         nonlocal longest
@@ -98,7 +98,7 @@ def test_text_without_events_is_passed_over_in_parts(filler, tmp_path, monkeypat
     path = tmp_path / "t.json.zst"
     content = _HEAD + _operator(1) + b',{"ph":"X","name":"' + filler * (20 * 2**20)
     path.write_bytes(zstandard.compress(content))
-    monkeypatch.setattr(document, "_padded", watched)
+    monkeypatch.setattr(document, "padded", watched)
 
     trace = read(path)
 

@@ -90,12 +90,12 @@ def _free_bytes() -> int | None:
 def needed_beyond_limit(profile: Path, peak: Peak) -> int | None:
     """The bytes needed for the whole profile if they exceed the limit, else None.
 
-    Only known for SQLite exports; other files are read without a check.
+    Only known for SQLite exports and traces of PyTorch; other files are read without a check.
     """
     from warplens.readers import events_in
 
     limit = limit_bytes()
-    events = None if limit is None or not profile.is_file() else events_in(profile)
+    events = None if limit is None or not profile.is_file() else events_in(profile, limit)
     if events is None or limit is None:
         return None
     needed = peak.bytes_of(events)
@@ -119,16 +119,43 @@ def share_that_fits(profile: Path, peak: Peak, *, steady: bool) -> float:
     share = _SAFE_SHARE * (limit - _FIXED_BYTES - _READING_BYTES) / (needed - _FIXED_BYTES)
     if steady and share >= _LEAST_SHARE:
         return share
-    raise UsageError(
+    raise _refusal(profile, needed, limit, _ADVICE)
+
+
+def check_work_alone(profile: Path) -> None:
+    """Check that GPU work and API calls fit, for a profile from which they can be read alone.
+
+    Raises:
+        UsageError: they do not.
+    """
+    from warplens.profile.trace import WORK_TABLES
+    from warplens.readers import events_in
+
+    limit = limit_bytes() or 0
+    events = events_in(profile, limit) or {}
+    needed = _FIXED_BYTES + _READING_BYTES + _ALONE * sum(events.get(name, 0) for name in (*WORK_TABLES, "api_calls"))
+    if needed > limit:
+        raise _refusal(
+            profile, needed, limit, "Ask about the steady steps (--window steady), allow more, or record less"
+        )
+
+
+def _refusal(profile: Path, needed: int, limit: int, advice: str) -> UsageError:
+    return UsageError(
         f"{profile.name}: needs about {data_size(needed)} of memory, and {data_size(limit)} are "
-        f"allowed (--memory; half of what is free unless given). {_ADVICE}"
+        f"allowed (--memory; half of what is free unless given). {advice}"
     )
+
+
+#: Bytes for a kernel, copy, fill or API call of a trace that is read without its other events, with the names of both:
+#: with 4 and 16 M events, 1.7 times this (a row of a trace counts as so many rows) was up to 5 % above the peak.
+_ALONE: Final = 130
 
 
 #: Safety margin: the share counts GPU work, and the part may have a larger share of the other events.
 _SAFE_SHARE: Final = 0.9
-#: Memory for rows that are read and discarded, some hundred thousand at a time.
-_READING_BYTES: Final = 60_000_000
+#: Memory for rows that are read and discarded, some hundred thousand at a time, or for pieces of a text.
+_READING_BYTES: Final = 120_000_000
 #: A smaller share of a recording is not representative.
 _LEAST_SHARE: Final = 0.02
 

@@ -14,7 +14,7 @@ import: `warplens.profile`, `warplens.errors`, `warplens.secrets` and `warplens.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,22 @@ from warplens.readers.kineto import KinetoTrace
 from warplens.readers.measurements import MeasurementsFile
 from warplens.readers.ncu import EXPORT_SUFFIXES, NcuCsv, NcuReport
 from warplens.readers.nsys import NsysExport, NsysFolder, NsysReport
-from warplens.readers.opening import EXPORT_ADVICE, Asked, Kind, Wanted, absent, holds, kind_of
+from warplens.readers.opening import (
+    EXPORT_ADVICE,
+    Asked,
+    Input,
+    Kind,
+    Reader,
+    Slices,
+    Wanted,
+    absent,
+    compression_of,
+    content_head,
+    head_of,
+    holds,
+    kind_of,
+    reader_for,
+)
 from warplens.readers.shipped import located
 from warplens.readers.timings import Timings
 
@@ -45,6 +60,7 @@ __all__ = [
     "read",
     "read_counters",
     "refusal",
+    "slices",
 ]
 
 _ZIP_ADVICE: Final = "Unpack it and give the files inside; .gz, .xz and .zst are read as they are"
@@ -92,6 +108,7 @@ def read(
     progress: Callable[[str], None] | None = None,
     launch_configuration: bool = True,
     share: float = 1.0,
+    work_alone: bool = False,
     gpu: str | None = None,
 ) -> Trace:
     """The trace in a profile, which may be compressed (.gz, .xz, .zst).
@@ -105,8 +122,10 @@ def read(
         progress: called with a short description of the current action.
         launch_configuration: whether to read grids, blocks, registers and shared memory of kernels. Without them the
             columns are null, and a large file is read a third faster.
-        share: share of the recording to read, from its middle, for an export that is too large; recorded as a note.
-            Other formats are read whole.
+        share: share of the recording to read, from its middle, for an SQLite export or a PyTorch trace that is too
+            large; recorded as a note. Other formats are read whole.
+        work_alone: whether to read GPU work and API calls alone from a PyTorch trace that is too large. Other formats
+            are read whole.
         gpu: the name of the GPU (`H100 PCIe`, `MI300X`) for a profile that does not state it; its data sheet then gives
             the roofs.
 
@@ -116,7 +135,7 @@ def read(
             names the file, the problem and what to do.
     """
     with _TRACES.opened(located(path), progress) as (reader, file):
-        trace = reader.read(file, Asked(launch_configuration=launch_configuration, share=share))
+        trace = reader.read(file, Asked(launch_configuration=launch_configuration, share=share, work_alone=work_alone))
     return trace if gpu is None else with_gpu(trace, gpu)
 
 
@@ -147,13 +166,29 @@ def read_counters(
         return reader.read(file, Asked(metrics=metrics, instances=instances))
 
 
-def events_in(path: Path) -> dict[str, int] | None:
-    """Upper estimate of the number of events of a profile by table, without reading it; None where not available."""
-    if path.is_dir() or kind_of(path) is not Kind.SQLITE:
-        return None
-    from warplens.readers.nsys.slices import rows_in
+def events_in(path: Path, memory: int) -> Mapping[str, int] | None:
+    """Estimate of the number of events of a profile by table, without reading all of it.
 
-    return rows_in(path)
+    They count as rows of an SQLite export that take as much memory. None where they are not known, or where they fit
+    into this many bytes of memory for certain.
+    """
+    found = _unconverted(path)
+    return None if found is None else found[0].events_in(found[1], memory)
+
+
+def slices(path: Path) -> Slices | None:
+    """A profile of which `events_in` is known, to be read table by table; None if its GPU work can be read alone."""
+    found = _unconverted(path)
+    return None if found is None else found[0].slices(found[1])
+
+
+def _unconverted(path: Path) -> tuple[Reader[Trace], Input] | None:
+    """The reader of a file that is read as it is; None if it must be unpacked first, or has no reader."""
+    head, compression = content_head(path), compression_of(head_of(path))
+    reader = reader_for(_TRACES.readers, head)
+    if path.is_dir() or reader is None or (compression is not None and not reader.unpacks):
+        return None
+    return reader, Input(path, path, compression)
 
 
 def refusal(path: Path) -> UnreadableInputError:

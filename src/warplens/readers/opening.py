@@ -19,6 +19,11 @@ from warplens.errors import UnreadableInputError
 from warplens.readers.limits import unpacked_bytes
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
+    import polars as pl
+
+    from warplens.profile import Capture, Trace
     from warplens.readers.scrubbing import Removed
 
 #: Bytes examined to detect the format: enough for the schema of an nsys export, which is at the begin of the file, and
@@ -163,13 +168,35 @@ class Input:
 class Asked:
     """Options of reading: for traces launch configurations, for counters the metrics and instances.
 
-    For traces with a known size (exports) also the share of events to read, from their middle.
+    For SQLite exports and PyTorch traces also the share of events to read, from their middle. For PyTorch traces also
+    whether to read nothing but GPU work and API calls, which are a part of the events.
     """
 
     launch_configuration: bool = True
     share: float = 1.0
+    work_alone: bool = False
     metrics: Collection[str] | None = None
     instances: Collection[str] = ()
+
+
+class Slices(Protocol):
+    """A file of which a table is read in parts; the context closes it. See `warplens.readers.nsys.slices`."""
+
+    @property
+    def capture(self) -> Capture:
+        """Facts about the file."""
+
+    def tables(self, *names: str) -> Trace:
+        """A trace with only these tables."""
+
+    def counts(self, table: str, columns: Sequence[str], span: tuple[int | None, int | None]) -> pl.DataFrame:
+        """How often each duration occurs, by the given columns."""
+
+    def __enter__(self) -> Slices: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class Reader(Protocol[Content]):
@@ -193,6 +220,18 @@ class Reader(Protocol[Content]):
             UnreadableInputError: it is damaged or of another format; the message names the file, the problem and what
                 to do.
         """
+
+    def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
+        """Estimate of the rows of each table of the trace, without reading all of it.
+
+        They count as rows of an SQLite export that take as much memory. None where that is not known, or where they
+        fit into this many bytes of memory for certain.
+        """
+        return None
+
+    def slices(self, file: Input) -> Slices | None:
+        """The file, to be read table by table; None if its GPU work can be read alone (`Asked.work_alone`)."""
+        return None
 
     def original(self, file: Input, folder: Path) -> Input:
         """The file that a copy is made of and compared with: the file itself, or its conversion in `folder`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from warplens.answers import headroom_selection
 from warplens.answers.inputs import Selection, only_profile
 from warplens.cli.answer import Answer, Part, answered, emit, head, limited, most_rows, note_lines, select
 from warplens.cli.edge import State, progress
-from warplens.cli.memory import TABLE, needed_beyond_limit
+from warplens.cli.memory import TABLE, check_work_alone, needed_beyond_limit
 from warplens.cli.options import (
     Format,
     FormatOption,
@@ -25,7 +26,7 @@ from warplens.cli.options import (
     option,
 )
 from warplens.profile import Capture, Trace
-from warplens.readers import read, read_counters
+from warplens.readers import read, read_counters, slices
 from warplens.report import text as fmt
 from warplens.report.jsonout import window_data
 
@@ -88,17 +89,18 @@ def in_slices(question: Question, profile: Path, window: str, **own_options: Any
         window: `all` or `START:END`; steps and ranges need the whole profile.
         own_options: options of the question.
     """
-    from warplens.readers.nsys.slices import Slices
-
-    with progress(f"reading {profile.name} in slices"), Slices(profile) as slices:
-        if question.counted is None:
-            timeline = Timeline(slices.tables(*question.alone))
+    with progress(f"reading {profile.name} in slices") as tell, slices(profile) or nullcontext() as sliced:
+        if sliced is None:
+            check_work_alone(profile)
+        if question.counted is None or sliced is None:
+            alone = sliced and sliced.tables(*question.alone)
+            timeline = Timeline(alone or read(profile, progress=tell, launch_configuration=False, work_alone=True))
             limits = timeline.window(window)
             return timeline.trace.capture, limits, question.ask(timeline, limits, **own_options)
-        capture = slices.capture
+        capture = sliced.capture
         limits = Timeline(Trace(capture)).window(window)
         span = (None, None) if window == "all" else (limits.start_ns, limits.end_ns)
-        counts = slices.counts(question.counted.table, question.counted.columns(own_options["by"]), span)
+        counts = sliced.counts(question.counted.table, question.counted.columns(own_options["by"]), span)
         return capture, limits, question.counted.answer(counts, own_options["by"])
 
 

@@ -16,8 +16,9 @@ from warplens.profile import Device, Note, NoteLevel
 from warplens.profile.peaks import UNNAMED, UNNAMED_AMD
 from warplens.profile.schema import name_categories
 from warplens.profile.trace import worst_first
+from warplens.readers.excerpts import IN_SLICES
 from warplens.readers.kineto.issuers import Issued
-from warplens.readers.kineto.spans import Recorded, Spans
+from warplens.readers.kineto.spans import WORK_ALONE, Recorded, Spans
 from warplens.readers.kineto.values import GPU_KINDS, GPU_TABLES, kind_of_category
 from warplens.readers.limits import IMPOSSIBLE_TIMES
 from warplens.readers.losses import lost_level, still_queued
@@ -141,6 +142,13 @@ def notes_of(findings: Findings) -> tuple[Note, ...]:
     return worst_first(note for check in _CHECKS for note in check(findings))
 
 
+def _part(findings: Findings) -> list[Note]:
+    part = findings.document.part
+    if part is None:
+        return []
+    return [IN_SLICES if part.excerpt is None else part.excerpt.note(findings.spans.zero_ns or 0)]
+
+
 def _work(findings: Findings) -> int:
     return sum(findings.tables[name].height for name in GPU_TABLES)
 
@@ -228,7 +236,7 @@ def _merged(findings: Findings) -> list[Note]:
 
 def _missing_host(findings: Findings) -> list[Note]:
     operators, ranges = findings.tables["operators"], findings.tables["ranges"]
-    if not _work(findings):
+    if not _work(findings) or findings.document.part is WORK_ALONE:
         return []
     if not ranges.height:
         text = "No operators and no annotations were recorded: GPU time cannot be attributed to parts of the program."
@@ -298,4 +306,4 @@ def _damage(findings: Findings) -> list[Note]:
     return notes
 
 
-_CHECKS = (_missing_work, _lost_work, _merged, _missing_host, _devices, _configuration, _clock, _damage)
+_CHECKS = (_part, _missing_work, _lost_work, _merged, _missing_host, _devices, _configuration, _clock, _damage)

@@ -79,7 +79,7 @@ class Source:
 
         try:
             with self._path.open("rb") as file:
-                for block in self._unpacked(file):
+                for block in self.unpacked(file):
                     if not put(block):
                         return
         except OSError as error:
@@ -88,7 +88,8 @@ class Source:
             put(error)
         put(None)
 
-    def _unpacked(self, file: BinaryIO) -> Iterator[bytes]:
+    def unpacked(self, file: BinaryIO) -> Iterator[bytes]:
+        """The text of the opened file in pieces."""
         if self._compression is None:
             while block := file.read(BLOCK_BYTES):
                 self.packed_read += len(block)
@@ -319,15 +320,15 @@ class _Walk(Generic[AnyPieces]):
         remainder = first
         for block in blocks:
             text = remainder + block if remainder else block
-            boundary = _last_boundary(text)
+            boundary = last_boundary(text)
             if boundary is None:
                 if len(text) > EVENT_BYTES:
                     raise _UnbalancedError
                 remainder = text
                 continue
-            yield _padded(text, boundary)
+            yield padded(text, boundary)
             remainder = text[boundary:]
-        yield _padded(remainder, len(remainder))
+        yield padded(remainder, len(remainder))
 
     def _take(self, future: Future[Piece], text: Bytes, *, is_last: bool = False) -> bytes:
         """Add a piece; return the remaining text of the last one."""
@@ -386,7 +387,7 @@ class _Walk(Generic[AnyPieces]):
         itself. Reading continues with the next one.
         """
         while text:
-            buffer = _padded(text, len(text))
+            buffer = padded(text, len(text))
             piece = self.pieces.read(buffer, PADDING, len(buffer) - PADDING)
             broken = piece.broken
             if broken is not None:  # it includes the events after it; those before it are sound
@@ -408,14 +409,15 @@ class _Walk(Generic[AnyPieces]):
         return text
 
 
-def _padded(text: bytes, length: int) -> Bytes:
+def padded(text: bytes, length: int) -> Bytes:
+    """The begin of a text, between the padding that readers of words need."""
     buffer = np.empty(length + 2 * PADDING, np.uint8)
     buffer[:PADDING] = buffer[-PADDING:] = _NO_TEXT
     buffer[PADDING:-PADDING] = np.frombuffer(text, np.uint8, length)
     return buffer
 
 
-def _last_boundary(text: bytes) -> int | None:
+def last_boundary(text: bytes) -> int | None:
     """Begin of the last event of the text, as far as it can be determined from its end; else None."""
     tail = _TAIL_BYTES
     while True:

@@ -6,7 +6,7 @@ array is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -81,8 +81,9 @@ class EventReader:
         names, texts: the distinct names, and the distinct values of each text argument.
     """
 
-    def __init__(self, launch_configuration: bool) -> None:
-        self.arguments = tuple(a for a in ARGUMENTS if launch_configuration or not a.launch_configuration)
+    def __init__(self, launch_configuration: bool, arguments: Collection[str] | None = None) -> None:
+        read = (a for a in ARGUMENTS if launch_configuration or not a.launch_configuration)
+        self.arguments = tuple(a for a in read if arguments is None or a.column in arguments)
         self.categories = Dictionary()
         self.names = Dictionary()
         self.texts = {argument.column: Dictionary() for argument in self.arguments if argument.is_text}

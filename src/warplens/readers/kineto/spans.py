@@ -5,7 +5,7 @@ Begins are matched with their ends; invalid and repeated events are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,33 @@ import numpy.typing as npt
 import polars as pl
 
 from warplens.profile.schema import encode_names, name_categories
+from warplens.readers.excerpts import Excerpt
 from warplens.readers.kineto import json_text
 from warplens.readers.kineto.document import Document, walk
 from warplens.readers.kineto.events import Column, EventColumns, EventReader, is_read
-from warplens.readers.kineto.values import GPU_KINDS, KINDS, LISTED, Dictionary, arguments_of, kind_of_category
+from warplens.readers.kineto.values import (
+    GPU_KINDS,
+    GPU_TABLES,
+    KINDS,
+    LISTED,
+    Dictionary,
+    arguments_of,
+    kind_of_category,
+)
 from warplens.readers.limits import FURTHEST_NS, LONGEST_NS
+
+
+@dataclass(frozen=True)
+class Part:
+    """The events of a trace that are read, where these are not all."""
+
+    excerpt: Excerpt | None = None  #: those of a part of the recording; None for all of it
+    kinds: Collection[str] = KINDS
+    arguments: Collection[str] | None = None  #: None for all
+
+
+#: GPU work with the process that issued it.
+WORK_ALONE = Part(kinds=(*GPU_KINDS, "call"), arguments=("device", "stream", "correlation", "bytes"))
 
 
 @dataclass
@@ -28,39 +50,64 @@ class Recorded(Document):
 
     frames: dict[str, pl.DataFrame] = field(default_factory=dict)  #: the events by kind; see `Frames.frames`
     categories: tuple[str, ...] = ()  #: the `cat` values of the events
+    part: Part | None = None  #: the events that were read; None for all
+    #: begin of the first and end of the last of all events, read or not; None for those of the events that were read
+    extent_ns: tuple[int, int] | None = None
 
 
 def read_events(
-    path: Path, compression: str | None, launch_configuration: bool, progress: Callable[[int], None]
+    path: Path,
+    compression: str | None,
+    launch_configuration: bool,
+    progress: Callable[[int], None],
+    part: Part | None = None,
 ) -> Recorded:
-    """The whole content of a trace; see `walk`."""
-    document, frames = walk(path, compression, lambda: Frames(launch_configuration), progress)
-    return Recorded(**vars(document), categories=frames.categories, frames=frames.frames())
+    """The content of a trace, or a part of it; see `walk`."""
+    document, frames = walk(path, compression, lambda: Frames(launch_configuration, part), progress)
+    events = frames.frames()
+    if part is not None and part.excerpt is not None:
+        for kind in GPU_KINDS:
+            events[kind] = part.excerpt.issued_in(events[kind], events["call"], "begin_ns", ("correlation",))
+    return Recorded(
+        **vars(document), categories=frames.categories, frames=events, part=part, extent_ns=frames.extent_ns
+    )
 
 
 _Parts = Sequence["tuple[int, Column | None]"]
 
+#: Tables of the trace whose events an excerpt selects by more than their begin.
+_TABLE_OF = dict(zip(GPU_KINDS, GPU_TABLES, strict=True)) | dict.fromkeys(
+    ("operator", "annotation", "python"), "ranges"
+)
+
 
 class Frames:
-    """Collects pieces in the order of the text, then gives the events of each kind as a frame."""
+    """Collects pieces in the order of the text, then gives the events of each kind as a frame.
 
-    def __init__(self, launch_configuration: bool) -> None:
-        self._reader = EventReader(launch_configuration)
+    Attributes:
+        extent_ns: begin of the first and end of the last of all events, read or not; known if only a part is read.
+    """
+
+    def __init__(self, launch_configuration: bool, part: Part | None = None) -> None:
+        self._reader = EventReader(launch_configuration, None if part is None else part.arguments)
+        self._part = part
+        self.extent_ns: tuple[int, int] | None = None
         self._columns: dict[str, list[dict[str, Column]]] = {kind: [] for kind in KINDS}
-        self._odd: list[Any] = []
+        self._odd: dict[str, list[dict[str, Column]]] = {kind: [] for kind in KINDS}  # they come last
+        self._odd_categories: dict[str, None] = {}  # in the order of their first events
         self.read = self._reader.read
 
     def add(self, piece: EventColumns) -> None:
         """Take the columns of a piece; the rest of the piece can be freed."""
-        for kind, columns in piece.columns.items():
-            self._columns[kind].append(columns)
-        self._odd += piece.odd
+        for columns_by_kind, parts in ((piece.columns, self._columns), (self._odd_columns(piece.odd), self._odd)):
+            for kind, columns in columns_by_kind.items():
+                parts[kind].append(columns if self._part is None else self._of_part(self._part, kind, columns))
 
     @property
     def categories(self) -> tuple[str, ...]:
         """The `cat` values of the events."""
-        odd = [str(event["cat"]) for event in self._odd if isinstance(event, dict) and "cat" in event]
-        return tuple(dict.fromkeys([text for text in self._reader.categories.texts if text is not None] + odd))
+        usual = (text for text in self._reader.categories.texts if text is not None)
+        return tuple(dict.fromkeys((*usual, *self._odd_categories)))
 
     def frames(self) -> dict[str, pl.DataFrame]:
         """The events by kind, one frame for each.
@@ -68,12 +115,33 @@ class Frames:
         Columns are `phase` (a character's code), `begin_ns`, `duration_ns`, `process`, `thread`, `name` and the
         arguments of the kind, null where an event has none. The pieces are freed meanwhile.
         """
-        for kind, columns in self._odd_columns().items():
-            self._columns[kind].append(columns)
         return {kind: self._frame(kind) for kind in KINDS}
 
+    def _of_part(self, part: Part, kind: str, columns: dict[str, Column]) -> dict[str, Column]:
+        """The rows of the part; of an excerpt perhaps also GPU work that its calls did not issue."""
+        begins, known = columns["begin_ns"]
+        sound = (begins >= -FURTHEST_NS) & (begins <= FURTHEST_NS)
+        if known is not None:
+            sound &= known
+        durations, known = columns.get("duration_ns", (np.zeros(1, np.int64), None))
+        durations = np.where(True if known is None else known, durations, 0).clip(0, LONGEST_NS)
+        begins, ends = begins.astype(np.int64), begins + durations.astype(np.int64)
+        if kind not in ("flow", "allocation") and sound.any():
+            first, last = int(begins[sound].min()), int(ends[sound].max())
+            extent = self.extent_ns or (first, last)
+            self.extent_ns = min(first, extent[0]), max(last, extent[1])
+        if part.excerpt is not None:
+            sound &= part.excerpt.holds(_TABLE_OF.get(kind, kind), begins, ends)
+        elif kind in part.kinds:
+            return columns
+        rows = np.flatnonzero(sound if kind in part.kinds else np.zeros_like(sound))
+        return {
+            name: (values.take(rows), None if known is None else known.take(rows))
+            for name, (values, known) in columns.items()
+        }
+
     def _frame(self, kind: str) -> pl.DataFrame:
-        parts = self._columns.pop(kind)
+        parts = self._columns.pop(kind) + self._odd.pop(kind)
         heights = [len(part["phase"][0]) for part in parts]
         kinds: list[tuple[str, Dictionary | None]] = [
             (name, None) for name in ("phase", "begin_ns", "duration_ns", "process", "thread")
@@ -81,20 +149,25 @@ class Frames:
         kinds.append(("name", self._reader.names))
         kinds += [(argument.column, self._reader.texts.get(argument.column)) for argument in arguments_of(kind)]
         texts = {argument.column for argument in arguments_of(kind) if argument.is_text} | {"name"}
-        columns = []
+        columns: list[pl.Series] = []
+        absent: list[pl.Expr] = []  # a column that no event has takes no memory as a literal
         for name, dictionary in kinds:
             column_parts = list(zip(heights, (part.pop(name, None) for part in parts), strict=True))
-            if name in texts:
-                series = _texts(column_parts, dictionary or Dictionary(), inputs_only=name in LISTED)
+            if columns and all(column is None for _, column in column_parts):
+                dtype = pl.Enum([]) if name in texts else pl.Int64
+                absent.append(pl.lit(None, dtype).alias(name))
+            elif name in texts:
+                columns.append(_texts(column_parts, dictionary or Dictionary(), inputs_only=name in LISTED).alias(name))
             else:
-                series = _numbers(column_parts, pl.UInt8 if name == "phase" else pl.Int64)
-            columns.append(series.alias(name))
-        return pl.DataFrame(columns)
+                columns.append(_numbers(column_parts, pl.UInt8 if name == "phase" else pl.Int64).alias(name))
+        return pl.DataFrame(columns).with_columns(absent).select(name for name, _ in kinds)
 
-    def _odd_columns(self) -> dict[str, dict[str, Column]]:
+    def _odd_columns(self, events: Iterable[Any]) -> dict[str, dict[str, Column]]:
         """The columns of events that were read one by one."""
         rows: dict[str, list[dict[str, int | None]]] = {}
-        for event in self._odd:
+        for event in events:
+            if isinstance(event, dict) and "cat" in event:
+                self._odd_categories.setdefault(str(event["cat"]))
             kind = kind_of_category(str(event.get("cat", ""))) if isinstance(event, dict) else None
             phase = str(event.get("ph", "X")) if isinstance(event, dict) else ""
             if kind is not None and is_read(kind, phase):
@@ -151,8 +224,6 @@ def _concatenated(parts: _Parts, dtype: type[Any]) -> tuple[npt.NDArray[Any], np
 
 
 def _numbers(parts: _Parts, dtype: type[pl.DataType]) -> pl.Series:
-    if all(column is None for _, column in parts):
-        return pl.repeat(None, sum(rows for rows, _ in parts), dtype=dtype, eager=True)
     values, known = _concatenated(parts, np.uint8 if dtype is pl.UInt8 else np.int64)
     series = pl.Series(values, dtype=dtype)
     return series if known is None else series.zip_with(pl.Series(known), pl.Series([None], dtype=dtype))
@@ -161,7 +232,7 @@ def _numbers(parts: _Parts, dtype: type[pl.DataType]) -> pl.Series:
 def _texts(parts: _Parts, dictionary: Dictionary, *, inputs_only: bool) -> pl.Series:
     """Dictionary-encoded texts; the dictionary also holds texts of other columns."""
     known_texts = [json_text.inputs_of(text) for text in dictionary.texts] if inputs_only else dictionary.texts
-    if not known_texts or all(column is None for _, column in parts):
+    if not known_texts:
         return pl.repeat(None, sum(rows for rows, _ in parts), dtype=pl.Enum([]), eager=True)
     codes, known = _concatenated(parts, np.int32)
     nulls = np.array([text is None for text in known_texts], np.bool_)
@@ -209,13 +280,17 @@ class Spans:
     is_whole_microseconds: bool = False  #: whether no time has a fraction of a microsecond
 
 
-def spans_of(frames: dict[str, pl.DataFrame]) -> Spans:
-    """The events as intervals; the given frames are consumed one by one."""
+def spans_of(frames: dict[str, pl.DataFrame], extent_ns: tuple[int, int] | None = None) -> Spans:
+    """The events as intervals; the given frames are consumed one by one.
+
+    Args:
+        extent_ns: the zero of the clock and the end of the trace; None for those of these events.
+    """
     spans = Spans({}, frames.pop("flow"))
     for kind in KINDS:
         if kind in frames:
             spans.frames[kind] = _valid(kind, frames.pop(kind), spans)
-    _place_on_clock(spans)
+    _place_on_clock(spans, extent_ns)
     return spans
 
 
@@ -291,7 +366,7 @@ def _without_repeated(events: pl.DataFrame, identity: str) -> pl.DataFrame:
     )
 
 
-def _place_on_clock(spans: Spans) -> None:
+def _place_on_clock(spans: Spans, extent_ns: tuple[int, int] | None) -> None:
     begin, end = pl.col("begin_ns"), pl.col("begin_ns") + pl.col("duration_ns").fill_null(0)
     extent = [
         frame.select(begin.min().alias("begin"), end.max().alias("end"), fraction=((begin % 1_000) != 0).any()).row(0)
@@ -299,7 +374,7 @@ def _place_on_clock(spans: Spans) -> None:
         if frame.height
     ]
     if extent:
-        spans.zero_ns, spans.last_ns = min(row[0] for row in extent), max(row[1] for row in extent)
+        spans.zero_ns, spans.last_ns = extent_ns or (min(row[0] for row in extent), max(row[1] for row in extent))
         spans.is_whole_microseconds = not any(row[2] for row in extent)
     zero = spans.zero_ns or 0
     spans.last_ns -= zero

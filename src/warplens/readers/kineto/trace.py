@@ -17,6 +17,7 @@ from warplens.profile.schema import Int64s, encode_names
 from warplens.profile.trace import TABLES
 from warplens.readers.kineto import KINETO
 from warplens.readers.kineto.capture import RECAPTURE, Findings, devices_of, epoch_of, is_rocm, notes_of, placement_of
+from warplens.readers.kineto.excerpt import excerpt_of
 from warplens.readers.kineto.gpu import (
     collectives_of,
     copies_of,
@@ -30,8 +31,9 @@ from warplens.readers.kineto.gpu import (
     with_threads,
 )
 from warplens.readers.kineto.issuers import Issued, shorten_ids, with_issuers
-from warplens.readers.kineto.spans import Recorded, Spans, read_events, spans_of
+from warplens.readers.kineto.spans import WORK_ALONE, Part, Recorded, Spans, read_events, spans_of
 from warplens.readers.kineto.values import GPU_TABLES
+from warplens.readers.opening import Asked
 from warplens.secrets import without_folders
 
 _FORWARD = ord("s")
@@ -237,23 +239,28 @@ def read_kineto(
     known_as: Path,
     report: Callable[[str], None],
     compression: str | None,
-    launch_configuration: bool = True,
+    asked: Asked,
 ) -> Trace:
     """The trace in a Chrome trace of the PyTorch profiler.
 
-    Times are relative to the trace's first event, in nanoseconds, exactly as recorded. An incomplete trace gives its
-    complete events, and a note.
+    Times are relative to the trace's first event, in nanoseconds, exactly as recorded. Of an incomplete trace all
+    complete events are read, which a note states; so it does where only a part is asked for.
     """
+    part = WORK_ALONE if asked.work_alone else None
+    if asked.share < 1:
+        report(f"{known_as.name}: finding its middle")
+        part = Part(excerpt_of(path, known_as, compression, asked.share))
     report(f"{known_as.name}: reading the events")
     document = read_events(
         path,
         compression,
-        launch_configuration,
+        asked.launch_configuration,
         lambda percent: report(f"{known_as.name}: reading the events, {percent} %"),
+        part,
     )
     _refuse_others(document, known_as)
     report(f"{known_as.name}: putting the trace together")
-    spans = spans_of(document.frames)
+    spans = spans_of(document.frames, document.extent_ns)
     tables, issued = tables_of(spans)
     used = pl.concat([tables[name]["device"] for name in GPU_TABLES]).unique().to_list()
     rocm = is_rocm(document.header, tables["api_calls"]["name"])
@@ -266,14 +273,22 @@ def read_kineto(
         recorder=replace(KINETO, counters="rocprof-compute") if rocm else KINETO,
         schema_version=str(version) if isinstance(version, int) else None,
         devices=devices,
-        window_ns=(0, spans.last_ns),
+        window_ns=_window_of(document, spans),
         epoch_ns=epoch_of(document.header, spans.zero_ns),
         rank=rank,
         world_size=world_size,
         recorded=recorded_tables(tables, document.header),
-        notes=notes_of(Findings(tables, document, spans, issued, devices, launch_configuration)),
+        notes=notes_of(Findings(tables, document, spans, issued, devices, asked.launch_configuration)),
     )
     return Trace(capture, **tables)
+
+
+def _window_of(document: Recorded, spans: Spans) -> tuple[int, int]:
+    """Begin and end of what was read."""
+    excerpt = document.part.excerpt if document.part is not None else None
+    if excerpt is None or spans.zero_ns is None:
+        return 0, spans.last_ns
+    return max(excerpt.start_ns - spans.zero_ns, 0), min(excerpt.end_ns - spans.zero_ns, spans.last_ns)
 
 
 def _refuse_others(document: Recorded, known_as: Path) -> None:

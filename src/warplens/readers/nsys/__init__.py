@@ -10,13 +10,14 @@ copy without what identifies people and machines.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from warplens.errors import UnreadableInputError
 from warplens.profile import Recorder, Trace
-from warplens.readers.opening import EXPORT_ADVICE, Asked, Input, Kind, Reader, kind_of_bytes
+from warplens.readers.opening import EXPORT_ADVICE, Asked, Input, Kind, Reader, Slices, kind_of_bytes
 
 if TYPE_CHECKING:
     from warplens.readers.scrubbing import Removed
@@ -50,6 +51,16 @@ class NsysExport(Reader[Trace]):
 
         trace = read_nsys_sqlite(file.path, file.known_as, file.progress, asked.launch_configuration, asked.share)
         return with_note_on_age(trace, file.known_as)
+
+    def events_in(self, file: Input, memory: int) -> Mapping[str, int] | None:
+        from warplens.readers.nsys.slices import rows_in
+
+        return rows_in(file.path)
+
+    def slices(self, file: Input) -> Slices:
+        from warplens.readers.nsys.slices import Slices as ExportSlices
+
+        return ExportSlices(file.path)
 
     def scrub(self, file: Input, copy: Path) -> Removed:
         from warplens.readers.nsys.scrub import copy_nsys

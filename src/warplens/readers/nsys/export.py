@@ -15,11 +15,12 @@ import polars as pl
 
 from warplens.profile import Capture, Trace
 from warplens.profile.trace import TABLES, WORK_TABLES, worst_first
+from warplens.readers.excerpts import Excerpt
 from warplens.readers.limits import FURTHEST_NS, LONGEST_NS
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of, stream_kinds
 from warplens.readers.nsys.doubts import Findings, notes_of
-from warplens.readers.nsys.tables import ALL_ROWS, SOURCES, Excerpt, Field, Source, Tables, excerpt_of
+from warplens.readers.nsys.tables import ALL_ROWS, SOURCES, Field, Source, Tables, excerpt_of
 from warplens.readers.nsys.texts import Strings, codes_of, distinct_ids, encoded_codes, range_kinds, ranges_of
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
 from warplens.readers.sqlite_rows import ColumnBuffers
@@ -69,7 +70,8 @@ def load(
     """
     plans = [plan_of(file, source) for source in sources if source.table in file.tables]
     if excerpt is not None:
-        plans = [replace(plan, within=excerpt.rows_of(plan.source.trace_table)) for plan in plans]
+        start, end = pl.col("start"), pl.col("end").fill_null(pl.col("start"))
+        plans = [replace(plan, within=excerpt.holds(plan.source.trace_table, start, end)) for plan in plans]
     loaded = {}
     with ThreadPoolExecutor(worker_count()) as pool:
         # A table with texts is one long task: submitted last, it would run alone at the end.
@@ -360,7 +362,7 @@ def put_together(
     if part is not None:
         issued = frames.get(_CALLS)
         work = (name for name in frames if _SOURCE_OF[name].trace_table in WORK_TABLES)
-        frames |= {name: part.issued_in(frames[name], issued) for name in work}
+        frames |= {name: part.issued_in(frames[name], issued, "start_ns", ("process", "correlation")) for name in work}
 
     strings = Strings(file, distinct_ids(_ids_of_strings(frames)))
     session = session_of(file, _cuda_processes(frames))
@@ -402,7 +404,7 @@ def put_together(
         devices=devices,
         window_ns=window,
         recorded=recorded,
-        notes=notes if part is None else worst_first((part.note, *notes)),
+        notes=notes if part is None else worst_first((part.note(), *notes)),
         stream_kinds=stream_kinds(file),
     )
     return Trace(capture, **tables)

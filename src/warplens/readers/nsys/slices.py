@@ -17,20 +17,14 @@ from typing import Final
 import polars as pl
 
 from warplens.errors import UsageError
-from warplens.profile import Capture, Note, NoteLevel, Trace
+from warplens.profile import Capture, Trace
+from warplens.readers.excerpts import IN_SLICES
 from warplens.readers.nsys import NSYS
 from warplens.readers.nsys.capture import devices_of, session_of
 from warplens.readers.nsys.export import REWRITES, load, not_nsys, plan_of, put_together, rows_of, shaped, sources_of
 from warplens.readers.nsys.tables import SOURCES, Source
 from warplens.readers.nsys.texts import Strings, distinct_ids, range_kinds
 from warplens.readers.sqlite import Part, SqliteFile, looks_like_nsys, quoted, worker_count
-
-_NOTE: Final = Note(
-    "read-in-slices",
-    NoteLevel.WARNING,
-    "The profile was read in slices, without its steps, ranges and launches: what they tell of its quality is unknown.",
-    "Give more memory (--memory) to have all of it looked at",
-)
 
 #: Rows of counts that are collected before they are added up.
 _LOOSE_ROWS: Final = 2_000_000
@@ -72,7 +66,7 @@ class Slices:
             devices=devices,
             window_ns=(min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else (0, 0),
             recorded=frozenset(source.trace_table for source in self._sources),
-            notes=(_NOTE,),
+            notes=(IN_SLICES,),
         )
 
     def _span(self, source: Source) -> tuple[int, int] | None:

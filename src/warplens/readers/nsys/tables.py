@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 
 from warplens.errors import UnreadableInputError
-from warplens.profile import Note, NoteLevel
 from warplens.profile.trace import LAUNCH_SIZE, WORK_TABLES
+from warplens.readers.excerpts import Excerpt
 from warplens.readers.sqlite import SqliteFile, quoted
 
 #: The table of strings, which every export has.
@@ -302,72 +302,16 @@ SOURCES: tuple[Source, ...] = (
 
 
 # --- An excerpt of a recording that is too large to be read completely ---
-#
-# The excerpt is a time span in the middle of the events. It is cut so that complete steps stay complete: a host call
-# belongs to it by its begin, GPU work by the call that issued it, and a range cut by only one edge of the span is left
-# out, as only part of its work would be there.
-
-#: GPU work begins at most this share of the span after the call that issued it (milliseconds, for spans of seconds).
-_MAX_QUEUE_SHARE: Final = 0.05
 
 #: Rows sampled to find the span: it holds the requested share to about one percent.
 _SAMPLED_ROWS: Final = 2_000
 
 
-@dataclass(frozen=True)
-class Excerpt:
-    """A time span of a recording, and the approximate share of the events in it."""
-
-    start_ns: int
-    end_ns: int
-    share: float
-
-    @property
-    def _queued_ns(self) -> int:
-        return int((self.end_ns - self.start_ns) * _MAX_QUEUE_SHARE)
-
-    def rows_of(self, table: str) -> pl.Expr:
-        """Condition for the rows that may belong to the excerpt, on the export's columns `start` and `end`."""
-        start = pl.col("start")
-        inside = (start >= self.start_ns) & (start < self.end_ns)
-        if table in WORK_TABLES:
-            return (start >= self.start_ns) & (start < self.end_ns + self._queued_ns)
-        if table != "ranges":
-            return inside
-        end = pl.col("end")
-        enclosing = (start < self.start_ns) & (end > self.end_ns)
-        return (inside & (end.is_null() | (end <= self.end_ns))) | enclosing
-
-    def issued_in(self, work: pl.DataFrame, calls: pl.DataFrame | None) -> pl.DataFrame:
-        """The GPU work issued by the excerpt's calls; without known calls, work that begins well inside the span."""
-        inside = pl.col("start_ns") < self.end_ns
-        if calls is None or not calls.height:
-            return work.filter(inside)
-        # Work still queued from calls before the span begins first.
-        inside &= pl.col("start_ns") >= self.start_ns + self._queued_ns
-        issuing = calls.select("process", "correlation").unique().with_columns(issued=pl.lit(value=True))
-        work = work.join(issuing, on=["process", "correlation"], how="left", maintain_order="left")
-        return work.filter(pl.col("issued").is_not_null() | inside).drop("issued")
-
-    @property
-    def note(self) -> Note:
-        """The note that the rest of the recording was not read."""
-        return Note(
-            "read-in-part",
-            NoteLevel.WARNING,
-            f"Only the middle {100 * self.share:.0f} % of the recording was read, from {self.start_ns / 1e9:.3f} s to "
-            f"{self.end_ns / 1e9:.3f} s: all of it takes more memory than is allowed. What lies outside is unknown.",
-            "Allow more memory (--memory) to have all of it looked at",
-        )
-
-
 def excerpt_of(file: SqliteFile, share: float) -> Excerpt:
     """The middle span of an export that holds this share of its events, by GPU work, else calls, else ranges."""
     for table in _tables(file, (*WORK_TABLES, "api_calls", "ranges")):
-        starts = np.sort(_begins(file, table))
-        if len(starts) > 1:
-            low, high = np.quantile(starts, [(1 - share) / 2, (1 + share) / 2], method="nearest").tolist()
-            return Excerpt(low, max(high, low + 1), share)
+        if (excerpt := Excerpt.of(_begins(file, table), share)) is not None:
+            return excerpt
     raise file.unreadable("it holds no event of which a part could be read")
 
 

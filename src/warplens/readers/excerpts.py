@@ -1,0 +1,100 @@
+"""An excerpt of a recording that is too large to be read completely: a time span in the middle of the events.
+
+It is cut so that complete steps stay complete: a host call belongs to it by its begin, GPU work by the call that issued
+it, and a range cut by only one edge of the span is left out, as only part of its work would be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import polars as pl
+
+from warplens.profile import Note, NoteLevel
+from warplens.profile.schema import Int64s
+from warplens.profile.trace import WORK_TABLES
+
+#: GPU work begins at most this share of the span after the call that issued it (milliseconds, for spans of seconds).
+_MAX_QUEUE_SHARE: Final = 0.05
+
+#: The note that only the events of some tables were read, for the whole recording.
+IN_SLICES: Final = Note(
+    "read-in-slices",
+    NoteLevel.WARNING,
+    "The profile was read in slices, without its steps, ranges and launches: what they tell of its quality is unknown.",
+    "Give more memory (--memory) to have all of it looked at",
+)
+
+_Times = TypeVar("_Times", pl.Expr, Int64s)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A time span on the clock of the file, and the approximate share of the events in it."""
+
+    start_ns: int
+    end_ns: int
+    share: float
+
+    @classmethod
+    def of(cls, begins: Int64s, share: float) -> Excerpt | None:
+        """The middle span with this share of a sample of events; None if they are too few to tell.
+
+        Args:
+            begins: begins of the sampled events, in any order.
+            share: between 0 and 1.
+        """
+        if len(begins) < 2:  # one event has no span
+            return None
+        low, high = np.quantile(begins, [(1 - share) / 2, (1 + share) / 2], method="nearest").tolist()
+        return cls(low, max(high, low + 1), share)
+
+    @property
+    def _queued_ns(self) -> int:
+        return int((self.end_ns - self.start_ns) * _MAX_QUEUE_SHARE)
+
+    def holds(self, table: str, start: _Times, end: _Times) -> Any:
+        """Whether rows of a table of the trace may belong to the excerpt, as an expression or an array.
+
+        Args:
+            start: their begins.
+            end: their ends; for an event without one, its begin.
+        """
+        inside = (start >= self.start_ns) & (start < self.end_ns)
+        if table in WORK_TABLES:
+            return (start >= self.start_ns) & (start < self.end_ns + self._queued_ns)
+        if table != "ranges":
+            return inside
+        return (inside & (end <= self.end_ns)) | ((start < self.start_ns) & (end > self.end_ns))
+
+    def issued_in(self, work: pl.DataFrame, calls: pl.DataFrame | None, start: str, by: Sequence[str]) -> pl.DataFrame:
+        """The GPU work issued by the excerpt's calls; without known calls, work that begins well inside the span.
+
+        Args:
+            work: rows that may belong to the excerpt.
+            calls: the excerpt's calls; None if none were recorded.
+            start: the column of `work` with its begins.
+            by: columns in which a call and its work agree.
+        """
+        inside = pl.col(start) < self.end_ns
+        if calls is None or not calls.height:
+            return work.filter(inside)
+        # Work still queued from calls before the span begins first.
+        inside &= pl.col(start) >= self.start_ns + self._queued_ns
+        issuing = calls.select(by).unique().with_columns(issued=pl.lit(value=True))
+        work = work.join(issuing, on=by, how="left", maintain_order="left")
+        return work.filter(pl.col("issued").is_not_null() | inside).drop("issued")
+
+    def note(self, zero_ns: int = 0) -> Note:
+        """The note that the rest of the recording was not read; `zero_ns` is the trace's zero on the file's clock."""
+        start, end = ((edge - zero_ns) / 1e9 for edge in (self.start_ns, self.end_ns))
+        return Note(
+            "read-in-part",
+            NoteLevel.WARNING,
+            f"Only the middle {100 * self.share:.0f} % of the recording was read, from {start:.3f} s to "
+            f"{end:.3f} s: all of it takes more memory than is allowed. What lies outside is unknown.",
+            "Allow more memory (--memory) to have all of it looked at",
+        )
